@@ -307,7 +307,7 @@ def _part(task: TaskConfig, settings: Settings) -> Part | None:
         task,
         run=f"{settings.run}/{settings.spec_digest}",
         has_evaluator=settings.has_evaluator,
-        apart=tuple(settings.unsupervised or ()),
+        unsupervised=tuple(settings.unsupervised or ()),
     )
     return part and replace(part, orphan=settings.orphan_timeout, first=settings.start_timeout)
 

@@ -86,10 +86,10 @@ class Part:
         return self.task == self.leader
 
 
-def part(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bool, apart: tuple[str, ...] = ()) -> Part | None:
+def part(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bool, unsupervised: tuple[str, ...] = ()) -> Part | None:
     """Return a task's part; None where a run ends with its one task, or no rules say how.
 
-    The tasks of the roles in `apart` have no parent that asks.
+    The tasks of the roles in `unsupervised` have no parent that asks.
     """
     leader = task.chief_address
     names = {*task.tasks(), *(["evaluator"] if has_evaluator else [])}
@@ -106,7 +106,7 @@ def part(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bool
         address=f"{leader.rpartition(':')[0]}:{rules.port}",
         program=leader,
         needed=frozenset(needed if task.is_chief else ()),
-        followers=frozenset(name for name in others if task.is_chief and name.partition("-")[0] not in apart),
+        followers=frozenset(name for name in others if task.is_chief and name.partition("-")[0] not in unsupervised),
         grace=rules.graces.get(task.role, 0.0),
         waits=task.name in needed,
         interval=interval,

@@ -27,10 +27,10 @@ def jobs(run: Run) -> list[Object]:
     return [_job(run, group) for group in groups(run.plan)]
 
 
-def spec_of(run: Run, group: Group, *, retries: int, joined: bool = False) -> Object:
+def spec_of(run: Run, group: Group, *, retries: int, in_jobset: bool = False) -> Object:
     """Return the specification of a role's Job; each of its tasks is started again `retries` times after failures that count.
 
-    `joined` says that the run's Jobs are one: when one fails, somebody starts all of them again or ends them, as JobSet does.
+    `in_jobset`: a JobSet has the run's Jobs. When one fails, it starts all of them again or ends them.
     """
     checked(f"{run.name}-{group.role}-{group.count - 1}")  # the host name of its last pod
     if group.task.restart.when == "always" and not role_rules.supervised(group.task):
@@ -39,7 +39,7 @@ def spec_of(run: Run, group: Group, *, retries: int, joined: bool = False) -> Ob
             "give the role a `command`, which then runs under the trainer's parent, and no `supervise: false`; or remove `restart`",
         )
     template = pods.template(run, group)
-    rules_of_failures = _failure_rules(run, group, joined=joined, may_outgrow=pods.may_outgrow(template))
+    rules_of_failures = _failure_rules(run, group, in_jobset=in_jobset, may_outgrow=pods.may_outgrow(template))
     spec: Object = {
         "completionMode": "Indexed",
         "completions": group.count,
@@ -63,12 +63,12 @@ def _limit(run: Run, group: Group, retries: int) -> Object:
     return per_task if per_task and group.count > 1 else {"backoffLimit": retries}
 
 
-def _failure_rules(run: Run, group: Group, *, joined: bool, may_outgrow: bool) -> list[Object]:
+def _failure_rules(run: Run, group: Group, *, in_jobset: bool, may_outgrow: bool) -> list[Object]:
     """Return what the exit codes of docs/architecture.md mean to a Job; the first rule that fits holds, all else counts."""
     final = [int(ExitCode.WRONG_CONFIGURATION)]
     if group.task.restart.when == "exit_code" and not role_rules.supervised(group.task):
         final = list(range(1, OF_SIGNALS))
-    if _follows_the_chief(run, group) or (not joined and _waits_for_another_job(run, group)):
+    if _follows_the_chief(run, group) or (not in_jobset and _waits_for_another_job(run, group)):
         # The trainer inside has waited: the run is over, and anyone who waits for these nodes need not wait for more attempts.
         final.append(int(ExitCode.PEER_LOST))
     found = [

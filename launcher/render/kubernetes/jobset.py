@@ -69,7 +69,7 @@ def notes(run: Run) -> list[str]:
 def _replicated(run: Run, group: Group) -> Object:
     # Where all have to restore together, the first failure of a pod that counts restarts the set.
     retries = 0 if group.scope == "all" else group.task.restart.max_restarts
-    spec = jobs.spec_of(run, group, retries=retries, joined=True) | jobs.success(run, group)
+    spec = jobs.spec_of(run, group, retries=retries, in_jobset=True) | jobs.success(run, group)
     # The set names the pods' subdomain.
     spec["template"]["spec"].pop("subdomain", None)
     head = metadata(run, run.name, group.role)

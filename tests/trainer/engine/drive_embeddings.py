@@ -203,7 +203,7 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     evaluated = {name: evaluator(load_workload(job.train), model, 50)() for name, model in (("spread", one.model), ("whole", whole))}
     with layers.taken_out(job.train.embeddings):
         built = build(load_workload(job.train), job)
-    fewer = Tables(layers.tables(built.model), built.optimizer, job, 2, apart=False)
+    fewer = Tables(layers.tables(built.model), built.optimizer, job, 2, per_server=False)
     fewer.create()
     alive.append(fewer)
     restored = Checkpoints(scratch / "checkpoints", built.model, built.optimizer, 3, fewer.files()).restore(print)

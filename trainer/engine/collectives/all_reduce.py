@@ -151,9 +151,9 @@ class AllReduce:
 
     def _mean_rows(self, exchange: TcpAllReduce, rows: Sequence[tf.IndexedSlices]) -> tuple[list[tf.IndexedSlices], tf.Tensor]:
         sent = [tensor for one in rows for tensor in (one.indices, self._shortened(one.values))]
-        *joined, waited = tf.numpy_function(exchange.joined, sent, [*(tensor.dtype for tensor in sent), tf.float32])
+        *gathered, waited = tf.numpy_function(exchange.all_gather, sent, [*(tensor.dtype for tensor in sent), tf.float32])
         means = []
-        for one, indices, values in zip(rows, joined[::2], joined[1::2], strict=True):
+        for one, indices, values in zip(rows, gathered[::2], gathered[1::2], strict=True):
             mean = tf.cast(tf.ensure_shape(values, [None, *one.values.shape[1:]]), one.values.dtype) / self.size
             means.append(tf.IndexedSlices(mean, tf.ensure_shape(indices, [None]), one.dense_shape))
         return means, tf.ensure_shape(waited, []) if clock.is_allowed() else clock.since(clock.now())

@@ -77,7 +77,7 @@ class TcpAllReduce:
         """Return the sum over all tasks; otherwise as `mean`."""
         return self._guarded(self._way, vector, 1)
 
-    def joined(self, *arrays: Array) -> list[Any]:
+    def all_gather(self, *arrays: Array) -> list[Any]:
         """Return each array with those of all tasks, one after another in the tasks' order, and the seconds as `mean`. First axes may differ.
 
         Raises:

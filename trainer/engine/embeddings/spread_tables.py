@@ -72,9 +72,9 @@ NO_LOOKUPS = Lookups([], [])
 
 
 class Tables:
-    """The tables of a model, on `servers` parameter servers, which update them together or, with `apart`, each by itself in rounds."""
+    """The tables of a model, on `servers` parameter servers, which update them together or, with `per_server`, each by itself in rounds."""
 
-    def __init__(self, found: Sequence[Table], optimizer: keras.optimizers.Optimizer, job: Job, servers: int, *, apart: bool) -> None:
+    def __init__(self, found: Sequence[Table], optimizer: keras.optimizers.Optimizer, job: Job, servers: int, *, per_server: bool) -> None:
         """Look whether they can be trained; nothing is made yet.
 
         Raises:
@@ -83,17 +83,17 @@ class Tables:
         names = [table.name for table in found]
         self.all = list(found)
         self._seed, self._scratch_dir, self._written = job.seed, job.scratch_dir, False
-        self.held_while_saved = apart  # the next round waits for the rows of a checkpoint
+        self.held_while_saved = per_server  # the next round waits for the rows of a checkpoint
         self._rule = row_updates.rule_of(optimizer, names)
         self._decays = row_updates.decays(optimizer)  # not the servers': a copy does not know what is excluded
         asked = {
             "gradients.accumulate": job.train.gradients.accumulate > 1,
-            "gradients.clip_global_norm": apart and servers > 1 and bool(optimizer.global_clipnorm),
+            "gradients.clip_global_norm": per_server and servers > 1 and bool(optimizer.global_clipnorm),
             "jit_compile": job.train.jit_compile,
         }
         for setting in (name for name, wanted in asked.items() if wanted):
             raise WorkloadError(
-                f"train.{setting} is not possible beside embedding layers on {'synchronous ' if apart else ''}parameter servers "
+                f"train.{setting} is not possible beside embedding layers on {'synchronous ' if per_server else ''}parameter servers "
                 f"({', '.join(names)}); leave it out, or keep the layers whole with train.embeddings.whole"
             )
 

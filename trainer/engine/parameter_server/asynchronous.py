@@ -32,7 +32,7 @@ class AsynchronousSession(ServerSession):
     """The chief's session. Workers run `steps` small steps a call; each reads once and sends one gradient."""
 
     def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
-        super().__init__(workload, job, connection, stopped, replicas=1, apart=False)
+        super().__init__(workload, job, connection, stopped, replicas=1, per_server=False)
         self._wire = tf.as_dtype(job.train.gradients.wire)
         self._told = self._scheduled = 0
         self._settled: list[Result] = []  # what came while settling, which took `_settling` seconds
@@ -130,8 +130,8 @@ class AsynchronousSession(ServerSession):
                 measured, gradients, new_averages = replica.stateless_step(iterator, values, averages, worker, start + done)
                 if tables:
                     gradients = tables.apply(gradients, state.groups[0], lambda values, server: _over_wire(values, wire, server))
-                for group, joined in zip(state.groups, state.packed(gradients), strict=True):
-                    group.apply([_over_wire(g, wire, pack.server) for g, pack in zip(joined, group.packs, strict=True)])
+                for group, packed in zip(state.groups, state.packed(gradients), strict=True):
+                    group.apply([_over_wire(g, wire, pack.server) for g, pack in zip(packed, group.packs, strict=True)])
                 for variable, old, new in zip(state.averages, averages, new_averages, strict=True):
                     variable.assign_add(new - old)
                 own = tf.cond(tf.math.is_finite(measured[0]), lambda: tf.constant(False), lambda: _all_finite(values))

@@ -31,12 +31,12 @@ from trainer.workloads.protocol import Shard, Workload
 
 
 class ServerSession(Session):
-    """The chief's part; see Session. `replicas` make a step together; `apart` is ServerState's."""
+    """The chief's part; see Session. `replicas` make a step together; `per_server` is ServerState's."""
 
     follows_weights = False
 
     def __init__(
-        self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool], *, replicas: int, apart: bool
+        self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool], *, replicas: int, per_server: bool
     ) -> None:
         self._target, self._stopped = job.steps, stopped
         with watching():
@@ -51,12 +51,14 @@ class ServerSession(Session):
                         "apply what workers compute. Use strategy single, mirrored or multi_worker_mirrored, or give loss and metrics to compile"
                     )
                 found = layers.tables(built.model)
-                self.tables: Tables | None = Tables(found, built.optimizer, job, connection.servers, apart=apart) if found else None
+                self.tables: Tables | None = (
+                    Tables(found, built.optimizer, job, connection.servers, per_server=per_server) if found else None
+                )
                 self._replica = Replica(workload, built.model, built.optimizer, job, tables=self.tables)
             self.model: keras.Model = built.model
             self.optimizer: keras.optimizers.Optimizer = built.optimizer
             self._state = ServerState(
-                self.model, self.optimizer, connection.servers, apart=apart, everywhere=bool(self.tables and self.tables.trained)
+                self.model, self.optimizer, connection.servers, per_server=per_server, everywhere=bool(self.tables and self.tables.trained)
             )
             if self.tables:
                 self.tables.create()
@@ -64,7 +66,7 @@ class ServerSession(Session):
         self._held = job.steps
         self._spoilt = False
         first = workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers))
-        data_length.checked(first, job, among=1 if apart else connection.workers)  # in rounds each worker takes every step
+        data_length.checked(first, job, among=1 if per_server else connection.workers)  # in rounds each worker takes every step
         self._data = _worker_data(workload, job, connection.workers)
         self._workers = Workers(connection, self._iterator, self._run, self._replica, stopped)
 

@@ -102,19 +102,19 @@ class Group:
 class ServerState:
     """Variables on the parameter servers that mirror a Keras model and optimizer on the chief.
 
-    `apart`: each server updates what it holds by itself, and what looks at more than single elements is held by one;
+    `per_server`: each server updates what it holds by itself, and what looks at more than single elements is held by one;
     else all that the servers hold is updated together. With `everywhere` a server that holds nothing counts updates, too.
     Random layers' seeds stay out: each step of each worker has its own, see Replica.
     """
 
     def __init__(
-        self, model: keras.Model, optimizer: keras.optimizers.Optimizer, servers: int, *, apart: bool = False, everywhere: bool = False
+        self, model: keras.Model, optimizer: keras.optimizers.Optimizer, servers: int, *, per_server: bool = False, everywhere: bool = False
     ) -> None:
         self._model = model
         flat = packing.elementwise(optimizer) and all(v.constraint is None for v in model.trainable_variables)
-        holders = 1 if apart and (not flat or optimizer.global_clipnorm is not None) else servers
+        holders = 1 if per_server and (not flat or optimizer.global_clipnorm is not None) else servers
         packs = packing.lay_out(model.trainable_variables, holders, flat=flat)
-        by_group = {server: [p for p in packs if p.server == server] for server in range(servers)} if apart else {0: packs}
+        by_group = {server: [p for p in packs if p.server == server] for server in range(servers)} if per_server else {0: packs}
         self.groups = [
             Group(model, optimizer, members, server) for server, members in by_group.items() if members or everywhere or not packs
         ]

@@ -41,7 +41,7 @@ class SynchronousSession(ServerSession):
 
     def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
         self._needed = job.train.sync.replicas_to_aggregate if job.train.sync else connection.workers
-        super().__init__(workload, job, connection, stopped, replicas=self._needed, apart=True)
+        super().__init__(workload, job, connection, stopped, replicas=self._needed, per_server=True)
         short = tf.as_dtype(job.train.gradients.wire)
         # Moving averages of layers are on the first server; what workers change of them is averaged there, too.
         averages = [self._state.averages, *([] for _ in self._state.groups[1:])]
@@ -222,10 +222,10 @@ class SynchronousSession(ServerSession):
                 measured, gradients, after = replica.stateless_step(iterator, values, averages, worker, steps[0], rows_after=steps)
                 rows = [one for one in gradients if isinstance(one, RowGradients)]
                 changes = [[new - old for new, old in zip(after, averages, strict=True)], *([] for _ in servers[1:])]
-                joined = state.packed(gradients)
-                for server, (step, _), packs, extra in zip(servers, received, joined, changes, strict=True):
+                packed = state.packed(gradients)
+                for server, (step, _), packs, extra in zip(servers, received, packed, changes, strict=True):
                     server.send(worker, tf.where(ended, LAST, step), [*packs, *extra], rows)
-                with tf.control_dependencies([pack for packs in joined for pack in packs]):
+                with tf.control_dependencies([pack for packs in packed for pack in packs]):
                     # Not times 0: what is computed after the end may be no number.
                     added = tf.where(ended, 0.0, tf.concat([measured, [waited]], 0))
                 spoilt = tf.where((spoilt < 0) & ~ended & ~tf.math.is_finite(measured[0]), received[0][0], spoilt)

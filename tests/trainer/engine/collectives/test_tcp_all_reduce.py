@@ -103,7 +103,7 @@ def test_totals_and_means_of_several_forms_one_after_the_other(group: Groups) ->
 def test_arrays_of_different_lengths_come_one_after_the_other(group: Groups, lengths: tuple[int, ...]) -> None:
     random = np.random.default_rng(3)
     given = [(np.arange(count), random.normal(size=(count, 3)).astype(BFLOAT16)) for count in lengths]
-    for places, rows, waited in at_once([partial(task.joined, *own) for task, own in zip(group(len(lengths)), given, strict=True)]):
+    for places, rows, waited in at_once([partial(task.all_gather, *own) for task, own in zip(group(len(lengths)), given, strict=True)]):
         np.testing.assert_array_equal(places, np.concatenate([own for own, _ in given]))
         np.testing.assert_array_equal(rows, np.concatenate([own for _, own in given]))
         assert waited >= 0
