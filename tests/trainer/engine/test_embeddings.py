@@ -13,7 +13,11 @@ from tests import forked
 from tests.trainer.engine.drive_embeddings import CASES, STEPS
 
 DRIVER = Path(__file__).with_name("drive_embeddings.py")
-pytestmark = [pytest.mark.slow, pytest.mark.takes_minutes, pytest.mark.timeout(600)]  # the driver starts five processes, and traces some thirty models
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.takes_minutes,
+    pytest.mark.timeout(600),
+]  # the driver starts five processes, and traces some thirty models
 
 
 @pytest.fixture(scope="module")

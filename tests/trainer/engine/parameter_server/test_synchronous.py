@@ -11,7 +11,11 @@ from tests import forked
 from tests.trainer.engine import drive_synchronous
 from tests.trainer.engine.drive_synchronous import CASES, LONGEST, ROUNDS, SLOWER, STEP_SECONDS, TABLES, WORKERS
 
-pytestmark = [pytest.mark.slow, pytest.mark.takes_minutes, pytest.mark.timeout(1200)]  # the driver starts seven processes and traces a dozen functions
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.takes_minutes,
+    pytest.mark.timeout(1200),
+]  # the driver starts seven processes and traces a dozen functions
 
 DRIVER = Path(drive_synchronous.__file__)
 
