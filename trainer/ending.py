@@ -27,7 +27,7 @@ _EVERY = 1.0  # seconds between two questions of a task
 _TASKS_PER_SECOND = 100  # that the leader answers at most: those of a larger cluster ask less often
 _ANSWER = 2.0  # seconds for an answer
 _LONGEST = 4096  # bytes of a question or an answer
-_STAYS = 60.0  # seconds that the leader stays at most, for tasks that have not heard how the run has ended
+STAYS = 60.0  # seconds that the leader stays at most, for tasks that have not heard the end, and one that has failed for its leader
 _STAYS_SHORTLY = 5.0  # the same where it is to stop, or has failed and all have asked before; longer where tasks ask less often
 _LOOKS = 0.1  # seconds between its looks whether all know
 
@@ -155,7 +155,7 @@ class Leading:
         elif missing:
             self._loop.call_later(_LOOKS, lambda: self.succeed(leave))
         else:
-            self._end(News(SUCCEEDED), _STAYS, leave)
+            self._end(News(SUCCEEDED), STAYS, leave)
 
     def fail(self, reason: str, leave: Callable[[News], None]) -> None:
         """Do the same where the run has failed; one that has not asked yet may be starting, and nobody else could tell it."""
@@ -168,7 +168,7 @@ class Leading:
 
     def _end(self, news: News, stays: float, leave: Callable[[News], None]) -> None:
         self._news, now = news, time.monotonic()
-        self._until = now + (self._mine.haste if self._hurries else _STAYS)
+        self._until = now + (self._mine.haste if self._hurries else STAYS)
         self._until_all_asked = now + stays
         self._look(leave)
 
@@ -209,7 +209,7 @@ class Following:
 
     def __init__(self, mine: Part, loop: EventLoop, hears: Hears) -> None:
         self._mine, self._loop, self._hears = mine, loop, hears
-        self._state = RUNNING
+        self._state, self.answered = RUNNING, False
         self._at_once = threading.Event()
         self._waiting: queue.SimpleQueue[Callable[[News | None], None]] = queue.SimpleQueue()
         threading.Thread(target=self._ask_on, name="ending", daemon=True).start()
@@ -224,13 +224,14 @@ class Following:
         self._at_once.set()
 
     def _ask_on(self) -> None:
-        told = answered = silent = False
+        told = silent = False
         seen = time.monotonic()
         while True:
             self._at_once.wait(self._mine.interval)
             self._at_once.clear()
             waiting = [self._waiting.get() for _ in range(self._waiting.qsize())]
             news = ask(self._mine, self._state)
+            self.answered |= news is not None
             if news is not None and news.state != RUNNING and not told:
                 told = True
                 self._call(partial(self._hears.ended, news))
@@ -239,18 +240,18 @@ class Following:
             if told:
                 continue
             # One that never answered here may have a way to its program alone.
-            if news is not None or (not answered and _connects(self._mine.program)):
-                answered, seen = answered or news is not None, time.monotonic()
+            if news is not None or (not self.answered and _connects(self._mine.program)):
+                seen = time.monotonic()
                 if silent:
                     silent = False
                     self._call(partial(self._hears.notice, message=f"{self._mine.leader} answers again"))
                 continue
-            limit = self._mine.orphan if answered else max(self._mine.first, self._mine.orphan)
+            limit = self._mine.orphan if self.answered else max(self._mine.first, self._mine.orphan)
             silence = time.monotonic() - seen
             if silence >= limit:
                 told = True
                 self._call(partial(self._hears.gone, f"no answer for {limit:g} s"))
-            elif silence >= limit / 10 and not silent and answered:
+            elif silence >= limit / 10 and not silent and self.answered:
                 silent = True
                 message = f"{self._mine.leader} ({self._mine.address}) does not answer; this task ends when that lasts {limit:g} s"
                 self._call(partial(self._hears.notice, message=message))

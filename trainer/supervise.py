@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 from trainer import scratch
 from trainer.child import Child
-from trainer.ending import FAILED, RUNNING, SUCCEEDED, Following, Hears, Leading, News, Part
+from trainer.ending import FAILED, RUNNING, STAYS, SUCCEEDED, Following, Hears, Leading, News, Part
 from trainer.event_loop import EventLoop, Timer
 from trainer.events import TOLD, Event, listed
 from trainer.exit_codes import OF_SIGNALS, ExitCode
@@ -275,7 +275,7 @@ class _Supervisor:
         elif self._following is not None and not comes_back and not self._over:
             self._following.has_ended(FAILED if code else SUCCEEDED)
             if code or not self._part.waits or self._stopping:
-                self._following.ask_now(self._told)
+                self._tell_leader(time.monotonic() + STAYS)
         else:
             self._loop.stop()
 
@@ -313,11 +313,21 @@ class _Supervisor:
                 leading.hurry()
             leading.succeed(leave)
 
-    def _told(self, news: News | None) -> None:
-        """Leave: the task that leads knows that this one has ended, or does not answer."""
-        if (news is None or news.state == RUNNING) and self._part.waits and self._exit_code == ExitCode.DONE:
-            self._exit_code = int(ExitCode.STOPPED)  # it comes back, and says so again
-        self._loop.stop()
+    def _tell_leader(self, until: float) -> None:
+        """Leave when the leader knows that this task has ended, or does not answer. One that fails the run asks `until` then: it may be starting."""
+        following = self._following
+        assert following is not None  # noqa: S101 - only called where it is
+
+        def told(news: News | None) -> None:
+            if self._part.waits and self._exit_code == ExitCode.DONE:
+                if news is None or news.state == RUNNING:
+                    self._exit_code = int(ExitCode.STOPPED)  # it comes back, and says so again
+            elif self._part.waits and not following.answered and time.monotonic() < until:
+                self._loop.call_later(_ASK_AGAIN, lambda: following.ask_now(told))
+                return
+            self._loop.stop()
+
+        following.ask_now(told)
 
     def _run_has_ended(self, news: News) -> None:
         """Follow the task that leads: it was done, or has failed for good."""
@@ -339,10 +349,10 @@ class _Supervisor:
     def _leader_is_gone(self, reason: str) -> None:
         part = self._part
         cause = f"{part.leader} was gone for {part.orphan:g} s"
-        if self._leaving:
-            self._lose(cause, reason)
-        else:
+        if not self._leaving:
             self._end_task(cause, f"{part.address}: {reason}", self._job.timeouts.ending)
+        elif self._exit_code == ExitCode.DONE:
+            self._lose(cause, reason)
 
     def _lose(self, cause: str, detail: str, code: int = ExitCode.PEER_LOST) -> None:
         """Fail where the program is done, and the run is not."""

@@ -7,6 +7,7 @@ file unchanged, and a traceback shows their lines in it.
 import ast
 import base64
 import functools
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,7 @@ from trainer.__main__ import main
 sys.exit(main())
 '''
 
+_TO_LINTERS = re.compile(r"  # (?:noqa|type: ignore)\b.*")  # comments that tell the file's reader nothing
 VARIABLE = "TRAINER_PARENT"  # has the file's text, packed, where no file can be put into a container
 
 
@@ -78,7 +80,7 @@ def text() -> str:
     """Return the file's text."""
     made = _HEAD
     for name in modules():
-        source = _path(name).read_text(encoding="utf-8")
+        source = _TO_LINTERS.sub("", _path(name).read_text(encoding="utf-8"))
         assert "'''" not in source, name  # noqa: S101 - a test holds it; docstrings have the other quotes
         made += f"\nSOURCES[{name!r}] = ({made.count(chr(10)) + 2}, r'''{source}''')\n"
     return made + _TAIL

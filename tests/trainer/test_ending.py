@@ -210,6 +210,16 @@ def test_a_worker_that_the_run_needs_and_that_fails_for_good_fails_it(start: Sta
     assert done[0].event("failed")["cause"] == "worker-1 has failed"
 
 
+def test_a_worker_that_the_run_needs_may_fail_before_its_leader_listens(start: Start) -> None:
+    rules: dict[str, Any] = {"success": "all_workers", "sizes": WORKERS}
+    worker = start("worker-0", "exit 2", **rules)
+    assert worker.event("failed")["exit_code"] == 2
+    time.sleep(1)  # a worker that does not wait would be gone
+    chief = start("chief", "true", **rules)
+    assert (chief.code(), worker.code()) == (1, 2)
+    assert chief.event("failed")["cause"] == "worker-0 has failed"
+
+
 def test_a_needed_task_that_is_gone_for_good_is_not_waited_for_without_end(start: Start) -> None:
     rules: dict[str, Any] = {"success": "all_workers", "sizes": WORKERS, "orphan_timeout": 2}
     chief = start("chief", "true", **rules)
