@@ -6,7 +6,7 @@ BENCH_VENV = .bench-venv
 BIN = $(VENV)/bin
 # Tests to run, or options for pytest: make test TESTS="tests/launcher -k quantities"
 TESTS =
-# How many processes share them, a module each: three keep two cores busy. Many tests start several TensorFlow processes of 0.4 GB.
+# How many processes share them, a module each: many modules wait, so five keep two cores busy. Many tests start several TensorFlow processes of 0.4 GB.
 JOBS = 5
 KUBERNETES_JOBS = 6
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder

@@ -60,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
+pytest.register_assert_rewrite("tests.integration.example_runs")
+
 # Modules of short tests: in the rest of the time that longer ones leave.
 SHORT = Path(__file__).parent / "launcher"
 

@@ -27,7 +27,7 @@ _EVERY = 1.0  # seconds between two questions of a task
 _TASKS_PER_SECOND = 100  # that the leader answers at most: those of a larger cluster ask less often
 _ANSWER = 2.0  # seconds for an answer
 _LONGEST = 4096  # bytes of a question or an answer
-STAYS = 60.0  # seconds that the leader stays at most, for tasks that have not heard the end, and one that has failed for its leader
+STAYS = 60.0  # seconds that the leader stays at most for tasks that have not heard the end, and a needed task that has failed for a leader that is not there
 _STAYS_SHORTLY = 5.0  # the same where it is to stop, or has failed and all have asked before; longer where tasks ask less often
 _LOOKS = 0.1  # seconds between its looks whether all know
 
@@ -61,7 +61,7 @@ class Part:
 
     `run` identifies the run. `address` is that of the leader's parent, `program` that of its program. The leader waits for the tasks in `needed` to be done,
     and stays until those in `followers` have heard; both are empty elsewhere. A follower ends `grace` after a run that has succeeded.
-    The leader of a run that has failed stays `shortly` for tasks that have asked before, one that is asked to stop for `haste`, at most. `waits`: being done, it stays until the run has succeeded, so that a leader in the place of a lost one can hear of it. A task that does not
+    The leader of a run that has failed stays `shortly` for tasks that have asked before, one that is asked to stop for `haste`, at most. `waits`: being done, it stays until the run has succeeded, so that a leader in the place of a lost one can hear of it; having failed, it asks a silent leader again for a minute. A task that does not
     answer for `orphan`, or for `first` from the start on, is taken for lost.
     """
 
@@ -209,7 +209,7 @@ class Following:
 
     def __init__(self, mine: Part, loop: EventLoop, hears: Hears) -> None:
         self._mine, self._loop, self._hears = mine, loop, hears
-        self._state, self.answered = RUNNING, False
+        self._state = RUNNING
         self._at_once = threading.Event()
         self._waiting: queue.SimpleQueue[Callable[[News | None], None]] = queue.SimpleQueue()
         threading.Thread(target=self._ask_on, name="ending", daemon=True).start()
@@ -224,14 +224,13 @@ class Following:
         self._at_once.set()
 
     def _ask_on(self) -> None:
-        told = silent = False
+        told = answered = silent = False
         seen = time.monotonic()
         while True:
             self._at_once.wait(self._mine.interval)
             self._at_once.clear()
             waiting = [self._waiting.get() for _ in range(self._waiting.qsize())]
             news = ask(self._mine, self._state)
-            self.answered |= news is not None
             if news is not None and news.state != RUNNING and not told:
                 told = True
                 self._call(partial(self._hears.ended, news))
@@ -240,18 +239,18 @@ class Following:
             if told:
                 continue
             # One that never answered here may have a way to its program alone.
-            if news is not None or (not self.answered and _connects(self._mine.program)):
-                seen = time.monotonic()
+            if news is not None or (not answered and _connects(self._mine.program)):
+                answered, seen = answered or news is not None, time.monotonic()
                 if silent:
                     silent = False
                     self._call(partial(self._hears.notice, message=f"{self._mine.leader} answers again"))
                 continue
-            limit = self._mine.orphan if self.answered else max(self._mine.first, self._mine.orphan)
+            limit = self._mine.orphan if answered else max(self._mine.first, self._mine.orphan)
             silence = time.monotonic() - seen
             if silence >= limit:
                 told = True
                 self._call(partial(self._hears.gone, f"no answer for {limit:g} s"))
-            elif silence >= limit / 10 and not silent and self.answered:
+            elif silence >= limit / 10 and not silent and answered:
                 silent = True
                 message = f"{self._mine.leader} ({self._mine.address}) does not answer; this task ends when that lasts {limit:g} s"
                 self._call(partial(self._hears.notice, message=message))

@@ -314,7 +314,7 @@ class _Supervisor:
             leading.succeed(leave)
 
     def _tell_leader(self, until: float) -> None:
-        """Leave when the leader knows that this task has ended, or does not answer. One that fails the run asks `until` then: it may be starting."""
+        """Leave when the leader knows that this task has ended, or does not answer. A task that fails the run asks again `until` then: the leader may be starting."""
         following = self._following
         assert following is not None  # noqa: S101 - only called where it is
 
@@ -322,7 +322,7 @@ class _Supervisor:
             if self._part.waits and self._exit_code == ExitCode.DONE:
                 if news is None or news.state == RUNNING:
                     self._exit_code = int(ExitCode.STOPPED)  # it comes back, and says so again
-            elif self._part.waits and not following.answered and time.monotonic() < until:
+            elif self._part.waits and news is None and time.monotonic() < until:
                 self._loop.call_later(_ASK_AGAIN, lambda: following.ask_now(told))
                 return
             self._loop.stop()

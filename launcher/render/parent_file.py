@@ -1,7 +1,7 @@
 """The parent of a user's program as one file, for images that have Python and not our trainer. Pure, but for reading the trainer's sources.
 
 It is made of the very modules that `trainer -- COMMAND` imports, which need Python 3.8 and the standard library alone. They stand in the
-file unchanged, and a traceback shows their lines in it.
+file without their comments for linters, line by line: a traceback shows their lines in it.
 """
 
 import ast
@@ -22,8 +22,8 @@ _HEAD = f'''"""The parent of a program that reads TF_CONFIG: checks TF_CONFIG, s
 
 python3 parent.py [--check] [--health] -- COMMAND
 
-It needs Python 3.8 or later and nothing else. It is the trainer's parent process (docs/programs.md says what it does): below stand, as
-they are, the modules of the package `trainer` that it is made of.
+It needs Python 3.8 or later and nothing else. It is the trainer's parent process (docs/programs.md says what it does): below stand
+the modules of the package `trainer` that it is made of.
 """
 
 import sys
@@ -71,7 +71,7 @@ from trainer.__main__ import main
 sys.exit(main())
 '''
 
-_TO_LINTERS = re.compile(r"  # (?:noqa|type: ignore)\b.*")  # comments that tell the file's reader nothing
+_TO_LINTERS = re.compile(r"  # (?:noqa|type: ignore)\b.*")  # comments for linters, with the reasons in them: room is scarce
 VARIABLE = "TRAINER_PARENT"  # has the file's text, packed, where no file can be put into a container
 
 

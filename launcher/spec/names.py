@@ -28,9 +28,9 @@ _IMAGE = re.compile(
 )
 
 _SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}\Z")
-# Used before a task starts.
+# Variables that are used before a task starts.
 _NO_SECRETS = frozenset({"PATH", "PYTHONPATH", "HOME"})
-# Set for each task by the launcher itself.
+# Variables that the launcher itself sets for each task.
 _RESERVED_ENV = frozenset({"TF_CONFIG", "TF_CLUSTER", "JOB_COMPLETION_INDEX", "RUN_DIR", "RUN_NAME"})
 _RESERVED_PREFIX = "TRAINER_"
 # Labels and annotations of the run's own objects begin so.

@@ -1,8 +1,8 @@
 """Tests on an engine and on a cluster: of the modules in which TensorFlow trains, one runs at a time on each.
 
 Each of them starts up to eight processes that import TensorFlow, which takes 4 seconds of a core and twice that on a slow day. `.ci/run` shares these
-tests among eleven processes, so that without this, thirty such tasks may start at once on two cores, and none in time. One at a time of both together
-took longer than all other modules beside them.
+tests among eleven processes, so that without this, thirty such tasks may start at once on two cores, and none in time; with it, sixteen. One turn for
+both took longer than all the other modules together.
 """
 
 import fcntl

@@ -60,7 +60,7 @@ PROGRAMS: dict[str, tuple[Bounds, set[str]]] = {
 }
 
 
-def test_every_example_is_run_here() -> None:
+def test_every_example_is_run() -> None:
     elsewhere = ["keras-fit"]  # test_keras_fit.py
     here = ["mnist-ps", "mnist-evaluator", *TRAINED, *test_larger_examples.TRAINED, *COMMANDS, *PROGRAMS]
     assert sorted(file.stem for file in EXAMPLES.glob("*.yaml")) == sorted([*here, *elsewhere])

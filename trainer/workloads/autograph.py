@@ -1,7 +1,7 @@
 """Lets users write `if` and `for` on tensors in their functions, as tf.function does.
 
 The engine's own functions are traced as they are written (AutoGraph off), which starts a run half a second sooner.
-A user's functions are converted each by itself, when they are first called.
+Each function of a user's is converted by itself, when it is first called.
 """
 
 import functools

@@ -22,7 +22,7 @@ from trainer.events import MARK, Event, parse
 from trainer.exit_codes import ExitCode
 
 _READ = 64 * 1024
-# Bytes read from the pipe when a task has ended; more than the largest pipe that a user may have.
+# Most bytes that are read from the pipe when a task has ended; more than the largest pipe that a user may have.
 _DRAIN = 1024 * 1024
 _KILL_AGAIN = 5.0
 _FROM_OUTSIDE = {137: "killed by SIGKILL (out of memory?)", 143: "asked to stop from outside"}

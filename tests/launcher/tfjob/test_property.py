@@ -1,4 +1,4 @@
-"""The pods of the spec that any TFJob becomes have its image, words, variables, resources and mounts."""
+"""Any TFJob becomes a spec whose pods have its image, words, variables, resources and mounts."""
 
 import json
 from pathlib import Path

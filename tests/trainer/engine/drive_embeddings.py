@@ -4,6 +4,7 @@ Usage: drive_embeddings.py SCRATCH [lost], the latter for an export beside which
 """
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -35,8 +36,9 @@ CASES: dict[str, dict[str, Any]] = {
     "adamw": {"model": "few", "optimizer": "AdamW", "arguments": {"weight_decay": 0.1}},
 }
 
-# Cases with unrolled steps, as a small model's are: the loop is the same for each model, and takes seconds to trace.
+# Cases whose steps are unrolled, as a small model's are: the loop is the same for each model, and an unrolled one takes seconds more to trace.
 UNROLLED = ("functional", "adagrad from nothing", "global clipnorm")
+assert set(UNROLLED) <= CASES.keys()
 
 
 def main(scratch: str, part: str = "report") -> None:
@@ -95,12 +97,21 @@ def report(_: Any, scratch: Path, connection: Any) -> dict[str, Any]:
     return found
 
 
+@functools.cache
+def few_operations() -> int:
+    """Return how many operations a model has at most whose steps are unrolled, as it was before any case changed it."""
+    from trainer.engine.parameter_server import asynchronous
+
+    return asynchronous.FEW_OPERATIONS
+
+
 def session(job: Any, connection: Any, *, unrolled: bool = False) -> Any:
     from trainer.engine.parameter_server import asynchronous
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.workloads.loading import load_workload
 
-    asynchronous.FEW_OPERATIONS = 300 if unrolled else 0
+    few = few_operations()
+    asynchronous.FEW_OPERATIONS = few if unrolled else 0
     made = AsynchronousSession(load_workload(job.train), job, connection, lambda: False)
     alive.append(made)
     return made

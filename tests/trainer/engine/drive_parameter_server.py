@@ -34,8 +34,9 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16": {"optimizer": "SGD"},
 }
 
-# Cases with unrolled steps, as a small model's are: the loop is the same for each optimizer, and takes a second to trace.
+# Cases whose steps are unrolled, as a small model's are: the loop is the same for each optimizer, and an unrolled one takes a second more to trace.
 UNROLLED = ("adam", "adam-averages, clipnorm", "compiled")
+assert set(UNROLLED) <= CASES.keys()
 
 # Settings of `train` for some of them.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -85,18 +86,19 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         train = Train.model_validate({"workload": "small:Small", "batch_size": 16, "steps": steps, **settings})
         return job(TrainerSettings(run="drive", run_dir=scratch, scratch_dir=scratch, train=train))
 
-    report: dict[str, Any] = {"cases": {}}
+    report: dict[str, Any] = {"cases": {}, "dropout_losses": {}}
 
     def values(session: Any) -> list[Any]:
         return [np.asarray(v.value).astype(float) for v in (*session.model.variables, *session.optimizer.variables)]
 
+    few = asynchronous.FEW_OPERATIONS
     for name, params in CASES.items():
         settings = SETTINGS.get(name, {})
         local = LocalSession(Small(params), job_of(STEPS, **settings), AllReduce())
         local.push(0)
         for _ in range(3):
             local.run(STEPS // 3)
-        asynchronous.FEW_OPERATIONS = 300 if name in UNROLLED else 0
+        asynchronous.FEW_OPERATIONS = few if name in UNROLLED else 0
         remote = AsynchronousSession(Small(params), job_of(STEPS, **settings), connection, lambda: False)
         alive.append(remote)
         remote.push(0)
@@ -110,8 +112,8 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         remote.close()
         difference = max(float(np.max(np.abs(a - b))) for a, b in zip(values(local), values(remote), strict=True))
         report["cases"][name] = {"difference": difference, "roundtrip": roundtrip, "step": remote.step}
+    asynchronous.FEW_OPERATIONS = few
     # Randomness is drawn on the worker: these are only asked to learn.
-    report["dropout_losses"] = {}
     for compiled in (False, True):
         dropout = AsynchronousSession(Small({"dropout": True}), job_of(200, jit_compile=compiled), connection, lambda: False)
         alive.append(dropout)
