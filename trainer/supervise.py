@@ -314,7 +314,7 @@ class _Supervisor:
             leading.succeed(leave)
 
     def _tell_leader(self, until: float) -> None:
-        """Leave when the leader knows that this task has ended, or does not answer. A task that fails the run asks again `until` then: the leader may be starting."""
+        """Leave when the leader knows that this task has ended, or does not answer. A task that fails the run asks again, `until` a time: the leader may be starting."""
         following = self._following
         assert following is not None  # noqa: S101 - only called where it is
 

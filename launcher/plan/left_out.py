@@ -16,6 +16,13 @@ def env_file(spec: ClusterSpec) -> list[str]:
     return ["env_file is not read: the cluster's own Secrets have the values"] if spec.env_file else []
 
 
+def tensorboard_host(spec: ClusterSpec) -> list[str]:
+    """Return the notice that a cluster has no address of its nodes for TensorBoard."""
+    if not spec.tensorboard or "host" not in spec.tensorboard.model_fields_set:
+        return []
+    return ["tensorboard.host left out: TensorBoard is on a Service; `kubectl port-forward` makes it reachable from outside"]
+
+
 def containers_beside(spec: ClusterSpec) -> list[str]:
     """Return the init containers and sidecars that processes do without."""
     given = containers_of(spec)

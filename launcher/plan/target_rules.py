@@ -64,7 +64,7 @@ TARGETS: dict[Target, TargetRules] = {
         "on Kubernetes",
         # The name that an Indexed Job gives a pod, in the run's headless Service; relative, so it holds in any namespace.
         lambda run, task, _place: f"{run}-{task}{'' if task[-1].isdigit() else '-0'}.{run}:{PORT}",
-        (left_out.env_file,),
+        (left_out.env_file, left_out.tensorboard_host),
         parent=role_rules.PARENT_IN_FILE,
         has_storage_mount=True,
     ),

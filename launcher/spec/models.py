@@ -106,7 +106,8 @@ class TensorBoard(Section):
 
     port: int = Field(6006, ge=1, le=65535, description="The port it answers on.")
     host: Annotated[str, AfterValidator(names.check_host)] = Field(
-        "127.0.0.1", description="The address it listens on; loopback unless you open it."
+        "127.0.0.1",
+        description="The address that it is reached at, here and in Compose; loopback unless you open it. Not on Kubernetes, where it has a Service.",
     )
     image: Image | None = Field(
         None,

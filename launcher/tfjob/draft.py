@@ -89,7 +89,6 @@ class Draft:
     origins: dict[Path, Path] = field(default_factory=dict)
     roles: list[RoleDraft] = field(default_factory=list)
     success: str = "chief"
-    clean_pod_policy: str | None = None
     is_alone: bool = False  # one replica in all: TFJob then sets no TF_CONFIG
 
     def put(self, path: Path, value: Any, source: Path) -> None:

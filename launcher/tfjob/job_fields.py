@@ -85,7 +85,6 @@ def _clean_pod_policy(draft: Draft, path: Path) -> None:
     if policy not in outcomes:
         draft.reading.refuse(path, f"{shown(policy)} is no cleanPodPolicy", "All, Running or None", "write one of them")
         return
-    draft.clean_pod_policy = policy
     remedy = "`launcher down NAME` removes them; `kubernetes.ttl` does after a time" if policy in {"All", "Running"} else ""
     draft.reading.remark(path, outcomes[policy], remedy)
 

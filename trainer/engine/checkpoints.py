@@ -142,7 +142,7 @@ class Checkpoints:
     def restore(self, notice: Callable[[str], None]) -> Restored | None:
         """Load the newest checkpoint that can be read, or return None where there is none.
 
-        `notice` is called for each that cannot be read, which is left in place. So is a learning rate other than the checkpoint's optimizer was
+        `notice` is called for each that cannot be read, which is left in place, and for a learning rate other than the checkpoint's optimizer was
         built with: the new one holds.
 
         Raises:

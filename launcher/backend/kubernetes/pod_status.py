@@ -88,7 +88,7 @@ def tasks(seen: ClusterSnapshot, now: float) -> tuple[TaskStatus, ...]:
 
 
 def run_status(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], events: RunEvents, context: RunContext) -> RunStatus:
-    """Return how a run is: from its objects, from its tasks as those tell, from what these wrote, and from what is known beside."""
+    """Return the status of a run, made of its objects, of the events that its tasks wrote, and of what `context` knows beside them."""
     tasks = events.statuses(of_pods)
     state, why = _run_state(seen, of_pods, tasks, ready=events.progress.ready)
     started = [time for job in seen.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]

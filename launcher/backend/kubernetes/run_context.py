@@ -50,7 +50,7 @@ class RunContext:
     differences: Differences = Differences()
 
     def fields(self, state: State, reason: str, reason_task: str, tasks: tuple[TaskStatus, ...]) -> dict[str, Any]:
-        """Return the fields of a RunStatus that follow from these facts and from the state, reason, its task, and tasks that the run's objects tell."""
+        """Return the fields of a RunStatus: of these facts, and of the state, the reason and its task, and the tasks as the run's objects show them."""
         found = self.differences
         made: dict[str, Any] = {"state": state, "reason": reason, "reason_task": reason_task, "tasks": tasks}
         hidden = [one for one in found.strays if one.kind in WORKLOADS]

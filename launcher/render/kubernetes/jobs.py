@@ -56,8 +56,8 @@ def spec_of(run: Run, group: Group, *, retries: int, in_jobset: bool = False) ->
 def _limit(run: Run, group: Group, retries: int) -> Object:
     """Return how often the pods of a Job are replaced after failures.
 
-    Counted for each task, and with a back-off of its own for each: by `backoffLimit`, which counts all pods of a Job together,
-    hundred workers on nodes that come and go would soon wait ten minutes for each replacement. One task needs the one alone.
+    They are counted for each task, with a back-off of its own. `backoffLimit` counts all pods of a Job together: with it alone, hundred workers
+    on nodes that come and go would soon wait ten minutes for each replacement. A Job of one task needs no other.
     """
     per_task = since(run, {"backoffLimitPerIndex": retries, "maxFailedIndexes": 0})
     return per_task if per_task and group.count > 1 else {"backoffLimit": retries}

@@ -180,7 +180,7 @@ def amounts(cpu: float | None, memory: str | None) -> Object:
 
 
 def resources(run: Run, cpu: float | None, memory: str | None, more: Object | None = None) -> Object:
-    """Return what a task's container, or one beside it, asks for, and as limits the same and `more`; without a limit on cores where the spec says so.
+    """Return the requests of a task's container, or of one beside it, and its limits: the same and `more`, without cores where the spec says so.
 
     Its resources are then guaranteed, and it is the last to be evicted.
     """

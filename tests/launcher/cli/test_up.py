@@ -119,13 +119,16 @@ def test_a_secret_comes_from_where_up_is_called_and_is_in_no_file(cli: Cli, tmp_
     ):
         if text is not None:
             (tmp_path / "team.env").write_text(text)
-        (tmp_path / "file.yaml").write_text(json.dumps({**document, "name": "file", "env_file": "team.env"}))
+        (tmp_path / "file.yaml").write_text(
+            json.dumps({**document, "name": "file", "env_file": "team.env", "tensorboard": {"host": "0.0.0.0"}})
+        )
         refused = cli("up", "file.yaml")
         assert (refused.returncode, said in refused.stderr, "hunter2" in refused.stderr) == (2, True, False), refused.stderr
     (tmp_path / "team.env").write_text(other)
     read = cli("up", "file.yaml")
     assert read.returncode == 0, read.stdout + read.stderr
-    assert "on Kubernetes: env_file is not read" in cli("validate", "file.yaml").stdout
+    valid = cli("validate", "file.yaml").stdout
+    assert ("on Kubernetes: env_file is not read" in valid, "on Kubernetes: tensorboard.host left out" in valid) == (True, True), valid
     two = {"chief": {}, "worker": {"env": {"TOKEN": {"secret": "other", "key": "token"}}}}
     (tmp_path / "two.yaml").write_text(json.dumps({**document, "name": "two", "strategy": "multi_worker_mirrored", "roles": two}))
     refused = cli("up", "two.yaml", env={"TOKEN": "hunter2"})
