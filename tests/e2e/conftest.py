@@ -1,8 +1,7 @@
-"""Tests on an engine and on a cluster: of the modules in which TensorFlow trains, one runs at a time on each.
+"""Tests on an engine and on a cluster: of the modules in which TensorFlow trains, one runs at a time on this machine.
 
 Each of them starts up to eight processes that import TensorFlow, which takes 4 seconds of a core and twice that on a slow day. `.ci/run` shares these
-tests among eleven processes, so that without this, thirty such tasks may start at once on two cores, and none in time; with it, sixteen. One turn for
-both took longer than all the other modules together.
+tests among nine processes, so that without this, twenty such tasks may start at once on two cores, and none in time.
 """
 
 import fcntl
@@ -14,7 +13,7 @@ from typing import TextIO
 
 import pytest
 
-_LOCK = str(Path(tempfile.gettempdir()) / "tf-launcher-tests-that-train-on-{}.lock")  # docker or kubernetes
+_LOCK = Path(tempfile.gettempdir()) / "tf-launcher-tests-that-train.lock"
 _LONGEST = 1800.0  # seconds that a module waits for its turn
 _turn = pytest.StashKey[TextIO]()
 
@@ -23,7 +22,7 @@ _turn = pytest.StashKey[TextIO]()
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """Take the turn before the first test of a module that trains, and give it away after the last one."""
     if _trains(item) and _turn not in item.config.stash:
-        item.config.stash[_turn] = _take_turn(Path(_LOCK.format(item.path.parent.name)))
+        item.config.stash[_turn] = _take_turn()
     try:
         return (yield)
     finally:
@@ -36,14 +35,14 @@ def _trains(item: pytest.Item) -> bool:
     return item.get_closest_marker("trains") is not None
 
 
-def _take_turn(lock: Path) -> TextIO:
-    file = lock.open("a")
+def _take_turn() -> TextIO:
+    file = _LOCK.open("a")
     deadline = time.monotonic() + _LONGEST
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            assert time.monotonic() < deadline, f"waited {_LONGEST:g} s for {lock}, which another test process holds"
+            assert time.monotonic() < deadline, f"waited {_LONGEST:g} s for {_LOCK}, which another test process holds"
             time.sleep(0.5)
         else:
             return file
