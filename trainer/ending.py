@@ -61,7 +61,7 @@ class Part:
 
     `run` identifies the run. `address` is that of the leader's parent, `program` that of its program. The leader waits for the tasks in `needed` to be done,
     and stays until those in `followers` have heard; both are empty elsewhere. A follower ends `grace` after a run that has succeeded.
-    At most the leader of a failed run stays `shortly` for tasks that have asked before, and one that is asked to stop `haste`.
+    The leader of a failed run stays at most `shortly` for tasks that have asked before, and at most `haste` when it is asked to stop.
     A task that `waits` stays when it is done until the run has succeeded, so that a leader in the place of a lost one hears of it; when it
     has failed, it asks a silent leader again for a minute. A task is taken for lost that does not answer for `orphan`, or for `first` from the start on.
     """
