@@ -63,13 +63,13 @@ def pytest_configure(config: pytest.Config) -> None:
 pytest.register_assert_rewrite("tests.integration.example_runs")
 
 # Modules of short tests: in the rest of the time that longer ones leave.
-SHORT = Path(__file__).parent / "launcher"
+_SHORT = Path(__file__).parent / "launcher"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put modules that take long first: where several processes share the tests, none is left with a long one at the end."""
-    items.sort(key=lambda item: (item.get_closest_marker("takes_minutes") is None, item.path.is_relative_to(SHORT)))
+    items.sort(key=lambda item: (item.get_closest_marker("takes_minutes") is None, item.path.is_relative_to(_SHORT)))
 
 
 def pytest_collection_finish() -> None:

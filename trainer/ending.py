@@ -27,7 +27,7 @@ _EVERY = 1.0  # seconds between two questions of a task
 _TASKS_PER_SECOND = 100  # that the leader answers at most: those of a larger cluster ask less often
 _ANSWER = 2.0  # seconds for an answer
 _LONGEST = 4096  # bytes of a question or an answer
-STAYS = 60.0  # seconds that the leader stays at most for tasks that have not heard the end, and a needed task that has failed for a leader that is not there
+STAYS = 60.0  # seconds at most that the leader stays for tasks that have not heard the end, and that a failed needed task stays for a silent leader
 _STAYS_SHORTLY = 5.0  # the same where it is to stop, or has failed and all have asked before; longer where tasks ask less often
 _LOOKS = 0.1  # seconds between its looks whether all know
 
