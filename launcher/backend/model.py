@@ -62,10 +62,10 @@ class Backend(Protocol):
     def stacks(self, name: str, task: str) -> "tuple[ProcessStacks, ...]":
         """Return the Python stacks of a task's processes at this moment. Raises LauncherError where nobody can be asked for them."""
 
-    def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
+    def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop; `now` kills. Returns when nothing of the run is left. Idempotent.
 
-        `tell` is called, in the same thread, with what a person should know: which tasks did not save, or may not, and why.
+        `report` is called, in the same thread, with what a person should know: which tasks did not save, or may not, and why.
         Returns how many of each kind of object were removed, such as {"container": 4, "network": 1}; empty where a run has none.
         """
 
@@ -105,10 +105,10 @@ class Reserves(Protocol):
 
 
 @runtime_checkable
-class Tends(Protocol):
+class Reconciles(Protocol):
     """A backend that leaves work to the launcher that watches a run."""
 
-    def tend(self, name: str) -> list[str]:
+    def reconcile(self, name: str) -> list[str]:
         """Do that work for a run, called repeatedly while it is watched; return what people should know of it."""
 
     def finish(self, name: str) -> Iterator[str]:

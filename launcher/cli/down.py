@@ -138,7 +138,7 @@ def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps: bool) -> di
         say(f"{run}: stopping: {stop_action(backend.spec(run))}")
     # Also of a run that has ended: an interrupted one may have left processes.
     try:
-        removed = backend.stop(run, now=now, tell=lambda message: say(f"{run}: {message}"))
+        removed = backend.stop(run, now=now, report=lambda message: say(f"{run}: {message}"))
     except KeyboardInterrupt:
         say(f"{run}: interrupted; the stop continues. Another `launcher down` waits for it, with --now it ends at once")
         raise

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
-from launcher.backend.model import Backend, Tends
+from launcher.backend.model import Backend, Reconciles
 from launcher.cli.interrupts import Interrupts
 from launcher.cli.output_lines import event_in
 from launcher.runs.status import ENDED, LogLine, OutOfSightError, RunStatus
@@ -68,7 +68,7 @@ def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", pump: "
         stopping = stopper.busy()
         status = backend.status(name)
         view.status(status)
-        for note in backend.tend(name) if isinstance(backend, Tends) and not stopping else ():
+        for note in backend.reconcile(name) if isinstance(backend, Reconciles) and not stopping else ():
             view.event({"event": "notice", "time": round(time.time(), 3), "task": "launcher", "message": note})
         if status.state not in ENDED or stopping or stopper.busy():
             over_since = 0.0
@@ -126,7 +126,7 @@ class Stopper:
 
     def _stop(self, *, now: bool) -> None:
         try:
-            self._backend.stop(self._name, now=now, tell=self._messages.append)
+            self._backend.stop(self._name, now=now, report=self._messages.append)
         except Exception as error:  # noqa: BLE001  raised by check, on the thread that follows
             self._errors.append(error)
 

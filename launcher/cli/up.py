@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from launcher.backend.model import Backend, PlannedRun, Prepares, Reserves, Tends, Where
+from launcher.backend.model import Backend, PlannedRun, Prepares, Reconciles, Reserves, Where
 from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces
 from launcher.cli.errors import INTERRUPTED
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, resolve_cluster_ref
@@ -186,7 +186,7 @@ def _foreground(
         started()
         with _view(name, tasks, as_json=as_json) as view:
             status = follow(backend, name, tasks, view, interrupts, since=since, asking=stop_action(run.spec))
-        for note in backend.finish(name) if isinstance(backend, Tends) else ():
+        for note in backend.finish(name) if isinstance(backend, Reconciles) else ():
             print(f"notice: {note}", file=sys.stderr, flush=True)
     code = EXIT_CODES[status.state]
     if interrupts.first == signal.SIGINT and status.state is not State.SUCCEEDED:

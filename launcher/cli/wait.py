@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.backend.model import Tends, Where
+from launcher.backend.model import Reconciles, Where
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import LauncherError
@@ -49,14 +49,14 @@ def wait(
     backend, run = open_run(name, on, runs, Where(context, namespace), one=True)
     deadline = None if seconds is None else time.monotonic() + seconds
     while (status := backend.status(run)).state not in ENDED:
-        for note in backend.tend(run) if isinstance(backend, Tends) else ():
+        for note in backend.reconcile(run) if isinstance(backend, Reconciles) else ():
             print(note, file=sys.stderr, flush=True)
         if deadline is not None and time.monotonic() >= deadline:
             raise WaitedTooLongError(
                 f"{run} has not ended within {timeout}: it is {status.state}", "it goes on; wait again, or stop it with `launcher down`"
             )
         time.sleep(LOOK_EVERY)
-    for note in (*backend.tend(run), *backend.finish(run)) if isinstance(backend, Tends) else ():
+    for note in (*backend.reconcile(run), *backend.finish(run)) if isinstance(backend, Reconciles) else ():
         print(note, file=sys.stderr, flush=True)
     code = EXIT_CODES[status.state]
     if as_json:

@@ -24,14 +24,14 @@ def wait(entries: Sequence[Entry], message: Message, channel: str, now: float) -
     return min((seconds for seconds in found if seconds is not None), default=None)
 
 
-def claimed(entries: Sequence[Entry], message: Message, channel: str, now: float, seconds: float) -> list[Entry]:
+def with_claim(entries: Sequence[Entry], message: Message, channel: str, now: float, seconds: float) -> list[Entry]:
     """Return the entries with the claim of a sender on a message that it tries to send for so many seconds."""
-    return _with(entries, message, channel, {"at": now, "until": now + seconds, "state": CLAIMED})
+    return _with_entry(entries, message, channel, {"at": now, "until": now + seconds, "state": CLAIMED})
 
 
-def settled(entries: Sequence[Entry], message: Message, channel: str, outcome: Entry) -> list[Entry]:
+def with_outcome(entries: Sequence[Entry], message: Message, channel: str, outcome: Entry) -> list[Entry]:
     """Return the entries with how sending a message has ended: `state`, `at` and `words`."""
-    return _with(entries, message, channel, outcome)
+    return _with_entry(entries, message, channel, outcome)
 
 
 def has(entries: Sequence[Entry], message: Message, channel: str) -> bool:
@@ -49,10 +49,10 @@ def _key(key: str, channel: str, message: Message) -> str:
     return f"{channel} {key} {int(message.started or 0)}"
 
 
-def _with(entries: Sequence[Entry], message: Message, channel: str, told: Entry) -> list[Entry]:
+def _with_entry(entries: Sequence[Entry], message: Message, channel: str, outcome: Entry) -> list[Entry]:
     keys = [_key(key, channel, message) for key in message.keys]
-    kept = [entry for entry in entries if entry["key"] not in keys]
-    return [*kept, *({"key": key, "since": message.since, **told} for key in keys)][-_MOST:]
+    others = [entry for entry in entries if entry["key"] not in keys]
+    return [*others, *({"key": key, "since": message.since, **outcome} for key in keys)][-_MOST:]
 
 
 def _of(entries: Sequence[Entry], key: str, channel: str, message: Message, now: float) -> Entry | None:

@@ -14,7 +14,7 @@ _LONGEST = 2000  # characters of a reason
 _MOST_TASKS = 20  # that one message counts as told of: a stall of more than that is one of all
 _VERBS = {"succeeded": "has succeeded", "failed": "has failed", "stalled": "makes no progress"}
 # Seconds that a stall has to last after it was told: `on_stall: restart` ends most at once, and who only waits for another is told first.
-SETTLES = 10.0
+STALL_GRACE = 10.0
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Message:
 
     def payload(self) -> dict[str, Any]:
         """Return it as JSON has it; its id is the same however often, and by whom, it is sent."""
-        told = (self.name, self.backend, self.started, self.event, self.about, int(self.since))
+        identity = (self.name, self.backend, self.started, self.event, self.about, int(self.since))
         return {
             "version": _VERSION,
-            "id": hashlib.sha256(repr(told).encode()).hexdigest()[:16],
+            "id": hashlib.sha256(repr(identity).encode()).hexdigest()[:16],
             "event": self.event,
             "name": self.name,
             "backend": self.backend,
@@ -105,11 +105,11 @@ class Due:
         """Whether a task held up the run when it was looked at last."""
         return bool(self._stalled_since)
 
-    def look(self, status: RunStatus, now: float) -> list[Message]:
+    def check(self, status: RunStatus, now: float) -> list[Message]:
         """Return the messages that are due at `now`, whether they were sent or not."""
         if (end := of_end(status, now)) is not None:
             return [end]
         stall = of_stall(status)
         there = {} if stall is None else {name: self._stalled_since.get(name, now) for name in stall.about}
         self._stalled_since = there
-        return [stall] if stall is not None and any(now - since >= SETTLES for since in there.values()) else []
+        return [stall] if stall is not None and any(now - since >= STALL_GRACE for since in there.values()) else []

@@ -63,7 +63,7 @@ class Sending:
             self._process.stdin.write(json.dumps(order).encode())
             self._process.stdin.close()
         self.pid = self._process.pid
-        self._is_told = outcomes is None
+        self._reads_outcome = outcomes is None
         self._event = str(order["payload"]["event"])
 
     def outcome(self) -> ledger.Entry | None:
@@ -71,17 +71,17 @@ class Sending:
         if self._process.poll() is None:
             return None
         done: ledger.Entry = {"state": ledger.FAILED, "words": f"{self._event}: the process that sends it has failed"}
-        if self._is_told and self._process.stdout is not None:
+        if self._reads_outcome and self._process.stdout is not None:
             with contextlib.suppress(ValueError, TypeError, IndexError), self._process.stdout as written:
                 done = dict(json.loads(written.read().splitlines()[-1]))
         return done
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Leave it to itself: no warning that it still runs."""
         self._process.returncode = 0
 
 
-def told(outcomes: Path) -> tuple[str, ...]:
+def read_outcomes(outcomes: Path) -> tuple[str, ...]:
     """Return in a line each what has become of the messages of which a file has the outcomes."""
     try:
         lines = outcomes.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.notify.teller import Teller
+from launcher.notify.supervisor_notifier import SupervisorNotifier
 from launcher.plan.models import Plan, Task
 from launcher.runs import locks, process_identity, restart_policy, stop_order
 from launcher.runs.log_files import LogWriter
@@ -189,7 +189,7 @@ class RunController:
         self._ready_by: float | None = began + plan.start_timeout if self._trains else None
         self._done_by: float | None = began + plan.deadline if plan.deadline else None
         self._record = Record(layout.state, self._snapshot)
-        self._teller = Teller(plan.notify, layout.notified, plan.spec_dir)
+        self._notifier = SupervisorNotifier(plan.notify, layout.notified, plan.spec_dir)
         self._home = locks.Hold(layout.lock)
         self._home_seen, self._home_lost = self._started, False
         self._host, self._self = socket.gethostname(), process_identity.identify(os.getpid())
@@ -263,7 +263,7 @@ class RunController:
         self._progress.apply(event, leads=own and task is self._leader)
         self._record.changed(at_once=changed)
         if changed and event["event"] == "stalled":
-            self._teller.stalled()
+            self._notifier.stalled()
             self._interrupt_frozen(about, event)
         if self._progress.ready:
             self._ready_by = None
@@ -312,8 +312,8 @@ class RunController:
 
     def _meet_deadlines(self) -> None:
         now = time.monotonic()
-        if _due(self._teller.due, now):
-            self._teller.look(self._status())
+        if _due(self._notifier.due, now):
+            self._notifier.send_due(self._status())
         if not self._ending and _due(self._ready_by, now):
             states = {task.name: task.tracker.state() for task in self._tasks.values()}
             waiting = [f"{name} is {reason}" for name, (state, reason) in states.items() if state is State.PENDING and reason]
@@ -444,7 +444,7 @@ class RunController:
         self._runtime.clean_up(Outcome(ending.state, ending.reason, self._requests > 0, lost_at))
         say(f"{ending.state}: {ending.reason}" if ending.reason else ending.state)
         self._record.save_at_last()
-        self._teller.end(self._status())
+        self._notifier.end(self._status())
 
     # Bookkeeping
 
@@ -461,7 +461,7 @@ class RunController:
 
     def _until_due(self) -> float | None:
         """Return the seconds until something is to be done; None where nothing is."""
-        times = [self._record.due, self._teller.due, *(() if self._ending else (self._ready_by, self._done_by))]
+        times = [self._record.due, self._notifier.due, *(() if self._ending else (self._ready_by, self._done_by))]
         for task in self._tasks.values():
             times += (task.restart_at, task.stop_at, task.kill_at)
         due = min((at for at in times if at is not None), default=None)

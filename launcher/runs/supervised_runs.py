@@ -90,7 +90,7 @@ class SupervisedRuns:
         stored = {task: layout.log(task) for task in known if not tasks or task in tasks}
         return merged(stored, follow=follow, since=since, tail=tail, ended=lambda: not locks.held(layout.lock))
 
-    def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
+    def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when nothing of the run is left. Idempotent."""
         layout = self.layout(name)
         if not self._is_there(layout) and orphans.strays(layout):
@@ -98,7 +98,7 @@ class SupervisedRuns:
         ran = locks.held(layout.lock)
         left = self._stop(self._known(name), now=now)
         for words in killed(self.status(name)) if ran and not now else ():
-            tell(words)
+            report(words)
         left += orphans.end_strays(layout)
         self._let_go(name)
         return _ended(left)
@@ -166,7 +166,7 @@ class SupervisedRuns:
         status = snapshot.status
         if not kept and status.state not in ENDED:
             status = orphans.interrupted(layout, snapshot)
-        notified = outbox.told(layout.notified)
+        notified = outbox.read_outcomes(layout.notified)
         return _with_summary(dataclasses.replace(status, name=layout.name, notified=notified), layout)
 
     def _let_go(self, name: str) -> None:

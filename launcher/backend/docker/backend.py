@@ -113,7 +113,7 @@ class DockerBackend:
         with asking(f"looking for the run {name}"):
             containers = self._engine.containers(name)
             if snapshot is not None and _is_told(snapshot.status, containers):
-                return dataclasses.replace(_with_board(snapshot.status, containers), notified=outbox.told(layout.notified))
+                return dataclasses.replace(_with_board(snapshot.status, containers), notified=outbox.read_outcomes(layout.notified))
             if container_status.members(containers):
                 return container_status.status(self._engine, name, containers)
             if snapshot is not None:
@@ -170,7 +170,7 @@ class DockerBackend:
             answer: Any = container.exec_run(list(task_stacks.CLIENT), demux=True).output
         return task_stacks.parsed(task, answer[0] or b"")
 
-    def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
+    def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when no container or network is left. Idempotent."""
         before = self.status(name)
         layout = self._layout(name)
@@ -186,7 +186,7 @@ class DockerBackend:
                 removed = self._engine.remove(name)
             self._note(layout, before, stopped=stopped)
         for words in killed(self.status(name)) if before.state not in ENDED and not now else ():
-            tell(words)
+            report(words)
         return removed
 
     def delete(self, name: str) -> None:

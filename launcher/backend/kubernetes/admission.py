@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from launcher.backend.kubernetes import diagnosis, notifier
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
-from launcher.backend.kubernetes.room import amount, shown
+from launcher.backend.kubernetes.node_capacity import amount, shown
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import TENSORBOARD
 from launcher.spec.models import ClusterSpec
@@ -34,12 +34,12 @@ _NAMED = re.compile(r'checking Pod \S+: |pods "[^"]*" is forbidden: ')
 
 @dataclass(frozen=True)
 class Kind:
-    """Pods that are alike: whose they are, how many, and one of them. Without those that are `beside` its tasks, a run trains all the same."""
+    """Pods that are alike: whose they are, how many, and one of them. Without those that are `optional`, a run trains all the same."""
 
     words: str
     count: int
     pod: Object
-    beside: bool = False
+    optional: bool = False
 
 
 def kinds(made: Sequence[Object], helper: Object) -> list[Kind]:
@@ -48,12 +48,12 @@ def kinds(made: Sequence[Object], helper: Object) -> list[Kind]:
     own_accounts = {one["metadata"]["name"] for one in made if one["kind"] == "ServiceAccount"}  # which are not there yet
     for one in made:
         if one["kind"] == "Deployment":
-            found.append(Kind(TENSORBOARD, 1, _pod(one["spec"]["template"], "apps/v1", "ReplicaSet"), beside=True))
+            found.append(Kind(TENSORBOARD, 1, _pod(one["spec"]["template"], "apps/v1", "ReplicaSet"), optional=True))
         for job in [one] if one["kind"] == "Job" else one["spec"]["replicatedJobs"] if one["kind"] == "JobSet" else ():
             spec = job["spec"] if one["kind"] == "Job" else job["template"]["spec"]
             role = spec["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
             found.append(Kind(role, int(spec["completions"]), _without_account(_pod(spec["template"], "batch/v1", "Job"), own_accounts)))
-    return [*found, Kind("the pod with which the launcher reads the volume", 0, helper, beside=True)]
+    return [*found, Kind("the pod with which the launcher reads the volume", 0, helper, optional=True)]
 
 
 def check(cluster: Cluster, wanted: Sequence[Kind]) -> Iterator[tuple[str, str]]:
@@ -74,13 +74,13 @@ def check(cluster: Cluster, wanted: Sequence[Kind]) -> Iterator[tuple[str, str]]
             if _USED_UP not in error.message and _NOT_DRY not in error.message:
                 found = diagnosis.of_events([{"type": "Warning", "message": error.message}])
                 refusal = LauncherError(f"{kind.words}: {_NAMED.sub('', error.message)}", found.remedy if found else error.remedy)
-                if kind.beside:
+                if kind.optional:
                     yield refusal.message, refusal.remedy
                 else:
                     refused.append(refusal)
         for name, value in _takes(pod).items():  # with what limit ranges have added
             every[name] = every.get(name, 0.0) + kind.count * value
-            tasks[name] = tasks.get(name, 0.0) + (0 if kind.beside else kind.count * value)
+            tasks[name] = tasks.get(name, 0.0) + (0 if kind.optional else kind.count * value)
     for quota in cluster.listed_if_any("ResourceQuota"):
         refused += [LauncherError(words, "ask for less in the spec, or have the quota raised") for words in _beyond(quota, tasks)]
         yield from ((words, "free some of it, or have it raised") for words in _short(quota, every))
@@ -110,7 +110,7 @@ def absent(cluster: Cluster, wanted: Sequence[Kind], made: Sequence[Object]) -> 
             yield f"there is no Secret {name} in {cluster.words()}, which is named for pulling images", _FOR_PULLING.format(name)
 
 
-def untold(cluster: Cluster, spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+def missing_webhook_url(cluster: Cluster, spec: ClusterSpec) -> Iterator[tuple[str, str]]:
     """Yield that a run's webhook has no URL, in words, with the command that makes it; without it the run goes on all the same."""
     if spec.notify is None or spec.notify.webhook is None:
         return
@@ -180,9 +180,9 @@ def _takes(pod: Object) -> dict[str, float]:
     lasting = [*pod["spec"]["containers"], *(one for one in first if one.get("restartPolicy") == "Always")]
     found = {"pods": 1.0}
     for what in ("requests", "limits"):
-        beside, before = [_amounts(one, what) for one in lasting], [_amounts(one, what) for one in first]
-        for name in {name for one in [*beside, *before] for name in one}:
-            total = sum(one.get(name, 0.0) for one in beside)
+        together, before = [_amounts(one, what) for one in lasting], [_amounts(one, what) for one in first]
+        for name in {name for one in [*together, *before] for name in one}:
+            total = sum(one.get(name, 0.0) for one in together)
             found[f"{what}.{name}"] = max([total, *(one.get(name, 0.0) for one in before)])  # those before run one after the other
     return found
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from launcher.backend.kubernetes import attendant_notes, in_cluster, pod_status, reconcile, run_record
-from launcher.backend.kubernetes.attendant_notes import GonePod, LastLines
+from launcher.backend.kubernetes.attendant_notes import DeletedPod, LastLines
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.notifier import Notifier
@@ -28,62 +28,62 @@ from launcher.render.kubernetes.objects import ATTENDANT
 from launcher.runs.status import RunStatus, State
 from trainer.exit_codes import OF_SIGNALS
 
-_LOOK_EVERY = 1.0  # seconds
-_TOLD_FOR = 600.0  # seconds for which a message to people is tried
-_DELETED_FOR = 30.0  # seconds without any of its Jobs, after which a run is taken for deleted
+_POLL_INTERVAL = 1.0  # seconds
+_NOTIFY_TIMEOUT = 600.0  # seconds for which a message to people is tried
+_DELETED_AFTER = 30.0  # seconds without any of its Jobs, after which a run is taken for deleted
 _OVER = frozenset({State.SUCCEEDED, State.FAILED})  # not where its Jobs are suspended by somebody: it may go on
 
 
 class Attendant:
-    """Attends one run. `look` is to be called until `is_done`; it raises LauncherError."""
+    """Attends one run. `reconcile` is to be called until `is_done`; it raises LauncherError."""
 
     def __init__(self, cluster: Cluster, run: str, node_lost: float, start_timeout: float, webhook: Channel | None = None) -> None:
         self._cluster, self._run, self._start_timeout = cluster, run, start_timeout
         self._lines = LastLines()
         self._watcher = Watcher(cluster, run)
-        self._watcher.logs = PodLogs(cluster, onward=self._lines)
+        self._watcher.logs = PodLogs(cluster, sink=self._lines)
         self._reconciler = reconcile.Reconciler(cluster, run, node_lost)
-        self._notifier = Notifier(cluster, run, _TOLD_FOR, lambda: {} if webhook is None else {webhook.kind: lambda: webhook})
+        self._notifier = Notifier(cluster, run, _NOTIFY_TIMEOUT, lambda: {} if webhook is None else {webhook.kind: lambda: webhook})
         self._pods: Mapping[str, Object] = {}  # by their names, as they were seen last
-        self._gone: list[GonePod] = []  # whose last lines are kept
-        self._unkept = False  # not all of these are on the own Job yet
-        self._was_there = False  # its Jobs were seen
-        self._follows = False  # the one before, in a pod that is gone
+        self._deleted_pods: list[DeletedPod] = []  # whose last lines are saved
+        self._has_unsaved_lines = False  # not all of these are on the own Job yet
+        self._had_jobs = False  # its Jobs were seen
+        self._is_restored = False  # what the attendant before it noted was read
         self._noted: RunStatus | None = None  # how the run has ended, once that is noted
-        self._told = False  # whether people's messages of that were looked after
-        self._missed: float | None = None  # since when the run has no Jobs, of time.monotonic
+        self._end_notified = False  # whether the messages about that were handed over
+        self._missing_since: float | None = None  # since when the run has no Jobs, of time.monotonic
 
-    def look(self) -> Iterator[str]:
+    def reconcile(self) -> Iterator[str]:
         """Do what is to be done now; yield what was done."""
-        if not self._follows:
+        if not self._is_restored:
             own = self._cluster.get("Job", self._name)
-            self._gone, self._noted, self._follows = attendant_notes.gone(own), attendant_notes.final(own), True
+            self._deleted_pods, self._noted, self._is_restored = attendant_notes.deleted_pods(own), attendant_notes.final(own), True
         status = self._watcher.status()
-        self._missed = None if status else self._missed or time.monotonic()
+        self._missing_since = None if status else self._missing_since or time.monotonic()
         if status is None:
-            yield from self._notifier.settle()
+            yield from self._notifier.record_outcomes()
             return
-        self._was_there = True
+        self._had_jobs = True
         seen = self._watcher.seen
-        status = self._judged(seen, self._noted or status)
-        self._keep_lines(seen)
+        status = self._checked_status(seen, self._noted or status)
+        self._save_lines(seen)
         if status.state in _OVER:
             yield from self._note(status)
-        yield from self._reconciler.tend(seen, status)
+        yield from self._reconciler.reconcile(seen, status)
         if status.state is State.FAILED:
             yield from self._suspend_set(seen)
-        yield from self._notifier.look(status)
-        self._told = self._noted is not None
+        yield from self._notifier.send_due(status)
+        self._end_notified = self._noted is not None
 
     def is_done(self) -> bool:
         """Return whether the run has ended, none of its pods is at work and people were told, or its Jobs are gone that were there."""
         if self._notifier.busy:
             return False
-        if self._missed is not None:
-            return self._noted is not None or (self._was_there and time.monotonic() - self._missed > _DELETED_FOR)
-        return self._told and is_at_rest(self._watcher.seen)
+        if self._missing_since is not None:
+            return self._noted is not None or (self._had_jobs and time.monotonic() - self._missing_since > _DELETED_AFTER)
+        return self._end_notified and is_at_rest(self._watcher.seen)
 
-    def _judged(self, seen: ClusterSnapshot, status: RunStatus) -> RunStatus:
+    def _checked_status(self, seen: ClusterSnapshot, status: RunStatus) -> RunStatus:
         """Return how the run is, as failed where it is to be ended because it has not started in time, or has outgrown its storage."""
         if status.state in _OVER:
             return status
@@ -103,27 +103,29 @@ class Attendant:
             self._noted = status
             yield f"{self._run} has {status.state}" + (f": {status.reason}" if status.reason else "")
 
-    def _keep_lines(self, seen: ClusterSnapshot) -> None:
-        """Keep the last lines of pods that are gone, will be in a moment, or are on nodes that do not answer."""
+    def _save_lines(self, seen: ClusterSnapshot) -> None:
+        """Save the last lines of pods that are gone, will be in a moment, or are on nodes that do not answer."""
         if self._noted:
             # The status of a run that has ended reads them no more.
-            self._watcher.logs.news([pod for pod in seen.pods if pod["metadata"].get("deletionTimestamp")], tail=attendant_notes.KEPT)
+            self._watcher.logs.new_lines(
+                [pod for pod in seen.pods if pod["metadata"].get("deletionTimestamp")], tail=attendant_notes.MAX_LINES
+            )
         there = {pod["metadata"]["name"]: pod for pod in seen.pods}
         going = {name: pod for name, pod in there.items() if reconcile.deleted_since(pod) is not None or _is_removed(pod)}
-        found = self._lines.of_gone({name: pod for name, pod in self._pods.items() if name not in there} | going)
+        found = self._lines.pop({name: pod for name, pod in self._pods.items() if name not in there} | going)
         self._pods = there or self._pods
-        self._gone += found
-        self._unkept = self._unkept or bool(found)
-        if self._unkept:
-            self._annotate(attendant_notes.of_lines(self._gone))
-            self._unkept = False
+        self._deleted_pods += found
+        self._has_unsaved_lines = self._has_unsaved_lines or bool(found)
+        if self._has_unsaved_lines:
+            self._annotate(attendant_notes.of_lines(self._deleted_pods))
+            self._has_unsaved_lines = False
 
     def _suspend_set(self, seen: ClusterSnapshot) -> Iterator[str]:
         """Suspend the JobSet of a run that is to be ended and has not failed by itself."""
-        whole = seen.whole
-        if whole and pod_status.is_own_set(seen) and not pod_status.is_over(whole) and not whole["spec"].get("suspend"):
-            self._cluster.patch("JobSet", whole["metadata"]["name"], {"spec": {"suspend": True}})
-            yield f"{whole['metadata']['name']} is ended"
+        jobset = seen.jobset
+        if jobset and pod_status.is_own_set(seen) and not pod_status.is_over(jobset) and not jobset["spec"].get("suspend"):
+            self._cluster.patch("JobSet", jobset["metadata"]["name"], {"spec": {"suspend": True}})
+            yield f"{jobset['metadata']['name']} is ended"
 
     @property
     def _name(self) -> str:
@@ -152,7 +154,7 @@ def attend(attendant: Attendant) -> int:
     said = ""
     while not attendant.is_done():
         try:
-            for words in attendant.look():
+            for words in attendant.reconcile():
                 _say(words)
             said = ""
         except ForbiddenError as error:
@@ -162,7 +164,7 @@ def attend(attendant: Attendant) -> int:
             if error.message != said:
                 _say(f"{error.message}: {error.remedy}")
             said = error.message
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_POLL_INTERVAL)
     _say("nothing is left to do")
     return 0
 

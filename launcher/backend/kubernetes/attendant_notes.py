@@ -17,11 +17,11 @@ LINES = "tf-launcher/last-lines"
 # All annotations of an object may have 256 KiB: https://github.com/kubernetes/apimachinery/blob/master/pkg/api/validation/objectmeta.go
 _MOST_OF_STATUS = 120_000
 _MOST_OF_LINES = 100_000
-KEPT, _LONGEST = 20, 500  # lines of a pod, and characters of a line
+MAX_LINES, _MAX_LINE_LENGTH = 20, 500  # lines of a pod, and characters of a line
 
 
 @dataclass(frozen=True)
-class GonePod:
+class DeletedPod:
     """A pod that is gone: its name, its task, and the last lines that it wrote, each behind its time."""
 
     name: str
@@ -42,24 +42,24 @@ def final(job: Object | None) -> RunStatus | None:
     return run_record.restored(pod_status.annotation(job, STATUS)) if job else None
 
 
-def of_lines(gone: Iterable[GonePod]) -> dict[str, str]:
+def of_lines(pods: Iterable[DeletedPod]) -> dict[str, str]:
     """Return the annotation with the last lines of pods, of as many of the last ones as it may have."""
-    kept: deque[dict[str, object]] = deque()
-    room = _MOST_OF_LINES
-    for pod in reversed(list(gone)):
-        made: dict[str, object] = {"pod": pod.name, "task": pod.task, "lines": [line[:_LONGEST] for line in pod.lines[-KEPT:]]}
-        room -= len(as_json(made)) + 1
-        if room < 0:
+    newest: deque[dict[str, object]] = deque()
+    available = _MOST_OF_LINES
+    for pod in reversed(list(pods)):
+        made: dict[str, object] = {"pod": pod.name, "task": pod.task, "lines": [line[:_MAX_LINE_LENGTH] for line in pod.lines[-MAX_LINES:]]}
+        available -= len(as_json(made)) + 1
+        if available < 0:
             break
-        kept.appendleft(made)
-    return {LINES: as_json(list(kept))}
+        newest.appendleft(made)
+    return {LINES: as_json(list(newest))}
 
 
-def gone(job: Object | None) -> list[GonePod]:
+def deleted_pods(job: Object | None) -> list[DeletedPod]:
     """Return the pods whose last lines the attendant has kept, in the order in which they went."""
     try:
         listed = json.loads(pod_status.annotation(job, LINES)) if job else []
-        return [GonePod(str(one["pod"]), str(one["task"]), tuple(map(str, one["lines"]))) for one in listed]
+        return [DeletedPod(str(one["pod"]), str(one["task"]), tuple(map(str, one["lines"]))) for one in listed]
     except (ValueError, KeyError, TypeError):  # another version's
         return []
 
@@ -75,19 +75,19 @@ class LastLines:
     def take(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
         """Take in what a pod has written since."""
         uid = pod["metadata"]["uid"]
-        lines, after = self._lines.setdefault(uid, deque(maxlen=KEPT)), self._after.get(uid, "")
+        lines, after = self._lines.setdefault(uid, deque(maxlen=MAX_LINES)), self._after.get(uid, "")
         new = [(stamp, text) for stamp, text in pieces if stamp > after]
         if not new:
             return
         self._after[uid] = new[-1][0]
         reports = has_trainer(pod)
-        written = ((stamp, text if reports else escaped(text)) for stamp, text in new[-KEPT:])
-        lines.extend(f"{stamp} {text.decode(errors='replace')}"[:_LONGEST] for stamp, text in written)
+        written = ((stamp, text if reports else escaped(text)) for stamp, text in new[-MAX_LINES:])
+        lines.extend(f"{stamp} {text.decode(errors='replace')}"[:_MAX_LINE_LENGTH] for stamp, text in written)
 
     def trust(self, uid: str) -> None:
         """Do nothing: it reads nothing by itself."""
 
-    def of_gone(self, pods: Mapping[str, Object]) -> list[GonePod]:
+    def pop(self, pods: Mapping[str, Object]) -> list[DeletedPod]:
         """Return what these pods wrote last, by their names, of those that have written anything, and forget it."""
         found = [(name, pod_status.task_of(pod), self._lines.pop(pod["metadata"]["uid"], None)) for name, pod in pods.items()]
-        return [GonePod(name, task, tuple(lines)) for name, task, lines in found if lines]
+        return [DeletedPod(name, task, tuple(lines)) for name, task, lines in found if lines]

@@ -56,25 +56,25 @@ from trainer.stacks import PORT, ProcessStacks
 
 # Seconds for which a cluster that has answered may be away, for example while its API server is replaced. The run goes on meanwhile.
 AWAY_TIMEOUT = 600.0
-_TOLD_FOR = 60.0  # seconds for which a launcher tries to tell people: it does not end before
+_NOTIFY_TIMEOUT = 60.0  # seconds for which a launcher tries to tell people: it does not end before
 
 
 @dataclasses.dataclass
-class _Known:
+class _WatchedRun:
     """State of one run while this process looks at it."""
 
     cluster: Cluster
     watcher: status_source.Watcher
-    having: inventory.Watch | None = None  # where it is to be known whether all that the run has is there still
+    record_watch: inventory.Watch | None = None  # where it is to be known whether all that the run has is there still
     spec: dict[str, Any] | None = None
     without_jobs: tuple[ClusterSnapshot, RunStatus] | None = None  # how it is, by what was seen then
     user: str | None = None  # who started it, empty where that is not known
     last: RunStatus | None = None
     expired: RunStatus | None = None  # how it ended, or that this is not known, where its Jobs have expired
     answered: float = 0.0  # when the cluster answered last, of time.monotonic
-    start: submit.Start | None = None  # ours, while it is not settled
-    tender: reconcile.Reconciler | None = None
-    tended: object = None  # what was seen when it was tended last
+    start: submit.Start | None = None  # ours, while it is not finalized
+    reconciler: reconcile.Reconciler | None = None
+    reconciled: object = None  # what was seen when it was reconciled last
     lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
 
 
@@ -84,7 +84,7 @@ class KubernetesBackend:
     def __init__(self, runs: Path, where: Where) -> None:
         self._runs, self._where = runs.absolute(), where
         self._placed: dict[str, Cluster] = {}  # where each run is
-        self._known: dict[str, _Known] = {}
+        self._watched_runs: dict[str, _WatchedRun] = {}
         self._leases: dict[str, run_record.StartLease] = {}  # of what this process is about to start again
         self._ended: dict[str, RunStatus] = {}  # what this process stopped, where the cluster has no record of it
         self._notifiers: dict[str, notifier.Notifier] = {}
@@ -129,20 +129,20 @@ class KubernetesBackend:
             refused.pop_all()
         start = submit.Start(cluster, made, lease, wanted)
         start.apply(run.spec, put_back)
-        known = self._look_at(name)
+        known = self._watched(name)
         tasks = tuple(TaskStatus(task.name, State.PENDING) for task in plan.tasks)
         place = status_source.on_claim(made.claim, cluster, name) if made.storage else None
         # From here on it runs: a cluster that does not answer now is waited for as later.
         known.last = RunStatus(name, BACKEND, State.PENDING, run_dir=place, strategy=plan.strategy, started=cluster.now(), tasks=tasks)
         known.answered = time.monotonic()
-        known.start = None if start.settle_soon() else start
+        known.start = None if start.try_finalize() else start
         teardown.sweep_tensorboards(cluster)
 
     def status(self, name: str) -> RunStatus:
         """Tell how the run is. Raises UsageError when there is none of that name."""
-        return self._status(self._look_at(name), name)
+        return self._status(self._watched(name), name)
 
-    def _status(self, known: _Known, name: str) -> RunStatus:
+    def _status(self, known: _WatchedRun, name: str) -> RunStatus:
         with known.lock:
             try:
                 context = self._context(known, name)
@@ -160,21 +160,21 @@ class KubernetesBackend:
             known.answered = time.monotonic()
             return known.last
 
-    def _context(self, known: _Known, name: str) -> RunContext:
+    def _context(self, known: _WatchedRun, name: str) -> RunContext:
         """Return the user who started a run, whether that is this one, and which objects of its record the run lacks."""
-        lacking = known.having.look() if known.having else Differences()
+        lacking = known.record_watch.differences() if known.record_watch else Differences()
         if known.user is None:
-            seen = known.having.noted if known.having else None  # it has just been read
+            seen = known.record_watch.noted if known.record_watch else None  # it has just been read
             known.user = run_record.user(seen or known.cluster.get("ConfigMap", run_record.name_of(name)))
-        mine = not known.user or known.cluster.user() in {"", known.user}
-        notified = ledger.words(notifier.noted(known.having.noted if known.having else None))
-        return RunContext(user=known.user, mine=mine, attended=False, notified=notified, differences=lacking)
+        is_own = not known.user or known.cluster.user() in {"", known.user}
+        notified = ledger.words(notifier.noted(known.record_watch.noted if known.record_watch else None))
+        return RunContext(user=known.user, is_own=is_own, attended=False, notified=notified, differences=lacking)
 
-    def _without_jobs(self, known: _Known, name: str) -> RunStatus:
+    def _without_jobs(self, known: _WatchedRun, name: str) -> RunStatus:
         cluster = known.cluster
         if known.without_jobs and known.without_jobs[0] is known.watcher.seen:
             return known.without_jobs[1]
-        status = ended_status.status(cluster, known.watcher.seen, self._kept(cluster, name), self._ended.get(name))
+        status = ended_status.status(cluster, known.watcher.seen, self._log_directory(cluster, name), self._ended.get(name))
         if status is None and known.last is not None:  # it was there a moment ago
             raise LauncherError(
                 f"nothing is left of the run {name} in {cluster.words()}: somebody has deleted all of it, or the namespace",
@@ -188,12 +188,12 @@ class KubernetesBackend:
                 if others
                 else "start one with `launcher up FILE --on kubernetes`",
             )
-        if status.state is State.UNKNOWN and known.having is not None:  # that of one run, not of all
+        if status.state is State.UNKNOWN and known.record_watch is not None:  # that of one run, not of all
             status = self._of_expired(known, name, status)
         known.without_jobs = known.watcher.seen, status
         return status
 
-    def _of_expired(self, known: _Known, name: str, unknown: RunStatus) -> RunStatus:
+    def _of_expired(self, known: _WatchedRun, name: str, unknown: RunStatus) -> RunStatus:
         """Return how a run has ended whose Jobs have expired, and note it: it is read once."""
         if known.expired is None:
             run = self._of_record(name)
@@ -207,23 +207,23 @@ class KubernetesBackend:
         """Return the spec that the run was started with last, as the cluster has it."""
         return run_record.spec(self._cluster(name).get("ConfigMap", run_record.name_of(name)))
 
-    def tend(self, name: str) -> list[str]:
+    def reconcile(self, name: str) -> list[str]:
         """Release pods on lost nodes, end a run that does not start in time, let a failed run's nodes go."""
-        known = self._look_at(name)
+        known = self._watched(name)
         said: list[str] = []
         try:
-            self._settle(known)
+            self._finalize_start(known)
             with known.lock:
                 seen, status = known.watcher.seen, known.last
-                is_new = status is not None and seen is not known.tended and bool(seen.jobs)
+                is_new = status is not None and seen is not known.reconciled and bool(seen.jobs)
                 if is_new:
-                    known.tended = seen
+                    known.reconciled = seen
             if is_new and status is not None:
-                self._tend(known, name, seen, status, said)
-            if status is not None:  # last: whatever becomes of it, the run is tended
-                said.extend(self._notifier(name).look(status))
+                self._reconcile(known, name, seen, status, said)
+            if status is not None:  # last: whatever becomes of it, the run is reconciled
+                said.extend(self._notifier(name).send_due(status))
         except UnreachableError:
-            known.tended = None  # the cluster is away; it is done when it answers again
+            known.reconciled = None  # the cluster is away; it is done when it answers again
         except LauncherError as error:  # what cannot be done for a run is no reason to end it
             said.append(f"{error.message}: {error.remedy}")
         return said
@@ -236,28 +236,28 @@ class KubernetesBackend:
     def _notifier(self, name: str) -> notifier.Notifier:
         if name not in self._notifiers:
             spec = self.spec(name) or {}
-            told = Notify.model_validate(spec.get("notify") or {})
+            notify = Notify.model_validate(spec.get("notify") or {})
             has_attendant = (spec.get("kubernetes") or {}).get("attendant") is not None
-            ways = functools.partial(self._ways, name, told, has_attendant=has_attendant)
-            self._notifiers[name] = notifier.Notifier(self._cluster(name), name, _TOLD_FOR, ways)
+            channels = functools.partial(self._channels, name, notify, has_attendant=has_attendant)
+            self._notifiers[name] = notifier.Notifier(self._cluster(name), name, _NOTIFY_TIMEOUT, channels)
         return self._notifiers[name]
 
-    def _ways(self, name: str, told: Notify, *, has_attendant: bool) -> notifier.Ways:
+    def _channels(self, name: str, notify: Notify, *, has_attendant: bool) -> notifier.Channels:
         """Return the ways by which a launcher that watches tells people: a webhook is the attendant's, where there is one at work."""
         found: dict[str, Callable[[], Channel]] = {}
-        cluster, watcher, webhook = self._cluster(name), self._look_at(name).watcher, told.webhook
-        if told.command is not None:
-            made = Channel("command", tuple(told.command), self._spec_dirs.get(name) or str(Path.cwd()))
+        cluster, watcher, webhook = self._cluster(name), self._watched(name).watcher, notify.webhook
+        if notify.command is not None:
+            made = Channel("command", tuple(notify.command), self._spec_dirs.get(name) or str(Path.cwd()))
             found["command"] = lambda: made
         if webhook is not None and (not has_attendant or (watcher.attendant is not None and not watcher.is_attended())):
             found["webhook"] = lambda: notifier.of_secret(cluster, webhook)
         return found
 
-    def _settle(self, known: _Known) -> None:
+    def _finalize_start(self, known: _WatchedRun) -> None:
         """Do what is left of a start of ours over which the cluster went away."""
         if known.start is not None:
             try:
-                known.start.settle()
+                known.start.finalize()
             except UnreachableError:
                 return
             except LauncherError:
@@ -265,25 +265,27 @@ class KubernetesBackend:
                 raise
             known.start = None
 
-    def _tend(self, known: _Known, name: str, seen: ClusterSnapshot, status: RunStatus, said: list[str]) -> None:
-        if known.tender is None:
+    def _reconcile(self, known: _WatchedRun, name: str, seen: ClusterSnapshot, status: RunStatus, said: list[str]) -> None:
+        if known.reconciler is None:
             known.spec = self.spec(name) or {}
-            logs = PodLogs(known.cluster, self._kept(known.cluster, name))
-            known.tender = reconcile.Reconciler(known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")), logs.news)
-        said.extend(known.tender.tend(seen, status))
+            logs = PodLogs(known.cluster, self._log_directory(known.cluster, name))
+            known.reconciler = reconcile.Reconciler(
+                known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")), logs.new_lines
+            )
+        said.extend(known.reconciler.reconcile(seen, status))
         start_timeout = parse_duration(self._limit(known, "start_timeout", "10m"))
-        late = known.tender.late(seen, status, start_timeout) or (reconcile.outgrown(seen) if status.state not in ENDED else "")
+        late = known.reconciler.late(seen, status, start_timeout) or (reconcile.outgrown(seen) if status.state not in ENDED else "")
         if late and known.watcher.is_as_seen():
             said.append(late)
             failed = dataclasses.replace(
                 status, state=State.FAILED, reason=late, reason_task="", ended=known.cluster.now(), eta=None, save_failed=None
             )
-            teardown.stop(known.cluster, failed, name, PodLogs(known.cluster, self._kept(known.cluster, name)), now=False)
+            teardown.stop(known.cluster, failed, name, PodLogs(known.cluster, self._log_directory(known.cluster, name)), now=False)
             self._forget(name)
         elif status.state in {State.SUCCEEDED, State.FAILED}:  # not where its Jobs are suspended: it may go on
             run_record.note(known.cluster, status)
 
-    def _limit(self, known: _Known, limit: str, default: str) -> str:
+    def _limit(self, known: _WatchedRun, limit: str, default: str) -> str:
         return str(((known.spec or {}).get("limits") or {}).get(limit, default))
 
     def runs(self) -> list[RunStatus]:
@@ -293,7 +295,9 @@ class KubernetesBackend:
         records = {one["metadata"]["labels"].get(INSTANCE): one for one in _records(cluster)}
         for name in self._names(cluster, records.values()):
             with contextlib.suppress(UsageError):  # removed meanwhile
-                one = _Known(cluster, status_source.Watcher(cluster, name, gone=False), user=run_record.user(records.get(name)))
+                one = _WatchedRun(
+                    cluster, status_source.Watcher(cluster, name, with_past_attempts=False), user=run_record.user(records.get(name))
+                )
                 known.append(self._status(one, name))
         return sorted(known, key=lambda status: status.started or 0, reverse=True)
 
@@ -304,16 +308,16 @@ class KubernetesBackend:
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
         """Yield the lines of `tasks` (all when empty) in order of time, of earlier attempts too; `tail` counts for each task."""
-        known = self._look_at(name)
+        known = self._watched(name)
         names = [task.name for task in self._status(known, name).tasks]
         check_tasks(name, tasks, names)
         chosen = log_lines.LogSelection(tuple(tasks), since, tail)
         if not follow:
-            return log_lines.there(known.cluster, name, self._kept(known.cluster, name), chosen)
+            return log_lines.read(known.cluster, name, self._log_directory(known.cluster, name), chosen)
         return log_lines.follow(
             known.cluster,
             name,
-            self._kept(known.cluster, name),
+            self._log_directory(known.cluster, name),
             chosen,
             functools.partial(self._pods, name),
             functools.partial(self._is_over, name),
@@ -322,7 +326,7 @@ class KubernetesBackend:
         )
 
     def _pods(self, name: str) -> list[Object]:
-        return self._look_at(name).watcher.pods()
+        return self._watched(name).watcher.pods()
 
     def _is_over(self, name: str) -> bool:
         """Return whether a run has ended, and all that it wrote to the last is kept, as far as that is up to this process."""
@@ -339,9 +343,9 @@ class KubernetesBackend:
         with port_forward.opened(self._cluster(name), newest, PORT) as connection:
             return task_stacks.received(task, connection)
 
-    def stop(self, name: str, *, now: bool = False, tell: Callable[[str], object] = str) -> dict[str, int]:
+    def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when all but the run's data and record is gone. Idempotent."""
-        known = self._look_at(name)
+        known = self._watched(name)
         status = self._status(known, name)
         reserved = name in self._leases
         with known.lock:
@@ -351,8 +355,8 @@ class KubernetesBackend:
             run_record.free(known.cluster, name)
         self._stopping.append(name)
         try:
-            logs = PodLogs(known.cluster, self._kept(known.cluster, name))
-            ended, removed = teardown.stop(known.cluster, before, name, logs, now=now, tell=tell)
+            logs = PodLogs(known.cluster, self._log_directory(known.cluster, name))
+            ended, removed = teardown.stop(known.cluster, before, name, logs, now=now, report=report)
         finally:
             self._stopping.remove(name)
         self._forget(name)
@@ -432,14 +436,14 @@ class KubernetesBackend:
         plan = planner.plan(spec, "kubernetes", run_dir=TARGETS["kubernetes"].run_dir(self._runs, name))
         return helper_pod.on_its_claim(self._cluster(name), Run(spec, plan, image_for(spec)))
 
-    def _look_at(self, name: str) -> _Known:
-        if name not in self._known:
+    def _watched(self, name: str) -> _WatchedRun:
+        if name not in self._watched_runs:
             cluster = self._cluster(name)
-            self._known[name] = _Known(cluster, status_source.Watcher(cluster, name), inventory.Watch(cluster, name))
-        return self._known[name]
+            self._watched_runs[name] = _WatchedRun(cluster, status_source.Watcher(cluster, name), inventory.Watch(cluster, name))
+        return self._watched_runs[name]
 
     def _forget(self, name: str) -> None:
-        self._known.pop(name, None)
+        self._watched_runs.pop(name, None)
 
     def _cluster(self, name: str) -> Cluster:
         """Return where a run is: where the user says, else where it was started from here, else where the kubeconfig points."""
@@ -448,7 +452,7 @@ class KubernetesBackend:
             self._placed[name] = Cluster(place.context, place.namespace)
         return self._placed[name]
 
-    def _kept(self, cluster: Cluster, name: str) -> Path:
+    def _log_directory(self, cluster: Cluster, name: str) -> Path:
         return cluster_cache.logs(self._runs, _place(cluster), name)
 
 

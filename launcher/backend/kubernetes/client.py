@@ -233,7 +233,7 @@ class Cluster:
                 timeout_seconds=seconds,
                 _request_timeout=(TIMEOUT[0], seconds + TIMEOUT[0]),
             )
-        return (json.loads(line) for lines in _whole_lines(answer, doing) for line in lines.split(b"\n"))
+        return (json.loads(line) for lines in _complete_lines(answer, doing) for line in lines.split(b"\n"))
 
     def nodes(self) -> list[Object]:
         """Return the nodes of the cluster. Raises ForbiddenError where the user may not list them."""
@@ -302,7 +302,7 @@ class Cluster:
 
         Raises LauncherError, UnreachableError also where it writes nothing for `timeout` seconds.
         """
-        yield from _whole_lines(self._log(pod, container, [*query, ("follow", "true")], timeout), f"following the log of {pod}")
+        yield from _complete_lines(self._log(pod, container, [*query, ("follow", "true")], timeout), f"following the log of {pod}")
 
     def _log(self, pod: str, container: str, query: list[tuple[str, str]], timeout: float) -> Any:
         with asking(f"reading the log of {pod}"):
@@ -319,7 +319,7 @@ def _selector(wanted: Mapping[str, str] | None) -> str | None:
     return ",".join(f"{key}={value}" for key, value in (wanted or {}).items()) or None
 
 
-def _whole_lines(answer: Any, doing: str) -> Iterator[bytes]:
+def _complete_lines(answer: Any, doing: str) -> Iterator[bytes]:
     """Yield an answer as it comes, one whole line or several at once; what is cut off within a line is left out."""
     partial = b""
     with asking(doing), contextlib.closing(answer):

@@ -71,8 +71,8 @@ def _complaints() -> Iterator[list[str]]:
     complaints: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: complaints.append(" ".join(record.getMessage().split()))  # type: ignore[method-assign]
-    mine = threading.get_ident()
-    handler.addFilter(lambda record: record.thread == mine)
+    own_thread = threading.get_ident()
+    handler.addFilter(lambda record: record.thread == own_thread)
     root = logging.getLogger()
     root.addHandler(handler)
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher import images
-from launcher.backend.kubernetes import room
+from launcher.backend.kubernetes import node_capacity
 from launcher.files import json_object
 from launcher.plan import role_rules
 from launcher.plan.container_paths import CONTAINER_RUNS
@@ -117,7 +117,7 @@ _UNSCHEDULABLE = re.compile(r"(\d+/\d+ nodes) are available: (.*)", re.DOTALL)
 def of_pod(pod: Object, events: Iterable[Object] = (), nodes: Sequence[Object] = ()) -> Diagnosis | None:
     """Return what is wrong with a pod, or None. `events` are those about the pod itself, `nodes` the cluster's, where they are known."""
     status = pod.get("status", {})
-    found = _of_whole_pod(status) or _of_containers(pod)
+    found = _of_failed_pod(status) or _of_containers(pod)
     if found is not None:
         return found
     if status.get("phase") == "Pending":
@@ -183,7 +183,7 @@ def has_outgrown(status: Object) -> bool:
     return status.get("reason") == "Evicted" and not disrupted and "exceed" in str(status.get("message"))
 
 
-def _of_whole_pod(status: Object) -> Diagnosis | None:
+def _of_failed_pod(status: Object) -> Diagnosis | None:
     if status.get("phase") != "Failed":
         return None
     reason = status.get("reason", "")
@@ -212,10 +212,10 @@ def _in_own_image(pod: Object, container: str) -> bool:
 
 def _of_containers(pod: Object) -> Diagnosis | None:
     status = pod.get("status", {})
-    beside, own = status.get("initContainerStatuses", []), status.get("containerStatuses", [])
+    init_statuses, own = status.get("initContainerStatuses", []), status.get("containerStatuses", [])
     has_run = any(one.get("state", {}).keys() & {"running", "terminated"} for one in own)
     # A sidecar is ended after the task, and may say so by any exit code.
-    for one in own if has_run else [*beside, *own]:
+    for one in own if has_run else [*init_statuses, *own]:
         state = one.get("state", {})
         waiting, terminated = state.get("waiting", {}), state.get("terminated", {})
         never_ran = waiting or (terminated if terminated.get("reason") == _NOT_STARTED else {})
@@ -230,7 +230,7 @@ def _of_containers(pod: Object) -> Diagnosis | None:
         code = terminated.get("exitCode", 0)
         if code:
             last = _last_line(terminated.get("message"))
-            if one in beside:
+            if one in init_statuses:
                 name = one.get("name")
                 kind = "sidecar" if name in _sidecars(pod) else "init container"
                 words = f"its {kind} {name} ended with exit code {code}" + (f": {last}" if last else "")
@@ -307,7 +307,7 @@ def _of_scheduling(pod: Object, nodes: Sequence[Object]) -> Diagnosis | None:
     if not _UNSCHEDULABLE.search(message):
         return Diagnosis("nodes", _line(message) or "no node takes it", "see kubectl describe pod")
     said = unschedulable(message)
-    return Diagnosis("nodes", said, "; ".join(room.of_pod(pod, nodes)) or _remedy_for_nodes(said))
+    return Diagnosis("nodes", said, "; ".join(node_capacity.of_pod(pod, nodes)) or _remedy_for_nodes(said))
 
 
 def unschedulable(message: str) -> str:

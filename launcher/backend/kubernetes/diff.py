@@ -38,21 +38,21 @@ def _lines(cluster: Cluster, kind: str, name: str, old: Object | None, new: Obje
 
 def _plain(thing: Object) -> Object:
     """Return an object without what the cluster adds to it by itself."""
-    kept: dict[str, Any] = {key: value for key, value in thing.items() if key != "status"}
-    kept["metadata"] = _without(kept["metadata"], _METADATA)
-    if annotations := _without(kept["metadata"].get("annotations") or {}, (_NOTED,)):
-        kept["metadata"]["annotations"] = annotations
+    plain: dict[str, Any] = {key: value for key, value in thing.items() if key != "status"}
+    plain["metadata"] = _without(plain["metadata"], _METADATA)
+    if annotations := _without(plain["metadata"].get("annotations") or {}, (_NOTED,)):
+        plain["metadata"]["annotations"] = annotations
     else:
-        kept["metadata"].pop("annotations", None)
-    if kept["kind"] == "JobSet":
-        kept["spec"] = _without(kept["spec"], ("suspend",))
-    if kept["kind"] == "Job":
-        template = kept["spec"]["template"]
+        plain["metadata"].pop("annotations", None)
+    if plain["kind"] == "JobSet":
+        plain["spec"] = _without(plain["spec"], ("suspend",))
+    if plain["kind"] == "Job":
+        template = plain["spec"]["template"]
         head = {**template["metadata"], "labels": _without(template["metadata"].get("labels") or {}, _OF_JOBS)}
         head.pop("creationTimestamp", None)
-        kept["metadata"]["labels"] = _without(kept["metadata"].get("labels") or {}, _OF_JOBS)
-        kept["spec"] = {**_without(kept["spec"], ("selector", "suspend")), "template": {**template, "metadata": head}}
-    return {key: kept[key] for key in ("apiVersion", "kind", "metadata", *sorted(set(kept) - {"apiVersion", "kind", "metadata"}))}
+        plain["metadata"]["labels"] = _without(plain["metadata"].get("labels") or {}, _OF_JOBS)
+        plain["spec"] = {**_without(plain["spec"], ("selector", "suspend")), "template": {**template, "metadata": head}}
+    return {key: plain[key] for key in ("apiVersion", "kind", "metadata", *sorted(set(plain) - {"apiVersion", "kind", "metadata"}))}
 
 
 def _without(mapping: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:

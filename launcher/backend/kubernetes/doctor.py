@@ -11,7 +11,7 @@ from launcher.backend.findings import CheckRequest, Finding, of_error, ok, probl
 from launcher.backend.kubernetes import admission, doctor_capacity, doctor_policies, helper_pod, run_objects, storage_classes
 from launcher.backend.kubernetes.client import Cluster, Object, numbers
 from launcher.backend.kubernetes.errors import strange
-from launcher.backend.kubernetes.room import amount
+from launcher.backend.kubernetes.node_capacity import amount
 from launcher.errors import LauncherError, UsageError
 from launcher.plan import planner
 from launcher.plan.container_paths import CONTAINER_RUNS
@@ -183,10 +183,10 @@ def _listed(cluster: Cluster, path: str, doing: str) -> list[dict[str, Any]]:
     return list(cluster.request("get", path, doing=doing).get("items") or ())
 
 
-def _or_unseen(what: str, lost: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _or_unseen(what: str, lost: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     """Yield what a look finds; where it may not look, that it could not, what is `lost` with it, and which rule is missing."""
     try:
-        yield from look()
+        yield from check()
     except LauncherError as error:
         yield warning(what, f"{error.message}: {lost}", error.remedy)
 
@@ -236,7 +236,7 @@ def _webhook(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
     """Yield whether the webhook of `notify` has its URL, and somebody who may read it: the attendant's pod mounts it."""
     if spec.notify is None or spec.notify.webhook is None:
         return
-    lacking = [warning("notify", words, remedy) for words, remedy in admission.untold(cluster, spec)]
+    lacking = [warning("notify", words, remedy) for words, remedy in admission.missing_webhook_url(cluster, spec)]
     secret, key, may = spec.notify.webhook.secret, spec.notify.webhook.key, _may(cluster, "", "secrets", "get")
     if spec.kubernetes.attendant is None and not may:
         words = "you may not read Secrets, and there is no attendant: nobody tells the webhook"

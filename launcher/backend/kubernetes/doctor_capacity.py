@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.backend.findings import Finding, ok, problem, warning
-from launcher.backend.kubernetes import room
+from launcher.backend.kubernetes import node_capacity
 from launcher.backend.kubernetes.client import Cluster, Object
-from launcher.backend.kubernetes.room import amount
+from launcher.backend.kubernetes.node_capacity import amount
 from launcher.errors import LauncherError
 from launcher.render.kubernetes import pods
 from launcher.spec.containers import Container
@@ -84,7 +84,7 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = 
 
 
 def _never(role: str, wanted: Wanted, nodes: Sequence[Object]) -> list[str]:
-    return [f"{role}: {words}" for words in room.lacking(wanted.amounts, wanted.labels, nodes)]
+    return [f"{role}: {words}" for words in node_capacity.lacking(wanted.amounts, wanted.labels, nodes)]
 
 
 def node(one: Object) -> Node:
@@ -156,10 +156,10 @@ def _sum(spec: ClusterSpec, roles: Iterable[Role]) -> Wanted:
 def _wanted(spec: ClusterSpec, role: Role) -> Wanted:
     options = spec.kubernetes
     wanted = {"pods": 1.0}
-    before, beside = init_containers_of(spec, role), sidecars_of(spec, role)
+    before, together = init_containers_of(spec, role), sidecars_of(spec, role)
     # https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers
     for key, of in (("cpu", _cores), ("memory", _bytes)):
-        if most := max([of(role) + sum(map(of, beside)), *map(of, before)]):
+        if most := max([of(role) + sum(map(of, together)), *map(of, before)]):
             wanted[key] = most
     if role.gpus:
         wanted[options.gpu_resource] = float(role.gpus)

@@ -105,11 +105,11 @@ def _quiet() -> Iterator[None]:
     """Keep the client's threads, which carry a connection, from writing a traceback where that is closed: the reader is told."""
     before = threading.excepthook
 
-    def told(ended: threading.ExceptHookArgs) -> None:
+    def report_exception(ended: threading.ExceptHookArgs) -> None:
         if ended.thread is None or not ended.thread.name.startswith("Kubernetes port forward"):
             before(ended)
 
-    threading.excepthook = told
+    threading.excepthook = report_exception
     try:
         yield
     finally:

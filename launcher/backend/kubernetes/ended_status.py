@@ -5,31 +5,31 @@ from pathlib import Path
 
 from launcher.backend.kubernetes import pod_status, run_record, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
-from launcher.backend.kubernetes.pod_logs import kept_tasks
+from launcher.backend.kubernetes.pod_logs import stored_tasks
 from launcher.plan import role_rules
 from launcher.runs.status import RunStatus, State, TaskStatus
 
 BACKEND = "kubernetes"
 
 
-def status(cluster: Cluster, seen: pod_status.ClusterSnapshot, kept: Path, ended: RunStatus | None) -> RunStatus | None:
+def status(cluster: Cluster, seen: pod_status.ClusterSnapshot, directory: Path, ended: RunStatus | None) -> RunStatus | None:
     """Return how a run without Jobs is, None where there is nothing of it.
 
-    `seen` is what was seen of it last, perhaps a JobSet that has no Jobs yet, `kept` is where this machine keeps what its pods wrote, `ended` how this process ended it, for where the cluster has no record of it.
+    `seen` is what was seen of it last, perhaps a JobSet that has no Jobs yet, `directory` is where this machine keeps what its pods wrote, `ended` how this process ended it, for where the cluster has no record of it.
     """
     run = seen.name
     noted = cluster.get("ConfigMap", run_record.name_of(run))
     place = status_source.on_claim(run_record.claim_name(run, noted), cluster, run)
     spec = run_record.spec(noted) or {}
-    known = tasks(noted) or kept_tasks(kept)
+    known = tasks(noted) or stored_tasks(directory)
 
     def made(state: State, reason: str, of: Iterable[TaskStatus]) -> RunStatus:
         return RunStatus(run, BACKEND, state, reason, run_dir=place, strategy=str(spec.get("strategy", "")), tasks=tuple(of))
 
     if pods := status_source.pods_of(cluster, run):
         return made(State.RUNNING, "it is being stopped", _leaving(known, pods))
-    if seen.whole and not pod_status.is_over(seen.whole):
-        reason = pod_status.waits(seen) or f"its JobSet {seen.whole['metadata']['name']} has no Jobs yet"
+    if seen.jobset and not pod_status.is_over(seen.jobset):
+        reason = pod_status.waits(seen) or f"its JobSet {seen.jobset['metadata']['name']} has no Jobs yet"
         return made(State.PENDING, reason, (TaskStatus(task, State.PENDING) for task in known))
     if words := run_record.being_started(noted, cluster.now()):
         return made(State.PENDING, f"it is being {words}", (TaskStatus(task, State.PENDING) for task in known))
@@ -41,8 +41,8 @@ def status(cluster: Cluster, seen: pod_status.ClusterSnapshot, kept: Path, ended
         return None
     ttl = (spec.get("kubernetes") or {}).get("ttl")
     state = State.UNKNOWN if ttl else State.STOPPED
-    gone = f"finished more than kubernetes.ttl ({ttl}) ago while nobody watched, or were deleted" if ttl else "were deleted"
-    reason = f"its Jobs {gone}; `up` goes on from its last checkpoint"
+    how = f"finished more than kubernetes.ttl ({ttl}) ago while nobody watched, or were deleted" if ttl else "were deleted"
+    reason = f"its Jobs {how}; `up` goes on from its last checkpoint"
     return made(state, reason, (TaskStatus(task, state) for task in known))
 
 

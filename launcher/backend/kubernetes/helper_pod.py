@@ -15,11 +15,11 @@ from launcher.render.kubernetes.objects import CLUSTER_LABEL, COMPONENT, HOUSEKE
 
 # Its small needs, named so that a quota admits it.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
-_WITHIN = 300.0  # seconds, an image that is pulled first and a node that is added for it included
+_TIMEOUT = 300.0  # seconds, an image that is pulled first and a node that is added for it included
 # Kind of trouble that seldom mends itself -> seconds that a pod with it is waited for nevertheless.
-_HOPE: dict[str, float] = {"image": 20.0, "config": 20.0}
-_PROBE_HOPE = {**_HOPE, "nodes": 60.0}  # a caller that only asks does not wait for what may come
-_LOOK_EVERY = 0.5
+_TIMEOUTS: dict[str, float] = {"image": 20.0, "config": 20.0}
+_PROBE_TIMEOUTS = {**_TIMEOUTS, "nodes": 60.0}  # a caller that only asks does not wait for what may come
+_POLL_INTERVAL = 0.5
 _MODES = ("ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod")  # the widest first
 _SERVES_FOR = 4 * 3600.0  # seconds, of a pod whose launcher was killed and that does not end by itself
 
@@ -36,13 +36,13 @@ def on_its_claim(cluster: Cluster, run: Run) -> Run:
 def move_aside(cluster: Cluster, run: Run, aside: str) -> None:
     """Rename the run's directory on its volume; nothing happens where it is not there."""
     source, target = f"{CONTAINER_RUNS}/{run.name}", f"{CONTAINER_RUNS}/{aside}"
-    _do(cluster, run, ["sh", "-c", f"if [ -e '{source}' ]; then mv '{source}' '{target}'; fi"], "moving its data aside", _HOPE)
+    _run_command(cluster, run, ["sh", "-c", f"if [ -e '{source}' ]; then mv '{source}' '{target}'; fi"], "moving its data aside", _TIMEOUTS)
 
 
 def remove(cluster: Cluster, run: Run) -> None:
     """Remove the run's directory from a volume that is not its own alone; nothing happens where the claim is not there."""
     if cluster.get("PersistentVolumeClaim", run.claim) is not None:
-        _do(cluster, run, ["rm", "-rf", f"{CONTAINER_RUNS}/{run.name}"], "deleting its data", _HOPE)
+        _run_command(cluster, run, ["rm", "-rf", f"{CONTAINER_RUNS}/{run.name}"], "deleting its data", _TIMEOUTS)
 
 
 class FailedPodError(LauncherError):
@@ -58,7 +58,7 @@ def probe(cluster: Cluster, run: Run, command: list[str], *, mounted: bool) -> N
 
     Raises LauncherError with why it did not start, FailedPodError where it did not succeed.
     """
-    _do(cluster, run, command, "starting a pod", _PROBE_HOPE, mounted=mounted, labels={CLUSTER_LABEL: "doctor"})
+    _run_command(cluster, run, command, "starting a pod", _PROBE_TIMEOUTS, mounted=mounted, labels={CLUSTER_LABEL: "doctor"})
 
 
 @contextlib.contextmanager
@@ -71,17 +71,17 @@ def serving(cluster: Cluster, run: Run, command: list[str], doing: str, *, is_pr
     """
     made = _pod(run, command, read_only=True, within=_SERVES_FOR)
     made["metadata"]["labels"] |= storage.volume_labels(run)
-    made["spec"] |= beside(run, cluster.listed("Pod", status_source.labels_of(run.name)))
+    made["spec"] |= node_constraints(run, cluster.listed("Pod", status_source.labels_of(run.name)))
     made["metadata"]["namespace"] = cluster.namespace
     name = str(cluster.create(made)["metadata"]["name"])
     try:
-        _await_phase(cluster, name, doing, _PROBE_HOPE if is_probe else _HOPE, "Running")
+        _await_phase(cluster, name, doing, _PROBE_TIMEOUTS if is_probe else _TIMEOUTS, "Running")
         yield name
     finally:
         cluster.delete("Pod", name, grace=1)
 
 
-def beside(run: Run, own: Iterable[Object]) -> Object:
+def node_constraints(run: Run, own: Iterable[Object]) -> Object:
     """Return which node a pod has to be on, as fields of its spec: the one where one of the run's `own` pods has a volume of one node. Pure.
 
     It tolerates there what that one does: nodes with GPUs have taints of which the spec need not say anything.
@@ -108,31 +108,31 @@ def beside(run: Run, own: Iterable[Object]) -> Object:
     return {}
 
 
-def tidy(cluster: Cluster, run: str) -> None:
+def delete_finished(cluster: Cluster, run: str) -> None:
     """Delete the run's pods of this kind that have ended and whose launcher was killed: a claim that one has mounted cannot go."""
     for pod in cluster.listed("Pod", {**status_source.labels_of(run), COMPONENT: HOUSEKEEPING}):
         if pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
             cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
 
 
-def _do(
+def _run_command(
     cluster: Cluster,
     run: Run,
     command: list[str],
     doing: str,
-    hope: dict[str, float],
+    timeouts: dict[str, float],
     *,
     mounted: bool = True,
     labels: Mapping[str, str] | None = None,
 ) -> None:
     made = _pod(run, command, mounted=mounted)
     if mounted:
-        made["spec"] |= beside(run, cluster.listed("Pod", status_source.labels_of(run.name)))
+        made["spec"] |= node_constraints(run, cluster.listed("Pod", status_source.labels_of(run.name)))
     made["metadata"]["namespace"] = cluster.namespace
     made["metadata"]["labels"] |= labels or {}
     name = str(cluster.create(made)["metadata"]["name"])
     try:
-        _await_phase(cluster, name, doing, hope, "Succeeded")
+        _await_phase(cluster, name, doing, timeouts, "Succeeded")
     finally:
         cluster.delete("Pod", name, grace=1)
 
@@ -142,7 +142,7 @@ def helper(run: Run) -> Object:
     return _pod(run, ["true"], mounted=run.storage is not None)
 
 
-def _pod(run: Run, command: list[str], *, mounted: bool = True, read_only: bool = False, within: float = _WITHIN) -> Object:
+def _pod(run: Run, command: list[str], *, mounted: bool = True, read_only: bool = False, within: float = _TIMEOUT) -> Object:
     volume, mount = pods.tmp()
     own = storage.mount(read_only=read_only)
     mounts, volumes = ([own, mount], [storage.volume(run), volume]) if mounted else ([mount], [volume])
@@ -162,7 +162,7 @@ def _pod(run: Run, command: list[str], *, mounted: bool = True, read_only: bool 
     return {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": spec}
 
 
-def _await_phase(cluster: Cluster, name: str, doing: str, hope: dict[str, float], wanted: str) -> None:
+def _await_phase(cluster: Cluster, name: str, doing: str, timeouts: dict[str, float], wanted: str) -> None:
     began = time.monotonic()
     while True:
         pod = cluster.get("Pod", name)
@@ -173,9 +173,9 @@ def _await_phase(cluster: Cluster, name: str, doing: str, hope: dict[str, float]
             return
         waited = time.monotonic() - began
         found = diagnosis.of_pod(pod)
-        hopeless = found is not None and waited > (_HOPE["config"] if found.final else hope.get(found.kind, _WITHIN))
-        if phase in {"Failed", "Succeeded"} or hopeless or waited > _WITHIN:
-            why = found.words if found else f"it is {phase} after {_WITHIN:.0f} s"
+        is_overdue = found is not None and waited > (_TIMEOUTS["config"] if found.final else timeouts.get(found.kind, _TIMEOUT))
+        if phase in {"Failed", "Succeeded"} or is_overdue or waited > _TIMEOUT:
+            why = found.words if found else f"it is {phase} after {_TIMEOUT:.0f} s"
             remedy = found.remedy if found else f"see kubectl describe pod {name}"
             raise FailedPodError(f"{doing}: the pod {name} did not succeed: {why}", remedy, pod_status.exit_code(pod))
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_POLL_INTERVAL)

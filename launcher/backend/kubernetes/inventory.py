@@ -23,17 +23,17 @@ class Watch:
         self._found = Differences()
         self._next = 0.0
 
-    def look(self) -> Differences:
+    def differences(self) -> Differences:
         """Return what is not as the record says, nothing where that does not say. Raises LauncherError."""
         if time.monotonic() >= self._next:
             try:
-                self._found = self._look()
+                self._found = self._compare()
             except ForbiddenError:  # a user who may not see all of it sees the rest
                 self._found = Differences()
             self._next = time.monotonic() + _EVERY
         return self._found
 
-    def _look(self) -> Differences:
+    def _compare(self) -> Differences:
         self.noted = noted = self._cluster.get("ConfigMap", run_record.name_of(self._run))
         if run_record.being_started(noted, self._cluster.now()):  # what it notes is still the last one's
             return Differences()
@@ -43,12 +43,12 @@ class Watch:
             return Differences(lost)
         there = {(one.kind, one.name) for kind in {one.kind for one in made(noted)} for one in labelled(self._cluster, self._run, kind)}
         missed = [one for one in made(noted) if (one.kind, one.name) not in there]
-        found = strays(self._cluster, missed)
+        found = unlabelled(self._cluster, missed)
         left = [one for one, thing in found.items() if not is_over(thing)]
         expire = {"Job"} if ((run_record.spec(noted) or {}).get("kubernetes") or {}).get("ttl") else set()
-        gone = tuple(one for one in missed if one not in found and one.kind not in expire)
+        deleted = tuple(one for one in missed if one not in found and one.kind not in expire)
         return Differences(
-            lost, gone, tuple(left), tuple(ended_status.tasks(noted)), reason(self._run, gone, left, self._cluster.namespace)
+            lost, deleted, tuple(left), tuple(ended_status.tasks(noted)), reason(self._run, deleted, left, self._cluster.namespace)
         )
 
 
@@ -88,18 +88,18 @@ def labelled(cluster: Cluster, run: str, kind: str) -> Iterable[ObjectRef]:
     )
 
 
-def strays(cluster: Cluster, missed: Iterable[ObjectRef]) -> dict[ObjectRef, Object]:
+def unlabelled(cluster: Cluster, missed: Iterable[ObjectRef]) -> dict[ObjectRef, Object]:
     """Return those of a run's things that are there, though they were not found by their labels."""
     there = {one: cluster.get(one.kind, one.name) for one in missed}
     return {one: found for one, found in there.items() if found is not None and found["metadata"]["uid"] == one.uid}
 
 
-def reason(run: str, gone: Sequence[ObjectRef], strays: Iterable[ObjectRef], namespace: str) -> str:
+def reason(run: str, deleted: Sequence[ObjectRef], unlabelled: Iterable[ObjectRef], namespace: str) -> str:
     """Return which of a run's objects are gone or have lost its labels, and what to do about each. Pure."""
     said = []
-    if gone:
-        said.append(f"{', '.join(map(str, gone))} {'was' if len(gone) == 1 else 'were'} deleted: {diagnosis.made_again(run)}")
-    for one in strays:
+    if deleted:
+        said.append(f"{', '.join(map(str, deleted))} {'was' if len(deleted) == 1 else 'were'} deleted: {diagnosis.made_again(run)}")
+    for one in unlabelled:
         labels = status_source.labels_of(run) | ({pod_status.COMPONENT: one.name.removeprefix(f"{run}-")} if one.kind == "Job" else {})
         given = " ".join(f"{key}={value}" for key, value in labels.items())
         said.append(f"{one} has lost its labels: kubectl label {one} {given} --overwrite -n {namespace}")

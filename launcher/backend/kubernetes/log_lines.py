@@ -9,13 +9,13 @@ from pathlib import Path
 from launcher.backend.kubernetes import attendant_notes, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import UnreachableError, out_of_sight
-from launcher.backend.kubernetes.pod_logs import PodLogs, keep_last, kept_lines
+from launcher.backend.kubernetes.pod_logs import PodLogs, store_last, stored_lines
 from launcher.backend.kubernetes.pod_status import task_of
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import ATTENDANT
 from launcher.runs.status import LogLine
 
-_POLL = 1.0  # seconds between two looks, at the least
+_POLL_INTERVAL = 1.0  # seconds, at the least
 _PODS_A_SECOND = 32  # whose output is asked for
 
 
@@ -45,29 +45,29 @@ class LogSelection:
         return last[::-1]
 
 
-def there(cluster: Cluster, run: str, kept: Path, chosen: LogSelection) -> Iterator[LogLine]:
+def read(cluster: Cluster, run: str, directory: Path, chosen: LogSelection) -> Iterator[LogLine]:
     """Yield the lines there are."""
     pods = status_source.pods_of(cluster, run)
-    _take_over(cluster, run, kept)
-    yield from chosen.cut(_all(pods, _reader(cluster, kept, chosen), kept, chosen))
+    _take_over(cluster, run, directory)
+    yield from chosen.cut(_all(pods, _reader(cluster, directory, chosen), directory, chosen))
 
 
 def follow(
     cluster: Cluster,
     run: str,
-    kept: Path,
+    directory: Path,
     chosen: LogSelection,
     there: Callable[[], list[Object]],
     ended: Callable[[], bool],
     away_timeout: float,
-    onward: PodLogs | None = None,
+    sink: PodLogs | None = None,
 ) -> Iterator[LogLine]:
     """Yield the lines there are and those to come until the run has `ended`; a cluster that is away is waited for `away_timeout` seconds.
 
-    `there` gives the pods of its tasks as they are now. The reader `onward` goes on after the lines that were read.
+    `there` gives the pods of its tasks as they are now. `sink` gets what is read, and goes on after it.
     """
-    reader = _reader(cluster, kept, chosen, onward)
-    _take_over(cluster, run, kept)
+    reader = _reader(cluster, directory, chosen, sink)
+    _take_over(cluster, run, directory)
     first = True
     answered = time.monotonic()
     while True:
@@ -78,37 +78,37 @@ def follow(
         except UnreachableError as error:
             if time.monotonic() - answered > away_timeout:
                 raise out_of_sight(run, error) from error
-            time.sleep(_POLL)
+            time.sleep(_POLL_INTERVAL)
             continue
         answered = time.monotonic()
         if first:
-            yield from chosen.cut(_all(pods, reader, kept, chosen))
+            yield from chosen.cut(_all(pods, reader, directory, chosen))
         else:
-            yield from reader.news(chosen.pods(pods))  # new lines: the nodes' clocks need not agree with ours
+            yield from reader.new_lines(chosen.pods(pods))  # new lines: the nodes' clocks need not agree with ours
         first = False
         reader.stream(chosen.pods(pods))
         if over:
-            yield from reader.left(kept, pods)
+            yield from reader.left(directory, pods)
             return
-        time.sleep(max(_POLL, len(pods) / _PODS_A_SECOND))
+        time.sleep(max(_POLL_INTERVAL, len(pods) / _PODS_A_SECOND))
 
 
-def _take_over(cluster: Cluster, run: str, kept: Path) -> None:
-    """Keep here what the run's attendant has kept of pods that are gone; nothing where that cannot be asked for."""
+def _take_over(cluster: Cluster, run: str, directory: Path) -> None:
+    """Store here what the run's attendant has kept of pods that are gone; nothing where that cannot be asked for."""
     with contextlib.suppress(LauncherError):
-        for pod in attendant_notes.gone(cluster.get("Job", f"{run}-{ATTENDANT}")):
-            keep_last(kept, pod.task, pod.name, pod.lines)
+        for pod in attendant_notes.deleted_pods(cluster.get("Job", f"{run}-{ATTENDANT}")):
+            store_last(directory, pod.task, pod.name, pod.lines)
 
 
-def _reader(cluster: Cluster, kept: Path, chosen: LogSelection, onward: PodLogs | None = None) -> PodLogs:
-    return PodLogs(cluster, kept, onward) if chosen.tail is None else PodLogs(cluster)  # what is kept or passed on has no gaps
+def _reader(cluster: Cluster, directory: Path, chosen: LogSelection, sink: PodLogs | None = None) -> PodLogs:
+    return PodLogs(cluster, directory, sink) if chosen.tail is None else PodLogs(cluster)  # what is stored or passed on has no gaps
 
 
-def _all(pods: list[Object], reader: PodLogs, kept: Path, chosen: LogSelection) -> list[LogLine]:
-    read = reader.news(chosen.pods(pods), tail=chosen.tail)
+def _all(pods: list[Object], reader: PodLogs, directory: Path, chosen: LogSelection) -> list[LogLine]:
+    read = reader.new_lines(chosen.pods(pods), tail=chosen.tail)
     unread = [pod for pod in pods if reader.unread(pod)]
     for pod in unread:
-        reader.skip_kept(pod, kept)
+        reader.skip_stored(pod, directory)
     there = [pod for pod in pods if pod not in unread]
-    discarded = [line for pod in chosen.pods(there) for line in reader.discarded(pod, kept)] if chosen.tail is None else []
-    return [*kept_lines(kept, there, list(chosen.tasks)), *discarded, *read]
+    discarded = [line for pod in chosen.pods(there) for line in reader.discarded(pod, directory)] if chosen.tail is None else []
+    return [*stored_lines(directory, there, list(chosen.tasks)), *discarded, *read]

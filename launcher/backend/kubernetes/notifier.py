@@ -24,10 +24,10 @@ NOTE = "tf-launcher/notified"
 _SLACK = 90.0  # seconds beyond the time of a sender after which it is taken to be gone
 _STALLS_EVERY = 60.0  # seconds between two looks whether the stall of a task that was told may be told again
 _AGAIN = 1.0  # seconds, after somebody else has changed the note
-_LOOK_EVERY = 0.1
+_POLL_INTERVAL = 0.1
 
 # The ways to tell people, by kind: what makes one raises NoChannelError where it cannot be had.
-Ways = Mapping[str, Callable[[], Channel]]
+Channels = Mapping[str, Callable[[], Channel]]
 
 
 class NoChannelError(LauncherError):
@@ -44,7 +44,7 @@ class _Case:
 
 
 @dataclasses.dataclass
-class _OnItsWay:
+class _InFlight:
     message: Message
     kind: str
     sending: Sending
@@ -54,11 +54,11 @@ class _OnItsWay:
 class Notifier:
     """The messages of one run, as one process sends them that watches it."""
 
-    def __init__(self, cluster: Cluster, run: str, seconds: float, ways: Callable[[], Ways]) -> None:
-        """Try each message for `seconds`; `ways` are asked for when one is due."""
-        self._cluster, self._run, self._seconds, self._ways = cluster, run, seconds, ways
+    def __init__(self, cluster: Cluster, run: str, seconds: float, channels: Callable[[], Channels]) -> None:
+        """Try each message for `seconds`; `channels` are asked for when one is due."""
+        self._cluster, self._run, self._seconds, self._channels = cluster, run, seconds, channels
         self._due = Due()
-        self._sent: list[_OnItsWay] = []
+        self._sent: list[_InFlight] = []
         self._next: dict[_Case, float] = {}  # when to look at one again, of time.monotonic
 
     @property
@@ -66,11 +66,11 @@ class Notifier:
         """Whether a message is on its way, or the one of the run's end is still to be sent, by us or by somebody else."""
         return bool(self._sent) or any(at < math.inf for case, at in self._next.items() if not case.about)
 
-    def look(self, status: RunStatus) -> Iterator[str]:
+    def send_due(self, status: RunStatus) -> Iterator[str]:
         """Send what is due, and note what has become of what was sent; yield what failed. Raises LauncherError, to be called again."""
-        yield from self.settle()
-        for message in self._due.look(status, self._cluster.now()):
-            for kind, make in self._ways().items():
+        yield from self.record_outcomes()
+        for message in self._due.check(status, self._cluster.now()):
+            for kind, make in self._channels().items():
                 case = _Case(kind, message.event, message.about)
                 if time.monotonic() >= self._next.setdefault(case, 0.0):
                     try:
@@ -80,7 +80,7 @@ class Notifier:
                         wait = math.inf
                     self._next[case] = time.monotonic() + (min(wait, _STALLS_EVERY) if message.about else wait)
 
-    def settle(self) -> Iterator[str]:
+    def record_outcomes(self) -> Iterator[str]:
         """Note what has become of messages on their way; yield what failed. Raises LauncherError, to be called again."""
         for one in list(self._sent):
             one.outcome = one.outcome or one.sending.outcome()
@@ -94,40 +94,40 @@ class Notifier:
         until, soon = time.monotonic() + self._seconds + _SLACK, True
         while (self._sent or soon) and time.monotonic() < until:
             with suppress(UnreachableError):  # asked again
-                yield from self.look(status)
+                yield from self.send_due(status)
                 soon = any(at <= time.monotonic() + _AGAIN for at in self._next.values())
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_POLL_INTERVAL)
 
     def _send(self, message: Message, kind: str, make: Callable[[], Channel]) -> float:
         """Send a message where nobody else does; return in how many seconds to look at it again, infinity where there is nothing more to do."""
-        kept = self._kept()
-        if kept is None:
+        holder = self._note_holder()
+        if holder is None:
             return math.inf  # the run is deleted
-        now, entries = self._cluster.now(), noted(kept[1])
+        now, entries = self._cluster.now(), noted(holder[1])
         wait = ledger.wait(entries, message, kind, now)
         if wait != 0.0:
             return math.inf if wait is None else wait
         channel = make()
-        if not self._write(kept, ledger.claimed(entries, message, kind, now, self._seconds + _SLACK)):
+        if not self._write(holder, ledger.with_claim(entries, message, kind, now, self._seconds + _SLACK)):
             return _AGAIN
         try:
-            self._sent.append(_OnItsWay(message, kind, Sending(channel.order(message, self._seconds))))
+            self._sent.append(_InFlight(message, kind, Sending(channel.order(message, self._seconds))))
         except OSError as error:
             raise NoChannelError(
                 f"the process that sends it cannot be started ({error.strerror})", "see what this machine lacks"
             ) from error
         return math.inf
 
-    def _note(self, one: _OnItsWay, outcome: ledger.Entry) -> bool:
+    def _note(self, one: _InFlight, outcome: ledger.Entry) -> bool:
         """Note how sending a message has ended; return whether that is done, and not that somebody else was changing the note."""
-        kept = self._kept()
-        entries = noted(kept[1] if kept else None)
-        if kept is None or not ledger.has(entries, one.message, one.kind):
+        holder = self._note_holder()
+        entries = noted(holder[1] if holder else None)
+        if holder is None or not ledger.has(entries, one.message, one.kind):
             return True  # the run is deleted, or another start of it keeps its own entries here now
         ended = {key: outcome[key] for key in ("state", "words")} | {"at": self._cluster.now()}
-        return self._write(kept, ledger.settled(entries, one.message, one.kind, ended))
+        return self._write(holder, ledger.with_outcome(entries, one.message, one.kind, ended))
 
-    def _kept(self) -> tuple[str, Object] | None:
+    def _note_holder(self) -> tuple[str, Object] | None:
         """Return kind and object on which it is noted what was sent: every watcher has to find the same.
 
         The record, where a launcher has made one: `kubernetes.ttl` deletes the attendant's Job.
@@ -137,9 +137,9 @@ class Notifier:
                 return kind, there
         return None
 
-    def _write(self, kept: tuple[str, Object], entries: Sequence[ledger.Entry]) -> bool:
+    def _write(self, holder: tuple[str, Object], entries: Sequence[ledger.Entry]) -> bool:
         """Write the note; return whether nobody has changed the object since it was read."""
-        kind, there = kept
+        kind, there = holder
         head = {"resourceVersion": there["metadata"].get("resourceVersion"), "annotations": {NOTE: as_json(list(entries))}}
         try:
             self._cluster.patch(kind, there["metadata"]["name"], {"metadata": head})
@@ -150,10 +150,10 @@ class Notifier:
         return True
 
 
-def noted(kept: Object | None) -> list[ledger.Entry]:
+def noted(holder: Object | None) -> list[ledger.Entry]:
     """Return what was sent, by the object on which that is noted."""
     try:
-        listed = json.loads(annotation(kept, NOTE)) if kept else []
+        listed = json.loads(annotation(holder, NOTE)) if holder else []
         return [dict(one) for one in listed if {"key", "since", "at", "state"} <= one.keys()]
     except (AttributeError, TypeError, ValueError):
         return []

@@ -39,8 +39,8 @@ def attempts(
     found = {name: (task, time) for name, (task, time) in made.items() if name not in left and time <= newest.get(task, -1.0)}
     if not (condition(job, "Complete") or condition(job, "Failed") or job.get("spec", {}).get("suspend")):  # which let pods go for good
         wanted = {role_rules.task_name(role_of(job), index) for index in range(int(job["spec"].get("completions", 1)))}  # type: ignore[arg-type]  # a label is one of the roles
-        mine = {name: pod for name, pod in before.items() if name not in left and _is_of(job, pod) and task_of(pod) in wanted}
-        found |= {name: (task_of(pod), 0.0) for name, pod in mine.items() if pod.get("status", {}).get("phase") != "Succeeded"}
+        vanished = {name: pod for name, pod in before.items() if name not in left and _is_of(job, pod) and task_of(pod) in wanted}
+        found |= {name: (task_of(pod), 0.0) for name, pod in vanished.items() if pod.get("status", {}).get("phase") != "Succeeded"}
     return {name: (task, _ended(name, known, before.get(name, {}), time)) for name, (task, time) in found.items()}
 
 

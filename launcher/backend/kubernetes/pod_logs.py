@@ -1,4 +1,4 @@
-"""Logs of pods: read from the API line by line, and kept on this machine for when the pods are gone."""
+"""Logs of pods: read from the API line by line, and stored on this machine for when the pods are gone."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ _FIRST = "0"  # sorts before every stamp
 _TRUSTED = 5.0
 
 
-class Onward(Protocol):
+class LogSink(Protocol):
     """Another reader to whom one passes on what it reads."""
 
     ended: int
@@ -51,22 +51,22 @@ class Onward(Protocol):
 
 
 class PodLogs:
-    """Reads what pods wrote since they were read last. `kept` is a directory that keeps the lines, or None.
+    """Reads what pods wrote since they were read last. `directory` is where the lines are stored, None for nowhere.
 
-    All that it reads it passes on to another reader, `onward`, such as one in another thread, which need not ask for it then.
+    All that it reads it passes on to another reader, `sink`, such as one in another thread, which need not ask for it then.
     """
 
-    def __init__(self, cluster: Cluster, kept: Path | None = None, onward: Onward | None = None) -> None:
-        self._cluster, self._kept, self._onward = cluster, kept, onward
+    def __init__(self, cluster: Cluster, directory: Path | None = None, sink: LogSink | None = None) -> None:
+        self._cluster, self._directory, self._sink = cluster, directory, sink
         self.unanswered = False  # a log, when it read last
         self._after: dict[str, str] = {}  # uid -> the stamp of the last line read
         self._first: dict[str, str] = {}  # uid -> that of the first
-        self._asked: dict[str, Path] = {}  # uid -> where the lines of a pod that was asked for are kept, below the directory for that
+        self._asked: dict[str, Path] = {}  # uid -> where the lines of a pod that was asked for are stored, below `directory`
         self._muted: dict[str, tuple[float, float]] = {}  # uid -> until when, and for how long
         self._done: set[str] = set()
         self._read_once: set[str] = set()
-        self._kept_until: dict[Path, str] = {}
-        self._kept_before: dict[Path, str] = {}  # until when others had kept it
+        self._stored_until: dict[Path, str] = {}
+        self._stored_before: dict[Path, str] = {}  # until when others had stored it
         self._lock = threading.Lock()  # of how far it has read
         self._passed_on: list[LogLine] = []
         self._trusted: dict[str, float] = {}  # uid -> until when another reader is trusted to read it
@@ -74,7 +74,7 @@ class PodLogs:
         self._wanted_until = 0.0  # streams
         self.ended = 0  # streams so far, of the other reader too
 
-    def news(self, pods: Iterable[Object], *, tail: int | None = None) -> list[LogLine]:
+    def new_lines(self, pods: Iterable[Object], *, tail: int | None = None) -> list[LogLine]:
         """Return the lines that are new, in order of time; of a pod not read before all, or the last `tail`."""
         with self._lock:
             self.unanswered = False
@@ -102,9 +102,9 @@ class PodLogs:
             self._passed_on += self._new(pod, pieces)
 
     def stream(self, pods: Iterable[Object]) -> None:
-        """Have further lines of running pods that were read come by one open request each: `news` returns them, and asks for none meanwhile.
+        """Have further lines of running pods that were read come by one open request each: `new_lines` returns them, and asks for none meanwhile.
 
-        To be called again after each `news`: a stream that ends is not opened again at once, and a pod without one is read as before.
+        To be called again after each `new_lines`: a stream that ends is not opened again at once, and a pod without one is read as before.
         """
         now = time.monotonic()
         self._wanted_until = now + _ABANDONED
@@ -112,8 +112,8 @@ class PodLogs:
             uid = pod["metadata"]["uid"]
             thread, since = self._streams.get(uid, (None, -_STREAM_EVERY))
             if thread and thread.is_alive():
-                if self._onward is not None:
-                    self._onward.trust(uid)
+                if self._sink is not None:
+                    self._sink.trust(uid)
             elif now >= since + _STREAM_EVERY and self._may_stream(pod) and sum(map(self._is_streamed, self._streams)) < _TO_THE_END:
                 thread = threading.Thread(target=self._stream, args=(pod,), name="log stream", daemon=True)
                 self._streams[uid] = thread, now
@@ -134,7 +134,7 @@ class PodLogs:
     def _stream(self, pod: Object) -> None:
         """Take in what a pod writes until the stream ends, and count that: most often its container has ended."""
         self._take_in(pod)
-        for reader in filter(None, (self, self._onward)):
+        for reader in filter(None, (self, self._sink)):
             reader.ended += 1
 
     def _take_in(self, pod: Object) -> None:
@@ -164,14 +164,14 @@ class PodLogs:
             if begins:
                 pieces = _marked(task_of(pod), pieces, after)
             begins = begins and not pieces
-            if self._onward is not None:
-                self._onward.take(pod, pieces)
+            if self._sink is not None:
+                self._sink.take(pod, pieces)
             self._take(pod, pieces)
             yield content
 
     @contextlib.contextmanager
     def to_the_end(self, pods: Iterable[Object]) -> Iterator[None]:
-        """While this is entered, follow the first of pods that are being deleted to their last lines, which `news` returns then.
+        """While this is entered, follow the first of pods that are being deleted to their last lines, which `new_lines` returns then.
 
         Polling would miss these lines: a pod is deleted moments after its container has ended.
         """
@@ -201,18 +201,18 @@ class PodLogs:
                 return
             over.wait(_AGAIN)  # a connection that ends need not be the container's end
 
-    def skip_kept(self, pod: Object, kept: Path) -> None:
-        """Take the lines kept of a pod for read."""
-        uid, last = pod["metadata"]["uid"], _last_stamp(kept / _file(task_of(pod), pod["metadata"]["name"]))
+    def skip_stored(self, pod: Object, directory: Path) -> None:
+        """Take the lines stored of a pod for read."""
+        uid, last = pod["metadata"]["uid"], _last_stamp(directory / _file(task_of(pod), pod["metadata"]["name"]))
         with self._lock:
             if last > self._after.get(uid, _FIRST):
                 self._after[uid] = last
 
-    def discarded(self, pod: Object, kept: Path) -> list[LogLine]:
-        """Return what others have kept of a pod from before the first line read: its node has discarded that since. A gap between is marked."""
+    def discarded(self, pod: Object, directory: Path) -> list[LogLine]:
+        """Return what others have stored of a pod from before the first line read: its node has discarded that since. A gap between is marked."""
         task, first = task_of(pod), self._first.get(pod["metadata"]["uid"], _FIRST)
-        path = kept / _file(task, pod["metadata"]["name"])
-        until = self._kept_before.get(path, _FIRST)
+        path = directory / _file(task, pod["metadata"]["name"])
+        until = self._stored_before.get(path, _FIRST)
         if until == _FIRST or not path.is_file():
             return []
         pieces = [piece for piece in _pieces(path.read_bytes()) if piece[0] < first]
@@ -220,15 +220,15 @@ class PodLogs:
             pieces.append(_gap(task, until))
         return [line for piece in pieces if (line := _line(task, piece))]
 
-    def left(self, kept: Path, there: Iterable[Object]) -> list[LogLine]:
-        """Return in order of time what another reader has kept of pods that were asked for here, after what was read here.
+    def left(self, directory: Path, there: Iterable[Object]) -> list[LogLine]:
+        """Return in order of time what another reader has stored of pods that were asked for here, after what was read here.
 
         Of those that are `there` all is read. Of one that was being removed the node may have given the log without its last lines.
         """
         known = {pod["metadata"]["uid"] for pod in there}
         with self._lock:
             files = {path: self._after.get(uid, _FIRST) for uid, path in self._asked.items() if uid not in known}
-        lines = [line for path, after in files.items() if (kept / path).is_file() for line in _kept(kept / path, after)]
+        lines = [line for path, after in files.items() if (directory / path).is_file() for line in _read_stored(directory / path, after)]
         return sorted(lines, key=lambda line: line.time)
 
     def unread(self, pod: Object) -> bool:
@@ -263,14 +263,14 @@ class PodLogs:
         self._muted.pop(uid, None)
         self._read_once.add(uid)
         pieces = _marked(task_of(pod), list(_pieces(content)), after)
-        if self._onward is not None:
-            self._onward.take(pod, pieces)
+        if self._sink is not None:
+            self._sink.take(pod, pieces)
         if _is_over(pod):
             self._done.add(uid)
         return self._new(pod, pieces)
 
     def _new(self, pod: Object, pieces: list[tuple[str, bytes]]) -> list[LogLine]:
-        """Return the lines of a pod that are new, and keep them."""
+        """Return the lines of a pod that are new, and store them."""
         uid, task = pod["metadata"]["uid"], task_of(pod)
         after = self._after.get(uid, _FIRST)
         reports, (_, gap) = has_trainer(pod), _gap(task, _FIRST)
@@ -278,37 +278,37 @@ class PodLogs:
         if new:
             self._first.setdefault(uid, new[0][0])
             self._after[uid] = new[-1][0]
-            self._keep(task, pod["metadata"]["name"], new)
+            self._store(task, pod["metadata"]["name"], new)
         return [line for piece in new if (line := _line(task, piece))]
 
-    def _keep(self, task: str, pod: str, pieces: list[tuple[str, bytes]]) -> None:
-        if self._kept is None:
+    def _store(self, task: str, pod: str, pieces: list[tuple[str, bytes]]) -> None:
+        if self._directory is None:
             return
-        path = self._kept / _file(task, pod)
+        path = self._directory / _file(task, pod)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            until = self._kept_until.get(path) or _last_stamp(path)
-            self._kept_before.setdefault(path, until)
+            until = self._stored_until.get(path) or _last_stamp(path)
+            self._stored_before.setdefault(path, until)
             with path.open("ab") as file:
                 file.writelines(b"%s %s\n" % (stamp.encode(), text) for stamp, text in pieces if stamp > until)
-            self._kept_until[path] = max(until, pieces[-1][0])
+            self._stored_until[path] = max(until, pieces[-1][0])
         except OSError:  # a full disk must not end a run that is elsewhere; the cluster still has the lines
-            self._kept = None
+            self._directory = None
 
 
-def kept_lines(kept: Path, there: Iterable[Object], tasks: list[str]) -> Iterator[LogLine]:
-    """Yield the lines kept of pods that are not `there` any more, of `tasks` (all when empty)."""
+def stored_lines(directory: Path, there: Iterable[Object], tasks: list[str]) -> Iterator[LogLine]:
+    """Yield the lines stored of pods that are not `there` any more, of `tasks` (all when empty)."""
     known = {pod["metadata"]["name"] for pod in there}
-    for path in sorted(kept.glob("*/*.log")):
+    for path in sorted(directory.glob("*/*.log")):
         task = path.parent.name
         if path.stem in known or (tasks and task not in tasks):
             continue
-        yield from _kept(path, _FIRST)
+        yield from _read_stored(path, _FIRST)
 
 
-def keep_last(kept: Path, task: str, pod: str, lines: Iterable[str]) -> None:
-    """Keep the last lines of a pod that is gone, each behind its stamp, as somebody else has kept them; nothing where more is kept here."""
-    path = kept / _file(task, pod)
+def store_last(directory: Path, task: str, pod: str, lines: Iterable[str]) -> None:
+    """Store the last lines of a pod that is gone, each behind its stamp, as somebody else has kept them; nothing where more is stored here."""
+    path = directory / _file(task, pod)
     if path.exists():
         return
     with contextlib.suppress(OSError):
@@ -316,26 +316,26 @@ def keep_last(kept: Path, task: str, pod: str, lines: Iterable[str]) -> None:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def kept_tasks(kept: Path) -> list[str]:
-    """Return the tasks of which lines are kept."""
-    return sorted({path.parent.name for path in kept.glob("*/*.log")})
+def stored_tasks(directory: Path) -> list[str]:
+    """Return the tasks of which lines are stored."""
+    return sorted({path.parent.name for path in directory.glob("*/*.log")})
 
 
 def _file(task: str, pod: str) -> Path:
     return Path(task, f"{pod}.log")
 
 
-def _kept(path: Path, after: str) -> Iterator[LogLine]:
-    """Yield the lines kept of a pod, after a stamp."""
+def _read_stored(path: Path, after: str) -> Iterator[LogLine]:
+    """Yield the lines stored of a pod, after a stamp."""
     for stamp, text in _pieces(path.read_bytes()):
-        if stamp > after:  # two that followed the run at once have both kept the line
+        if stamp > after:  # two that followed the run at once have both stored the line
             after = stamp
             if line := _line(path.parent.name, (stamp, text)):
                 yield line
 
 
 def _last_stamp(path: Path) -> str:
-    """Return the greatest stamp that was kept earlier, one before all others where there is none."""
+    """Return the greatest stamp that was stored earlier, one before all others where there is none."""
     return max((stamp for stamp, _ in _pieces(path.read_bytes())), default=_FIRST) if path.is_file() else _FIRST
 
 

@@ -47,7 +47,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 class ClusterSnapshot:
     """Objects of one run, as the API has them: its Jobs, the pods of its tasks, its claims, and the namespace's events.
 
-    `gone` are, by the names of the tasks, the attempts whose pods are there no more. `whole` is what has made the Jobs and knows whether they
+    `past_attempts` are, by the names of the tasks, the attempts whose pods are there no more. `jobset` is what has made the Jobs and knows whether they
     have ended for good, a JobSet; None where nothing has, or it may not be read. `queued` are Kueue's Workloads of the namespace, where the run
     waits for a queue. `nodes` are the cluster's where no node takes a pod, and the user may list them.
     """
@@ -57,8 +57,8 @@ class ClusterSnapshot:
     pods: Sequence[Object] = ()
     claims: Sequence[Object] = ()
     events: Sequence[Object] = field(default=())
-    gone: Mapping[str, Sequence[Restart]] = field(default_factory=dict)
-    whole: Object | None = None
+    past_attempts: Mapping[str, Sequence[Restart]] = field(default_factory=dict)
+    jobset: Object | None = None
     queued: Sequence[Object] = ()
     nodes: Sequence[Object] = ()
 
@@ -93,7 +93,7 @@ def run_status(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], events: R
     state, why = _run_state(seen, of_pods, tasks, ready=events.progress.ready)
     started = [time for job in seen.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]
     ended = [_ended(job) for job in seen.jobs]
-    made = [*_by_role(seen.jobs)[:1], *([seen.whole] if seen.whole else [])]
+    made = [*_by_role(seen.jobs)[:1], *([seen.jobset] if seen.jobset else [])]
     annotations = {key: value for one in made for key, value in (one["metadata"].get("annotations") or {}).items()}
     return RunStatus(
         name=seen.name,
@@ -114,17 +114,17 @@ def _by_role(jobs: Sequence[Object]) -> list[Object]:
 
 def _run_state(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], tasks: tuple[TaskStatus, ...], *, ready: bool) -> tuple[State, Why]:
     jobs = _by_role(seen.jobs)
-    if seen.whole and condition(seen.whole, "Completed"):
+    if seen.jobset and condition(seen.jobset, "Completed"):
         return State.SUCCEEDED, Why()
     since = succeeded_at(seen)
     lost = [
         job for job in jobs if condition(job, "Failed") and not (since is not None and annotation(job, FOLLOWS) and _failed_at(job) > since)
     ]
     failed = bool(lost)
-    if seen.whole and failed and not condition(seen.whole, "Failed"):
+    if seen.jobset and failed and not condition(seen.jobset, "Failed"):
         why = _why_failed(seen, tasks)
         return State.RESTARTING, dataclasses.replace(why, text=f"{maker(jobs)} starts it again, or ends it: {why.text}")
-    if failed or (seen.whole and condition(seen.whole, "Failed")):
+    if failed or (seen.jobset and condition(seen.jobset, "Failed")):
         return State.FAILED, _why_failed(seen, tasks)
     if jobs and all(condition(job, "Complete") or (condition(job, "Failed") and job not in lost) for job in jobs):
         return State.SUCCEEDED, Why()
@@ -188,7 +188,7 @@ def annotation(job: Object, key: str) -> str:
 
 def _why_failed(seen: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Why:
     """Return why a run has failed: the task that was the first to fail, which attempt, and how; `tasks` with all that is known of them."""
-    job = min((job for job in seen.jobs if condition(job, "Failed")), key=_failed_at, default=seen.whole or {"metadata": {}})
+    job = min((job for job in seen.jobs if condition(job, "Failed")), key=_failed_at, default=seen.jobset or {"metadata": {}})
     found = condition(job, "Failed") or {}
     if found.get("reason") == "DeadlineExceeded":
         return Why("limits.deadline has passed; raise it; `up` goes on from the last checkpoint")
@@ -208,8 +208,8 @@ def _why_failed(seen: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Why:
 
 def _failed_at(job: Object) -> float:
     """Return when it was settled that a Job fails: its pods may take long to end after that."""
-    settled = condition(job, "FailureTarget") or condition(job, "Failed") or {}
-    return seconds(settled.get("lastTransitionTime")) or math.inf
+    failure = condition(job, "FailureTarget") or condition(job, "Failed") or {}
+    return seconds(failure.get("lastTransitionTime")) or math.inf
 
 
 def _blame(task: TaskStatus) -> tuple[bool, float]:
@@ -229,7 +229,7 @@ def _tasks(seen: ClusterSnapshot, job: Object, now: float) -> Iterable[TaskStatu
 
 
 def _task(seen: ClusterSnapshot, job: Object, name: str, attempts: list[Object], now: float) -> TaskStatus:
-    ended = sorted([*seen.gone.get(name, ()), *map(restart, attempts[:-1])], key=lambda one: one.time)
+    ended = sorted([*seen.past_attempts.get(name, ()), *map(restart, attempts[:-1])], key=lambda one: one.time)
     restarts = tuple(dataclasses.replace(one, attempt=number) for number, one in enumerate(ended, 1))
     if not attempts:
         return dataclasses.replace(_without_pod(seen, job, name), restarts=restarts)
@@ -293,8 +293,8 @@ _STATES: dict[str, Callable[[Object, Object], State]] = {
 
 
 def _reason(pod: Object, phase: str, found: Diagnosis | None, now: float) -> str:
-    beside = pod.get("status", {}).get("initContainerStatuses") or ()
-    if phase == "Running" and _terminated(pod) and (left := [one["name"] for one in beside if "running" in one.get("state", {})]):
+    init_statuses = pod.get("status", {}).get("initContainerStatuses") or ()
+    if phase == "Running" and _terminated(pod) and (left := [one["name"] for one in init_statuses if "running" in one.get("state", {})]):
         words = f"{found.words}; " if found else ""
         return f"{words}its sidecar{'s' * (len(left) > 1)} {', '.join(left)} {'have' if len(left) > 1 else 'has'} not ended yet"
     if found is None:
@@ -338,9 +338,9 @@ def maker(jobs: Iterable[Object]) -> str | None:
     return next((f"{owner['kind'].lower()}/{owner['name']}" for owner in owners if owner.get("controller")), None)
 
 
-def is_over(whole: Object) -> bool:
+def is_over(jobset: Object) -> bool:
     """Return whether a JobSet makes no Jobs any more: it has ended, or is being deleted."""
-    return bool(condition(whole, "Completed") or condition(whole, "Failed") or whole["metadata"].get("deletionTimestamp"))
+    return bool(condition(jobset, "Completed") or condition(jobset, "Failed") or jobset["metadata"].get("deletionTimestamp"))
 
 
 def is_at_rest(job: Object) -> bool:
@@ -350,7 +350,7 @@ def is_at_rest(job: Object) -> bool:
 
 def is_own_set(seen: ClusterSnapshot) -> bool:
     """Return whether the run's JobSet is the launcher's: it goes with the run."""
-    return seen.whole is not None and _label(seen.whole, INSTANCE) == seen.name
+    return seen.jobset is not None and _label(seen.jobset, INSTANCE) == seen.name
 
 
 def queue_of(thing: Object) -> str:
@@ -360,7 +360,7 @@ def queue_of(thing: Object) -> str:
 
 def waits(seen: ClusterSnapshot, job: Object | None = None) -> str:
     """Return for which queue a suspended Job waits, or the JobSet that is to make it, and why it is not admitted; empty where none would let it go."""
-    found = [one for one in (job, seen.whole) if one and queue_of(one)]  # a JobSet is admitted as a whole
+    found = [one for one in (job, seen.jobset) if one and queue_of(one)]  # a JobSet is admitted as a whole
     if not found:
         return ""
     uids = {one["metadata"].get("uid") for one in found}
@@ -389,8 +389,8 @@ def condition(thing: Object, kind: str) -> Object | None:
 
 def age(seconds: float) -> str:
     """Write how long something lasts, as kubectl does: `45s`, `4m`, `3h`, `2d`."""
-    whole = max(0, int(seconds))
-    return next((f"{whole // size}{unit}" for size, unit in _UNITS if whole >= size), "0s")
+    rounded = max(0, int(seconds))
+    return next((f"{rounded // size}{unit}" for size, unit in _UNITS if rounded >= size), "0s")
 
 
 def _terminated(pod: Object) -> Object:

@@ -22,7 +22,7 @@ FIRST_PORT = 6006
 _PORTS_TRIED = 10
 _CHUNK = 65536
 _STARTS_WITHIN = 120.0  # seconds, on another node
-_LOOK_EVERY = 0.5
+_POLL_INTERVAL = 0.5
 
 
 def await_board(cluster: Cluster, run: str) -> None:
@@ -48,7 +48,7 @@ def await_board(cluster: Cluster, run: str) -> None:
         if not said:
             print(words, file=sys.stderr, flush=True)
             said = True
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_POLL_INTERVAL)
     pod_of(cluster, run)
 
 

@@ -28,13 +28,13 @@ def lost(seen: ClusterSnapshot, now: float, lost_after: float) -> list[Object]:
         node_of(pod) for pod in seen.pods if pod_status.condition(pod, "Ready")
     }  # else the cluster takes it back, of every pod there
     pods = [pod for pod in seen.pods if node_of(pod) not in answering]
-    gone = [(pod, now - since >= lost_after) for pod in pods if (since := deleted_since(pod)) is not None]
-    silent = {node_of(pod) for pod, due in gone if due and diagnosis.is_silent(pod)}
-    found = [pod for pod, due in gone if due or (diagnosis.is_silent(pod) and node_of(pod) in silent)]
-    return sorted(found, key=_turn)
+    deleted = [(pod, now - since >= lost_after) for pod in pods if (since := deleted_since(pod)) is not None]
+    silent = {node_of(pod) for pod, due in deleted if due and diagnosis.is_silent(pod)}
+    found = [pod for pod, due in deleted if due or (diagnosis.is_silent(pod) and node_of(pod) in silent)]
+    return sorted(found, key=_release_order)
 
 
-def _turn(pod: Object) -> tuple[bool, bool]:
+def _release_order(pod: Object) -> tuple[bool, bool]:
     labels = pod["metadata"].get("labels") or {}
     return VOLUME_LABEL not in labels, CLUSTER_LABEL in labels
 
@@ -93,9 +93,9 @@ def outgrown(seen: ClusterSnapshot) -> str:
     for job in [] if pod_status.maker(seen.jobs) else filter(_ignores_stops, seen.jobs):
         limit = job["spec"].get("backoffLimitPerIndex", job["spec"].get("backoffLimit"))
         pods = (pod for pod in seen.pods if pod_status.role_of(pod) == pod_status.role_of(job))
-        gone = [pod for pod in pods if diagnosis.has_outgrown(pod["status"]) and pod_status.exit_code(pod) == ExitCode.STOPPED]
-        for task, times in Counter(map(task_of, gone)).items():
-            if limit is not None and times > int(limit) and (found := diagnosis.of_pod(gone[-1])):
+        evicted = [pod for pod in pods if diagnosis.has_outgrown(pod["status"]) and pod_status.exit_code(pod) == ExitCode.STOPPED]
+        for task, times in Counter(map(task_of, evicted)).items():
+            if limit is not None and times > int(limit) and (found := diagnosis.of_pod(evicted[-1])):
                 return f"{task}, attempt {times}: {found.words}; {found.remedy}"
     return ""
 
@@ -123,7 +123,7 @@ class Reconciler:
     def late(self, seen: ClusterSnapshot, status: RunStatus, start_timeout: float) -> str:
         """Return why the run is to be ended because it has not started, once it was seen to wait for `start_timeout` seconds."""
         now = time.monotonic()
-        again = seen.whole and seen.whole.get("status", {}).get("restarts")
+        again = seen.jobset and seen.jobset.get("status", {}).get("restarts")
         if pod_status.maker(seen.jobs) and (again or not pod_status.is_own_set(seen)):
             return ""  # it ran before, or nobody but its maker ends it
         self._ran = self._ran or status.state is State.RUNNING or bool(status.missing)  # it was there, and somebody has deleted a part
@@ -133,7 +133,7 @@ class Reconciler:
         self._pending_since = self._pending_since or now
         return too_late(status, seen, self._cluster.now(), start_timeout) if now - self._pending_since >= start_timeout else ""
 
-    def tend(self, seen: ClusterSnapshot, status: RunStatus) -> Iterator[str]:
+    def reconcile(self, seen: ClusterSnapshot, status: RunStatus) -> Iterator[str]:
         """Do what is to be done now; yield what was done, or what hinders the run. Raises LauncherError."""
         yield from self._trouble(status)
         for pod in lost(seen, self._cluster.now(), self._lost_after):
@@ -142,7 +142,7 @@ class Reconciler:
                 self._done.add(pod["metadata"]["uid"])  # once done: a cluster that was away meanwhile is asked again
                 yield said
         if status.state is State.FAILED:
-            yield from self._let_go(seen)
+            yield from self._suspend_jobs(seen)
         for job, stay in dismissed(seen, self._cluster.now()):
             name = job["metadata"]["name"]
             self._keep_logs([pod for pod in seen.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
@@ -174,7 +174,7 @@ class Reconciler:
             return f"{task_of(pod)} is stuck on the lost node {node}, and you lack permission to release its pod. Somebody who may change pods/status can run: {command}"
         return f"{task_of(pod)}: the node {node} is lost; its pod {name} was released, and is replaced"
 
-    def _let_go(self, seen: ClusterSnapshot) -> Iterator[str]:
+    def _suspend_jobs(self, seen: ClusterSnapshot) -> Iterator[str]:
         """Suspend what still works of a failed run: its pods end, its Jobs stay to tell how they were.
 
         Not the Jobs that something else has made, such as a JobSet: it ends them, or starts all of them again.

@@ -11,7 +11,7 @@ from launcher.runs.status import ENDED, Location, Loss, RunStatus, State, TaskSt
 # Those of a run's kinds that start tasks. They are made, never changed: one that is there is another launcher's.
 WORKLOADS = frozenset({"JobSet", "Job"})
 _NOT_FOUND = "its Job is not found"
-_BESIDE = ("-evaluator", f"-{ATTENDANT}")  # Jobs without which a run trains all the same
+_OPTIONAL_JOBS = ("-evaluator", f"-{ATTENDANT}")  # Jobs without which a run trains all the same
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Differences:
     """Differences from the record: why the data is lost, which objects are gone, and which have lost the run's labels."""
 
     loss: Loss | None = None
-    gone: tuple[ObjectRef, ...] = ()
-    strays: tuple[ObjectRef, ...] = ()
+    deleted: tuple[ObjectRef, ...] = ()
+    unlabelled: tuple[ObjectRef, ...] = ()
     tasks: tuple[str, ...] = ()  # that the run is to have
     reason: str = ""  # what is gone or has lost its labels, and what to do about it
 
@@ -44,7 +44,7 @@ class RunContext:
 
     place: Location | None = None
     user: str = ""  # empty where that is not known
-    mine: bool = True
+    is_own: bool = True
     attended: bool = True
     notified: tuple[str, ...] = ()
     differences: Differences = Differences()
@@ -53,8 +53,8 @@ class RunContext:
         """Return the fields of a RunStatus: of these facts, and of the state, the reason and its task, and the tasks as the run's objects show them."""
         found = self.differences
         made: dict[str, Any] = {"state": state, "reason": reason, "reason_task": reason_task, "tasks": tasks}
-        hidden = [one for one in found.strays if one.kind in WORKLOADS]
-        if (found.gone or found.strays) and (state not in ENDED or hidden):
+        hidden = [one for one in found.unlabelled if one.kind in WORKLOADS]
+        if (found.deleted or found.unlabelled) and (state not in ENDED or hidden):
             there = {task.name for task in tasks}
             missing = [TaskStatus(name, State.STOPPED, _NOT_FOUND) for name in found.tasks if name not in there]
             by_role = sorted([*tasks, *missing], key=lambda task: role_rules.ROLE_ORDER.index(task.name.partition("-")[0]))
@@ -62,13 +62,13 @@ class RunContext:
                 "reason": found.reason,
                 "reason_task": "",
                 "tasks": tuple(by_role),
-                "missing": tuple(map(str, (*found.gone, *found.strays))),
+                "missing": tuple(map(str, (*found.deleted, *found.unlabelled))),
             }
-            lacking = [one for one in (*found.gone, *hidden) if one.kind in WORKLOADS]
-            if any(not one.name.endswith(_BESIDE) for one in lacking):  # it stands still
+            lacking = [one for one in (*found.deleted, *hidden) if one.kind in WORKLOADS]
+            if any(not one.name.endswith(_OPTIONAL_JOBS) for one in lacking):  # it stands still
                 made |= {"state": State.PENDING, "eta": None}
         attended = made["state"] in ENDED or self.attended
-        return made | {"data_lost": found.loss, "user": self.user, "mine": self.mine, "attended": attended, "notified": self.notified}
+        return made | {"data_lost": found.loss, "user": self.user, "mine": self.is_own, "attended": attended, "notified": self.notified}
 
     def of(self, noted: RunStatus) -> RunStatus:
         """Return a status that was noted when the run ended, or is that of a run without Jobs, with these facts."""

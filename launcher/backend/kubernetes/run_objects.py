@@ -21,10 +21,10 @@ from launcher.spec.role_programs import has_sidecars
 OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "ConfigMap")
 # Of these kinds a cluster may know nothing, or this user may not hear.
 _SELDOM = frozenset({"JobSet", "RoleBinding", "Role", "ServiceAccount"})
-GONE_WITHIN = 120.0  # seconds in which deleted pods have ended by themselves or been killed
+DELETE_TIMEOUT = 120.0  # seconds in which deleted pods have ended by themselves or been killed
 _FORGOTTEN_WITHIN = 10.0  # seconds in which the API forgets a pod
 _LOST_FOR = 60.0  # seconds beyond its grace period after which nothing of a pod on a lost node saves any more
-_LOOK_EVERY = 0.5
+_POLL_INTERVAL = 0.5
 _OTHER_NAME = "x-of-nobody"
 
 
@@ -57,7 +57,7 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
         dry_run(cluster, one)
     wanted = admission.kinds(made, helper_pod.helper(run))
     for words, remedy in itertools.chain(
-        admission.check(cluster, wanted), admission.absent(cluster, wanted, made), admission.untold(cluster, run.spec)
+        admission.check(cluster, wanted), admission.absent(cluster, wanted, made), admission.missing_webhook_url(cluster, run.spec)
     ):
         yield f"{words}; {remedy}"
 
@@ -129,11 +129,11 @@ def is_new_claim(cluster: Cluster, run: Run, meanwhile: Callable[[], object]) ->
     there = cluster.get("PersistentVolumeClaim", run.claim)
     if there is not None and there["metadata"].get("deletionTimestamp"):
 
-        def tidy() -> None:
+        def delete_finished() -> None:
             meanwhile()
-            helper_pod.tidy(cluster, run.name)
+            helper_pod.delete_finished(cluster, run.name)
 
-        await_claim_gone(cluster, run.claim, tidy)
+        await_claim_deleted(cluster, run.claim, delete_finished)
         return True
     return there is None
 
@@ -150,7 +150,7 @@ def belongings(cluster: Cluster, run: str) -> list[ObjectRef]:
         if pod_status.maker([one]) is None
     ]
     noted = cluster.get("ConfigMap", run_record.name_of(run))
-    found += inventory.strays(cluster, [one for one in inventory.made(noted) if one not in found])
+    found += inventory.unlabelled(cluster, [one for one in inventory.made(noted) if one not in found])
     return sorted((one for one in found if one.name != run_record.name_of(run)), key=lambda one: OWNED.index(one.kind))
 
 
@@ -163,8 +163,8 @@ def remove(cluster: Cluster, run: str, there: Iterable[ObjectRef] | None = None)
     """Delete the run's objects, those that were `there` or else all, and wait until its pods are gone. Its record and its data stay."""
     for one in belongings(cluster, run) if there is None else there:
         delete(cluster, one)
-    helper_pod.tidy(cluster, run)
-    await_ended(cluster, run, GONE_WITHIN)
+    helper_pod.delete_finished(cluster, run)
+    await_ended(cluster, run, DELETE_TIMEOUT)
 
 
 def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[], object] = bool) -> list[pod_status.Object]:
@@ -181,7 +181,7 @@ def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[
         saves = max(float(pod["spec"].get("terminationGracePeriodSeconds") or 0) for pod in pods)
         if len(_lost(cluster, pods, _LOST_FOR + saves)) == len(pods):
             break
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_POLL_INTERVAL)
     lost_ones = _lost(cluster, pods, 0)
     for pod in lost_ones:  # nobody is there to end it; its Job, which would hold on to it, is gone
         cluster.delete("Pod", pod["metadata"]["name"], grace=0, uid=pod["metadata"]["uid"])
@@ -193,7 +193,7 @@ def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[
                 f"pods of {run} are still there after {time.monotonic() - began:.0f} s: {names}",
                 "their node may be lost: kubectl get nodes; docs/kubernetes.md, A node lost, says how to give them up",
             )
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_POLL_INTERVAL)
     return lost_ones
 
 
@@ -204,20 +204,20 @@ def _lost(cluster: Cluster, pods: list[Object], lost_after: float) -> list[pod_s
 def delete_claim(cluster: Cluster, run: str) -> None:
     """Delete the claim of the run's own, and wait until it is gone. Raises LauncherError when it is there still."""
     cluster.delete("PersistentVolumeClaim", run)
-    await_claim_gone(cluster, run, lambda: helper_pod.tidy(cluster, run))
+    await_claim_deleted(cluster, run, lambda: helper_pod.delete_finished(cluster, run))
 
 
-def await_claim_gone(cluster: Cluster, claim: str, meanwhile: Callable[[], object]) -> None:
+def await_claim_deleted(cluster: Cluster, claim: str, meanwhile: Callable[[], object]) -> None:
     """Wait until a claim that was deleted is gone, calling `meanwhile`. Raises LauncherError when it is there still."""
-    deadline = time.monotonic() + GONE_WITHIN
+    deadline = time.monotonic() + DELETE_TIMEOUT
     while cluster.get("PersistentVolumeClaim", claim) is not None:
         meanwhile()
         if time.monotonic() > deadline:
             raise LauncherError(
-                f"the PersistentVolumeClaim {claim} is still there {GONE_WITHIN:.0f} s after it was deleted",
+                f"the PersistentVolumeClaim {claim} is still there {DELETE_TIMEOUT:.0f} s after it was deleted",
                 f"something uses it: kubectl describe persistentvolumeclaims {claim} -n {cluster.namespace}",
             )
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_POLL_INTERVAL)
 
 
 def clear(cluster: Cluster, run: str, meanwhile: Callable[[], object]) -> None:
@@ -226,24 +226,24 @@ def clear(cluster: Cluster, run: str, meanwhile: Callable[[], object]) -> None:
     for one in workloads:
         delete(cluster, one)
     if workloads:
-        await_ended(cluster, run, GONE_WITHIN, meanwhile)
-    await_workloads_gone(cluster, run, meanwhile)
+        await_ended(cluster, run, DELETE_TIMEOUT, meanwhile)
+    await_workloads_deleted(cluster, run, meanwhile)
 
 
-def await_workloads_gone(cluster: Cluster, run: str, meanwhile: Callable[[], object] = bool) -> None:
+def await_workloads_deleted(cluster: Cluster, run: str, meanwhile: Callable[[], object] = bool) -> None:
     """Wait until the Jobs of a run are gone, and the Service that a JobSet has made: the garbage collector deletes what a JobSet owns.
 
     The next start makes some of these names. Raises LauncherError with those that are there still.
     """
-    deadline = time.monotonic() + GONE_WITHIN
+    deadline = time.monotonic() + DELETE_TIMEOUT
     while left := _workloads(cluster, run):
         meanwhile()
         if time.monotonic() > deadline:
             raise LauncherError(
-                f"{', '.join(left)} of {run} are still there {GONE_WITHIN:.0f} s after they were deleted",
+                f"{', '.join(left)} of {run} are still there {DELETE_TIMEOUT:.0f} s after they were deleted",
                 f"something keeps them: kubectl get {' '.join(left)} -n {cluster.namespace} -o yaml",
             )
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_POLL_INTERVAL)
 
 
 def _workloads(cluster: Cluster, run: str) -> list[str]:

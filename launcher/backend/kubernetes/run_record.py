@@ -154,8 +154,8 @@ def release(cluster: Cluster, lease: StartLease) -> None:
 def free(cluster: Cluster, run: str) -> None:
     """Revoke the lease of the launcher that starts the run, because the run is being stopped."""
     if _STARTING in _annotations(cluster.get("ConfigMap", name_of(run))):
-        gone = {"metadata": {"annotations": {_STARTING: None}}, "data": {_START: None}}
-        cluster.patch("ConfigMap", name_of(run), gone)
+        cleared = {"metadata": {"annotations": {_STARTING: None}}, "data": {_START: None}}
+        cluster.patch("ConfigMap", name_of(run), cleared)
 
 
 def undo(cluster: Cluster, lease: StartLease) -> None:
@@ -238,8 +238,8 @@ def roles(record: Object | None) -> frozenset[str]:
 
 def note(cluster: Cluster, status: RunStatus) -> None:
     """Note how a run has ended; nothing where that is noted, or where it has no record."""
-    kept = cluster.get("ConfigMap", name_of(status.name))
-    if kept is not None and final(kept) is None:
+    record = cluster.get("ConfigMap", name_of(status.name))
+    if record is not None and final(record) is None:
         amend(cluster, status)
 
 
@@ -260,8 +260,8 @@ def _write_status(cluster: Cluster, run: str, data: dict[str, str | None]) -> No
 
 def dumped(status: RunStatus) -> str:
     """Return a status as text, without the fields that depend on the user who asks."""
-    told = dataclasses.asdict(status)
-    return as_json({key: value for key, value in told.items() if key not in _ASKED})
+    fields = dataclasses.asdict(status)
+    return as_json({key: value for key, value in fields.items() if key not in _ASKED})
 
 
 def _made(cluster: Cluster, run: Run, data: dict[str, str]) -> Object:

@@ -34,7 +34,7 @@ _MOST_PAUSE = 30.0  # seconds after which what tells more of Jobs and pods is as
 _ONE_BY_ONE = 4  # objects whose events are asked for by a request each
 _ATTENDANT_STARTS = 120.0  # seconds that an attendant may take to start
 _UID = "involvedObject.uid"
-_NOTHING_BESIDE = RunContext()
+_EMPTY_CONTEXT = RunContext()
 
 
 def labels_of(run: str) -> dict[str, str]:
@@ -59,7 +59,7 @@ class Source:
         self._cluster, self._run = cluster, run
         self._jobs, self._pods = (Informer(cluster, kind, labels_of(run)) for kind in ("Job", "Pod"))
         self._pauses = Pauses(_MOST_PAUSE)
-        self._beside = ClusterSnapshot(run, ())  # what was asked for beside them last
+        self._details = ClusterSnapshot(run, ())  # what was asked for beside them last
         self.attendant: Object | None = None  # its Job, as it was seen last
 
     def pods(self) -> list[Object]:
@@ -77,23 +77,25 @@ class Source:
         More about Jobs and pods is asked for when one of them has changed, and with growing pauses while none does: claims and events
         only where a pod does not run, and events only of what does not tell by itself what it waits for, and where other pods are there than `before`, their names.
         """
-        there, pods = self._jobs.objects(), telling(self._pods.objects())
+        there, pods = self._jobs.objects(), relevant_pods(self._pods.objects())
         jobs = [job for job in there if pod_status.is_role(job)]
         self.attendant = next((job for job in there if pod_status.role_of(job) == ATTENDANT), None)
         if self._pauses.due(versions([*jobs, *pods])):
             try:
-                self._beside = self._asked(jobs, pods, same=before is None or {pod["metadata"]["name"] for pod in pods} == set(before))
+                self._details = self._fetch_details(
+                    jobs, pods, same=before is None or {pod["metadata"]["name"] for pod in pods} == set(before)
+                )
             except LauncherError:
                 self._pauses = Pauses(_MOST_PAUSE)  # what has changed is not told yet
                 raise
-        return dataclasses.replace(self._beside, jobs=jobs, pods=pods)
+        return dataclasses.replace(self._details, jobs=jobs, pods=pods)
 
-    def _asked(self, jobs: Sequence[Object], pods: Sequence[Object], *, same: bool) -> ClusterSnapshot:
+    def _fetch_details(self, jobs: Sequence[Object], pods: Sequence[Object], *, same: bool) -> ClusterSnapshot:
         cluster, run = self._cluster, self._run
-        whole = _jobset(cluster, run, jobs)
-        waits = any(pod_status.queue_of(one) and (one.get("spec") or {}).get("suspend") for one in [*jobs, *([whole] if whole else [])])
+        jobset = _jobset(cluster, run, jobs)
+        waits = any(pod_status.queue_of(one) and (one.get("spec") or {}).get("suspend") for one in [*jobs, *([jobset] if jobset else [])])
         queued = tuple(cluster.listed_if_any("Workload") or cluster.listed_if_any("Workload (v1beta1)")) if waits else ()
-        there = ClusterSnapshot(run, jobs, pods, whole=whole, queued=queued)
+        there = ClusterSnapshot(run, jobs, pods, jobset=jobset, queued=queued)
         tasks = [pod for pod in pods if _has(pod, CLUSTER_LABEL)]
         at_work = sum(_phase(pod) in {"Running", "Succeeded"} for pod in tasks)
         of_role = Counter(map(pod_status.role_of, tasks))
@@ -131,7 +133,7 @@ def _claims(cluster: Cluster, run: str, jobs: Iterable[Object]) -> list[Object]:
     return list(found.values())
 
 
-def telling(pods: Iterable[Object]) -> list[Object]:
+def relevant_pods(pods: Iterable[Object]) -> list[Object]:
     """Return those of a run's pods that tell how it is: its tasks', and others that hold its tasks to a lost node. Pure.
 
     Where the volume is one node's, its pods are put where one of them is, and to the scheduler one is there until it has ended. So
@@ -177,16 +179,16 @@ def _events(cluster: Cluster, kind: str, field: str, values: Iterable[str]) -> l
 class Watcher:
     """Looks at one run again and again, not more often than is worth it, and reads only what is new."""
 
-    def __init__(self, cluster: Cluster, run: str, *, gone: bool = True) -> None:
-        """Look at `run`; with `gone` also for attempts whose pods are gone."""
-        self.cluster, self.run, self._counts = cluster, run, gone
+    def __init__(self, cluster: Cluster, run: str, *, with_past_attempts: bool = True) -> None:
+        """Watch `run`; `with_past_attempts` includes the attempts whose pods are gone."""
+        self.cluster, self.run, self._with_past_attempts = cluster, run, with_past_attempts
         self.seen = ClusterSnapshot(run, ())
         self.logs = PodLogs(cluster)
         self._source = Source(cluster, run)
         self._run_events: RunEvents | None = None
         self._next = 0.0
         self._pods: dict[str, pod_status.Object] = {}  # by their names, as they were seen last
-        self._gone: dict[str, tuple[str, Restart]] = {}  # by the name of the pod, the task and how its attempt ended
+        self._past_attempts: dict[str, tuple[str, Restart]] = {}  # by the name of the pod, the task and how its attempt ended
         self._last: RunStatus | None = None
         self._nodes: Sequence[Object] = ()
         self._next_nodes = 0.0
@@ -217,7 +219,7 @@ class Watcher:
         now = gather(self.cluster, self.run)
         return versions([*now.jobs, *now.pods]) == versions([*self.seen.jobs, *self.seen.pods])
 
-    def status(self, context: RunContext = _NOTHING_BESIDE) -> RunStatus | None:
+    def status(self, context: RunContext = _EMPTY_CONTEXT) -> RunStatus | None:
         """Return how the run is, or None when it has no Jobs. Raises LauncherError when the cluster cannot be asked.
 
         Of `context` is taken what its Jobs do not tell: who started the run, and what it lacks.
@@ -227,16 +229,16 @@ class Watcher:
         if self._logs_ended != (ended := self.logs.ended):
             self._logs_ended = ended
             self._source.hurry()
-        self._last = self._look(context)
+        self._last = self._refresh(context)
         if self.logs.unanswered:
             # A node that has just been lost lets us wait for its logs, and the cluster may have noticed meanwhile.
             with contextlib.suppress(LauncherError):
-                self._last = self._look(context)
+                self._last = self._refresh(context)
         self._next = time.monotonic() + max(1.0, len(self.seen.pods) / _PODS_A_SECOND)
         return self._last
 
-    def _look(self, context: RunContext) -> RunStatus | None:
-        self.seen = self._with_nodes(self._with_gone(self._source.seen(self._pods.keys() if self._counts else None)))
+    def _refresh(self, context: RunContext) -> RunStatus | None:
+        self.seen = self._with_nodes(self._add_past_attempts(self._source.seen(self._pods.keys() if self._with_past_attempts else None)))
         if not self.seen.jobs:
             return None
         notified = ledger.words(notifier.noted(self.attendant)) or context.notified
@@ -244,29 +246,29 @@ class Watcher:
         noted = self._expired() or self._attended(context.place)
         return context.of(noted) if noted else self._read(context)
 
-    def _with_gone(self, seen: ClusterSnapshot) -> ClusterSnapshot:
+    def _add_past_attempts(self, seen: ClusterSnapshot) -> ClusterSnapshot:
         """Add the attempts whose pods are gone; they are looked for when other pods are there than before."""
         there = {pod["metadata"]["name"]: pod for pod in seen.pods}
-        if self._counts and there.keys() != self._pods.keys():
+        if self._with_past_attempts and there.keys() != self._pods.keys():
             found = [
                 name
                 for job in seen.jobs
                 for name in past_attempts.attempts(job, seen.events, seen.pods, self._pods)
-                if name not in self._gone
+                if name not in self._past_attempts
             ]
             events = [*seen.events, *_events(self.cluster, "Pod", "involvedObject.name", found)]
             for job in seen.jobs:
                 for name, attempt in past_attempts.attempts(job, events, seen.pods, self._pods).items():
-                    self._gone.setdefault(name, attempt)
+                    self._past_attempts.setdefault(name, attempt)
         self._pods = there
         by_task: dict[str, list[Restart]] = {}
-        for task, restart in self._gone.values():
+        for task, restart in self._past_attempts.values():
             by_task.setdefault(task, []).append(restart)
-        return dataclasses.replace(seen, gone=by_task)
+        return dataclasses.replace(seen, past_attempts=by_task)
 
     def _with_nodes(self, seen: ClusterSnapshot) -> ClusterSnapshot:
         """Add what nodes there are, where none takes a pod: what they offer tells whether waiting helps."""
-        if not self._counts or not any(map(diagnosis.is_unschedulable, seen.pods)):
+        if not self._with_past_attempts or not any(map(diagnosis.is_unschedulable, seen.pods)):
             return seen
         if time.monotonic() >= self._next_nodes:
             with contextlib.suppress(ForbiddenError):
@@ -303,7 +305,7 @@ class Watcher:
             *failed,
         }
         read = [pod for pod in self.seen.pods if task_of(pod) in names]
-        self._run_events.take(self.logs.news(read, tail=_LINES))
+        self._run_events.take(self.logs.new_lines(read, tail=_LINES))
         if self._last is not None:  # nor for one look alone
             self.logs.stream(read)
         return pod_status.run_status(self.seen, tasks, self._run_events, context)

@@ -15,7 +15,7 @@ from launcher.runs.status import ENDED, RunStatus, State
 
 # Seconds for which a cluster that does not answer halfway through a start is asked again, before the start fails.
 BACK_WITHIN = 60.0
-_LOOK_EVERY = 0.5
+_POLL_INTERVAL = 0.5
 # The lease is tried for so often when somebody else changes the record at the same time.
 _TRIES = 5
 _CLAIM = "PersistentVolumeClaim"
@@ -40,7 +40,7 @@ def reserve(cluster: Cluster, run: Run, wanted: Callable[[], bool] = always) -> 
         ended = _ended(cluster, run.name, before)
         run_objects.refuse_claim_of_others(cluster, run)
         lease = run_record.new_lease(cluster, run, before, ended)
-        if _insist(functools.partial(run_record.take, cluster, run, lease), wanted):
+        if _retry(functools.partial(run_record.take, cluster, run, lease), wanted):
             return lease
     raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.words()}", "see how it goes: launcher status")
 
@@ -51,9 +51,9 @@ def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None
     Raises UsageError when they are at work, or wait for a node or a queue.
     """
     seen = status_source.gather(cluster, run)
-    if not seen.jobs and seen.whole is not None and not pod_status.is_over(seen.whole):
-        whole = f"jobset/{seen.whole['metadata']['name']}"
-        raise UsageError(f"{run} waits already in {cluster.words()}: {whole}", f"stop it first: launcher down {run} --on kubernetes")
+    if not seen.jobs and seen.jobset is not None and not pod_status.is_over(seen.jobset):
+        name = f"jobset/{seen.jobset['metadata']['name']}"
+        raise UsageError(f"{run} waits already in {cluster.words()}: {name}", f"stop it first: launcher down {run} --on kubernetes")
     if seen.jobs and pod_status.status(seen, cluster.now()).state not in ENDED:
         names = ", ".join(job["metadata"]["name"] for job in seen.jobs)
         raise UsageError(f"{run} runs already in {cluster.words()}: {names}", f"stop it first: launcher down {run} --on kubernetes")
@@ -80,18 +80,18 @@ class Start:
         When one is refused, or nobody wants the start any more, what was made is removed again, and `undone` called once nothing is left.
         """
         try:
-            _insist(lambda: self._begin(spec), self._wanted)
+            _retry(lambda: self._begin(spec), self._wanted)
             for one in run_objects.objects(self._run, self._cluster):
                 self._make(one)
-            _insist(self._note_made, self._wanted)
-            _insist(self._find_unused, self._wanted)
+            _retry(self._note_made, self._wanted)
+            _retry(self._find_unused, self._wanted)
         except BaseException as error:
             left = self._undo(undone)
             if left and isinstance(error, LauncherError):
                 error.remedy += f"; some objects could not be removed again ({left}): launcher down {self._run.name} --on kubernetes"
             raise
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Let others start the run again, and delete what earlier starts have made and this one has no use for."""
         try:
             run_record.release(self._cluster, self._lease)
@@ -106,21 +106,21 @@ class Start:
             except LauncherError:  # for example without that right: it is merely left behind
                 continue
 
-    def settle_soon(self) -> bool:
-        """Settle, and return whether that was done: false where the cluster does not answer for a while."""
+    def try_finalize(self) -> bool:
+        """Finalize, and return whether that was done: false where the cluster does not answer for a while."""
         try:
-            _insist(self.settle, self._wanted)
+            _retry(self.finalize, self._wanted)
         except UnreachableError:
             return False
         return True
 
     def _begin(self, spec: dict[str, Any]) -> None:
         self._record = run_record.write(self._cluster, self._run, self._lease, spec)
-        run_objects.clear(self._cluster, self._run.name, self._go_on)
+        run_objects.clear(self._cluster, self._run.name, self._check_wanted)
         if self._run.own_claim:
-            self._claim_is_new = run_objects.is_new_claim(self._cluster, self._run, self._go_on)
+            self._claim_is_new = run_objects.is_new_claim(self._cluster, self._run, self._check_wanted)
 
-    def _go_on(self) -> None:
+    def _check_wanted(self) -> None:
         """Raise LauncherError where nobody wants the start any more."""
         if not self._wanted():
             raise LauncherError(
@@ -136,7 +136,7 @@ class Start:
         self._asked = True
 
         def make() -> Object:
-            self._go_on()
+            self._check_wanted()
             # Before each: anyone who stops the run takes the lease away first, and deletes what is there only then.
             run_record.hold(self._cluster, self._lease)
             try:
@@ -153,7 +153,7 @@ class Start:
                     raise
                 return there  # made by a request of ours that was not answered: nobody else may while the lease is ours
 
-        thing = ObjectRef(kind, name, str(_insist(make, self._wanted)["metadata"]["uid"]))
+        thing = ObjectRef(kind, name, str(_retry(make, self._wanted)["metadata"]["uid"]))
         if kind != _CLAIM:
             self._made.append(thing)
         elif self._claim_is_new:  # else it has data
@@ -200,7 +200,7 @@ class Start:
         return "; ".join(failed)
 
 
-def _insist(do: Callable[[], Answer], wanted: Callable[[], bool] = always) -> Answer:
+def _retry(do: Callable[[], Answer], wanted: Callable[[], bool] = always) -> Answer:
     """Return what a call returns, made again for a while where the cluster does not answer and it is `wanted`. Raises LauncherError."""
     deadline = time.monotonic() + BACK_WITHIN
     while True:
@@ -209,4 +209,4 @@ def _insist(do: Callable[[], Answer], wanted: Callable[[], bool] = always) -> An
         except UnreachableError:
             if time.monotonic() >= deadline or not wanted():
                 raise
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_POLL_INTERVAL)

@@ -24,11 +24,11 @@ _SLACK = 120.0  # seconds beyond the grace period in which pods are gone; a busy
 
 
 def stop(
-    cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *, now: bool, tell: Callable[[str], object] = str
+    cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *, now: bool, report: Callable[[str], object] = str
 ) -> tuple[RunStatus | None, dict[str, int]]:
     """Stop a run and delete all of it but its record and its data; `before` is how it was, None where it has no Jobs.
 
-    `tell` is called with what a person should know meanwhile: which nodes do not answer, and what was not saved because of that.
+    `report` is called with what a person should know meanwhile: which nodes do not answer, and what was not saved because of that.
 
     Returns how it has ended, and how many objects of each kind were deleted. Raises LauncherError when pods stay, UsageError where something would make its Jobs again.
     """
@@ -36,16 +36,16 @@ def stop(
     there, pods = run_objects.belongings(cluster, run), status_source.pods_of(cluster, run)
     _refuse_made_by_others(cluster, run, there)
     events = RunEvents(before.tasks[0].name if before and before.tasks else "")
-    events.take(logs.news(pods))  # what has ended is gone in a moment
+    events.take(logs.new_lines(pods))  # what has ended is gone in a moment
     if before is not None:
         # First of all: who else watches must not take it for a run whose Jobs somebody deleted. It has not stopped yet.
         (run_record.note if before.state in ENDED else run_record.announce)(cluster, _ended(before, events, cluster.now()))
-    silent = _Silent(tell)
+    silent = _SilentNodes(report)
 
-    def look_on() -> None:
+    def poll() -> None:
         there = status_source.pods_of(cluster, run)
-        silent.look(there)
-        events.take(logs.news(there))
+        silent.check(there)
+        events.take(logs.new_lines(there))
 
     with logs.to_the_end(sorted(pods, key=lambda pod: not events.leads(task_of(pod)))):  # what the tasks write to the last
         for one in there:
@@ -56,18 +56,18 @@ def stop(
             # The garbage collector would do so a moment later; a pod that its node was already ending stays as it is.
             if not pod["metadata"].get("deletionTimestamp") or now:
                 cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
-        lost = run_objects.await_ended(cluster, run, grace + _SLACK, look_on)
-    events.take(logs.news(()))
+        lost = run_objects.await_ended(cluster, run, grace + _SLACK, poll)
+    events.take(logs.new_lines(()))
     run_objects.remove(cluster, run, there)
     if any(one.kind == "JobSet" for one in there):
-        run_objects.await_workloads_gone(cluster, run)
+        run_objects.await_workloads_deleted(cluster, run)
     removed = dict(Counter(one.kind for one in there))
     if before is None:
         return None, removed
     ended = _ended(before, events, cluster.now(), unsaved(lost))
     run_record.amend(cluster, ended)  # with the checkpoint that its tasks have saved meanwhile
     if lost:
-        tell(ended.reason)
+        report(ended.reason)
     return ended, removed
 
 
@@ -86,20 +86,22 @@ def unsaved(lost: Iterable[pod_status.Object]) -> str:
     return f"steps after the last checkpoint may be lost with tasks whose nodes did not answer: {where}" if where else ""
 
 
-class _Silent:
+class _SilentNodes:
     """Says once of each node that it does not answer while its tasks are asked to stop."""
 
-    def __init__(self, tell: Callable[[str], object]) -> None:
-        self._tell, self._told = tell, set[str]()
+    def __init__(self, report: Callable[[str], object]) -> None:
+        self._report, self._reported = report, set[str]()
 
-    def look(self, pods: Iterable[pod_status.Object]) -> None:
+    def check(self, pods: Iterable[pod_status.Object]) -> None:
         by_node: dict[str, list[str]] = {}
         for pod in filter(diagnosis.is_silent, pods):
             by_node.setdefault(node_of(pod), []).append(task_of(pod))
-        for node in by_node.keys() - self._told:
-            self._told.add(node)
+        for node in by_node.keys() - self._reported:
+            self._reported.add(node)
             tasks = ", ".join(sorted(by_node[node]))
-            self._tell(f"the node {node} does not answer: {tasks} may not save; waiting {_SLACK / 60:.0f} min and the grace period at most")
+            self._report(
+                f"the node {node} does not answer: {tasks} may not save; waiting {_SLACK / 60:.0f} min and the grace period at most"
+            )
 
 
 def _ended(before: RunStatus, events: RunEvents, now: float, unsaved: str = "") -> RunStatus:

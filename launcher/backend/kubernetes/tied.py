@@ -19,7 +19,7 @@ _PROVISIONER = "volume.kubernetes.io/storage-provisioner"
 NODE_LOCAL = r"local-path|no-provisioner|hostpath|topolvm|local\.csi|openebs\.io/local"
 _OF_THE_NODE = re.compile(NODE_LOCAL)
 _ELSEWHERE = re.compile(r"volume node affinity conflict|match PersistentVolume's node affinity")
-_NOT_BESIDE = "match pod affinity rules"
+_AFFINITY_UNMET = "match pod affinity rules"
 _ATTACHED = re.compile(r"[Mm]ulti-?[Aa]ttach error")
 _USED_BY = re.compile(r"already used by pod\(s\) (.+)")
 _RELEASE = 'kubectl patch pod {0} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
@@ -38,8 +38,8 @@ def of_pod(
     if _ELSEWHERE.search(message):
         claim = _placed(pod, claims)
         return _on_its_node(claim[_SELECTED_NODE], claim.get(_PROVISIONER, ""), pods, message) if claim else None
-    if _NOT_BESIDE in message and VOLUME_LABEL in (pod["metadata"].get("labels") or {}):
-        return _beside(pod, pods, message, has_led=has_led)
+    if _AFFINITY_UNMET in message and VOLUME_LABEL in (pod["metadata"].get("labels") or {}):
+        return _of_affinity(pod, pods, message, has_led=has_led)
     held = [event for event in diagnosis.attaching(events) if _ATTACHED.search(str(event.get("message", "")))]
     found = [_attached(pod, pods, claims, event) for event in held]
     words, remedies = ("; ".join(dict.fromkeys(one[part] for one in found)) for part in (0, 1))
@@ -55,7 +55,7 @@ def waits_for_none(pod: Object, pods: Iterable[Object]) -> bool:
     ]
     mounting = [one for one in there if _is_followed(one)]
     # Those that wait for each other wait for none.
-    return _NOT_BESIDE in _scheduling(pod) and all(_NOT_BESIDE in _scheduling(one) for one in mounting)
+    return _AFFINITY_UNMET in _scheduling(pod) and all(_AFFINITY_UNMET in _scheduling(one) for one in mounting)
 
 
 def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: str) -> Diagnosis:
@@ -78,7 +78,7 @@ def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: s
     )
 
 
-def _beside(pod: Object, pods: Sequence[Object], message: str, *, has_led: bool) -> Diagnosis | None:
+def _of_affinity(pod: Object, pods: Sequence[Object], message: str, *, has_led: bool) -> Diagnosis | None:
     others = [one for one in pods if one is not pod and _node(one) and _is_followed(one)]
     there = [one for one in others if one.get("status", {}).get("phase") in {"Running", "Pending"}]
     held = next((one for one in there if one["metadata"].get("deletionTimestamp") and _is_lost(_node(one), pods)), None)
@@ -119,15 +119,15 @@ def _is_followed(pod: Object) -> bool:
 
 def _attached(pod: Object, pods: Sequence[Object], claims: Sequence[Object], event: Object) -> tuple[str, str]:
     """Return in words that another node has a volume of a pod, as an event says, and what frees it."""
-    volume, all_mine = diagnosis.volume_of(event), _claims(pod)
+    volume, all_claims = diagnosis.volume_of(event), _claims(pod)
     bound = {one["metadata"]["name"] for one in claims if one.get("spec", {}).get("volumeName") == volume}
-    mine = all_mine & bound or all_mine
-    its = f"its volume {min(all_mine & bound, default=volume)}" if len(all_mine) > 1 else "its volume"
+    own_claims = all_claims & bound or all_claims
+    its = f"its volume {min(all_claims & bound, default=volume)}" if len(all_claims) > 1 else "its volume"
     if users := _USED_BY.search(str(event.get("message", ""))):
         names = {one["metadata"]["name"] for one in pods}
         if not names & set(re.split(r"[ ,]+", users[1])):  # of another run, or somebody else's
             return f"{its} is in use on another node, by {users[1]}", "it is free when that pod has ended"
-    nodes = [_node(one) for one in pods if one is not pod and mine & _claims(one) and _node(one) not in {"", _node(pod)}]
+    nodes = [_node(one) for one in pods if one is not pod and own_claims & _claims(one) and _node(one) not in {"", _node(pod)}]
     if not nodes:
         freed = (
             "Kubernetes detaches it some six minutes after it has lost a node; kubectl get volumeattachments names the node, and kubectl delete node "

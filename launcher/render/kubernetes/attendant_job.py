@@ -68,7 +68,7 @@ def _template(run: Run, wanted: Attendant) -> Object:
         "image": attendant_image(run.spec),
         "resources": {"requests": _REQUESTS | given, "limits": _LIMITS | given},
     }
-    gone = [
+    lost_node = [
         {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _LEAVES_AFTER}
         for taint in ("not-ready", "unreachable")
     ]
@@ -79,7 +79,7 @@ def _template(run: Run, wanted: Attendant) -> Object:
         "automountServiceAccountToken": True,
         "serviceAccountName": wanted.service_account or name_of(run),
         **({"nodeSelector": dict(run.options.node_selector)} if run.options.node_selector else {}),
-        "tolerations": [*gone, *pods.tolerations(run.options)],
+        "tolerations": [*lost_node, *pods.tolerations(run.options)],
         "containers": [container],
     }
     if webhook is not None:

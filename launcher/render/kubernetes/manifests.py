@@ -114,7 +114,7 @@ def directory(source: Source, head: str, made: Iterable[Object]) -> dict[str, st
 
 def _notes(source: Source) -> list[str]:
     run = run_of(source)
-    found = [*notes(run, objects(run)), *run.plan.notices, *_untold(source.spec)]
+    found = [*notes(run, objects(run)), *run.plan.notices, *_undelivered(source.spec)]
     if run.options.gang == "jobset":
         return [*jobset.notes(run), *found]
     if run.options.attendant is None and any(ENDS_AFTER in (one["metadata"].get("annotations") or {}) for one in objects(run)):
@@ -127,7 +127,7 @@ def _notes(source: Source) -> list[str]:
     return found
 
 
-def _untold(spec: ClusterSpec) -> Iterable[str]:
+def _undelivered(spec: ClusterSpec) -> Iterable[str]:
     """Yield which messages of `notify` nobody sends: no launcher knows what objects that somebody else applies are to tell."""
     if spec.notify is None:
         return

@@ -148,9 +148,9 @@ def _task_container(run: Run, group: Group) -> Object:
     made = base_container(run, TRAINER, group.task.command, task=group.task)
     if group.task.cwd is not None:
         made["workingDir"] = group.task.cwd
-    whole = [_env_from(source) for source in run.options.env_from if source.name is None]
-    if whole:
-        made["envFrom"] = whole
+    env_from = [_env_from(source) for source in run.options.env_from if source.name is None]
+    if env_from:
+        made["envFrom"] = env_from
     made["env"] = _env(run, group)
     role = _role(run, group)
     if asked := resources(run, role.cpu, role.memory, {run.options.gpu_resource: str(role.gpus)} if role.gpus else None):
@@ -210,11 +210,11 @@ def _volumes(run: Run, group: Group) -> list[Object]:
         own.append({"name": "code", "configMap": {"name": code_name(run), "defaultMode": _EXECUTABLE, **_places(run)}})
     if role_rules.brings_parent(group.task):
         own.append({"name": _PARENT, "configMap": {"name": parent_name(run)}})
-    beside_mount = extra_containers.mounted(run, group.role)
+    extra_mounts = extra_containers.mounted(run, group.role)
     return own + [
         {"name": extra.name, **(extra.source or {})}
         for extra in volumes_of(run.spec)
-        if extra.name in beside_mount or _is_mounted(extra, group)
+        if extra.name in extra_mounts or _is_mounted(extra, group)
     ]
 
 

@@ -99,4 +99,4 @@ def doctor(namespace: str, *arguments: str) -> tuple[int, dict[str, tuple[str, s
 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `doctor` time out soon where something keeps its pod from starting that may yet mend itself."""
-    monkeypatch.setattr(helper_pod, "_PROBE_HOPE", dict.fromkeys(helper_pod._PROBE_HOPE, 3.0))
+    monkeypatch.setattr(helper_pod, "_PROBE_TIMEOUTS", dict.fromkeys(helper_pod._PROBE_TIMEOUTS, 3.0))

@@ -307,7 +307,7 @@ def test_the_last_checkpoint_is_heard_of_by_who_seldom_looks(long: Path, launche
     follow = ["kubectl", "-n", launcher.namespace.name, "logs", "--follow", str(chief["metadata"]["name"])]
     following = subprocess.Popen(follow, stdout=subprocess.PIPE, text=True)
     try:
-        monkeypatch.setattr(run_objects, "_LOOK_EVERY", 10.0)  # its pods are gone by then
+        monkeypatch.setattr(run_objects, "_POLL_INTERVAL", 10.0)  # its pods are gone by then
         KubernetesBackend(launcher.runs, Where(namespace=launcher.namespace.name)).stop("long")
         written = said_to_its_end(following, 60)
     finally:

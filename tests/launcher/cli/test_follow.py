@@ -40,7 +40,7 @@ def followed(lines: Iterator[LogLine], monkeypatch: pytest.MonkeyPatch) -> Shown
     """Follow a run that has ended and of which these lines are left, by a clock on which five seconds pass with each look."""
     clock = itertools.count(step=5.0)
     monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=lambda: next(clock), time=time.time, sleep=time.sleep))
-    backend = SimpleNamespace(status=lambda _: ENDED, tend=lambda _: [], logs=lambda *_, **__: lines)
+    backend = SimpleNamespace(status=lambda _: ENDED, reconcile=lambda _: [], logs=lambda *_, **__: lines)
     shown = Shown()
     assert follow.follow(cast("Backend", backend), "digits", ["chief"], shown, Interrupts(), since=0.0, asking="") is ENDED
     return shown

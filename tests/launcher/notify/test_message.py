@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from launcher.notify import ledger
-from launcher.notify.message import SETTLES, Due, Message, of_end, of_stall, variables
+from launcher.notify.message import STALL_GRACE, Due, Message, of_end, of_stall, variables
 from launcher.runs.status import RunStatus, State, TaskStatus
 
 RUN = RunStatus("digits", "local", State.FAILED, "worker-0 failed\non attempt 3: boom\0", started=100.0, ended=160.0, step=1200, steps=2000)
@@ -22,8 +22,8 @@ def running(*tasks: TaskStatus) -> RunStatus:
 
 
 def due_after_settling(due: Due, status: RunStatus, now: float = NOW) -> list[Message]:
-    assert due.look(status, now) == []
-    return due.look(status, now + SETTLES)
+    assert due.check(status, now) == []
+    return due.check(status, now + STALL_GRACE)
 
 
 def test_the_message_of_an_end_has_name_state_reason_step_and_time() -> None:
@@ -48,7 +48,7 @@ def test_the_message_of_an_end_has_name_state_reason_step_and_time() -> None:
 
 @pytest.mark.parametrize("state", [State.PENDING, State.RUNNING, State.RESTARTING, State.STOPPED, State.INTERRUPTED, State.UNKNOWN])
 def test_nobody_is_told_of_a_run_that_goes_on_or_that_somebody_has_stopped(state: State) -> None:
-    assert Due().look(dataclasses.replace(RUN, state=state), NOW) == []
+    assert Due().check(dataclasses.replace(RUN, state=state), NOW) == []
 
 
 def test_a_long_reason_is_cut() -> None:
@@ -74,15 +74,15 @@ def test_a_stall_is_told_once_it_lasts_and_names_who_holds_up_the_others() -> No
 
 def test_a_stall_that_ends_at_once_is_not_told() -> None:
     due = Due()
-    assert due.look(running(task("chief", "code")), NOW) == []
-    assert due.look(running(task("chief")), NOW + 5) == []
-    assert due.look(running(task("chief", "code")), NOW + SETTLES) == []
+    assert due.check(running(task("chief", "code")), NOW) == []
+    assert due.check(running(task("chief")), NOW + 5) == []
+    assert due.check(running(task("chief", "code")), NOW + STALL_GRACE) == []
     assert due.is_stalled
 
 
 def test_the_stalls_of_a_task_are_told_once_an_hour_and_another_task_s_at_once() -> None:
     [first] = due_after_settling(Due(), running(task("chief", "code")))
-    entries = ledger.settled([], first, "webhook", {"at": NOW, "state": ledger.SENT})
+    entries = ledger.with_outcome([], first, "webhook", {"at": NOW, "state": ledger.SENT})
     assert ledger.wait(entries, first, "webhook", NOW + 7200) is None  # the same stall, two hours later
     later = dataclasses.replace(first, since=NOW + 300)
     assert ledger.wait(entries, later, "webhook", NOW + 400) is None
@@ -95,11 +95,11 @@ def test_what_somebody_sends_is_left_to_them_until_their_time_is_over() -> None:
     end = of_end(RUN, NOW)
     assert end is not None
     assert ledger.wait([], end, "webhook", NOW) == 0.0
-    claimed = ledger.claimed([], end, "webhook", NOW, 60.0)
+    claimed = ledger.with_claim([], end, "webhook", NOW, 60.0)
     assert ledger.wait(claimed, end, "webhook", NOW + 20) == 40.0
     assert ledger.wait(claimed, end, "webhook", NOW + 61) == 0.0
     for state in (ledger.SENT, ledger.FAILED):
-        settled = ledger.settled(claimed, end, "webhook", {"at": NOW, "state": state, "words": "failed: told"})
+        settled = ledger.with_outcome(claimed, end, "webhook", {"at": NOW, "state": state, "words": "failed: told"})
         assert ledger.wait(settled, end, "webhook", NOW + 9999) is None
         assert ledger.words(settled) == ("failed: told",)
 
@@ -112,5 +112,5 @@ def test_a_stall_of_very_many_tasks_is_one_message_and_few_entries() -> None:
     entries: list[ledger.Entry] = []
     for number in range(50):
         one = dataclasses.replace(message, about=tuple(f"worker-{number}-{index}" for index in range(20)))
-        entries = ledger.settled(entries, one, "webhook", {"at": NOW, "state": ledger.SENT})
+        entries = ledger.with_outcome(entries, one, "webhook", {"at": NOW, "state": ledger.SENT})
     assert len(entries) == 100

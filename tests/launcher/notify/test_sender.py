@@ -202,12 +202,12 @@ def test_what_has_become_of_messages_is_kept_in_a_file_and_failures_in_a_line(tm
         ended(outbox.Sending(order, outcomes=outcomes, log=file.fileno()))
         ended(outbox.Sending(outbox.Channel("command", ("true",)).order(END, 0.0), outcomes=outcomes, log=file.fileno()))
     assert len(outcomes.read_text().splitlines()) == 3
-    failed, told = outbox.told(outcomes)
+    failed, told = outbox.read_outcomes(outcomes)
     assert failed == "failed: nobody was told by webhook: the webhook was not reached: Connection refused (2 tries)"
     assert told.startswith("failed: told by command at ")
     assert [line.partition(" ")[2] for line in log.read_text().splitlines()] == [f"digits, {failed}"]
     assert PLACE not in outcomes.read_text() + log.read_text()
-    assert outbox.told(tmp_path / "none") == ()
+    assert outbox.read_outcomes(tmp_path / "none") == ()
 
 
 def test_no_argument_or_variable_of_a_sender_has_the_url() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.kubernetes.pod_logs import kept_lines
+from launcher.backend.kubernetes.pod_logs import stored_lines
 from launcher.runs import cluster_cache
 from launcher.runs.cluster_cache import Place
 
@@ -90,7 +90,7 @@ def test_what_was_kept_when_the_name_alone_said_where_is_found(tmp_path: Path) -
     assert cluster_cache.last(tmp_path, "other", None, None) == Place(None, None)
     for _ in range(2):
         assert cluster_cache.last(tmp_path, "mnist", None, None) == dataclasses.replace(TEAM, said=False)
-        assert [line.task for line in kept_lines(cluster_cache.logs(tmp_path, TEAM, "mnist"), [], [])] == ["chief", "ps-0"]
+        assert [line.task for line in stored_lines(cluster_cache.logs(tmp_path, TEAM, "mnist"), [], [])] == ["chief", "ps-0"]
     assert not old.exists()
 
 

@@ -50,8 +50,8 @@ def checked(
 @pytest.mark.parametrize("gang", [{}, {"gang": "jobset"}])
 def test_every_pod_of_the_run_is_asked_about_as_its_controller_makes_it(gang: dict[str, str]) -> None:
     found = kinds(**gang)
-    assert {kind.words: kind.count for kind in found if not kind.beside} == {"chief": 1, "ps": 1, "worker": 3}
-    assert [kind.words for kind in found if kind.beside] == ["tensorboard", HELPER]
+    assert {kind.words: kind.count for kind in found if not kind.optional} == {"chief": 1, "ps": 1, "worker": 3}
+    assert [kind.words for kind in found if kind.optional] == ["tensorboard", HELPER]
     owners = [kind.pod["metadata"]["ownerReferences"][0]["kind"] for kind in found[:-1]]
     assert sorted(owners) == ["Job", "Job", "Job", "ReplicaSet"]
 

@@ -8,12 +8,12 @@ import pytest
 
 from launcher.backend.kubernetes import attendant_notes, in_cluster
 from launcher.backend.kubernetes.attendant import Attendant, attend, is_at_rest, main
-from launcher.backend.kubernetes.attendant_notes import GonePod, LastLines
+from launcher.backend.kubernetes.attendant_notes import DeletedPod, LastLines
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.backend.kubernetes.notifier import noted
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
-from launcher.backend.kubernetes.status_source import Watcher, telling
+from launcher.backend.kubernetes.status_source import Watcher, relevant_pods
 from launcher.errors import LauncherError
 from launcher.notify.outbox import Channel
 from launcher.runs.status import RunStatus, State, TaskStatus
@@ -89,7 +89,7 @@ def test_a_run_that_has_succeeded_is_noted_and_nothing_is_left_to_do() -> None:
     there = There(job("chief", 1, COMPLETE), job("ps", 1, COMPLETE), pods=(objects.ended("chief", 0), objects.ended("ps", 0)))
     attendant = attending(there)
     assert not attendant.is_done()
-    assert list(attendant.look()) == ["digits has succeeded"]
+    assert list(attendant.reconcile()) == ["digits has succeeded"]
     assert attendant.is_done()
     noted = attendant_notes.final(there.own)
     assert noted is not None
@@ -100,13 +100,13 @@ def test_a_run_that_has_succeeded_is_noted_and_nothing_is_left_to_do() -> None:
 def test_what_a_failed_run_still_holds_is_suspended_and_waited_for(golden: Golden) -> None:
     there = There(job("chief", 1, FAILED), job("ps"), pods=(objects.ended("chief", 2), objects.running("ps")))
     attendant = attending(there)
-    said = list(attendant.look())
+    said = list(attendant.reconcile())
     golden(said[-1])
     assert ("Job", "digits-ps", {"spec": {"suspend": True}}) in there.patched
     assert not attendant.is_done()  # its pod saves
     there.kinds["Pod"].pop()
     after = attending(there)  # in another pod, as the node of the first was lost
-    assert list(after.look()) == []
+    assert list(after.reconcile()) == []
     assert after.is_done()
 
 
@@ -120,7 +120,7 @@ def test_a_run_that_never_starts_is_suspended_and_told_to_have_failed_with_the_r
     there = There(job("chief"), job("ps"), pods=(waiting, objects.running("ps")))
     attendant = attending(there, start_timeout=100)
     monkeypatch.setattr(attendant._reconciler, "late", lambda *_: "not started within limits.start_timeout (100 s)")
-    said = list(attendant.look())
+    said = list(attendant.reconcile())
     assert "digits has failed: not started within limits.start_timeout (100 s)" in said
     assert [(name, patch) for _, name, patch in there.patched if "spec" in patch] == [
         ("digits-chief", {"spec": {"suspend": True}}),
@@ -142,10 +142,10 @@ def test_it_is_done_when_the_webhook_was_told_and_another_one_tells_nothing_agai
         deadline = time.monotonic() + 60
         while not attendant.is_done():
             assert time.monotonic() < deadline
-            list(attendant.look())
+            list(attendant.reconcile())
             time.sleep(0.02)
         another = Attendant(cast("Cluster", there), "digits", 5, 600, webhook)
-        assert list(another.look()) == []
+        assert list(another.reconcile()) == []
         assert another.is_done()
         assert [message["event"] for _, _, message in server.got] == ["succeeded", "succeeded"]  # of which the first was refused
     assert [entry["state"] for entry in noted(there.own)] == ["sent"]
@@ -154,7 +154,7 @@ def test_it_is_done_when_the_webhook_was_told_and_another_one_tells_nothing_agai
 def test_a_run_that_somebody_has_suspended_may_go_on() -> None:
     there = There(job("chief", suspend=True))
     attendant = attending(there)
-    assert list(attendant.look()) == []
+    assert list(attendant.reconcile()) == []
     assert not attendant.is_done()
     assert there.patched == []
 
@@ -162,43 +162,43 @@ def test_a_run_that_somebody_has_suspended_may_go_on() -> None:
 def test_the_last_lines_of_a_pod_that_goes_are_kept() -> None:
     there = There(job("chief"), pods=(objects.running("chief"),))
     attendant = attending(there)
-    list(attendant.look())
+    list(attendant.reconcile())
     there.kinds["Pod"].clear()
     attendant._watcher._next = 0.0
     attendant._watcher._source.hurry()
-    list(attendant.look())
-    (gone,) = attendant_notes.gone(there.own)
+    list(attendant.reconcile())
+    (gone,) = attendant_notes.deleted_pods(there.own)
     assert gone.task == "chief"
     assert gone.lines == ("2026-01-01T00:09:00.1Z one", "2026-01-01T00:09:01.1Z two")
-    assert list(attending(there).look()) == []  # another one adds to them
-    assert attendant_notes.gone(there.own) == [gone]
+    assert list(attending(there).reconcile()) == []  # another one adds to them
+    assert attendant_notes.deleted_pods(there.own) == [gone]
 
 
 def test_the_last_lines_of_a_pod_of_a_run_that_has_ended_are_kept_before_the_attendant_ends() -> None:
     ps = objects.running("ps")
     there = There(job("chief", 1, FAILED), job("ps"), pods=(objects.ended("chief", 2), ps))
     attendant = attending(there)
-    list(attendant.look())
+    list(attendant.reconcile())
     there.log = lambda *_, **__: b"2026-01-01T00:09:02.1Z asked to stop\n"  # type: ignore[method-assign]
     ps["metadata"]["deletionTimestamp"], ps["status"]["phase"] = "2026-01-01T00:09:30Z", "Failed"  # and the object is there still
     attendant._watcher._next = 0.0
     attendant._watcher._source.hurry()
-    list(attendant.look())
+    list(attendant.reconcile())
     assert attendant.is_done()
-    (gone,) = attendant_notes.gone(there.own)
+    (gone,) = attendant_notes.deleted_pods(there.own)
     assert (gone.task, gone.lines[-1]) == ("ps-0", "2026-01-01T00:09:02.1Z asked to stop")
     assert len(gone.lines) == 3
 
 
 def test_of_last_lines_the_newest_are_kept_that_have_room() -> None:
-    pods = [GonePod(f"digits-worker-{i}-abc", f"worker-{i}", tuple(f"{line} {'x' * 600}" for line in range(30))) for i in range(40)]
+    pods = [DeletedPod(f"digits-worker-{i}-abc", f"worker-{i}", tuple(f"{line} {'x' * 600}" for line in range(30))) for i in range(40)]
     job_ = {"metadata": {"annotations": attendant_notes.of_lines(pods)}}
     assert len(job_["metadata"]["annotations"][attendant_notes.LINES]) < 110_000
-    kept = attendant_notes.gone(job_)
+    kept = attendant_notes.deleted_pods(job_)
     assert 5 < len(kept) < 40
     assert kept[-1].name == "digits-worker-39-abc"
     assert [line.partition(" ")[0] for line in kept[-1].lines] == [str(line) for line in range(10, 30)]
-    assert attendant_notes.gone({"metadata": {"annotations": {attendant_notes.LINES: "[1]"}}}) == []
+    assert attendant_notes.deleted_pods({"metadata": {"annotations": {attendant_notes.LINES: "[1]"}}}) == []
 
 
 def test_of_a_run_of_too_many_tasks_the_end_is_kept_without_them() -> None:
@@ -225,7 +225,7 @@ def test_a_run_whose_jobs_are_at_work_again_is_not_what_was_noted() -> None:
 def test_a_pod_of_the_attendants_own_on_a_lost_node_is_told_of_and_holds_up_its_job() -> None:
     own, other = objects.running("attendant"), objects.running("attendant")
     own["metadata"] |= {"deletionTimestamp": "2026-01-01T00:09:30Z", "name": "old"}
-    assert telling([own, other]) == [own]
+    assert relevant_pods([own, other]) == [own]
     done = [job("chief", 1, COMPLETE)]
     assert is_at_rest(ClusterSnapshot("digits", done))
     assert not is_at_rest(ClusterSnapshot("digits", done, [own]))
@@ -254,10 +254,10 @@ def test_a_cluster_that_is_away_is_asked_again_and_a_lacking_right_is_told(
 def test_a_run_that_was_there_and_is_deleted_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     there = There()
     attendant = attending(there)
-    list(attendant.look())
-    monkeypatch.setattr("launcher.backend.kubernetes.attendant._DELETED_FOR", -1.0)
+    list(attendant.reconcile())
+    monkeypatch.setattr("launcher.backend.kubernetes.attendant._DELETED_AFTER", -1.0)
     assert not attendant.is_done()  # its Jobs may be made after the attendant's
-    attendant._was_there = True
+    attendant._had_jobs = True
     assert attendant.is_done()
 
 
@@ -265,7 +265,7 @@ def test_lines_that_are_read_again_are_kept_once() -> None:
     lines, pod = LastLines(), objects.running("chief")
     for pieces in ([("1", b"one")], [("1", b"one"), ("2", b"two")], [("2", b"two")], []):
         lines.take(pod, pieces)
-    (kept,) = lines.of_gone({pod["metadata"]["name"]: pod})
+    (kept,) = lines.pop({pod["metadata"]["name"]: pod})
     assert kept.lines == ("1 one", "2 two")
 
 
@@ -280,11 +280,11 @@ def test_outside_a_pod_it_says_where_it_belongs(monkeypatch: pytest.MonkeyPatch,
 def test_last_lines_are_those_of_pods_that_have_written() -> None:
     lines, pod = LastLines(), objects.running("chief")
     name = pod["metadata"]["name"]
-    assert lines.of_gone({name: pod}) == []
+    assert lines.pop({name: pod}) == []
     lines.take(pod, [(f"{number:02}", b"\xff line") for number in range(30)])
-    (gone,) = lines.of_gone({name: pod})
+    (gone,) = lines.pop({name: pod})
     assert (gone.task, gone.lines[0], len(gone.lines)) == ("chief", "10 \ufffd line", 20)
-    assert lines.of_gone({name: pod}) == []
+    assert lines.pop({name: pod}) == []
 
 
 def test_a_run_is_attended_while_its_attendant_has_not_failed() -> None:

@@ -116,7 +116,7 @@ def test_a_run_goes_on_without_credentials_and_is_given_up_in_the_end(
 ) -> None:
     configure({"token": "first"})
     runs = backend.KubernetesBackend(tmp_path, Where(None, None))
-    known = runs._look_at("digits")
+    known = runs._watched("digits")
     known.last, known.answered = RunStatus("digits", "kubernetes", State.RUNNING), time.monotonic()
     monkeypatch.setattr(Guarded, "token", "second")
     status = runs.status("digits")

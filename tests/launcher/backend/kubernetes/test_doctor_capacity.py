@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from launcher.backend.kubernetes.doctor_capacity import Node, node, take, unplaced
-from launcher.backend.kubernetes.room import amount
+from launcher.backend.kubernetes.node_capacity import amount
 from launcher.spec.models import ClusterSpec
 from tests.golden_messages import Golden
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from launcher.backend.kubernetes import ended_status
-from launcher.backend.kubernetes.pod_logs import kept_tasks
+from launcher.backend.kubernetes.pod_logs import stored_tasks
 from launcher.spec.loader import dump, load
 
 SPEC = """\
@@ -29,5 +29,5 @@ def test_without_a_record_what_was_kept_tells_them(tmp_path: Path) -> None:
         log = tmp_path / f"{name}.log"
         log.parent.mkdir(exist_ok=True)
         log.write_text("2026-01-01T00:00:01.100000000Z one\n")
-    assert kept_tasks(tmp_path) == ["chief", "worker-0"]
-    assert kept_tasks(tmp_path / "nothing") == []
+    assert stored_tasks(tmp_path) == ["chief", "worker-0"]
+    assert stored_tasks(tmp_path / "nothing") == []

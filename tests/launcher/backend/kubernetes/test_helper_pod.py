@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.helper_pod import beside, on_its_claim
+from launcher.backend.kubernetes.helper_pod import node_constraints, on_its_claim
 from launcher.errors import UsageError
 from launcher.images import image_for
 from launcher.plan import planner
@@ -29,9 +29,9 @@ def mounting(pod: dict[str, Any], claim: str = "digits") -> dict[str, Any]:
 def test_a_volume_of_one_node_is_read_where_a_pod_has_it() -> None:
     own = [running("ps"), mounting(ended("worker", 0), "digits"), mounting(running("evaluator"), "other"), mounting(running("chief"))]
     own[-1]["spec"]["nodeName"] = "node-7"
-    assert '"values": ["node-7"]' in json.dumps(beside(run("ReadWriteOnce"), own))
-    assert beside(run("ReadWriteOnce"), own[:-1]) == {}
-    assert beside(run("ReadWriteMany"), own) == {}
+    assert '"values": ["node-7"]' in json.dumps(node_constraints(run("ReadWriteOnce"), own))
+    assert node_constraints(run("ReadWriteOnce"), own[:-1]) == {}
+    assert node_constraints(run("ReadWriteMany"), own) == {}
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,11 @@ def test_a_claim_that_is_there_says_how_many_nodes_mount_it(claim: dict[str, Any
 def test_on_a_node_with_gpus_its_taint_is_tolerated() -> None:
     chief = mounting(running("chief"))
     chief["spec"] |= {"nodeName": "node-7", "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]}
-    assert beside(run("ReadWriteOnce"), [chief])["tolerations"] == chief["spec"]["tolerations"]
+    assert node_constraints(run("ReadWriteOnce"), [chief])["tolerations"] == chief["spec"]["tolerations"]
 
 
 def test_a_volume_of_one_pod_is_not_read_while_one_has_it() -> None:
     chief = mounting(running("chief"))
     with pytest.raises(UsageError, match="ReadWriteOncePod, and the pod digits-chief-0-00 has the volume"):
-        beside(run("ReadWriteOncePod"), [chief])
-    assert beside(run("ReadWriteOncePod"), [running("ps"), mounting(ended("chief", 0))]) == {}
+        node_constraints(run("ReadWriteOncePod"), [chief])
+    assert node_constraints(run("ReadWriteOncePod"), [running("ps"), mounting(ended("chief", 0))]) == {}

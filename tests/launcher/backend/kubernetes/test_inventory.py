@@ -47,12 +47,12 @@ JOBS = {role: ObjectRef("Job", f"digits-{role}", role) for role in ("chief", "wo
 
 def told(found: Differences, *tasks: str, state: State = State.RUNNING) -> RunStatus:
     there = tuple(TaskStatus(task, state) for task in tasks)
-    found = replace(found, reason=inventory.reason("digits", found.gone, found.strays, "team-a"))
+    found = replace(found, reason=inventory.reason("digits", found.deleted, found.unlabelled, "team-a"))
     return RunContext(differences=found).of(RunStatus("digits", "kubernetes", state, eta=840.0, tasks=there))
 
 
 def test_a_run_without_the_job_of_its_workers_is_not_running() -> None:
-    run = told(Differences(gone=(JOBS["worker"], ObjectRef("ConfigMap", "digits-cluster", "c")), tasks=TASKS), "chief", "evaluator")
+    run = told(Differences(deleted=(JOBS["worker"], ObjectRef("ConfigMap", "digits-cluster", "c")), tasks=TASKS), "chief", "evaluator")
     assert (run.state, run.eta, run.missing) == (State.PENDING, None, ("job/digits-worker", "configmap/digits-cluster"))
     assert run.reason.startswith(
         "job/digits-worker, configmap/digits-cluster were deleted: `launcher down digits --on kubernetes` and another `up`"
@@ -62,25 +62,25 @@ def test_a_run_without_the_job_of_its_workers_is_not_running() -> None:
 
 
 def test_a_run_that_still_makes_steps_runs() -> None:
-    run = told(Differences(gone=(ObjectRef("Service", "digits", "s"), JOBS["evaluator"]), tasks=TASKS), *TASKS[:3])
+    run = told(Differences(deleted=(ObjectRef("Service", "digits", "s"), JOBS["evaluator"]), tasks=TASKS), *TASKS[:3])
     assert (run.state, run.eta, run.missing) == (State.RUNNING, 840.0, ("service/digits", "job/digits-evaluator"))
 
 
 def test_a_job_without_labels_is_told_with_the_command_that_gives_them_back_also_of_a_run_that_was_stopped(golden: Golden) -> None:
-    run = told(Differences(strays=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.STOPPED)
+    run = told(Differences(unlabelled=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.STOPPED)
     assert run.state is State.PENDING
     golden(run.reason)
 
 
 def test_the_status_of_a_run_that_is_there_says_what_it_lacks_in_the_place_of_what_its_pods_tell() -> None:
-    lacking = Differences(strays=(JOBS["worker"],), tasks=TASKS, reason="job/digits-worker has lost its labels")
+    lacking = Differences(unlabelled=(JOBS["worker"],), tasks=TASKS, reason="job/digits-worker has lost its labels")
     run_events, chief = RunEvents(""), TaskStatus("chief", State.PENDING, "waits for a node")
     run = pod_status.run_status(ClusterSnapshot("digits", ()), (chief,), run_events, RunContext(differences=lacking))
     assert (run.state, run.reason, run.reason_task, run.missing) == (State.PENDING, lacking.reason, "", ("job/digits-worker",))
 
 
 def test_a_run_that_has_ended_needs_nothing_any_more() -> None:
-    assert told(Differences(gone=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.SUCCEEDED).reason == ""
+    assert told(Differences(deleted=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.SUCCEEDED).reason == ""
     assert told(Differences(tasks=TASKS), *TASKS).missing == ()
 
 
@@ -91,13 +91,13 @@ def test_of_a_run_that_is_being_started_nothing_is_missing() -> None:
     nothing = SimpleNamespace(
         get=lambda kind, _: noted if kind == "ConfigMap" else None, now=lambda: 1010.0, listed=lambda *_: [], namespace="a"
     )
-    assert inventory.Watch(cast("Cluster", nothing), "digits").look() == Differences()
+    assert inventory.Watch(cast("Cluster", nothing), "digits").differences() == Differences()
     nothing.now = lambda: 1_000_000.0  # anyone who started it has died over it
-    assert inventory.Watch(cast("Cluster", nothing), "digits").look().gone == (ObjectRef("Job", "digits-chief", "1"),)
+    assert inventory.Watch(cast("Cluster", nothing), "digits").differences().deleted == (ObjectRef("Job", "digits-chief", "1"),)
 
 
 def test_a_run_without_its_attendant_trains_and_is_told_to_lack_it() -> None:
-    run = told(Differences(gone=(ObjectRef("Job", "digits-attendant", "a"),), tasks=TASKS), "chief", "worker-0", "worker-1")
+    run = told(Differences(deleted=(ObjectRef("Job", "digits-attendant", "a"),), tasks=TASKS), "chief", "worker-0", "worker-1")
     assert (run.state, run.eta, run.missing) == (State.RUNNING, 840.0, ("job/digits-attendant",))
 
 

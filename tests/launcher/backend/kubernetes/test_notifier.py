@@ -14,7 +14,7 @@ from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.backend.kubernetes.notifier import NOTE, NoChannelError, Notifier
 from launcher.errors import LauncherError
-from launcher.notify.message import SETTLES
+from launcher.notify.message import STALL_GRACE
 from launcher.notify.outbox import Channel
 from launcher.runs.status import RunStatus, State, TaskStatus
 from launcher.spec.models import ClusterSpec
@@ -87,7 +87,7 @@ def look_until(one: Notifier, status: RunStatus, condition: Callable[[], object]
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, said
-        said += one.look(status)
+        said += one.send_due(status)
         time.sleep(0.02)
     return said
 
@@ -101,7 +101,7 @@ def test_an_end_is_told_once_by_all_who_watch_and_by_those_who_come_later(kept: 
     there = There(*kept)
     with serving(200) as server:
         first, second = watching(there, server, 60.0), watching(there, server, 60.0)
-        assert [*first.look(FAILED), *second.look(FAILED)] == []
+        assert [*first.send_due(FAILED), *second.send_due(FAILED)] == []
         assert (first.busy, second.busy) == (True, True)  # the second waits for what becomes of it
         assert list(first.finish(FAILED)) == []
         if RECORD in kept:
@@ -120,7 +120,7 @@ def test_a_late_outcome_of_an_earlier_start_does_not_silence_the_next_one(is_ane
     there, next_one = There(), dataclasses.replace(FAILED, started=3.0, ended=4.0)
     with serving(200) as server:
         earlier, later = watching(there, None), watching(there, server)
-        assert list(earlier.look(FAILED)) == []
+        assert list(earlier.send_due(FAILED)) == []
         if is_anew:  # by `up`; who applies the objects of a run leaves the record
             there.objects[RECORD] = made("digits-record")
         assert list(earlier.finish(FAILED)) == ["failed: nobody was told by webhook: the webhook was not reached: Connection refused"]
@@ -133,11 +133,11 @@ def test_one_that_was_to_be_sent_by_somebody_who_is_gone_is_sent_by_another() ->
     there = There()
     with serving(200) as server:
         gone = watching(there, None)
-        assert list(gone.look(FAILED)) == []
+        assert list(gone.send_due(FAILED)) == []
         while gone._sent[0].sending.outcome() is None:
             time.sleep(0.02)
         other = watching(there, server)
-        assert list(other.look(FAILED)) == []
+        assert list(other.send_due(FAILED)) == []
         assert server.got == []
         there.time += 200
         other._next.clear()
@@ -159,12 +159,12 @@ def test_a_change_of_somebody_else_s_and_a_cluster_that_is_away_are_got_over() -
     with serving(200) as server:
         one = watching(there, server)
         there.overtaken = 1
-        assert list(one.look(FAILED)) == []
+        assert list(one.send_due(FAILED)) == []
         assert (server.got, one.busy) == ([], True)
         there.fails = UnreachableError("it does not answer", "wait")
         one._next.clear()
         with pytest.raises(UnreachableError):
-            list(one.look(FAILED))
+            list(one.send_due(FAILED))
         there.fails = None
         look_until(one, FAILED, lambda: server.got and not one.busy)
         assert len(server.got) == 1
@@ -174,8 +174,8 @@ def test_without_the_right_to_note_it_nobody_is_told_and_that_is_said_once() -> 
     there = There()
     there.fails = ForbiddenError("you may not patch configmaps", "have that allowed", "rule")
     one = watching(there, None)
-    assert list(one.look(FAILED)) == ["failed: nobody is told by webhook: you may not patch configmaps; have that allowed"]
-    assert (list(one.look(FAILED)), one.busy) == ([], False)
+    assert list(one.send_due(FAILED)) == ["failed: nobody is told by webhook: you may not patch configmaps; have that allowed"]
+    assert (list(one.send_due(FAILED)), one.busy) == ([], False)
 
 
 def test_a_stall_is_told_once() -> None:
@@ -184,14 +184,14 @@ def test_a_stall_is_told_once() -> None:
     status = RunStatus("digits", "kubernetes", State.RUNNING, started=1.0, tasks=(stalled,))
     with serving(200) as server:
         one = watching(there, server)
-        assert list(one.look(status)) == []
+        assert list(one.send_due(status)) == []
         assert server.got == []
-        there.time += SETTLES
+        there.time += STALL_GRACE
         look_until(one, status, lambda: entries(there) and entries(there)[0]["state"] == "sent")
         replaced = watching(there, server)
-        assert [*replaced.look(status), *one.look(status)] == []
-        there.time += SETTLES
-        assert list(replaced.look(status)) == []
+        assert [*replaced.send_due(status), *one.send_due(status)] == []
+        there.time += STALL_GRACE
+        assert list(replaced.send_due(status)) == []
         assert (len(server.got), one.busy, replaced.busy) == (1, False, False)
         assert server.got[0][2]["event"] == "stalled"
         look_until(one, FAILED, lambda: len(server.got) == 2 and not one.busy)
@@ -216,10 +216,10 @@ def test_a_secret_or_key_that_is_not_there_is_named_with_what_makes_it(data: dic
         notifier.of_secret(cast("Cluster", there), Webhook(secret="hook"))  # noqa: S106  its name
     assert (lacking.value.message, lacking.value.remedy) == (words, remedy)
     values = {"version": 1, "name": "digits", "train": {"workload": "mnist_mlp"}, "notify": {"webhook": {"secret": "hook"}}}
-    told = list(admission.untold(cast("Cluster", there), ClusterSpec.model_validate(values)))
+    told = list(admission.missing_webhook_url(cast("Cluster", there), ClusterSpec.model_validate(values)))
     assert told == [(f"{words}, which has the URL of notify.webhook: nobody is told by it", f"make it: {remedy}")]
     there.fails = ForbiddenError("you may not get secrets", "have that allowed", "rule")
-    assert list(admission.untold(cast("Cluster", there), ClusterSpec.model_validate(values))) == []
+    assert list(admission.missing_webhook_url(cast("Cluster", there), ClusterSpec.model_validate(values))) == []
 
 
 def test_the_url_is_read_from_the_secret() -> None:

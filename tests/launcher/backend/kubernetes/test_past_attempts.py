@@ -39,7 +39,7 @@ def test_attempts_whose_pods_are_gone_count_as_restarts() -> None:
         names[2]: ("worker-1", "moved away: EvictionByEvictionAPI"),
     }
     for pods in ([now], []):  # also before the next pod is made
-        seen = ClusterSnapshot("digits", [job("worker", 2)], pods, gone={"worker-1": [restart for _, restart in found.values()]})
+        seen = ClusterSnapshot("digits", [job("worker", 2)], pods, past_attempts={"worker-1": [restart for _, restart in found.values()]})
         assert [(one.attempt, one.cause) for one in status(seen, NOW).tasks[1].restarts] == [
             (1, DELETED),
             (2, "its node is lost, or nothing is to run there"),

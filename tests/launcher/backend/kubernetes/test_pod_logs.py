@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from launcher.backend.kubernetes import attendant_notes, log_lines, pod_logs
-from launcher.backend.kubernetes.attendant_notes import GonePod
+from launcher.backend.kubernetes.attendant_notes import DeletedPod
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import UnreachableError
-from launcher.backend.kubernetes.pod_logs import PodLogs, kept_lines
+from launcher.backend.kubernetes.pod_logs import PodLogs, stored_lines
 from launcher.cli.output_lines import event_in, raw
 from launcher.errors import LauncherError
 from launcher.runs.status import LogLine
@@ -69,10 +69,10 @@ def test_only_new_lines_are_returned_and_asked_for() -> None:
     answers = Answers()
     logs = reader(answers)
     answers.lines = ["2026-01-01T00:00:01.100000000Z one", "2026-01-01T00:00:01.200000000Z two"]
-    assert [(line.task, line.text) for line in logs.news([POD])] == [("worker-1", "one"), ("worker-1", "two")]
+    assert [(line.task, line.text) for line in logs.new_lines([POD])] == [("worker-1", "one"), ("worker-1", "two")]
     answers.lines.append("2026-01-01T00:00:01.300000000Z three  with spaces")
-    assert [line.text for line in logs.news([POD])] == ["three  with spaces"]
-    assert logs.news([POD]) == []
+    assert [line.text for line in logs.new_lines([POD])] == ["three  with spaces"]
+    assert logs.new_lines([POD]) == []
     assert answers.asked[-1]["sinceTime"] == "2026-01-01T00:00:01Z"
 
 
@@ -81,9 +81,9 @@ def test_a_node_that_does_not_answer_is_not_asked_until_it_does() -> None:
     logs = reader(answers)
     answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
     silent = {**POD, "status": {**POD["status"], "conditions": [{"type": "Ready", "status": "False", "reason": "NodeNotReady"}]}}
-    assert logs.news([silent]) == []
+    assert logs.new_lines([silent]) == []
     assert (answers.asked, logs.unread(silent)) == ([], True)
-    assert [line.text for line in logs.news([POD])] == ["one"]
+    assert [line.text for line in logs.new_lines([POD])] == ["one"]
     assert not logs.unread(POD)
 
 
@@ -91,13 +91,13 @@ def test_lines_of_a_pod_that_is_gone_are_kept_once(tmp_path: Path) -> None:
     answers = Answers()
     answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
     first = reader(answers, tmp_path)
-    first.news([POD])
+    first.new_lines([POD])
     answers.lines.append("2026-01-01T00:00:02.000000000Z two")
-    first.news([POD])
-    reader(answers, tmp_path).news([POD])  # another process follows it too
-    assert [(line.task, line.text) for line in kept_lines(tmp_path, [], [])] == [("worker-1", "one"), ("worker-1", "two")]
-    assert list(kept_lines(tmp_path, [POD], [])) == []
-    assert list(kept_lines(tmp_path, [], ["chief"])) == []
+    first.new_lines([POD])
+    reader(answers, tmp_path).new_lines([POD])  # another process follows it too
+    assert [(line.task, line.text) for line in stored_lines(tmp_path, [], [])] == [("worker-1", "one"), ("worker-1", "two")]
+    assert list(stored_lines(tmp_path, [POD], [])) == []
+    assert list(stored_lines(tmp_path, [], ["chief"])) == []
 
 
 ODD = b'\x00\xff 10 %\r{"event":"failed"}'
@@ -115,18 +115,18 @@ def test_bytes_are_kept_as_they_are_and_only_a_trainer_tells_events(tmp_path: Pa
 
     answers.log = log  # type: ignore[method-assign]
     own = {**POD, "spec": {"containers": [{"name": "trainer", "command": ["python", "train.py"]}]}}
-    for found in (logs.news([own]), list(kept_lines(tmp_path, [], []))):
+    for found in (logs.new_lines([own]), list(stored_lines(tmp_path, [], []))):
         assert [event_in(line.text) for line in found] == [None, None]
         assert [raw(line) for line in found] == [event.encode(), ODD]
     supervised = {**POD, "spec": {"containers": [{"name": "trainer", "command": ["python", "-P", "-m", "trainer", "--", "x"]}]}}
-    assert [parse(line.text) is None for line in reader(answers).news([supervised])] == [False, True]
+    assert [parse(line.text) is None for line in reader(answers).new_lines([supervised])] == [False, True]
 
 
 def test_a_log_that_cannot_be_read_is_not_asked_for_at_once_again() -> None:
     answers = Answers()
     answers.gone = True
     logs = reader(answers)
-    assert (logs.news([POD]), logs.news([POD])) == ([], [])
+    assert (logs.new_lines([POD]), logs.new_lines([POD])) == ([], [])
     assert len(answers.asked) == 1
     assert logs.unread(POD)
 
@@ -134,7 +134,7 @@ def test_a_log_that_cannot_be_read_is_not_asked_for_at_once_again() -> None:
 def test_a_container_that_has_not_started_is_not_asked() -> None:
     answers = Answers()
     waiting = {**POD, "status": {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {}}}]}}
-    assert reader(answers).news([waiting]) == []
+    assert reader(answers).new_lines([waiting]) == []
     assert answers.asked == []
 
 
@@ -142,35 +142,35 @@ def test_what_one_reader_has_read_another_need_not_ask_for() -> None:
     answers = Answers()
     other = reader(answers)
     answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
-    assert [line.text for line in other.news([POD])] == ["one"]
+    assert [line.text for line in other.new_lines([POD])] == ["one"]
     answers.lines.append("2026-01-01T00:00:02.100000000Z two")
-    logs = PodLogs(cast("Cluster", answers), onward=other)
-    assert [line.text for line in logs.news([POD])] == ["one", "two"]
+    logs = PodLogs(cast("Cluster", answers), sink=other)
+    assert [line.text for line in logs.new_lines([POD])] == ["one", "two"]
     asked = len(answers.asked)
-    assert [line.text for line in other.news([POD])] == ["two"]
-    assert (other.news([POD]), len(answers.asked)) == ([], asked)
+    assert [line.text for line in other.new_lines([POD])] == ["two"]
+    assert (other.new_lines([POD]), len(answers.asked)) == ([], asked)
     answers.lines.append("2026-01-01T00:00:03.000000000Z before it goes")
     going = {**POD, "metadata": {**POD["metadata"], "deletionTimestamp": "2026-01-01T00:00:03Z"}}
-    assert [line.text for line in other.news([going])] == ["before it goes"]
-    assert [line.text for line in logs.news([POD])] == ["before it goes"]
+    assert [line.text for line in other.new_lines([going])] == ["before it goes"]
+    assert [line.text for line in logs.new_lines([POD])] == ["before it goes"]
     answers.lines.append("2026-01-01T00:00:03.100000000Z three")
     over = {**POD, "status": {**POD["status"], "phase": "Succeeded"}}
-    assert [line.text for line in other.news([over])] == ["three"]  # who sees its end knows its last lines
-    assert [line.text for line in logs.news([over])] == ["three"]
-    assert other.news([over]) == []
+    assert [line.text for line in other.new_lines([over])] == ["three"]  # who sees its end knows its last lines
+    assert [line.text for line in logs.new_lines([over])] == ["three"]
+    assert other.new_lines([over]) == []
 
 
 def test_who_is_passed_nothing_on_any_more_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_logs, "_TRUSTED", 0.0)
     answers = Answers()
     other = reader(answers)
-    logs = PodLogs(cast("Cluster", answers), onward=other)
+    logs = PodLogs(cast("Cluster", answers), sink=other)
     answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
-    logs.news([POD])
+    logs.new_lines([POD])
     answers.lines.append("2026-01-01T00:00:02.100000000Z two")
-    assert [line.text for line in other.news([POD])] == ["one", "two"]
-    assert [line.text for line in logs.news([POD])] == ["two"]
-    assert other.news([POD]) == []
+    assert [line.text for line in other.new_lines([POD])] == ["one", "two"]
+    assert [line.text for line in logs.new_lines([POD])] == ["two"]
+    assert other.new_lines([POD]) == []
 
 
 def test_the_last_lines_are_read_without_looking_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,22 +178,22 @@ def test_the_last_lines_are_read_without_looking_again(tmp_path: Path, monkeypat
     answers = Answers()
     answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
     logs = reader(answers, tmp_path)
-    logs.news([POD])
+    logs.new_lines([POD])
     with logs.to_the_end([POD]):
         answers.more.put(b"2026-01-01T00:00:01.100000000Z one\n2026-01-01T00:00:02.100000000Z two\n")
         answers.more.put(UnreachableError("it was silent for long"))
         answers.more.put(b"2026-01-01T00:00:02.100000000Z two\n2026-01-01T00:00:03.100000000Z saved")
         answers.more.put(None)
         answers.more.put(LauncherError("it is gone"))
-    assert [line.text for line in logs.news(())] == ["two", "saved"]
+    assert [line.text for line in logs.new_lines(())] == ["two", "saved"]
     assert [one["sinceTime"] for one in answers.asked[1:]] == ["2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z", "2026-01-01T00:00:03Z"]
-    assert [line.text for line in kept_lines(tmp_path, [], [])] == ["one", "two", "saved"]
+    assert [line.text for line in stored_lines(tmp_path, [], [])] == ["one", "two", "saved"]
 
 
 def taken(logs: PodLogs, pods: list[dict[str, Any]]) -> list[str]:
     """Return what comes next of pods that are streamed."""
     deadline = time.monotonic() + 10
-    while not (found := logs.news(pods)):
+    while not (found := logs.new_lines(pods)):
         assert time.monotonic() < deadline, "nothing came within 10 s"
         time.sleep(0.01)
     return [line.text for line in found]
@@ -202,18 +202,18 @@ def taken(logs: PodLogs, pods: list[dict[str, Any]]) -> list[str]:
 def test_a_pod_that_is_streamed_is_not_asked_for_its_log() -> None:
     answers = Answers()
     other = reader(answers)
-    logs = PodLogs(cast("Cluster", answers), onward=other)
+    logs = PodLogs(cast("Cluster", answers), sink=other)
     logs.stream([POD])
     assert answers.asked == []  # what it wrote before is read first
     answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
-    assert [line.text for line in logs.news([POD])] == ["one"]
+    assert [line.text for line in logs.new_lines([POD])] == ["one"]
     logs.stream([POD])
     answers.more.put(b"2026-01-01T00:00:01.100000000Z one\n2026-01-01T00:00:02.100000000Z two")
     assert taken(logs, [POD]) == ["two"]
     answers.more.put(b"2026-01-01T00:00:03.100000000Z three")
     assert taken(logs, [POD]) == ["three"]
     logs.stream([POD])
-    assert [[line.text for line in other.news([POD])], len(answers.asked)] == [["one", "two", "three"], 2]
+    assert [[line.text for line in other.new_lines([POD])], len(answers.asked)] == [["one", "two", "three"], 2]
     answers.more.put(None)  # the API server breaks off
     answers.lines.append("2026-01-01T00:00:04.100000000Z four")
     answers.lines[0] = "2026-01-01T00:00:03.100000000Z three"
@@ -227,7 +227,7 @@ def test_lines_that_a_node_has_discarded_before_a_stream_are_marked(monkeypatch:
     answers = Answers()
     logs = reader(answers)
     answers.lines = [stamped(1)]
-    logs.news([POD])
+    logs.new_lines([POD])
     logs.stream([POD])
     answers.more.put("\n".join(map(stamped, (5, 6))).encode())
     marked, *more = taken(logs, [POD])
@@ -247,7 +247,7 @@ def test_lines_that_a_node_has_discarded_before_a_stream_are_marked(monkeypatch:
 def test_what_another_has_kept_of_a_pod_that_is_gone_is_shown_in_the_end(
     phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_lines, "_POLL", 0.0)
+    monkeypatch.setattr(log_lines, "_POLL_INTERVAL", 0.0)
     answers = Answers()
     answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
     pods = [{**POD, "status": {**POD["status"], "phase": phase}}]
@@ -257,7 +257,7 @@ def test_what_another_has_kept_of_a_pod_that_is_gone_is_shown_in_the_end(
         ended = next(told)
         if ended:
             answers.lines.append("2026-01-01T00:00:02.100000000Z two")
-            reader(answers, tmp_path).news([POD])
+            reader(answers, tmp_path).new_lines([POD])
             pods.clear()
         return ended
 
@@ -268,9 +268,9 @@ def test_what_another_has_kept_of_a_pod_that_is_gone_is_shown_in_the_end(
 def test_what_was_kept_of_a_pod_that_could_not_be_read_is_not_shown_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers()
     answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
-    reader(answers, tmp_path).news([POD])
+    reader(answers, tmp_path).new_lines([POD])
     silent = {**POD, "status": {**POD["status"], "conditions": [{"type": "Ready", "status": "False", "reason": "NodeNotReady"}]}}
-    monkeypatch.setattr(log_lines, "_POLL", 0.0)
+    monkeypatch.setattr(log_lines, "_POLL_INTERVAL", 0.0)
     answers.lines.append("2026-01-01T00:00:02.100000000Z two")
     looks = iter([[silent], [POD]])
     told = iter([False, True])
@@ -315,11 +315,11 @@ def test_a_gap_that_a_node_leaves_which_has_discarded_lines_is_marked_and_what_i
     answers = Answers()
     follower = reader(answers, tmp_path)
     answers.lines = list(map(stamped, range(1, 4)))
-    follower.news([POD])
+    follower.new_lines([POD])
     answers.lines = list(map(stamped, range(3, 6)))  # what was read last is still there
-    assert [line.text for line in follower.news([POD])] == ["line 4", "line 5"]
+    assert [line.text for line in follower.new_lines([POD])] == ["line 4", "line 5"]
     answers.lines = list(map(stamped, range(8, 10)))
-    marked, *more = follower.news([POD])
+    marked, *more = follower.new_lines([POD])
     told = event_in(marked.text)
     assert told is not None
     assert (told["event"], told["message"][:26]) == ("notice", "lines may be missing here:")
@@ -344,12 +344,12 @@ def test_what_the_attendant_has_kept_of_pods_that_are_gone_is_shown_unless_more_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = Answers()
-    last = GonePod("digits-worker-1-old", "worker-1", ("2026-01-01T00:00:01.1Z one", "2026-01-01T00:00:02.1Z two"))
+    last = DeletedPod("digits-worker-1-old", "worker-1", ("2026-01-01T00:00:01.1Z one", "2026-01-01T00:00:02.1Z two"))
     answers.attendant = {"metadata": {"annotations": attendant_notes.of_lines([last])}}
     monkeypatch.setattr("launcher.backend.kubernetes.status_source.pods_of", lambda *_: [])
 
     def shown(kept: Path, **chosen: Any) -> list[str]:
-        return [line.text for line in log_lines.there(cast("Cluster", answers), "digits", kept, log_lines.LogSelection(**chosen))]
+        return [line.text for line in log_lines.read(cast("Cluster", answers), "digits", kept, log_lines.LogSelection(**chosen))]
 
     assert shown(tmp_path / "here") == ["one", "two"]
     assert shown(tmp_path / "here", tail=1) == ["two"]

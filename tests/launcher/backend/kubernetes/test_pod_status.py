@@ -17,7 +17,7 @@ def test_a_run_of_a_jobset_ends_when_the_jobset_does(golden: Golden) -> None:
     pods = [ended("chief", 137), running("worker")]
 
     def told(*conditions: dict[str, str]) -> tuple[State, str]:
-        found = status(ClusterSnapshot("digits", jobs, pods, whole={"metadata": {}, "status": {"conditions": list(conditions)}}), NOW)
+        found = status(ClusterSnapshot("digits", jobs, pods, jobset={"metadata": {}, "status": {"conditions": list(conditions)}}), NOW)
         return found.state, found.reason
 
     state, reason = told()
@@ -165,7 +165,7 @@ def test_a_suspended_job_waits_for_its_queue_or_was_stopped(golden: Golden) -> N
 
 def test_the_jobs_of_a_jobset_wait_for_its_queue() -> None:
     queued = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}, "spec": {"suspend": True}}
-    found = status(ClusterSnapshot("digits", [job("chief", suspend=True), job("worker", suspend=True)], [], whole=queued), NOW)
+    found = status(ClusterSnapshot("digits", [job("chief", suspend=True), job("worker", suspend=True)], [], jobset=queued), NOW)
     assert (found.state, {task.reason for task in found.tasks}) == (State.PENDING, {"waits for its queue team"})
 
 
@@ -178,7 +178,7 @@ def test_what_waits_for_its_queue_says_why_it_is_not_admitted(golden: Golden) ->
         return {"metadata": {"ownerReferences": [{"uid": owner}]}, "status": {"conditions": [said]}}
 
     workloads = [workload("x", "another's"), workload("s", "couldn't assign flavors to pod set chief: insufficient quota for cpu")]
-    found = status(ClusterSnapshot("digits", [job("chief", suspend=True)], [], whole=queued, queued=workloads), NOW)
+    found = status(ClusterSnapshot("digits", [job("chief", suspend=True)], [], jobset=queued, queued=workloads), NOW)
     golden(found.reason)
     # Each Job by itself, where none is the whole.
     alone = job("chief", suspend=True, labels=labels)

@@ -144,13 +144,13 @@ def test_a_pod_that_replaces_one_that_ran_may_wait_for_its_node() -> None:
 
 def test_a_run_is_too_late_only_when_it_was_seen_to_wait_for_so_long() -> None:
     seen = ClusterSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
-    tender = Reconciler(cast("Cluster", Refusing()), "digits", 60)
-    assert tender.late(seen, status(State.PENDING), 0.05) == ""  # anyone who begins to watch now knows nothing of before
+    reconciler = Reconciler(cast("Cluster", Refusing()), "digits", 60)
+    assert reconciler.late(seen, status(State.PENDING), 0.05) == ""  # anyone who begins to watch now knows nothing of before
     time.sleep(0.1)
-    assert tender.late(seen, status(State.PENDING), 0.05)
-    assert tender.late(seen, status(State.RUNNING), 0.05) == ""
+    assert reconciler.late(seen, status(State.PENDING), 0.05)
+    assert reconciler.late(seen, status(State.RUNNING), 0.05) == ""
     time.sleep(0.1)
-    assert tender.late(seen, status(State.PENDING), 0.05) == ""  # it has run
+    assert reconciler.late(seen, status(State.PENDING), 0.05) == ""  # it has run
 
 
 class AwayError(Exception):
@@ -180,12 +180,12 @@ class AwayOnce:
 
 def test_what_a_cluster_that_was_away_could_not_do_is_done_later() -> None:
     cluster = AwayOnce()
-    tender, seen = Reconciler(cast("Cluster", cluster), "digits", 0), ClusterSnapshot("digits", (), [pod()])
+    reconciler, seen = Reconciler(cast("Cluster", cluster), "digits", 0), ClusterSnapshot("digits", (), [pod()])
     with pytest.raises(AwayError):
-        list(tender.tend(seen, status(State.RUNNING)))
-    (told,) = tender.tend(seen, status(State.RUNNING))
+        list(reconciler.reconcile(seen, status(State.RUNNING)))
+    (told,) = reconciler.reconcile(seen, status(State.RUNNING))
     assert "was released" in told
-    assert list(tender.tend(seen, status(State.RUNNING))) == []
+    assert list(reconciler.reconcile(seen, status(State.RUNNING))) == []
     assert cluster.patched == 2
 
 
@@ -208,14 +208,14 @@ class Refusing:
 
 
 def test_who_may_not_give_a_pod_up_is_told_the_command_once() -> None:
-    tender = Reconciler(cast("Cluster", Refusing()), "digits", 0)
+    reconciler = Reconciler(cast("Cluster", Refusing()), "digits", 0)
     seen = ClusterSnapshot("digits", (), [pod()])
-    (told,) = tender.tend(seen, status(State.RUNNING))
+    (told,) = reconciler.reconcile(seen, status(State.RUNNING))
     assert told.startswith(
         "worker-0 is stuck on the lost node node-1, and you lack permission to release its pod. Somebody who may change pods/status can run: kubectl patch pod"
     )
     assert told.endswith("""digits-worker-0-abc -n team-a --subresource=status --type=merge -p '{"status":{"phase":"Failed"}}'""")
-    assert list(tender.tend(seen, status(State.RUNNING))) == []
+    assert list(reconciler.reconcile(seen, status(State.RUNNING))) == []
 
 
 def test_a_pod_that_has_changed_since_it_was_seen_is_not_released() -> None:
@@ -224,30 +224,32 @@ def test_a_pod_that_has_changed_since_it_was_seen_is_not_released() -> None:
     there["metadata"]["resourceVersion"] = "8"
     for now in (there, None):
         cluster = cast("Cluster", SimpleNamespace(now=lambda: NOW, get=lambda *_, now=now: now, patch=pytest.fail))
-        assert list(Reconciler(cluster, "digits", 0).tend(ClusterSnapshot("digits", (), [pod()]), status(State.RUNNING))) == []
+        assert list(Reconciler(cluster, "digits", 0).reconcile(ClusterSnapshot("digits", (), [pod()]), status(State.RUNNING))) == []
 
 
 def test_what_keeps_a_run_from_starting_is_told_once_while_it_lasts() -> None:
-    tender = Reconciler(cast("Cluster", Refusing()), "digits", 60)
+    reconciler = Reconciler(cast("Cluster", Refusing()), "digits", 60)
     waits = dataclasses.replace(status(State.PENDING), reason_code="chief: nodes")
     later = dataclasses.replace(waits, reason="chief: 5m: 0/6 nodes: insufficient nvidia.com/gpu")
     other = dataclasses.replace(waits, reason="chief: 5m: ImagePullBackOff: Back-off pulling image", reason_code="chief: image")
     peers = dataclasses.replace(waits, reason="chief: waiting for ps-0", reason_code="")  # as tasks tell themselves
-    said = [note for one in (waits, later, other, later, peers) for note in tender.tend(ClusterSnapshot("digits", ()), one)]
+    said = [note for one in (waits, later, other, later, peers) for note in reconciler.reconcile(ClusterSnapshot("digits", ()), one)]
     assert said == [waits.reason, other.reason]
 
 
 def test_what_keeps_a_claim_from_its_volume_is_told_though_it_is_of_no_task() -> None:
-    tender = Reconciler(cast("Cluster", Refusing()), "digits", 60)
+    reconciler = Reconciler(cast("Cluster", Refusing()), "digits", 60)
     reason = "there is no storage class x; write another storage.class"
     waits = dataclasses.replace(status(State.PENDING), reason=reason, reason_code="storage")
-    assert [note for _ in range(2) for note in tender.tend(ClusterSnapshot("digits", ()), waits)] == [waits.reason]
+    assert [note for _ in range(2) for note in reconciler.reconcile(ClusterSnapshot("digits", ()), waits)] == [waits.reason]
 
 
 def test_jobs_that_something_else_made_are_left_to_it_when_one_has_failed() -> None:
     owner = {"kind": "JobSet", "name": "digits", "controller": True}
     jobs = [{"metadata": {"name": f"digits-{role}-0", "ownerReferences": [owner]}} for role in ("chief", "worker")]
-    assert list(Reconciler(cast("Cluster", Refusing()), "digits", 60).tend(ClusterSnapshot("digits", jobs), status(State.FAILED))) == []
+    assert (
+        list(Reconciler(cast("Cluster", Refusing()), "digits", 60).reconcile(ClusterSnapshot("digits", jobs), status(State.FAILED))) == []
+    )
 
 
 def test_what_fails_after_a_run_has_succeeded_is_not_how_it_has_ended() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from launcher.backend.kubernetes.task_events import RunEvents
-from launcher.backend.kubernetes.teardown import _ended, _Silent, unsaved
+from launcher.backend.kubernetes.teardown import _ended, _SilentNodes, unsaved
 from launcher.runs.status import LogLine, RunStatus, State, TaskStatus
 
 
@@ -40,9 +40,9 @@ def pod(task: str, node: str, *, answers: bool) -> dict[str, Any]:
 def test_a_node_that_does_not_answer_is_told_of_once_and_what_was_not_saved_for_it_in_the_end() -> None:
     lost = [pod("chief", "node-2", answers=False), pod("worker-1", "node-2", answers=False)]
     told: list[str] = []
-    silent = _Silent(told.append)
+    silent = _SilentNodes(told.append)
     for _ in range(2):
-        silent.look([*lost, pod("worker-0", "node-1", answers=True)])
+        silent.check([*lost, pod("worker-0", "node-1", answers=True)])
     (only,) = told
     assert only.startswith("the node node-2 does not answer: chief, worker-1 may not save; waiting ")
     before = RunStatus("digits", "kubernetes", State.RUNNING, tasks=(TaskStatus("chief", State.RUNNING),))

@@ -29,7 +29,7 @@ def test_who_does_not_stop_is_killed_with_all_it_started_after_the_grace_period(
     assert len(runs.processes()) == 2
     began = time.time()
     told: list[str] = []
-    runs.backend.stop("run", tell=told.append)
+    runs.backend.stop("run", report=told.append)
     assert told == ["chief: killed: it did not stop within 0.6 s"]
     assert time.time() - began > 0.5
     assert runs.processes() == []

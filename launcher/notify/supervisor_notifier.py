@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from launcher.notify import ledger, outbox
-from launcher.notify.message import SETTLES, Due, Message
+from launcher.notify.message import STALL_GRACE, Due, Message
 from launcher.notify.outbox import VARIABLE, Sending
 from launcher.runs.state_writer import say
 from launcher.runs.status import RunStatus
 
 _SECONDS = 600.0  # for which a message is tried
-_LOOK_EVERY = 5.0  # seconds, while a task is stalled
+_STALL_POLL_INTERVAL = 5.0  # seconds, while a task is stalled
 
 
-class Teller:
-    """The messages of one start of a run. `due` is when to look next, of time.monotonic; None where nothing is to be looked at."""
+class SupervisorNotifier:
+    """The messages of one start of a run. `due` is when to call `send_due` next, of time.monotonic; None where nothing is awaited."""
 
     def __init__(self, notify: Mapping[str, Any] | None, outcomes: Path, directory: str, clock: Callable[[], float] = time.time) -> None:
-        """Run a program in `directory`. Take the webhook's URL out of this environment, which tasks inherit; forget what an earlier start has told."""
+        """Run a program in `directory`. Take the webhook's URL out of this environment, which tasks inherit; forget what an earlier start has sent."""
         self.due: float | None = None
         self._clock, self._outcomes = clock, outcomes
         has_webhook = bool(notify and notify.get("webhook"))
@@ -37,22 +37,22 @@ class Teller:
         if self._channels:
             self.due = time.monotonic()
 
-    def look(self, status: RunStatus) -> None:
+    def send_due(self, status: RunStatus) -> None:
         """Send what is due."""
         now = self._clock()
-        for message in self._due.look(status, now):
+        for message in self._due.check(status, now):
             for channel in self._channels:
                 if ledger.wait(self._entries, message, channel.kind, now) == 0.0:
-                    self._entries = ledger.settled(self._entries, message, channel.kind, {"at": now, "state": ledger.SENT})
+                    self._entries = ledger.with_outcome(self._entries, message, channel.kind, {"at": now, "state": ledger.SENT})
                     self._send(channel, message)
         self._sent = [sending for sending in self._sent if sending.outcome() is None]
-        self.due = time.monotonic() + min(_LOOK_EVERY, SETTLES) if self._due.is_stalled else None
+        self.due = time.monotonic() + min(_STALL_POLL_INTERVAL, STALL_GRACE) if self._due.is_stalled else None
 
     def end(self, status: RunStatus) -> None:
         """Send how the run has ended; its senders outlive this process."""
-        self.look(status)
+        self.send_due(status)
         for sending in self._sent:
-            sending.let_go()
+            sending.detach()
 
     def _send(self, channel: outbox.Channel, message: Message) -> None:
         order = channel.order(message, _SECONDS)
