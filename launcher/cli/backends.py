@@ -55,7 +55,7 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
         raise UsageError(f"there are {len(names)} runs under {runs}", f"say which one: {', '.join(names)}")
     run = find_run(names[0] if names else None, open_backend(DEFAULT, runs), runs)
     there = homes(runs, run)
-    if there and DEFAULT not in there and orphans.strays(RunPaths(runs.absolute() / run)):
+    if there and DEFAULT not in there and orphans.leftover_processes(RunPaths(runs.absolute() / run)):
         there.insert(0, DEFAULT)  # its directory was removed while it ran
     if not there and name and looks_like_file(name) and (found := beside(Path(name), runs, run)):
         raise UsageError(f"there is no run {run} in {runs}", f"there is one beside the spec: add --runs {shlex.quote(str(found))}")

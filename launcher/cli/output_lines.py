@@ -32,7 +32,7 @@ def shown(line: LogLine) -> str:
 
 def raw(line: LogLine) -> bytes:
     """Return a line of output as its task wrote it."""
-    return unescaped(line.whole)
+    return unescaped(line.raw)
 
 
 # Lines of TensorFlow's C++ side about itself at level INFO, and absl's before it is set up; and that a run starts, in each task's log.

@@ -55,8 +55,8 @@ def exclusive(runs: Path, name: str) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         with explained(f"starting the run {name}"):
             runs.mkdir(parents=True, exist_ok=True)
-            mine = held.enter_context(locks.alone(runs / f".{name}.lock", timeout=_LOCK_WAIT))
-        if not mine:
+            locked = held.enter_context(locks.exclusive(runs / f".{name}.lock", timeout=_LOCK_WAIT))
+        if not locked:
             raise UsageError(f"another `launcher up` is starting {name}", f"see how it goes with `{command(runs, 'status', name)}`")
         yield
 

@@ -23,7 +23,7 @@ TOKEN_HEADER, SIZE_HEADER, PLACE_HEADER = "X-Token", "X-Size", "X-Place"
 LISTENS = "listening"  # the line that the server writes once it does
 _CHUNK = 1 << 20
 WINDOW = 1 << 20  # bytes of a stream after each of which its reader writes one byte: not more than that is on its way
-_KEPT_OPEN = 100  # files of a directory; a system may allow a process 256
+_MAX_OPEN_FILES = 100  # files of a directory; a system may allow a process 256
 _TRIES = 5  # to list and open files of which a run deletes some meanwhile, as it does old checkpoints
 
 
@@ -83,7 +83,7 @@ class Tree:
             info.type = tarfile.DIRTYPE
         elif stat.S_ISLNK(found.st_mode):
             info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
-        elif self._held < _KEPT_OPEN:
+        elif self._held < _MAX_OPEN_FILES:
             file = self._open.enter_context(_opened(path))
             self._held += 1
             info.size = os.fstat(file.fileno()).st_size
@@ -146,8 +146,8 @@ def serve(run_dir: Path, places: Mapping[str, Sequence[str]], digest: str, port:
         timeout = idle  # the client may be gone without a word
 
         def do_GET(self) -> None:
-            told = hashlib.sha256(self.headers.get(TOKEN_HEADER, "").encode()).hexdigest()
-            if not hmac.compare_digest(told, digest):
+            token_digest = hashlib.sha256(self.headers.get(TOKEN_HEADER, "").encode()).hexdigest()
+            if not hmac.compare_digest(token_digest, digest):
                 self._answer(403, b"")
                 return
             there = found(run_dir, places)

@@ -37,7 +37,7 @@ def acquire(path: Path, *, timeout: float = 0.0) -> int | None:
 
 
 @contextlib.contextmanager
-def alone(path: Path, *, timeout: float) -> Iterator[bool]:
+def exclusive(path: Path, *, timeout: float) -> Iterator[bool]:
     """Hold the lock for a `with` block and remove its file afterwards; False when another holds it for all of `timeout` seconds.
 
     Raises OSError when the file cannot be opened.
@@ -60,17 +60,17 @@ def _names(path: Path, fd: int) -> bool:
         return False
 
 
-class Hold:
+class HeldLock:
     """A lock of this process, as its file was at first: it is removed with the directory of a run."""
 
     def __init__(self, path: Path) -> None:
         """Remember the file. Raises OSError."""
-        self._path, self._mine = path, path.stat()
+        self._path, self._stat = path, path.stat()
 
     def lost(self) -> bool:
         """Return whether the file is gone or another one is in its place. One that cannot be asked about is not lost."""
         try:
-            return not os.path.samestat(self._path.stat(), self._mine)
+            return not os.path.samestat(self._path.stat(), self._stat)
         except (FileNotFoundError, NotADirectoryError):
             return True
         except OSError:

@@ -26,7 +26,7 @@ class LineWriter:
         """Write to `fd`; `mark` begins what is told of lost lines."""
         self._fd, self._mark = fd, mark
         self._lost, self._since = 0, 0.0
-        self._torn = False  # the last line in the file has no end
+        self._is_partial = False  # the last line in the file has no end
 
     @property
     def has_lost(self) -> bool:
@@ -36,7 +36,7 @@ class LineWriter:
     def write(self, lines: Sequence[bytes], now: float) -> None:
         """Write lines, and before them how many were lost; without lines that alone, where some were."""
         prefix = rfc3339(now).encode() + b" "
-        note = b"\n" if self._torn else b""
+        note = b"\n" if self._is_partial else b""
         if self._lost:
             what = "1 line" if self._lost == 1 else f"{self._lost:,} lines"
             note += prefix + f"{self._mark}{what} could not be written here, the first at {rfc3339(self._since)}\n".encode()
@@ -45,7 +45,7 @@ class LineWriter:
         with contextlib.suppress(OSError):
             written = os.write(self._fd, body)
         if written:
-            self._torn = body[written - 1 : written] != b"\n"
+            self._is_partial = body[written - 1 : written] != b"\n"
         if written < len(note):
             self._since = self._since if self._lost else now
             self._lost += len(lines)

@@ -17,8 +17,8 @@ from launcher.runs.state_file import Snapshot
 from launcher.runs.status import ENDED, RunStatus, State
 
 _STEP = 0.1
-# A verb that only looks whether somebody keeps the run holds its lock for a moment.
-_LOOKED_AT_WITHIN = 1.0
+# A verb that only looks whether the run has a supervisor holds its lock for a moment.
+_LOCK_TIMEOUT = 1.0
 _CLOCKS = 0.05  # seconds by which a file's time may be behind the clock
 _KILLED = "the launcher's supervisor was killed"
 
@@ -54,7 +54,7 @@ def interrupted(layout: RunPaths, snapshot: Snapshot) -> RunStatus:
 
 
 def clear(layout: RunPaths, *, now: bool) -> int:
-    """End what is left of a run that nobody keeps, and note it as interrupted; return how many processes. Does nothing while it is kept.
+    """End what is left of a run without a supervisor, and note it as interrupted; return how many processes. Does nothing while it has one.
 
     The tasks get their grace period to leave by themselves, none with `now`. Raises LauncherError when some of it
     cannot be ended, and OSError when nothing can be written.
@@ -62,7 +62,7 @@ def clear(layout: RunPaths, *, now: bool) -> int:
     snapshot = state_file.read(layout.state)
     if snapshot is None or snapshot.status.state in ENDED:
         return 0
-    lock_fd = locks.acquire(layout.lock, timeout=_LOOKED_AT_WITHIN)
+    lock_fd = locks.acquire(layout.lock, timeout=_LOCK_TIMEOUT)
     if lock_fd is None:
         return 0
     try:
@@ -83,8 +83,8 @@ def clear(layout: RunPaths, *, now: bool) -> int:
         os.close(lock_fd)
 
 
-def strays(layout: RunPaths) -> str:
-    """Return in words which tasks of this run still run though nobody keeps it and nothing in its directory tells of them; empty for none.
+def leftover_processes(layout: RunPaths) -> str:
+    """Return in words which tasks of this run still run though it has no supervisor and nothing in its directory tells of them; empty for none.
 
     Their directory was removed while they ran.
     """
@@ -92,18 +92,18 @@ def strays(layout: RunPaths) -> str:
     return f"process {', '.join(map(str, found))}" if found else ""
 
 
-def end_strays(layout: RunPaths) -> int:
-    """Kill what `strays` finds; return how many processes. Raises LauncherError when some of it stays."""
+def kill_leftover_processes(layout: RunPaths) -> int:
+    """Kill what `leftover_processes` finds; return how many processes. Raises LauncherError when some of it stays."""
     found = [] if locks.held(layout.lock) else process_identity.tasks_of(str(layout.run_dir))
     for pid in found:
         process_identity.kill_session(process_identity.session_of(pid) or pid)
-    if stayed := strays(layout):
+    if stayed := leftover_processes(layout):
         raise LauncherError(f"tasks of the run {layout.name} cannot be ended: {stayed}", "end these processes yourself, then try again")
     return len(found)
 
 
 def await_none(layout: RunPaths, within: float) -> None:
-    """Wait until no stray task is left: a supervisor whose directory is gone ends them. Raises UsageError when some stay."""
+    """Wait until no leftover task is left: a supervisor whose directory is gone ends them. Raises UsageError when some stay."""
     deadline = time.monotonic() + within
     while process_identity.tasks_of(str(layout.run_dir)):
         if time.monotonic() >= deadline:

@@ -43,7 +43,7 @@ class Progress:
             self._take_saves(event, kind)
         if kind == "evaluated":
             self.metrics, self.evaluated = numbers(event, "metrics"), True
-            self.evaluated_step = whole(event, "step")
+            self.evaluated_step = integer(event, "step")
         elif kind == "exported":  # by the evaluator where there is one
             self.model = text(event, "path") or None
         elif not leads:
@@ -51,12 +51,12 @@ class Progress:
         elif kind == "progress":
             self._advance(event)
         elif kind == "restored":
-            self.step = whole(event, "step")
+            self.step = integer(event, "step")
         elif kind == "checkpoint":
             path = event.get("path")
-            self.checkpoint, self.checkpoint_step = path if isinstance(path, str) else None, whole(event, "step")
+            self.checkpoint, self.checkpoint_step = path if isinstance(path, str) else None, integer(event, "step")
         elif kind == "done":
-            self.step = whole(event, "step") or self.step
+            self.step = integer(event, "step") or self.step
             self.metrics = numbers(event, "metrics") or self.metrics
             self.ended_early = text(event, "ended_early")
 
@@ -91,14 +91,14 @@ class Progress:
             at, lasts, timeout = (number(event, key) for key in ("time", "seconds", "timeout"))
             since = None if at is None or lasts is None else at - lasts
             until = None if since is None or timeout is None else since + timeout
-            step, size, free, saved = (whole(event, key) for key in ("step", "size", "free", "saved"))
+            step, size, free, saved = (integer(event, key) for key in ("step", "size", "free", "saved"))
             self.save_failed = SaveFailure(text(event, "path"), text(event, "cause"), step, size, free, saved, since, until)
         elif kind in _SAVED:
             self.save_failed = None
 
     def _advance(self, event: Event) -> None:
-        self.step = whole(event, "step")
-        self.steps = whole(event, "steps")
+        self.step = integer(event, "step")
+        self.steps = integer(event, "steps")
         self.loss = _number(event["loss"]) if "loss" in event else None
         self.examples_per_second = number(event, "examples_per_second")
         self.seconds_per_step = number(event, "seconds_per_step")
@@ -122,10 +122,10 @@ class Pace:
     def of(cls, event: Event) -> "Pace":
         """Return what a progress event tells."""
         speeds = (number(event, key) for key in ("examples_per_second", "input_wait", "peer_wait"))
-        return cls(whole(event, "step"), whole(event, "local_step"), *speeds)
+        return cls(integer(event, "step"), integer(event, "local_step"), *speeds)
 
 
-def whole(event: Event, key: str) -> int | None:
+def integer(event: Event, key: str) -> int | None:
     """Return an integer field; None when it is no such thing."""
     value = event.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -141,7 +141,7 @@ def numbers(event: Event, key: str) -> dict[str, float]:
     value = event.get(key)
     if not isinstance(value, dict):
         return {}
-    return {name: kept for name, item in value.items() if (kept := _number(item)) is not None}
+    return {name: finite for name, item in value.items() if (finite := _number(item)) is not None}
 
 
 def text(event: Event, key: str) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.runs.progress import number, text, whole
+from launcher.runs.progress import integer, number, text
 from launcher.runs.status import RunStatus, State
 from trainer.events import Event, first_step
 from trainer.exit_codes import SIGKILL, describe
@@ -122,8 +122,8 @@ def meets_restriction(reason: str) -> bool:
 
 def was_killed(event: Event) -> bool:
     """Return whether an event `failed` or `restarting` tells that the task's process was killed from outside."""
-    code = whole(event, "process_exit_code")
-    return (whole(event, "exit_code") if code is None else code) == SIGKILL
+    code = integer(event, "process_exit_code")
+    return (integer(event, "exit_code") if code is None else code) == SIGKILL
 
 
 def said_with(event: Event, last: LastError) -> str:

@@ -14,7 +14,7 @@ LONGEST_DELAY = 30.0
 HEALTHY_AFTER = 60.0
 
 
-class Verdict(Enum):
+class RestartDecision(Enum):
     """The decision about a task that has ended."""
 
     DONE = auto()
@@ -23,11 +23,11 @@ class Verdict(Enum):
     FAIL = auto()
 
 
-_BY_CODE: dict[int, Verdict] = {
-    ExitCode.DONE: Verdict.DONE,
-    ExitCode.WRONG_CONFIGURATION: Verdict.FAIL,
-    ExitCode.PEER_LOST: Verdict.RESTART,
-    ExitCode.STOPPED: Verdict.RESTART_UNCOUNTED,
+_BY_CODE: dict[int, RestartDecision] = {
+    ExitCode.DONE: RestartDecision.DONE,
+    ExitCode.WRONG_CONFIGURATION: RestartDecision.FAIL,
+    ExitCode.PEER_LOST: RestartDecision.RESTART,
+    ExitCode.STOPPED: RestartDecision.RESTART_UNCOUNTED,
 }
 
 
@@ -36,12 +36,12 @@ def exit_code(return_code: int) -> int:
     return return_code if return_code >= 0 else 128 - return_code
 
 
-def verdict(code: int, *, counted: int, max_restarts: int, when: RestartWhen = "on_failure") -> Verdict:
+def decide(code: int, *, counted: int, max_restarts: int, when: RestartWhen = "on_failure") -> RestartDecision:
     """Return what follows from `code` when `counted` restarts were used up before; `when` is the role's `restart`, see process_task.py for tasks with a parent."""
     if when == "exit_code" and 0 < code < OF_SIGNALS:
-        return Verdict.FAIL
-    follows = _BY_CODE.get(code, Verdict.RESTART)
-    return Verdict.FAIL if follows is Verdict.RESTART and counted >= max_restarts else follows
+        return RestartDecision.FAIL
+    follows = _BY_CODE.get(code, RestartDecision.RESTART)
+    return RestartDecision.FAIL if follows is RestartDecision.RESTART and counted >= max_restarts else follows
 
 
 def delay(previous: float, *, ran_for: float) -> float:

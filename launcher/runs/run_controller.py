@@ -24,7 +24,7 @@ from launcher.runs.paths import RunPaths
 from launcher.runs.process_identity import Identity
 from launcher.runs.progress import Progress
 from launcher.runs.reasons import with_remedy
-from launcher.runs.restart_policy import Verdict
+from launcher.runs.restart_policy import RestartDecision
 from launcher.runs.stalled_tasks import silent_servers
 from launcher.runs.state_file import Snapshot
 from launcher.runs.state_writer import Record, say
@@ -85,11 +85,11 @@ class ControlledTask(ABC):
         """End it now, to be started again by what follows from that."""
 
     @abstractmethod
-    def verdict(self, code: int) -> Verdict:
+    def decide(self, code: int) -> RestartDecision:
         """Return what follows from this exit."""
 
     @abstractmethod
-    def never_again(self) -> None:
+    def prevent_restart(self) -> None:
         """See to it that nothing else starts it again either."""
 
     @property
@@ -97,9 +97,9 @@ class ControlledTask(ABC):
         """Whether nothing starts it again once it does not run; else it is still to be stopped."""
         return True
 
-    def verdict_by_rule(self, code: int, when: RestartWhen) -> Verdict:
+    def decide_by_rule(self, code: int, when: RestartWhen) -> RestartDecision:
         """Return what follows from this exit where the task is started again after these."""
-        return restart_policy.verdict(code, counted=self.tracker.counted, max_restarts=self.task.restart.max_restarts, when=when)
+        return restart_policy.decide(code, counted=self.tracker.counted, max_restarts=self.task.restart.max_restarts, when=when)
 
     def restart_later(self, cause: str, *, counts: bool) -> None:
         """Note a restart and its cause; it is due after the back-off."""
@@ -110,9 +110,9 @@ class ControlledTask(ABC):
         self.log.note(f"attempt {attempt} starts in {self._delay:.0f} s: {cause}")
         say(f"{self.name} is started again in {self._delay:.0f} s: {cause}")
 
-    def settle(self, state: State, reason: str = "") -> None:
+    def mark_ended(self, state: State, reason: str = "") -> None:
         """Note how it ended for the run."""
-        self.tracker.settled = (state, reason)
+        self.tracker.outcome = (state, reason)
         self.restart_at = None
 
 
@@ -190,8 +190,8 @@ class RunController:
         self._done_by: float | None = began + plan.deadline if plan.deadline else None
         self._record = Record(layout.state, self._snapshot)
         self._notifier = SupervisorNotifier(plan.notify, layout.notified, plan.spec_dir)
-        self._home = locks.Hold(layout.lock)
-        self._home_seen, self._home_lost = self._started, False
+        self._lock = locks.HeldLock(layout.lock)
+        self._directory_seen, self._directory_lost = self._started, False
         self._host, self._self = socket.gethostname(), process_identity.identify(os.getpid())
 
     def start(self) -> None:
@@ -208,19 +208,19 @@ class RunController:
         self._record.save()
 
     def run(self) -> None:
-        """Keep the run until nothing of it is left."""
+        """Supervise the run until nothing of it is left."""
         while not self._over():
             self._runtime.wait(self, self._until_due())
-            self._meet_deadlines()
+            self._enforce_deadlines()
             self._next_wave()
-            self._look_for_the_directory()
+            self._check_directory()
             if self._record.save_if_due():
                 for task in self._tasks.values():
                     task.log.catch_up()
         self._runtime.close(self)
         ending = self._ending = self._ending or Ending(State.FAILED, "no task was left")
         for task in self._tasks.values():
-            self._settle(task, ending)
+            self._mark_ended(task, ending)
         if ending.state is State.STOPPED:
             # A user's own program that is asked to stop says by exit 0 that it is done: all of its tasks do.
             needed = self._plan.decisive if self._trains else tuple(self._tasks)
@@ -235,12 +235,12 @@ class RunController:
         for task in self._tasks.values():
             if task.running:
                 task.kill()
-                task.settle(State.STOPPED, "killed with the run")
+                task.mark_ended(State.STOPPED, "killed with the run")
         self._conclude(Ending(State.FAILED, reason))
 
     # Events
 
-    def looked(self) -> None:
+    def tasks_changed(self) -> None:
         """Note that what is seen of the tasks is something else than before."""
         self._record.changed()
 
@@ -275,42 +275,42 @@ class RunController:
         say(f"{task.name} ended: exit code {code}")
         self._record.changed()
         if self._ending:
-            self._settle(task, self._ending)
+            self._mark_ended(task, self._ending)
         elif self._state(self._leader.name) is State.SUCCEEDED and task.name not in self._plan.decisive:
             # Training is done; the evaluator alone has work left.
             done = code == ExitCode.DONE
-            task.settle(State.SUCCEEDED if done else State.STOPPED, "" if done else task.tracker.why(code))
+            task.mark_ended(State.SUCCEEDED if done else State.STOPPED, "" if done else task.tracker.why(code))
         elif code is None:
             self._stop_all(State.FAILED, f"the container of {task.name} was removed")
         else:
-            self._follow_verdict(task, code)
+            self._apply_decision(task, code)
 
     def failed(self, task: ControlledTask, code: int) -> None:
         """Take in that no restart helps a task, which may still run; its exit code."""
-        task.never_again()  # each that fails for good, and not the first alone
+        task.prevent_restart()  # each that fails for good, and not the first alone
         if self._ending:
             return
         why = task.tracker.why(code)
-        task.settle(State.FAILED, why)
+        task.mark_ended(State.FAILED, why)
         attempt = len(task.tracker.restarts) + 1
-        told = with_remedy(f"{task.name} failed on attempt {attempt} (exit code {code}): {why}", task.tracker.remedy(State.FAILED))
-        self._stop_all(State.FAILED, told, task.name)
+        message = with_remedy(f"{task.name} failed on attempt {attempt} (exit code {code}): {why}", task.tracker.remedy(State.FAILED))
+        self._stop_all(State.FAILED, message, task.name)
 
-    def _follow_verdict(self, task: ControlledTask, code: int) -> None:
-        match task.verdict(code):
-            case Verdict.DONE:
-                task.settle(State.SUCCEEDED)
+    def _apply_decision(self, task: ControlledTask, code: int) -> None:
+        match task.decide(code):
+            case RestartDecision.DONE:
+                task.mark_ended(State.SUCCEEDED)
                 # A peer that is going back to the last checkpoint may have said so just before this one ended.
                 for peer in [peer for peer in self._tasks.values() if self._state(peer.name) is State.RESTARTING]:
                     self._revive_peers(peer)
                 if all(self._state(name) is State.SUCCEEDED for name in self._plan.decisive):
                     self._finish()
-            case Verdict.FAIL:
+            case RestartDecision.FAIL:
                 self.failed(task, code)
-            case Verdict.RESTART | Verdict.RESTART_UNCOUNTED as verdict:
-                self._restart(task, task.tracker.why(code), counts=verdict is Verdict.RESTART)
+            case RestartDecision.RESTART | RestartDecision.RESTART_UNCOUNTED as decision:
+                self._restart(task, task.tracker.why(code), counts=decision is RestartDecision.RESTART)
 
-    def _meet_deadlines(self) -> None:
+    def _enforce_deadlines(self) -> None:
         now = time.monotonic()
         if _due(self._notifier.due, now):
             self._notifier.send_due(self._status())
@@ -330,14 +330,14 @@ class RunController:
             if _due(task.kill_at, now):
                 task.kill()
 
-    def _look_for_the_directory(self) -> None:
+    def _check_directory(self) -> None:
         """Stop where the run's directory was removed."""
-        if self._home_lost:
+        if self._directory_lost:
             return
-        if not self._home.lost():
-            self._home_seen = time.time()
+        if not self._lock.lost():
+            self._directory_seen = time.time()
             return
-        self._home_lost = True
+        self._directory_lost = True
         self._record.lose()
         at_once = self._runtime.lose_directory()
         self._stop(f"{self._layout.run_dir} was removed or replaced while the run ran", at_once=at_once)
@@ -351,7 +351,7 @@ class RunController:
         except OSError as error:
             cause = f"it could not be started: {error.strerror}"
             if task.tracker.used_up:
-                task.settle(State.FAILED, cause)
+                task.mark_ended(State.FAILED, cause)
                 self._stop_all(State.FAILED, f"{task.name}: {cause}", task.name)
             else:
                 self._restart(task, cause, counts=True)
@@ -386,7 +386,7 @@ class RunController:
         for task in self._tasks.values():
             task.stop_at = time.monotonic() + stop_order.own_time(self._plan, task.task)
             if task.restart_at is not None:
-                task.settle(State.STOPPED, "the run ended before it was started again")
+                task.mark_ended(State.STOPPED, "the run ended before it was started again")
 
     def _stop(self, reason: str, *, at_once: bool) -> None:
         self._requests += 1
@@ -409,7 +409,7 @@ class RunController:
         self._ending = ending = Ending(state, reason, of, grace, stop_order.waves(self._plan))
         for task in self._tasks.values():
             if task.restart_at is not None:
-                task.settle(State.STOPPED, task.tracker.state()[1])
+                task.mark_ended(State.STOPPED, task.tracker.state()[1])
         self._record.changed()
         return ending
 
@@ -419,28 +419,28 @@ class RunController:
             ending.wave = ending.waves.pop(0)
             for name in ending.wave:
                 task = self._tasks[name]
-                task.stop_at = time.monotonic() + (_LEAVES_WITHIN if task.tracker.settled else 0.0)
+                task.stop_at = time.monotonic() + (_LEAVES_WITHIN if task.tracker.outcome else 0.0)
 
-    def _settle(self, task: ControlledTask, ending: Ending) -> None:
+    def _mark_ended(self, task: ControlledTask, ending: Ending) -> None:
         """Note how a task ended for a run that ends."""
-        if task.tracker.settled is not None or ending.state is State.INTERRUPTED:
+        if task.tracker.outcome is not None or ending.state is State.INTERRUPTED:
             return
         done, code = ending.state is State.SUCCEEDED, task.tracker.code
         if code == ExitCode.DONE:
-            task.settle(State.SUCCEEDED)
+            task.mark_ended(State.SUCCEEDED)
         elif code == ExitCode.STOPPED:
-            task.settle(State.SUCCEEDED if done else State.STOPPED, "stopped at the end of the run" if done else "")
+            task.mark_ended(State.SUCCEEDED if done else State.STOPPED, "stopped at the end of the run" if done else "")
         elif task.was_killed:
-            task.settle(State.STOPPED, "killed" if ending.at_once else f"killed: it did not stop within {ending.grace:g} s")
+            task.mark_ended(State.STOPPED, "killed" if ending.at_once else f"killed: it did not stop within {ending.grace:g} s")
         else:
-            task.settle(State.FAILED if done else State.STOPPED, task.tracker.state()[1] if code is None else task.tracker.why(code))
+            task.mark_ended(State.FAILED if done else State.STOPPED, task.tracker.state()[1] if code is None else task.tracker.why(code))
 
     def _conclude(self, ending: Ending) -> None:
         self._ending, self._ended = ending, time.time()
         for task in self._tasks.values():
             with contextlib.suppress(OSError):
                 task.log.close()
-        lost_at = self._home_seen if self._home_lost else None
+        lost_at = self._directory_seen if self._directory_lost else None
         self._runtime.clean_up(Outcome(ending.state, ending.reason, self._requests > 0, lost_at))
         say(f"{ending.state}: {ending.reason}" if ending.reason else ending.state)
         self._record.save_at_last()

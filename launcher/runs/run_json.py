@@ -38,7 +38,7 @@ def merged(status: RunStatus, facts: Mapping[str, Any], *, newer: bool) -> RunSt
     return dataclasses.replace(status, **found)
 
 
-def settle(layout: RunPaths, outcome: State, reason: str) -> None:
+def record_outcome(layout: RunPaths, outcome: State, reason: str) -> None:
     """Put the run's outcome and its reason into run.json where that is outdated. No task may be running any more."""
     facts = files.read_json(layout.summary)
     if facts is None or facts.get("state") not in _OUTDATED.get(outcome, ()):

@@ -10,7 +10,7 @@ from trainer.stack_reading import Activity
 
 _WAITS = frozenset({"peers", "servers"})
 _GOES_ON = frozenset({"resumed", "started", "restarting", "progress", "evaluated", "done", "failed"})  # not what the saving thread tells
-_HEARD_WITHIN = 30.0  # seconds: a task that goes on is heard of so often
+_EVENT_EXPECTED_WITHIN = 30.0  # seconds: a task that goes on is heard of so often
 
 
 @dataclass
@@ -20,13 +20,13 @@ class Stall:
     doing: str = ""
     since: float | None = None
     words: str = ""
-    heard: float | None = None  # when an event about the task came last
+    last_seen: float | None = None  # when an event about it came last
 
     def take(self, event: Event) -> None:
         """Take in an event about the task."""
-        self.heard = number(event, "time") or self.heard
+        self.last_seen = number(event, "time") or self.last_seen
         if event["event"] == "stalled":
-            self.since = (self.heard or 0.0) - (number(event, "seconds") or 0.0)
+            self.since = (self.last_seen or 0.0) - (number(event, "seconds") or 0.0)
             self.doing = text(event, "doing")
             doing = str(Activity(self.doing, text(event, "place")))
             self.words = ": ".join(filter(None, (f"no progress since {timestamps.to_the_second(self.since)}", doing)))
@@ -37,7 +37,7 @@ class Stall:
         """Return the status of the task with it."""
         if self.doing and task.state is State.RUNNING and not task.reason:
             task = replace(task, stalled=self.doing, stalled_since=self.since, reason=self.words)
-        return replace(task, heard=self.heard)
+        return replace(task, heard=self.last_seen)
 
 
 def silent_servers(event: Event) -> list[str]:
@@ -58,11 +58,11 @@ def held_up(status: RunStatus) -> str:
     Of tasks that are stalled, one that waits for others holds up nobody: then it is one that has not been heard of since.
     """
     found = culprits(status)
-    told = "; ".join(f"{task.name} makes {task.reason}" for task in found)
+    message = "; ".join(f"{task.name} makes {task.reason}" for task in found)
     if not found or found[0].stalled != "peers":
-        return told
+        return message
     silent = [task.name for task in status.tasks if _is_silent(task, found[0])]
-    return told + (f"; {', '.join(silent)} {'has' if len(silent) == 1 else 'have'} not been heard of since" if silent else "")
+    return message + (f"; {', '.join(silent)} {'has' if len(silent) == 1 else 'have'} not been heard of since" if silent else "")
 
 
 def _is_silent(task: TaskStatus, waiting: TaskStatus) -> bool:
@@ -72,5 +72,5 @@ def _is_silent(task: TaskStatus, waiting: TaskStatus) -> bool:
         and task.state not in ENDED
         and task.local_step is None
         and task.heard is not None
-        and task.heard < since + _HEARD_WITHIN
+        and task.heard < since + _EVENT_EXPECTED_WITHIN
     )

@@ -14,7 +14,7 @@ from launcher.runs.state_file import Snapshot
 # Seconds between two writes: a state that changed is written at once, progress alone a few times a second.
 _CHANGE = 0.02
 _PROGRESS = 0.2
-_AGAIN = 2.0
+_RETRY_INTERVAL = 2.0
 _LAST_TRIES = 5.0
 # How the run ended must be told on a full disk too: space kept for that, a little more than the state of a large run.
 _RESERVE = 256 * 1024
@@ -84,12 +84,12 @@ class Record:
         except OSError as error:
             self._note_failure(error)
             saved = self._save_in_reserve(snapshot)
-            self.due = self._written + _AGAIN
+            self.due = self._written + _RETRY_INTERVAL
             return saved
         if self._failing_since is not None:
             say(f"the state can be written again, after {self._written - self._failing_since:.0f} s")
             self._failing_since = None
-        self.due = None if self._keep_reserve() else self._written + _AGAIN
+        self.due = None if self._keep_reserve() else self._written + _RETRY_INTERVAL
         return True
 
     def _note_failure(self, error: OSError) -> None:

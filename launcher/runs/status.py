@@ -183,6 +183,6 @@ class LogLine:
     written: bytes | None = None  # all that was written, where that is something else
 
     @property
-    def whole(self) -> bytes:
+    def raw(self) -> bytes:
         """The line as it was written."""
         return self.text.encode() if self.written is None else self.written

@@ -1,4 +1,4 @@
-"""Runs that a supervisor process on this machine keeps, from the files that it writes: status, logs, stop."""
+"""Runs that a process on this machine supervises, from the files that it writes: status, logs, stop."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ _FIRST_STATE_WITHIN = 10.0  # seconds that a supervisor may take to write its fi
 
 
 class SupervisedRuns:
-    """The runs below a directory that supervisors of one backend keep."""
+    """The runs below a directory that one backend supervises."""
 
     def __init__(self, runs: Path, backend: str) -> None:
         self._runs = runs.absolute()
@@ -38,7 +38,7 @@ class SupervisedRuns:
 
     def hold(self, name: str, lifeline: int | None) -> None:
         """Hold the lifeline of a run in the foreground: it stops when this process ends."""
-        self._let_go(name)
+        self._close_lifeline(name)
         if lifeline is not None:
             self._lifelines[name] = lifeline
 
@@ -60,7 +60,7 @@ class SupervisedRuns:
         if layout.name in self._lifelines:
             orphans.await_none(layout, KILL_WAIT)
             return dataclasses.replace(status, reason=f"{removed}; its tasks were killed")
-        if left := orphans.strays(layout):
+        if left := orphans.leftover_processes(layout):
             reason = f"{removed}; still running: {left}; `launcher down {layout.name}` ends that"
             return dataclasses.replace(status, state=State.INTERRUPTED, reason=reason)
         return None
@@ -75,7 +75,7 @@ class SupervisedRuns:
         with explained("listing the runs"), contextlib.suppress(FileNotFoundError):  # nothing was started yet
             # No run's name has a dot: `<name>.<time>` is what `up --fresh` moved aside.
             found = [RunPaths(path) for path in self._runs.iterdir() if "." not in path.name and (path / "launcher").is_dir()]
-        known = [self._status(layout) for layout in found if self._keeps(layout)]
+        known = [self._status(layout) for layout in found if self._has_run(layout)]
         return sorted(known, key=lambda status: status.started or 0, reverse=True)
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
@@ -93,18 +93,18 @@ class SupervisedRuns:
     def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when nothing of the run is left. Idempotent."""
         layout = self.layout(name)
-        if not self._is_there(layout) and orphans.strays(layout):
-            return _ended(orphans.end_strays(layout))
+        if not self._is_there(layout) and orphans.leftover_processes(layout):
+            return _ended(orphans.kill_leftover_processes(layout))
         ran = locks.held(layout.lock)
         left = self._stop(self._known(name), now=now)
         for words in killed(self.status(name)) if ran and not now else ():
             report(words)
-        left += orphans.end_strays(layout)
-        self._let_go(name)
+        left += orphans.kill_leftover_processes(layout)
+        self._close_lifeline(name)
         return _ended(left)
 
     def _stop(self, layout: RunPaths, *, now: bool) -> int:
-        """Stop the run; return how many processes were left of it that nobody kept."""
+        """Stop the run; return how many of its processes were left without a supervisor."""
         name = layout.name
         if not locks.held(layout.lock):
             return orphans.clear(layout, now=now)
@@ -133,14 +133,14 @@ class SupervisedRuns:
             raise UsageError(f"{name!r} is no name of a run", "list the runs with `launcher ls`")
         return RunPaths(self._runs / name)
 
-    def _keeps(self, layout: RunPaths) -> bool:
+    def _has_run(self, layout: RunPaths) -> bool:
         """Return whether a directory has a run of this backend: those of containers were below `runs`/<name> once."""
         snapshot = state_file.read(layout.state)
         return snapshot is not None and snapshot.status.backend == self._backend
 
     def _is_there(self, layout: RunPaths) -> bool:
         """Return whether a directory has a run, or one that is starting; a start that was refused leaves a directory that has neither."""
-        return self._keeps(layout) or locks.held(layout.lock)
+        return self._has_run(layout) or locks.held(layout.lock)
 
     def _known(self, name: str) -> RunPaths:
         layout = self.layout(name)
@@ -159,17 +159,17 @@ class SupervisedRuns:
 
     def _status(self, layout: RunPaths) -> RunStatus:
         # The lock is asked first: a supervisor writes its last state before it lets go.
-        kept = locks.held(layout.lock)
-        snapshot = _await_snapshot(layout) if kept else state_file.read(layout.state)
+        is_supervised = locks.held(layout.lock)
+        snapshot = _await_snapshot(layout) if is_supervised else state_file.read(layout.state)
         if snapshot is None:
             raise LauncherError(f"{layout.state} cannot be read", f"start the run {layout.name} again, or remove {layout.run_dir}")
         status = snapshot.status
-        if not kept and status.state not in ENDED:
+        if not is_supervised and status.state not in ENDED:
             status = orphans.interrupted(layout, snapshot)
         notified = outbox.read_outcomes(layout.notified)
         return _with_summary(dataclasses.replace(status, name=layout.name, notified=notified), layout)
 
-    def _let_go(self, name: str) -> None:
+    def _close_lifeline(self, name: str) -> None:
         fd = self._lifelines.pop(name, None)
         if fd is not None:
             with contextlib.suppress(OSError):
@@ -177,7 +177,7 @@ class SupervisedRuns:
 
 
 def _await_snapshot(layout: RunPaths) -> Snapshot | None:
-    """Return the state of a run that is kept. A supervisor that only starts has not replaced an earlier run's state yet."""
+    """Return the state of a supervised run. A supervisor that only starts has not replaced an earlier run's state yet."""
     deadline = time.monotonic() + _FIRST_STATE_WITHIN
     while True:
         snapshot = state_file.read(layout.state)

@@ -21,9 +21,9 @@ from launcher.runs.run_controller import RunController
 
 
 def main(make: Callable[[RunPaths, Plan, int | None], RunController], *, outlived: bool) -> int:
-    """Keep one run to its end; `make` gives its controller, with the lifeline; tasks that it may be `outlived` by go on if it fails.
+    """Supervise one run to its end; `make` gives its controller, with the lifeline; tasks that it may be `outlived` by go on if it fails.
 
-    Returns 0 when the run was kept, however it ended, and 1 when it could not be started.
+    Returns 0 when the run was supervised, however it ended, and 1 when it could not be started.
     """
     given = _options()
     layout = RunPaths(given.run_dir)
@@ -32,9 +32,9 @@ def main(make: Callable[[RunPaths, Plan, int | None], RunController], *, outlive
         controller.start()
     except (OSError, LauncherError) as error:
         trouble = error if isinstance(error, LauncherError) else explain(error, "starting the tasks")
-        _tell(given.ready_fd, {"message": trouble.message, "remedy": trouble.remedy})
+        _report(given.ready_fd, {"message": trouble.message, "remedy": trouble.remedy})
         return 1
-    _tell(given.ready_fd, {})
+    _report(given.ready_fd, {})
     try:
         controller.run()
     except BaseException as error:
@@ -59,7 +59,7 @@ def _options() -> argparse.Namespace:
     return given
 
 
-def _tell(fd: int, document: dict[str, str]) -> None:
+def _report(fd: int, document: dict[str, str]) -> None:
     """Answer on the ready pipe: nothing when all is well, else `message` and `remedy`."""
     with contextlib.suppress(OSError):  # the process that started this one is gone
         os.write(fd, json.dumps(document).encode() + b"\n")

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher.runs.progress import Pace, number, whole
+from launcher.runs.progress import Pace, integer, number
 from launcher.runs.reasons import LastError, Start, out_of_memory, said_with, waiting, was_killed
 from launcher.runs.stalled_tasks import Stall
 from launcher.runs.status import Restart, State, TaskStatus
@@ -25,7 +25,7 @@ class TaskTracker:
     from_outside: Mapping[int, str] = field(default_factory=dict)  # exit code -> who or what sent the signal, where that can be told
     restarts: list[Restart] = field(default_factory=list)
     reported: tuple[State, str] | None = None  # its state and the reason, by its events
-    settled: tuple[State, str] | None = None  # how it ended for the run
+    outcome: tuple[State, str] | None = None  # how it ended for the run
     done: bool = False  # it said last that its work is complete
     failure: str = ""  # its own words on why it ended
     killed: bool = False  # its training process was, says its parent
@@ -59,14 +59,14 @@ class TaskTracker:
 
     def began(self) -> None:
         """Note that a process of it has been started."""
-        self.reported, self.settled = (State.RUNNING, ""), None
+        self.reported, self.outcome = (State.RUNNING, ""), None
         self.code = self.ended = None
         self._forget_failure()
 
     def restarting(self, cause: str, *, counts: bool) -> None:
         """Note that it is started again after a while."""
         self._restarted(time.time(), cause, counts=counts)
-        self.reported, self.settled = (State.RESTARTING, cause), None
+        self.reported, self.outcome = (State.RESTARTING, cause), None
 
     def apply(self, event: Event, *, own: bool) -> bool:
         """Take in one event about this task; `own` when it wrote it itself. True when its state changed."""
@@ -78,7 +78,7 @@ class TaskTracker:
             return False
         self.done = kind == "done"
         if kind == "started":
-            if whole(event, "attempt") == 1:
+            if integer(event, "attempt") == 1:
                 self._left = None
             self._forget_failure()
         if self._start.waits(event):
@@ -88,14 +88,14 @@ class TaskTracker:
         elif kind == "restarting":
             self._restarts_in_place(event)
         elif kind == "recovered":
-            self._in_place, self._left = whole(event, "restarts") or 0, whole(event, "left")
+            self._in_place, self._left = integer(event, "restarts") or 0, integer(event, "left")
         elif kind == "failed":
             self.failure, self.killed = said_with(event, self.last), was_killed(event)
         return self.reported != before or kind in {"restarting", "recovered", "stalled", "resumed"}
 
     def state(self) -> tuple[State, str]:
         """Return the state and its reason."""
-        return self.settled or self.reported or (State.PENDING, "")
+        return self.outcome or self.reported or (State.PENDING, "")
 
     def why(self, code: int | None) -> str:
         """Say why an attempt ended: the task's own words, or the exit code in words and its last line."""
@@ -139,8 +139,8 @@ class TaskTracker:
 
     def _restarts_in_place(self, event: Event) -> None:
         cause = said_with(event, self.last)
-        self.restarts.append(Restart(number(event, "time") or time.time(), len(self.restarts) + 1, whole(event, "exit_code"), cause))
-        self._in_place, self._left = whole(event, "restarts") or self._in_place, whole(event, "left")
+        self.restarts.append(Restart(number(event, "time") or time.time(), len(self.restarts) + 1, integer(event, "exit_code"), cause))
+        self._in_place, self._left = integer(event, "restarts") or self._in_place, integer(event, "left")
         self.reported = (State.RESTARTING, cause)
 
     def _forget_failure(self) -> None:

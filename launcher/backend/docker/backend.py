@@ -1,7 +1,7 @@
 """The Docker backend: the calls behind the CLI's verbs.
 
-A run that the launcher started is kept by a supervisor process, whose files tell how it is, as those of a local supervisor do. Runs
-that nobody keeps, of `docker compose up` or of a supervisor that was killed, are found by the labels of their containers.
+A run that the launcher started has a supervisor process, whose files tell how it is, as those of a local supervisor do. Runs
+without one, of `docker compose up` or of a supervisor that was killed, are found by the labels of their containers.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class DockerBackend:
     """Runs plans as containers; what it knows of them is below `runs`/.docker/<name>. See launcher.backend.model.Backend."""
 
     def __init__(self, runs: Path) -> None:
-        self._kept = SupervisedRuns(runs / OF_CONTAINERS, BACKEND)
+        self._supervised = SupervisedRuns(runs / OF_CONTAINERS, BACKEND)
 
     @cached_property
     def _engine(self) -> Engine:
@@ -76,7 +76,7 @@ class DockerBackend:
                 lifeline = spawn.start(layout, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_SUPERVISOR, within=within)
             finally:
                 os.close(lock_fd)
-        self._kept.hold(plan.name, lifeline)
+        self._supervised.hold(plan.name, lifeline)
 
     def _with_free_port(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
         """Return the spec with the next free port for TensorBoard where another has its own on this machine, as far as that can be seen."""
@@ -99,8 +99,8 @@ class DockerBackend:
         """Tell how the run is. Raises UsageError when there is none of that name."""
         layout = self._layout(name)
         if locks.held(layout.lock):
-            return self._kept.status(name)
-        if not self._kept.holds(name) or layout.state.exists():
+            return self._supervised.status(name)
+        if not self._supervised.holds(name) or layout.state.exists():
             return self._status(layout)
         try:
             return _removed(layout, self._status(layout))
@@ -112,12 +112,12 @@ class DockerBackend:
         snapshot = state_file.read(layout.state)
         with asking(f"looking for the run {name}"):
             containers = self._engine.containers(name)
-            if snapshot is not None and _is_told(snapshot.status, containers):
+            if snapshot is not None and _is_current(snapshot.status, containers):
                 return dataclasses.replace(_with_board(snapshot.status, containers), notified=outbox.read_outcomes(layout.notified))
             if container_status.members(containers):
                 return container_status.status(self._engine, name, containers)
             if snapshot is not None:
-                return self._kept.status(name)
+                return self._supervised.status(name)
             for volume in self._engine.volumes(name):
                 return container_status.of_volume(volume, name)
         known = sorted(status.name for status in self.runs())
@@ -126,14 +126,14 @@ class DockerBackend:
 
     def spec(self, name: str) -> dict[str, Any] | None:
         """Return the spec that the run was started with last, or None."""
-        return self._kept.spec(name)
+        return self._supervised.spec(name)
 
     def runs(self) -> list[RunStatus]:
         """Tell of every run that this directory or the engine knows, newest first."""
         with asking("listing the runs"):
             labelled = [container.labels.get(labels.RUN) for container in self._engine.containers()]
             labelled += [(volume.attrs.get("Labels") or {}).get(labels.RUN) for volume in self._engine.volumes()]
-        here = [status.name for status in self._kept.runs()]
+        here = [status.name for status in self._supervised.runs()]
         names = dict.fromkeys([*here, *(name for name in labelled if name)])
         known = []
         for name in names:
@@ -148,8 +148,8 @@ class DockerBackend:
         with asking(f"reading the logs of {name}"):
             containers = [] if locks.held(layout.lock) else self._engine.containers(name)
         there = container_status.members(containers)
-        if not there or (snapshot is not None and _is_told(snapshot.status, containers)):
-            return self._kept.logs(name, tasks=tasks, follow=follow, since=since, tail=tail)
+        if not there or (snapshot is not None and _is_current(snapshot.status, containers)):
+            return self._supervised.logs(name, tasks=tasks, follow=follow, since=since, tail=tail)
         check_tasks(name, tasks, list(there))
         return self._engine_lines(name, tasks, follow=follow, since=since, tail=tail)
 
@@ -175,9 +175,9 @@ class DockerBackend:
         before = self.status(name)
         layout = self._layout(name)
         if locks.held(layout.lock):
-            self._kept.stop(name, now=now)
-        with _alone(layout) as alone:
-            if not alone:
+            self._supervised.stop(name, now=now)
+        with _locked(layout) as locked:
+            if not locked:
                 return {}  # what ran has stopped, and a new `up` of that name has begun since
             with asking(f"stopping {name}"):
                 stopped = not now and stop_running(self._engine.containers(name))
@@ -192,8 +192,8 @@ class DockerBackend:
     def delete(self, name: str) -> None:
         """Delete the run's volume and directory. Raises UsageError while the run is running."""
         layout = self._layout(name)
-        with _alone(layout) as alone:
-            if not alone:
+        with _locked(layout) as locked:
+            if not locked:
                 raise still_runs(name, BACKEND)
             with asking(f"deleting the data of {name}"):
                 self._engine.remove(name)
@@ -212,9 +212,9 @@ class DockerBackend:
         stored = files.read_json(layout.spec)
         with asking(f"moving the run {name} aside"):
             self._engine.remove(name)
-            kept = volumes.set_aside(self._engine, name, aside, None if stored is None else _spec(stored))
+            volume = volumes.set_aside(self._engine, name, aside, None if stored is None else _spec(stored))
         directory = Location("directory", str(layout.set_aside(aside))) if layout.run_dir.exists() else None
-        return tuple(place for place in (kept, directory) if place)
+        return tuple(place for place in (volume, directory) if place)
 
     @contextlib.contextmanager
     def fetch(self, name: str, part: Part) -> Iterator[Stored]:
@@ -265,7 +265,7 @@ class DockerBackend:
         return Board(where)
 
     def _layout(self, name: str) -> RunPaths:
-        return self._kept.layout(name)
+        return self._supervised.layout(name)
 
     def _note(self, layout: RunPaths, before: RunStatus, *, stopped: bool) -> None:
         """Note in the run's directory, if there is one, that nothing runs any more; `before` is how it was, `stopped` whether tasks ran."""
@@ -275,8 +275,8 @@ class DockerBackend:
         status = snapshot.status
         if status.state not in ENDED or stopped:  # its supervisor was killed, or lost sight of an engine that came back
             ended_before = before.state in ENDED and not stopped
-            told = (before.state, before.reason) if ended_before or before.state is State.SUCCEEDED else (State.STOPPED, "asked to stop")
-            status = dataclasses.replace(before, state=told[0], reason=told[1], reason_task="", ended=time.time(), eta=None)
+            outcome = (before.state, before.reason) if ended_before or before.state is State.SUCCEEDED else (State.STOPPED, "asked to stop")
+            status = dataclasses.replace(before, state=outcome[0], reason=outcome[1], reason_task="", ended=time.time(), eta=None)
         with explained(f"noting that {layout.name} has ended"):
             state_file.write(layout.state, dataclasses.replace(snapshot, status=dataclasses.replace(status, tensorboard="")))
 
@@ -294,7 +294,7 @@ def _spec(dumped: dict[str, Any]) -> "ClusterSpec":
 
 
 @contextlib.contextmanager
-def _alone(layout: RunPaths) -> Iterator[bool]:
+def _locked(layout: RunPaths) -> Iterator[bool]:
     """Keep everybody from starting the run for a `with` block; False when somebody has. A run that is not of here has no lock."""
     if not layout.directory.is_dir():
         yield True
@@ -303,7 +303,7 @@ def _alone(layout: RunPaths) -> Iterator[bool]:
     deadline = time.monotonic() + _LOCK_WAIT
     with explained(f"locking the run {layout.name}"):
         # Another `down` is waited for; a supervisor is not.
-        while lock_fd is None and time.monotonic() < deadline and not _is_kept(layout):
+        while lock_fd is None and time.monotonic() < deadline and not _is_supervised(layout):
             lock_fd = locks.acquire(layout.lock, timeout=_LOCK_STEP)
     try:
         yield lock_fd is not None
@@ -312,7 +312,7 @@ def _alone(layout: RunPaths) -> Iterator[bool]:
             os.close(lock_fd)
 
 
-def _is_kept(layout: RunPaths) -> bool:
+def _is_supervised(layout: RunPaths) -> bool:
     """Return whether a supervisor that lives holds the run's lock."""
     snapshot = state_file.read(layout.state) if locks.held(layout.lock) else None
     return snapshot is not None and snapshot.supervisor is not None and process_identity.alive(snapshot.supervisor)
@@ -326,7 +326,7 @@ def _removed(layout: RunPaths, status: RunStatus) -> RunStatus:
     return dataclasses.replace(status, state=State.FAILED, reason=reason, ended=time.time())
 
 
-def _is_told(status: RunStatus, containers: list[Container]) -> bool:
+def _is_current(status: RunStatus, containers: list[Container]) -> bool:
     """Return whether what its supervisor wrote is how the run is: it has seen the end, and no task has been started since."""
     if status.state not in ENDED or _newer(containers, status.ended):
         return False

@@ -29,7 +29,7 @@ def begin(engine: Engine, run: str, file: Path, within: float = 0.0) -> list[Con
     try:
         with asking(doing):
             had_data = _has_data(engine, run)
-            stop_running(engine.containers(run))  # one that nobody keeps saves what it has
+            stop_running(engine.containers(run))  # one without a supervisor saves what it has
             engine.remove(run)
         compose(run, file, "up", "--detach", "--no-build", "--quiet-pull", doing=doing, within=within)
         with asking(doing):
@@ -56,8 +56,8 @@ def _last_words(containers: list[Container]) -> str:
 
 def _is_before_a_task(container: Container) -> bool:
     """Return whether a task waits for a container's end: an init container, or what prepares volumes."""
-    is_beside = labels.SIDECAR_OF in container.labels or container.labels.get(labels.SERVICE) == labels.TENSORBOARD
-    return labels.SERVICE in container.labels and not is_beside
+    is_auxiliary = labels.SIDECAR_OF in container.labels or container.labels.get(labels.SERVICE) == labels.TENSORBOARD
+    return labels.SERVICE in container.labels and not is_auxiliary
 
 
 def _clear(engine: Engine, run: str) -> None:

@@ -1,4 +1,4 @@
-"""How a run is, as far as its containers tell: for runs that nobody keeps, such as those of `docker compose up`."""
+"""How a run is, as far as its containers tell: for runs without a supervisor, such as those of `docker compose up`."""
 
 import contextlib
 import heapq
@@ -21,7 +21,7 @@ from launcher.runs.status import Location, LogLine, RunStatus, State, TaskStatus
 
 # As many lines of each task tell how it is: an evaluation, a checkpoint and each worker's progress are among them.
 _LINES = 2000
-_POLL = 0.5
+_POLL_INTERVAL = 0.5
 _UNDERWAY = frozenset({State.PENDING, State.RUNNING, State.RESTARTING})
 _ROLES = ("chief", "worker", "ps", "evaluator")
 
@@ -66,7 +66,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
     decisive = [task for task, container in tasks.items() if container.labels.get(labels.DECISIVE) == "true"]
     progress = Progress()
     for task, container in tasks.items():
-        trackers[task].look(container.attrs["State"], container.attrs["RestartCount"])
+        trackers[task].update(container.attrs["State"], container.attrs["RestartCount"])
         for _, line in _read(engine, container, task, tail=_LINES):
             if (event := trackers[task].line(line.text)) is not None:
                 about = trackers.get(str(event.get("task")), trackers[task])
@@ -74,7 +74,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
                 progress.apply(event, leads=task == next(iter(decisive), None) and about is trackers[task])
     statuses = tuple(tracker.status() for tracker in trackers.values())
     begun = progress.ready or any(tracker.state()[0] is State.RUNNING for tracker in trackers.values() if not tracker.has_trainer)
-    state, reason, of = verdict(statuses, decisive, ready=begun)
+    state, reason, of = run_state(statuses, decisive, ready=begun)
     ended = state not in _UNDERWAY
     started = [seconds for container in tasks.values() if (seconds := timestamps.seconds(container.attrs.get("Created"))) is not None]
     ends = [task.ended for task in statuses if task.ended is not None]
@@ -111,7 +111,7 @@ def _in_own_image(container: Container) -> bool:
     return bool(container.attrs["HostConfig"].get("ReadonlyRootfs")) and not images.is_ours(container.attrs["Config"]["Image"])
 
 
-def verdict(tasks: tuple[TaskStatus, ...], decisive: list[str], *, ready: bool) -> tuple[State, str, str]:
+def run_state(tasks: tuple[TaskStatus, ...], decisive: list[str], *, ready: bool) -> tuple[State, str, str]:
     """Return how a run is from how its tasks are: its state, the reason, and the task whose that is; `ready` tells whether it trains."""
     states = {task.name: task.state for task in tasks}
     if decisive and all(states.get(name) is State.SUCCEEDED for name in decisive):
@@ -168,7 +168,7 @@ def lines(engine: Engine, name: str, tasks: list[str], *, follow: bool, since: f
             return
         first = False
         if not any_line:
-            time.sleep(_POLL)
+            time.sleep(_POLL_INTERVAL)
 
 
 def of_volume(volume: Any, name: str) -> RunStatus:

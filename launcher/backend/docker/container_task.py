@@ -13,18 +13,18 @@ from docker.models.containers import Container
 from launcher.backend.docker import container_status
 from launcher.backend.docker.container_tracker import OVER, ContainerTracker
 from launcher.backend.docker.engine import ERRORS, Engine
-from launcher.backend.docker.stop import never_again, stop
+from launcher.backend.docker.stop import prevent_restart, stop
 from launcher.plan import role_rules
 from launcher.plan.models import Task
 from launcher.runs.event_lines import log_line
-from launcher.runs.restart_policy import Verdict
+from launcher.runs.restart_policy import RestartDecision
 from launcher.runs.run_controller import ControlledTask
 from launcher.runs.state_writer import say
 from launcher.runs.status import LogLine
 from trainer.events import Event
 from trainer.exit_codes import SIGKILL, ExitCode
 
-_ASK_AGAIN = 2.0  # seconds after which an engine that did not answer is asked again to stop a container
+_RETRY_INTERVAL = 2.0  # seconds after which an engine that did not answer is asked again to stop a container
 # The engine starts a container again within a tenth of a second at first; later it says `restarting` while it waits.
 ENGINE_RESTARTS_WITHIN = 3.0
 
@@ -46,7 +46,7 @@ class ContainerTask(ControlledTask):
         self.own: str | None = None  # the id of its container, where one of its name may be of a run that was started in this one's place
         self._engine, self._run = engine, run
         self._over_since: float | None = None
-        self._exit_told = False
+        self._exit_reported = False
         self._at_rest = False
         self._stopping: threading.Thread | None = None
         self._stopped: float | None = None  # when the engine said that it has
@@ -80,26 +80,29 @@ class ContainerTask(ControlledTask):
 
     @property
     def answered(self) -> bool:
-        """Whether the engine has stopped it since it was last looked at."""
+        """Whether the engine has stopped it since the last update."""
         return self._stopped is not None
 
-    def look(self, described: dict[str, Any], asked: float) -> bool:
+    def update(self, described: dict[str, Any], asked: float) -> bool:
         """Take in what the engine says of the container, asked at that time, nothing where there is none; True when it changed."""
         if self._stopped is not None and asked >= self._stopped:
             self._at_rest, self._stopping, self._stopped = True, None, None
-        return self.tracker.look(described.get("State", {}), described.get("RestartCount", 0))
+        return self.tracker.update(described.get("State", {}), described.get("RestartCount", 0))
 
     def line(self, line: LogLine) -> Event | None:
         """Take in one line of output; return the event in it, if it is one."""
         if not self.tracker.has_trainer:
-            line = log_line(line.time, line.task, line.whole, has_events=False)
-        self.log.feed(line.whole + b"\n")
+            line = log_line(line.time, line.task, line.raw, has_events=False)
+        self.log.feed(line.raw + b"\n")
         return self.tracker.line(line.text)
 
     def over_for(self, *, seen: bool) -> float | None:
         """Return for how many seconds the engine has left it ended, None while it runs, and where it was not `seen` now."""
         if not seen or not self._is_over:
-            self._over_since, self._exit_told = None, self._exit_told and not seen  # one that an engine has told is told once
+            self._over_since, self._exit_reported = (
+                None,
+                self._exit_reported and not seen,
+            )  # one that an engine has reported is reported once
             return None
         self._over_since = self._over_since or time.monotonic()
         return time.monotonic() - self._over_since
@@ -112,9 +115,9 @@ class ContainerTask(ControlledTask):
     def stays_ended(self, over_for: float) -> bool:
         """Return, once, that the engine does not start it again by itself."""
         is_done = self.exit_code == ExitCode.DONE and (self.tracker.has_trainer or self.task.restart.when != "always")
-        if self._exit_told or not (is_done or over_for >= ENGINE_RESTARTS_WITHIN):
+        if self._exit_reported or not (is_done or over_for >= ENGINE_RESTARTS_WITHIN):
             return False
-        self._exit_told = True
+        self._exit_reported = True
         return True
 
     def container(self) -> Container:
@@ -128,27 +131,27 @@ class ContainerTask(ControlledTask):
         """Return whether a container of its name is its own."""
         return self.own is None or container.id == self.own
 
-    def verdict(self, code: int) -> Verdict:
+    def decide(self, code: int) -> RestartDecision:
         """Return what follows from this exit."""
         if self.tracker.had_no_parent(code):
-            return Verdict.FAIL
-        return self.verdict_by_rule(
+            return RestartDecision.FAIL
+        return self.decide_by_rule(
             code, "on_failure" if self.tracker.has_trainer else self.task.restart.when
         )  # a parent inside has minded it
 
     def start(self) -> None:
         """Start its container; an engine that cannot is asked again, when the container is still not running later."""
-        self._over_since, self._exit_told = None, False
-        # Until the next look: that it has ended was so before.
+        self._over_since, self._exit_reported = None, False
+        # Until the next poll: that it has ended was so before.
         self.tracker.starts()
         with self._noted("starting"):
             self.container().start()
             self.tracker.started_again()
 
-    def never_again(self) -> None:
+    def prevent_restart(self) -> None:
         """Tell the engine not to start it again, by itself or when it is itself started again."""
         with self._noted("forbidding the engine to start"):
-            never_again(self.container())
+            prevent_restart(self.container())
 
     def kill(self) -> None:
         """Kill it at once."""
@@ -162,7 +165,7 @@ class ContainerTask(ControlledTask):
 
     def stop(self, grace: float) -> None:
         """Have the engine stop it, on a thread, and kill it after `grace` seconds. It is asked until the engine has done so."""
-        self.stop_at = time.monotonic() + _ASK_AGAIN
+        self.stop_at = time.monotonic() + _RETRY_INTERVAL
         self.restart_at = None
         if self._stopping is None or not self._stopping.is_alive():
             self._stopped = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher import timestamps
 from launcher.plan import role_rules
-from launcher.runs.progress import number, whole
+from launcher.runs.progress import integer, number
 from launcher.runs.reasons import RESTRICTION_REMEDY, meets_restriction
 from launcher.runs.status import State, TaskStatus
 from launcher.runs.task_tracker import TaskTracker
@@ -27,7 +27,7 @@ def is_final(code: int) -> bool:
 
 @dataclass
 class ContainerTracker(TaskTracker):
-    """The state of one task. `container` is the engine's state of it, empty before it was looked at.
+    """The state of one task. `container` is the engine's state of it, empty before the first update.
 
     One without a trainer in it tells nothing of itself: what the engine counts is all that there is.
     """
@@ -51,7 +51,7 @@ class ContainerTracker(TaskTracker):
         began, ended = (timestamps.seconds(self.container.get(key)) for key in ("StartedAt", "FinishedAt"))
         return 0.0 if began is None or ended is None else max(0.0, ended - began)
 
-    def look(self, state: dict[str, Any], restarts: int = 0) -> bool:
+    def update(self, state: dict[str, Any], restarts: int = 0) -> bool:
         """Take in the engine's `State` of the container and how often it restarted it; True when something changed."""
         changed = state != self.container
         self.container = state
@@ -79,7 +79,7 @@ class ContainerTracker(TaskTracker):
 
     def apply(self, event: Event, *, own: bool) -> bool:
         """Take in one event about this task; a parent's first attempt tells that its container was started."""
-        if own and event["event"] == "started" and whole(event, "attempt") == 1:
+        if own and event["event"] == "started" and integer(event, "attempt") == 1:
             if self._parents and not self._announced:
                 self._container_restarted(number(event, "time") or time.time())
             self._parents, self._announced = self._parents + 1, False
@@ -113,8 +113,8 @@ class ContainerTracker(TaskTracker):
     def state(self) -> tuple[State, str]:
         """Return the state and its reason: where its container does not run, they are what the engine says."""
         phase, code = self.phase, self.code
-        if self.settled is not None:
-            return self.settled
+        if self.outcome is not None:
+            return self.outcome
         if self._pending is not None:
             return State.RESTARTING, self._pending
         if phase == "paused":

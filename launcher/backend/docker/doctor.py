@@ -16,10 +16,10 @@ from launcher.spec.role_programs import roles_of
 def examine(question: CheckRequest) -> Iterator[Finding]:
     """Yield what is found; without an engine that answers nothing else can be."""
     try:
-        told = json.loads(docker_cli.docker("info", "--format", "{{json .}}"))
+        info = json.loads(docker_cli.docker("info", "--format", "{{json .}}"))
         yield ok(
             "engine",
-            f"Docker {told.get('ServerVersion')} at {endpoint().host}, {told.get('NCPU')} cores, {decimal(int(told.get('MemTotal') or 0))}",
+            f"Docker {info.get('ServerVersion')} at {endpoint().host}, {info.get('NCPU')} cores, {decimal(int(info.get('MemTotal') or 0))}",
         )
     except LauncherError as error:
         yield of_error("engine", error)
@@ -32,7 +32,7 @@ def examine(question: CheckRequest) -> Iterator[Finding]:
     for name in [images.DEFAULT_IMAGE] if question.spec is None else images.all_for(question.spec):
         yield _image(name)
     if question.spec is not None:
-        yield from _fits(question.spec, told)
+        yield from _fits(question.spec, info)
 
 
 def _image(name: str) -> Finding:
@@ -44,18 +44,18 @@ def _image(name: str) -> Finding:
     return warning("image", f"{name} is not there yet", "`up` pulls it; `docker pull` tells whether it can be")
 
 
-def _fits(spec: ClusterSpec, told: dict[str, object]) -> Iterator[Finding]:
+def _fits(spec: ClusterSpec, info: dict[str, object]) -> Iterator[Finding]:
     try:
         check_directories(spec, endpoint())
     except LauncherError as error:
         yield of_error("directories", error)
     roles = list(roles_of(spec).values())
-    cores = int(str(told.get("NCPU") or 0))
+    cores = int(str(info.get("NCPU") or 0))
     for role in roles:
         if role.cpu is not None and role.cpu > cores:
             yield problem("cores", f"a task asks for {role.cpu:g}, the engine's machine has {cores}", "ask for fewer, or leave cpu out")
-    runtimes = told.get("Runtimes")
-    devices = json.dumps(told.get("DiscoveredDevices") or "") + json.dumps(told.get("CDISpecDirs") or "")
+    runtimes = info.get("Runtimes")
+    devices = json.dumps(info.get("DiscoveredDevices") or "") + json.dumps(info.get("CDISpecDirs") or "")
     if any(role.gpus for role in roles) and "nvidia" not in json.dumps(runtimes) + devices:
         yield problem(
             "GPUs", "the spec asks for GPUs, and the engine has no NVIDIA runtime", "install the NVIDIA Container Toolkit on its machine"

@@ -14,13 +14,13 @@ from launcher.backend.docker.engine import ERRORS, Engine
 from launcher.render import labels
 from launcher.runs.status import LogLine
 
-_AGAIN = 0.3  # seconds before an engine, or a container that ended, is asked again
-_SELDOM = 2.0  # the same where nothing came the last times: the engine reads the whole log to find that
+_RETRY_INTERVAL = 0.3  # seconds before an engine, or a container that ended, is asked again
+_IDLE_INTERVAL = 2.0  # the same where nothing came the last times: the engine reads the whole log to find that
 # An answer that brings nothing for so long is asked for again: the way to an engine elsewhere can be lost without a word, and
 # the client waits forever then.
 _SILENT = 30.0
-_LOOK_EVERY = 2.0
-_JOIN_EVERY = 0.1
+_POLL_INTERVAL = 2.0
+_JOIN_TIMEOUT = 0.1
 # Errors of reading when the answer is closed meanwhile, besides the client's: the connection is taken apart under it.
 _CLOSED = (*ERRORS, ValueError, AttributeError)
 
@@ -41,8 +41,8 @@ class Ended:
     code: int
 
 
-Heard = Wrote | Ended
-Inbox = queue.SimpleQueue[Heard]
+ContainerEvent = Wrote | Ended
+Inbox = queue.SimpleQueue[ContainerEvent]
 
 
 class _Answers:
@@ -57,7 +57,7 @@ class _Answers:
         with self._lock:
             self._open[reader] = (answer, time.monotonic())
 
-    def heard(self, reader: str) -> None:
+    def received(self, reader: str) -> None:
         """Note that it brought something."""
         with self._lock:
             if reader in self._open:
@@ -107,16 +107,16 @@ class Watch:
         while left := [task for task, thread in self._logs.items() if thread.is_alive()]:
             if min(time.monotonic() - closed, *map(self._answers.silence, left)) > within:
                 return
-            self._logs[left[0]].join(_JOIN_EVERY)
+            self._logs[left[0]].join(_JOIN_TIMEOUT)
 
     def _again(self, listen: Callable[[], None]) -> None:
         while not self._closing.is_set():
             with contextlib.suppress(*_CLOSED):
                 listen()
-            self._closing.wait(_AGAIN)
+            self._closing.wait(_RETRY_INTERVAL)
 
     def _renew(self) -> None:
-        while not self._closing.wait(_LOOK_EVERY):
+        while not self._closing.wait(_POLL_INTERVAL):
             self._answers.close(silent_for=_SILENT)
 
     def _events(self) -> None:
@@ -124,7 +124,7 @@ class Watch:
         events = self._engine.client.events(decode=True, filters=wanted, since=self._since)
         self._answers.opened("", events)
         for event in events:
-            self._answers.heard("")
+            self._answers.received("")
             if nanoseconds := event.get("timeNano"):
                 self._since = "{}.{:09d}".format(*divmod(int(nanoseconds) + 1, 10**9))
             attributes = (event.get("Actor") or {}).get("Attributes") or {}
@@ -133,18 +133,18 @@ class Watch:
                 self._inbox.put(Ended(task, int(code)))
 
     def _follow(self, task: str, container: str) -> None:
-        after, wait = "", _AGAIN
+        after, wait = "", _RETRY_INTERVAL
 
         def opened(answer: Any) -> None:
             self._answers.opened(task, answer)
 
         while True:
             last = self._closing.is_set()
-            wait = min(2 * wait, _SELDOM)
+            wait = min(2 * wait, _IDLE_INTERVAL)
             with contextlib.suppress(*_CLOSED):
                 for stamp, line in log_stream.follow(self._engine.client, container, task, after=after, opened=opened):
-                    after, wait = stamp, _AGAIN
-                    self._answers.heard(task)
+                    after, wait = stamp, _RETRY_INTERVAL
+                    self._answers.received(task)
                     self._inbox.put(Wrote(task, line))
             if last:
                 return

@@ -94,11 +94,11 @@ def _pull(name: str) -> None:
 
 
 def _not_pulled(error: DockerError, name: str) -> LauncherError:
-    told = explain(error.output or error.message, f"pulling the image {name}")
+    explained = explain(error.output or error.message, f"pulling the image {name}")
     if not re.search(r"dial tcp|no such host|connection refused|i/o timeout|TLS handshake|HTTP response to HTTPS", error.output):
-        return told
+        return explained
     return DockerError(
-        told.message,
+        explained.message,
         f"check the name in `image`, and that the engine reaches that registry: docker pull {name}; or build or load the image",
         error.output,
     )
@@ -109,22 +109,22 @@ def _build(*, gpu: bool, base_image: str | None = None) -> Iterator[str]:
     from launcher.image_build.build import Request, build
     from launcher.image_build.steps import Step
 
-    told: queue.SimpleQueue[str | LauncherError | None] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[str | LauncherError | None] = queue.SimpleQueue()
 
-    def tell(what: object) -> None:
+    def report(what: object) -> None:
         if isinstance(what, Step) and what.seconds is None:
-            told.put(f"building: {what.title}")
+            messages.put(f"building: {what.title}")
 
     def make() -> None:
         try:
-            build(Request(gpu=gpu, base_image=base_image), tell)
+            build(Request(gpu=gpu, base_image=base_image), report)
         except LauncherError as error:
-            told.put(error)
+            messages.put(error)
         else:
-            told.put(None)
+            messages.put(None)
 
     threading.Thread(target=make, name="build", daemon=True).start()
-    while (said := told.get()) is not None:
-        if isinstance(said, LauncherError):
-            raise said
-        yield said
+    while (message := messages.get()) is not None:
+        if isinstance(message, LauncherError):
+            raise message
+        yield message

@@ -1,4 +1,4 @@
-"""The tasks of a run as containers: what the engine tells of them, for the controller that keeps the run.
+"""The tasks of a run as containers: what the engine tells of them, for the controller that supervises the run.
 
 The engine starts lost containers again by itself, and goes on when this process is gone; only the controller ends a run at once that
 cannot succeed, starts again what the engine leaves alone, lets servers go when the work is done, and meets the deadline.
@@ -18,26 +18,26 @@ from launcher.backend.docker.compose_up import begin
 from launcher.backend.docker.container_task import ENGINE_RESTARTS_WITHIN, ContainerTask
 from launcher.backend.docker.container_tracker import is_final
 from launcher.backend.docker.engine import ERRORS, Engine, endpoint
-from launcher.backend.docker.event_stream import Ended, Heard, Inbox, Watch, Wrote
+from launcher.backend.docker.event_stream import ContainerEvent, Ended, Inbox, Watch, Wrote
 from launcher.backend.docker.sidecars import Sidecars
 from launcher.plan.models import Plan
 from launcher.runs.paths import RunPaths
-from launcher.runs.progress import whole
+from launcher.runs.progress import integer
 from launcher.runs.run_controller import Outcome, RunController, Runtime
 from launcher.runs.status import Location
 from trainer.exit_codes import ExitCode
 
 COMPOSE_FILE = "compose.yaml"
-# Seconds at most and at least for which output is taken in between two looks at deadlines, however much there is.
+# Seconds at most and at least for which output is taken in between two checks of deadlines, however much there is.
 _LISTEN, _LISTEN_LEAST = 0.1, 0.01
-_LOOK_EVERY = 0.5  # seconds between two looks at the containers
+_POLL_INTERVAL = 0.5  # seconds between two polls of the containers
 _ANSWERS_WITHIN = 20  # seconds; what has no answer by then is asked again
 _ENGINE_BACK_WITHIN = 600.0  # seconds; an engine that is updated takes a minute or two
 _LAST_LINES = 5.0
 
 
 def controller(layout: RunPaths, plan: Plan, lifeline: int | None) -> RunController:
-    """Return what keeps a run of containers; signals to this process are for it. Raises LauncherError where no engine can be found."""
+    """Return the controller of a run of containers; signals to this process are for it. Raises LauncherError where no engine can be found."""
     containers = RunContainers(layout, plan, Engine(endpoint()))
     containers.listen(lifeline)
     return RunController(layout, plan, containers.tasks, containers)
@@ -59,7 +59,7 @@ class RunContainers(Runtime):
         self._inbox: Inbox = queue.SimpleQueue()
         self._asked: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # apart: a request waits behind no lines
         self._started_as: dict[str, str] = {}  # task -> the id of its container
-        self._engine_seen = self._looked = time.monotonic()
+        self._engine_seen = self._polled_at = time.monotonic()
 
     def start(self) -> None:
         """Have Compose start every container. Raises LauncherError, and leaves none, when one cannot be started."""
@@ -88,17 +88,17 @@ class RunContainers(Runtime):
         self.ask(None)
 
     def wait(self, run: RunController, within: float | None) -> None:
-        """Wait for output or word of the engine, a moment at most; look at the containers now and then."""
+        """Wait for output or word of the engine, a moment at most; poll the containers now and then."""
         until = time.monotonic() + (_LISTEN if within is None else min(max(within, _LISTEN_LEAST), _LISTEN))
         with contextlib.suppress(queue.Empty):
             while self._asked.empty() and (left := until - time.monotonic()) > 0:
-                self._hear(self._inbox.get(timeout=left), run)
+                self._receive(self._inbox.get(timeout=left), run)
         while not self._asked.empty():
             run.asked(self._asked.get())
-        if time.monotonic() - self._looked >= _LOOK_EVERY or any(task.answered for task in self.tasks):
-            self._looked = time.monotonic()
-            self._look(run)
-            self._tell_exits(run)
+        if time.monotonic() - self._polled_at >= _POLL_INTERVAL or any(task.answered for task in self.tasks):
+            self._polled_at = time.monotonic()
+            self._poll(run)
+            self._report_exits(run)
 
     def close(self, run: RunController) -> None:
         """Tell what the containers still wrote, then end the sidecars."""
@@ -106,7 +106,7 @@ class RunContainers(Runtime):
             self.watch.close(_LAST_LINES)
         with contextlib.suppress(queue.Empty):
             while True:
-                self._hear(self._inbox.get_nowait(), run)
+                self._receive(self._inbox.get_nowait(), run)
         self.sidecars.end()
 
     def lose_directory(self) -> bool:
@@ -123,30 +123,30 @@ class RunContainers(Runtime):
             with contextlib.suppress(*ERRORS):
                 self._engine.remove(self._plan.name)
 
-    def _hear(self, heard: Heard, run: RunController) -> None:
-        task = self._by_name.get(heard.task)
+    def _receive(self, received: ContainerEvent, run: RunController) -> None:
+        task = self._by_name.get(received.task)
         if task is None:
             return
         final: int | None = None
-        match heard:
+        match received:
             case Wrote(_, line) if event := task.line(line):
                 run.reported(task, event)
-                code = whole(event, "exit_code")
+                code = integer(event, "exit_code")
                 if event["event"] == "failed" and event.get("task", task.name) == task.name and code is not None and is_final(code):
                     final = code
             case Ended(_, code):
                 task.tracker.code = code
-                self._looked = 0.0
+                self._polled_at = 0.0
                 final = code if code == ExitCode.WRONG_CONFIGURATION else None
         if final is not None:
             task.tracker.code = final
             run.failed(task, final)
 
-    def _look(self, run: RunController) -> None:
+    def _poll(self, run: RunController) -> None:
         asked = time.monotonic()
         try:
             if self._see(self._engine.containers(self._plan.name), asked):
-                run.looked()
+                run.tasks_changed()
         except ERRORS as error:
             away = time.monotonic() - self._engine_seen
             if away > _ENGINE_BACK_WITHIN:
@@ -162,8 +162,8 @@ class RunContainers(Runtime):
         self._engine_seen = time.monotonic()
         found = container_status.members(containers)
         own = {name: member.attrs for name, member in found.items() if name in self._by_name and self._by_name[name].is_own(member)}
-        changed = [task.look(own.get(task.name, {}), asked) for task in self.tasks]
-        self.sidecars.look(containers)
+        changed = [task.update(own.get(task.name, {}), asked) for task in self.tasks]
+        self.sidecars.update(containers)
         for member in found.values():
             if member.status == "running":
                 self.sidecars.join_again(member)
@@ -171,8 +171,10 @@ class RunContainers(Runtime):
         self.place = container_status.place_of(containers, self._plan.name)
         return any(changed)
 
-    def _tell_exits(self, run: RunController) -> None:
-        seen = time.monotonic() - self._engine_seen <= _LOOK_EVERY  # what an engine that is away does with containers it will tell later
+    def _report_exits(self, run: RunController) -> None:
+        seen = (
+            time.monotonic() - self._engine_seen <= _POLL_INTERVAL
+        )  # what an engine that is away does with containers it will report later
         for task in self.tasks:
             over_for = task.over_for(seen=seen)
             if over_for is None:

@@ -23,7 +23,7 @@ class Sidecars:
         self._of: dict[str, list[Container]] = {}
         self._busy: dict[str, threading.Thread] = {}  # by container
 
-    def look(self, containers: Iterable[Container]) -> None:
+    def update(self, containers: Iterable[Container]) -> None:
         """Take in what the engine lists."""
         self._of = {}
         for container in containers:

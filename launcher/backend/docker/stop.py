@@ -18,21 +18,21 @@ _RUNNING = frozenset({"running", "paused", "restarting"})
 
 def stop(container: Container, grace: int) -> None:
     """Have the engine stop a container, whatever it does now, and kill it after `grace` seconds. Raises one of engine.ERRORS."""
-    is_told = False
+    is_prevented = False
     with contextlib.suppress(APIError):  # an engine that cannot promise that can still stop it
-        never_again(container)
-        is_told = True
+        prevent_restart(container)
+        is_prevented = True
     if container.status == "paused":
         with contextlib.suppress(APIError):  # it was let go on meanwhile
             container.unpause()
     # Also one that has ended, as far as is known: the engine may be about to start it again.
     container.stop(timeout=grace)
-    if not is_told:  # the engine takes back what it is told of one that ends at that moment
+    if not is_prevented:  # the engine takes back what it is told of one that ends at that moment
         with contextlib.suppress(APIError):
-            never_again(container)
+            prevent_restart(container)
 
 
-def never_again(container: Container) -> None:
+def prevent_restart(container: Container) -> None:
     """Tell the engine not to start a container again, by itself or when it is itself started again. Raises one of engine.ERRORS."""
     never: Any = {"Name": "no"}
     container.update(restart_policy=never)

@@ -23,7 +23,7 @@ from launcher.spec.models import ClusterSpec
 
 ASIDE = f"{labels.PREFIX}set-aside"  # of which run
 _COPIED_WITHIN = 3600.0
-_LOOK_AGAIN = 0.2
+_POLL_INTERVAL = 0.2
 _PIECE = 1 << 20  # bytes
 
 
@@ -144,7 +144,7 @@ def _copy(engine: Engine, image: str, run: str, old: str, new: str) -> None:
                     f"copying the volume {old} was not done after {_COPIED_WITHIN:g} s; it is as it was",
                     "give the new run another name, or delete the old data: `launcher down` with --delete-data",
                 )
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_POLL_INTERVAL)
             copying.reload()
         if copying.status == "dead" or copying.attrs["State"]["ExitCode"]:
             said = copying.logs().decode("utf-8", "replace")

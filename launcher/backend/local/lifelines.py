@@ -19,7 +19,7 @@ class Lifelines:
         """Return the read end whose closing tells the task to stop."""
         return self._pipes[self._place(task)][0]
 
-    def kept_by(self, task: str) -> tuple[int, ...]:
+    def inherited_by(self, task: str) -> tuple[int, ...]:
         """Return the write ends that the task is to hold as well: those of the wave after its own."""
         return tuple(writing for _, writing in self._pipes[self._place(task) + 1 :][:1])
 

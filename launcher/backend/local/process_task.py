@@ -13,7 +13,7 @@ from launcher.runs import process_identity, restart_policy
 from launcher.runs.event_lines import as_shown
 from launcher.runs.paths import RunPaths
 from launcher.runs.process_identity import Identity
-from launcher.runs.restart_policy import Verdict
+from launcher.runs.restart_policy import RestartDecision
 from launcher.runs.run_controller import ControlledTask
 from launcher.runs.state_writer import say
 from launcher.runs.task_tracker import TaskTracker
@@ -24,7 +24,7 @@ from trainer.exit_codes import ExitCode
 _READ = 64 * 1024
 # Most bytes that are read from the pipe when a task has ended; more than the largest pipe that a user may have.
 _DRAIN = 1024 * 1024
-_KILL_AGAIN = 5.0
+_KILL_INTERVAL = 5.0
 _FROM_OUTSIDE = {137: "killed by SIGKILL (out of memory?)", 143: "asked to stop from outside"}
 
 
@@ -81,7 +81,7 @@ class ProcessTask(ControlledTask):
                 env=environment,
                 start_new_session=True,
                 # With the read end of its own output it can go on writing when the supervisor is gone, and save.
-                pass_fds=(lifeline, reading, *self._lifelines.kept_by(self.name)),
+                pass_fds=(lifeline, reading, *self._lifelines.inherited_by(self.name)),
             )
         except OSError:
             os.close(reading)
@@ -144,7 +144,7 @@ class ProcessTask(ControlledTask):
         """End the process and all it started, now; and again later should one of them resist."""
         self.stop_at = None
         if self._process:
-            self._killed, self.kill_at = True, time.monotonic() + _KILL_AGAIN
+            self._killed, self.kill_at = True, time.monotonic() + _KILL_INTERVAL
             self.interrupt()
 
     def interrupt(self) -> None:
@@ -152,11 +152,11 @@ class ProcessTask(ControlledTask):
         if self._process:
             process_identity.kill_session(self._process.pid)
 
-    def verdict(self, code: int) -> Verdict:
+    def decide(self, code: int) -> RestartDecision:
         """Return what follows from this exit; code 75 is the parent's own, and the program's would be another."""
-        return self.verdict_by_rule(code, "on_failure" if code == ExitCode.PEER_LOST else self.task.restart.when)
+        return self.decide_by_rule(code, "on_failure" if code == ExitCode.PEER_LOST else self.task.restart.when)
 
-    def never_again(self) -> None:
+    def prevent_restart(self) -> None:
         """Do nothing: nothing else starts it."""
 
     def _taken_in(self, lines: list[bytes]) -> list[Event]:

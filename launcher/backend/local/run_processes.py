@@ -1,4 +1,4 @@
-"""The tasks of a local run as processes of this machine: what is seen of them, for the controller that keeps the run.
+"""The tasks of a local run as processes of this machine: what is seen of them, for the controller that supervises the run.
 
 It waits for output, signals and deadlines in one place. Imports neither TensorFlow nor what draws on terminals.
 `python -m launcher.backend.local RUN_DIR` is started by launcher.runs.spawn.
@@ -28,7 +28,7 @@ _LONGEST_SLEEP = 1.0
 
 
 def controller(layout: RunPaths, plan: Plan, lifeline: int | None) -> RunController:
-    """Return what keeps a local run. Raises OSError, LauncherError where no ports are free."""
+    """Return the controller of a local run. Raises OSError, LauncherError where no ports are free."""
     members = [task.name for task in plan.tasks if task.role != "evaluator"]
     held = ports.hold(len(members))
     plan = readdress(plan, {name: f"{LOOPBACK}:{port}" for name, port in zip(members, held.ports, strict=True)})
@@ -87,7 +87,7 @@ class RunProcesses(Runtime):
         """Put the outcome into run.json and remove the scratch directory; where the run's directory was lost, what of it came back."""
         if outcome.lost_at is None:
             if any(stop_order.trains(task) for task in self._plan.tasks):
-                run_json.settle(self._layout, outcome.state, outcome.reason)
+                run_json.record_outcome(self._layout, outcome.state, outcome.reason)
             shutil.rmtree(self._layout.scratch, ignore_errors=True)
         elif not self._layout.lock.exists():  # else a run that is starting there removes it
             orphans.remove_returned(self._layout, outcome.lost_at)

@@ -61,14 +61,14 @@ def test_a_down_does_not_take_the_run_that_follows_for_the_one_that_it_stopped(t
     with started(SLEEPS, tmp_path) as run:
         before = run.inspect("chief")["Id"]
         backend = DockerBackend(run.runs)
-        stop = backend._kept.stop
+        stop = backend._supervised.stop
 
         def stop_and_be_overtaken(name: str, *, now: bool) -> None:
             stop(name, now=now)
             # The old supervisor is gone, and the stop has not looked yet at what that left: the worst moment.
             run.launcher("up", file_of(run), "--detach")
 
-        monkeypatch.setattr(backend._kept, "stop", stop_and_be_overtaken)
+        monkeypatch.setattr(backend._supervised, "stop", stop_and_be_overtaken)
         backend.stop(run.name)
         assert run.inspect("chief")["Id"] != before
         assert_runs_and_can_be_stopped(run)

@@ -265,7 +265,7 @@ def test_a_lock_that_was_removed_while_one_waited_for_it_is_not_taken_for_the_lo
     first = locks.acquire(path)
     assert first is not None
     path.unlink()
-    with locks.alone(path, timeout=0.1) as mine:
+    with locks.exclusive(path, timeout=0.1) as mine:
         assert mine
         assert locks.acquire(path) is None
     os.close(first)

@@ -3,28 +3,30 @@
 import pytest
 
 from launcher.runs import restart_policy
-from launcher.runs.restart_policy import Verdict
+from launcher.runs.restart_policy import RestartDecision
 
 
 @pytest.mark.parametrize(
     "code, counted, expected",
     [
-        (0, 0, Verdict.DONE),
-        (2, 0, Verdict.FAIL),
-        (75, 0, Verdict.RESTART),
-        (75, 3, Verdict.FAIL),
-        (143, 3, Verdict.RESTART_UNCOUNTED),
-        (1, 2, Verdict.RESTART),
-        (137, 3, Verdict.FAIL),
+        (0, 0, RestartDecision.DONE),
+        (2, 0, RestartDecision.FAIL),
+        (75, 0, RestartDecision.RESTART),
+        (75, 3, RestartDecision.FAIL),
+        (143, 3, RestartDecision.RESTART_UNCOUNTED),
+        (1, 2, RestartDecision.RESTART),
+        (137, 3, RestartDecision.FAIL),
     ],
 )
-def test_verdict(code: int, counted: int, expected: Verdict) -> None:
-    assert restart_policy.verdict(code, counted=counted, max_restarts=3) is expected
+def test_decide(code: int, counted: int, expected: RestartDecision) -> None:
+    assert restart_policy.decide(code, counted=counted, max_restarts=3) is expected
 
 
-@pytest.mark.parametrize("code, expected", [(0, Verdict.DONE), (1, Verdict.FAIL), (75, Verdict.FAIL), (137, Verdict.RESTART)])
-def test_exit_code_makes_codes_below_those_of_signals_final(code: int, expected: Verdict) -> None:
-    assert restart_policy.verdict(code, counted=0, max_restarts=3, when="exit_code") is expected
+@pytest.mark.parametrize(
+    "code, expected", [(0, RestartDecision.DONE), (1, RestartDecision.FAIL), (75, RestartDecision.FAIL), (137, RestartDecision.RESTART)]
+)
+def test_exit_code_makes_codes_below_those_of_signals_final(code: int, expected: RestartDecision) -> None:
+    assert restart_policy.decide(code, counted=0, max_restarts=3, when="exit_code") is expected
 
 
 def test_signals_are_told_as_shells_do() -> None:

@@ -9,7 +9,7 @@ import pytest
 from launcher.plan.models import Plan, Resources, RestartRule, Task
 from launcher.runs import state_file
 from launcher.runs.paths import RunPaths
-from launcher.runs.restart_policy import Verdict
+from launcher.runs.restart_policy import RestartDecision
 from launcher.runs.run_controller import ControlledTask, Ending, Outcome, RunController, Runtime
 from launcher.runs.status import State
 from launcher.runs.task_tracker import TaskTracker
@@ -52,13 +52,13 @@ class Placed(ControlledTask):
         """Note it."""
         self.done_to.append("interrupt")
 
-    def never_again(self) -> None:
+    def prevent_restart(self) -> None:
         """Note it."""
         self.done_to.append("never again")
 
-    def verdict(self, code: int) -> Verdict:
+    def decide(self, code: int) -> RestartDecision:
         """Go by the rule for failures."""
-        return self.verdict_by_rule(code, "on_failure")
+        return self.decide_by_rule(code, "on_failure")
 
     def end(self, run: RunController, code: int) -> None:
         """End with an exit code."""
@@ -269,7 +269,7 @@ def test_a_start_that_takes_too_long_names_who_waits_and_who_is_restarting(tmp_p
     made.tasks["chief"].tracker.reported = (State.PENDING, "waiting for ps-0")
     made.end(ps_0=1)()
     made.run._ready_by = 0.0
-    made.run._meet_deadlines()
+    made.run._enforce_deadlines()
     assert made.run._ending is not None
     golden(made.run._ending.reason)
 

@@ -25,7 +25,7 @@ def exited(code: int, ran: str = "10:00:05") -> dict[str, Any]:
 
 def test_a_container_that_is_being_started_is_not_over(kept: ContainerTask) -> None:
     seen = []
-    for take_in in (lambda: kept.look({"State": exited(137)}, 0.0), kept.tracker.starts, lambda: kept.look({"State": exited(1)}, 1.0)):
+    for take_in in (lambda: kept.update({"State": exited(137)}, 0.0), kept.tracker.starts, lambda: kept.update({"State": exited(1)}, 1.0)):
         take_in()
         seen.append(not kept.running)
     assert seen == [True, False, True]
@@ -34,7 +34,7 @@ def test_a_container_that_is_being_started_is_not_over(kept: ContainerTask) -> N
 def test_one_that_ran_well_for_long_is_started_again_soon(kept: ContainerTask) -> None:
     waits = []
     for ran in ("10:00:05", "10:00:06", "10:00:07", "10:05:00", "10:00:05"):
-        kept.look({"State": exited(137, ran)}, 0.0)
+        kept.update({"State": exited(137, ran)}, 0.0)
         kept.restart_later("killed", counts=True)
         waits.append(kept._delay)
     assert waits == [1.0, 2.0, 4.0, 1.0, 2.0]
@@ -42,17 +42,17 @@ def test_one_that_ran_well_for_long_is_started_again_soon(kept: ContainerTask) -
 
 
 def test_an_exit_is_told_once_and_only_when_the_engine_does_not_start_it_again(kept: ContainerTask) -> None:
-    kept.look({"State": exited(137)}, 0.0)
+    kept.update({"State": exited(137)}, 0.0)
     assert [kept.stays_ended(seconds) for seconds in (0.0, 2.9, 3.0, 4.0)] == [False, False, True, False]
-    kept.look({"State": {"Status": "running"}}, 1.0)
+    kept.update({"State": {"Status": "running"}}, 1.0)
     assert kept.over_for(seen=True) is None
-    kept.look({"State": exited(0)}, 2.0)
+    kept.update({"State": exited(0)}, 2.0)
     assert [kept.stays_ended(0.0) for _ in range(2)] == [True, False]
     kept.log.close()
 
 
 def test_an_exit_that_was_told_is_not_told_again_after_an_engine_that_was_away(kept: ContainerTask) -> None:
-    kept.look({"State": exited(0)}, 0.0)
+    kept.update({"State": exited(0)}, 0.0)
     assert kept.over_for(seen=True) is not None
     assert kept.stays_ended(0.0)
     assert kept.over_for(seen=False) is None

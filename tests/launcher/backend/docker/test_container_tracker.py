@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.docker.container_status import verdict
+from launcher.backend.docker.container_status import run_state
 from launcher.backend.docker.container_tracker import ContainerTracker, is_final
 from launcher.backend.docker.log_stream import lines
 from launcher.runs.status import LogLine, State, TaskStatus
@@ -38,13 +38,13 @@ def told(tracker: ContainerTracker, **event: Any) -> None:
 )
 def test_what_the_engine_says_decides_unless_the_container_runs(phase: str, code: int, state: State) -> None:
     tracker = ContainerTracker("chief")
-    tracker.look(container(phase, code))
+    tracker.update(container(phase, code))
     assert tracker.state()[0] is state
 
 
 def test_a_container_that_runs_is_what_its_output_tells() -> None:
     tracker = ContainerTracker("chief")
-    tracker.look(container("running"))
+    tracker.update(container("running"))
     told(tracker, event="started", attempt=1)
     told(tracker, event="waiting", missing=[{"task": "ps-0", "address": "ps-0:2222", "reason": "no answer"}])
     assert tracker.state() == (State.PENDING, "waiting for ps-0")
@@ -54,7 +54,7 @@ def test_a_container_that_runs_is_what_its_output_tells() -> None:
     assert tracker.state() == (State.RUNNING, "")  # its parent looks for the last peer a moment longer than itself
     told(tracker, event="restarting", cause="a peer was lost", exit_code=75)
     assert tracker.state() == (State.RESTARTING, "a peer was lost")
-    tracker.look(container("paused"))
+    tracker.update(container("paused"))
     assert "docker unpause" in tracker.state()[1]
 
 
@@ -96,39 +96,39 @@ def test_a_trainer_that_starts_from_its_first_attempt_again_was_started_by_the_e
 def test_a_program_without_a_trainer_is_what_the_engine_tells() -> None:
     tracker = ContainerTracker("chief", has_trainer=False)
     tracker.line("so many times")
-    tracker.look(container("running"), 0)
+    tracker.update(container("running"), 0)
     assert (tracker.state(), tracker.restarts) == ((State.RUNNING, ""), [])
-    tracker.look(container("restarting", 7), 1)
-    tracker.look(container("running"), 2)
+    tracker.update(container("restarting", 7), 1)
+    tracker.update(container("running"), 2)
     assert [(restart.attempt, restart.exit_code, restart.cause) for restart in tracker.restarts] == [
         (1, 7, "failed with exit code 7: so many times"),
         (2, 7, "failed with exit code 7: so many times"),
     ]
-    tracker.look(container("exited", 7), 2)
+    tracker.update(container("exited", 7), 2)
     tracker.restarting("failed", counts=True)
     assert tracker.state() == (State.RESTARTING, "failed")
     tracker.starts()  # and the engine cannot
-    tracker.look(container("exited", 7), 2)
+    tracker.update(container("exited", 7), 2)
     assert len(tracker.restarts) == 3
     # A start by another than the engine makes the engine count again.
     tracker.starts()
     tracker.started_again()
-    tracker.look(container("running"), 0)
-    tracker.look(container("restarting", 7), 1)
+    tracker.update(container("running"), 0)
+    tracker.update(container("restarting", 7), 1)
     assert len(tracker.restarts) == 4
 
 
 def test_a_program_that_is_started_again_after_it_was_done_has_its_restarts_left() -> None:
     tracker = ContainerTracker("ps-0", has_trainer=False, limit=1)
-    tracker.look(container("restarting", 0), 1)
-    tracker.look(container("restarting", 0), 2)
+    tracker.update(container("restarting", 0), 1)
+    tracker.update(container("restarting", 0), 2)
     assert (len(tracker.restarts), tracker.counted, tracker.status().restarts_left) == (2, 0, 1)
 
 
 def test_a_container_without_python_names_the_field_for_it(golden: Golden) -> None:
     tracker = ContainerTracker("chief")
     tracker.line("[FATAL tini (7)] exec python3 failed: No such file or directory")
-    tracker.look(container("exited", 127))
+    tracker.update(container("exited", 127))
     status = tracker.status()
     assert status.state == State.FAILED
     golden(status.reason)
@@ -141,11 +141,11 @@ def test_a_container_without_python_names_the_field_for_it(golden: Golden) -> No
 def test_the_reason_of_a_failure_is_the_task_s_own_or_that_memory_ran_out(golden: Golden) -> None:
     tracker = ContainerTracker("chief")
     tracker.line("ValueError: no such layer")
-    tracker.look(container("exited", 1))
+    tracker.update(container("exited", 1))
     golden(tracker.state()[1])
     told(tracker, event="failed", exit_code=2, cause="the configuration is wrong", detail="params.units: too many")
     golden(tracker.state()[1])
-    tracker.look(container("exited", 137, OOMKilled=True))
+    tracker.update(container("exited", 137, OOMKilled=True))
     assert tracker.state()[1].startswith("out of memory")
     golden(tracker.status().remedy)
 
@@ -192,7 +192,7 @@ def status(name: str, state: State, code: int | None = None) -> TaskStatus:
 )
 def test_a_run_that_nobody_keeps_is_what_its_tasks_are(chief: State, worker: State, state: State) -> None:
     tasks = (status("chief", chief, 1), status("worker-0", worker))
-    assert verdict(tasks, ["chief"], ready=True)[0] is state
+    assert run_state(tasks, ["chief"], ready=True)[0] is state
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_program_that_needs_more_rights_in_an_image_of_its_own_is_told_of_the_
     for own in (True, False):
         tracker = ContainerTracker("chief", has_trainer=False, in_own_image=own)
         tracker.line(line)
-        tracker.look(container("exited", 1))
+        tracker.update(container("exited", 1))
         status = tracker.status()
         assert status.reason.endswith(line)
         assert ("`security: image`" in status.remedy) is own

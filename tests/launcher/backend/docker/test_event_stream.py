@@ -34,7 +34,7 @@ def test_only_those_that_are_silent_are_closed_and_once() -> None:
     answers.close(silent_for=60)
     assert (silent.closed, talks.closed, broken.closed) == (0, 0, 0)
     time.sleep(0.3)
-    answers.heard("talks")
+    answers.received("talks")
     for _ in range(2):
         answers.close(silent_for=0.2)
         assert (silent.closed, talks.closed, broken.closed) == (1, 0, 1)
@@ -42,7 +42,7 @@ def test_only_those_that_are_silent_are_closed_and_once() -> None:
     again = Answer()
     answers.opened("silent", again)
     answers.close(silent_for=0.2)
-    answers.heard("nobody")
+    answers.received("nobody")
     assert again.closed == 0
     answers.close(silent_for=0)
     assert (again.closed, talks.closed) == (1, 1)
@@ -98,7 +98,7 @@ class SilentEngine:
 
 
 def test_a_watch_gives_up_answers_that_bring_nothing_and_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"_SILENT": 0.2, "_LOOK_EVERY": 0.05, "_AGAIN": 0.01, "_SELDOM": 0.01}.items():
+    for name, seconds in {"_SILENT": 0.2, "_POLL_INTERVAL": 0.05, "_RETRY_INTERVAL": 0.01, "_IDLE_INTERVAL": 0.01}.items():
         monkeypatch.setattr(event_stream, name, seconds)
     engine = SilentEngine()
     watching = Watch(cast("Engine", engine), "toy", {"chief": "toy-chief-1"}, queue.SimpleQueue())

@@ -12,7 +12,7 @@ import pytest
 from docker.models.containers import Container
 
 from launcher.backend.docker.engine import Engine
-from launcher.backend.docker.event_stream import Ended, Heard, Wrote
+from launcher.backend.docker.event_stream import ContainerEvent, Ended, Wrote
 from launcher.backend.docker.run_containers import RunContainers
 from launcher.plan.planner import plan
 from launcher.render import labels
@@ -57,7 +57,7 @@ def containers(tmp_path: Path) -> RunContainers:
     layout.tasks.mkdir(parents=True)
     layout.lock.touch()
     found = RunContainers(layout, plan(ClusterSpec.model_validate(SPEC), "docker", run_dir="/runs/toy"), cast("Engine", None))
-    found._looked = math.inf
+    found._polled_at = math.inf
     return found
 
 
@@ -71,23 +71,23 @@ def test_a_sidecar_is_stopped_for_good_only_where_its_task_does_not_start_again(
     containers: RunContainers, run: RunController, code: int, asked: list[str]
 ) -> None:
     log = Beside()
-    containers.sidecars.look([log])
+    containers.sidecars.update([log])
     (chief,) = containers.tasks
     times = {"StartedAt": "2026-01-31T10:00:00Z", "FinishedAt": "2026-01-31T10:00:05Z"}
-    chief.look({"State": {"Status": "exited", "ExitCode": code, "OOMKilled": False, **times}}, 0.0)
+    chief.update({"State": {"Status": "exited", "ExitCode": code, "OOMKilled": False, **times}}, 0.0)
     chief._over_since = time.monotonic() - 60
     containers._engine_seen = time.monotonic()
-    containers._tell_exits(run)
+    containers._report_exits(run)
     assert (chief.restart_at is not None) == (code != ExitCode.DONE)
     for thread in containers.sidecars._busy.values():
         thread.join(30)
     assert log.asked == asked
 
 
-class Flood(queue.SimpleQueue[Heard]):
+class Flood(queue.SimpleQueue[ContainerEvent]):
     """A queue of lines that never ends."""
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Heard:  # noqa: ARG002
+    def get(self, block: bool = True, timeout: float | None = None) -> ContainerEvent:  # noqa: ARG002
         """Return one more line."""
         return Wrote("chief", LogLine(1.0, "chief", "again"))
 
@@ -128,7 +128,7 @@ def test_a_trainer_that_says_that_it_has_failed_for_good_is_not_waited_for(
 ) -> None:
     run = Failures(containers)
     containers.tasks[0].tracker.has_trainer = True
-    containers._hear(Wrote("chief", LogLine(1.0, "chief", json.dumps(heard, separators=(",", ":")))), run)
+    containers._receive(Wrote("chief", LogLine(1.0, "chief", json.dumps(heard, separators=(",", ":")))), run)
     assert run.codes == codes
 
 
@@ -137,5 +137,5 @@ def test_a_wrong_configuration_is_final_as_soon_as_the_engine_tells_the_exit_cod
     containers: RunContainers, code: int, codes: list[int]
 ) -> None:
     run = Failures(containers)
-    containers._hear(Ended("chief", code), run)
+    containers._receive(Ended("chief", code), run)
     assert (run.codes, containers.tasks[0].tracker.code) == (codes, code)

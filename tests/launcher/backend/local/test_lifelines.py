@@ -9,11 +9,11 @@ def test_a_later_wave_hears_it_only_once_the_one_before_has_ended() -> None:
     lifelines = Lifelines([frozenset({"chief"}), frozenset({"ps-0", "worker-0"})])
     servers = lifelines.of("ps-0")
     assert servers == lifelines.of("worker-0") != lifelines.of("chief")
-    (kept,) = lifelines.kept_by("chief")
-    assert lifelines.kept_by("ps-0") == ()
+    (kept,) = lifelines.inherited_by("chief")
+    assert lifelines.inherited_by("ps-0") == ()
     os.write(kept, b"x")
     assert os.read(servers, 1) == b"x"
 
 
 def test_one_wave_keeps_nothing_open() -> None:
-    assert Lifelines([frozenset({"chief", "worker-0"})]).kept_by("chief") == ()
+    assert Lifelines([frozenset({"chief", "worker-0"})]).inherited_by("chief") == ()
