@@ -70,8 +70,8 @@ def all_for(spec: ClusterSpec, *, board: bool | None = None) -> list[str]:
     usual = image_for(spec)
     has_board = role_programs.has_tensorboard(spec) if board is None else board
     of_tasks = (role.image or usual for role in role_programs.roles_of(spec).values())
-    beside = (one.image for _, one in role_programs.containers_of(spec) if one.image)
-    return list(dict.fromkeys([*([board_image(spec)] if has_board else []), *of_tasks, *beside]))
+    of_containers = (one.image for _, one in role_programs.containers_of(spec) if one.image)
+    return list(dict.fromkeys([*([board_image(spec)] if has_board else []), *of_tasks, *of_containers]))
 
 
 def is_ours(name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from launcher.plan.models import Plan
 from launcher.runs.status import Location, LogLine, RunStatus
-from launcher.runs.stored import Part, Stored
+from launcher.runs.stored import Artifact, Stored
 
 if TYPE_CHECKING:
     from trainer.stacks import ProcessStacks
@@ -78,7 +78,7 @@ class Backend(Protocol):
         Returns where it is now; nothing where it is gone, or the run had no volume.
         """
 
-    def fetch(self, name: str, part: Part) -> AbstractContextManager[Stored]:
+    def fetch(self, name: str, artifact: Artifact) -> AbstractContextManager[Stored]:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
 
 

@@ -9,7 +9,7 @@ from typing import cast, get_args
 from launcher.backend.model import Backend, Where
 from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces, of_clusters, of_this_machine
 from launcher.cli.options import resolve_cluster_ref
-from launcher.cli.run_lookup import beside, find_run, home, homes, looks_like_file, run_names, run_names_here
+from launcher.cli.run_lookup import find_run, home, homes, looks_like_file, run_names, run_names_here, runs_next_to
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.models import Target
 from launcher.runs import orphans
@@ -57,7 +57,7 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
     there = homes(runs, run)
     if there and DEFAULT not in there and orphans.leftover_processes(RunPaths(runs.absolute() / run)):
         there.insert(0, DEFAULT)  # its directory was removed while it ran
-    if not there and name and looks_like_file(name) and (found := beside(Path(name), runs, run)):
+    if not there and name and looks_like_file(name) and (found := runs_next_to(Path(name), runs, run)):
         raise UsageError(f"there is no run {run} in {runs}", f"there is one beside the spec: add --runs {shlex.quote(str(found))}")
     if len(there) < 2:
         return open_backend(there[0] if there else DEFAULT, runs, where), run

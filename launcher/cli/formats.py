@@ -18,14 +18,14 @@ def duration(seconds: float) -> str:
     """Write a duration in its two largest units: `0.4 s`, `12 s`, `3 min 05 s`, `2 h 10 min`, `3 d 04 h`."""
     if seconds < 10:
         return f"{max(seconds, 0):.1f} s"
-    whole = round(seconds)
-    if whole < MINUTE:
-        return f"{whole} s"
-    if whole < HOUR:
-        return f"{whole // MINUTE} min {whole % MINUTE:02} s"
-    if whole < DAY:
-        return f"{whole // HOUR} h {whole % HOUR // MINUTE:02} min"
-    return f"{whole // DAY} d {whole % DAY // HOUR:02} h"
+    total = round(seconds)
+    if total < MINUTE:
+        return f"{total} s"
+    if total < HOUR:
+        return f"{total // MINUTE} min {total % MINUTE:02} s"
+    if total < DAY:
+        return f"{total // HOUR} h {total % HOUR // MINUTE:02} min"
+    return f"{total // DAY} d {total % DAY // HOUR:02} h"
 
 
 def ago(moment: float, now: float | None = None) -> str:

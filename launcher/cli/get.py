@@ -17,24 +17,24 @@ from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.cli.unpacking import Unpacked
 from launcher.files import read_json
-from launcher.runs.stored import Part, Stored, nothing
+from launcher.runs.stored import Artifact, Stored, missing_artifact
 
 EXAMPLES = (
     ("launcher get mnist", "the exported model, into ./mnist-model"),
     ("launcher get mnist model models/first --on kubernetes", "the same, into models/first, from a cluster"),
     ("launcher get mnist checkpoints", "all checkpoints of the run, into ./mnist-checkpoints"),
 )
-_TELL_EVERY = 10.0  # seconds, where there is no terminal
+_REPORT_INTERVAL = 10.0  # seconds, where there is no terminal
 
 
 def get(
     name: Name = None,
     what: Annotated[
-        Part,
+        Artifact,
         typer.Argument(
             metavar="WHAT", help="model, checkpoints, logs (TensorBoard's) or results; model when left out.", show_default=False
         ),
-    ] = Part.MODEL,
+    ] = Artifact.MODEL,
     destination: Annotated[
         Path | None, typer.Argument(metavar="DEST", help="The directory to make; left out, ./NAME-model and the like.", show_default=False)
     ] = None,
@@ -58,7 +58,7 @@ def get(
             unpacked = unpacking.unpack(stored.chunks, place, replace=force, seen=seen)
         origin = stored.origin
     if not unpacked.files:
-        raise nothing(run, what, ())
+        raise missing_artifact(run, what, ())
     if as_json:
         facts = {"name": run, "what": what, "path": str(place), "origin": origin, "files": unpacked.files, "bytes": unpacked.size}
         print(json.dumps({**facts, "left_out": unpacked.left_out, "seconds": round(time.monotonic() - began, 3)}))
@@ -66,19 +66,19 @@ def get(
     _print_result(run, what, place, unpacked)
 
 
-def _print_result(run: str, what: Part, place: Path, unpacked: Unpacked) -> None:
+def _print_result(run: str, what: Artifact, place: Path, unpacked: Unpacked) -> None:
     shown = relative_path(str(place))
     print(f"{run}: the {_called(what, place)} in {shown}, {formats.count(unpacked.files, 'file')}, {formats.memory(unpacked.size)}")
     if unpacked.left_out:
         print(f"left out, as they lead elsewhere or are no files: {', '.join(unpacked.left_out)}", file=sys.stderr)
-    if what is Part.MODEL and (place / "model.keras").is_file():
+    if what is Artifact.MODEL and (place / "model.keras").is_file():
         print(f'load it with keras.models.load_model("{shown}/model.keras")')
-    elif what is Part.MODEL and (place / "saved_model").is_dir():
+    elif what is Artifact.MODEL and (place / "saved_model").is_dir():
         print(f'load it with tf.saved_model.load("{shown}/saved_model")')
 
 
-def _called(what: Part, place: Path) -> str:
-    if what is not Part.MODEL:
+def _called(what: Artifact, place: Path) -> str:
+    if what is not Artifact.MODEL:
         return f"{what} are"
     facts = read_json(place / "metrics.json") or {}
     if not isinstance(facts.get("step"), int):
@@ -110,10 +110,10 @@ class _Lines:
 
     def __init__(self, doing: str, size: int | None) -> None:
         self._doing, self._of = doing, "" if size is None else f" of {formats.memory(size)}"
-        self._came, self._told = 0, time.monotonic()
+        self._came, self._reported = 0, time.monotonic()
 
     def __call__(self, count: int) -> None:
         self._came += count
-        if time.monotonic() - self._told >= _TELL_EVERY:
-            self._told = time.monotonic()
+        if time.monotonic() - self._reported >= _REPORT_INTERVAL:
+            self._reported = time.monotonic()
             print(f"{self._doing}: {formats.memory(self._came)}{self._of}", file=sys.stderr, flush=True)

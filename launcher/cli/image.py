@@ -133,18 +133,18 @@ def _build(request: "Request", *, verbose: bool) -> "Image":
     with console.status("asking the engine") as status:
         announced: set[str] = set()
 
-        def tell(heard: Step | Output) -> None:
-            if isinstance(heard, Output):
-                status.update(escape(f"{heard.title}: {heard.text[:60]}"))
-                if not console.is_terminal and heard.title not in announced:
-                    announced.add(heard.title)
-                    console.print(f"  {heard.title} ...")
-            elif heard.seconds is None:
-                status.update(heard.title)
-            elif heard.seconds >= _WORTH_A_LINE:
-                console.print(f"  {heard.title}: {duration(heard.seconds)}")
+        def report(progress: Step | Output) -> None:
+            if isinstance(progress, Output):
+                status.update(escape(f"{progress.title}: {progress.text[:60]}"))
+                if not console.is_terminal and progress.title not in announced:
+                    announced.add(progress.title)
+                    console.print(f"  {progress.title} ...")
+            elif progress.seconds is None:
+                status.update(progress.title)
+            elif progress.seconds >= _WORTH_A_LINE:
+                console.print(f"  {progress.title}: {duration(progress.seconds)}")
 
-        return build(request, tell)
+        return build(request, report)
 
 
 def _push(name: str) -> None:

@@ -33,7 +33,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
+    def with_exit_code(self) -> Iterator[None]:
         """Give what is raised in a `with` block the exit code of a run that was stopped, where somebody has asked for that meanwhile."""
         try:
             yield

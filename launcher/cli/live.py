@@ -25,7 +25,7 @@ _SHOWN_BELOW = frozenset({"started", "ready", "progress", "checkpoint", "done"})
 _STYLES = {"restarting": "yellow", "failed": "red", "stopping": "yellow", "waiting": "bright_black"}
 _BAR = partial(ProgressBar, complete_style="cyan", finished_style="green")
 # Lines of the terminal that stay free for what scrolls.
-_KEPT_FREE = 10
+_FREE_ROWS = 10
 
 
 class LiveView:
@@ -81,10 +81,10 @@ class LiveView:
         status = self._status
         if status is None:
             return Group(Text(), self._head(State.PENDING))
-        shown, left_out = task_rows.pick_rows(status, self._console.height - _KEPT_FREE)
+        shown, left_out = task_rows.pick_rows(status, self._console.height - _FREE_ROWS)
         rows = [task_rows.row(task, self._prefixes, marked=True) for task in shown]
         parts: list[RenderableType] = [Text(), self._head(status.state), self._bar(status)]
-        parts += [Text(), grid(task_rows.HEADERS, rows, right=task_rows.RIGHT, whole=task_rows.WHOLE, width=self._console.width)]
+        parts += [Text(), grid(task_rows.HEADERS, rows, right=task_rows.RIGHT, unwrapped=task_rows.UNWRAPPED, width=self._console.width)]
         if left_out:
             parts.append(Text(f"and {formats.count(left_out, 'more task')}", style="bright_black"))
         return Group(*parts)

@@ -46,7 +46,7 @@ def ls(
 
     console = Console(highlight=False)
     rows = [_row(status, marked=console.is_terminal) for status in known]
-    show(console, _HEADERS, rows, right=("TASKS", "STEP"), whole=("NAME", "STATE"), spare=_SPARE)
+    show(console, _HEADERS, rows, right=("TASKS", "STEP"), unwrapped=("NAME", "STATE"), spare=_SPARE)
     if on is None and any(home(runs, of_clusters()).glob("*/*/*/place.json")):
         print(f"`{command(runs, 'ls', on=of_clusters())}` lists runs on clusters", file=sys.stderr)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from launcher.backend.model import Backend
 from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces
 from launcher.cli import owners
-from launcher.cli.run_lookup import beside, command, homes, relative_path, stored
+from launcher.cli.run_lookup import command, homes, relative_path, runs_next_to, stored
 from launcher.errors import UsageError
 from launcher.plan import code
 from launcher.plan.models import Plan, Target
@@ -67,7 +67,7 @@ def check_place(started_by: Sequence[str], runs: Path, name: str, *, fresh: bool
     Runs are in the working directory, and a spec may be in another: one that was started beside its spec is not to start again here, from
     the first step. Raises UsageError where it would, unless `fresh` asks for that. `started_by` are the words after `up`, the spec's file first.
     """
-    found = beside(Path(started_by[0]), runs, name)
+    found = runs_next_to(Path(started_by[0]), runs, name)
     if found is None or DEFAULT not in homes(found, name):
         return ""
     other = command(found, "up", *started_by)

@@ -34,7 +34,7 @@ def homes(runs: Path, name: str) -> list[str]:
     return [on for on, pattern in where.items() if any(home(runs, on).glob(pattern))]
 
 
-def beside(file: Path, runs: Path, name: str) -> Path | None:
+def runs_next_to(file: Path, runs: Path, name: str) -> Path | None:
     """Return the directory `runs` beside a spec's file where that has a run of that name and is another one than `runs`, else None."""
     found = file.parent / DEFAULT_RUNS
     return found if homes(found, name) and found.resolve() != runs.resolve() else None
@@ -106,5 +106,5 @@ def run_names(runs: Path) -> list[str]:
 
 def run_names_here(runs: Path) -> list[str]:
     """Return those of processes and containers: what is noted of runs on clusters stays when they, or even the cluster, are gone."""
-    kept = [path.parent.name for on in of_this_machine() for path in home(runs, on).glob("*/launcher")]
-    return sorted({name for name in kept if "." not in name})
+    local_runs = [path.parent.name for on in of_this_machine() for path in home(runs, on).glob("*/launcher")]
+    return sorted({name for name in local_runs if "." not in name})

@@ -12,7 +12,7 @@ from launcher.errors import UsageError
 from launcher.notify.outbox import VARIABLE
 from launcher.plan.models import Plan
 from launcher.spec.models import ClusterSpec
-from launcher.spec.role_programs import secrets_beside
+from launcher.spec.role_programs import container_secrets
 
 _LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=[ \t]*(.*?)\s*\Z")
 _QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)\"""")
@@ -32,7 +32,7 @@ def supply(plan: Plan, spec: ClusterSpec) -> tuple[str, ...]:
         for name, value in task.secrets.items():
             meant.setdefault(name, set()).add(f"{value.key} of {value.secret}")
     if not BACKENDS[plan.target].in_directories:
-        for name, secret in secrets_beside(spec):
+        for name, secret in container_secrets(spec):
             meant.setdefault(name, set()).add(f"{secret.key} of {secret.secret}")
     env_file = spec.env_file
     if several := {name: sorted(values) for name, values in meant.items() if len(values) > 1}:

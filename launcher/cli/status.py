@@ -81,7 +81,7 @@ def _print(console: Console, current: RunStatus, *, as_json: bool) -> None:
     else:
         width = max(len(fact) for fact, _ in _facts(current))
         print("\n".join(f"{fact:<{width}}  {value}" for fact, value in _facts(current)))
-        rows = [task_rows.row(task, Prefixes([]), marked=False) for task in _told_once(current).tasks]
+        rows = [task_rows.row(task, Prefixes([]), marked=False) for task in _without_repeated_reason(current).tasks]
         print("\n" + plain(task_rows.HEADERS, rows, right=task_rows.RIGHT) + "\n", flush=True)
 
 
@@ -89,16 +89,16 @@ def _rendered(current: RunStatus, width: int, height: int | None) -> RenderableT
     facts = _facts(current)
     parts: list[RenderableType] = [fact_lines(facts, {"state": f"bold {task_rows.MARKS[current.state][1]}"})]
     most = len(current.tasks) if height is None else height - len(facts) - 4
-    shown, left_out = task_rows.pick_rows(_told_once(current), most)
+    shown, left_out = task_rows.pick_rows(_without_repeated_reason(current), most)
     prefixes = Prefixes(task.name for task in current.tasks)
     rows = [task_rows.row(task, prefixes, marked=True) for task in shown]
-    parts += [Text(), grid(task_rows.HEADERS, rows, right=task_rows.RIGHT, whole=task_rows.WHOLE, width=width)]
+    parts += [Text(), grid(task_rows.HEADERS, rows, right=task_rows.RIGHT, unwrapped=task_rows.UNWRAPPED, width=width)]
     if left_out:
         parts.append(Text(f"and {formats.count(left_out, 'more task')}", style="bright_black"))
     return Group(*parts)
 
 
-def _told_once(current: RunStatus) -> RunStatus:
+def _without_repeated_reason(current: RunStatus) -> RunStatus:
     """Return a status without the reason of the task whose reason is the run's, which stands above it."""
     tasks = (replace(task, reason="as above") if task.name == current.reason_task else task for task in current.tasks)
     return replace(current, tasks=tuple(tasks))

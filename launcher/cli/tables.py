@@ -23,19 +23,21 @@ def grid(
     *,
     right: Sequence[str] = (),
     width: int | None = None,
-    whole: Sequence[str] = (),
+    unwrapped: Sequence[str] = (),
     spare: Sequence[str] = (),
 ) -> Table:
     """Return a table for a terminal of `width`; columns named in `right` hold numbers, columns that are empty throughout are left out.
 
-    Nothing is cut: cells wrap at words, those of the columns in `whole` not at all. Where that is not enough, the columns in `spare` are left
+    Nothing is cut: cells wrap at words, those of the columns in `unwrapped` not at all. Where that is not enough, the columns in `spare` are left
     out, one after another.
     """
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold bright_black")
     visible = [column for column in range(len(headers)) if any(_text(row[column]) for row in rows)]
     cells = {column: [headers[column], *(_text(row[column]) for row in rows)] for column in visible}
     natural = {column: max(map(len, cells[column])) for column in visible}
-    least = {column: natural[column] if headers[column] in whole else min(_longest_word(cells[column]), _LONG_WORD) for column in visible}
+    least = {
+        column: natural[column] if headers[column] in unwrapped else min(_longest_word(cells[column]), _LONG_WORD) for column in visible
+    }
     for name in spare:
         if width is not None and _total(least[column] for column in visible) > width:
             visible = [column for column in visible if headers[column] != name]

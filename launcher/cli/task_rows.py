@@ -6,10 +6,10 @@ from launcher.runs.reasons import short
 from launcher.runs.status import ENDED, RunStatus, State, TaskStatus
 
 HEADERS = ("TASK", "STATE", "STEP", "SPEED", "RESTARTS", "EXIT", "REASON")
-WHOLE = HEADERS[:-1]  # the reason alone wraps
+UNWRAPPED = HEADERS[:-1]  # the reason alone wraps
 RIGHT = ("STEP", "SPEED", "RESTARTS", "EXIT")
 
-_WORTH_TELLING = 0.1  # of a task's time
+_NOTABLE_WAIT = 0.1  # of a task's time
 
 MARKS: dict[State, tuple[str, str]] = {
     State.PENDING: ("…", "bright_black"),
@@ -50,7 +50,7 @@ def _reason(task: TaskStatus) -> str:
     if task.reason or task.state in ENDED:
         return task.reason
     waits = {"input": task.input_wait or 0, "peers": task.peer_wait or 0}
-    waiting = ", ".join(f"{part:.0%} for {what}" for what, part in waits.items() if part >= _WORTH_TELLING)
+    waiting = ", ".join(f"{part:.0%} for {what}" for what, part in waits.items() if part >= _NOTABLE_WAIT)
     restarted = f"restarted: {task.restarts[-1].cause}" if task.restarts else ""
     return "; ".join(part for part in (f"waits {waiting}" if waiting else "", restarted) if part)
 

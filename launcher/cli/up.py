@@ -113,8 +113,8 @@ def _in_background(spec: "ClusterSpec", on: str, wait: str, lacking: Sequence[st
     if in_namespaces(on):
         yield from _unwatched(spec, wait)
     if notify := spec.notify:
-        ways = {"command": notify.command is not None, "webhook": notify.webhook is not None and not lacking}
-        yield from _who_tells([way for way, there in ways.items() if there], spec, on, wait)
+        channels = {"command": notify.command is not None, "webhook": notify.webhook is not None and not lacking}
+        yield from _who_notifies([channel for channel, there in channels.items() if there], spec, on, wait)
 
 
 def _unwatched(spec: "ClusterSpec", wait: str) -> Iterator[str]:
@@ -128,15 +128,15 @@ def _unwatched(spec: "ClusterSpec", wait: str) -> Iterator[str]:
         yield f"kubernetes.ttl deletes the Jobs {spec.kubernetes.ttl} after their end; {read}"
 
 
-def _who_tells(ways: list[str], spec: "ClusterSpec", on: str, wait: str) -> Iterator[str]:
+def _who_notifies(channels: list[str], spec: "ClusterSpec", on: str, wait: str) -> Iterator[str]:
     """Yield who tells people how it goes, or that nobody does."""
-    if not ways:
+    if not channels:
         return
     if not in_namespaces(on):
-        yield f"its supervisor on this machine tells by {' and '.join(ways)} how it goes"
+        yield f"its supervisor on this machine tells by {' and '.join(channels)} how it goes"
         return
-    attended = ["webhook"] if "webhook" in ways and spec.kubernetes.attendant is not None else []
-    rest = [way for way in ways if way not in attended]
+    attended = ["webhook"] if "webhook" in channels and spec.kubernetes.attendant is not None else []
+    rest = [channel for channel in channels if channel not in attended]
     by = ["its attendant tells by webhook how it goes"] if attended else []
     yield "; ".join([*by, *([f"nobody tells by {' and '.join(rest)} how it goes, unless `{wait}` watches it"] if rest else [])])
 
@@ -181,7 +181,7 @@ def _foreground(
     name, tasks = run.plan.name, [task.name for task in run.plan.tasks]
     with Interrupts() as interrupts:
         since = time.time()
-        with interrupts.telling():
+        with interrupts.with_exit_code():
             backend.start(run, wanted=lambda: not interrupts.count)
         started()
         with _view(name, tasks, as_json=as_json) as view:

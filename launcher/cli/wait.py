@@ -17,7 +17,7 @@ EXAMPLES = (
     ("launcher wait mnist && ./publish.sh", "does something with a run that succeeded"),
     ("launcher wait mnist --timeout 30m", "times out after 30 minutes with exit code 124; the run goes on"),
 )
-LOOK_EVERY = 0.5
+POLL_INTERVAL = 0.5
 
 
 class WaitedTooLongError(LauncherError):
@@ -55,7 +55,7 @@ def wait(
             raise WaitedTooLongError(
                 f"{run} has not ended within {timeout}: it is {status.state}", "it goes on; wait again, or stop it with `launcher down`"
             )
-        time.sleep(LOOK_EVERY)
+        time.sleep(POLL_INTERVAL)
     for note in (*backend.reconcile(run), *backend.finish(run)) if isinstance(backend, Reconciles) else ():
         print(note, file=sys.stderr, flush=True)
     code = EXIT_CODES[status.state]

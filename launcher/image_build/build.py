@@ -21,7 +21,7 @@ from launcher.plan.container_paths import CONTAINER_CODE
 
 DEADLINE = 2 * 3600.0  # seconds; the CUDA libraries are 3 GB, and some lines are slow
 
-Tell = Callable[[Step | Output], None]
+Report = Callable[[Step | Output], None]
 
 # On top of the image that was just built. The code's own .dockerignore says what stays out.
 _WITH_CODE = f"""\
@@ -61,15 +61,15 @@ class Request:
         return self.base_image or default_base_image()
 
 
-def build(request: Request, tell: Tell, *, raw: Callable[[str], None] | None = None) -> Image:
-    """Build what is asked for and return it. `tell` is called with steps and their output, `raw` with every line.
+def build(request: Request, report: Report, *, raw: Callable[[str], None] | None = None) -> Image:
+    """Build what is asked for and return it. `report` is called with steps and their output, `raw` with every line.
 
     Raises DockerError when the build fails.
     """
-    _docker_build(_arguments(request), archive(), request.ours, request.base, tell, raw)
+    _docker_build(_arguments(request), archive(), request.ours, request.base, report, raw)
     if request.code is not None:
         arguments = ["--file", "-", "--build-arg", f"IMAGE={request.ours}", "--tag", request.name, str(request.code)]
-        _docker_build(arguments, _WITH_CODE.encode(), request.name, request.ours, tell, raw)
+        _docker_build(arguments, _WITH_CODE.encode(), request.name, request.ours, report, raw)
     built = images.find(request.name)
     if built is None:
         raise LauncherError(
@@ -125,7 +125,7 @@ def _word(directory: Path) -> str:
     return word[:40] or "code"
 
 
-def _docker_build(arguments: list[str], stdin: bytes, name: str, base: str, tell: Tell, raw: Callable[[str], None] | None) -> None:
+def _docker_build(arguments: list[str], stdin: bytes, name: str, base: str, report: Report, raw: Callable[[str], None] | None) -> None:
     """Run `docker build`; raise DockerError when it fails."""
     # The engine's own builder: an image that another builder makes would not be in the engine.
     environment = {key: value for key, value in os.environ.items() if key != "BUILDX_BUILDER"}
@@ -149,8 +149,8 @@ def _docker_build(arguments: list[str], stdin: bytes, name: str, base: str, tell
                 output.append(line)
                 if raw is not None:
                     raw(line)
-                if (heard := steps.read(line)) is not None:
-                    tell(heard)
+                if (progress := steps.read(line)) is not None:
+                    report(progress)
             code = process.wait()
         except BaseException:
             process.terminate()

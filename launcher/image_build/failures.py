@@ -68,12 +68,12 @@ def failure(output: str, *, name: str, base: str, last: str) -> DockerError:
     """Return the error for a build of the image `name` on `base` that failed; `last` holds the lines to show."""
     if error := no_engine(output):
         return error
-    told = f"the image {name} could not be built"
+    failed = f"the image {name} could not be built"
     for pattern, message, remedy in _CAUSES:
         if re.search(pattern, output):
-            return DockerError(f"{told}: {message.format(base=base)}\n{_indented(last)}", remedy.format(base=base), output)
+            return DockerError(f"{failed}: {message.format(base=base)}\n{_indented(last)}", remedy.format(base=base), output)
     return DockerError(
-        f"{told}: {last_line(output)}\n{_indented(last)}", "the lines above are the build's last; --verbose shows all", output
+        f"{failed}: {last_line(output)}\n{_indented(last)}", "the lines above are the build's last; --verbose shows all", output
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 _LINE = re.compile(r"#(\d+) (.*)")
 _OUTPUT = re.compile(r"\d+\.\d+ (.*)")
 _DONE = re.compile(r"DONE (\d+\.\d+)s")
-_KEPT = 15  # last lines of the build that an error shows
+_LAST_LINES = 15  # last lines of the build that an error shows
 
 # Stage or step of images/Dockerfile, at the start of its title -> what it is to a person. Others are not worth a line.
 _TITLES = (
@@ -45,7 +45,7 @@ class Output:
 class Steps:
     """Reads the lines one by one. `last` holds the latest of what was written, for an error."""
 
-    last: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    last: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
     _titles: dict[str, str] = field(default_factory=dict)
 
     def read(self, line: str) -> Step | Output | None:

@@ -8,7 +8,7 @@ from launcher.plan.models import RoleName
 from launcher.spec.container_rules import is_in_compose
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import RUN_VOLUME
-from launcher.spec.role_programs import beside, containers_of, roles_of, storage_of
+from launcher.spec.role_programs import containers_of, extra_containers_of, roles_of, storage_of
 
 
 def env_file(spec: ClusterSpec) -> list[str]:
@@ -23,7 +23,7 @@ def tensorboard_host(spec: ClusterSpec) -> list[str]:
     return ["tensorboard.host left out: TensorBoard is on a Service; `kubectl port-forward` makes it reachable from outside"]
 
 
-def containers_beside(spec: ClusterSpec) -> list[str]:
+def extra_containers(spec: ClusterSpec) -> list[str]:
     """Return the init containers and sidecars that processes do without."""
     given = containers_of(spec)
     found = []
@@ -52,7 +52,7 @@ def run_volume(spec: ClusterSpec) -> list[str]:
     found = dict.fromkeys(
         f"{one.name} ({role})"
         for role in without
-        for one in beside(spec, given[role])
+        for one in extra_containers_of(spec, given[role])
         for mount in one.mounts
         if mount.volume == RUN_VOLUME
     )

@@ -24,11 +24,11 @@ class Machine:
     source: str = ""
 
 
-def detect(*, look_for_gpus: bool) -> Machine:
+def detect(*, with_gpus: bool) -> Machine:
     """Return this machine. GPUs are looked for only when asked: it can mean running nvidia-smi."""
     return Machine(
         cores=cores(),
-        gpus=gpus(os.environ) if look_for_gpus else (),
+        gpus=gpus(os.environ) if with_gpus else (),
         python=sys.executable,
         path=os.environ.get("PATH", os.defpath),
         python_path=os.environ.get("PYTHONPATH", ""),

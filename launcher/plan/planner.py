@@ -73,7 +73,7 @@ def plan(
         shares = {member.name: _container_environment(member.resources.cpu, least) for member in members}
     else:
         _check_local(spec)
-        machine = machine or machines.detect(look_for_gpus=any(member.resources.gpus for member in members))
+        machine = machine or machines.detect(with_gpus=any(member.resources.gpus for member in members))
         shares, notices = _local_environments(members, machine, least, _alike(spec, members))
     common = _Common(spec, rules, str(run_dir), settings, Path(spec_dir or os.curdir).absolute(), machine)
     runs = {role: common.runs(role) for role in {member.role for member in members}}

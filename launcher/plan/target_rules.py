@@ -31,7 +31,7 @@ class TargetRules:
 
     def notices(self, spec: ClusterSpec) -> list[str]:
         """Return what becomes of the parts of a spec that the target cannot do, a sentence each, without the target."""
-        return [words for look in self.left_out for words in look(spec)]
+        return [words for rule in self.left_out for words in rule(spec)]
 
     def run_dir(self, runs: Path, name: str) -> str:
         """Return the run directory as the tasks of a run see it; `runs` is where this machine keeps those of local runs."""
@@ -50,7 +50,7 @@ TARGETS: dict[Target, TargetRules] = {
     "local": TargetRules(
         "on this machine",
         lambda _run, _task, place: f"{LOOPBACK}:{PORT + place}",  # until the backend holds ports
-        (left_out.containers_beside, left_out.volumes),
+        (left_out.extra_containers, left_out.volumes),
         in_containers=False,
     ),
     "docker": TargetRules(

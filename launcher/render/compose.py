@@ -25,7 +25,7 @@ from launcher.spec.container_rules import is_in_compose, is_mounted
 from launcher.spec.models import ClusterSpec, TensorBoard
 from launcher.spec.names import RUN_VOLUME, TMP
 from launcher.spec.quantities import parse_memory
-from launcher.spec.role_programs import has_init_containers, has_sidecars, has_tensorboard, secrets_beside, storage_of
+from launcher.spec.role_programs import container_secrets, has_init_containers, has_sidecars, has_tensorboard, storage_of
 from launcher.spec.rules import is_directory_name
 from trainer.strategies import TRAINING, is_server
 
@@ -154,7 +154,7 @@ def _notes(source: Source) -> list[str]:
         notes.append(
             f"{parent_file.VARIABLE} is the parent of your command, base64 of what zlib made of its text; docs/programs.md says what it does"
         )
-    secrets = {name for task in plan.tasks for name in task.secrets} | {name for name, _ in secrets_beside(spec)}
+    secrets = {name for task in plan.tasks for name in task.secrets} | {name for name, _ in container_secrets(spec)}
     if secrets:
         file = f", or {os.path.relpath(spec.env_file, source.directory)} as `docker compose --env-file` reads it" if spec.env_file else ""
         notes.append(f"the environment that `docker compose up` is called in has to have {', '.join(sorted(secrets))}{file}")

@@ -15,7 +15,7 @@ from launcher.spec.containers import Container, Mount
 from launcher.spec.kubernetes import Volume
 from launcher.spec.names import RUN_VOLUME, TMP
 from launcher.spec.quantities import parse_memory
-from launcher.spec.role_programs import beside, init_containers_of, roles_of, sidecars_of
+from launcher.spec.role_programs import extra_containers_of, init_containers_of, roles_of, sidecars_of
 
 INIT = "init"  # the network of init containers: they may fetch something, and reach no task
 PREPARE = "prepare-volume"
@@ -23,7 +23,7 @@ PREPARE = "prepare-volume"
 
 def scratch(source: Source) -> list[str]:
     """Return the volumes that begin empty for each task, by the names that they have in the file."""
-    used = (one for task in source.plan.tasks for one in (*of_task(source, task), *_mounts_beside(source, task)))
+    used = (one for task in source.plan.tasks for one in (*of_task(source, task), *_container_mounts(source, task)))
     return list(dict.fromkeys(str(one["source"]) for one in used if one["type"] == "volume" and one["source"] != RUN_VOLUME))
 
 
@@ -99,8 +99,8 @@ def _service(source: Source, task: Task, one: Container, base: dict[str, Any]) -
     }
 
 
-def _mounts_beside(source: Source, task: Task) -> list[dict[str, Any]]:
-    return [mount for one in beside(source.spec, roles_of(source.spec)[task.role]) for mount in _mounts(source, task, one)]
+def _container_mounts(source: Source, task: Task) -> list[dict[str, Any]]:
+    return [mount for one in extra_containers_of(source.spec, roles_of(source.spec)[task.role]) for mount in _mounts(source, task, one)]
 
 
 def _mounts(source: Source, task: Task, one: Container) -> list[dict[str, Any]]:

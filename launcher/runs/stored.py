@@ -7,7 +7,7 @@ from enum import StrEnum
 from launcher.errors import UsageError
 
 
-class Part(StrEnum):
+class Artifact(StrEnum):
     """A kind of what a run stores."""
 
     MODEL = "model"
@@ -16,18 +16,18 @@ class Part(StrEnum):
     RESULTS = "results"
 
 
-# Part -> its directory in the run directory: the first of these that is there.
+# Artifact -> its directory in the run directory: the first of these that is there.
 PLACES: dict[str, tuple[str, ...]] = {
-    Part.MODEL: ("export/best", "export/last"),
-    Part.CHECKPOINTS: ("checkpoints",),
-    Part.LOGS: ("logs",),
-    Part.RESULTS: ("results",),
+    Artifact.MODEL: ("export/best", "export/last"),
+    Artifact.CHECKPOINTS: ("checkpoints",),
+    Artifact.LOGS: ("logs",),
+    Artifact.RESULTS: ("results",),
 }
-_COMES: dict[Part, str] = {
-    Part.MODEL: "a model of one's own is exported with its first evaluation, a built-in one with `train.export: {}` in the spec",
-    Part.CHECKPOINTS: "the first one is saved as train.checkpoint says, and at the end",
-    Part.LOGS: "they are written while it trains, unless train.summaries.every_steps is 0",
-    Part.RESULTS: "a program writes them to $RUN_DIR/results",
+_COMES: dict[Artifact, str] = {
+    Artifact.MODEL: "a model of one's own is exported with its first evaluation, a built-in one with `train.export: {}` in the spec",
+    Artifact.CHECKPOINTS: "the first one is saved as train.checkpoint says, and at the end",
+    Artifact.LOGS: "they are written while it trains, unless train.summaries.every_steps is 0",
+    Artifact.RESULTS: "a program writes them to $RUN_DIR/results",
 }
 
 
@@ -45,8 +45,8 @@ def still_runs(run: str, on: str) -> UsageError:
     return UsageError(f"the run {run} is running; its data was not deleted", f"stop it first: launcher down {run} --on {on}")
 
 
-def nothing(run: str, part: Part, there: Iterable[str]) -> UsageError:
+def missing_artifact(run: str, artifact: Artifact, there: Iterable[str]) -> UsageError:
     """Return the error of a run that has nothing of a kind; `there` are the kinds of which it has something."""
     known = ", ".join(sorted(there))
-    remedy = f"it has {known}; {_COMES[part]}" if known else _COMES[part]
-    return UsageError(f"{run} has no {part} yet", remedy)
+    remedy = f"it has {known}; {_COMES[artifact]}" if known else _COMES[artifact]
+    return UsageError(f"{run} has no {artifact} yet", remedy)

@@ -253,11 +253,11 @@ def _unknown_tag(node: yaml.Node, path: Path) -> Finding:
 
 def without(value: Any, paths: Iterable[Path]) -> Any:
     """Return a copy of the value that lacks what stands at the paths."""
-    gone = set(paths)
+    left_out = set(paths)
 
     def copy(part: Any, path: Path) -> Any:
         if isinstance(part, dict):
-            return {key: copy(below, (*path, key)) for key, below in part.items() if (*path, key) not in gone}
+            return {key: copy(below, (*path, key)) for key, below in part.items() if (*path, key) not in left_out}
         return [copy(below, (*path, index)) for index, below in enumerate(part)] if isinstance(part, list) else part
 
     return copy(value, ())

@@ -70,7 +70,7 @@ def sidecars_of(spec: ClusterSpec, role: Role) -> list[Container]:
     return list({one.name: one for one in (*spec.sidecars, *role.sidecars)}.values())
 
 
-def beside(spec: ClusterSpec, role: Role) -> list[Container]:
+def extra_containers_of(spec: ClusterSpec, role: Role) -> list[Container]:
     """Return the init containers and sidecars of a role."""
     return [*init_containers_of(spec, role), *sidecars_of(spec, role)]
 
@@ -96,7 +96,7 @@ def containers_of(spec: ClusterSpec) -> list[tuple[Path, Container]]:
     ]
 
 
-def secrets_beside(spec: ClusterSpec) -> list[tuple[str, FromSecret]]:
+def container_secrets(spec: ClusterSpec) -> list[tuple[str, FromSecret]]:
     """Return the variables of init containers and sidecars whose values no file has."""
     given = (item for _, one in containers_of(spec) for item in one.env.items())
     return [(name, value) for name, value in given if isinstance(value, FromSecret)]
@@ -146,8 +146,8 @@ def access_of(spec: ClusterSpec) -> str:
 def sets_variables(dumped: Mapping[str, Any]) -> bool:
     """Return whether a spec, as `loader.dump` has it, sets environment variables, which may be passwords."""
     sections = [section for section in (dumped, *(dumped.get("roles") or {}).values()) if section]
-    beside = [one for section in sections for key in ("init_containers", "sidecars") for one in section.get(key) or ()]
-    return any(section.get("env") for section in (*sections, *beside))
+    containers = [one for section in sections for key in ("init_containers", "sidecars") for one in section.get(key) or ()]
+    return any(section.get("env") for section in (*sections, *containers))
 
 
 def described(spec: ClusterSpec) -> str:

@@ -20,7 +20,7 @@ class RuleContext:
 
     def known(self, path: Path) -> bool:
         """Return whether nothing is wrong at the path, around it, or directly inside it."""
-        return not any(path[: len(gone)] == gone or gone[:-1] == path for gone in self.broken)
+        return not any(path[: len(invalid)] == invalid or invalid[:-1] == path for invalid in self.broken)
 
     def is_empty(self, path: Path) -> bool:
         """Return whether a key stands there with nothing after it."""

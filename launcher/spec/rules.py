@@ -255,9 +255,12 @@ def _directory(subject: RuleContext, path: Path, name: str, expected: str, words
         return
     siblings = [entry.name for entry in place.parent.iterdir() if entry.is_dir()] if place.parent.is_dir() else []
     meant = nearest(name, words) or next((str(FilePath(name).parent / near) for near in [nearest(place.name, siblings)] if near), None)
-    looked = f" (looked for {place})" if str(place) != name else ""
+    place_tried = f" (looked for {place})" if str(place) != name else ""
     yield Finding(
-        path, f"the directory {shown(name)} does not exist{looked}", expected, f"write {meant}" if meant else "make it, or name another"
+        path,
+        f"the directory {shown(name)} does not exist{place_tried}",
+        expected,
+        f"write {meant}" if meant else "make it, or name another",
     )
 
 
@@ -307,7 +310,7 @@ def attendant_has_image(subject: RuleContext) -> Iterator[Finding]:
         yield Finding(("kubernetes", "attendant"), message, "an image of its own, one that has the trainer", remedy)
 
 
-def notify_tells_somebody(subject: RuleContext) -> Iterator[Finding]:
+def notify_names_a_channel(subject: RuleContext) -> Iterator[Finding]:
     """A section that asks for messages says who gets them."""
     notify = subject.spec.notify
     if notify is not None and notify.command is None and notify.webhook is None:
@@ -380,7 +383,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("kubernetes", "version"),), sidecars_are_native),
     ((("image",), ("kubernetes", "attendant")), attendant_has_image),
     ((("roles",), ("storage", "mount")), one_mounts),
-    ((("notify",), ("notify", "command"), ("notify", "webhook")), notify_tells_somebody),
+    ((("notify",), ("notify", "command"), ("notify", "webhook")), notify_names_a_channel),
     ((("notify", "command"),), notify_program_is_there),
     ((("code",),), code_exists),
     ((), working_dir_exists),

@@ -41,7 +41,7 @@ def _working_dir(role: RoleDraft, path: Path) -> None:
 
 
 def _ports(role: RoleDraft, path: Path) -> None:
-    kept: list[dict[str, Any]] = []
+    ports: list[dict[str, Any]] = []
     for index in range(len(role.reading.items(path))):
         below = (*path, index)
         given = role.reading.mapping(below)
@@ -52,12 +52,12 @@ def _ports(role: RoleDraft, path: Path) -> None:
             message = f"tasks listen on port {PORT}, and TF_CONFIG says so; TFJob had {number} there"
             role.reading.remark((*below, "containerPort"), message, "have the program take its port from TF_CONFIG, if it has it elsewhere")
         if set(given) - {"name", "containerPort", "protocol"} or not (given.get("name") == _PORT_NAME or number == PORT):
-            kept.append(dict(given))
-    if any(port.get("name") == _OUR_PORT_NAME for port in kept):
+            ports.append(dict(given))
+    if any(port.get("name") == _OUR_PORT_NAME for port in ports):
         # A name stands once in a pod: TensorFlow's port gives it up.
-        kept.insert(0, {"containerPort": PORT, "name": _PORT_NAME})
-    if kept:
-        role.container["ports"] = kept
+        ports.insert(0, {"containerPort": PORT, "name": _PORT_NAME})
+    if ports:
+        role.container["ports"] = ports
 
 
 def security(role: RoleDraft, path: Path) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def convert(data: bytes, file: str, *, name: str | None = None, directory: Path,
         remarks=sorted(draft.reading.remarks, key=lambda remark: remark.line),
         differences=differences,
         others=contents.others,
-        has_env=any(fields.get("env") for role in draft.roles for fields in (role.fields, *(one.fields for one in role.beside))),
+        has_env=any(fields.get("env") for role in draft.roles for fields in (role.fields, *(one.fields for one in role.extra_containers))),
     )
 
 

@@ -50,7 +50,7 @@ class RoleDraft:
     metadata: dict[str, Any] = field(default_factory=dict)
     pod: dict[str, Any] = field(default_factory=dict)
     container: dict[str, Any] = field(default_factory=dict)
-    beside: list[ExtraContainer] = field(default_factory=list)
+    extra_containers: list[ExtraContainer] = field(default_factory=list)
     volumes: list[dict[str, Any]] = field(default_factory=list)
     mounts: list[dict[str, Any]] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)  # volumes
@@ -73,7 +73,7 @@ class RoleDraft:
         if container:
             pod["containers"] = [{"name": TRAINER, **container}]
         # Sidecars are among the init containers.
-        given = [(one.fields["name"], one.override | ({"volumeMounts": one.mounts} if one.mounts else {})) for one in self.beside]
+        given = [(one.fields["name"], one.override | ({"volumeMounts": one.mounts} if one.mounts else {})) for one in self.extra_containers]
         if others := [{"name": name, **override} for name, override in given if override]:
             pod["initContainers"] = others
         made = {"metadata": self.metadata, "spec": pod}

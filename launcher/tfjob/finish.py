@@ -16,7 +16,7 @@ def finish(draft: Draft) -> None:
     _share(draft)
     if draft.is_alone:
         draft.roles[0].container.setdefault("env", []).append(_NO_TF_CONFIG)
-    _beside(draft)
+    _write_extra_containers(draft)
     own = {role.name: override for role in draft.roles if (override := role.override())}
     if own:
         draft.put(("kubernetes", "overrides"), own, ())
@@ -42,13 +42,13 @@ def _share(draft: Draft) -> None:
                 _override(role, shared)
 
 
-def _beside(draft: Draft) -> None:
+def _write_extra_containers(draft: Draft) -> None:
     """Write init containers and sidecars into their roles; of the spec they have the policy of images that they did not have."""
     for role in draft.roles:
-        for kind in dict.fromkeys(one.kind for one in role.beside):
-            found = [one for one in role.beside if one.kind == kind]
+        for kind in dict.fromkeys(one.kind for one in role.extra_containers):
+            found = [one for one in role.extra_containers if one.kind == kind]
             role.put(kind, [one.fields for one in found], found[0].path[:-1])
-        for one in role.beside:
+        for one in role.extra_containers:
             if "image_pull_policy" in draft.spec.get("kubernetes", {}):
                 one.override.setdefault("imagePullPolicy", None)
 

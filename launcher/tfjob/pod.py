@@ -156,13 +156,13 @@ _GROUPS = ("scheduling.k8s.io/", "scheduling.volcano.sh/")
 
 
 def _labels(role: RoleDraft, path: Path) -> None:
-    kept = role.reading.labels(path)
-    for key in kept:
+    labels = role.reading.labels(path)
+    for key in labels:
         if key.startswith(_GROUPS):
             message = "carried over; the group of pods that it names has to be there, and nobody creates it any more"
             role.reading.remark((*path, key), message, "make the PodGroup, or remove this and schedulerName from the override")
-    if kept:
-        role.metadata[str(path[-1])] = kept
+    if labels:
+        role.metadata[str(path[-1])] = labels
 
 
 _OF_THE_JOB = LeftOut("means nothing in a pod template, and is left out")

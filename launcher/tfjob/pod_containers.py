@@ -63,7 +63,7 @@ def _read(role: RoleDraft, path: Path, kind: str) -> None:
     if given.get("restartPolicy") not in (None, "Always"):  # of any type
         one.override["restartPolicy"] = given["restartPolicy"]
     one.mounts += given["volumeMounts"] if isinstance(given.get("volumeMounts"), list) else []
-    role.beside.append(one)
+    role.extra_containers.append(one)
 
 
 def _variables(role: RoleDraft, one: ExtraContainer, given: dict[str, Any]) -> dict[str, str] | None:

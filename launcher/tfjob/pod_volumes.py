@@ -81,7 +81,7 @@ def share(draft: Draft) -> None:
         for role in draft.roles:
             role.volumes = [volume for volume in role.volumes if volume["name"] != name]
             role.mounts = [mount for mount in role.mounts if mount["name"] != name]
-            for one in role.beside:
+            for one in role.extra_containers:
                 found = [mount for mount in one.mounts if _is_of(mount, name)]
                 one.mounts = [mount for mount in one.mounts if mount not in found]
                 if found:
@@ -115,8 +115,8 @@ def _spec_form(role: RoleDraft, name: str) -> dict[str, Any] | None:
     """Return a volume as `volumes` has it, or None where that cannot say it, or nothing of the role mounts it."""
     [volume, *more] = [volume for volume in role.volumes if volume["name"] == name]
     mounts = [mount for mount in role.mounts if mount["name"] == name]
-    beside = [mount_of(mount) for one in role.beside for mount in one.mounts if _is_of(mount, name)]
-    if more or len(mounts) > 1 or not (mounts or beside) or None in beside:
+    extra_mounts = [mount_of(mount) for one in role.extra_containers for mount in one.mounts if _is_of(mount, name)]
+    if more or len(mounts) > 1 or not (mounts or extra_mounts) or None in extra_mounts:
         return None
     source = {key: value for key, value in volume.items() if key != "name" and value is not None}
     form: dict[str, Any] = {"name": name, "source": source}

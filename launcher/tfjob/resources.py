@@ -30,10 +30,10 @@ def read(role: RoleDraft, path: Path) -> None:
         for key, value in fields.items():
             role.put(key, value, (*path, "limits", key))
         return
-    kept: dict[str, Any] = {key: given[key] for key in more}
-    kept |= {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
-    if kept:
-        role.container["resources"] = kept
+    resources: dict[str, Any] = {key: given[key] for key in more}
+    resources |= {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
+    if resources:
+        role.container["resources"] = resources
 
 
 def as_fields(given: dict[str, Any]) -> dict[str, Any] | None:

@@ -35,15 +35,15 @@ def expand(text: str, values: Mapping[str, str]) -> str:
     return _REFERENCE.sub(lambda match: "$" if match[0] == "$$" else values.get(match[1], match[0]), text)
 
 
-def completed(text: str, values: Mapping[str, str], *, kept: Callable[[str], bool]) -> str:
-    """Return a text for Kubernetes to replace the names that are `kept`; the others are replaced now, or stay as they are then."""
+def completed(text: str, values: Mapping[str, str], *, is_known_later: Callable[[str], bool]) -> str:
+    """Return a text for Kubernetes to replace the names for which `is_known_later` says so; the others are replaced now, or stay as they are then."""
 
     def replaced(match: re.Match[str]) -> str:
         name = match[1]
         if name in values:
             return values[name].replace("$", "$$")
         # Of a name with a reference in it every dollar.
-        return match[0] if match[0] == "$$" or kept(name) else match[0].replace("$", "$$")
+        return match[0] if match[0] == "$$" or is_known_later(name) else match[0].replace("$", "$$")
 
     return _REFERENCE.sub(replaced, text)
 
@@ -71,7 +71,7 @@ class Known:
 
     def for_later(self, word: str) -> str:
         """Return a word for the cluster to complete."""
-        return completed(word, self.values, kept=self._is_for_later)
+        return completed(word, self.values, is_known_later=self._is_for_later)
 
     def remark(self, role: RoleDraft, path: Path, word: str) -> None:
         """Note that variables that a word refers to are replaced by their values, where they are."""
@@ -125,11 +125,11 @@ def read(role: RoleDraft, path: Path) -> Known:
             late[name] = {"name": name, "value": literal(known.values[name])}
     if plain:
         role.put("env", plain, (*path, "env"))
-    whole = [reading.mapping((*path, "envFrom", index)) for index in range(len(reading.items((*path, "envFrom"))))]
+    env_from = [reading.mapping((*path, "envFrom", index)) for index in range(len(reading.items((*path, "envFrom"))))]
     # Words may refer to these, values of other variables not: TFJob put TF_CONFIG last.
     known.late.add(_TF_CONFIG)
-    known.has_more = bool(whole)
-    _share(role, path, list(late.values()), whole)
+    known.has_more = bool(env_from)
+    _share(role, path, list(late.values()), env_from)
     return known
 
 
@@ -182,16 +182,16 @@ def _is_plain(name: str) -> bool:
     return True
 
 
-def _share(role: RoleDraft, path: Path, late: list[dict[str, Any]], whole: list[dict[str, Any]]) -> None:
+def _share(role: RoleDraft, path: Path, late: list[dict[str, Any]], env_from: list[dict[str, Any]]) -> None:
     """Leave references to the cluster: as `kubernetes.env_from` where that can say it, else as an override."""
-    forms = [*map(_whole_form, whole), *map(_form, late)]
+    forms = [*map(_env_from_form, env_from), *map(_form, late)]
     if forms and None not in forms:
         # Both stand in lists that an override has, too: the variables alone are merged one by one.
-        override = {key: value for key, value in (("envFrom", whole), ("env", late)) if value}
+        override = {key: value for key, value in (("envFrom", env_from), ("env", late)) if value}
         role.shared["env_from"] = Shared(forms, "", override, (*path, "env" if late else "envFrom"), of_container=True)
         return
-    if whole:
-        role.container["envFrom"] = whole
+    if env_from:
+        role.container["envFrom"] = env_from
     if late:
         role.container["env"] = late
 
@@ -205,7 +205,7 @@ def _form(variable: dict[str, Any]) -> dict[str, Any] | None:
     return _valid(_ONE, kind, given, {"name": variable.get("name"), "key": given.get("key") if isinstance(given, dict) else None})
 
 
-def _whole_form(source: dict[str, Any]) -> dict[str, Any] | None:
+def _env_from_form(source: dict[str, Any]) -> dict[str, Any] | None:
     prefix = {"prefix": source["prefix"]} if source.get("prefix") else {}
     kinds = [key for key in source if key != "prefix"]
     return _valid(_ALL, kinds[0], source[kinds[0]], prefix) if len(kinds) == 1 else None

@@ -33,7 +33,7 @@ from launcher.runs.os_errors import explained
 from launcher.runs.paths import OF_CONTAINERS, RunPaths
 from launcher.runs.reasons import killed
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State
-from launcher.runs.stored import Part, Stored, nothing, still_runs
+from launcher.runs.stored import Artifact, Stored, missing_artifact, still_runs
 from launcher.runs.supervised_runs import SupervisedRuns
 from launcher.spec.role_programs import sets_variables
 
@@ -217,16 +217,16 @@ class DockerBackend:
         return tuple(place for place in (volume, directory) if place)
 
     @contextlib.contextmanager
-    def fetch(self, name: str, part: Part) -> Iterator[Stored]:
+    def fetch(self, name: str, artifact: Artifact) -> Iterator[Stored]:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
         from launcher.backend.docker import volumes
 
         stored = files.read_json(self._layout(name).spec)
-        with asking(f"reading the {part} of {name}"):
+        with asking(f"reading the {artifact} of {name}"):
             if not self._engine.volumes(name):
                 self.status(name)  # says so where there is no such run
-                raise nothing(name, part, ())
-            with volumes.opened(self._engine, name, part, None if stored is None else _spec(stored)) as opened:
+                raise missing_artifact(name, artifact, ())
+            with volumes.opened(self._engine, name, artifact, None if stored is None else _spec(stored)) as opened:
                 yield opened
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board:

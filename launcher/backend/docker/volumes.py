@@ -18,7 +18,7 @@ from launcher.errors import LauncherError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render import labels
 from launcher.runs.status import Location
-from launcher.runs.stored import PLACES, Part, Stored, nothing
+from launcher.runs.stored import PLACES, Artifact, Stored, missing_artifact
 from launcher.spec.models import ClusterSpec
 
 ASIDE = f"{labels.PREFIX}set-aside"  # of which run
@@ -53,7 +53,7 @@ def set_aside(engine: Engine, name: str, aside: str, spec: ClusterSpec | None) -
 
 
 @contextlib.contextmanager
-def opened(engine: Engine, name: str, part: Part, spec: ClusterSpec | None) -> Iterator[Stored]:
+def opened(engine: Engine, name: str, artifact: Artifact, spec: ClusterSpec | None) -> Iterator[Stored]:
     """Open for a `with` block what a run's volume has of a kind, as the engine sends it. Raises UsageError, or one of engine.ERRORS.
 
     The engine reads the volumes of a container, also of one that never runs; so any image will do.
@@ -69,10 +69,10 @@ def opened(engine: Engine, name: str, part: Part, spec: ClusterSpec | None) -> I
     try:
         archive = _Archive(engine, str(container.id), f"{CONTAINER_RUNS}/{name}")
         there = {known: place for known, places in PLACES.items() for place in reversed(places) if archive.has(place)}
-        if part not in there:
-            raise nothing(name, part, there)
-        with archive.read(there[part]) as chunks:
-            yield Stored(str(Location("volume", volume.name, f"{name}/{there[part]}")), chunks)
+        if artifact not in there:
+            raise missing_artifact(name, artifact, there)
+        with archive.read(there[artifact]) as chunks:
+            yield Stored(str(Location("volume", volume.name, f"{name}/{there[artifact]}")), chunks)
     finally:
         with contextlib.suppress(NotFound):
             container.remove(force=True, v=True)  # with the volumes that its image asks for

@@ -48,7 +48,7 @@ from launcher.render.kubernetes.objects import Run
 from launcher.render.targets import Source
 from launcher.runs import cluster_cache, task_stacks
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
-from launcher.runs.stored import Part, Stored, still_runs
+from launcher.runs.stored import Artifact, Stored, still_runs
 from launcher.spec.models import ClusterSpec
 from launcher.spec.notification import Notify
 from launcher.spec.quantities import parse_duration
@@ -410,12 +410,12 @@ class KubernetesBackend:
         self._forget(name)
         return (status_source.on_claim(run.claim, cluster, aside),) if stays else ()
 
-    def fetch(self, name: str, part: Part) -> contextlib.AbstractContextManager[Stored]:
+    def fetch(self, name: str, artifact: Artifact) -> contextlib.AbstractContextManager[Stored]:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
         from launcher.backend.kubernetes import download  # with all of the client, which takes a second
 
         self.status(name)  # says so where there is no such run
-        return download.opened(self._cluster(name), name, self._of_record(name), part)
+        return download.opened(self._cluster(name), name, self._of_record(name), artifact)
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board:
         """Forward a port of this machine to the run's TensorBoard in the cluster."""

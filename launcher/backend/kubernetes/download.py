@@ -32,7 +32,7 @@ from launcher.plan import planner
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes.objects import TRAINER, Run
 from launcher.runs import archive
-from launcher.runs.stored import PLACES, Part, Stored, nothing
+from launcher.runs.stored import PLACES, Artifact, Stored, missing_artifact
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import RUN_VOLUME
 
@@ -47,7 +47,7 @@ _NOT_YET: tuple[type[Exception], ...] = (http.client.HTTPException, LauncherErro
 
 
 @contextlib.contextmanager
-def opened(cluster: Cluster, name: str, run: Run | None, part: Part) -> Iterator[Stored]:
+def opened(cluster: Cluster, name: str, run: Run | None, artifact: Artifact) -> Iterator[Stored]:
     """Open for a `with` block what a run, None where nobody has noted its spec, has stored of a kind; the pod is gone afterwards.
 
     Raises UsageError where there is nothing of it, LauncherError where the pod cannot be started or does not answer.
@@ -64,10 +64,10 @@ def opened(cluster: Cluster, name: str, run: Run | None, part: Part) -> Iterator
             "write `storage: {}`, and have the program write to $RUN_DIR; files on volumes of its own are read from there",
         )
     if cluster.get("PersistentVolumeClaim", run.claim) is None:
-        raise nothing(name, part, ())
-    with _served(cluster, run, part, PLACES) as (answer, pieces):
+        raise missing_artifact(name, artifact, ())
+    with _served(cluster, run, artifact, PLACES) as (answer, pieces):
         if answer.status == http.client.NOT_FOUND:
-            raise nothing(run.name, part, json.loads(answer.read()))
+            raise missing_artifact(run.name, artifact, json.loads(answer.read()))
         place = answer.headers[archive.PLACE_HEADER]
         where = f"{status_source.on_claim(run.claim, cluster, run.name)}{place}"
         yield Stored(where, pieces, int(answer.headers[archive.SIZE_HEADER]))
@@ -88,12 +88,12 @@ def run_json(cluster: Cluster, run: Run) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _served(
-    cluster: Cluster, run: Run, part: str, places: Mapping[str, Sequence[str]], *, is_probe: bool = False
+    cluster: Cluster, run: Run, artifact: str, places: Mapping[str, Sequence[str]], *, is_probe: bool = False
 ) -> Iterator[tuple[http.client.HTTPResponse, Iterator[bytes]]]:
     """Give the answer of a pod that has the run's volume, OK or NOT_FOUND, and its content in pieces; the pod is gone afterwards."""
-    token, doing = secrets.token_urlsafe(32), f"reading the {part} of {run.name}"
+    token, doing = secrets.token_urlsafe(32), f"reading the {artifact} of {run.name}"
     with _quiet(), helper_pod.serving(cluster, run, _command(run, token, places), doing, is_probe=is_probe) as pod:
-        answer, reads = _answer(cluster, pod, part, token)
+        answer, reads = _answer(cluster, pod, artifact, token)
         with contextlib.closing(answer), reads:
             if answer.status not in {http.client.OK, http.client.NOT_FOUND}:
                 raise LauncherError(f"{doing}: the pod {pod} answered {answer.status}", "try again")
@@ -145,7 +145,7 @@ def _command(run: Run, token: str, places: Mapping[str, Sequence[str]]) -> list[
     return ["python", "-c", text, f"{CONTAINER_RUNS}/{run.name}", json.dumps(places), digest, str(_PORT), str(_IDLE)]
 
 
-def _answer(cluster: Cluster, pod: str, part: str, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
+def _answer(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
     """Ask the pod's server, which may still be starting; return its answer, and where to write that it is read."""
     deadline = time.monotonic() + _ANSWERS_WITHIN
     said = ""
@@ -155,7 +155,7 @@ def _answer(cluster: Cluster, pod: str, part: str, token: str) -> tuple[http.cli
             said = cluster.log(pod, TRAINER, [], timeout=_ANSWERS_WITHIN).decode("utf-8", "replace")
             if archive.LISTENS not in said:
                 raise ConnectionError("its server is not listening yet")
-            return _ask(cluster, pod, part, token)
+            return _ask(cluster, pod, artifact, token)
         except ForbiddenError:
             raise
         except _NOT_YET as error:
@@ -168,7 +168,7 @@ def _answer(cluster: Cluster, pod: str, part: str, token: str) -> tuple[http.cli
             time.sleep(_AGAIN)
 
 
-def _ask(cluster: Cluster, pod: str, part: str, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
+def _ask(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
     # A client of its own: while one opens a stream it is of no other use.
     api = CoreV1Api(ApiClient(configuration=cluster.client.configuration))
     with asking(f"forwarding a port to the pod {pod}"):
@@ -181,7 +181,7 @@ def _ask(cluster: Cluster, pod: str, part: str, token: str) -> tuple[http.client
     connection.sock.settimeout(_IDLE)
     reads = connection.sock.makefile("wb", buffering=0)
     try:
-        connection.request("GET", f"/{part}", headers={archive.TOKEN_HEADER: token, "Connection": "close"})
+        connection.request("GET", f"/{artifact}", headers={archive.TOKEN_HEADER: token, "Connection": "close"})
         return connection.getresponse(), reads
     except BaseException:
         reads.close()

@@ -14,7 +14,7 @@ from launcher.runs import archive, locks, orphans, spawn
 from launcher.runs.os_errors import explained
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import Location, RunStatus
-from launcher.runs.stored import PLACES, Part, Stored, nothing, still_runs
+from launcher.runs.stored import PLACES, Artifact, Stored, missing_artifact, still_runs
 from launcher.runs.supervised_runs import KILL_WAIT, SupervisedRuns
 
 if TYPE_CHECKING:
@@ -68,24 +68,24 @@ class LocalBackend(SupervisedRuns):
         return (Location("directory", str(self.layout(name).set_aside(aside))),)
 
     @contextlib.contextmanager
-    def fetch(self, name: str, part: Part) -> Iterator[Stored]:
+    def fetch(self, name: str, artifact: Artifact) -> Iterator[Stored]:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
         layout = self._known(name)
-        with explained(f"reading the {part} of {name}"):
+        with explained(f"reading the {artifact} of {name}"):
             there = archive.found(layout.run_dir, PLACES)
-            if part not in there:
-                raise nothing(name, part, there)
-            tree = archive.Tree(layout.run_dir / there[part])
+            if artifact not in there:
+                raise missing_artifact(name, artifact, there)
+            tree = archive.Tree(layout.run_dir / there[artifact])
         with contextlib.closing(tree):
-            yield Stored(str(layout.run_dir / there[part]), tree.stream(), tree.size)
+            yield Stored(str(layout.run_dir / there[artifact]), tree.stream(), tree.size)
 
     def _status(self, layout: RunPaths) -> RunStatus:
         """Return how a run is, with places as they are now: its directory may have been moved aside or copied since."""
         status = super()._status(layout)
-        checkpoint = status.checkpoint and str(layout.run_dir / PLACES[Part.CHECKPOINTS][0] / Path(status.checkpoint).name)
+        checkpoint = status.checkpoint and str(layout.run_dir / PLACES[Artifact.CHECKPOINTS][0] / Path(status.checkpoint).name)
         return dataclasses.replace(status, run_dir=Location("directory", str(layout.run_dir)), model=_model(layout), checkpoint=checkpoint)
 
 
 def _model(layout: RunPaths) -> str | None:
     """Return where the run's exported model is, None where it has none."""
-    return next((str(layout.run_dir / place) for place in PLACES[Part.MODEL] if (layout.run_dir / place).is_dir()), None)
+    return next((str(layout.run_dir / place) for place in PLACES[Artifact.MODEL] if (layout.run_dir / place).is_dir()), None)

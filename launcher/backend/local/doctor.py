@@ -37,7 +37,7 @@ def _packages(question: CheckRequest) -> Iterator[Finding]:
 
 
 def _processors(question: CheckRequest) -> Iterator[Finding]:
-    machine = detect(look_for_gpus=True)
+    machine = detect(with_gpus=True)
     gpus = len(machine.gpus)
     yield ok("processors", f"{machine.cores} cores, {gpus} GPUs")
     total = _memory()

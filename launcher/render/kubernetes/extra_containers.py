@@ -26,7 +26,7 @@ def init_containers(run: Run, group: Group) -> Object:
 
 def mounted(run: Run, role_name: str) -> set[str]:
     """Return the names of the volumes that containers beside the tasks of a role mount."""
-    return {mount.volume for one in role_programs.beside(run.spec, roles_of(run.spec)[role_name]) for mount in one.mounts}
+    return {mount.volume for one in role_programs.extra_containers_of(run.spec, roles_of(run.spec)[role_name]) for mount in one.mounts}
 
 
 def _container(run: Run, group: Group, one: Container) -> Object:

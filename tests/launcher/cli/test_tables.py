@@ -30,7 +30,7 @@ def test_terminal_leaves_empty_columns_out_and_stays_within_the_window() -> None
     assert "EXIT" not in written
     assert "\x1b[36mchief" in written
     plain = Console(file=io.StringIO(), force_terminal=True, width=40, color_system=None)
-    tables.show(plain, HEADERS, ROWS, whole=("TASK",))
+    tables.show(plain, HEADERS, ROWS, unwrapped=("TASK",))
     lines = plain.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert len(lines) > 3
     assert max(map(len, lines)) <= 40
@@ -47,7 +47,7 @@ RUNS: list[tuple[tables.Cell, ...]] = [
 @pytest.mark.parametrize("rows", [RUNS[:1], RUNS])
 def test_no_name_is_cut_and_no_word_broken_however_narrow_the_window(width: int, rows: list[tuple[tables.Cell, ...]]) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
-    tables.show(console, NAMES, rows, whole=NAMES[:2], spare=("TOOK", "METRICS"))
+    tables.show(console, NAMES, rows, unwrapped=NAMES[:2], spare=("TOOK", "METRICS"))
     written = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, written.splitlines())) <= width
     assert "…" not in written

@@ -13,7 +13,7 @@ def test_the_users_choice_of_gpus_is_kept() -> None:
 
 
 def test_this_machine_has_the_cores_that_this_process_may_use() -> None:
-    found = machine.detect(look_for_gpus=False)
+    found = machine.detect(with_gpus=False)
     assert 1 <= found.cores <= (os.cpu_count() or 1)
     assert found.gpus == ()
 

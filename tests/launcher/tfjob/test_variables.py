@@ -40,5 +40,5 @@ def test_references_are_found_whether_defined_or_not() -> None:
     ],
 )
 def test_what_is_left_to_the_cluster_becomes_the_same(text: str, left: str, got: str) -> None:
-    assert completed(text, VALUES, kept={"LATE"}.__contains__) == left
+    assert completed(text, VALUES, is_known_later={"LATE"}.__contains__) == left
     assert expand(left, {"LATE": "later", "RUN_DIR": "/runs/x"}) == got

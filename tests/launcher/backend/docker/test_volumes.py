@@ -13,7 +13,7 @@ import pytest
 from launcher.backend.docker import volumes
 from launcher.backend.docker.engine import COPY, READER, Endpoint, Engine, asking
 from launcher.errors import LauncherError, UsageError
-from launcher.runs.stored import Part
+from launcher.runs.stored import Artifact
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -73,12 +73,12 @@ def engine(served: type[Answers]) -> Engine:
 
 def test_a_reader_that_was_removed_meanwhile_is_no_error(engine: Engine, served: type[Answers]) -> None:
     served.removed = 404
-    with volumes.opened(engine, "toy", Part.MODEL, None) as stored:
+    with volumes.opened(engine, "toy", Artifact.MODEL, None) as stored:
         assert stored.origin == "volume toy_run, toy/export/best"
 
 
 def test_a_reader_takes_the_volumes_without_a_name_with_it(engine: Engine, served: type[Answers]) -> None:
-    with volumes.opened(engine, "toy", Part.MODEL, None):
+    with volumes.opened(engine, "toy", Artifact.MODEL, None):
         pass
     method, path, query = served.asked[-1]
     assert (method, path.endswith("/containers/c1"), query["v"]) == ("DELETE", True, ["True"])
@@ -89,11 +89,11 @@ def test_an_engine_that_fails_does_not_say_that_there_is_nothing(engine: Engine,
     with (
         pytest.raises(LauncherError, match="reading the model of toy failed: 500"),
         asking("reading the model of toy"),
-        volumes.opened(engine, "toy", Part.MODEL, None),
+        volumes.opened(engine, "toy", Artifact.MODEL, None),
     ):
         pass
     served.archive = 404
-    with pytest.raises(UsageError, match="toy has no model yet"), volumes.opened(engine, "toy", Part.MODEL, None):
+    with pytest.raises(UsageError, match="toy has no model yet"), volumes.opened(engine, "toy", Artifact.MODEL, None):
         pass
 
 
