@@ -15,9 +15,9 @@ from launcher.cli.output_lines import event_in
 from launcher.runs.status import ENDED, LogLine, OutOfSightError, RunStatus
 from trainer.events import Event
 
-STATUS_EVERY = 0.25
+STATUS_INTERVAL = 0.25
 # After a run has ended its last lines are read, however many there are; a reader that brings none for so long is left.
-LAST_LINES_WITHIN = 60.0
+LAST_LINES_TIMEOUT = 60.0
 
 STOPPING = "stopping: {asking}; press Ctrl-C again to stop at once"
 STOPPING_NOW = "stopping at once"
@@ -63,7 +63,7 @@ def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", pump: "
         now = time.monotonic()
         if now < next_status and not pump.ended:
             continue
-        next_status = now + STATUS_EVERY
+        next_status = now + STATUS_INTERVAL
         # Asked before the status: while something stops the run, the status is not its last.
         stopping = stopper.busy()
         status = backend.status(name)
@@ -74,10 +74,10 @@ def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", pump: "
             over_since = 0.0
             continue
         over_since = over_since or now
-        late = now - over_since > LAST_LINES_WITHIN
+        late = now - over_since > LAST_LINES_TIMEOUT
         if late and not pump.ended:
             view.say(
-                f"lines may be missing here: none came for {LAST_LINES_WITHIN:.0f} s after the run's end; `launcher logs {name}` reads them"
+                f"lines may be missing here: none came for {LAST_LINES_TIMEOUT:.0f} s after the run's end; `launcher logs {name}` reads them"
             )
         if late or pump.ended:
             return status

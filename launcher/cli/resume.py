@@ -26,7 +26,7 @@ Decision = Literal["start", "resume", "fresh", "complete"]
 _Choices = dict[Decision, str]
 
 # Another `up` of that name holds the lock until its run is on its way; then there is more to say than that it is there.
-_LOCK_WAIT = 3.0
+_LOCK_TIMEOUT = 3.0
 
 
 # Paths that are absolute once a spec is read. They are compared as from its file: a project may be copied or moved.
@@ -55,7 +55,7 @@ def exclusive(runs: Path, name: str) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         with explained(f"starting the run {name}"):
             runs.mkdir(parents=True, exist_ok=True)
-            locked = held.enter_context(locks.exclusive(runs / f".{name}.lock", timeout=_LOCK_WAIT))
+            locked = held.enter_context(locks.exclusive(runs / f".{name}.lock", timeout=_LOCK_TIMEOUT))
         if not locked:
             raise UsageError(f"another `launcher up` is starting {name}", f"see how it goes with `{command(runs, 'status', name)}`")
         yield

@@ -24,7 +24,7 @@ EXAMPLES = (
     ("launcher status mnist --watch", "again every second, until it has ended"),
     ("launcher status mnist --json | jq -r '.tasks[] | select(.restarts != []) | .name'", "the tasks that were restarted"),
 )
-WATCH_EVERY = 1.0
+WATCH_INTERVAL = 1.0
 UNATTENDED = "none; only a launcher that watches (`up`, `wait`) releases pods of lost nodes, and ends a run that fails or never starts"
 
 
@@ -49,7 +49,7 @@ def status(
     shown: RunStatus | None = None
     while shown is None or (watch and shown.state not in ENDED):
         if shown is not None:
-            time.sleep(WATCH_EVERY)
+            time.sleep(WATCH_INTERVAL)
         current = backend.status(run)
         if shown is None or not is_same(current, shown):
             _print(console, current, as_json=as_json)
@@ -70,7 +70,7 @@ def _watch(backend: Backend, run: str, console: Console) -> None:
             live.update(_rendered(current, console.width, console.height), refresh=True)
             if current.state in ENDED:
                 return
-            time.sleep(WATCH_EVERY)
+            time.sleep(WATCH_INTERVAL)
 
 
 def _print(console: Console, current: RunStatus, *, as_json: bool) -> None:

@@ -4,11 +4,11 @@ import time
 
 from trainer.events import Event
 
-EVERY = 1.0
+INTERVAL = 1.0
 # Workers repeat what the chief says from their side: together about one line in so many seconds.
-WORKERS_EVERY = 5.0
+WORKERS_INTERVAL = 5.0
 # A task that waits for its peers says so again and again.
-WAITING_EVERY = 10.0
+WAITING_INTERVAL = 10.0
 
 
 class Throttle:
@@ -35,5 +35,5 @@ class Throttle:
     def _interval(self, kind: str, event: Event) -> float:
         if kind == "progress" and "local_step" in event:
             self._workers.add(event["task"])
-            return WORKERS_EVERY * len(self._workers)
-        return {"progress": EVERY, "evaluated": EVERY, "checkpoint": EVERY, "waiting": WAITING_EVERY}.get(kind, 0)
+            return WORKERS_INTERVAL * len(self._workers)
+        return {"progress": INTERVAL, "evaluated": INTERVAL, "checkpoint": INTERVAL, "waiting": WAITING_INTERVAL}.get(kind, 0)

@@ -13,9 +13,9 @@ from launcher.notify.message import Message
 Entry = dict[str, Any]
 
 CLAIMED, SENT, FAILED = "claimed", "sent", "failed"
-_SAME = 60.0  # seconds between two times at which one stall is told to have begun
-_QUIET = 3600.0  # seconds in which the stalls of one task are told once: one that comes and goes floods nobody
-_MOST = 100  # entries that are kept
+_SAME_STALL_WITHIN = 60.0  # seconds between two times at which one stall is told to have begun
+_REPEAT_INTERVAL = 3600.0  # seconds in which the stalls of one task are told once: one that comes and goes floods nobody
+_MAX_ENTRIES = 100  # entries that are kept
 
 
 def wait(entries: Sequence[Entry], message: Message, channel: str, now: float) -> float | None:
@@ -52,7 +52,7 @@ def _key(key: str, channel: str, message: Message) -> str:
 def _with_entry(entries: Sequence[Entry], message: Message, channel: str, outcome: Entry) -> list[Entry]:
     keys = [_key(key, channel, message) for key in message.keys]
     others = [entry for entry in entries if entry["key"] not in keys]
-    return [*others, *({"key": key, "since": message.since, **outcome} for key in keys)][-_MOST:]
+    return [*others, *({"key": key, "since": message.since, **outcome} for key in keys)][-_MAX_ENTRIES:]
 
 
 def _of(entries: Sequence[Entry], key: str, channel: str, message: Message, now: float) -> Entry | None:
@@ -60,8 +60,8 @@ def _of(entries: Sequence[Entry], key: str, channel: str, message: Message, now:
     found = next((entry for entry in entries if entry["key"] == _key(key, channel, message)), None)
     if found is None or key == "ended":
         return found
-    is_same = abs(float(found["since"]) - message.since) <= _SAME
-    return found if is_same or now - float(found["at"]) < _QUIET else None
+    is_same = abs(float(found["since"]) - message.since) <= _SAME_STALL_WITHIN
+    return found if is_same or now - float(found["at"]) < _REPEAT_INTERVAL else None
 
 
 def _wait(entry: Entry | None, now: float) -> float | None:

@@ -11,7 +11,7 @@ from launcher.runs.status import ENDED, RunStatus, State
 
 _VERSION = 1  # of the payload
 _LONGEST = 2000  # characters of a reason
-_MOST_TASKS = 20  # that one message counts as told of: a stall of more than that is one of all
+_MAX_TASKS = 20  # that one message counts as told of: a stall of more than that is one of all
 _VERBS = {"succeeded": "has succeeded", "failed": "has failed", "stalled": "makes no progress"}
 # Seconds that a stall has to last after it was told: `on_stall: restart` ends most at once, and who only waits for another is told first.
 STALL_GRACE = 10.0
@@ -76,7 +76,7 @@ def of_stall(status: RunStatus) -> Message | None:
     if not found:
         return None
     since = min(task.stalled_since or 0.0 for task in found)
-    names = tuple(task.name for task in found[:_MOST_TASKS])
+    names = tuple(task.name for task in found[:_MAX_TASKS])
     return _made("stalled", status, held_up(status), since, about=names, since=since)
 
 
@@ -94,7 +94,7 @@ def _made(event: str, status: RunStatus, reason: str, at: float, *, about: tuple
     )
 
 
-class Due:
+class DueMessages:
     """Says which messages are due, by how a run is seen to be. Times are of one clock of the caller's."""
 
     def __init__(self) -> None:

@@ -29,8 +29,8 @@ from launcher.notify.message import variables
 from launcher.timestamps import rfc3339, to_the_second
 
 _DELAYS = (1.0, 60.0)  # seconds until the next try: first, and at most; doubled each time
-_ANSWERS_WITHIN = 15.0  # seconds of one try
-_COMMAND_ENDS_WITHIN = 60.0
+_REQUEST_TIMEOUT = 15.0  # seconds of one try
+_COMMAND_TIMEOUT = 60.0
 _GIVES_UP = 60.0  # seconds beyond all of its time after which this process ends, whatever it does
 _READ = 64 * 1024
 _TAIL = 2000  # bytes of a program's output that are looked at
@@ -80,14 +80,14 @@ def _post(order: Mapping[str, Any]) -> None:
     body = json.dumps(order["payload"]).encode()
     try:
         request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "tf-launcher"}, method="POST")  # noqa: S310  its scheme was looked at
-        with _within(_ANSWERS_WITHIN), urllib.request.build_opener(_NoRedirects()).open(request, timeout=_ANSWERS_WITHIN):
+        with _within(_REQUEST_TIMEOUT), urllib.request.build_opener(_NoRedirects()).open(request, timeout=_REQUEST_TIMEOUT):
             pass
     except urllib.error.HTTPError as error:
         error.close()
         to = " to another address, where no message is sent" if error.code in range(300, 400) else ""
         raise FailedError(f"the webhook answered {_status(error.code)}{to}") from None
     except (_TooLongError, TimeoutError):
-        raise FailedError(f"the webhook did not answer within {_ANSWERS_WITHIN:g} s") from None
+        raise FailedError(f"the webhook did not answer within {_REQUEST_TIMEOUT:g} s") from None
     except urllib.error.URLError as error:
         raise FailedError(f"the webhook was not reached: {_why(error.reason)}") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -146,7 +146,7 @@ def _within(seconds: float) -> Iterator[None]:
 
 def _call(order: Mapping[str, Any]) -> None:
     payload, words = order["payload"], order["command"]
-    within = float(order.get("ends_within", _COMMAND_ENDS_WITHIN))
+    within = float(order.get("ends_within", _COMMAND_TIMEOUT))
     directory = str(order.get("directory") or "")
     if directory and not Path(directory).is_dir():
         raise FailedError(f"{words[0]} cannot be started: there is no directory {directory}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.notify import ledger, outbox
-from launcher.notify.message import STALL_GRACE, Due, Message
+from launcher.notify.message import STALL_GRACE, DueMessages, Message
 from launcher.notify.outbox import VARIABLE, Sending
 from launcher.runs.state_writer import say
 from launcher.runs.status import RunStatus
@@ -26,7 +26,7 @@ class SupervisorNotifier:
         self._clock, self._outcomes = clock, outcomes
         has_webhook = bool(notify and notify.get("webhook"))
         self._channels = outbox.channels(notify, os.environ.pop(VARIABLE, None) if has_webhook else None, directory)
-        self._due = Due()
+        self._due = DueMessages()
         self._entries: list[ledger.Entry] = []
         self._sent: list[Sending] = []
         with contextlib.suppress(OSError):

@@ -10,7 +10,7 @@ from pathlib import Path
 _SKIPPED = frozenset({"__pycache__", "node_modules"})
 _SKIPPED_ENDINGS = (".pyc", ".pyo")
 # A directory with more than that holds data as well, and is not looked through at every command.
-_MOST_FILES = 10_000
+_MAX_FILES = 10_000
 _LENGTH = 8
 _BEFORE = "-"
 
@@ -29,8 +29,8 @@ def suffix(code: str | None) -> str:
     """
     if code is None:
         return ""
-    found = list(itertools.islice(files(Path(code)), _MOST_FILES + 1))
-    if len(found) > _MOST_FILES:
+    found = list(itertools.islice(files(Path(code)), _MAX_FILES + 1))
+    if len(found) > _MAX_FILES:
         return ""
     digest = hashlib.sha256()
     for path in found:

@@ -29,7 +29,7 @@ from trainer.strategies import STRATEGIES
 from trainer.workloads.catalog import with_defaults
 
 # The needs of a user's program are not known; with a single thread much of TensorFlow can wait forever.
-LEAST_INTER_OP_THREADS_OF_A_COMMAND = 2
+MIN_INTER_OP_THREADS_OF_A_COMMAND = 2
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def plan(
     check_size(by_role)
     settings = _settings(spec, rules, str(run_dir), digest)
     notices: tuple[str, ...] = ()
-    least = STRATEGIES[spec.strategy].threads if spec.train else LEAST_INTER_OP_THREADS_OF_A_COMMAND
+    least = STRATEGIES[spec.strategy].threads if spec.train else MIN_INTER_OP_THREADS_OF_A_COMMAND
     if rules.in_containers:
         machine = None
         shares = {member.name: _container_environment(member.resources.cpu, least) for member in members}

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_STEP = 0.05
+_POLL_INTERVAL = 0.05
 
 
 def acquire(path: Path, *, timeout: float = 0.0) -> int | None:
@@ -28,7 +28,7 @@ def acquire(path: Path, *, timeout: float = 0.0) -> int | None:
             if time.monotonic() >= deadline:
                 os.close(fd)
                 return None
-            time.sleep(_STEP)
+            time.sleep(_POLL_INTERVAL)
         except BaseException:
             os.close(fd)
             raise
@@ -99,5 +99,5 @@ def wait_released(path: Path, *, timeout: float) -> bool:
     while held(path):
         if time.monotonic() >= deadline:
             return False
-        time.sleep(_STEP)
+        time.sleep(_POLL_INTERVAL)
     return True

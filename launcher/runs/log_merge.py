@@ -8,7 +8,7 @@ from pathlib import Path
 from launcher.runs import log_files
 from launcher.runs.status import LogLine
 
-_POLL = 0.2
+_POLL_INTERVAL = 0.2
 
 
 def merged(
@@ -41,7 +41,7 @@ def merged(
         if over:
             return
         if not any_line:
-            time.sleep(_POLL)
+            time.sleep(_POLL_INTERVAL)
 
 
 def _start(path: Path, since: float | None, tail: int | None) -> int:

@@ -16,7 +16,7 @@ from launcher.runs.paths import RunPaths
 from launcher.runs.state_file import Snapshot
 from launcher.runs.status import ENDED, RunStatus, State
 
-_STEP = 0.1
+_POLL_INTERVAL = 0.1
 # A verb that only looks whether the run has a supervisor holds its lock for a moment.
 _LOCK_TIMEOUT = 1.0
 _CLOCKS = 0.05  # seconds by which a file's time may be behind the clock
@@ -68,7 +68,7 @@ def clear(layout: RunPaths, *, now: bool) -> int:
     try:
         deadline = time.monotonic() + (0 if now else snapshot.grace_period)
         while (left := find(layout, snapshot)) and time.monotonic() < deadline:
-            time.sleep(_STEP)
+            time.sleep(_POLL_INTERVAL)
         for name in left:
             process_identity.kill_session(snapshot.processes[name].pid)
         if left and (stayed := find(layout, snapshot)):
@@ -112,7 +112,7 @@ def await_none(layout: RunPaths, within: float) -> None:
                 f"tasks of an earlier run {layout.name} in {layout.run_dir} still run: process {there}",
                 f"end them with `launcher down {layout.name}`, then try again",
             )
-        time.sleep(_STEP)
+        time.sleep(_POLL_INTERVAL)
 
 
 def remove_returned(layout: RunPaths, since: float) -> None:

@@ -65,13 +65,13 @@ class PortReservation:
         self.close()
 
 
-def hold(count: int) -> PortReservation:
-    """Hold `count` free ports. Raises LauncherError when there are not so many."""
-    return hold_by_binding(count) if sys.platform == "linux" else hold_by_locking(count)
+def reserve(count: int) -> PortReservation:
+    """Reserve `count` free ports. Raises LauncherError when there are not so many."""
+    return reserve_by_binding(count) if sys.platform == "linux" else reserve_by_locking(count)
 
 
-def hold_by_binding(count: int) -> PortReservation:
-    """Hold ports by sockets that are bound and never listen. Linux only."""
+def reserve_by_binding(count: int) -> PortReservation:
+    """Reserve ports by sockets that are bound and never listen. Linux only."""
     stack = contextlib.ExitStack()
     ports = []
     try:
@@ -87,8 +87,8 @@ def hold_by_binding(count: int) -> PortReservation:
     return PortReservation(tuple(ports), stack.close)
 
 
-def hold_by_locking(count: int, directory: Path | None = None) -> PortReservation:
-    """Hold ports by a lock file each, in a directory of this user's own. Raises LauncherError when it is not."""
+def reserve_by_locking(count: int, directory: Path | None = None) -> PortReservation:
+    """Reserve ports by a lock file each, in a directory of this user's own. Raises LauncherError when it is not."""
     # One place for all runs of a user.
     place = directory or Path(tempfile.gettempdir()) / f"launcher-ports-{os.getuid()}"
     _make_own(place)

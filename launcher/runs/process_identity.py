@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_KILLED_WITHIN = 2.0  # seconds
+_KILL_TIMEOUT = 2.0  # seconds
 _LINUX = sys.platform == "linux"
 
 
@@ -108,7 +108,7 @@ def send(pid: int, number: int) -> bool:
 
 def kill_session(leader: int) -> bool:
     """Kill (SIGKILL) every member of a session, also those that are forked meanwhile; False when some stay on."""
-    deadline = time.monotonic() + _KILLED_WITHIN
+    deadline = time.monotonic() + _KILL_TIMEOUT
     while True:
         members = session(leader)
         if not members:

@@ -33,7 +33,7 @@ from launcher.runs.task_tracker import TaskTracker
 from trainer.events import Event
 from trainer.exit_codes import ExitCode, RestartWhen
 
-_LEAVES_WITHIN = 3.0  # seconds, for a trainer that says that it has failed for good, to leave with its own exit code
+_EXIT_TIMEOUT = 3.0  # seconds, for a trainer that says that it has failed for good, to leave with its own exit code
 _REQUESTS: dict[int | None, str] = {
     None: "the launcher that ran it in the foreground is gone",
     signal.SIGTERM: "asked to stop",
@@ -147,7 +147,7 @@ class Runtime(ABC):
         """Remove what the run leaves behind."""
 
     @abstractmethod
-    def lose_directory(self) -> bool:
+    def on_directory_lost(self) -> bool:
         """Take in that the run's directory was removed, so that another of its name may start; return whether to kill the tasks at once."""
 
     @abstractmethod
@@ -244,7 +244,7 @@ class RunController:
         """Note that what is seen of the tasks is something else than before."""
         self._record.changed()
 
-    def asked(self, number: int | None) -> None:
+    def stop_requested(self, number: int | None) -> None:
         """Take in that the run is to stop: by a signal's number, or because the launcher is gone (None)."""
         if number in _REQUESTS:
             # A launcher that is gone during a stop is no second request.
@@ -338,8 +338,8 @@ class RunController:
             self._directory_seen = time.time()
             return
         self._directory_lost = True
-        self._record.lose()
-        at_once = self._runtime.lose_directory()
+        self._record.disable()
+        at_once = self._runtime.on_directory_lost()
         self._stop(f"{self._layout.run_dir} was removed or replaced while the run ran", at_once=at_once)
 
     # Reactions
@@ -419,7 +419,7 @@ class RunController:
             ending.wave = ending.waves.pop(0)
             for name in ending.wave:
                 task = self._tasks[name]
-                task.stop_at = time.monotonic() + (_LEAVES_WITHIN if task.tracker.outcome else 0.0)
+                task.stop_at = time.monotonic() + (_EXIT_TIMEOUT if task.tracker.outcome else 0.0)
 
     def _mark_ended(self, task: ControlledTask, ending: Ending) -> None:
         """Note how a task ended for a run that ends."""

@@ -20,15 +20,15 @@ from launcher.runs.state_file import write_json
 from launcher.spec.role_programs import sets_variables
 
 # Another verb may look at the lock at this moment, or a supervisor may just be leaving.
-_LOCK_WAIT = 3.0
-_START_WAIT = 60.0
+_LOCK_TIMEOUT = 3.0
+_START_TIMEOUT = 60.0
 SUPERVISOR = "launcher.backend.local"
 
 
 def lock(layout: RunPaths) -> int:
     """Make the run's directories and return its lock. Raises UsageError when the run is running, OSError otherwise."""
     layout.tasks.mkdir(parents=True, exist_ok=True)
-    fd = locks.acquire(layout.lock, timeout=_LOCK_WAIT)
+    fd = locks.acquire(layout.lock, timeout=_LOCK_TIMEOUT)
     if fd is None:
         raise UsageError(
             f"the run {layout.name} is already running",
@@ -45,7 +45,7 @@ def start(
     lock_fd: int,
     detach: bool,
     supervisor: str = SUPERVISOR,
-    within: float = _START_WAIT,
+    within: float = _START_TIMEOUT,
 ) -> int | None:
     """Start the supervisor, a module; return the write end of its lifeline, or None for a detached run. It has `within` seconds.
 

@@ -10,7 +10,7 @@ from trainer.stack_reading import Activity
 
 _WAITS = frozenset({"peers", "servers"})
 _GOES_ON = frozenset({"resumed", "started", "restarting", "progress", "evaluated", "done", "failed"})  # not what the saving thread tells
-_EVENT_EXPECTED_WITHIN = 30.0  # seconds: a task that goes on is heard of so often
+_EVENT_TIMEOUT = 30.0  # seconds: a task that goes on is heard of so often
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Stall:
     words: str = ""
     last_seen: float | None = None  # when an event about it came last
 
-    def take(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         """Take in an event about the task."""
         self.last_seen = number(event, "time") or self.last_seen
         if event["event"] == "stalled":
@@ -72,5 +72,5 @@ def _is_silent(task: TaskStatus, waiting: TaskStatus) -> bool:
         and task.state not in ENDED
         and task.local_step is None
         and task.heard is not None
-        and task.heard < since + _EVENT_EXPECTED_WITHIN
+        and task.heard < since + _EVENT_TIMEOUT
     )

@@ -33,11 +33,11 @@ class Record:
         self._reserve = path.with_name("reserve")
         self._reserves = False
         self._failing_since: float | None = None
-        self._lost = False
+        self._disabled = False
 
-    def lose(self) -> None:
+    def disable(self) -> None:
         """Write no more: the directory was removed, and what is in its place is another run's."""
-        self._lost, self.due = True, None
+        self._disabled, self.due = True, None
 
     def reserve(self) -> None:
         """Keep space for the last state. Raises OSError when there is none."""
@@ -73,7 +73,7 @@ class Record:
 
     def save_if_due(self) -> bool:
         """Write what has changed, when it is time; return whether it was written."""
-        return self.due is not None and not self._lost and self._monotonic() >= self.due and self.save()
+        return self.due is not None and not self._disabled and self._monotonic() >= self.due and self.save()
 
     def save(self) -> bool:
         """Write now, on a full disk into the space kept for the last state; False, and another try later, when the disk does not take it."""
@@ -111,7 +111,7 @@ class Record:
 
     def save_at_last(self) -> None:
         """Write now, into the space kept for it, and try for some seconds: nobody writes it later."""
-        if self._lost:
+        if self._disabled:
             return
         self._reserves = False
         with contextlib.suppress(OSError):

@@ -23,8 +23,8 @@ from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State
 
 # How long a stop may take beyond the tasks' own grace periods, of which a parameter-server run has two.
 _STOP_SLACK = 20.0
-KILL_WAIT = 10.0  # seconds
-_FIRST_STATE_WITHIN = 10.0  # seconds that a supervisor may take to write its first state
+KILL_TIMEOUT = 10.0  # seconds
+_FIRST_STATE_TIMEOUT = 10.0  # seconds that a supervisor may take to write its first state
 
 
 class SupervisedRuns:
@@ -58,7 +58,7 @@ class SupervisedRuns:
         status = RunStatus(layout.name, self._backend, State.FAILED, run_dir=Location("directory", str(layout.run_dir)), ended=time.time())
         removed = f"{layout.run_dir} was removed while the run ran"
         if layout.name in self._lifelines:
-            orphans.await_none(layout, KILL_WAIT)
+            orphans.await_none(layout, KILL_TIMEOUT)
             return dataclasses.replace(status, reason=f"{removed}; its tasks were killed")
         if left := orphans.leftover_processes(layout):
             reason = f"{removed}; still running: {left}; `launcher down {layout.name}` ends that"
@@ -120,10 +120,10 @@ class SupervisedRuns:
             )
         if now or not snapshot.stopping:  # a second SIGTERM kills: a stop that was left is waited for
             process_identity.send(supervisor.pid, signal.SIGQUIT if now else signal.SIGTERM)
-        wait = KILL_WAIT if now else 2 * snapshot.grace_period + _STOP_SLACK
+        wait = KILL_TIMEOUT if now else 2 * snapshot.grace_period + _STOP_SLACK
         if not locks.wait_released(layout.lock, timeout=wait):
             process_identity.send(supervisor.pid, signal.SIGKILL)
-            locks.wait_released(layout.lock, timeout=KILL_WAIT)
+            locks.wait_released(layout.lock, timeout=KILL_TIMEOUT)
             return orphans.clear(layout, now=True)
         return 0
 
@@ -178,7 +178,7 @@ class SupervisedRuns:
 
 def _await_snapshot(layout: RunPaths) -> Snapshot | None:
     """Return the state of a supervised run. A supervisor that only starts has not replaced an earlier run's state yet."""
-    deadline = time.monotonic() + _FIRST_STATE_WITHIN
+    deadline = time.monotonic() + _FIRST_STATE_TIMEOUT
     while True:
         snapshot = state_file.read(layout.state)
         supervisor = snapshot.supervisor if snapshot else None

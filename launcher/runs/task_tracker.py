@@ -71,7 +71,7 @@ class TaskTracker:
     def apply(self, event: Event, *, own: bool) -> bool:
         """Take in one event about this task; `own` when it wrote it itself. True when its state changed."""
         kind, before = event["event"], self.reported
-        self.stall.take(event)
+        self.stall.apply(event)
         if kind == "progress":
             self.pace = Pace.of(event)
         if not own:

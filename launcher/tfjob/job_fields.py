@@ -9,7 +9,7 @@ from launcher.tfjob.draft import Draft
 from launcher.tfjob.reading import LeftOut, Table, read_elsewhere, section, walk
 
 _LONGEST_TTL = 366 * 86400
-_MOST_RESTARTS = 1000
+_MAX_RESTARTS = 1000
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _CLUSTERS = LeftOut("added by the cluster, and left out")
 
@@ -117,7 +117,7 @@ def _backoff_limit(draft: Draft, path: Path) -> None:
     restarts = draft.reading.number(path, 0)
     if restarts is None:
         return
-    draft.put(("limits", "max_restarts"), min(restarts, _MOST_RESTARTS), path)
+    draft.put(("limits", "max_restarts"), min(restarts, _MAX_RESTARTS), path)
     message = (
         "`limits.max_restarts` counts for each task by itself, and begins again after ten minutes of running; TFJob counted all together"
     )

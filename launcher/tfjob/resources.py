@@ -9,7 +9,7 @@ from launcher.spec.problems import FieldError, Path, shown
 from launcher.tfjob.draft import RoleDraft
 
 GPU = Kubernetes().gpu_resource
-_MOST_GPUS = 64
+_MAX_GPUS = 64
 _FIELDS = ("cpu", "memory")
 
 
@@ -66,7 +66,7 @@ def _quantities(role: RoleDraft, path: Path) -> dict[str, str]:
 
 
 def _gpus(text: str | None) -> int | None:
-    if text is None or not text.isdigit() or not 1 <= int(text) <= _MOST_GPUS:
+    if text is None or not text.isdigit() or not 1 <= int(text) <= _MAX_GPUS:
         return None
     return int(text)
 

@@ -19,7 +19,7 @@ from docker.models.containers import Container
 
 from launcher import files, timestamps
 from launcher.backend.docker import container_status
-from launcher.backend.docker.engine import COMPOSE_WAIT, Engine, asking, compose, endpoint
+from launcher.backend.docker.engine import COMPOSE_TIMEOUT, Engine, asking, compose, endpoint
 from launcher.backend.docker.run_containers import COMPOSE_FILE
 from launcher.backend.docker.stop import stop_running
 from launcher.backend.model import Board, PlannedRun
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 BACKEND = "docker"
 _SUPERVISOR = "launcher.backend.docker"
 _START_SLACK = 300.0  # beyond what Compose may take: an earlier run stops and is removed first, on a slow engine
-_LOCK_WAIT, _LOCK_STEP = 600.0, 0.5  # a stop takes as long as the slowest task's grace period
+_LOCK_TIMEOUT, _LOCK_STEP = 600.0, 0.5  # a stop takes as long as the slowest task's grace period
 
 
 class DockerBackend:
@@ -283,7 +283,7 @@ class DockerBackend:
 
 def start_deadline(plan: Plan) -> float:
     """Return the seconds within which the supervisor says that the containers have started: never fewer than Compose itself may take."""
-    return _START_SLACK + max(plan.start_timeout, COMPOSE_WAIT)
+    return _START_SLACK + max(plan.start_timeout, COMPOSE_TIMEOUT)
 
 
 def _spec(dumped: dict[str, Any]) -> "ClusterSpec":
@@ -300,7 +300,7 @@ def _locked(layout: RunPaths) -> Iterator[bool]:
         yield True
         return
     lock_fd = None
-    deadline = time.monotonic() + _LOCK_WAIT
+    deadline = time.monotonic() + _LOCK_TIMEOUT
     with explained(f"locking the run {layout.name}"):
         # Another `down` is waited for; a supervisor is not.
         while lock_fd is None and time.monotonic() < deadline and not _is_supervised(layout):

@@ -14,8 +14,8 @@ from launcher.errors import LauncherError
 from launcher.render import labels
 
 _LATE = 1.5  # seconds without a container more, after which none is expected
-_AGAIN = 0.3
-_CLEARED_WITHIN = 20.0
+_RETRY_INTERVAL = 0.3
+_CLEAR_TIMEOUT = 20.0
 
 
 def begin(engine: Engine, run: str, file: Path, within: float = 0.0) -> list[Container]:
@@ -63,10 +63,10 @@ def _is_before_a_task(container: Container) -> bool:
 def _clear(engine: Engine, run: str) -> None:
     """Remove what the run has, and what comes yet: Compose leaves at the first error, and the engine still makes what it was asked for beside."""
     began = time.monotonic()
-    quiet_at, deadline = began + _LATE, began + _CLEARED_WITHIN
+    quiet_at, deadline = began + _LATE, began + _CLEAR_TIMEOUT
     engine.remove(run)
     while time.monotonic() < min(quiet_at, deadline):
-        time.sleep(_AGAIN)
+        time.sleep(_RETRY_INTERVAL)
         if engine.containers(run):
             quiet_at = time.monotonic() + _LATE
             engine.remove(run)

@@ -26,7 +26,7 @@ from trainer.exit_codes import SIGKILL, ExitCode
 
 _RETRY_INTERVAL = 2.0  # seconds after which an engine that did not answer is asked again to stop a container
 # The engine starts a container again within a tenth of a second at first; later it says `restarting` while it waits.
-ENGINE_RESTARTS_WITHIN = 3.0
+ENGINE_RESTART_TIMEOUT = 3.0
 
 
 class ContainerTask(ControlledTask):
@@ -115,7 +115,7 @@ class ContainerTask(ControlledTask):
     def stays_ended(self, over_for: float) -> bool:
         """Return, once, that the engine does not start it again by itself."""
         is_done = self.exit_code == ExitCode.DONE and (self.tracker.has_trainer or self.task.restart.when != "always")
-        if self._exit_reported or not (is_done or over_for >= ENGINE_RESTARTS_WITHIN):
+        if self._exit_reported or not (is_done or over_for >= ENGINE_RESTART_TIMEOUT):
             return False
         self._exit_reported = True
         return True
@@ -144,13 +144,13 @@ class ContainerTask(ControlledTask):
         self._over_since, self._exit_reported = None, False
         # Until the next poll: that it has ended was so before.
         self.tracker.starts()
-        with self._noted("starting"):
+        with self._logging_errors("starting"):
             self.container().start()
             self.tracker.started_again()
 
     def prevent_restart(self) -> None:
         """Tell the engine not to start it again, by itself or when it is itself started again."""
-        with self._noted("forbidding the engine to start"):
+        with self._logging_errors("forbidding the engine to start"):
             prevent_restart(self.container())
 
     def kill(self) -> None:
@@ -160,7 +160,7 @@ class ContainerTask(ControlledTask):
 
     def interrupt(self) -> None:
         """Kill its container, paused or not; the engine leaves that ended."""
-        with self._noted("killing"):
+        with self._logging_errors("killing"):
             self.container().kill()
 
     def stop(self, grace: float) -> None:
@@ -184,7 +184,7 @@ class ContainerTask(ControlledTask):
         self._stopped = time.monotonic()
 
     @contextlib.contextmanager
-    def _noted(self, doing: str) -> Iterator[None]:
+    def _logging_errors(self, doing: str) -> Iterator[None]:
         """Note what goes wrong in a `with` block: what matters is tried again, or looked at later."""
         try:
             yield

@@ -32,10 +32,10 @@ COPY = f"{labels.PREFIX}copy-of"  # a container that copies a run's volume; of w
 READER = f"{labels.PREFIX}reader-of"  # a container by which a run's volume is read; of which run
 TIMEOUT = 60  # seconds for one answer
 OLDEST_COMPOSE = (2, 20)  # tried with 2.26; mounts and devices are as this version reads them
-COMPOSE_WAIT = 600.0  # containers wait for their images and for one another
+COMPOSE_TIMEOUT = 600.0  # containers wait for their images and for one another
 # The engine removes one thing after another: what it is still removing, and a network whose containers it is, it refuses meanwhile.
-_REMOVE_WITHIN = 20.0
-_REMOVE_AGAIN = 0.3
+_REMOVE_TIMEOUT = 20.0
+_REMOVE_RETRY_INTERVAL = 0.3
 _BUSY = (403, 409)  # how it refuses; 403 is a network that has active endpoints
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -74,7 +74,7 @@ class Engine:
         with asking("asking the Docker engine"):
             self.client = self.connect()
 
-    def hurry(self, timeout: int) -> None:
+    def set_timeout(self, timeout: int) -> None:
         """Wait no longer than so many seconds for an answer from now on."""
         self._timeout = self.client.api.timeout = timeout
 
@@ -104,11 +104,11 @@ class Engine:
         """
         self._remove_copies(run)
         removed: Counter[str] = Counter()
-        deadline = time.monotonic() + _REMOVE_WITHIN
+        deadline = time.monotonic() + _REMOVE_TIMEOUT
         while (refused := self._remove(run, removed)) is not None:
             if time.monotonic() >= deadline:
                 raise refused
-            time.sleep(_REMOVE_AGAIN)
+            time.sleep(_REMOVE_RETRY_INTERVAL)
         self._remove_scratch(run)
         return dict(removed)
 
@@ -192,7 +192,7 @@ def compose(run: str, file: Path, *arguments: str, doing: str, within: float = 0
     environment = {name: value for name, value in os.environ.items() if not name.startswith(users_own)} | {"TRAINER_EVENTS": "json"}
     words = ["compose", "--ansi", "never", "--project-name", run, "--file", str(file), *arguments]
     try:
-        docker_cli.docker(*words, deadline=max(within, COMPOSE_WAIT), environment=environment)
+        docker_cli.docker(*words, deadline=max(within, COMPOSE_TIMEOUT), environment=environment)
     except DockerError as error:
         raise explain(error.output or error.message, doing) from error
 

@@ -92,11 +92,14 @@ class Watch:
             task: threading.Thread(target=self._follow, args=(task, container), name=f"log of {task}", daemon=True)
             for task, container in containers.items()
         }
-        others = [threading.Thread(target=self._again, args=(it,), name=it.__name__, daemon=True) for it in (self._events, self._renew)]
+        others = [
+            threading.Thread(target=self._retry_until_closed, args=(it,), name=it.__name__, daemon=True)
+            for it in (self._events, self._reopen_silent)
+        ]
         for thread in (*self._logs.values(), *others):
             thread.start()
 
-    def renew(self) -> None:
+    def reopen(self) -> None:
         """Ask for all of it again: the engine was away."""
         self._answers.close(silent_for=0.0)
 
@@ -109,13 +112,13 @@ class Watch:
                 return
             self._logs[left[0]].join(_JOIN_TIMEOUT)
 
-    def _again(self, listen: Callable[[], None]) -> None:
+    def _retry_until_closed(self, listen: Callable[[], None]) -> None:
         while not self._closing.is_set():
             with contextlib.suppress(*_CLOSED):
                 listen()
             self._closing.wait(_RETRY_INTERVAL)
 
-    def _renew(self) -> None:
+    def _reopen_silent(self) -> None:
         while not self._closing.wait(_POLL_INTERVAL):
             self._answers.close(silent_for=_SILENT)
 

@@ -17,7 +17,7 @@ from launcher.spec.container_rules import is_mounted
 from launcher.spec.models import ClusterSpec
 from launcher.spec.rules import is_directory_name
 
-_PULL_WAIT = 3600.0
+_PULL_TIMEOUT = 3600.0
 
 
 def prepare(spec: ClusterSpec, place: Endpoint) -> Iterator[str]:
@@ -88,7 +88,7 @@ def check_directories(spec: ClusterSpec, place: Endpoint) -> None:
 
 def _pull(name: str) -> None:
     try:
-        docker("pull", "--quiet", name, deadline=_PULL_WAIT)
+        docker("pull", "--quiet", name, deadline=_PULL_TIMEOUT)
     except DockerError as error:
         raise _not_pulled(error, name) from error
 

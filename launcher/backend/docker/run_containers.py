@@ -15,7 +15,7 @@ from docker.models.containers import Container
 
 from launcher.backend.docker import container_status
 from launcher.backend.docker.compose_up import begin
-from launcher.backend.docker.container_task import ENGINE_RESTARTS_WITHIN, ContainerTask
+from launcher.backend.docker.container_task import ENGINE_RESTART_TIMEOUT, ContainerTask
 from launcher.backend.docker.container_tracker import is_final
 from launcher.backend.docker.engine import ERRORS, Engine, endpoint
 from launcher.backend.docker.event_stream import ContainerEvent, Ended, Inbox, Watch, Wrote
@@ -31,8 +31,8 @@ COMPOSE_FILE = "compose.yaml"
 # Seconds at most and at least for which output is taken in between two checks of deadlines, however much there is.
 _LISTEN, _LISTEN_LEAST = 0.1, 0.01
 _POLL_INTERVAL = 0.5  # seconds between two polls of the containers
-_ANSWERS_WITHIN = 20  # seconds; what has no answer by then is asked again
-_ENGINE_BACK_WITHIN = 600.0  # seconds; an engine that is updated takes a minute or two
+_ANSWER_TIMEOUT = 20  # seconds; what has no answer by then is asked again
+_ENGINE_AWAY_TIMEOUT = 600.0  # seconds; an engine that is updated takes a minute or two
 _LAST_LINES = 5.0
 
 
@@ -57,7 +57,7 @@ class RunContainers(Runtime):
         self.place = Location("volume", container_status.volume_of(plan.name)) if plan.run_dir else None
         self._by_name = {task.name: task for task in self.tasks}
         self._inbox: Inbox = queue.SimpleQueue()
-        self._asked: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # apart: a request waits behind no lines
+        self._stop_requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # apart: a request waits behind no lines
         self._started_as: dict[str, str] = {}  # task -> the id of its container
         self._engine_seen = self._polled_at = time.monotonic()
 
@@ -65,36 +65,36 @@ class RunContainers(Runtime):
         """Have Compose start every container. Raises LauncherError, and leaves none, when one cannot be started."""
         name = self._plan.name
         containers = begin(self._engine, name, self._layout.directory / COMPOSE_FILE, self._plan.start_timeout)
-        self._engine.hurry(_ANSWERS_WITHIN)
-        self._see(containers, time.monotonic())
+        self._engine.set_timeout(_ANSWER_TIMEOUT)
+        self._update_tasks(containers, time.monotonic())
         self._started_as = {task: str(container.id) for task, container in container_status.members(containers).items()}
         self.watch = Watch(self._engine, name, self._started_as, self._inbox)
 
     def listen(self, lifeline: int | None) -> None:
         """Hear signals, and a lifeline that closes with the launcher that ran this in the foreground."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, lambda number, _frame: self.ask(number))
+            signal.signal(number, lambda number, _frame: self.request_stop(number))
         if lifeline is not None:
             threading.Thread(target=self._hold, args=(lifeline,), name="lifeline", daemon=True).start()
 
-    def ask(self, number: int | None) -> None:
+    def request_stop(self, number: int | None) -> None:
         """Take in a signal's number, or that the launcher is gone (None)."""
-        self._asked.put(number)
+        self._stop_requests.put(number)
 
     def _hold(self, lifeline: int) -> None:
         with contextlib.suppress(OSError):
             while os.read(lifeline, 4096):
                 pass
-        self.ask(None)
+        self.request_stop(None)
 
     def wait(self, run: RunController, within: float | None) -> None:
         """Wait for output or word of the engine, a moment at most; poll the containers now and then."""
         until = time.monotonic() + (_LISTEN if within is None else min(max(within, _LISTEN_LEAST), _LISTEN))
         with contextlib.suppress(queue.Empty):
-            while self._asked.empty() and (left := until - time.monotonic()) > 0:
+            while self._stop_requests.empty() and (left := until - time.monotonic()) > 0:
                 self._receive(self._inbox.get(timeout=left), run)
-        while not self._asked.empty():
-            run.asked(self._asked.get())
+        while not self._stop_requests.empty():
+            run.stop_requested(self._stop_requests.get())
         if time.monotonic() - self._polled_at >= _POLL_INTERVAL or any(task.answered for task in self.tasks):
             self._polled_at = time.monotonic()
             self._poll(run)
@@ -109,7 +109,7 @@ class RunContainers(Runtime):
                 self._receive(self._inbox.get_nowait(), run)
         self.sidecars.end()
 
-    def lose_directory(self) -> bool:
+    def on_directory_lost(self) -> bool:
         """Take in that another run of its name may start: its containers are not this one's. The files that these save stay in their volume."""
         for task in self.tasks:
             task.own = self._started_as.get(task.name)
@@ -145,19 +145,19 @@ class RunContainers(Runtime):
     def _poll(self, run: RunController) -> None:
         asked = time.monotonic()
         try:
-            if self._see(self._engine.containers(self._plan.name), asked):
+            if self._update_tasks(self._engine.containers(self._plan.name), asked):
                 run.tasks_changed()
         except ERRORS as error:
             away = time.monotonic() - self._engine_seen
-            if away > _ENGINE_BACK_WITHIN:
+            if away > _ENGINE_AWAY_TIMEOUT:
                 run.out_of_sight(f"the engine has not answered for {away:.0f} s: {error}")
                 return
             with contextlib.suppress(*ERRORS):
                 self._engine.client = self._engine.connect()
                 if self.watch is not None:
-                    self.watch.renew()
+                    self.watch.reopen()
 
-    def _see(self, containers: list[Container], asked: float) -> bool:
+    def _update_tasks(self, containers: list[Container], asked: float) -> bool:
         """Take in what the engine lists; return whether a task has changed."""
         self._engine_seen = time.monotonic()
         found = container_status.members(containers)
@@ -166,7 +166,7 @@ class RunContainers(Runtime):
         self.sidecars.update(containers)
         for member in found.values():
             if member.status == "running":
-                self.sidecars.join_again(member)
+                self.sidecars.restart_outdated(member)
         self.board = container_status.board(containers) or self.board
         self.place = container_status.place_of(containers, self._plan.name)
         return any(changed)
@@ -182,5 +182,5 @@ class RunContainers(Runtime):
             if task.restart_at is None and task.stays_ended(over_for):
                 run.exited(task, task.exit_code)
             # Only now: sidecars that are stopped lose their restart policy, and those of a task that starts again need it.
-            if task.restart_at is None and over_for >= ENGINE_RESTARTS_WITHIN:
+            if task.restart_at is None and over_for >= ENGINE_RESTART_TIMEOUT:
                 self.sidecars.stop(task.name)

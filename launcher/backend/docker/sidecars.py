@@ -36,7 +36,7 @@ class Sidecars:
             if container.status in {"running", "restarting", "paused"}:
                 self._begin(container, functools.partial(stop, container, self._grace))
 
-    def join_again(self, task: Container) -> None:
+    def restart_outdated(self, task: Container) -> None:
         """Have those that run since before their task was started last started again: they are on a network that is gone."""
         since = timestamps.seconds(task.attrs["State"].get("StartedAt"))
         for container in self._of.get(task.labels.get(labels.TASK, ""), []):

@@ -11,7 +11,7 @@ from docker.models.containers import Container
 from launcher.backend.docker.container_status import members
 from launcher.backend.docker.engine import ERRORS
 
-_WITHIN = 600.0
+_STOP_TIMEOUT = 600.0
 # The engine's states in which something of a container runs, or is about to.
 _RUNNING = frozenset({"running", "paused", "restarting"})
 
@@ -49,7 +49,7 @@ def stop_running(containers: Iterable[Container]) -> bool:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(_WITHIN)
+        thread.join(_STOP_TIMEOUT)
     if errors:
         raise errors[0]
     return bool(running)

@@ -22,7 +22,7 @@ from launcher.runs.stored import PLACES, Artifact, Stored, missing_artifact
 from launcher.spec.models import ClusterSpec
 
 ASIDE = f"{labels.PREFIX}set-aside"  # of which run
-_COPIED_WITHIN = 3600.0
+_COPY_TIMEOUT = 3600.0
 _POLL_INTERVAL = 0.2
 _PIECE = 1 << 20  # bytes
 
@@ -137,11 +137,11 @@ def _copy(engine: Engine, image: str, run: str, old: str, new: str) -> None:
     try:
         copying.start()
         copying.reload()
-        deadline = time.monotonic() + _COPIED_WITHIN
+        deadline = time.monotonic() + _COPY_TIMEOUT
         while copying.status not in OVER:  # somebody may pause it
             if time.monotonic() >= deadline:
                 raise LauncherError(
-                    f"copying the volume {old} was not done after {_COPIED_WITHIN:g} s; it is as it was",
+                    f"copying the volume {old} was not done after {_COPY_TIMEOUT:g} s; it is as it was",
                     "give the new run another name, or delete the old data: `launcher down` with --delete-data",
                 )
             time.sleep(_POLL_INTERVAL)

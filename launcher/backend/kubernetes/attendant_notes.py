@@ -15,8 +15,8 @@ from trainer.events import escaped
 STATUS = "tf-launcher/status"
 LINES = "tf-launcher/last-lines"
 # All annotations of an object may have 256 KiB: https://github.com/kubernetes/apimachinery/blob/master/pkg/api/validation/objectmeta.go
-_MOST_OF_STATUS = 120_000
-_MOST_OF_LINES = 100_000
+_MAX_STATUS_SIZE = 120_000
+_MAX_LINES_SIZE = 100_000
 MAX_LINES, _MAX_LINE_LENGTH = 20, 500  # lines of a pod, and characters of a line
 
 
@@ -32,7 +32,7 @@ class DeletedPod:
 def of_status(status: RunStatus) -> dict[str, str]:
     """Return the annotation with how a run has ended; without its tasks where those are too many."""
     text = run_record.dumped(status)
-    if len(text) > _MOST_OF_STATUS:
+    if len(text) > _MAX_STATUS_SIZE:
         text = as_json({**json.loads(text), "tasks": []})
     return {STATUS: text}
 
@@ -45,7 +45,7 @@ def final(job: Object | None) -> RunStatus | None:
 def of_lines(pods: Iterable[DeletedPod]) -> dict[str, str]:
     """Return the annotation with the last lines of pods, of as many of the last ones as it may have."""
     newest: deque[dict[str, object]] = deque()
-    available = _MOST_OF_LINES
+    available = _MAX_LINES_SIZE
     for pod in reversed(list(pods)):
         made: dict[str, object] = {"pod": pod.name, "task": pod.task, "lines": [line[:_MAX_LINE_LENGTH] for line in pod.lines[-MAX_LINES:]]}
         available -= len(as_json(made)) + 1
@@ -72,7 +72,7 @@ class LastLines:
         self._lines: dict[str, deque[str]] = {}  # by the pods' uids
         self._after: dict[str, str] = {}  # the time of the last of them: a reader asks for whole seconds, and gets some again
 
-    def take(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
+    def write(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
         """Take in what a pod has written since."""
         uid = pod["metadata"]["uid"]
         lines, after = self._lines.setdefault(uid, deque(maxlen=MAX_LINES)), self._after.get(uid, "")

@@ -41,7 +41,7 @@ ERRORS: tuple[type[Exception], ...] = (in_cluster.RefusedError, *_OF_REQUESTS, *
 TIMEOUT = (5, 30)
 
 # A login that has expired is renewed no more often than this, in seconds.
-_LOGIN_EVERY = 5.0
+_LOGIN_INTERVAL = 5.0
 
 # Kept open to an API server, more than are used at once (two stops of a run that each follow 32 logs, and readers of 8 logs each): what is
 # beyond it the client throws away, and complains on stderr.
@@ -95,7 +95,7 @@ class Cluster:
         self._logging_in = threading.Lock()
         self._user: str | None = None
         self._ahead = time.time() - time.monotonic()  # of time.monotonic; this machine's own, until the API server has told
-        self._is_stranger: bool | None = None
+        self._has_no_access: bool | None = None
 
     def words(self) -> str:
         """Say which cluster and namespace this is."""
@@ -114,7 +114,7 @@ class Cluster:
             with asking(doing):
                 return json.loads(self._ask(method, path, **options).data)
         except ForbiddenError as error:
-            if f"/namespaces/{self.namespace}/" in path and self.is_stranger():
+            if f"/namespaces/{self.namespace}/" in path and self.has_no_access():
                 raise strange(self.namespace, doing, error.rule) from error.__cause__
             raise
 
@@ -144,7 +144,7 @@ class Cluster:
         with self._logging_in:
             if self._dynamic is not refused:
                 return True
-            if time.monotonic() < self._logged_in + _LOGIN_EVERY:
+            if time.monotonic() < self._logged_in + _LOGIN_INTERVAL:
                 return False
             try:
                 self._log_in()
@@ -167,9 +167,9 @@ class Cluster:
             self._user = str(review.get("status", {}).get("userInfo", {}).get("username", ""))
         return self._user
 
-    def is_stranger(self) -> bool:
+    def has_no_access(self) -> bool:
         """Return whether the user may do nothing in the namespace, which may not be there; False where the API server does not tell all."""
-        if self._is_stranger is None:
+        if self._has_no_access is None:
             body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "spec": {"namespace": self.namespace}}
             status: Object = {}
             with contextlib.suppress(LauncherError):  # then it may at least not be told so
@@ -177,8 +177,8 @@ class Cluster:
                 status = self.request("post", path, doing="asking for permissions", body=body).get("status") or {}
             known = bool(status) and not status.get("incomplete")
             rules = [rule.get("resources") or () for rule in status.get("resourceRules") or ()]
-            self._is_stranger = known and all(_OF_RUNS.isdisjoint(resources) for resources in rules)
-        return self._is_stranger
+            self._has_no_access = known and all(_OF_RUNS.isdisjoint(resources) for resources in rules)
+        return self._has_no_access
 
     def path(self, kind: str, name: str = "") -> str:
         """Return where the API has an object, or all of its kind."""

@@ -15,7 +15,7 @@ from launcher.errors import LauncherError
 
 # A plugin is asked for a new token no more often than this, in seconds. The client would before each request, once a token is of less than five
 # minutes, as some are from the first. One that is of less than this is refused (401), and then another one is asked for.
-_PLUGIN_EVERY = 30.0
+_PLUGIN_INTERVAL = 30.0
 
 
 def contexts() -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -47,22 +47,22 @@ def configuration(context: str | None) -> Configuration:
             "install it, or log in again; `kubectl auth whoami` must answer",
         )
     if settings.refresh_api_key_hook:
-        settings.refresh_api_key_hook = _seldom(settings.refresh_api_key_hook)
+        settings.refresh_api_key_hook = _throttled(settings.refresh_api_key_hook)
     return settings
 
 
-def _seldom(refresh: Callable[[Configuration], None]) -> Callable[[Configuration], None]:
+def _throttled(refresh: Callable[[Configuration], None]) -> Callable[[Configuration], None]:
     """Return a refresh of credentials that is done now and then, and without a word: a token that is not good any more the cluster refuses."""
-    due = time.monotonic() + _PLUGIN_EVERY
+    due = time.monotonic() + _PLUGIN_INTERVAL
 
-    def seldom(settings: Configuration) -> None:
+    def throttled(settings: Configuration) -> None:
         nonlocal due
         if time.monotonic() >= due:
-            due = time.monotonic() + _PLUGIN_EVERY
+            due = time.monotonic() + _PLUGIN_INTERVAL
             with _complaints():
                 refresh(settings)
 
-    return seldom
+    return throttled
 
 
 @contextlib.contextmanager

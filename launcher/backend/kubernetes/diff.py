@@ -24,7 +24,7 @@ def differences(cluster: Cluster, run: Run) -> Iterator[str]:
         new["metadata"]["name"] = name
         yield from _lines(cluster, kind, name, cluster.get(kind, name), new)
     used = {(one["kind"], one["metadata"]["name"]) for one in made}
-    for left in run_objects.belongings(cluster, run.name):
+    for left in run_objects.existing_objects(cluster, run.name):
         if (left.kind, left.name) not in used:
             yield from _lines(cluster, left.kind, left.name, cluster.get(left.kind, left.name), None)
 

@@ -95,7 +95,7 @@ def examine(question: CheckRequest) -> Iterator[Finding]:
     spec = question.spec or _ANY
     yield ok("cluster", cluster.words())
     yield from _version(cluster, spec)
-    if cluster.is_stranger():
+    if cluster.has_no_access():
         yield of_error("permissions", strange(cluster.namespace))
         return
     yield from _permissions(cluster)

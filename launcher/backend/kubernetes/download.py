@@ -39,8 +39,8 @@ from launcher.spec.names import RUN_VOLUME
 RUN_JSON = "run.json"
 _PORT = 8080  # in the pod
 _IDLE = 120.0  # seconds without a request or a reader after which the pod ends by itself
-_ANSWERS_WITHIN = 60.0  # seconds after it runs: a slow machine imports Python's HTTP server
-_AGAIN = 0.5
+_ANSWER_TIMEOUT = 60.0  # seconds after it runs: a slow machine imports Python's HTTP server
+_RETRY_INTERVAL = 0.5
 _LINES = 3  # the last of a pod that does not answer, as they are shown
 _PIECE = 1 << 16
 _NOT_YET: tuple[type[Exception], ...] = (http.client.HTTPException, LauncherError, *ERRORS)
@@ -147,12 +147,12 @@ def _command(run: Run, token: str, places: Mapping[str, Sequence[str]]) -> list[
 
 def _answer(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
     """Ask the pod's server, which may still be starting; return its answer, and where to write that it is read."""
-    deadline = time.monotonic() + _ANSWERS_WITHIN
+    deadline = time.monotonic() + _ANSWER_TIMEOUT
     said = ""
     while True:
         try:
             # Not before it listens: the client's thread of a connection that is refused ends with a traceback.
-            said = cluster.log(pod, TRAINER, [], timeout=_ANSWERS_WITHIN).decode("utf-8", "replace")
+            said = cluster.log(pod, TRAINER, [], timeout=_ANSWER_TIMEOUT).decode("utf-8", "replace")
             if archive.LISTENS not in said:
                 raise ConnectionError("its server is not listening yet")
             return _ask(cluster, pod, artifact, token)
@@ -162,10 +162,10 @@ def _answer(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[http
             if time.monotonic() > deadline:
                 last = " | ".join(said.splitlines()[-_LINES:]) or "nothing"
                 raise LauncherError(
-                    f"the pod {pod} does not answer within {_ANSWERS_WITHIN:.0f} s: {str(error) or type(error).__name__}; it has written: {last}",
+                    f"the pod {pod} does not answer within {_ANSWER_TIMEOUT:.0f} s: {str(error) or type(error).__name__}; it has written: {last}",
                     "try again",
                 ) from error
-            time.sleep(_AGAIN)
+            time.sleep(_RETRY_INTERVAL)
 
 
 def _ask(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:

@@ -11,10 +11,10 @@ from launcher.errors import LauncherError
 
 # Seconds after which the API server ends a watch, which is then opened again where it was. A connection that is dead is noticed within these, too.
 _WATCHED = 30
-_AGAIN = 1.0  # seconds between two requests of a watch, at the least
+_RETRY_INTERVAL = 1.0  # seconds between two requests of a watch, at the least
 _ABANDONED = 60.0  # seconds after which nothing is watched any more that nobody has asked for
 _NOT_OPENED = 2  # times in a row that the cluster has answered a list, but not a watch
-_MOST_POLLED = 10.0  # seconds between two lists, at the most, where nothing can be watched
+_MAX_POLL_INTERVAL = 10.0  # seconds between two lists, at the most, where nothing can be watched
 
 
 def versions(objects: Iterable[Mapping[str, Any]]) -> frozenset[tuple[str, str]]:
@@ -22,12 +22,12 @@ def versions(objects: Iterable[Mapping[str, Any]]) -> frozenset[tuple[str, str]]
     return frozenset((str(one["metadata"].get("uid")), str(one["metadata"].get("resourceVersion"))) for one in objects)
 
 
-class Pauses:
+class PollBackoff:
     """When to ask again for what may have changed: at first every second, then after a tenth of the time since the last change was seen."""
 
-    def __init__(self, most: float) -> None:
-        """Begin; no pause is longer than `most` seconds."""
-        self._most, self._state = most, object()
+    def __init__(self, longest: float) -> None:
+        """Begin; no pause is longer than `longest` seconds."""
+        self._longest, self._state = longest, object()
         self._since = self._next = 0.0  # of time.monotonic
 
     def due(self, state: object) -> bool:
@@ -37,7 +37,7 @@ class Pauses:
             self._state, self._since, self._next = state, now, now
         if now < self._next:
             return False
-        self._next = now + min(max(1.0, (now - self._since) / 10), self._most)
+        self._next = now + min(max(1.0, (now - self._since) / 10), self._longest)
         return True
 
 
@@ -52,7 +52,7 @@ class Informer:
         self._asked = 0.0  # of time.monotonic
         self._watching: threading.Thread | None = None
         self._may_watch = True
-        self._pauses = Pauses(_MOST_POLLED)  # where it may not
+        self._backoff = PollBackoff(_MAX_POLL_INTERVAL)  # where it may not
 
     def objects(self) -> list[Object]:
         """Return the objects, by name. Raises LauncherError, UnreachableError while the cluster does not answer."""
@@ -64,19 +64,19 @@ class Informer:
                 raise type(self._error)(self._error.message, self._error.remedy) from self._error.__cause__
             return [thing for _, thing in sorted(self._there.copy().items())]
 
-    def hurry(self) -> None:
+    def poll_soon(self) -> None:
         """List again at once, and as often as after a change, if nothing can be watched."""
-        self._pauses = Pauses(_MOST_POLLED)
+        self._backoff = PollBackoff(_MAX_POLL_INTERVAL)
 
     def _ask(self, *, again: bool) -> None:
-        if again and not self._may_watch and not self._pauses.due(versions(self._there.values())):
+        if again and not self._may_watch and not self._backoff.due(versions(self._there.values())):
             return
         try:
             version = self._list()
         except LauncherError:
-            self._pauses = Pauses(_MOST_POLLED)  # what is there is told again only once the cluster has answered
+            self._backoff = PollBackoff(_MAX_POLL_INTERVAL)  # what is there is told again only once the cluster has answered
             raise
-        self._pauses.due(versions(self._there.values()))
+        self._backoff.due(versions(self._there.values()))
         if again and self._may_watch:
             self._watching = threading.Thread(target=self._watch, args=(version,), name=f"watch {self._kind}", daemon=True)
             self._watching.start()
@@ -98,7 +98,7 @@ class Informer:
                 changes = self._cluster.watch(self._kind, version, self._labels, seconds=_WATCHED)
                 failed, opened = 0, True
                 for change in changes:
-                    version = self._take(change)
+                    version = self._apply(change)
             except UnreachableError as error:
                 failed += bool(version and not opened)
                 self._may_watch = failed < _NOT_OPENED  # else a proxy holds answers back that have no end
@@ -108,9 +108,9 @@ class Informer:
             except LauncherError as error:
                 self._may_watch = status_of(error) == 410  # else it may not be watched, or cannot
                 version = ""
-            time.sleep(max(0.0, began + _AGAIN - time.monotonic()))
+            time.sleep(max(0.0, began + _RETRY_INTERVAL - time.monotonic()))
 
-    def _take(self, change: Object) -> str:
+    def _apply(self, change: Object) -> str:
         """Take in a change; return the resource version that it leads to, empty where the API server does not know what has changed."""
         kind, thing = change["type"], change["object"]
         if kind == "ERROR":

@@ -10,7 +10,7 @@ from launcher.backend.kubernetes.run_context import Differences, ObjectRef
 from launcher.render.kubernetes.objects import ATTENDANT
 from launcher.runs.status import Loss
 
-_EVERY = 60.0  # seconds
+_COMPARE_INTERVAL = 60.0  # seconds
 _CLAIM = "PersistentVolumeClaim"
 
 
@@ -30,7 +30,7 @@ class Watch:
                 self._found = self._compare()
             except ForbiddenError:  # a user who may not see all of it sees the rest
                 self._found = Differences()
-            self._next = time.monotonic() + _EVERY
+            self._next = time.monotonic() + _COMPARE_INTERVAL
         return self._found
 
     def _compare(self) -> Differences:

@@ -48,7 +48,7 @@ class LogSelection:
 def read(cluster: Cluster, run: str, directory: Path, chosen: LogSelection) -> Iterator[LogLine]:
     """Yield the lines there are."""
     pods = status_source.pods_of(cluster, run)
-    _take_over(cluster, run, directory)
+    _store_attendant_lines(cluster, run, directory)
     yield from chosen.cut(_all(pods, _reader(cluster, directory, chosen), directory, chosen))
 
 
@@ -67,7 +67,7 @@ def follow(
     `there` gives the pods of its tasks as they are now. `sink` gets what is read, and goes on after it.
     """
     reader = _reader(cluster, directory, chosen, sink)
-    _take_over(cluster, run, directory)
+    _store_attendant_lines(cluster, run, directory)
     first = True
     answered = time.monotonic()
     while True:
@@ -93,7 +93,7 @@ def follow(
         time.sleep(max(_POLL_INTERVAL, len(pods) / _PODS_A_SECOND))
 
 
-def _take_over(cluster: Cluster, run: str, directory: Path) -> None:
+def _store_attendant_lines(cluster: Cluster, run: str, directory: Path) -> None:
     """Store here what the run's attendant has kept of pods that are gone; nothing where that cannot be asked for."""
     with contextlib.suppress(LauncherError):
         for pod in attendant_notes.deleted_pods(cluster.get("Job", f"{run}-{ATTENDANT}")):

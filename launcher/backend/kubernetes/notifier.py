@@ -14,7 +14,7 @@ from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.backend.kubernetes.pod_status import annotation
 from launcher.errors import LauncherError
 from launcher.notify import ledger
-from launcher.notify.message import Due, Message
+from launcher.notify.message import DueMessages, Message
 from launcher.notify.outbox import Channel, Sending
 from launcher.render.kubernetes.objects import ATTENDANT
 from launcher.runs.status import RunStatus
@@ -22,8 +22,8 @@ from launcher.spec.notification import Webhook
 
 NOTE = "tf-launcher/notified"
 _SLACK = 90.0  # seconds beyond the time of a sender after which it is taken to be gone
-_STALLS_EVERY = 60.0  # seconds between two looks whether the stall of a task that was told may be told again
-_AGAIN = 1.0  # seconds, after somebody else has changed the note
+_STALL_CHECK_INTERVAL = 60.0  # seconds between two checks whether a stall that was reported may be reported again
+_RETRY_INTERVAL = 1.0  # seconds, after somebody else has changed the note
 _POLL_INTERVAL = 0.1
 
 # The ways to tell people, by kind: what makes one raises NoChannelError where it cannot be had.
@@ -35,7 +35,7 @@ class NoChannelError(LauncherError):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Case:
+class _Delivery:
     """One message by one channel."""
 
     kind: str
@@ -57,28 +57,28 @@ class Notifier:
     def __init__(self, cluster: Cluster, run: str, seconds: float, channels: Callable[[], Channels]) -> None:
         """Try each message for `seconds`; `channels` are asked for when one is due."""
         self._cluster, self._run, self._seconds, self._channels = cluster, run, seconds, channels
-        self._due = Due()
+        self._due = DueMessages()
         self._sent: list[_InFlight] = []
-        self._next: dict[_Case, float] = {}  # when to look at one again, of time.monotonic
+        self._next: dict[_Delivery, float] = {}  # when to try one again, of time.monotonic
 
     @property
     def busy(self) -> bool:
         """Whether a message is on its way, or the one of the run's end is still to be sent, by us or by somebody else."""
-        return bool(self._sent) or any(at < math.inf for case, at in self._next.items() if not case.about)
+        return bool(self._sent) or any(at < math.inf for delivery, at in self._next.items() if not delivery.about)
 
     def send_due(self, status: RunStatus) -> Iterator[str]:
         """Send what is due, and note what has become of what was sent; yield what failed. Raises LauncherError, to be called again."""
         yield from self.record_outcomes()
         for message in self._due.check(status, self._cluster.now()):
             for kind, make in self._channels().items():
-                case = _Case(kind, message.event, message.about)
-                if time.monotonic() >= self._next.setdefault(case, 0.0):
+                delivery = _Delivery(kind, message.event, message.about)
+                if time.monotonic() >= self._next.setdefault(delivery, 0.0):
                     try:
                         wait = self._send(message, kind, make)
                     except (NoChannelError, ForbiddenError) as error:
                         yield f"{message.event}: nobody is told by {kind}: {error.message}; {error.remedy}"
                         wait = math.inf
-                    self._next[case] = time.monotonic() + (min(wait, _STALLS_EVERY) if message.about else wait)
+                    self._next[delivery] = time.monotonic() + (min(wait, _STALL_CHECK_INTERVAL) if message.about else wait)
 
     def record_outcomes(self) -> Iterator[str]:
         """Note what has become of messages on their way; yield what failed. Raises LauncherError, to be called again."""
@@ -95,11 +95,11 @@ class Notifier:
         while (self._sent or soon) and time.monotonic() < until:
             with suppress(UnreachableError):  # asked again
                 yield from self.send_due(status)
-                soon = any(at <= time.monotonic() + _AGAIN for at in self._next.values())
+                soon = any(at <= time.monotonic() + _RETRY_INTERVAL for at in self._next.values())
             time.sleep(_POLL_INTERVAL)
 
     def _send(self, message: Message, kind: str, make: Callable[[], Channel]) -> float:
-        """Send a message where nobody else does; return in how many seconds to look at it again, infinity where there is nothing more to do."""
+        """Send a message where nobody else does; return in how many seconds to try it again, infinity where there is nothing more to do."""
         holder = self._note_holder()
         if holder is None:
             return math.inf  # the run is deleted
@@ -109,7 +109,7 @@ class Notifier:
             return math.inf if wait is None else wait
         channel = make()
         if not self._write(holder, ledger.with_claim(entries, message, kind, now, self._seconds + _SLACK)):
-            return _AGAIN
+            return _RETRY_INTERVAL
         try:
             self._sent.append(_InFlight(message, kind, Sending(channel.order(message, self._seconds))))
         except OSError as error:

@@ -22,15 +22,15 @@ from launcher.runs.status import LogLine
 from trainer.events import escaped
 
 _AT_ONCE = 8  # logs read at the same time
-_ANSWER = 5.0  # seconds, and as many once more, as the client asks twice; a node that is lost would let us wait forever
+_ANSWER_TIMEOUT = 5.0  # seconds, and as many once more, as the client asks twice; a node that is lost would let us wait forever
 _MUTED = (15.0, 300.0)  # seconds for which such a log is not asked for again: at first, and at the most
 _TO_THE_END = 32  # logs followed at the same time
 _QUIET = 60.0  # seconds in which one that is followed may say nothing, for example while it saves, and is not asked for again
-_AGAIN = 0.5  # seconds until one that could not be followed is followed again
-_STREAM_EVERY = 10.0  # seconds between two streams of one pod, at the least; meanwhile its log is asked for again and again
+_RETRY_INTERVAL = 0.5  # seconds until one that could not be followed is followed again
+_STREAM_INTERVAL = 10.0  # seconds between two streams of one pod, at the least; meanwhile its log is asked for again and again
 # A stream brings no more bytes than these: its node may discard a file of the log (10 MiB) between two that it sends, which only the next request tells.
-_MOST_OF_STREAM = 4 << 20
-_MOST_UNTAKEN = 20_000  # lines of streams that nobody has taken yet
+_MAX_STREAM_SIZE = 4 << 20
+_MAX_UNTAKEN = 20_000  # lines of streams that nobody has taken yet
 _ABANDONED = 30.0  # seconds after which streams end whose lines nobody takes
 _MISSING = "lines may be missing here: it wrote faster than they were read, and its node keeps no more of a log (containerLogMaxSize of the kubelet)"
 _FIRST = "0"  # sorts before every stamp
@@ -43,7 +43,7 @@ class LogSink(Protocol):
 
     ended: int
 
-    def take(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
+    def write(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
         """Take over what was read of a pod."""
 
     def trust(self, uid: str) -> None:
@@ -80,7 +80,7 @@ class PodLogs:
             self.unanswered = False
             pods = list(pods)
             self._asked |= {pod["metadata"]["uid"]: _file(task_of(pod), pod["metadata"]["name"]) for pod in pods}
-            asked = [pod for pod in pods if self._may_have_news(pod)]
+            asked = [pod for pod in pods if self._may_have_new_lines(pod)]
             read = [self._passed_on]
             self._passed_on = []
             if asked:
@@ -88,16 +88,16 @@ class PodLogs:
                     read += pool.map(lambda pod: self._read(pod, tail), asked)
         return sorted((line for lines in read for line in lines), key=lambda line: line.time)
 
-    def take(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
+    def write(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
         """Take over what another reader has read of a pod, all that was written since it read last."""
-        self._take(pod, pieces)
+        self._queue(pod, pieces)
         self.trust(pod["metadata"]["uid"])
 
     def trust(self, uid: str) -> None:
         """Leave a pod to another reader for a while, which passes on what it reads."""
         self._trusted[uid] = time.monotonic() + _TRUSTED
 
-    def _take(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
+    def _queue(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
         with self._lock:
             self._passed_on += self._new(pod, pieces)
 
@@ -110,18 +110,18 @@ class PodLogs:
         self._wanted_until = now + _ABANDONED
         for pod in pods:
             uid = pod["metadata"]["uid"]
-            thread, since = self._streams.get(uid, (None, -_STREAM_EVERY))
+            thread, since = self._streams.get(uid, (None, -_STREAM_INTERVAL))
             if thread and thread.is_alive():
                 if self._sink is not None:
                     self._sink.trust(uid)
-            elif now >= since + _STREAM_EVERY and self._may_stream(pod) and sum(map(self._is_streamed, self._streams)) < _TO_THE_END:
+            elif now >= since + _STREAM_INTERVAL and self._may_stream(pod) and sum(map(self._is_streamed, self._streams)) < _TO_THE_END:
                 thread = threading.Thread(target=self._stream, args=(pod,), name="log stream", daemon=True)
                 self._streams[uid] = thread, now
                 thread.start()
 
     def _may_stream(self, pod: Object) -> bool:
         uid = pod["metadata"]["uid"]
-        return uid in self._read_once and uid not in self._muted and "running" in _states(pod) and self._may_have_news(pod)
+        return uid in self._read_once and uid not in self._muted and "running" in _states(pod) and self._may_have_new_lines(pod)
 
     def _is_streamed(self, uid: str) -> bool:
         return uid in self._streams and self._streams[uid][0].is_alive()
@@ -129,15 +129,15 @@ class PodLogs:
     def _wants(self, uid: str) -> bool:
         """Return whether somebody takes the lines of a stream, and no other reader passes them on."""
         now = time.monotonic()
-        return now < self._wanted_until and len(self._passed_on) < _MOST_UNTAKEN and self._trusted.get(uid, 0.0) < now
+        return now < self._wanted_until and len(self._passed_on) < _MAX_UNTAKEN and self._trusted.get(uid, 0.0) < now
 
     def _stream(self, pod: Object) -> None:
         """Take in what a pod writes until the stream ends, and count that: most often its container has ended."""
-        self._take_in(pod)
+        self._read_stream(pod)
         for reader in filter(None, (self, self._sink)):
             reader.ended += 1
 
-    def _take_in(self, pod: Object) -> None:
+    def _read_stream(self, pod: Object) -> None:
         """Take in what a pod writes until it ends, or its node or the API server breaks off; one that is silent is asked for again."""
         uid = pod["metadata"]["uid"]
         while self._wants(uid):
@@ -146,7 +146,7 @@ class PodLogs:
                 with contextlib.closing(self._lines_to_come(pod)) as contents:
                     for content in contents:
                         size += len(content)
-                        if size > _MOST_OF_STREAM or not self._wants(uid):
+                        if size > _MAX_STREAM_SIZE or not self._wants(uid):
                             return
             except UnreachableError:
                 if time.monotonic() < opened + _QUIET:
@@ -165,8 +165,8 @@ class PodLogs:
                 pieces = _marked(task_of(pod), pieces, after)
             begins = begins and not pieces
             if self._sink is not None:
-                self._sink.take(pod, pieces)
-            self._take(pod, pieces)
+                self._sink.write(pod, pieces)
+            self._queue(pod, pieces)
             yield content
 
     @contextlib.contextmanager
@@ -184,7 +184,7 @@ class PodLogs:
             thread.start()
         try:
             yield
-            deadline = time.monotonic() + _ANSWER
+            deadline = time.monotonic() + _ANSWER_TIMEOUT
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
         finally:
@@ -199,7 +199,7 @@ class PodLogs:
                 pass  # it has written nothing for long, or its node does not answer
             except LauncherError:  # it is gone, or not to be read
                 return
-            over.wait(_AGAIN)  # a connection that ends need not be the container's end
+            over.wait(_RETRY_INTERVAL)  # a connection that ends need not be the container's end
 
     def skip_stored(self, pod: Object, directory: Path) -> None:
         """Take the lines stored of a pod for read."""
@@ -235,7 +235,7 @@ class PodLogs:
         """Return whether a pod's log could not be read when it was asked for last, or is not asked for."""
         return pod["metadata"]["uid"] in self._muted or is_silent(pod)
 
-    def _may_have_news(self, pod: Object) -> bool:
+    def _may_have_new_lines(self, pod: Object) -> bool:
         uid = pod["metadata"]["uid"]
         if is_silent(pod):  # to ask its node would take until the question times out
             return False
@@ -254,7 +254,7 @@ class PodLogs:
         if after == _FIRST and tail is not None:
             query.append(("tailLines", str(tail)))
         try:
-            content = self._cluster.log(name, TRAINER, query, timeout=_ANSWER)
+            content = self._cluster.log(name, TRAINER, query, timeout=_ANSWER_TIMEOUT)
         except LauncherError:  # it is gone, or its node does not answer
             pause = min(2 * self._muted[uid][1], _MUTED[1]) if uid in self._muted else _MUTED[0]
             self._muted[uid] = (time.monotonic() + pause, pause)
@@ -264,7 +264,7 @@ class PodLogs:
         self._read_once.add(uid)
         pieces = _marked(task_of(pod), list(_pieces(content)), after)
         if self._sink is not None:
-            self._sink.take(pod, pieces)
+            self._sink.write(pod, pieces)
         if _is_over(pod):
             self._done.add(uid)
         return self._new(pod, pieces)

@@ -197,7 +197,7 @@ def _why_failed(seen: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Why:
     failed = [task for task in tasks if task.state is State.FAILED and task.reason]
     failed += [task for task in ended if task not in failed and {one.exit_code for one in failed} <= _AFTER_OTHERS]
     if failed:
-        task = min(failed, key=_blame)
+        task = min(failed, key=_failure_order)
         attempt = len(task.restarts) + (task.state is State.FAILED)
         return Why(with_remedy(f"{task.name}, attempt {attempt}: {task.reason}", task.remedy), task.name)
     message = str(found.get("message") or found.get("reason", ""))
@@ -212,7 +212,7 @@ def _failed_at(job: Object) -> float:
     return seconds(failure.get("lastTransitionTime")) or math.inf
 
 
-def _blame(task: TaskStatus) -> tuple[bool, float]:
+def _failure_order(task: TaskStatus) -> tuple[bool, float]:
     """Order failed tasks: those that ended for another's sake are last, the others as they ended."""
     return task.exit_code in _AFTER_OTHERS, math.inf if task.ended is None else task.ended
 

@@ -21,7 +21,7 @@ from launcher.render.kubernetes.objects import TENSORBOARD
 FIRST_PORT = 6006
 _PORTS_TRIED = 10
 _CHUNK = 65536
-_STARTS_WITHIN = 120.0  # seconds, on another node
+_START_TIMEOUT = 120.0  # seconds, on another node
 _POLL_INTERVAL = 0.5
 
 
@@ -32,16 +32,16 @@ def await_board(cluster: Cluster, run: str) -> None:
     was drained with it, and has nobody to follow either, follows it. Raises as `pod_of`.
     """
     moved = said = False
-    deadline = time.monotonic() + _STARTS_WITHIN
+    deadline = time.monotonic() + _START_TIMEOUT
     while time.monotonic() < deadline:
         of_run = cluster.listed("Pod", status_source.labels_of(run))
         boards = [pod for pod in of_run if (pod["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD]
         if any(pod_status.condition(pod, "Ready") for pod in boards):
             return
-        words = f"waiting up to {_STARTS_WITHIN:.0f} s for TensorBoard of {run} to start"
+        words = f"waiting up to {_START_TIMEOUT:.0f} s for TensorBoard of {run} to start"
         if not moved and any(tied.waits_for_none(pod, of_run) for pod in boards) and _is_over(cluster, run, of_run):
             cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
-            words = f"TensorBoard of {run} goes to a node where its volume can be used, and has {_STARTS_WITHIN:.0f} s to start there"
+            words = f"TensorBoard of {run} goes to a node where its volume can be used, and has {_START_TIMEOUT:.0f} s to start there"
             moved, said = True, False
         elif not moved and (any(map(diagnosis.of_pod, boards)) or not (boards or _is_to_come(cluster, run))):
             break

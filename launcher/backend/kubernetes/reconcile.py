@@ -13,7 +13,7 @@ from launcher.runs.status import RunStatus, State
 from launcher.timestamps import seconds
 from trainer.exit_codes import ExitCode
 
-_FIRST_WITHIN = 120.0  # seconds after a Job's start in which its first pods are made, of a thousand too
+_FIRST_PODS_WITHIN = 120.0  # seconds after a Job's start in which its first pods are made, of a thousand too
 RELEASE = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its node was lost; released by the launcher"}}
 
 
@@ -107,7 +107,7 @@ def _ignores_stops(job: Object) -> bool:
 
 def _is_first(pod: Object, started: float) -> bool:
     created = seconds(pod["metadata"].get("creationTimestamp"))
-    return created is None or created - started < _FIRST_WITHIN
+    return created is None or created - started < _FIRST_PODS_WITHIN
 
 
 class Reconciler:

@@ -22,7 +22,7 @@ OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "RoleBinding
 # Of these kinds a cluster may know nothing, or this user may not hear.
 _SELDOM = frozenset({"JobSet", "RoleBinding", "Role", "ServiceAccount"})
 DELETE_TIMEOUT = 120.0  # seconds in which deleted pods have ended by themselves or been killed
-_FORGOTTEN_WITHIN = 10.0  # seconds in which the API forgets a pod
+_FORGET_TIMEOUT = 10.0  # seconds in which the API forgets a pod
 _LOST_FOR = 60.0  # seconds beyond its grace period after which nothing of a pod on a lost node saves any more
 _POLL_INTERVAL = 0.5
 _OTHER_NAME = "x-of-nobody"
@@ -138,7 +138,7 @@ def is_new_claim(cluster: Cluster, run: Run, meanwhile: Callable[[], object]) ->
     return there is None
 
 
-def belongings(cluster: Cluster, run: str) -> list[ObjectRef]:
+def existing_objects(cluster: Cluster, run: str) -> list[ObjectRef]:
     """Return what the cluster has of a run but its record, its pods and its data, in the order to delete it; a JobSet, not the Jobs it has made.
 
     Objects that have lost their labels are known by the record.
@@ -161,7 +161,7 @@ def delete(cluster: Cluster, one: ObjectRef) -> None:
 
 def remove(cluster: Cluster, run: str, there: Iterable[ObjectRef] | None = None) -> None:
     """Delete the run's objects, those that were `there` or else all, and wait until its pods are gone. Its record and its data stay."""
-    for one in belongings(cluster, run) if there is None else there:
+    for one in existing_objects(cluster, run) if there is None else there:
         delete(cluster, one)
     helper_pod.delete_finished(cluster, run)
     await_ended(cluster, run, DELETE_TIMEOUT)
@@ -185,7 +185,7 @@ def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[
     lost_ones = _lost(cluster, pods, 0)
     for pod in lost_ones:  # nobody is there to end it; its Job, which would hold on to it, is gone
         cluster.delete("Pod", pod["metadata"]["name"], grace=0, uid=pod["metadata"]["uid"])
-    forgotten_by = time.monotonic() + _FORGOTTEN_WITHIN
+    forgotten_by = time.monotonic() + _FORGET_TIMEOUT
     while pods := status_source.pods_of(cluster, run):
         if time.monotonic() > forgotten_by:
             names = ", ".join(str(pod["metadata"]["name"]) for pod in pods[:5])
@@ -222,7 +222,7 @@ def await_claim_deleted(cluster: Cluster, claim: str, meanwhile: Callable[[], ob
 
 def clear(cluster: Cluster, run: str, meanwhile: Callable[[], object]) -> None:
     """Delete the Jobs of an earlier start, which cannot be changed, and wait until they and their pods are gone, calling `meanwhile`."""
-    workloads = [one for one in belongings(cluster, run) if one.kind in WORKLOADS]
+    workloads = [one for one in existing_objects(cluster, run) if one.kind in WORKLOADS]
     for one in workloads:
         delete(cluster, one)
     if workloads:

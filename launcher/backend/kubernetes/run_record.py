@@ -25,7 +25,7 @@ _SPEC, _STATUS, _STOPPING, _START, _CLAIM, _MADE, _USER = "spec.json", "status.j
 _DIGEST = "digest"  # the spec's, as its Jobs and run.json have it
 # On the record while a launcher starts the run. One that was killed over it is waited for no longer than this, in seconds of the cluster's clock.
 _STARTING = "tf-launcher/starting"
-_STARTS_WITHIN = 600.0
+_START_TIMEOUT = 600.0
 _OTHER_START = "see how it goes: launcher status; where that launcher is gone, `launcher down` lets you start it"
 # Fields of a status that depend on the user who asks, and on the time.
 _ASKED = frozenset({"data_lost", "missing", "user", "mine", "attended", "notified"})
@@ -65,7 +65,7 @@ def new_lease(cluster: Cluster, run: Run, before: Object | None, ended: RunStatu
     return StartLease(run.name, uuid.uuid4().hex, before)
 
 
-def take(cluster: Cluster, run: Run, lease: StartLease) -> bool:
+def acquire(cluster: Cluster, run: Run, lease: StartLease) -> bool:
     """Put the lease on the record that was read; return whether it is there, false where somebody has changed the record since.
 
     May be called again where the cluster did not answer.
@@ -182,7 +182,7 @@ def being_started(record: Object | None, now: float) -> str:
     # Of another machine or container of that name nothing is known.
     here = lease.get("host") == socket.gethostname() and lease.get("space") == process_identity.space()
     died = here and _process(lease.get("pid")).get("born") != lease.get("born")
-    return "" if died or age > _STARTS_WITHIN else f"started by `launcher up` on {lease.get('host', '?')} since {max(0.0, age):.0f} s"
+    return "" if died or age > _START_TIMEOUT else f"started by `launcher up` on {lease.get('host', '?')} since {max(0.0, age):.0f} s"
 
 
 def owner(record: Object) -> Object:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from launcher.backend.kubernetes import attendant_notes, diagnosis, notifier, past_attempts, pod_status, run_record
 from launcher.backend.kubernetes.client import Cluster, Object, claims_of
 from launcher.backend.kubernetes.errors import ForbiddenError
-from launcher.backend.kubernetes.informer import Informer, Pauses, versions
+from launcher.backend.kubernetes.informer import Informer, PollBackoff, versions
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, task_of
 from launcher.backend.kubernetes.run_context import RunContext
@@ -26,11 +26,11 @@ OURS = {NAME_LABEL: "tf-launcher"}
 # As many lines of each task tell how it is, where nobody reads all of them: an evaluation, a checkpoint and each worker's progress are among them.
 _LINES = 2000
 # The output of so many tasks is read only to tell how a run is; a thousand logs a second would be too much for a cluster.
-_MOST_READ = 32
+_MAX_TASKS_READ = 32
 # So many pods are asked for once a second; more of them less often.
 _PODS_A_SECOND = 200
-_NODES_EVERY = 60.0  # seconds, where no node takes a pod
-_MOST_PAUSE = 30.0  # seconds after which what tells more of Jobs and pods is asked for again, where these do not change
+_NODES_INTERVAL = 60.0  # seconds, where no node takes a pod
+_MAX_INTERVAL = 30.0  # seconds after which what tells more of Jobs and pods is asked for again, where these do not change
 _ONE_BY_ONE = 4  # objects whose events are asked for by a request each
 _ATTENDANT_STARTS = 120.0  # seconds that an attendant may take to start
 _UID = "involvedObject.uid"
@@ -58,7 +58,7 @@ class Source:
     def __init__(self, cluster: Cluster, run: str) -> None:
         self._cluster, self._run = cluster, run
         self._jobs, self._pods = (Informer(cluster, kind, labels_of(run)) for kind in ("Job", "Pod"))
-        self._pauses = Pauses(_MOST_PAUSE)
+        self._backoff = PollBackoff(_MAX_INTERVAL)
         self._details = ClusterSnapshot(run, ())  # what was asked for beside them last
         self.attendant: Object | None = None  # its Job, as it was seen last
 
@@ -66,10 +66,10 @@ class Source:
         """Return the pods of the run's tasks."""
         return [pod for pod in self._pods.objects() if _has(pod, CLUSTER_LABEL)]
 
-    def hurry(self) -> None:
+    def poll_soon(self) -> None:
         """Ask again as often as after a change: something may have ended."""
         for one in (self._jobs, self._pods):
-            one.hurry()
+            one.poll_soon()
 
     def seen(self, before: Collection[str] | None = None) -> ClusterSnapshot:
         """Return what there is now.
@@ -80,13 +80,13 @@ class Source:
         there, pods = self._jobs.objects(), relevant_pods(self._pods.objects())
         jobs = [job for job in there if pod_status.is_role(job)]
         self.attendant = next((job for job in there if pod_status.role_of(job) == ATTENDANT), None)
-        if self._pauses.due(versions([*jobs, *pods])):
+        if self._backoff.due(versions([*jobs, *pods])):
             try:
                 self._details = self._fetch_details(
                     jobs, pods, same=before is None or {pod["metadata"]["name"] for pod in pods} == set(before)
                 )
             except LauncherError:
-                self._pauses = Pauses(_MOST_PAUSE)  # what has changed is not told yet
+                self._backoff = PollBackoff(_MAX_INTERVAL)  # what has changed is not told yet
                 raise
         return dataclasses.replace(self._details, jobs=jobs, pods=pods)
 
@@ -194,7 +194,7 @@ class Watcher:
         self._next_nodes = 0.0
         self._logs_ended = 0
         self._record: Object | None = None
-        self._record_pauses = Pauses(_MOST_PAUSE)
+        self._record_backoff = PollBackoff(_MAX_INTERVAL)
 
     def pods(self) -> list[Object]:
         """Return the pods of the run's tasks. Raises LauncherError when the cluster cannot be asked."""
@@ -228,7 +228,7 @@ class Watcher:
             return self._last
         if self._logs_ended != (ended := self.logs.ended):
             self._logs_ended = ended
-            self._source.hurry()
+            self._source.poll_soon()
         self._last = self._refresh(context)
         if self.logs.unanswered:
             # A node that has just been lost lets us wait for its logs, and the cluster may have noticed meanwhile.
@@ -273,7 +273,7 @@ class Watcher:
         if time.monotonic() >= self._next_nodes:
             with contextlib.suppress(ForbiddenError):
                 self._nodes = self.cluster.nodes()
-            self._next_nodes = time.monotonic() + _NODES_EVERY
+            self._next_nodes = time.monotonic() + _NODES_INTERVAL
         return dataclasses.replace(seen, nodes=self._nodes)
 
     def _expired(self) -> RunStatus | None:
@@ -281,7 +281,7 @@ class Watcher:
         if all(job.get("spec", {}).get("ttlSecondsAfterFinished") is None for job in self.seen.jobs):
             return None
         there = frozenset(map(pod_status.role_of, self.seen.jobs))
-        if self._record_pauses.due(there):
+        if self._record_backoff.due(there):
             self._record = self.cluster.get("ConfigMap", run_record.name_of(self.run))
         return run_record.final(self._record) if run_record.roles(self._record) - there else None
 
@@ -298,14 +298,14 @@ class Watcher:
         tasks = pod_status.tasks(self.seen, self.cluster.now())
         if self._run_events is None:
             self._run_events = RunEvents(tasks[0].name if tasks else "")
-        failed = [task.name for task in tasks if task.state is State.FAILED][:_MOST_READ]
+        failed = [task.name for task in tasks if task.state is State.FAILED][:_MAX_TASKS_READ]
         names = {
-            *(task.name for task in tasks[:_MOST_READ]),
+            *(task.name for task in tasks[:_MAX_TASKS_READ]),
             *(task.name for task in tasks if task.name == "evaluator"),
             *failed,
         }
         read = [pod for pod in self.seen.pods if task_of(pod) in names]
-        self._run_events.take(self.logs.new_lines(read, tail=_LINES))
+        self._run_events.apply(self.logs.new_lines(read, tail=_LINES))
         if self._last is not None:  # nor for one look alone
             self.logs.stream(read)
         return pod_status.run_status(self.seen, tasks, self._run_events, context)

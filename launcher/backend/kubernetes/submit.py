@@ -14,7 +14,7 @@ from launcher.render.kubernetes.objects import Run
 from launcher.runs.status import ENDED, RunStatus, State
 
 # Seconds for which a cluster that does not answer halfway through a start is asked again, before the start fails.
-BACK_WITHIN = 60.0
+RETRY_TIMEOUT = 60.0
 _POLL_INTERVAL = 0.5
 # The lease is tried for so often when somebody else changes the record at the same time.
 _TRIES = 5
@@ -40,7 +40,7 @@ def reserve(cluster: Cluster, run: Run, wanted: Callable[[], bool] = always) -> 
         ended = _ended(cluster, run.name, before)
         run_objects.refuse_claim_of_others(cluster, run)
         lease = run_record.new_lease(cluster, run, before, ended)
-        if _retry(functools.partial(run_record.take, cluster, run, lease), wanted):
+        if _retry(functools.partial(run_record.acquire, cluster, run, lease), wanted):
             return lease
     raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.words()}", "see how it goes: launcher status")
 
@@ -167,7 +167,7 @@ class Start:
 
     def _find_unused(self) -> None:
         used = {(one.kind, one.name) for one in self._made}
-        self._unused = [one for one in run_objects.belongings(self._cluster, self._run.name) if (one.kind, one.name) not in used]
+        self._unused = [one for one in run_objects.existing_objects(self._cluster, self._run.name) if (one.kind, one.name) not in used]
 
     def _undo(self, undone: Callable[[], None]) -> str:
         """Remove what this start has made; return what could not be removed and why, empty where all was.
@@ -202,7 +202,7 @@ class Start:
 
 def _retry(do: Callable[[], Answer], wanted: Callable[[], bool] = always) -> Answer:
     """Return what a call returns, made again for a while where the cluster does not answer and it is `wanted`. Raises LauncherError."""
-    deadline = time.monotonic() + BACK_WITHIN
+    deadline = time.monotonic() + RETRY_TIMEOUT
     while True:
         try:
             return do()

@@ -26,7 +26,7 @@ class RunEvents:
         """Return whether a task has said last that its work is complete."""
         return task in self._tasks and self._tasks[task].done
 
-    def take(self, lines: Iterable[LogLine]) -> None:
+    def apply(self, lines: Iterable[LogLine]) -> None:
         """Take in lines of output."""
         for line in lines:
             event = parse(line.text)

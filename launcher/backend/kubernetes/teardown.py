@@ -33,10 +33,10 @@ def stop(
     Returns how it has ended, and how many objects of each kind were deleted. Raises LauncherError when pods stay, UsageError where something would make its Jobs again.
     """
     # Nothing that another launcher makes once this is done is to go with it.
-    there, pods = run_objects.belongings(cluster, run), status_source.pods_of(cluster, run)
+    there, pods = run_objects.existing_objects(cluster, run), status_source.pods_of(cluster, run)
     _refuse_made_by_others(cluster, run, there)
     events = RunEvents(before.tasks[0].name if before and before.tasks else "")
-    events.take(logs.new_lines(pods))  # what has ended is gone in a moment
+    events.apply(logs.new_lines(pods))  # what has ended is gone in a moment
     if before is not None:
         # First of all: who else watches must not take it for a run whose Jobs somebody deleted. It has not stopped yet.
         (run_record.note if before.state in ENDED else run_record.announce)(cluster, _ended(before, events, cluster.now()))
@@ -45,7 +45,7 @@ def stop(
     def poll() -> None:
         there = status_source.pods_of(cluster, run)
         silent.check(there)
-        events.take(logs.new_lines(there))
+        events.apply(logs.new_lines(there))
 
     with logs.to_the_end(sorted(pods, key=lambda pod: not events.leads(task_of(pod)))):  # what the tasks write to the last
         for one in there:
@@ -57,7 +57,7 @@ def stop(
             if not pod["metadata"].get("deletionTimestamp") or now:
                 cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
         lost = run_objects.await_ended(cluster, run, grace + _SLACK, poll)
-    events.take(logs.new_lines(()))
+    events.apply(logs.new_lines(()))
     run_objects.remove(cluster, run, there)
     if any(one.kind == "JobSet" for one in there):
         run_objects.await_workloads_deleted(cluster, run)

@@ -15,7 +15,7 @@ from launcher.runs.os_errors import explained
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import Location, RunStatus
 from launcher.runs.stored import PLACES, Artifact, Stored, missing_artifact, still_runs
-from launcher.runs.supervised_runs import KILL_WAIT, SupervisedRuns
+from launcher.runs.supervised_runs import KILL_TIMEOUT, SupervisedRuns
 
 if TYPE_CHECKING:
     from trainer.stacks import ProcessStacks
@@ -37,7 +37,7 @@ class LocalBackend(SupervisedRuns):
             new, began = not layout.run_dir.exists(), time.time()
             lock_fd = spawn.lock(layout)
             try:
-                orphans.await_none(layout, KILL_WAIT)
+                orphans.await_none(layout, KILL_TIMEOUT)
                 if new:
                     orphans.remove_returned(layout, began)
                 lifeline = spawn.start(layout, run.plan, run.spec, lock_fd=lock_fd, detach=wanted is None)

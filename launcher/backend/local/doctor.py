@@ -12,7 +12,7 @@ from launcher.cli.formats import decimal, memory
 from launcher.plan.machine import detect
 from launcher.spec.role_programs import roles_of
 
-_LEAST_DISK = 1_000_000_000  # bytes for checkpoints and logs
+_MIN_DISK = 1_000_000_000  # bytes for checkpoints and logs
 
 
 def examine(question: CheckRequest) -> Iterator[Finding]:
@@ -63,7 +63,7 @@ def _disk(runs: Path) -> Iterator[Finding]:
         yield problem("runs", f"{there} cannot be written", "see who owns it, or keep runs elsewhere with --runs")
         return
     free = shutil.disk_usage(there).free
-    if free < _LEAST_DISK:
+    if free < _MIN_DISK:
         yield warning("runs", f"{decimal(free)} are free for {runs}", "free some, or keep runs elsewhere with --runs")
     else:
         yield ok("runs", f"{runs}, {decimal(free)} free")

@@ -30,9 +30,9 @@ _LONGEST_SLEEP = 1.0
 def controller(layout: RunPaths, plan: Plan, lifeline: int | None) -> RunController:
     """Return the controller of a local run. Raises OSError, LauncherError where no ports are free."""
     members = [task.name for task in plan.tasks if task.role != "evaluator"]
-    held = ports.hold(len(members))
-    plan = readdress(plan, {name: f"{LOOPBACK}:{port}" for name, port in zip(members, held.ports, strict=True)})
-    processes = RunProcesses(layout, plan, held, lifeline)
+    reservation = ports.reserve(len(members))
+    plan = readdress(plan, {name: f"{LOOPBACK}:{port}" for name, port in zip(members, reservation.ports, strict=True)})
+    processes = RunProcesses(layout, plan, reservation, lifeline)
     return RunController(layout, plan, processes.tasks, processes)
 
 
@@ -41,8 +41,8 @@ class RunProcesses(Runtime):
 
     backend = "local"
 
-    def __init__(self, layout: RunPaths, plan: Plan, held: ports.PortReservation, lifeline: int | None) -> None:
-        self._layout, self._plan, self._ports = layout, plan, held
+    def __init__(self, layout: RunPaths, plan: Plan, reservation: ports.PortReservation, lifeline: int | None) -> None:
+        self._layout, self._plan, self._ports = layout, plan, reservation
         self.place = Location("directory", str(layout.run_dir))
         lifelines = Lifelines(stop_order.waves(plan))
         self.tasks = [ProcessTask(task, layout, lifelines, self._follow) for task in plan.tasks]
@@ -79,7 +79,7 @@ class RunProcesses(Runtime):
         """Return the tasks' session leaders, also those that have ended."""
         return {task.name: task.identity for task in self.tasks if task.identity is not None}
 
-    def lose_directory(self) -> bool:
+    def on_directory_lost(self) -> bool:
         """Have every task killed: what they would save would come back in the place of the directory."""
         return True
 
@@ -106,13 +106,13 @@ class RunProcesses(Runtime):
 
     def _read_signals(self, run: RunController) -> None:
         for number in self._signals.read():
-            run.asked(number)
+            run.stop_requested(number)
 
     def _read_lifeline(self, lifeline: int, run: RunController) -> None:
         with contextlib.suppress(BlockingIOError):
             if os.read(lifeline, 4096) == b"":
                 self._selector.unregister(lifeline)
-                run.asked(None)
+                run.stop_requested(None)
 
     def _forget(self, task: ProcessTask) -> None:
         if task.output is not None and task.output in self._selector.get_map():

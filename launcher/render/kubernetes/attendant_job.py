@@ -14,7 +14,7 @@ MODULE = "launcher.backend.kubernetes.attendant"
 # As often its pod is replaced, on nodes that come and go: all that ended count, as a failure policy would have the Job wait for a lost node.
 _REPLACED = 1000
 _LEAVES_AFTER = 30  # seconds without its node until another one is made
-_ENDS_WITHIN = 10  # seconds
+_GRACE_PERIOD = 10  # seconds
 _REQUESTS, _LIMITS = {"cpu": "50m", "memory": "96Mi"}, {"cpu": "1", "memory": "256Mi"}
 _WEBHOOK, _URL = "/run/secrets/webhook", "url"  # where the pod has the URL of the spec's webhook
 _RBAC = "rbac.authorization.k8s.io"
@@ -74,7 +74,7 @@ def _template(run: Run, wanted: Attendant) -> Object:
     ]
     spec: Object = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": _ENDS_WITHIN,
+        "terminationGracePeriodSeconds": _GRACE_PERIOD,
         **pods.hardened(run),
         "automountServiceAccountToken": True,
         "serviceAccountName": wanted.service_account or name_of(run),

@@ -25,7 +25,7 @@ CLUSTER_KEY = "TF_CLUSTER"
 # https://kubernetes.io/docs/concepts/configuration/configmap/#motivation
 _LARGEST = 1024 * 1024
 _LARGEST_ANNOTATION = 256 * 1024
-_MOST_FILES = 2000
+_MAX_FILES = 2000
 
 
 def cluster_name(run: Run) -> str:
@@ -126,9 +126,9 @@ def _too_large(run: Run) -> UsageError:
 
 
 def _files(directory: Path) -> list[Path]:
-    found = list(itertools.islice(code_files.files(directory), _MOST_FILES + 1))
-    if len(found) > _MOST_FILES:
-        message = f"code is {directory}, with more than {_MOST_FILES} files"
+    found = list(itertools.islice(code_files.files(directory), _MAX_FILES + 1))
+    if len(found) > _MAX_FILES:
+        message = f"code is {directory}, with more than {_MAX_FILES} files"
         raise UsageError(message, "name the directory with the program alone, or build an image with it")
     if not found:
         raise UsageError(f"code is {directory}, with no files in it", "name the directory with your program")

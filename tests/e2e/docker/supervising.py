@@ -90,7 +90,7 @@ class Kept:
 
     def ask(self, number: int | None = signal.SIGTERM) -> None:
         """Ask the controller to stop the run, as a signal does; None is a launcher that is gone."""
-        self.containers.ask(number)
+        self.containers.request_stop(number)
 
     def ended(self) -> RunStatus:
         """Wait for the controller to end by itself, and return what it has written at last."""

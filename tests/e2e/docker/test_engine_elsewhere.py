@@ -57,7 +57,7 @@ def test_a_network_that_goes_silent_is_noticed(
     lose: Callable[[], None], by_relay: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It is silent for longer than an answer may be.
-    monkeypatch.setattr(run_containers, "_ANSWERS_WITHIN", 4)
+    monkeypatch.setattr(run_containers, "_ANSWER_TIMEOUT", 4)
     monkeypatch.setattr(event_stream, "_SILENT", 3.0)
     program = "import time\nfor second in range(600):\n    print(f'second {second}', flush=True)\n    time.sleep(1)"
     with contextlib.ExitStack() as until_cleaned:

@@ -83,7 +83,7 @@ def test_an_engine_that_goes_silent_is_not_waited_for(
     container = start("import time\nprint('up', flush=True)\ntime.sleep(1000)")
     monkeypatch.setattr(engine, "TIMEOUT", 1_000)  # longer than this test may take
     far = Engine(Endpoint(by_relay["DOCKER_HOST"]))
-    far.hurry(2)
+    far.set_timeout(2)
 
     def written() -> list[str]:
         return [line.text for _, line in log_stream.read(far.client, container, "chief")]

@@ -124,7 +124,7 @@ def test_who_asks_twice_does_not_wait_for_what_does_not_stop(tmp_path: Path) -> 
 def test_an_engine_that_stays_away_is_not_waited_for_and_its_run_goes_on(
     tmp_path: Path, by_relay: dict[str, str], relay: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_containers, "_ENGINE_BACK_WITHIN", 2.0)
+    monkeypatch.setattr(run_containers, "_ENGINE_AWAY_TIMEOUT", 2.0)
     with contextlib.ExitStack() as until_cleaned:
         with monkeypatch.context() as elsewhere:
             elsewhere.setenv("DOCKER_HOST", by_relay["DOCKER_HOST"])

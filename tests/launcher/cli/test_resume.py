@@ -249,7 +249,7 @@ def test_what_is_there_need_not_be_readable(tmp_path: Path) -> None:
 
 
 def test_one_up_of_a_name_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.cli.resume._LOCK_WAIT", 0.1)
+    monkeypatch.setattr("launcher.cli.resume._LOCK_TIMEOUT", 0.1)
     with exclusive(tmp_path / "runs", "mnist"):
         with exclusive(tmp_path / "runs", "other"):
             pass

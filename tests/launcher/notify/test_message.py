@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from launcher.notify import ledger
-from launcher.notify.message import STALL_GRACE, Due, Message, of_end, of_stall, variables
+from launcher.notify.message import STALL_GRACE, DueMessages, Message, of_end, of_stall, variables
 from launcher.runs.status import RunStatus, State, TaskStatus
 
 RUN = RunStatus("digits", "local", State.FAILED, "worker-0 failed\non attempt 3: boom\0", started=100.0, ended=160.0, step=1200, steps=2000)
@@ -21,7 +21,7 @@ def running(*tasks: TaskStatus) -> RunStatus:
     return RunStatus("digits", "local", State.RUNNING, started=100.0, step=7, tasks=tasks)
 
 
-def due_after_settling(due: Due, status: RunStatus, now: float = NOW) -> list[Message]:
+def due_after_settling(due: DueMessages, status: RunStatus, now: float = NOW) -> list[Message]:
     assert due.check(status, now) == []
     return due.check(status, now + STALL_GRACE)
 
@@ -48,7 +48,7 @@ def test_the_message_of_an_end_has_name_state_reason_step_and_time() -> None:
 
 @pytest.mark.parametrize("state", [State.PENDING, State.RUNNING, State.RESTARTING, State.STOPPED, State.INTERRUPTED, State.UNKNOWN])
 def test_nobody_is_told_of_a_run_that_goes_on_or_that_somebody_has_stopped(state: State) -> None:
-    assert Due().check(dataclasses.replace(RUN, state=state), NOW) == []
+    assert DueMessages().check(dataclasses.replace(RUN, state=state), NOW) == []
 
 
 def test_a_long_reason_is_cut() -> None:
@@ -66,14 +66,14 @@ def test_an_id_is_the_same_for_everyone_who_sends_it_and_another_for_the_next_st
 
 
 def test_a_stall_is_told_once_it_lasts_and_names_who_holds_up_the_others() -> None:
-    due = Due()
+    due = DueMessages()
     [message] = due_after_settling(due, running(task("chief", "servers"), task("ps-0", "stopped")))
     assert (message.event, message.about, message.since) == ("stalled", ("ps-0",), 900.0)
     assert message.text == "digits makes no progress at step 7: ps-0 makes no progress since 1970-01-01T00:15:00Z: stopped"
 
 
 def test_a_stall_that_ends_at_once_is_not_told() -> None:
-    due = Due()
+    due = DueMessages()
     assert due.check(running(task("chief", "code")), NOW) == []
     assert due.check(running(task("chief")), NOW + 5) == []
     assert due.check(running(task("chief", "code")), NOW + STALL_GRACE) == []
@@ -81,7 +81,7 @@ def test_a_stall_that_ends_at_once_is_not_told() -> None:
 
 
 def test_the_stalls_of_a_task_are_told_once_an_hour_and_another_task_s_at_once() -> None:
-    [first] = due_after_settling(Due(), running(task("chief", "code")))
+    [first] = due_after_settling(DueMessages(), running(task("chief", "code")))
     entries = ledger.with_outcome([], first, "webhook", {"at": NOW, "state": ledger.SENT})
     assert ledger.wait(entries, first, "webhook", NOW + 7200) is None  # the same stall, two hours later
     later = dataclasses.replace(first, since=NOW + 300)

@@ -73,7 +73,7 @@ def test_a_message_goes_nowhere_else_than_where_it_is_meant_to(code: int) -> Non
 
 
 def test_a_server_that_does_not_answer_and_one_that_drips_have_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "_ANSWERS_WITHIN", 0.5)
+    monkeypatch.setattr(sender, "_REQUEST_TIMEOUT", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         why, _ = posted(f"http://127.0.0.1:{silent.getsockname()[1]}/{PLACE}")
     assert why == "the webhook did not answer within 0.5 s"

@@ -17,12 +17,12 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="BSD sockets refuse t
 
 
 def by_locking(directory: Path) -> Callable[[int], PortReservation]:
-    return lambda count: ports.hold_by_locking(count, directory)
+    return lambda count: ports.reserve_by_locking(count, directory)
 
 
 @pytest.fixture(params=[pytest.param("binding", marks=linux), "locking"])
 def hold(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], PortReservation]:
-    return ports.hold_by_binding if request.param == "binding" else by_locking(tmp_path / "ports")
+    return ports.reserve_by_binding if request.param == "binding" else by_locking(tmp_path / "ports")
 
 
 def test_no_port_is_held_twice_until_it_is_given_back(hold: Callable[[int], PortReservation]) -> None:
@@ -41,7 +41,7 @@ def test_a_held_port_can_be_listened_on_as_grpc_does(hold: Callable[[int], PortR
 
 @linux
 def test_held_ports_are_given_to_nobody_who_asks_for_any() -> None:
-    with ports.hold_by_binding(20) as held:
+    with ports.reserve_by_binding(20) as held:
         others = [socket.socket() for _ in range(500)]
         for other in others:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,7 +75,7 @@ def test_locks_are_made_in_no_directory_that_others_can_use(kind: str, tmp_path:
         place.mkdir()
         place.chmod(0o777)
     with pytest.raises(LauncherError, match=str(place)) as error:
-        ports.hold_by_locking(1, place)
+        ports.reserve_by_locking(1, place)
     assert "TMPDIR" in error.value.remedy
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -92,7 +92,7 @@ socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10).close()
 print("answers", flush=True)
 os._exit(0)
 """
-    with ports.hold_by_binding(1) as held:
+    with ports.reserve_by_binding(1) as held:
         finished = subprocess.run(
             [sys.executable, "-c", program, str(held.ports[0])],
             capture_output=True,

@@ -93,7 +93,7 @@ class Script(Runtime):
         """Keep how the run has ended."""
         self.outcome = outcome
 
-    def lose_directory(self) -> bool:
+    def on_directory_lost(self) -> bool:
         """Have the tasks killed."""
         return True
 
@@ -166,7 +166,7 @@ def test_those_that_save_are_asked_first_and_servers_once_they_have_ended(tmp_pa
     made = Made(tmp_path, "chief", "ps-0")
     servers: list[list[str]] = []
     found = made.keep(
-        lambda: made.run.asked(signal.SIGTERM),
+        lambda: made.run.stop_requested(signal.SIGTERM),
         lambda: None,
         lambda: servers.append(list(made.tasks["ps-0"].done_to)),
         made.end(chief=143),
@@ -189,7 +189,7 @@ def test_those_that_save_are_asked_first_and_servers_once_they_have_ended(tmp_pa
 )
 def test_who_asks_twice_or_at_once_has_every_task_killed(tmp_path: Path, signals: list[int | None], reason: str) -> None:
     made = Made(tmp_path, "chief", "ps-0")
-    found = made.keep(*(lambda number=number: made.run.asked(number) for number in signals), made.end(chief=137, ps_0=137))
+    found = made.keep(*(lambda number=number: made.run.stop_requested(number) for number in signals), made.end(chief=137, ps_0=137))
     assert [task.done_to[-1] for task in made.script.tasks] == ["kill", "kill"]
     assert found == dict.fromkeys(("chief", "ps-0"), (State.STOPPED, "killed"))
     assert made.script.outcome is not None
@@ -211,7 +211,7 @@ def test_a_server_that_does_not_answer_is_started_again_and_not_one_whose_own_pa
         stalled("chief", "servers", "ps-0, ps-1"),
         lambda: frozen.extend(task.done_to for task in made.script.tasks),
         made.end(**{"ps-0": 137}) if restarts else lambda: None,
-        lambda: made.run.asked(signal.SIGQUIT),
+        lambda: made.run.stop_requested(signal.SIGQUIT),
         made.end(**({} if restarts else {"ps-0": 137}), chief=137, **{"worker-0": 137, "ps-1": 137}),
     )
     told = made.tasks["ps-0"].tracker.restarts
@@ -225,7 +225,7 @@ def test_a_stop_after_the_work_is_done_asks_those_at_once_that_had_time_to_end_b
     found = made.keep(
         made.end(chief=0),
         lambda: asked.append(list(made.tasks["ps-0"].done_to)),
-        lambda: made.run.asked(signal.SIGTERM),
+        lambda: made.run.stop_requested(signal.SIGTERM),
         lambda: asked.append(list(made.tasks["ps-0"].done_to)),
         made.end(ps_0=143),
     )
@@ -240,7 +240,7 @@ def test_a_restart_that_is_pending_when_the_run_ends_is_recorded_as_stopped(tmp_
     assert found["ps-0"][0] is State.STOPPED
     golden(found["ps-0"][1])
     other = Made(tmp_path / "other", "chief", "ps-0")
-    found = other.keep(other.end(ps_0=1), lambda: other.run.asked(signal.SIGTERM), other.end(chief=143))
+    found = other.keep(other.end(ps_0=1), lambda: other.run.stop_requested(signal.SIGTERM), other.end(chief=143))
     assert found["ps-0"][0] is State.STOPPED
     golden(found["ps-0"][1])
 

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.backend.docker.backend import start_deadline
-from launcher.backend.docker.engine import COMPOSE_WAIT
+from launcher.backend.docker.engine import COMPOSE_TIMEOUT
 from launcher.plan.models import Plan
 from launcher.plan.planner import plan
 from launcher.spec.models import ClusterSpec
@@ -14,6 +14,6 @@ def planned(start_timeout: str) -> Plan:
     return plan(ClusterSpec.model_validate(spec), "docker", run_dir="/runs/toy")
 
 
-@pytest.mark.parametrize("start_timeout, compose_may_take", [("1s", COMPOSE_WAIT), ("10m", COMPOSE_WAIT), ("1h", 3600.0)])
+@pytest.mark.parametrize("start_timeout, compose_may_take", [("1s", COMPOSE_TIMEOUT), ("10m", COMPOSE_TIMEOUT), ("1h", 3600.0)])
 def test_the_launcher_waits_for_longer_than_compose_may_take(start_timeout: str, compose_may_take: float) -> None:
     assert start_deadline(planned(start_timeout)) == compose_may_take + 300

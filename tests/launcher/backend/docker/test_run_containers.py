@@ -95,7 +95,7 @@ class Flood(queue.SimpleQueue[ContainerEvent]):
 def test_a_flood_of_lines_delays_neither_deadlines_nor_a_request_to_stop(containers: RunContainers, run: RunController) -> None:
     containers._inbox = Flood()
     containers.wait(run, None)  # returns: the controller looks at its deadlines
-    containers.ask(signal.SIGTERM)
+    containers.request_stop(signal.SIGTERM)
     containers.wait(run, None)
     assert run._ending is not None
     assert run._ending.reason == "asked to stop"

@@ -165,7 +165,7 @@ def test_the_last_lines_of_a_pod_that_goes_are_kept() -> None:
     list(attendant.reconcile())
     there.kinds["Pod"].clear()
     attendant._watcher._next = 0.0
-    attendant._watcher._source.hurry()
+    attendant._watcher._source.poll_soon()
     list(attendant.reconcile())
     (gone,) = attendant_notes.deleted_pods(there.own)
     assert gone.task == "chief"
@@ -182,7 +182,7 @@ def test_the_last_lines_of_a_pod_of_a_run_that_has_ended_are_kept_before_the_att
     there.log = lambda *_, **__: b"2026-01-01T00:09:02.1Z asked to stop\n"  # type: ignore[method-assign]
     ps["metadata"]["deletionTimestamp"], ps["status"]["phase"] = "2026-01-01T00:09:30Z", "Failed"  # and the object is there still
     attendant._watcher._next = 0.0
-    attendant._watcher._source.hurry()
+    attendant._watcher._source.poll_soon()
     list(attendant.reconcile())
     assert attendant.is_done()
     (gone,) = attendant_notes.deleted_pods(there.own)
@@ -264,7 +264,7 @@ def test_a_run_that_was_there_and_is_deleted_is_not_waited_for(monkeypatch: pyte
 def test_lines_that_are_read_again_are_kept_once() -> None:
     lines, pod = LastLines(), objects.running("chief")
     for pieces in ([("1", b"one")], [("1", b"one"), ("2", b"two")], [("2", b"two")], []):
-        lines.take(pod, pieces)
+        lines.write(pod, pieces)
     (kept,) = lines.pop({pod["metadata"]["name"]: pod})
     assert kept.lines == ("1 one", "2 two")
 
@@ -281,7 +281,7 @@ def test_last_lines_are_those_of_pods_that_have_written() -> None:
     lines, pod = LastLines(), objects.running("chief")
     name = pod["metadata"]["name"]
     assert lines.pop({name: pod}) == []
-    lines.take(pod, [(f"{number:02}", b"\xff line") for number in range(30)])
+    lines.write(pod, [(f"{number:02}", b"\xff line") for number in range(30)])
     (gone,) = lines.pop({name: pod})
     assert (gone.task, gone.lines[0], len(gone.lines)) == ("chief", "10 \ufffd line", 20)
     assert lines.pop({name: pod}) == []

@@ -55,7 +55,7 @@ Configure = Callable[[object], None]
 def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
     """Have a cluster, and return what writes a kubeconfig whose user has these credentials. A login may be renewed at once."""
     monkeypatch.setattr(Guarded, "token", "first")
-    monkeypatch.setattr(client, "_LOGIN_EVERY", 0.0)
+    monkeypatch.setattr(client, "_LOGIN_INTERVAL", 0.0)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     with ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -147,7 +147,7 @@ def test_a_thread_whose_credentials_another_has_renewed_asks_again(configure: Co
     cluster = Cluster()
     refused = cluster._dynamic
     cluster._log_in()
-    monkeypatch.setattr(client, "_LOGIN_EVERY", 60.0)
+    monkeypatch.setattr(client, "_LOGIN_INTERVAL", 60.0)
     assert cluster._has_logged_in_again(refused)
     assert not cluster._has_logged_in_again(cluster._dynamic)
 
@@ -160,4 +160,4 @@ def test_who_may_look_at_nodes_alone_is_a_stranger_and_who_may_make_jobs_is_none
         cluster = Cluster()
         told = {"status": {"resourceRules": [{"verbs": ["list"], "apiGroups": [""], "resources": resources}]}}
         monkeypatch.setattr(cluster, "request", lambda *_, told=told, **__: told)
-        assert cluster.is_stranger() == stranger
+        assert cluster.has_no_access() == stranger

@@ -63,7 +63,7 @@ def answers() -> type[Answers]:
 
 @pytest.fixture
 def cluster(answers: type[Answers], monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setattr(download, "_AGAIN", 0.01)
+    monkeypatch.setattr(download, "_RETRY_INTERVAL", 0.01)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
         client = SimpleNamespace(configuration=Configuration(host=f"http://127.0.0.1:{server.server_address[1]}"))
         log = f"{archive.LISTENS}\nwhat it said".encode()
@@ -84,7 +84,7 @@ def test_a_lacking_right_to_forward_ports_is_named_at_once(cluster: Cluster, ans
 
 
 def test_of_a_pod_that_does_not_answer_its_last_lines_are_told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_ANSWERS_WITHIN", 0.05)
+    monkeypatch.setattr(download, "_ANSWER_TIMEOUT", 0.05)
     with pytest.raises(LauncherError, match="what it said"):
         _answer(cluster, "reader", Artifact.MODEL, "")
 

@@ -95,7 +95,7 @@ def test_a_refusal_says_what_is_lacking() -> None:
     Server.answers["/api/v1/namespaces/n/pods/p"] = 404, b'{"message": "not found"}'
     Server.answers["/api/v1/namespaces/n/events"] = 503, b"busy"
     cluster = Cluster()
-    cluster._is_stranger = False
+    cluster._has_no_access = False
     with pytest.raises(ForbiddenError) as refused:
         cluster.listed("Job")
     assert refused.value.rule == '{apiGroups: ["batch"], resources: ["jobs"], verbs: ["list"]}'
@@ -111,7 +111,7 @@ def test_a_token_that_was_renewed_is_used_at_once(account: Path, monkeypatch: py
         cluster.listed("Job")
     (account / "token").write_text("good")
     assert cluster.listed("Job") == []
-    monkeypatch.setattr(client, "_LOGIN_EVERY", 0.0)
+    monkeypatch.setattr(client, "_LOGIN_INTERVAL", 0.0)
     assert cluster.listed("Job") == []
 
 

@@ -111,8 +111,8 @@ class Answering(BaseHTTPRequestHandler):
 def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
     """Return what the server has."""
     made = State()
-    monkeypatch.setattr(informer, "_AGAIN", 0.01)
-    monkeypatch.setattr(client, "_LOGIN_EVERY", 0.0)
+    monkeypatch.setattr(informer, "_RETRY_INTERVAL", 0.01)
+    monkeypatch.setattr(client, "_LOGIN_INTERVAL", 0.0)
     yield made
     monkeypatch.setattr(informer, "_ABANDONED", -1.0)
     made.watches += 1
@@ -260,7 +260,7 @@ def test_who_may_not_watch_asks_seldom_while_nothing_changes(state: State, clust
     assert asked(10) >= 18  # a run that has just begun is looked at as often as ever
     assert 0 < asked(200) < 200
     assert 0 < asked(100) < 50
-    source.hurry()
+    source.poll_soon()
     assert asked(5) >= 8
     assert asked(300)
     state.change("MODIFIED", of_run(objects.ended("worker", 1, 0)))

@@ -174,7 +174,7 @@ def test_who_is_passed_nothing_on_any_more_asks_again(monkeypatch: pytest.Monkey
 
 
 def test_the_last_lines_are_read_without_looking_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_logs, "_AGAIN", 0.0)
+    monkeypatch.setattr(pod_logs, "_RETRY_INTERVAL", 0.0)
     answers = Answers()
     answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
     logs = reader(answers, tmp_path)
@@ -233,7 +233,7 @@ def test_lines_that_a_node_has_discarded_before_a_stream_are_marked(monkeypatch:
     marked, *more = taken(logs, [POD])
     assert "lines may be missing here" in marked
     assert more == ["line 5", "line 6"]
-    monkeypatch.setattr(pod_logs, "_MOST_UNTAKEN", 1)  # who does not take them is not waited for
+    monkeypatch.setattr(pod_logs, "_MAX_UNTAKEN", 1)  # who does not take them is not waited for
     answers.more.put("\n".join(map(stamped, (7, 8))).encode())
     answers.more.put(stamped(9).encode())
     answers.lines = list(map(stamped, (8, 9)))

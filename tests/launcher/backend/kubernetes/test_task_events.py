@@ -18,7 +18,7 @@ def line(task: str, event: str, *, about: str | None = None, at: float = 1.0, **
 
 def test_progress_of_the_chief_is_the_runs_and_it_speaks_for_workers() -> None:
     run_events = RunEvents("chief")
-    run_events.take(
+    run_events.apply(
         [
             line("chief", "progress", step=40, steps=100, loss=0.5, metrics={}, examples_per_second=100.0, seconds_per_step=0.5),
             line("chief", "progress", about="worker-0", step=40, steps=100, local_step=20, examples_per_second=50.0),
@@ -35,12 +35,12 @@ def test_progress_of_the_chief_is_the_runs_and_it_speaks_for_workers() -> None:
 
 def test_who_waits_for_peers_does_not_run_yet() -> None:
     run_events = RunEvents("chief")
-    run_events.take([line("chief", "waiting", missing=[{"task": "worker-1"}], seconds=3, timeout=600)])
+    run_events.apply([line("chief", "waiting", missing=[{"task": "worker-1"}], seconds=3, timeout=600)])
     (chief,) = run_events.statuses([TaskStatus("chief", State.RUNNING)])
     assert (chief.state, chief.reason) == (State.PENDING, "waiting for worker-1")
-    run_events.take([line("chief", "started", attempt=2), line("chief", "ready", seconds=3.0)])
+    run_events.apply([line("chief", "started", attempt=2), line("chief", "ready", seconds=3.0)])
     # Its parent looks for the last peer a moment longer than itself.
-    run_events.take([line("chief", "waiting", missing=[{"task": "worker-1"}], seconds=5, timeout=600)])
+    run_events.apply([line("chief", "waiting", missing=[{"task": "worker-1"}], seconds=5, timeout=600)])
     assert run_events.statuses([TaskStatus("chief", State.RUNNING)])[0].state is State.RUNNING
 
 
@@ -55,7 +55,7 @@ def test_who_waits_for_peers_does_not_run_yet() -> None:
 )
 def test_a_run_runs_when_it_trains_and_no_pod_is_lacking(of_pods: list[State], events: list[str], state: State, reason: str) -> None:
     run_events = RunEvents("chief")
-    run_events.take([line("chief", event, missing=[{"task": "worker-1"}]) for event in events])
+    run_events.apply([line("chief", event, missing=[{"task": "worker-1"}]) for event in events])
     told = [TaskStatus(name, of, "no room" if of is State.PENDING else "") for name, of in zip(("chief", "worker-0"), of_pods, strict=True)]
     found = run_status(ClusterSnapshot("digits", ()), tuple(told), run_events, RunContext())
     assert (found.state, found.reason) == (state, reason)
@@ -63,7 +63,7 @@ def test_a_run_runs_when_it_trains_and_no_pod_is_lacking(of_pods: list[State], e
 
 def test_restarts_in_a_pod_and_of_pods_are_counted_together_in_order_of_time() -> None:
     run_events = RunEvents("chief")
-    run_events.take([line("worker-0", "restarting", at=5.0, exit_code=137, cause="killed by SIGKILL", detail="", attempt=2, delay=1.0)])
+    run_events.apply([line("worker-0", "restarting", at=5.0, exit_code=137, cause="killed by SIGKILL", detail="", attempt=2, delay=1.0)])
     pods = (Restart(2.0, 1, 1, "exit code 1"), Restart(9.0, 2, None, "its pod was deleted"))
     (task,) = run_events.statuses([TaskStatus("worker-0", State.RUNNING, restarts=pods)])
     assert [(one.attempt, one.cause) for one in task.restarts] == [(1, "exit code 1"), (2, "killed by SIGKILL"), (3, "its pod was deleted")]
@@ -74,14 +74,14 @@ def test_fewer_restarts_are_left_with_each_in_the_pod_until_they_count_no_more()
     run_events = RunEvents("chief")
     left = []
     for event, fields in (("started", {"attempt": 1}), ("restarting", {"cause": "killed", "left": 4}), ("recovered", {"left": 10})):
-        run_events.take([line("chief", event, **fields)])
+        run_events.apply([line("chief", event, **fields)])
         left.append(run_events.statuses([TaskStatus("chief", State.RUNNING, restarts_left=7)])[0].restarts_left)
     assert left == [7, 4, 7]
 
 
 def test_what_looks_like_an_event_and_is_none_is_passed_over() -> None:
     run_events = RunEvents("chief")
-    run_events.take([LogLine(1.0, "chief", '{"event":"progress","step":"many","task":7}'), LogLine(1.0, "chief", '{"event":')])
+    run_events.apply([LogLine(1.0, "chief", '{"event":"progress","step":"many","task":7}'), LogLine(1.0, "chief", '{"event":')])
     assert run_status(ClusterSnapshot("digits", ()), (TaskStatus("chief", State.RUNNING),), run_events, RunContext()).step is None
 
 

@@ -23,7 +23,7 @@ def test_a_run_whose_tasks_all_finished_has_succeeded(finished: tuple[str, ...],
     run_events = RunEvents("chief")
     for name in finished:
         told = {"event": "done", "time": 1.0, "task": name, "seconds": 3.0}
-        run_events.take([LogLine(1.0, name, json.dumps(told, separators=(",", ":")))])
+        run_events.apply([LogLine(1.0, name, json.dumps(told, separators=(",", ":")))])
     ended = _ended(RunStatus("digits", "kubernetes", State.RUNNING, tasks=tasks), run_events, 2.0)
     assert (ended.state, ended.reason) == (state, reason)
     assert [task.state is State.SUCCEEDED for task in ended.tasks] == [task.name in finished for task in tasks]

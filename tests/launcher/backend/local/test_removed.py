@@ -85,7 +85,7 @@ def test_no_run_starts_beside_tasks_that_stay_and_a_stop_ends_them(
 ) -> None:
     up(runs)
     for module in (backend, supervised_runs):
-        monkeypatch.setattr(module, "KILL_WAIT", 0.3)
+        monkeypatch.setattr(module, "KILL_TIMEOUT", 0.3)
     with unheard(runs.supervisor()):
         shutil.rmtree(runs.layout().run_dir)
         with pytest.raises(UsageError, match=r"tasks of an earlier run run in .* still run: process \d+, \d+"):
