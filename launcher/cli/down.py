@@ -61,7 +61,7 @@ def down(
         _confirm(run, directory, may_prompt=not as_json and sys.stdin.isatty())
     owners.confirm(status, "delete" if delete_data else "stop", yes=yes, may_prompt=not as_json and sys.stdin.isatty())
     say: Say = lambda message: print(message, file=sys.stderr if as_json else sys.stdout, flush=True)  # noqa: E731 - one line, used twice
-    result = _stop(backend, run, say, now=now, keeps=not delete_data)
+    result = _stop(backend, run, say, now=now, keeps_data=not delete_data)
     if status.data_lost and not delete_data:
         say(f"notice: {status.data_lost.message}")
     if delete_data:
@@ -128,8 +128,8 @@ def _confirm(run: str, directory: object, *, may_prompt: bool) -> None:
         raise typer.Abort
 
 
-def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps: bool) -> dict[str, object]:
-    """Stop a run and return the fields of `--json`; `keeps` is whether its data stays."""
+def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps_data: bool) -> dict[str, object]:
+    """Stop a run and return the fields of `--json`; `keeps_data` is whether its data stays."""
     from launcher.cli.stopping import stop_action
 
     status = backend.status(run)
@@ -147,7 +147,7 @@ def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps: bool) -> di
         what = ", ".join(count(number, kind) for kind, number in removed.items())
         did = f"{'ended' if 'process' in removed else 'removed'} {what}" if what else "there was nothing to remove"
         is_there = status.run_dir and (status.directory is None or status.directory.is_dir())
-        stays = f"; its data stays in {relative_path(str(status.run_dir))}" if keeps and is_there and not status.data_lost else ""
+        stays = f"; its data stays in {relative_path(str(status.run_dir))}" if keeps_data and is_there and not status.data_lost else ""
         say(f"{run} {how} and does not run; {did}{stays}")
         after = status
     else:

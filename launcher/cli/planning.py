@@ -35,7 +35,7 @@ def plan_for_cluster(file: Path, overrides: Sequence[str], target: Target, runs:
     spec, plan = planned(file, _in_namespace(overrides, where.namespace), target, runs)
     if spec.kubernetes.namespace is None:
         before = cluster_cache.last(runs, spec.name, where.context, None)
-        if before.said:
+        if before.is_explicit:
             spec, plan = planned(file, _in_namespace(overrides, before.namespace), target, runs)
     return spec, plan, Where(where.context, spec.kubernetes.namespace)
 

@@ -147,8 +147,8 @@ def _with_mode(dumped: dict[str, Any], *, says_nothing: bool | None = None) -> d
     """Return a dumped volume with the effective `read_only`. Of an `emptyDir`, a value that is `says_nothing` counts as left out."""
     from launcher.spec.kubernetes import Volume
 
-    volume, said = Volume.model_construct(**dumped), dumped.get("read_only")
-    return {**dumped, "read_only": volume.can_only_be_read(None if volume.is_scratch and said is says_nothing else said)}
+    volume, read_only = Volume.model_construct(**dumped), dumped.get("read_only")
+    return {**dumped, "read_only": volume.can_only_be_read(None if volume.is_scratch and read_only is says_nothing else read_only)}
 
 
 def _moved(change: Change, old_directory: str, directory: str) -> bool:

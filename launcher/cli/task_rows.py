@@ -59,6 +59,6 @@ def pick_rows(status: RunStatus, most: int) -> tuple[tuple[TaskStatus, ...], int
     """Return up to `most` tasks, those in trouble first where not all fit, and how many were left out."""
     if len(status.tasks) <= most:
         return status.tasks, 0
-    trouble = {State.FAILED: 0, State.INTERRUPTED: 0, State.RESTARTING: 1, State.PENDING: 2}
-    picked = sorted(status.tasks, key=lambda task: trouble.get(task.state, 3))[: max(most, 1)]
+    priority = {State.FAILED: 0, State.INTERRUPTED: 0, State.RESTARTING: 1, State.PENDING: 2}
+    picked = sorted(status.tasks, key=lambda task: priority.get(task.state, 3))[: max(most, 1)]
     return tuple(task for task in status.tasks if task in picked), len(status.tasks) - len(picked)

@@ -50,8 +50,8 @@ def _tasks(spec: ClusterSpec) -> dict[str, int]:
 def _ok(file: Path, spec: ClusterSpec) -> str:
     tasks = _tasks(spec)
     roles = ", ".join(count(number, role) for role, number in tasks.items())
-    said = f"{file}: ok: {count(sum(tasks.values()), 'task')} ({roles}), {spec.strategy}, {described(spec)}"
-    return "\n".join([said, *(f"notice: {file}: {notice}" for notice in _notices(spec))])
+    valid = f"{file}: ok: {count(sum(tasks.values()), 'task')} ({roles}), {spec.strategy}, {described(spec)}"
+    return "\n".join([valid, *(f"notice: {file}: {notice}" for notice in _notices(spec))])
 
 
 def _notices(spec: ClusterSpec) -> list[str]:

@@ -168,7 +168,7 @@ def _call(order: Mapping[str, Any]) -> None:
         process.stdin.write(json.dumps(payload).encode() + b"\n")
         process.stdin.close()
     with process.stdout:
-        said = _last_line(process, within)
+        last_line = _last_line(process, within)
         is_late = process.poll() is None
         if is_late:  # before its pipe is closed, which may end it, too
             os.killpg(process.pid, signal.SIGKILL)
@@ -176,7 +176,7 @@ def _call(order: Mapping[str, Any]) -> None:
     if is_late:
         raise FailedError(f"{words[0]} did not end within {within:g} s, and was killed")
     if process.returncode:
-        raise FailedError(f"{words[0]} ended with {_ending(process.returncode)}" + (f": {said}" if said else ""))
+        raise FailedError(f"{words[0]} ended with {_ending(process.returncode)}" + (f": {last_line}" if last_line else ""))
 
 
 def _ending(code: int) -> str:

@@ -24,11 +24,11 @@ _IN_CLUSTER = "@"  # in a pod, where no kubeconfig names the cluster; what is qu
 
 @dataclass(frozen=True)
 class Place:
-    """One namespace of one cluster. `said`: it was named by the user or the spec, and is not merely the context's own."""
+    """One namespace of one cluster. `is_explicit`: it was named by the user or the spec, and is not merely the context's own."""
 
     context: str | None
     namespace: str | None
-    said: bool = False
+    is_explicit: bool = False
 
 
 def directory(runs: Path, place: Place, run: str) -> Path:
@@ -45,7 +45,7 @@ def remember(runs: Path, place: Place, run: str) -> Callable[[], None]:
     """Note where a run is started now; return what puts back what was noted before. Raises LauncherError when that cannot be written."""
     file = directory(runs, place, run) / _PLACE
     before = files.read_json(file)
-    noted = {"context": place.context, "namespace": place.namespace, "said": place.said, "started": time.time()}
+    noted = {"context": place.context, "namespace": place.namespace, "said": place.is_explicit, "started": time.time()}
     with explained(f"noting where {run} is"):
         file.parent.mkdir(parents=True, exist_ok=True)
         state_file.write_json(file, noted)

@@ -28,7 +28,7 @@ def killed(status: RunStatus) -> Iterator[str]:
             yield f"{task.name}: {task.reason or describe(SIGKILL)}"
 
 
-def said(event: Event) -> str:
+def cause_of(event: Event) -> str:
     """Return the cause that an event gives, with its detail; empty when it gives none."""
     return ": ".join(part for part in (text(event, "cause"), text(event, "detail")) if part)
 
@@ -126,7 +126,7 @@ def was_killed(event: Event) -> bool:
     return (integer(event, "exit_code") if code is None else code) == SIGKILL
 
 
-def said_with(event: Event, last: LastError) -> str:
+def cause_with_output(event: Event, last: LastError) -> str:
     """Return what an event `failed` or `restarting` says; where it has no detail, with the exception in the output before it."""
     error = "" if text(event, "detail") or was_killed(event) else last.error
-    return ": ".join(part for part in (said(event), error) if part)
+    return ": ".join(part for part in (cause_of(event), error) if part)

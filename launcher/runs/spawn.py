@@ -108,13 +108,13 @@ def _environment() -> dict[str, str]:
 def _answer(ready: FileIO, within: float) -> dict[str, str] | None:
     """Return what the supervisor says: nothing when all is well, else a message; None when it says nothing in time."""
     deadline = time.monotonic() + within
-    said = b""
-    while not said.endswith(b"\n"):
+    answer = b""
+    while not answer.endswith(b"\n"):
         readable, _, _ = select.select([ready], [], [], max(0, deadline - time.monotonic()))
         if not readable:
             break
         part = ready.read(4096)
         if not part:
             break
-        said += part
-    return json_object(said)
+        answer += part
+    return json_object(answer)

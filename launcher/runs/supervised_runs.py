@@ -36,13 +36,13 @@ class SupervisedRuns:
         # Supervisors of foreground runs stop their run when these close: with this process, at the latest.
         self._lifelines: dict[str, int] = {}
 
-    def hold(self, name: str, lifeline: int | None) -> None:
+    def hold_lifeline(self, name: str, lifeline: int | None) -> None:
         """Hold the lifeline of a run in the foreground: it stops when this process ends."""
         self._close_lifeline(name)
         if lifeline is not None:
             self._lifelines[name] = lifeline
 
-    def holds(self, name: str) -> bool:
+    def holds_lifeline(self, name: str) -> bool:
         """Return whether this process holds the lifeline of a run: it follows it in the foreground."""
         return name in self._lifelines
 

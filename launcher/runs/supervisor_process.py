@@ -31,8 +31,8 @@ def main(make: Callable[[RunPaths, Plan, int | None], RunController], *, outlive
         controller = make(layout, from_document(read_json(layout.plan) or {}), given.lifeline_fd)
         controller.start()
     except (OSError, LauncherError) as error:
-        trouble = error if isinstance(error, LauncherError) else explain(error, "starting the tasks")
-        _report(given.ready_fd, {"message": trouble.message, "remedy": trouble.remedy})
+        problem = error if isinstance(error, LauncherError) else explain(error, "starting the tasks")
+        _report(given.ready_fd, {"message": problem.message, "remedy": problem.remedy})
         return 1
     _report(given.ready_fd, {})
     try:

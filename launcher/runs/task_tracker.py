@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher.runs.progress import Pace, integer, number
-from launcher.runs.reasons import LastError, Start, out_of_memory, said_with, waiting, was_killed
+from launcher.runs.reasons import LastError, Start, cause_with_output, out_of_memory, waiting, was_killed
 from launcher.runs.stalled_tasks import Stall
 from launcher.runs.status import Restart, State, TaskStatus
 from trainer.events import Event
@@ -90,7 +90,7 @@ class TaskTracker:
         elif kind == "recovered":
             self._in_place, self._left = integer(event, "restarts") or 0, integer(event, "left")
         elif kind == "failed":
-            self.failure, self.killed = said_with(event, self.last), was_killed(event)
+            self.failure, self.killed = cause_with_output(event, self.last), was_killed(event)
         return self.reported != before or kind in {"restarting", "recovered", "stalled", "resumed"}
 
     def state(self) -> tuple[State, str]:
@@ -138,7 +138,7 @@ class TaskTracker:
         self._counted, self._in_place = self.counted + counts, 0
 
     def _restarts_in_place(self, event: Event) -> None:
-        cause = said_with(event, self.last)
+        cause = cause_with_output(event, self.last)
         self.restarts.append(Restart(number(event, "time") or time.time(), len(self.restarts) + 1, integer(event, "exit_code"), cause))
         self._in_place, self._left = integer(event, "restarts") or self._in_place, integer(event, "left")
         self.reported = (State.RESTARTING, cause)

@@ -154,9 +154,9 @@ class Volume(Section):
         """Whether it begins empty for each task, and is gone with it."""
         return self.source is not None and "emptyDir" in self.source
 
-    def can_only_be_read(self, said: bool | None) -> bool:
+    def can_only_be_read(self, given: bool | None) -> bool:
         """Return whether a mount of it is read-only that says so, or says nothing."""
-        return not self.is_scratch if said is None else said
+        return not self.is_scratch if given is None else given
 
 
 class Overrides(Section):

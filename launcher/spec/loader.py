@@ -162,8 +162,8 @@ def _examine(document: Document, directory: Callable[[SpecPath], Path]) -> tuple
             errors = error.errors(include_url=False)
         broken |= {meant for details in errors if (meant := messages.meant_key(details, ClusterSpec))}
         if value is document.value:
-            news = [details for details in errors if messages.document_path(details) not in broken]
-            findings += messages.findings(news, ClusterSpec, document.sources)
+            new_errors = [details for details in errors if messages.document_path(details) not in broken]
+            findings += messages.findings(new_errors, ClusterSpec, document.sources)
         paths = [messages.document_path(details) for details in errors]
         broken |= set(paths)
         value = without(value, map(_up_to_list, paths))

@@ -13,7 +13,7 @@ _PORT_NAME = "tfjob-port"  # the one that stands in TF_CONFIG
 _OUR_PORT_NAME = "grpc"
 
 
-def _keep(role: RoleDraft, path: Path) -> None:
+def _carry_over(role: RoleDraft, path: Path) -> None:
     role.container[str(path[-1])] = role.reading.value(path)
 
 
@@ -108,7 +108,7 @@ CONTAINER: Table[RoleDraft] = {
             "tty",
             "volumeDevices",
         ],
-        _keep,
+        _carry_over,
     ),
 }
 

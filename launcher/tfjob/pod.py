@@ -12,19 +12,19 @@ from launcher.tfjob.reading import LeftOut, Table, read_elsewhere, section, walk
 _POD_POLICIES = {"Always", "OnFailure", "Never"}
 
 
-def _keep(role: RoleDraft, path: Path) -> None:
+def _carry_over(role: RoleDraft, path: Path) -> None:
     role.pod[str(path[-1])] = role.reading.value(path)
 
 
 def _host_network(role: RoleDraft, path: Path) -> None:
-    _keep(role, path)
+    _carry_over(role, path)
     if role.reading.flag(path):
         message = "carried over; every task listens on port 2222 of its node, and a program's parent on 2224, so no two share one"
         role.reading.remark(path, message, "separate tasks by affinity, and check NetworkPolicies: they do not apply to such pods")
 
 
 def _scheduler(role: RoleDraft, path: Path) -> None:
-    _keep(role, path)
+    _carry_over(role, path)
     role.reading.remark(path, "carried over; the scheduler has to be in the cluster, and starts the pods one by one")
 
 
@@ -146,7 +146,7 @@ POD: Table[RoleDraft] = {
             "shareProcessNamespace",
             "topologySpreadConstraints",
         ],
-        _keep,
+        _carry_over,
     ),
 }
 

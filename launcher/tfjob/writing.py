@@ -89,13 +89,13 @@ def _head(draft: Draft, file: str, differences: list[Difference]) -> str:
     if draft.reading.remarks:
         lines.append("# Of the TFJob's fields these are other than they were, or left out:")
         for places, paths, remark in grouped(draft.reading.remarks):
-            said = f"line {places}, {_printable(paths)}: {_printable(remark.message)}"
-            lines += textwrap.wrap(said, _WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_long_words=False)
+            comment = f"line {places}, {_printable(paths)}: {_printable(remark.message)}"
+            lines += textwrap.wrap(comment, _WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_long_words=False)
         lines.append("#")
     lines.append("# The run differs from the TFJob's:")
     for difference in differences:
-        said = f"{difference.about}: {_printable(difference.message)}"
-        lines += textwrap.wrap(said, _WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_long_words=False)
+        comment = f"{difference.about}: {_printable(difference.message)}"
+        lines += textwrap.wrap(comment, _WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_long_words=False)
     return "\n".join(lines) + "\n"
 
 

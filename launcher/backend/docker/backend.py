@@ -76,7 +76,7 @@ class DockerBackend:
                 lifeline = spawn.start(layout, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_SUPERVISOR, within=within)
             finally:
                 os.close(lock_fd)
-        self._supervised.hold(plan.name, lifeline)
+        self._supervised.hold_lifeline(plan.name, lifeline)
 
     def _with_free_port(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
         """Return the spec with the next free port for TensorBoard where another has its own on this machine, as far as that can be seen."""
@@ -100,7 +100,7 @@ class DockerBackend:
         layout = self._layout(name)
         if locks.held(layout.lock):
             return self._supervised.status(name)
-        if not self._supervised.holds(name) or layout.state.exists():
+        if not self._supervised.holds_lifeline(name) or layout.state.exists():
             return self._status(layout)
         try:
             return _removed(layout, self._status(layout))

@@ -79,8 +79,8 @@ def explain(output: str, doing: str) -> LauncherError:
     """Return the error for what the engine or Compose said while `doing`."""
     if nobody := no_engine(output):
         return nobody
-    said = last_line(output)
+    reason = last_line(output)
     for pattern, message, remedy in _KNOWN:
         if re.search(pattern, output, re.IGNORECASE):
-            return DockerError(f"{doing} failed: {message}: {said}", remedy, output)
-    return DockerError(f"{doing} failed: {said}", "the line above is the engine's own; `docker info` tells how it is", output)
+            return DockerError(f"{doing} failed: {message}: {reason}", remedy, output)
+    return DockerError(f"{doing} failed: {reason}", "the line above is the engine's own; `docker info` tells how it is", output)

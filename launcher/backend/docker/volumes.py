@@ -147,7 +147,7 @@ def _copy(engine: Engine, image: str, run: str, old: str, new: str) -> None:
             time.sleep(_POLL_INTERVAL)
             copying.reload()
         if copying.status == "dead" or copying.attrs["State"]["ExitCode"]:
-            said = copying.logs().decode("utf-8", "replace")
-            raise explain(said or "cp failed without a word", f"copying the volume {old}")
+            output = copying.logs().decode("utf-8", "replace")
+            raise explain(output or "cp failed without a word", f"copying the volume {old}")
     finally:
         copying.remove(force=True, v=True)

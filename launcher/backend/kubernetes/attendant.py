@@ -151,19 +151,19 @@ def is_at_rest(seen: ClusterSnapshot) -> bool:
 
 def attend(attendant: Attendant) -> int:
     """Attend a run to its end; return an exit code. A cluster that does not answer is asked again."""
-    said = ""
+    last_error = ""
     while not attendant.is_done():
         try:
             for words in attendant.reconcile():
                 _say(words)
-            said = ""
+            last_error = ""
         except ForbiddenError as error:
             _say(f"{error.message}: the account of this pod needs {error.rule}")
             return 1
         except LauncherError as error:
-            if error.message != said:
+            if error.message != last_error:
                 _say(f"{error.message}: {error.remedy}")
-            said = error.message
+            last_error = error.message
         time.sleep(_POLL_INTERVAL)
     _say("nothing is left to do")
     return 0

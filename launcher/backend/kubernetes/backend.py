@@ -121,8 +121,8 @@ class KubernetesBackend:
         self._notifiers.pop(name, None)
         self._spec_dirs[name] = plan.spec_dir
         # Before anything is made: whatever becomes of this process, the other verbs find it.
-        said = made.options.namespace is not None
-        put_back = cluster_cache.remember(self._runs, dataclasses.replace(_place(cluster), said=said), name)
+        is_explicit = made.options.namespace is not None
+        put_back = cluster_cache.remember(self._runs, dataclasses.replace(_place(cluster), is_explicit=is_explicit), name)
         with contextlib.ExitStack() as refused:
             refused.callback(put_back)
             lease = self._leases.pop(name, None) or submit.reserve(cluster, made, wanted)
@@ -210,7 +210,7 @@ class KubernetesBackend:
     def reconcile(self, name: str) -> list[str]:
         """Release pods on lost nodes, end a run that does not start in time, let a failed run's nodes go."""
         known = self._watched(name)
-        said: list[str] = []
+        notes: list[str] = []
         try:
             self._finalize_start(known)
             with known.lock:
@@ -219,14 +219,14 @@ class KubernetesBackend:
                 if is_new:
                     known.reconciled = seen
             if is_new and status is not None:
-                self._reconcile(known, name, seen, status, said)
+                self._reconcile(known, name, seen, status, notes)
             if status is not None:  # last: whatever becomes of it, the run is reconciled
-                said.extend(self._notifier(name).send_due(status))
+                notes.extend(self._notifier(name).send_due(status))
         except UnreachableError:
             known.reconciled = None  # the cluster is away; it is done when it answers again
         except LauncherError as error:  # what cannot be done for a run is no reason to end it
-            said.append(f"{error.message}: {error.remedy}")
-        return said
+            notes.append(f"{error.message}: {error.remedy}")
+        return notes
 
     def finish(self, name: str) -> Iterator[str]:
         """Wait until people were told how a run has ended, as far as that is up to this process; yield what failed."""
@@ -265,18 +265,18 @@ class KubernetesBackend:
                 raise
             known.start = None
 
-    def _reconcile(self, known: _WatchedRun, name: str, seen: ClusterSnapshot, status: RunStatus, said: list[str]) -> None:
+    def _reconcile(self, known: _WatchedRun, name: str, seen: ClusterSnapshot, status: RunStatus, notes: list[str]) -> None:
         if known.reconciler is None:
             known.spec = self.spec(name) or {}
             logs = PodLogs(known.cluster, self._log_directory(known.cluster, name))
             known.reconciler = reconcile.Reconciler(
                 known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")), logs.new_lines
             )
-        said.extend(known.reconciler.reconcile(seen, status))
+        notes.extend(known.reconciler.reconcile(seen, status))
         start_timeout = parse_duration(self._limit(known, "start_timeout", "10m"))
         late = known.reconciler.late(seen, status, start_timeout) or (reconcile.outgrown(seen) if status.state not in ENDED else "")
         if late and known.watcher.is_as_seen():
-            said.append(late)
+            notes.append(late)
             failed = dataclasses.replace(
                 status, state=State.FAILED, reason=late, reason_task="", ended=known.cluster.now(), eta=None, save_failed=None
             )
@@ -399,7 +399,7 @@ class KubernetesBackend:
             )
         lease = self._leases.get(name)
         if lease is not None:
-            run_record.hold(cluster, lease)
+            run_record.verify(cluster, lease)
         there = cluster.get("PersistentVolumeClaim", run.claim) if run.storage is not None else None
         stays = there is not None and not there["metadata"].get("deletionTimestamp")
         if stays:

@@ -15,7 +15,7 @@ from typing import Any
 import urllib3
 
 from launcher.backend.kubernetes import in_cluster
-from launcher.backend.kubernetes.errors import CredentialsError, ForbiddenError, explain, strange
+from launcher.backend.kubernetes.errors import CredentialsError, ForbiddenError, explain, no_access
 from launcher.errors import LauncherError, UsageError
 
 Object = dict[str, Any]
@@ -115,7 +115,7 @@ class Cluster:
                 return json.loads(self._ask(method, path, **options).data)
         except ForbiddenError as error:
             if f"/namespaces/{self.namespace}/" in path and self.has_no_access():
-                raise strange(self.namespace, doing, error.rule) from error.__cause__
+                raise no_access(self.namespace, doing, error.rule) from error.__cause__
             raise
 
     def _log_in(self) -> None:

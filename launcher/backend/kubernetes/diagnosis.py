@@ -14,7 +14,7 @@ from launcher.backend.kubernetes import node_capacity
 from launcher.files import json_object
 from launcher.plan import role_rules
 from launcher.plan.container_paths import CONTAINER_RUNS
-from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, meets_restriction, said_with, was_killed
+from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, cause_with_output, meets_restriction, was_killed
 from trainer.exit_codes import describe
 
 Object = Mapping[str, Any]
@@ -306,8 +306,8 @@ def _of_scheduling(pod: Object, nodes: Sequence[Object]) -> Diagnosis | None:
         return Diagnosis("storage", "its volume is not there yet", "see kubectl describe pvc")
     if not _UNSCHEDULABLE.search(message):
         return Diagnosis("nodes", _line(message) or "no node takes it", "see kubectl describe pod")
-    said = unschedulable(message)
-    return Diagnosis("nodes", said, "; ".join(node_capacity.of_pod(pod, nodes)) or _remedy_for_nodes(said))
+    summary = unschedulable(message)
+    return Diagnosis("nodes", summary, "; ".join(node_capacity.of_pod(pod, nodes)) or _remedy_for_nodes(summary))
 
 
 def unschedulable(message: str) -> str:
@@ -316,10 +316,10 @@ def unschedulable(message: str) -> str:
     if match is None:
         return _line(message)
     why = match[2].partition(". preemption:")[0].partition(". no new claims")[0].strip().rstrip(".")
-    said = re.sub(r"\bInsufficient\b", "insufficient", why)
+    summary = re.sub(r"\bInsufficient\b", "insufficient", why)
     total = match[1].split()[0].split("/")[1]
-    said = re.sub(rf"^{total} (?=\S[^,]*$)", "", said)
-    return _line(f"{match[1]}: {said}")
+    summary = re.sub(rf"^{total} (?=\S[^,]*$)", "", summary)
+    return _line(f"{match[1]}: {summary}")
 
 
 def _remedy_for_nodes(why: str) -> str:
@@ -378,7 +378,7 @@ def _last_line(message: object) -> str:
         if _event(line) is None:
             last.feed(line)
     event = _failed(lines)
-    return _line(last.line if event is None else said_with(event, last))
+    return _line(last.line if event is None else cause_with_output(event, last))
 
 
 def _failed(lines: Iterable[str]) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from launcher import images
 from launcher.backend.findings import CheckRequest, Finding, of_error, ok, problem, warning
 from launcher.backend.kubernetes import admission, doctor_capacity, doctor_policies, helper_pod, run_objects, storage_classes
 from launcher.backend.kubernetes.client import Cluster, Object, numbers
-from launcher.backend.kubernetes.errors import strange
+from launcher.backend.kubernetes.errors import no_access
 from launcher.backend.kubernetes.node_capacity import amount
 from launcher.errors import LauncherError, UsageError
 from launcher.plan import planner
@@ -96,7 +96,7 @@ def examine(question: CheckRequest) -> Iterator[Finding]:
     yield ok("cluster", cluster.words())
     yield from _version(cluster, spec)
     if cluster.has_no_access():
-        yield of_error("permissions", strange(cluster.namespace))
+        yield of_error("permissions", no_access(cluster.namespace))
         return
     yield from _permissions(cluster)
     yield from _attendant(cluster, spec)

@@ -148,19 +148,19 @@ def _command(run: Run, token: str, places: Mapping[str, Sequence[str]]) -> list[
 def _answer(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
     """Ask the pod's server, which may still be starting; return its answer, and where to write that it is read."""
     deadline = time.monotonic() + _ANSWER_TIMEOUT
-    said = ""
+    output = ""
     while True:
         try:
             # Not before it listens: the client's thread of a connection that is refused ends with a traceback.
-            said = cluster.log(pod, TRAINER, [], timeout=_ANSWER_TIMEOUT).decode("utf-8", "replace")
-            if archive.LISTENS not in said:
+            output = cluster.log(pod, TRAINER, [], timeout=_ANSWER_TIMEOUT).decode("utf-8", "replace")
+            if archive.LISTENS not in output:
                 raise ConnectionError("its server is not listening yet")
             return _ask(cluster, pod, artifact, token)
         except ForbiddenError:
             raise
         except _NOT_YET as error:
             if time.monotonic() > deadline:
-                last = " | ".join(said.splitlines()[-_LINES:]) or "nothing"
+                last = " | ".join(output.splitlines()[-_LINES:]) or "nothing"
                 raise LauncherError(
                     f"the pod {pod} does not answer within {_ANSWER_TIMEOUT:.0f} s: {str(error) or type(error).__name__}; it has written: {last}",
                     "try again",

@@ -62,7 +62,7 @@ def out_of_sight(run: str, error: LauncherError) -> OutOfSightError:
 def explain(error: Exception, doing: str) -> LauncherError:
     """Return the error for what the client raised while `doing`."""
     status = getattr(error, "status", None)
-    answer = said(error)
+    answer = answer_of(error)
     if not isinstance(status, int) or status in {0, 429} or status >= 500:
         return UnreachableError(
             f"{doing}: the cluster does not answer: {answer}",
@@ -82,7 +82,7 @@ def explain(error: Exception, doing: str) -> LauncherError:
     return LauncherError(f"{doing}: {answer}", "the message above comes from the API server")
 
 
-def strange(namespace: str, doing: str = "", rule: str = "") -> ForbiddenError:
+def no_access(namespace: str, doing: str = "", rule: str = "") -> ForbiddenError:
     """Return the error of a user who may do nothing in a namespace: most often it is mistyped, and the API server does not say whether it is there."""
     return ForbiddenError(
         f"{doing}: you may do nothing in the namespace {namespace}".removeprefix(": "),
@@ -92,7 +92,7 @@ def strange(namespace: str, doing: str = "", rule: str = "") -> ForbiddenError:
     )
 
 
-def said(error: Exception) -> str:
+def answer_of(error: Exception) -> str:
     """Return what the API server or the way to it says, in one line."""
     body: Any = getattr(error, "body", None)
     try:

@@ -96,11 +96,11 @@ def unlabelled(cluster: Cluster, missed: Iterable[ObjectRef]) -> dict[ObjectRef,
 
 def reason(run: str, deleted: Sequence[ObjectRef], unlabelled: Iterable[ObjectRef], namespace: str) -> str:
     """Return which of a run's objects are gone or have lost its labels, and what to do about each. Pure."""
-    said = []
+    reasons = []
     if deleted:
-        said.append(f"{', '.join(map(str, deleted))} {'was' if len(deleted) == 1 else 'were'} deleted: {diagnosis.made_again(run)}")
+        reasons.append(f"{', '.join(map(str, deleted))} {'was' if len(deleted) == 1 else 'were'} deleted: {diagnosis.made_again(run)}")
     for one in unlabelled:
         labels = status_source.labels_of(run) | ({pod_status.COMPONENT: one.name.removeprefix(f"{run}-")} if one.kind == "Job" else {})
         given = " ".join(f"{key}={value}" for key, value in labels.items())
-        said.append(f"{one} has lost its labels: kubectl label {one} {given} --overwrite -n {namespace}")
-    return "; ".join(said)
+        reasons.append(f"{one} has lost its labels: kubectl label {one} {given} --overwrite -n {namespace}")
+    return "; ".join(reasons)

@@ -67,8 +67,8 @@ def _ended(name: str, events: Iterable[Object], last: Object, made: float) -> Re
     times = [time for one in about if (time := _time(one)) is not None]
     deleted = seconds(last.get("metadata", {}).get("deletionTimestamp"))
     moved = diagnosis.moved_away(last.get("status", {}))
-    said = next((_CAUSES[one["reason"]] for one in reversed(about) if one.get("reason") in _CAUSES), "")
-    return Restart(deleted or max(times, default=made), 0, None, moved.words if moved else said or DELETED)
+    cause = next((_CAUSES[one["reason"]] for one in reversed(about) if one.get("reason") in _CAUSES), "")
+    return Restart(deleted or max(times, default=made), 0, None, moved.words if moved else cause or DELETED)
 
 
 def _time(event: Object) -> float | None:

@@ -34,7 +34,7 @@ _QUEUE = "kueue.x-k8s.io/queue-name"
 # Codes with which tasks end because another one did, or because the cluster asked them to.
 _AFTER_OTHERS = {int(ExitCode.PEER_LOST), int(ExitCode.STOPPED)}
 # The remedy is to read the log, whose end the launcher shows with such a failure.
-_SAID_ELSEWHERE = {"exit", "crash"}
+_REMEDY_ELSEWHERE = {"exit", "crash"}
 # How a Job says which pod its failure policy ended it for. Once kubernetes.ttl has passed, nothing else is left to tell.
 _ENDED_FOR = r"for pod \S+/{job}-(\d+)-\S+ failed with exit code (\d+)"
 # An eviction leaves no event that a deletion does not.
@@ -243,7 +243,7 @@ def _task(seen: ClusterSnapshot, job: Object, name: str, attempts: list[Object],
         _STATES.get(phase, _pending)(job, pod),
         _reason(pod, phase, found, now),
         found.kind if found else "",
-        found.remedy if found and found.kind not in _SAID_ELSEWHERE else "",
+        found.remedy if found and found.kind not in _REMEDY_ELSEWHERE else "",
         address=f"{pod.get('spec', {}).get('hostname', '')}.{pod.get('spec', {}).get('subdomain', '')}".strip("."),
         restarts=restarts,
         restarts_left=_left(job, pod),
@@ -365,9 +365,9 @@ def waits(seen: ClusterSnapshot, job: Object | None = None) -> str:
         return ""
     uids = {one["metadata"].get("uid") for one in found}
     owned = (one for one in seen.queued if uids & {owner.get("uid") for owner in one["metadata"].get("ownerReferences") or ()})
-    conditions = [said for one in owned for said in one.get("status", {}).get("conditions") or ()]
+    conditions = [entry for one in owned for entry in one.get("status", {}).get("conditions") or ()]
     kinds = ("QuotaReserved", "Admitted")
-    refused = next((said["message"] for kind in kinds for said in conditions if said["type"] == kind and said["status"] == "False"), "")
+    refused = next((entry["message"] for kind in kinds for entry in conditions if entry["type"] == kind and entry["status"] == "False"), "")
     return f"waits for its queue {queue_of(found[0])}" + (f": {refused}" if refused else "")
 
 

@@ -31,7 +31,7 @@ def await_board(cluster: Cluster, run: str) -> None:
     One that waits for the node of tasks that have ended, as it does when its own was drained, may go to any node from then on; an evaluator that
     was drained with it, and has nobody to follow either, follows it. Raises as `pod_of`.
     """
-    moved = said = False
+    moved = announced = False
     deadline = time.monotonic() + _START_TIMEOUT
     while time.monotonic() < deadline:
         of_run = cluster.listed("Pod", status_source.labels_of(run))
@@ -42,12 +42,12 @@ def await_board(cluster: Cluster, run: str) -> None:
         if not moved and any(tied.waits_for_none(pod, of_run) for pod in boards) and _is_over(cluster, run, of_run):
             cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
             words = f"TensorBoard of {run} goes to a node where its volume can be used, and has {_START_TIMEOUT:.0f} s to start there"
-            moved, said = True, False
+            moved, announced = True, False
         elif not moved and (any(map(diagnosis.of_pod, boards)) or not (boards or _is_to_come(cluster, run))):
             break
-        if not said:
+        if not announced:
             print(words, file=sys.stderr, flush=True)
-            said = True
+            announced = True
         time.sleep(_POLL_INTERVAL)
     pod_of(cluster, run)
 

@@ -116,7 +116,7 @@ class Reconciler:
     def __init__(self, cluster: Cluster, run: str, lost_after: float, keep_logs: Callable[[list[Object]], object] = list) -> None:
         self._cluster, self._run, self._lost_after, self._keep_logs = cluster, run, lost_after, keep_logs
         self._done: set[str] = set()
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self._pending_since: float | None = None  # of time.monotonic, without a break
         self._ran = False
 
@@ -135,12 +135,12 @@ class Reconciler:
 
     def reconcile(self, seen: ClusterSnapshot, status: RunStatus) -> Iterator[str]:
         """Do what is to be done now; yield what was done, or what hinders the run. Raises LauncherError."""
-        yield from self._trouble(status)
+        yield from self._problems(status)
         for pod in lost(seen, self._cluster.now(), self._lost_after):
             if pod["metadata"]["uid"] not in self._done and self._is_as_seen(pod):
-                said = self._release(pod)
+                message = self._release(pod)
                 self._done.add(pod["metadata"]["uid"])  # once done: a cluster that was away meanwhile is asked again
-                yield said
+                yield message
         if status.state is State.FAILED:
             yield from self._suspend_jobs(seen)
         for job, stay in dismissed(seen, self._cluster.now()):
@@ -149,14 +149,14 @@ class Reconciler:
             self._cluster.patch("Job", name, {"spec": {"parallelism": stay, "completions": stay}})
             yield f"{name} is ended with the run, which has succeeded"
 
-    def _trouble(self, status: RunStatus) -> Iterator[str]:
-        if status.data_lost is not None and status.data_lost.message not in self._said:
-            self._said.add(status.data_lost.message)
+    def _problems(self, status: RunStatus) -> Iterator[str]:
+        if status.data_lost is not None and status.data_lost.message not in self._reported:
+            self._reported.add(status.data_lost.message)
             yield status.data_lost.message
         # By its code: the text has how long it lasts, and changes every second.
         hinders = ", ".join(status.missing) or (status.reason_code if status.state is State.PENDING else "")
-        if hinders and hinders not in self._said:
-            self._said.add(hinders)
+        if hinders and hinders not in self._reported:
+            self._reported.add(hinders)
             yield status.reason
 
     def _is_as_seen(self, pod: Object) -> bool:

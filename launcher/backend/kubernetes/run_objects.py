@@ -20,7 +20,7 @@ from launcher.spec.role_programs import has_sidecars
 # Kinds of which the run's record owns each object, in the order in which they are deleted: first who works, then what is worked with.
 OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "ConfigMap")
 # Of these kinds a cluster may know nothing, or this user may not hear.
-_SELDOM = frozenset({"JobSet", "RoleBinding", "Role", "ServiceAccount"})
+_OPTIONAL_KINDS = frozenset({"JobSet", "RoleBinding", "Role", "ServiceAccount"})
 DELETE_TIMEOUT = 120.0  # seconds in which deleted pods have ended by themselves or been killed
 _FORGET_TIMEOUT = 10.0  # seconds in which the API forgets a pod
 _LOST_FOR = 60.0  # seconds beyond its grace period after which nothing of a pod on a lost node saves any more
@@ -146,7 +146,7 @@ def existing_objects(cluster: Cluster, run: str) -> list[ObjectRef]:
     found = [
         ObjectRef(kind, one["metadata"]["name"], one["metadata"]["uid"])
         for kind in OWNED
-        for one in (cluster.listed_if_any if kind in _SELDOM else cluster.listed)(kind, status_source.labels_of(run))
+        for one in (cluster.listed_if_any if kind in _OPTIONAL_KINDS else cluster.listed)(kind, status_source.labels_of(run))
         if pod_status.maker([one]) is None
     ]
     noted = cluster.get("ConfigMap", run_record.name_of(run))

@@ -113,7 +113,7 @@ def empty(cluster: Cluster, lease: StartLease) -> StartLease:
     return dataclasses.replace(lease, before=None)
 
 
-def hold(cluster: Cluster, lease: StartLease) -> Object:
+def verify(cluster: Cluster, lease: StartLease) -> Object:
     """Return the record. Raises LeaseLostError where the lease is not on it any more."""
     record = cluster.get("ConfigMap", name_of(lease.run))
     found = _lease(record).get("id")
@@ -129,7 +129,7 @@ def hold(cluster: Cluster, lease: StartLease) -> Object:
 def is_held(cluster: Cluster, lease: StartLease) -> bool:
     """Return whether the lease is on the record."""
     try:
-        hold(cluster, lease)
+        verify(cluster, lease)
     except LeaseLostError:
         return False
     return True
@@ -165,7 +165,7 @@ def undo(cluster: Cluster, lease: StartLease) -> None:
     """
     before = lease.before
     with contextlib.suppress(LeaseLostError):
-        there = hold(cluster, lease)
+        there = verify(cluster, lease)
         if before is None and (_started_by(there) == lease.id or not there.get("data")):
             cluster.delete("ConfigMap", name_of(lease.run), uid=there["metadata"]["uid"])
         else:
@@ -295,7 +295,7 @@ class _ChangedError(LauncherError):
 
 
 def _replace(cluster: Cluster, lease: StartLease, change: Callable[[Object], Object]) -> Object:
-    there = hold(cluster, lease)
+    there = verify(cluster, lease)
     made = change(there)
     version = {"resourceVersion": there["metadata"]["resourceVersion"]}
     try:

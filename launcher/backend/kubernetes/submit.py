@@ -138,7 +138,7 @@ class Start:
         def make() -> Object:
             self._check_wanted()
             # Before each: anyone who stops the run takes the lease away first, and deletes what is there only then.
-            run_record.hold(self._cluster, self._lease)
+            run_record.verify(self._cluster, self._lease)
             try:
                 return self._cluster.create(one) if kind in WORKLOADS else self._cluster.apply(one)
             except UnreachableError as error:
@@ -147,7 +147,7 @@ class Start:
             except LauncherError as error:
                 if kind not in WORKLOADS or status_of(error) != 409:
                     raise
-                run_record.hold(self._cluster, self._lease)
+                run_record.verify(self._cluster, self._lease)
                 there = self._cluster.get(kind, name) if unanswered else None
                 if there is None:
                     raise

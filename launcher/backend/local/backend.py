@@ -43,7 +43,7 @@ class LocalBackend(SupervisedRuns):
                 lifeline = spawn.start(layout, run.plan, run.spec, lock_fd=lock_fd, detach=wanted is None)
             finally:
                 os.close(lock_fd)
-        self.hold(name, lifeline)
+        self.hold_lifeline(name, lifeline)
 
     def stacks(self, name: str, task: str) -> "tuple[ProcessStacks, ...]":
         """Return the Python stacks of a task's processes at this moment. Raises LauncherError where nobody can be asked for them."""

@@ -108,8 +108,8 @@ class Run:
         if self.storage is None:
             return "ReadWriteMany"
         # The spec's word on a claim that is not the run's own holds: volumes may serve more nodes than their claims say, such as NFS.
-        said = self.storage.access if self.options.claim else None
-        return said or self.claim_access or role_programs.access_of(self.spec)
+        access = self.storage.access if self.options.claim else None
+        return access or self.claim_access or role_programs.access_of(self.spec)
 
     @property
     def claim(self) -> str:

@@ -48,11 +48,11 @@ def sharing(run: Run) -> Sharing:
     remedies = [_more_nodes(run)]
     if access == "ReadWriteOncePod":
         remedies.append("set tensorboard to false" if shared.total == 1 + run.has_tensorboard else "use ReadWriteOnce")
-        raise UsageError(f"{_said(run)}, one pod; the volume is mounted by {shared.words()}", ", or ".join(remedies))
+        raise UsageError(f"{_access_in_words(run)}, one pod; the volume is mounted by {shared.words()}", ", or ".join(remedies))
     if several and not run.options.one_node:
         remedies.append(fewer_mount(run.spec))
         remedies.append("set kubernetes.one_node to true, if one node has room for all of them")
-        raise UsageError(f"{_said(run)}, one node; the volume is mounted by {shared.words()}", ", or ".join(remedies))
+        raise UsageError(f"{_access_in_words(run)}, one node; the volume is mounted by {shared.words()}", ", or ".join(remedies))
     _check_gpus(run, [group.role for group in by_role if group.mounts_run_dir])
     return shared
 
@@ -66,7 +66,7 @@ def fewer_mount(spec: ClusterSpec) -> str:
     return "add a chief and set storage.mount to one"
 
 
-def _said(run: Run) -> str:
+def _access_in_words(run: Run) -> str:
     asked = run.storage.access if run.storage else None
     if run.access == run.claim_access and asked != run.access:
         return f"the claim {run.claim} is {run.access}"
@@ -91,7 +91,8 @@ def _check_gpus(run: Run, roles: Sequence[RoleName]) -> None:
     if len(set(wanted.values())) > 1:
         words = all_of(f"{role} ({kind})" for role, kind in wanted.items())
         raise UsageError(
-            f"{_said(run)}, one node; different types of GPU are wanted by {words}", f"give them one gpu_type, or {_more_nodes(run)}"
+            f"{_access_in_words(run)}, one node; different types of GPU are wanted by {words}",
+            f"give them one gpu_type, or {_more_nodes(run)}",
         )
 
 
@@ -103,7 +104,7 @@ def check_apart(run: Run) -> None:
         return
     key = run.options.exclusive_topology
     narrow = run.access == "ReadWriteOnce"
-    why = _said(run) if narrow else "kubernetes.one_node is true"
+    why = _access_in_words(run) if narrow else "kubernetes.one_node is true"
     raise UsageError(
         f"kubernetes.exclusive_topology gives each role a {key} for itself, and {why}, one node: no node can take {all_of(tied)}",
         f"{_more_nodes(run) if narrow else 'set kubernetes.one_node to false'}, or leave kubernetes.exclusive_topology out",
@@ -115,7 +116,7 @@ def notice(run: Run) -> str | None:
     shared = sharing(run)
     if not shared.one_node or shared.total <= 1:
         return None
-    why = f"as {_said(run)}" if run.access == "ReadWriteOnce" else "as kubernetes.one_node says"
+    why = f"as {_access_in_words(run)}" if run.access == "ReadWriteOnce" else "as kubernetes.one_node says"
     return f"{shared.words()} are put on one node, {why}"
 
 

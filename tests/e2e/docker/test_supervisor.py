@@ -152,7 +152,7 @@ def test_a_run_whose_directory_is_removed_is_stopped_and_none_starts_beside_it(t
 def test_who_follows_a_run_is_told_that_its_directory_was_removed(tmp_path: Path) -> None:
     with kept(tmp_path, **SLEEPS, limits={"grace_period": "1s"}) as there:
         name, backend = there.run.name, DockerBackend(there.run.runs)
-        backend._supervised.hold(name, os.open(os.devnull, os.O_RDONLY))
+        backend._supervised.hold_lifeline(name, os.open(os.devnull, os.O_RDONLY))
         shutil.rmtree(there.of.layout.run_dir)
         there.run.until("the run to end", lambda: backend.status(name).state in ENDED, told=lambda: backend.status(name))
         there.thread.join(60)

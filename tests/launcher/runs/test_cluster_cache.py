@@ -11,7 +11,7 @@ from launcher.runs import cluster_cache
 from launcher.runs.cluster_cache import Place
 
 HERE = Place("kind", "default")
-TEAM = Place("kind", "team-a", said=True)
+TEAM = Place("kind", "team-a", is_explicit=True)
 FAR = Place("arn:aws:eks:eu-west-1:4711:cluster/far", "default")
 PLACES = (HERE, TEAM, FAR, Place("../kind", "default"), Place(".", "default"), Place(None, "default"), Place("@", "default"))
 
@@ -89,13 +89,13 @@ def test_what_was_kept_when_the_name_alone_said_where_is_found(tmp_path: Path) -
     (old / "place.json").write_text('{"context": "kind", "namespace": "team-a"}')
     assert cluster_cache.last(tmp_path, "other", None, None) == Place(None, None)
     for _ in range(2):
-        assert cluster_cache.last(tmp_path, "mnist", None, None) == dataclasses.replace(TEAM, said=False)
+        assert cluster_cache.last(tmp_path, "mnist", None, None) == dataclasses.replace(TEAM, is_explicit=False)
         assert [line.task for line in stored_lines(cluster_cache.logs(tmp_path, TEAM, "mnist"), [], [])] == ["chief", "ps-0"]
     assert not old.exists()
 
 
 def test_a_context_of_the_runs_name_is_not_taken_for_what_was_kept_then(tmp_path: Path) -> None:
-    place = Place("mnist", "logs", said=True)
+    place = Place("mnist", "logs", is_explicit=True)
     cluster_cache.remember(tmp_path, place, "mnist")
     log = cluster_cache.logs(tmp_path, place, "mnist") / "chief" / "mnist-chief-0-abcde.log"
     log.parent.mkdir(parents=True)
@@ -104,5 +104,5 @@ def test_a_context_of_the_runs_name_is_not_taken_for_what_was_kept_then(tmp_path
     earlier.write_text('{"context": "kind", "namespace": "team-a"}')
     os.utime(earlier, (0, 0))
     assert cluster_cache.last(tmp_path, "mnist", None, None) == place
-    assert cluster_cache.last(tmp_path, "mnist", "kind", None) == dataclasses.replace(TEAM, said=False)
+    assert cluster_cache.last(tmp_path, "mnist", "kind", None) == dataclasses.replace(TEAM, is_explicit=False)
     assert log.is_file()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.reasons import LastError, Start, out_of_memory, said, said_with, short, waiting, was_killed
+from launcher.runs.reasons import LastError, Start, cause_of, cause_with_output, out_of_memory, short, waiting, was_killed
 from tests.golden_messages import Golden
 
 
@@ -19,12 +19,12 @@ from tests.golden_messages import Golden
     ],
 )
 def test_a_cause_comes_with_its_detail(event: dict[str, Any], words: str) -> None:
-    assert said({"event": "failed", **event}) == words
+    assert cause_of({"event": "failed", **event}) == words
 
 
 def test_a_task_that_says_very_much_is_quoted_in_part_in_tables_with_the_place_at_its_end() -> None:
     whole = f"ValueError: {'x' * 5000} (/home/ada/model.py:7, on worker-1)"
-    assert said({"event": "failed", "detail": whole}) == whole
+    assert cause_of({"event": "failed", "detail": whole}) == whole
     quoted = short(whole)
     assert len(quoted) == 300
     assert quoted.startswith("ValueError: xxx")
@@ -95,10 +95,10 @@ def test_the_line_that_says_what_went_wrong_is_found(output: str, line: str) -> 
 def test_a_program_that_tells_no_detail_is_quoted_unless_it_was_killed() -> None:
     last = LastError()
     last.feed("ValueError: 1")
-    assert said_with({"event": "failed", "cause": "given up", "detail": ""}, last) == "given up: ValueError: 1"
-    assert said_with({"event": "failed", "cause": "given up", "detail": "KeyError: 2"}, last) == "given up: KeyError: 2"
+    assert cause_with_output({"event": "failed", "cause": "given up", "detail": ""}, last) == "given up: ValueError: 1"
+    assert cause_with_output({"event": "failed", "cause": "given up", "detail": "KeyError: 2"}, last) == "given up: KeyError: 2"
     killed = {"event": "failed", "cause": "killed", "exit_code": 1, "process_exit_code": 137}
-    assert (said_with(killed, last), was_killed(killed)) == ("killed", True)
+    assert (cause_with_output(killed, last), was_killed(killed)) == ("killed", True)
     assert was_killed({"event": "restarting", "exit_code": 137})
 
 

@@ -4,7 +4,7 @@ import json
 
 from kubernetes.client.exceptions import ApiException
 
-from launcher.backend.kubernetes.errors import CredentialsError, ForbiddenError, UnreachableError, explain, strange
+from launcher.backend.kubernetes.errors import CredentialsError, ForbiddenError, UnreachableError, explain, no_access
 from launcher.errors import UsageError
 from tests.golden_messages import Golden
 
@@ -70,11 +70,11 @@ def test_who_is_not_known_is_to_log_in(golden: Golden) -> None:
 
 
 def test_who_may_do_nothing_in_a_namespace_is_asked_whether_it_is_the_right_one(golden: Golden) -> None:
-    told = strange("team-b", "listing jobs", "{}")
+    told = no_access("team-b", "listing jobs", "{}")
     golden(told.message, told.remedy)
     assert "--namespace" in told.remedy
     assert "apiGroups" not in told.remedy
-    golden(strange("team-b").message)
+    golden(no_access("team-b").message)
 
 
 def test_who_may_give_no_such_rights_to_an_attendant_is_told_what_helps(golden: Golden) -> None:

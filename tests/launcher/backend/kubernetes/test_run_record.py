@@ -83,7 +83,7 @@ def test_a_lease_is_held_until_another_launcher_takes_it_or_somebody_stops_the_r
     cluster, lease = cast("Cluster", WithRecord(record)), run_record.StartLease("digits", "ours", None)
     assert run_record.is_held(cluster, lease) == (not lost)
     if not lost:
-        assert run_record.hold(cluster, lease) == record
+        assert run_record.verify(cluster, lease) == record
         return
     with pytest.raises(run_record.LeaseLostError, match=lost):
-        run_record.hold(cluster, lease)
+        run_record.verify(cluster, lease)
