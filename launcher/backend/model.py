@@ -48,13 +48,13 @@ class Backend(Protocol):
         """
 
     def status(self, name: str) -> RunStatus:
-        """Tell how the run is. Never blocks on the run itself."""
+        """Return the status of the run. Never blocks on the run itself."""
 
     def spec(self, name: str) -> dict[str, Any] | None:
         """Return the spec, as dumped, that the run was started with last; None where that is not known."""
 
     def runs(self) -> list[RunStatus]:
-        """Tell of every run that is known, newest first."""
+        """Return the status of every run that is known, newest first."""
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None, tail: int | None) -> Iterator[LogLine]:
         """Yield lines of the tasks in order of time; with `follow` until the run has ended."""

@@ -129,7 +129,7 @@ def _unwatched(spec: "ClusterSpec", wait: str) -> Iterator[str]:
 
 
 def _who_notifies(channels: list[str], spec: "ClusterSpec", on: str, wait: str) -> Iterator[str]:
-    """Yield who tells people how it goes, or that nobody does."""
+    """Yield who notifies people of how it goes, or that nobody does."""
     if not channels:
         return
     if not in_namespaces(on):

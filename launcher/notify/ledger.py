@@ -13,8 +13,8 @@ from launcher.notify.message import Message
 Entry = dict[str, Any]
 
 CLAIMED, SENT, FAILED = "claimed", "sent", "failed"
-_SAME_STALL_WITHIN = 60.0  # seconds between two times at which one stall is told to have begun
-_REPEAT_INTERVAL = 3600.0  # seconds in which the stalls of one task are told once: one that comes and goes floods nobody
+_SAME_STALL_WITHIN = 60.0  # seconds between two times at which one stall is reported to have begun
+_REPEAT_INTERVAL = 3600.0  # seconds in which the stalls of one task are reported once: one that comes and goes floods nobody
 _MAX_ENTRIES = 100  # entries that are kept
 
 
@@ -56,7 +56,7 @@ def _with_entry(entries: Sequence[Entry], message: Message, channel: str, outcom
 
 
 def _of(entries: Sequence[Entry], key: str, channel: str, message: Message, now: float) -> Entry | None:
-    """Return the entry by which a message was told, or is being told; None where none was, or that of another stall long ago."""
+    """Return the entry by which a message was sent, or is being sent; None where none was, or that of another stall long ago."""
     found = next((entry for entry in entries if entry["key"] == _key(key, channel, message)), None)
     if found is None or key == "ended":
         return found

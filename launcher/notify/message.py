@@ -11,9 +11,9 @@ from launcher.runs.status import ENDED, RunStatus, State
 
 _VERSION = 1  # of the payload
 _LONGEST = 2000  # characters of a reason
-_MAX_TASKS = 20  # that one message counts as told of: a stall of more than that is one of all
+_MAX_TASKS = 20  # that one message is about: a stall of more than that is one of all
 _VERBS = {"succeeded": "has succeeded", "failed": "has failed", "stalled": "makes no progress"}
-# Seconds that a stall has to last after it was told: `on_stall: restart` ends most at once, and who only waits for another is told first.
+# Seconds that a stall has to last after its event: `on_stall: restart` ends most at once, and a task that only waits for another is reported first.
 STALL_GRACE = 10.0
 
 

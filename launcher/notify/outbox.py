@@ -21,7 +21,7 @@ VARIABLE = "NOTIFY_WEBHOOK"
 
 @dataclass(frozen=True)
 class Channel:
-    """A way to tell people: `command`, which runs in `directory`, or `webhook` by its URL or by a file that has it."""
+    """A way to notify people: `command`, which runs in `directory`, or `webhook` by its URL or by a file that has it."""
 
     kind: str  # command, webhook
     command: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ def read_outcomes(outcomes: Path) -> tuple[str, ...]:
 
 
 def channels(notify: Mapping[str, Any] | None, url: str | None, directory: str) -> Sequence[Channel]:
-    """Return the ways to tell people that a spec's section names, as it is dumped; a webhook's alone where its URL is known."""
+    """Return the channels that a spec's section names, as it is dumped; a webhook's alone where its URL is known."""
     given = notify or {}
     found = [Channel("command", tuple(given["command"]), directory)] if given.get("command") else []
     if given.get("webhook") and url is not None:

@@ -1,4 +1,4 @@
-"""Tells people of one run for its supervisor, which is the only one that does: nothing is sent twice, and nothing waits for what is sent."""
+"""Notifies people of one run for its supervisor, which is the only one that does: nothing is sent twice, and nothing waits for what is sent."""
 
 import contextlib
 import os

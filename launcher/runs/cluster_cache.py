@@ -37,7 +37,7 @@ def directory(runs: Path, place: Place, run: str) -> Path:
 
 
 def logs(runs: Path, place: Place, run: str) -> Path:
-    """Return where the output of a run's pods is kept."""
+    """Return where the output of a run's pods is stored."""
     return directory(runs, place, run) / "logs"
 
 
@@ -72,7 +72,7 @@ def last(runs: Path, run: str, context: str | None, namespace: str | None) -> Pl
 
 
 def forget(runs: Path, place: Place, run: str) -> None:
-    """Delete all that is kept of a run. Raises LauncherError when it cannot be."""
+    """Delete all that is stored of a run. Raises LauncherError when it cannot be."""
     with explained(f"deleting what is kept of {run}"):
         if directory(runs, place, run).exists():
             shutil.rmtree(directory(runs, place, run))

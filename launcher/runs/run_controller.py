@@ -140,7 +140,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def wait(self, run: "RunController", within: float | None) -> None:
-        """Wait until something happens, for `within` seconds at most or less, and tell it to the controller."""
+        """Wait until something happens, for `within` seconds at most or less, and report it to the controller."""
 
     @abstractmethod
     def clean_up(self, outcome: Outcome) -> None:
@@ -152,7 +152,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def close(self, run: "RunController") -> None:
-        """Tell the controller what is still to be heard once no task runs."""
+        """Report to the controller what is still to be read once no task runs."""
 
     def processes(self) -> dict[str, Identity]:
         """Return the session leaders of tasks that are processes of this machine."""

@@ -47,14 +47,14 @@ class SupervisedRuns:
         return name in self._lifelines
 
     def status(self, name: str) -> RunStatus:
-        """Tell how the run is. Raises UsageError when there is none of that name."""
+        """Return the status of the run. Raises UsageError when there is none of that name."""
         layout = self.layout(name)
         if not self._is_there(layout) and (lost := self._lost(layout)):
             return lost
         return self._status(self._known(name))
 
     def _lost(self, layout: RunPaths) -> RunStatus | None:
-        """Tell how a run is whose directory was removed while it ran; None where nothing of it is left, nor was it this process's."""
+        """Return the status of a run whose directory was removed while it ran; None where nothing of it is left, nor was it this process's."""
         status = RunStatus(layout.name, self._backend, State.FAILED, run_dir=Location("directory", str(layout.run_dir)), ended=time.time())
         removed = f"{layout.run_dir} was removed while the run ran"
         if layout.name in self._lifelines:
@@ -70,7 +70,7 @@ class SupervisedRuns:
         return files.read_json(self.layout(name).spec)
 
     def runs(self) -> list[RunStatus]:
-        """Tell of every run below the directory, newest first."""
+        """Return the status of every run below the directory, newest first."""
         found: list[RunPaths] = []
         with explained("listing the runs"), contextlib.suppress(FileNotFoundError):  # nothing was started yet
             # No run's name has a dot: `<name>.<time>` is what `up --fresh` moved aside.

@@ -96,7 +96,7 @@ class DockerBackend:
         files.write(layout.directory / COMPOSE_FILE, text, private=sets_variables(spec))
 
     def status(self, name: str) -> RunStatus:
-        """Tell how the run is. Raises UsageError when there is none of that name."""
+        """Return the status of the run. Raises UsageError when there is none of that name."""
         layout = self._layout(name)
         if locks.held(layout.lock):
             return self._supervised.status(name)
@@ -129,7 +129,7 @@ class DockerBackend:
         return self._supervised.spec(name)
 
     def runs(self) -> list[RunStatus]:
-        """Tell of every run that this directory or the engine knows, newest first."""
+        """Return the status of every run that this directory or the engine knows, newest first."""
         with asking("listing the runs"):
             labelled = [container.labels.get(labels.RUN) for container in self._engine.containers()]
             labelled += [(volume.attrs.get("Labels") or {}).get(labels.RUN) for volume in self._engine.volumes()]

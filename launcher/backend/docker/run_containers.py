@@ -1,4 +1,4 @@
-"""The tasks of a run as containers: what the engine tells of them, for the controller that supervises the run.
+"""The tasks of a run as containers: what the engine reports of them, for the controller that supervises the run.
 
 The engine starts lost containers again by itself, and goes on when this process is gone; only the controller ends a run at once that
 cannot succeed, starts again what the engine leaves alone, lets servers go when the work is done, and meets the deadline.
@@ -71,7 +71,7 @@ class RunContainers(Runtime):
         self.watch = Watch(self._engine, name, self._started_as, self._inbox)
 
     def listen(self, lifeline: int | None) -> None:
-        """Hear signals, and a lifeline that closes with the launcher that ran this in the foreground."""
+        """Listen for signals, and for a lifeline that closes with the launcher that ran this in the foreground."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, lambda number, _frame: self.request_stop(number))
         if lifeline is not None:
@@ -101,7 +101,7 @@ class RunContainers(Runtime):
             self._report_exits(run)
 
     def close(self, run: RunController) -> None:
-        """Tell what the containers still wrote, then end the sidecars."""
+        """Report what the containers still wrote, then end the sidecars."""
         if self.watch is not None:
             self.watch.close(_LAST_LINES)
         with contextlib.suppress(queue.Empty):

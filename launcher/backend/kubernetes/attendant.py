@@ -76,7 +76,7 @@ class Attendant:
         self._end_notified = self._noted is not None
 
     def is_done(self) -> bool:
-        """Return whether the run has ended, none of its pods is at work and people were told, or its Jobs are gone that were there."""
+        """Return whether the run has ended, none of its pods is at work and people were notified, or its Jobs are gone that were there."""
         if self._notifier.busy:
             return False
         if self._missing_since is not None:

@@ -56,7 +56,7 @@ from trainer.stacks import PORT, ProcessStacks
 
 # Seconds for which a cluster that has answered may be away, for example while its API server is replaced. The run goes on meanwhile.
 AWAY_TIMEOUT = 600.0
-_NOTIFY_TIMEOUT = 60.0  # seconds for which a launcher tries to tell people: it does not end before
+_NOTIFY_TIMEOUT = 60.0  # seconds for which a launcher tries to notify people: it does not end before
 
 
 @dataclasses.dataclass
@@ -139,7 +139,7 @@ class KubernetesBackend:
         teardown.sweep_tensorboards(cluster)
 
     def status(self, name: str) -> RunStatus:
-        """Tell how the run is. Raises UsageError when there is none of that name."""
+        """Return the status of the run. Raises UsageError when there is none of that name."""
         return self._status(self._watched(name), name)
 
     def _status(self, known: _WatchedRun, name: str) -> RunStatus:
@@ -229,7 +229,7 @@ class KubernetesBackend:
         return notes
 
     def finish(self, name: str) -> Iterator[str]:
-        """Wait until people were told how a run has ended, as far as that is up to this process; yield what failed."""
+        """Wait until people were notified of how a run has ended, as far as that is up to this process; yield what failed."""
         with contextlib.suppress(LauncherError):  # it has ended, whatever becomes of this
             yield from self._notifier(name).finish(self.status(name))
 
@@ -243,7 +243,7 @@ class KubernetesBackend:
         return self._notifiers[name]
 
     def _channels(self, name: str, notify: Notify, *, has_attendant: bool) -> notifier.Channels:
-        """Return the ways by which a launcher that watches tells people: a webhook is the attendant's, where there is one at work."""
+        """Return the channels by which a launcher that watches notifies people: a webhook is the attendant's, where there is one at work."""
         found: dict[str, Callable[[], Channel]] = {}
         cluster, watcher, webhook = self._cluster(name), self._watched(name).watcher, notify.webhook
         if notify.command is not None:
@@ -289,7 +289,7 @@ class KubernetesBackend:
         return str(((known.spec or {}).get("limits") or {}).get(limit, default))
 
     def runs(self) -> list[RunStatus]:
-        """Tell of every run of the namespace, newest first."""
+        """Return the status of every run of the namespace, newest first."""
         cluster = Cluster(self._where.context, self._where.namespace)
         known = []
         records = {one["metadata"]["labels"].get(INSTANCE): one for one in _records(cluster)}
@@ -329,7 +329,7 @@ class KubernetesBackend:
         return self._watched(name).watcher.pods()
 
     def _is_over(self, name: str) -> bool:
-        """Return whether a run has ended, and all that it wrote to the last is kept, as far as that is up to this process."""
+        """Return whether a run has ended, and all that it wrote to the last is stored, as far as that is up to this process."""
         return name not in self._stopping and self.status(name).state in ENDED
 
     def stacks(self, name: str, task: str) -> tuple[ProcessStacks, ...]:
@@ -389,7 +389,7 @@ class KubernetesBackend:
         cluster_cache.forget(self._runs, _place(cluster), name)
 
     def set_aside(self, name: str, aside: str) -> tuple[Location, ...]:
-        """Rename the run's directory on its volume, and what is kept of it here."""
+        """Rename the run's directory on its volume, and what is stored of it here."""
         cluster, run = self._cluster(name), self._of_record(name)
         run_objects.remove(cluster, name)
         if run is None:

@@ -74,7 +74,7 @@ class Informer:
         try:
             version = self._list()
         except LauncherError:
-            self._backoff = PollBackoff(_MAX_POLL_INTERVAL)  # what is there is told again only once the cluster has answered
+            self._backoff = PollBackoff(_MAX_POLL_INTERVAL)  # what is there is returned again only once the cluster has answered
             raise
         self._backoff.due(versions(self._there.values()))
         if again and self._may_watch:

@@ -1,4 +1,4 @@
-"""Tells people how a run on Kubernetes goes, each message once, by any number of watchers: what was sent is noted in the record, or else on the attendant's Job."""
+"""Notifies people of a run on Kubernetes, each message once, by any number of watchers: what was sent is noted in the record, or else on the attendant's Job."""
 
 import base64
 import dataclasses
@@ -26,12 +26,12 @@ _STALL_CHECK_INTERVAL = 60.0  # seconds between two checks whether a stall that 
 _RETRY_INTERVAL = 1.0  # seconds, after somebody else has changed the note
 _POLL_INTERVAL = 0.1
 
-# The ways to tell people, by kind: what makes one raises NoChannelError where it cannot be had.
+# The channels by which people are notified, by kind: what makes one raises NoChannelError where it cannot be had.
 Channels = Mapping[str, Callable[[], Channel]]
 
 
 class NoChannelError(LauncherError):
-    """There is no way to tell anybody: what would be needed is not there."""
+    """There is no channel by which to notify anybody: what it would need is not there."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,7 +86,7 @@ class Source:
                     jobs, pods, same=before is None or {pod["metadata"]["name"] for pod in pods} == set(before)
                 )
             except LauncherError:
-                self._backoff = PollBackoff(_MAX_INTERVAL)  # what has changed is not told yet
+                self._backoff = PollBackoff(_MAX_INTERVAL)  # what has changed is not returned yet
                 raise
         return dataclasses.replace(self._details, jobs=jobs, pods=pods)
 

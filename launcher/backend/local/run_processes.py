@@ -62,7 +62,7 @@ class RunProcesses(Runtime):
             task.start()
 
     def wait(self, run: RunController, within: float | None) -> None:
-        """Wait for output, a signal or the end of a process, and tell of it."""
+        """Wait for output, a signal or the end of a process, and report it."""
         for key, _ in self._selector.select(_LONGEST_SLEEP if within is None else min(within, _LONGEST_SLEEP)):
             key.data(run)
         for task in self.tasks:
