@@ -66,13 +66,16 @@ def _place(rng: np.random.Generator, atlas: np.ndarray, glyph: np.ndarray) -> np
     grid = ((np.arange(SIDE, dtype=np.float32) + 0.5) / SIDE - 0.5)[np.newaxis]
     down = grid - shift[0].astype(np.float32)[:, np.newaxis]
     right = grid - shift[1].astype(np.float32)[:, np.newaxis]
-    cells = []
-    for axis in (0, 1):
-        place = (by_row[axis][:, np.newaxis] * down)[:, :, np.newaxis] + (by_column[axis][:, np.newaxis] * right)[:, np.newaxis, :]
+    index = (glyph * ATLAS_SIDE**2).astype(np.int32)[:, np.newaxis, np.newaxis]
+    place = np.empty((count, SIDE, SIDE), np.float32)
+    for axis, pixels in (0, ATLAS_SIDE), (1, 1):
+        from_down, from_right = by_row[axis][:, np.newaxis] * down, by_column[axis][:, np.newaxis] * right
+        np.add(from_down[:, :, np.newaxis], from_right[:, np.newaxis, :], out=place)
+        place += np.float32(0.5)
+        place *= ATLAS_SIDE
         # The atlas has an empty border, so what falls outside is background.
-        cells.append(np.clip((place + np.float32(0.5)) * ATLAS_SIDE, 0, ATLAS_SIDE - 1).astype(np.int32))
-    start = (glyph * ATLAS_SIDE**2).astype(np.int32)[:, np.newaxis, np.newaxis]
-    ink = atlas[start + cells[0] * ATLAS_SIDE + cells[1]].reshape(count, -1)
+        index = index + np.clip(place, 0, ATLAS_SIDE - 1, out=place).astype(np.int32) * pixels
+    ink = atlas[index].reshape(count, -1)
     noise = rng.integers(0, NOISE + 1, ink.shape, dtype=np.uint8)
     # Noise darkens ink and speckles the background; neither leaves 0 to 255.
     return np.asarray(np.where(ink > noise, ink - noise, (noise - ink) // 2))
@@ -85,8 +88,7 @@ def _atlas(rng: np.random.Generator) -> np.ndarray:
     atlas = np.empty((HANDS, len(glyphs), ATLAS_SIDE, ATLAS_SIDE), np.uint8)
     for number, segments in enumerate(glyphs):
         ends = _warped(rng, segments)
-        distance = _distance(ends).reshape(HANDS, ATLAS_SIDE, ATLAS_SIDE)
-        atlas[:, number] = np.clip((pen + EDGE - distance) / EDGE, 0, 1) * 255
+        atlas[:, number] = np.clip((pen + EDGE - _distance(ends)) / EDGE, 0, 1) * 255
     atlas[:, :, (0, -1), :] = 0
     atlas[:, :, :, (0, -1)] = 0
     return atlas.reshape(-1)
@@ -102,16 +104,26 @@ def _warped(rng: np.random.Generator, segments: np.ndarray) -> np.ndarray:
 
 
 def _distance(ends: np.ndarray) -> np.ndarray:
-    """Return the distance [hands, pixels] of each atlas pixel to the nearest of its hand's segments [hands, s, 2, 2]."""
+    """Return the distance [hands, rows, columns] of each atlas pixel to the nearest of its hand's segments [hands, s, 2, 2]."""
     # The digit's box is the middle of the atlas, so that pen and warp stay inside.
     axis = ((np.arange(ATLAS_SIDE, dtype=np.float32) + 0.5) / ATLAS_SIDE - 0.5) * 1.4 + 0.5
-    x, y = np.tile(axis, ATLAS_SIDE), np.repeat(axis, ATLAS_SIDE)
-    nearest = np.full((len(ends), len(x)), np.inf, np.float32)
-    for segment in range(ends.shape[1]):
-        x0, y0 = ends[:, segment, 0, 0, np.newaxis], ends[:, segment, 0, 1, np.newaxis]
-        dx, dy = ends[:, segment, 1, 0, np.newaxis] - x0, ends[:, segment, 1, 1, np.newaxis] - y0
-        along = np.clip(((x - x0) * dx + (y - y0) * dy) / (dx * dx + dy * dy + np.float32(1e-9)), 0, 1)
-        np.minimum(nearest, (x - x0 - along * dx) ** 2 + (y - y0 - along * dy) ** 2, out=nearest)
+    nearest = np.full((len(ends), ATLAS_SIDE, ATLAS_SIDE), np.inf, np.float32)
+    along, off, squared = (
+        np.empty_like(nearest),
+        np.empty_like(nearest),
+        np.empty_like(nearest),
+    )  # made once: new memory costs as much as sums
+    for (x0, y0), (x1, y1) in ends.transpose(1, 2, 3, 0)[..., np.newaxis, np.newaxis]:
+        dx, dy = x1 - x0, y1 - y0
+        x, y = axis - x0, axis[:, np.newaxis] - y0
+        np.add(x * dx, y * dy, out=along)
+        along /= dx * dx + dy * dy + np.float32(1e-9)
+        np.clip(along, 0, 1, out=along)
+        np.subtract(x, np.multiply(along, dx, out=off), out=off)
+        np.multiply(off, off, out=squared)
+        np.subtract(y, np.multiply(along, dy, out=off), out=off)
+        squared += np.multiply(off, off, out=off)
+        np.minimum(nearest, squared, out=nearest)
     return np.asarray(np.sqrt(nearest))
 
 

@@ -20,9 +20,10 @@ def load(data: str) -> ImageSet:
     the run's seed, so runs can be compared. Raises DataError if files are missing or wrong, or the download fails.
     """
     if data == "synthetic":
-        train, test = digits.draw(20_000, seed=1), digits.draw(5_000, seed=2)
-    elif data == "download":
+        return ImageSet(lambda: split(*digits.draw(20_000, seed=1), (PIXELS,)), lambda: split(*digits.draw(5_000, seed=2), (PIXELS,)))
+    if data == "download":
         train, test = download("MNIST", keras.datasets.mnist.load_data, "IDX")
     else:
         train, test = idx.read_pair(data, "train"), idx.read_pair(data, "t10k")
-    return ImageSet(split(*train, (PIXELS,)), split(*test, (PIXELS,)))
+    training, held_out = split(*train, (PIXELS,)), split(*test, (PIXELS,))
+    return ImageSet(lambda: training, lambda: held_out)
