@@ -26,7 +26,7 @@ if typing.TYPE_CHECKING:
     from typing import Union
 
     from trainer.command_settings import CommandSettings
-    from trainer.ending import Part
+    from trainer.ending import Member
     from trainer.parent_job import ParentJob
     from trainer.restarts import Policy
     from trainer.settings import TrainerSettings
@@ -45,7 +45,7 @@ _ASKED_TO_STOP = (signal.SIGTERM, signal.SIGINT)
 # end, and is killed then, which counts, where its exit code would be that of one that somebody has merely deleted.
 _STOP_SECONDS = "TRAINER_STOP_SECONDS"
 _LONGEST_STOP = 60
-_LAST_WORDS = 1.0  # seconds; an engine on this machine reads a line of output in some milliseconds
+_LINGER = 1.0  # seconds; an engine on this machine reads a line of output in some milliseconds
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -69,19 +69,19 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return ExitCode.WRONG_CONFIGURATION
     code = _run(options, command)
-    _last_words(code, time.monotonic())
+    _linger(code, time.monotonic())
     return code
 
 
-def _outlast(code: int, told: dict[str, tuple[float, str]], stop_seconds: float) -> None:
-    """Stay until a stop has lasted for `stop_seconds`."""
-    asked_at, _ = told.get("stopping", (time.monotonic(), ""))
+def _wait_stop(code: int, reported: dict[str, tuple[float, str]], stop_seconds: float) -> None:
+    """Wait until a stop has lasted for `stop_seconds`."""
+    asked_at, _ = reported.get("stopping", (time.monotonic(), ""))
     if code == ExitCode.STOPPED:
         time.sleep(max(0.0, asked_at + stop_seconds - time.monotonic()))
 
 
-def _last_words(code: int, told: float) -> None:
-    """Stay until a moment after `told` where the same would only happen again, as the program of a container, unless asked to stop.
+def _linger(code: int, reported_at: float) -> None:
+    """Wait until a moment after `reported_at` where the same would only happen again, as the program of a container, unless asked to stop.
 
     Its engine would start it again at once, unless anyone who reads why it failed is faster and tells the engine not to.
     """
@@ -91,7 +91,7 @@ def _last_words(code: int, told: float) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED_TO_STOP)  # the exit code is to say what was wrong
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    signal.sigtimedwait(_ASKED_TO_STOP, max(0.0, told + _LAST_WORDS - time.monotonic()))
+    signal.sigtimedwait(_ASKED_TO_STOP, max(0.0, reported_at + _LINGER - time.monotonic()))
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
@@ -125,7 +125,7 @@ def _health() -> int:
 
     health = examine()
     print(health.line)
-    return ExitCode.DONE if health.well else ExitCode.FAILURE
+    return ExitCode.DONE if health.healthy else ExitCode.FAILURE
 
 
 def _run(options: argparse.Namespace, command: list[str] | None) -> int:
@@ -158,41 +158,41 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         print(f"trainer: TF_CONFIG and settings are right; this task is {name}")
         return ExitCode.DONE
     if command:
-        _make_place(os.environ.get("RUN_DIR"))
-    told: dict[str, tuple[float, str]] = {}
+        _make_results(os.environ.get("RUN_DIR"))
+    reported: dict[str, tuple[float, str]] = {}
     output = Output()
     for number in _ASKED_TO_STOP:  # where one comes when the supervisor has ended, the exit code is to be the same
-        signal.signal(number, lambda _number, _frame: None if told else os._exit(ExitCode.STOPPED))
-    code = supervise(_job(task, settings, command, lifeline), _remembering(Reporter(name, output), told), output)
-    failed_at, why = told.get("failed", (time.monotonic(), ""))
+        signal.signal(number, lambda _number, _frame: None if reported else os._exit(ExitCode.STOPPED))
+    code = supervise(_job(task, settings, command, lifeline), _recording(Reporter(name, output), reported), output)
+    failed_at, why = reported.get("failed", (time.monotonic(), ""))
     if settings is not None and not command and task.is_chief and (why or code != ExitCode.DONE):
         from trainer.engine import run_state
 
         run_state.mark_ended(settings, why)
-    _outlast(code, told, stop_seconds)
-    if "stopping" not in told:  # a request to stop has reached its engine too, which waits for it
-        _last_words(code, failed_at)
+    _wait_stop(code, reported, stop_seconds)
+    if "stopping" not in reported:  # a request to stop has reached its engine too, which waits for it
+        _linger(code, failed_at)
     # Not by sys.exit: a look-up of a name may hang in a thread, and a stdout that nobody reads would change the code.
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os._exit(code)
 
 
-def _make_place(run_dir: str | None) -> None:
+def _make_results(run_dir: str | None) -> None:
     """Make the directories that a program finds in RUN_DIR: a new volume is empty, and programs write there at once."""
     if run_dir:
         with contextlib.suppress(OSError):  # the program's own error says it, if it writes there at all
             os.makedirs(os.path.join(run_dir, "results"), exist_ok=True)  # noqa: PTH103, PTH118 - pathlib is not imported yet
 
 
-def _remembering(report: Report, told: dict[str, tuple[float, str]]) -> Report:
-    """Return `report`, which also puts into `told`, per kind of event, the time of the last one, and the cause of a failure."""
+def _recording(report: Report, reported: dict[str, tuple[float, str]]) -> Report:
+    """Return `report`, which also puts into `reported`, per kind of event, the time of the last, and why it failed."""
 
-    def remember(kind: str, /, **fields: typing.Any) -> None:
-        told[kind] = time.monotonic(), f"{fields['cause']}: {fields['detail']}" if kind == "failed" else ""
+    def record(kind: str, /, **fields: typing.Any) -> None:
+        reported[kind] = time.monotonic(), f"{fields['cause']}: {fields['detail']}" if kind == "failed" else ""
         report(kind, **fields)
 
-    return remember
+    return record
 
 
 def _settings(path: str | None, command: list[str] | None, problems: list[str]) -> Settings | None:
@@ -290,7 +290,7 @@ def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None,
         awaited=awaited(task, strategy),
         watched_chief=None if command else watched_chief(task, strategy),
         watched_workers=() if command else watched_workers(task, strategy),
-        part=_part(task, settings) if command and settings else None,
+        member=_member(task, settings) if command and settings else None,
         lifeline=lifeline,
         policy=_policy(task, settings, command),
         timeouts=Timeouts(start=settings.start_timeout, orphan=settings.orphan_timeout) if settings else Timeouts(),
@@ -298,18 +298,18 @@ def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None,
     )
 
 
-def _part(task: TaskConfig, settings: Settings) -> Part | None:
+def _member(task: TaskConfig, settings: Settings) -> Member | None:
     from trainer import ending
 
     rules = ending.Rules(**dict(settings.ending)) if settings.ending else None
-    part = ending.part(
+    member = ending.member(
         rules,
         task,
         run=f"{settings.run}/{settings.spec_digest}",
         has_evaluator=settings.has_evaluator,
         unsupervised=tuple(settings.unsupervised or ()),
     )
-    return part and replace(part, orphan=settings.orphan_timeout, first=settings.start_timeout)
+    return member and replace(member, orphan=settings.orphan_timeout, first=settings.start_timeout)
 
 
 def _policy(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> Policy:
@@ -318,8 +318,8 @@ def _policy(task: TaskConfig, settings: Settings | None, command: list[str] | No
 
     own: typing.Any = (settings.restarts or {}).get(task.role, {}) if settings else {}
     policy = Policy(**{"max_restarts": settings.max_restarts, **dict(own)}) if settings else Policy()
-    tells = not command and settings is not None and STRATEGIES[settings.strategy].trains and (task.is_chief or task.role == "evaluator")
-    return replace(policy, recovers_after=math.inf) if tells else policy
+    saves = not command and settings is not None and STRATEGIES[settings.strategy].trains and (task.is_chief or task.role == "evaluator")
+    return replace(policy, recovers_after=math.inf) if saves else policy
 
 
 if __name__ == "__main__":

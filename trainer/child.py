@@ -1,4 +1,4 @@
-"""The program of a task, one attempt at a time: started, asked to stop, killed, and its last words."""
+"""The program of a task, one attempt at a time: started, asked to stop, killed, and its last error."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trainer.stacks import PLACE, Stacks
 
 
 class Child:
-    """The training process, or a user's program. `resists(pid)` is called when it does not end, not even by SIGKILL."""
+    """The training process, or a user's program. `stuck(pid)` is called when it does not end, not even by SIGKILL."""
 
     def __init__(
-        self, job: ParentJob, loop: EventLoop, output: Output, stacks: Stacks, directory: Path | None, resists: Callable[[int], None]
+        self, job: ParentJob, loop: EventLoop, output: Output, stacks: Stacks, directory: Path | None, stuck: Callable[[int], None]
     ) -> None:
-        self._job, self._loop, self._output, self._stacks, self._resists = job, loop, output, stacks, resists
+        self._job, self._loop, self._output, self._stacks, self._stuck = job, loop, output, stacks, stuck
         # Without a directory the last error line is missing from events, no more.
         self._error_file = directory / "error" if directory else None
         self.pid: int | None = None  # and the id of its process group; None where it does not run
@@ -42,8 +42,8 @@ class Child:
             if self._job.built_in:
                 # TensorFlow writes a file for each function it converts, which no process takes away that is killed.
                 environment["TMPDIR"] = str(self._error_file.parent)
-        for ours in ("TRAINER_LIFELINE", PLACE):
-            environment.pop(ours, None)
+        for name in ("TRAINER_LIFELINE", PLACE):
+            environment.pop(name, None)
         environment.update(self._stacks.environment(built_in=self._job.built_in))
         out = self._output
         environment[EVENTS_FD] = str(out.events)
@@ -58,11 +58,11 @@ class Child:
             self.pid = None
         return code
 
-    def last_words(self, code: int) -> tuple[str, str]:
+    def last_error(self, code: int) -> tuple[str, str]:
         """Return the error line of the attempt that has ended and its fingerprint: what it wrote down, else what a program raised."""
-        detail, same = error_file.last_line(self._error_file), error_file.fingerprint(self._error_file)
-        if detail or same or self._job.built_in or code != ExitCode.FAILURE:
-            return detail, same
+        detail, fingerprint = error_file.last_line(self._error_file), error_file.fingerprint(self._error_file)
+        if detail or fingerprint or self._job.built_in or code != ExitCode.FAILURE:
+            return detail, fingerprint
         raised = tracebacks.last(self._output.tail)
         return (raised.line, raised.fingerprint) if raised else ("", "")
 
@@ -88,11 +88,11 @@ class Child:
             return
         self.killed_for = reason
         kill_group(self.pid)
-        self._loop.call_later(self._job.timeouts.killed, self._look)
+        self._loop.call_later(self._job.timeouts.killed, self._check_killed)
 
-    def _look(self) -> None:
+    def _check_killed(self) -> None:
         if self.pid is not None:
-            self._resists(self.pid)
+            self._stuck(self.pid)
 
     def close(self) -> None:
         """Leave nothing of it behind."""

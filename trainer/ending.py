@@ -1,4 +1,4 @@
-"""The protocol by which the tasks of a user's program learn that their run has ended: each asks the one that leads, at a port of that one's parent.
+"""The protocol by which the tasks of a user's program learn that their run has ended: each asks the leader, at a port of its parent.
 
 A parameter server never ends by itself, and an evaluator need not. Nobody can order a task to end: it asks, and its own parent ends it.
 """
@@ -23,20 +23,20 @@ from trainer.tf_config import TaskConfig, split_address
 
 RUNNING, SUCCEEDED, FAILED = "running", "succeeded", "failed"  # how a run is, and a task that asks
 
-_EVERY = 1.0  # seconds between two questions of a task
+_POLL_INTERVAL = 1.0  # seconds between two questions of a task
 _TASKS_PER_SECOND = 100  # that the leader answers at most: those of a larger cluster ask less often
-_ANSWER = 2.0  # seconds for an answer
-_LONGEST = 4096  # bytes of a question or an answer
-STAYS = 60.0  # seconds at most that the leader stays for tasks that have not heard the end, and that a failed needed task stays for a silent leader
-_STAYS_SHORTLY = 5.0  # the same where it is to stop, or has failed and all have asked before; longer where tasks ask less often
-_LOOKS = 0.1  # seconds between its looks whether all know
+_TIMEOUT = 2.0  # seconds for an answer
+_MAX_BYTES = 4096  # of a question or an answer
+LINGER = 60.0  # seconds at most: of the leader, for tasks that do not know the end; of a failed needed task, for a silent leader
+_SHORT_LINGER = 5.0  # the same where it is to stop, or has failed and all have asked before; longer where tasks ask less often
+_CHECK_INTERVAL = 0.1  # seconds between its checks whether all know
 
 
 @dataclass(frozen=True)
 class Rules:
     """When the run of a program has ended, and what follows. Times in seconds.
 
-    `port` is that of the leader's parent. `success` says whose exit 0 the run needs: that of `chief`, the task that leads, or that of
+    `port` is that of the leader's parent. `success` says whose exit 0 the run needs: that of `chief`, the leader, or that of
     `all_workers` too. Once it has succeeded a task gets what `graces` has for its role to end by itself. One that is asked to stop is
     killed after `grace_period`.
     """
@@ -48,7 +48,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class News:
+class Status:
     """The state of the run, as its leader's parent reports it; `reason` says why it has failed."""
 
     state: str = RUNNING
@@ -56,13 +56,13 @@ class News:
 
 
 @dataclass(frozen=True)
-class Part:
-    """The part of one task in the end of its run. Addresses are host:port, times seconds.
+class Member:
+    """A task among those that learn of the end of their run. Addresses are host:port, times seconds.
 
     `run` identifies the run. `address` is that of the leader's parent, `program` that of its program. The leader waits for the tasks in `needed` to be done,
-    and stays until those in `followers` have heard; both are empty elsewhere. A follower ends `grace` after a run that has succeeded.
-    The leader of a failed run stays at most `shortly` for tasks that have asked before, and at most `haste` when it is asked to stop.
-    A task that `waits` stays when it is done until the run has succeeded, so that a leader in the place of a lost one hears of it; when it
+    and lingers until those in `followers` know; both are empty elsewhere. A follower ends `grace` after a run that has succeeded.
+    The leader of a failed run lingers at most `short_linger` for tasks that have asked before, and `stop_linger` when asked to stop.
+    A task that `waits` lingers when done until the run has succeeded, so that a replaced leader learns of it; when it
     has failed, it asks a silent leader again for a minute. A task is taken for lost that does not answer for `orphan`, or for `first` from the start on.
     """
 
@@ -75,20 +75,20 @@ class Part:
     followers: frozenset[str] = frozenset()
     grace: float = 0.0
     waits: bool = False
-    interval: float = _EVERY
-    shortly: float = _STAYS_SHORTLY
-    haste: float = _STAYS_SHORTLY
+    interval: float = _POLL_INTERVAL
+    short_linger: float = _SHORT_LINGER
+    stop_linger: float = _SHORT_LINGER
     orphan: float = 600.0
     first: float = 600.0
 
     @property
-    def leads(self) -> bool:
-        """Whether this is the leader's."""
+    def is_leader(self) -> bool:
+        """Whether this is the leader."""
         return self.task == self.leader
 
 
-def part(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bool, unsupervised: tuple[str, ...] = ()) -> Part | None:
-    """Return a task's part; None where a run ends with its one task, or no rules say how.
+def member(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bool, unsupervised: tuple[str, ...] = ()) -> Member | None:
+    """Return a task as a member; None where a run ends with its one task, or no rules say how.
 
     The tasks of the roles in `unsupervised` have no parent that asks.
     """
@@ -98,9 +98,9 @@ def part(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bool
         return None
     others = names - {task.chief_name}
     needed = {name for name in others if rules.success == "all_workers" and name.startswith("worker-")}
-    interval = max(_EVERY, len(names) / _TASKS_PER_SECOND)
-    shortly = max(_STAYS_SHORTLY, 2 * interval + _ANSWER)
-    return Part(
+    interval = max(_POLL_INTERVAL, len(names) / _TASKS_PER_SECOND)
+    short_linger = max(_SHORT_LINGER, 2 * interval + _TIMEOUT)
+    return Member(
         run=run,
         task=task.name,
         leader=task.chief_name,
@@ -111,24 +111,24 @@ def part(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bool
         grace=rules.graces.get(task.role, 0.0),
         waits=task.name in needed,
         interval=interval,
-        shortly=shortly,
-        haste=min(shortly, rules.grace_period / 2),
+        short_linger=short_linger,
+        stop_linger=min(short_linger, rules.grace_period / 2),
     )
 
 
-class Leading:
-    """The leader's part: its parent answers all who ask, and leaves last."""
+class Leader:
+    """The leader: its parent answers all who ask, and exits last."""
 
-    def __init__(self, mine: Part, loop: EventLoop) -> None:
-        self._mine, self._loop = mine, loop
-        self._news = News()
+    def __init__(self, own: Member, loop: EventLoop) -> None:
+        self._own, self._loop = own, loop
+        self._status = Status()
         self._done: set[str] = set()
-        self._told: set[str] = set()
+        self._notified: set[str] = set()
         self._failed: set[str] = set()
         self._asked: dict[str, float] = {}  # when a task asked last
         self._awaited_from = math.inf  # when tasks that the run needs were first waited for
-        self._until, self._until_all_asked, self._hurries = 0.0, 0.0, False
-        self._answers = _server(self._answer, split_address(mine.address)[1])
+        self._until, self._until_asked, self._exits_soon = 0.0, 0.0, False
+        self._answers = _server(self._answer, split_address(own.address)[1])
 
     @property
     def answers(self) -> bool:
@@ -138,142 +138,142 @@ class Leading:
     @property
     def complete(self) -> bool:
         """Whether all tasks whose success the run needs are done."""
-        return self._mine.needed <= self._done
+        return self._own.needed <= self._done
 
-    def succeed(self, leave: Callable[[News], None]) -> None:
-        """Call `leave`, once, when all others know how the run has ended, or have had time to: it has succeeded when those it needs are done.
+    def succeed(self, then: Callable[[Status], None]) -> None:
+        """Call `then`, once, when all others know how the run has ended, or have had time to: it has succeeded when those it needs are done.
 
         It has failed where one of these has failed for good, or has asked no more for as long as a lost task is waited for.
         """
         now = time.monotonic()
         self._awaited_from = min(self._awaited_from, now)
-        missing = self._mine.needed - self._done
-        gone = {one for one in missing if now - self._asked.get(one, self._awaited_from) > self._mine.orphan}
-        lost = gone | (missing & self._failed)
+        missing = self._own.needed - self._done
+        silent = {one for one in missing if now - self._asked.get(one, self._awaited_from) > self._own.orphan}
+        lost = silent | (missing & self._failed)
         if lost:
-            self._told |= gone  # nobody waits for them any more
-            self.fail(f"{min(lost)} has failed" if self._failed else f"{min(lost)} was gone for {self._mine.orphan:g} s", leave)
+            self._notified |= silent  # nobody waits for them any more
+            self.fail(f"{min(lost)} has failed" if self._failed else f"{min(lost)} was gone for {self._own.orphan:g} s", then)
         elif missing:
-            self._loop.call_later(_LOOKS, lambda: self.succeed(leave))
+            self._loop.call_later(_CHECK_INTERVAL, lambda: self.succeed(then))
         else:
-            self._end(News(SUCCEEDED), STAYS, leave)
+            self._end(Status(SUCCEEDED), LINGER, then)
 
-    def fail(self, reason: str, leave: Callable[[News], None]) -> None:
-        """Do the same where the run has failed; one that has not asked yet may be starting, and nobody else could tell it."""
-        self._end(News(FAILED, reason[: _LONGEST // 8]), self._mine.shortly, leave)
+    def fail(self, reason: str, then: Callable[[Status], None]) -> None:
+        """Do the same where the run has failed; a task that has not asked yet may be starting."""
+        self._end(Status(FAILED, reason[: _MAX_BYTES // 8]), self._own.short_linger, then)
 
-    def hurry(self) -> None:
-        """Leave soon: this task was asked to stop."""
-        self._hurries = True
-        self._until = min(self._until, time.monotonic() + self._mine.haste)
+    def exit_soon(self) -> None:
+        """Exit soon: this task was asked to stop."""
+        self._exits_soon = True
+        self._until = min(self._until, time.monotonic() + self._own.stop_linger)
 
-    def _end(self, news: News, stays: float, leave: Callable[[News], None]) -> None:
-        self._news, now = news, time.monotonic()
-        self._until = now + (self._mine.haste if self._hurries else STAYS)
-        self._until_all_asked = now + stays
-        self._look(leave)
+    def _end(self, status: Status, linger: float, then: Callable[[Status], None]) -> None:
+        self._status, now = status, time.monotonic()
+        self._until = now + (self._own.stop_linger if self._exits_soon else LINGER)
+        self._until_asked = now + linger
+        self._check(then)
 
-    def _look(self, leave: Callable[[News], None]) -> None:
-        missing = self._mine.followers - self._told
-        until = min(self._until, self._until_all_asked) if missing <= self._asked.keys() else self._until
+    def _check(self, then: Callable[[Status], None]) -> None:
+        missing = self._own.followers - self._notified
+        until = min(self._until, self._until_asked) if missing <= self._asked.keys() else self._until
         if not missing or time.monotonic() > until or not self.answers:
-            leave(self._news)
+            then(self._status)
         else:
-            self._loop.call_later(_LOOKS, lambda: self._look(leave))
+            self._loop.call_later(_CHECK_INTERVAL, lambda: self._check(then))
 
-    def _answer(self, question: Any) -> tuple[News, Callable[[], None]] | None:
+    def _answer(self, question: Any) -> tuple[Status, Callable[[], None]] | None:
         """Return what to answer a task, and what to call once it has the answer; None for one of another run. In a thread of the server's."""
         task, state = str(question["task"]), question["state"]
-        if question["run"] != self._mine.run:
+        if question["run"] != self._own.run:
             return None
         self._asked[task] = time.monotonic()
         if state == SUCCEEDED:
             self._done.add(task)
         if state == FAILED:
             self._failed.add(task)
-        news = self._news
-        over = news.state != RUNNING or state == FAILED or (state == SUCCEEDED and task not in self._mine.needed)
-        return news, (lambda: self._told.add(task)) if over else (lambda: None)
+        status = self._status
+        final = status.state != RUNNING or state == FAILED or (state == SUCCEEDED and task not in self._own.needed)
+        return status, (lambda: self._notified.add(task)) if final else (lambda: None)
 
 
 @dataclass(frozen=True)
-class Hears:
-    """Calls that another task's parent gets, in the loop's thread: `ended` when the run has ended, `gone` when its leader is, `notice` to show."""
+class Callbacks:
+    """Called in the loop's thread: when the run has `ended`, when the leader is lost, and with a `notice` to show."""
 
-    ended: Callable[[News], None]
-    gone: Callable[[str], None]
+    ended: Callable[[Status], None]
+    leader_lost: Callable[[str], None]
     notice: Callable[..., None]
 
 
-class Following:
-    """Another task's part: its parent asks the leader's until it knows that the run has ended."""
+class Follower:
+    """Another task: its parent asks the leader's until it knows that the run has ended."""
 
-    def __init__(self, mine: Part, loop: EventLoop, hears: Hears) -> None:
-        self._mine, self._loop, self._hears = mine, loop, hears
+    def __init__(self, own: Member, loop: EventLoop, callbacks: Callbacks) -> None:
+        self._own, self._loop, self._callbacks = own, loop, callbacks
         self._state = RUNNING
-        self._at_once = threading.Event()
-        self._waiting: queue.SimpleQueue[Callable[[News | None], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._ask_on, name="ending", daemon=True).start()
+        self._poll_now = threading.Event()
+        self._waiting: queue.SimpleQueue[Callable[[Status | None], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._poll, name="ending", daemon=True).start()
 
     def has_ended(self, state: str) -> None:
         """Say from now on that this task has ended, and how."""
         self._state = state
 
-    def ask_now(self, then: Callable[[News | None], None]) -> None:
-        """Call `then`, in the loop's thread, with the news of this moment; None where the leader does not answer."""
+    def ask_now(self, then: Callable[[Status | None], None]) -> None:
+        """Call `then`, in the loop's thread, with the status of this moment; None where the leader does not answer."""
         self._waiting.put(then)
-        self._at_once.set()
+        self._poll_now.set()
 
-    def _ask_on(self) -> None:
-        told = answered = silent = False
+    def _poll(self) -> None:
+        reported = answered = silent = False
         seen = time.monotonic()
         while True:
-            self._at_once.wait(self._mine.interval)
-            self._at_once.clear()
+            self._poll_now.wait(self._own.interval)
+            self._poll_now.clear()
             waiting = [self._waiting.get() for _ in range(self._waiting.qsize())]
-            news = ask(self._mine, self._state)
-            if news is not None and news.state != RUNNING and not told:
-                told = True
-                self._call(partial(self._hears.ended, news))
+            status = ask(self._own, self._state)
+            if status is not None and status.state != RUNNING and not reported:
+                reported = True
+                self._call(partial(self._callbacks.ended, status))
             for then in waiting:
-                self._call(partial(then, news))
-            if told:
+                self._call(partial(then, status))
+            if reported:
                 continue
             # One that never answered here may have a way to its program alone.
-            if news is not None or (not answered and _connects(self._mine.program)):
-                answered, seen = answered or news is not None, time.monotonic()
+            if status is not None or (not answered and _connects(self._own.program)):
+                answered, seen = answered or status is not None, time.monotonic()
                 if silent:
                     silent = False
-                    self._call(partial(self._hears.notice, message=f"{self._mine.leader} answers again"))
+                    self._call(partial(self._callbacks.notice, message=f"{self._own.leader} answers again"))
                 continue
-            limit = self._mine.orphan if answered else max(self._mine.first, self._mine.orphan)
+            limit = self._own.orphan if answered else max(self._own.first, self._own.orphan)
             silence = time.monotonic() - seen
             if silence >= limit:
-                told = True
-                self._call(partial(self._hears.gone, f"no answer for {limit:g} s"))
+                reported = True
+                self._call(partial(self._callbacks.leader_lost, f"no answer for {limit:g} s"))
             elif silence >= limit / 10 and not silent and answered:
                 silent = True
-                message = f"{self._mine.leader} ({self._mine.address}) does not answer; this task ends when that lasts {limit:g} s"
-                self._call(partial(self._hears.notice, message=message))
+                message = f"{self._own.leader} ({self._own.address}) does not answer; this task ends when that lasts {limit:g} s"
+                self._call(partial(self._callbacks.notice, message=message))
 
     def _call(self, callback: Callable[[], None]) -> None:
         self._loop.call_from_thread(callback)
 
 
-def ask(mine: Part, state: str = RUNNING) -> News | None:
+def ask(own: Member, state: str = RUNNING) -> Status | None:
     """Ask the leader's parent for the state of the run, and send that of this task; None where that does not answer, or is another run's."""
-    question = json.dumps({"run": mine.run, "task": mine.task, "state": state}).encode() + b"\n"
+    question = json.dumps({"run": own.run, "task": own.task, "state": state}).encode() + b"\n"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, UnicodeError):
-        with socket.create_connection(split_address(mine.address), timeout=_ANSWER) as connection:
+        with socket.create_connection(split_address(own.address), timeout=_TIMEOUT) as connection:
             connection.sendall(question)
-            answer = json.loads(connection.makefile("rb").readline(_LONGEST))
-        if answer["run"] == mine.run and answer["state"] in {RUNNING, SUCCEEDED, FAILED}:
-            return News(answer["state"], str(answer["reason"]))
+            answer = json.loads(connection.makefile("rb").readline(_MAX_BYTES))
+        if answer["run"] == own.run and answer["state"] in {RUNNING, SUCCEEDED, FAILED}:
+            return Status(answer["state"], str(answer["reason"]))
     return None
 
 
 def _connects(address: str) -> bool:
-    with contextlib.suppress(OSError, ValueError, UnicodeError), socket.create_connection(split_address(address), timeout=_ANSWER):
+    with contextlib.suppress(OSError, ValueError, UnicodeError), socket.create_connection(split_address(address), timeout=_TIMEOUT):
         return True
     return False
 
@@ -282,16 +282,16 @@ def _server(answer: Callable[[Any], Any], port: int) -> socketserver.BaseServer 
     """Answer on `port` of every address, in threads of its own; None where the port is another's."""
 
     class Handler(socketserver.StreamRequestHandler):
-        timeout = _ANSWER
+        timeout = _TIMEOUT
 
         def handle(self) -> None:
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-                question = json.loads(self.rfile.readline(_LONGEST))
+                question = json.loads(self.rfile.readline(_MAX_BYTES))
                 answered = answer(question)
                 if answered is not None:
-                    news, sent = answered
-                    self.wfile.write(json.dumps({"run": question["run"], **vars(news)}).encode() + b"\n")
-                    sent()
+                    status, on_sent = answered
+                    self.wfile.write(json.dumps({"run": question["run"], **vars(status)}).encode() + b"\n")
+                    on_sent()
 
     class Server(socketserver.ThreadingTCPServer):
         allow_reuse_address = True

@@ -10,7 +10,7 @@ _WHERE = re.compile(
 )
 # Parts of the paragraph that says what: colours, the function on a device, a heading whose frames are not known or up to its node, one that says how many
 # errors follow (of which the first that is not another's end is shown), an operation's name.
-_BESIDES = re.compile(
+_NOISE = re.compile(
     r"\x1b\[[\d;]*m|\{\{function_node [^}]*\}\} |Detected at node .*\n<stack traces unavailable>\n"
     r"|Detected at node (?:.+\n)*?Node: .*\n|={5,}\n|(?:[A-Z_]+: )?From /job:\S+:\n"
     r"|\d+ root error\(s\) found\.\n(?:\s*\(\d+\) CANCELLED:.*\n(?:\t.*\n)*)*\s*\(\d+\) [A-Z_]+: +| \[Op:\w+\]( name:.*)?"
@@ -27,7 +27,7 @@ def error_line(error: Exception) -> str:
 
 def line_of(kind: str, message: str) -> str:
     """Return the same for an exception of the class named `kind`."""
-    paragraphs = [part.strip() for part in re.split(r"\n\s*\n", _BESIDES.sub("", message)) if part.strip()]
+    paragraphs = [part.strip() for part in re.split(r"\n\s*\n", _NOISE.sub("", message)) if part.strip()]
     paragraph = next((part for part in paragraphs if not _WHERE.match(part)), "".join(paragraphs[:1]))
     line = next(iter(paragraph.splitlines()), "")
     # AutoGraph's own error stands for one of a class that it cannot make; that one is in the message.

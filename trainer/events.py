@@ -53,7 +53,7 @@ FIELDS: dict[str, str] = {
 }
 
 # The kinds that a training process writes, or a user's program that wants to; only their parent writes the others.
-TOLD = frozenset({"ready", "restored", "progress", "evaluated", "exported", "checkpoint", "save_failed", "notice", "done"})
+FORWARDED = frozenset({"ready", "restored", "progress", "evaluated", "exported", "checkpoint", "save_failed", "notice", "done"})
 
 FORMATS = ("json", "text")
 _ALIVE_EVERY = 1.0  # seconds
@@ -199,10 +199,10 @@ def stalled(event: Event) -> str:
 
 
 def _save_failed(event: Event) -> str:
-    room = "" if event.get("free") is None else f" ({event['size']:,} bytes are to be saved, {event['free']:,} are free)"
+    space = "" if event.get("free") is None else f" ({event['size']:,} bytes are to be saved, {event['free']:,} are free)"
     last = "nothing is saved yet" if event.get("saved") is None else f"the last checkpoint is of step {event['saved']}"
     return (
-        f"step {event['step']} could not be saved to {event['path']}: {event['cause']}{room}; {last}; it is tried again, "
+        f"step {event['step']} could not be saved to {event['path']}: {event['cause']}{space}; {last}; it is tried again, "
         f"and the run ends when nothing could be saved for {event['timeout']:.0f} s ({event['seconds']:.0f} s until now)"
     )
 

@@ -28,7 +28,7 @@ _SERVING = frozenset(name for name, kind in STRATEGIES.items() if kind.served or
 class Health:
     """The health of a task, with one line of explanation."""
 
-    well: bool
+    healthy: bool
     line: str
 
 
@@ -49,28 +49,28 @@ def examine(proc: Path = _PROC) -> Health:
     try:
         task = parse(os.environ.get("TF_CONFIG"), has_master=True)
     except ConfigurationError as error:
-        return Health(well=False, line=error.problems[0])
+        return Health(healthy=False, line=error.problems[0])
     if not (proc / "self" / "stat").exists():
-        return Health(well=False, line=f"{task.name}: there is no {proc} to read; health is known only on Linux")
+        return Health(healthy=False, line=f"{task.name}: there is no {proc} to read; health is known only on Linux")
     training = _training(proc)
     if training is None:
-        return Health(well=False, line=f"{task.name}: no training process; it has ended, or is between two attempts")
+        return Health(healthy=False, line=f"{task.name}: no training process; it has ended, or is between two attempts")
     what = f"{task.name}: process {training.pid}, attempt {training.environment['TRAINER_ATTEMPT']}"
     if training.state in STOPPED:
-        return Health(well=False, line=f"{what}, is stopped by a signal; SIGCONT continues it")
+        return Health(healthy=False, line=f"{what}, is stopped by a signal; SIGCONT continues it")
     if task.address is None or len(task.tasks()) < 2 or not _serves(training.environment):
-        return Health(well=True, line=f"{what}, runs")
+        return Health(healthy=True, line=f"{what}, runs")
     port = split_address(task.address)[1]
     if not _answers(port):
-        return Health(well=False, line=f"{what}, runs, and nothing answers on port {port}; it starts")
-    return Health(well=True, line=f"{what}, runs and answers on port {port}")
+        return Health(healthy=False, line=f"{what}, runs, and nothing answers on port {port}; it starts")
+    return Health(healthy=True, line=f"{what}, runs and answers on port {port}")
 
 
 def _training(proc: Path) -> _Process | None:
     """Return the process that the parent of this task started last, None when there is none that lives."""
-    mine = os.environ.get("TF_CONFIG")
+    own = os.environ.get("TF_CONFIG")
     started = {process.pid: process for process in _processes(proc) if "TRAINER_ATTEMPT" in process.environment}
-    first = [process for process in started.values() if process.parent not in started and process.environment.get("TF_CONFIG") == mine]
+    first = [process for process in started.values() if process.parent not in started and process.environment.get("TF_CONFIG") == own]
     return max(first, key=lambda process: process.pid, default=None)
 
 

@@ -24,7 +24,7 @@ _FULL = 64 * 1024  # bytes that wait, with which no more is read
 _MOST = 1024 * 1024  # the same where all before an event, or before the end, is read; the largest pipe that a user may have
 _TAIL = 64 * 1024  # bytes of the last output that are kept
 _LONGEST_EVENT = 1024 * 1024
-_STUCK = 10.0  # seconds without a byte written, after which an ended task waits for its reader no more
+_STUCK_AFTER = 10.0  # seconds without a byte written after which an ended task waits no more
 
 _LOOKS_LIKE_EVENT = re.compile(rb"^( *)(?=" + re.escape(MARK) + rb")", re.MULTILINE)
 
@@ -53,11 +53,11 @@ class Escaping:
                 self.in_line = True
                 return head
         data = _LOOKS_LIKE_EVENT.sub(rb"\1 ", data)
-        begun = data.rpartition(b"\n")[2]
-        word = begun.lstrip(b" ")
-        if word and len(word) < len(MARK) and MARK.startswith(word):
-            self._held, data, word = word, data[: -len(word)], b""
-        self._blank = not word
+        partial = data.rpartition(b"\n")[2]
+        start = partial.lstrip(b" ")
+        if start and len(start) < len(MARK) and MARK.startswith(start):
+            self._held, data, start = start, data[: -len(start)], b""
+        self._blank = not start
         written = head + data
         self.in_line = not written.endswith(b"\n") if written else self.in_line
         return written
@@ -69,7 +69,7 @@ class Escaping:
         return held
 
     def end_line(self) -> bytes:
-        """Return what ends the line that was begun."""
+        """Return what ends the partial line."""
         rest = self.release()
         rest += b"\n" if self.in_line else b""
         self._blank, self.in_line = True, False
@@ -82,9 +82,9 @@ class Output:
     Before `attach` and after `detach` it writes at once. The program has a terminal itself.
     """
 
-    def __init__(self, heard: Callable[[Event], None] = lambda _event: None) -> None:
-        self.heard = heard
-        self.wrote: Callable[[], None] = lambda: None  # when the program has written
+    def __init__(self, on_event: Callable[[Event], None] = lambda _event: None) -> None:
+        self.on_event = on_event
+        self.on_output: Callable[[], None] = lambda: None  # when the program has written
         self._is_terminal = os.isatty(STDOUT)
         self._pipe = None if self._is_terminal else _Pipe()
         self._events = _Pipe()
@@ -92,9 +92,9 @@ class Output:
         self._error_pipe = _Pipe() if self._errors else None
         self._sink = _Sink(STDOUT)
         self._escaping = Escaping()
-        self._begun = b""  # of an event of the training process
+        self._partial = b""  # of an event of the training process
         self._loop: EventLoop | None = None
-        self._reads = False
+        self._reading = False
         self.tail = b""  # the attempt's last output, of stderr alone where that goes elsewhere
 
     # For the program
@@ -149,7 +149,7 @@ class Output:
         if self._loop is not None:
             self._stop_reading()
             for sink in self._sinks():
-                sink.wait_no_more(self._loop)
+                sink.stop_waiting(self._loop)
         self._loop = None
         for sink in self._sinks():
             sink.drain()
@@ -161,7 +161,7 @@ class Output:
 
     def begin(self) -> None:
         """Note that another attempt begins."""
-        self._begun = self.tail = b""
+        self._partial = self.tail = b""
 
     # Inside
 
@@ -182,25 +182,25 @@ class Output:
         """Read what the program has written until so many bytes wait."""
         while self._pipe and self._sink.waiting < most and (read := self._pipe.read()):
             self._sink.add(self._escaping.feed(read))
-            self.wrote()
+            self.on_output()
             if self._error_pipe is None:
                 self.tail = (self.tail + read)[-_TAIL:]
         while self._errors and self._error_pipe and self._errors.waiting < most and (read := self._error_pipe.read()):
             self._errors.add(read)
-            self.wrote()
+            self.on_output()
             self.tail = (self.tail + read)[-_TAIL:]
 
     def _take_events(self) -> None:
         while self._sink.waiting < _MOST and (read := self._events.read()):
             self._take(_MOST)  # what was printed before an event stands before it
-            *lines, begun = (self._begun + read).split(b"\n")
-            self._begun = begun if len(begun) < _LONGEST_EVENT else b""
+            *lines, partial = (self._partial + read).split(b"\n")
+            self._partial = partial if len(partial) < _LONGEST_EVENT else b""
             for line in lines:
                 if event := parse(line.decode("utf-8", "replace")):
-                    self.heard(event)
+                    self.on_event(event)
 
     def _arrange(self) -> None:
-        """Wait for room where something waits to be written, and for more where little does."""
+        """Wait for space where something waits to be written, and for more where little does."""
         if self._loop is None:
             return
         waiting = max(sink.waiting for sink in self._sinks())
@@ -208,16 +208,16 @@ class Output:
             sink.wait(self._loop, self._ready)
         if waiting >= _FULL:
             self._stop_reading()
-        elif not self._reads:
-            self._reads = True
+        elif not self._reading:
+            self._reading = True
             for pipe in self._pipes():
                 self._loop.on_ready(pipe.reading, selectors.EVENT_READ, self._ready)
 
     def _stop_reading(self) -> None:
-        if self._reads and self._loop is not None:
+        if self._reading and self._loop is not None:
             for pipe in self._pipes():
                 self._loop.forget(pipe.reading)
-        self._reads = False
+        self._reading = False
 
 
 class _Pipe:
@@ -240,7 +240,7 @@ class _Sink:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._waiting = bytearray()
-        self._gone = False  # nobody reads any more: the program goes on
+        self._closed = False  # nobody reads any more: the program goes on
         self._lost, self._since = 0, b""  # lines that a full disk did not take, and since when
         self._registered = False
         self._poll = select.poll()
@@ -253,25 +253,25 @@ class _Sink:
 
     def add(self, output: bytes) -> None:
         """Write this next."""
-        if not self._gone:
+        if not self._closed:
             self._waiting += output
 
     def push(self, timeout: float = 0.0) -> None:
-        """Write until nothing waits, or there is no room for `timeout` seconds."""
+        """Write until nothing waits, or there is no space for `timeout` seconds."""
         written = 0
         while written < len(self._waiting) and self._poll.poll(1000 * timeout):
             try:
                 if self._lost:
                     note = b"\n%d lines could not be written here since %s\n" % (self._lost, self._since)
                     self._lost *= os.write(self._fd, note) < len(note)
-                # A pipe that has room has it for so many bytes.
+                # A pipe that has space has it for so many bytes.
                 written += os.write(self._fd, self._waiting[written : written + select.PIPE_BUF])
             except BlockingIOError:  # noqa: PERF203 - it costs before Python 3.11 alone
                 break
             except OSError as error:
                 del error  # the reader is gone, or the disk is full
                 mode = os.fstat(self._fd).st_mode
-                self._gone = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+                self._closed = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
                 if not self._lost:
                     self._since = time.strftime("%H:%M:%S UTC", time.gmtime()).encode()
                 self._lost += self._waiting.count(b"\n", written)
@@ -280,18 +280,18 @@ class _Sink:
 
     def drain(self) -> None:
         """Write all that waits."""
-        self.push(_STUCK)
+        self.push(_STUCK_AFTER)
 
     def wait(self, loop: EventLoop, ready: Callable[[], None]) -> None:
-        """Call `ready` once there is room, where something waits."""
+        """Call `ready` once there is space, where something waits."""
         if not self._waiting:
-            self.wait_no_more(loop)
+            self.stop_waiting(loop)
         elif not self._registered:
             loop.on_ready(self._fd, selectors.EVENT_WRITE, ready)
             self._registered = True
 
-    def wait_no_more(self, loop: EventLoop) -> None:
-        """Wait for room no longer."""
+    def stop_waiting(self, loop: EventLoop) -> None:
+        """Wait for space no longer."""
         if self._registered:
             loop.forget(self._fd)
         self._registered = False
@@ -302,6 +302,6 @@ def _is_apart(fd: int) -> bool:
 
     Two pipes are written to one: an engine that reads two would put an event of the one into a long line of the other.
     """
-    there, out = os.fstat(fd), os.fstat(STDOUT)
-    apart = stat.S_ISREG(there.st_mode) or (stat.S_ISCHR(there.st_mode) and not os.isatty(fd))
-    return apart and (there.st_dev, there.st_ino) != (out.st_dev, out.st_ino)
+    file, out = os.fstat(fd), os.fstat(STDOUT)
+    apart = stat.S_ISREG(file.st_mode) or (stat.S_ISCHR(file.st_mode) and not os.isatty(fd))
+    return apart and (file.st_dev, file.st_ino) != (out.st_dev, out.st_ino)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainer.ending import Part
+from trainer.ending import Member
 from trainer.restarts import Policy
 
 TRAINING = (sys.executable, "-P", "-m", "trainer.task")  # -P: no file of the working directory stands in for a module
@@ -50,7 +50,7 @@ class ParentJob:
     awaited: Mapping[str, str] = field(default_factory=dict)
     watched_chief: str | None = None
     watched_workers: tuple[str, ...] = ()
-    part: Part | None = None  # in the end of the run, where the tasks of a program learn of that from each other
+    member: Member | None = None  # where the tasks of a program learn of the end of the run from each other
     lifeline: int | None = None
     policy: Policy = field(default_factory=Policy)
     timeouts: Timeouts = field(default_factory=Timeouts)

@@ -26,13 +26,13 @@ from trainer.tf_config import TaskConfig, split_address
 Answer = Optional[str]  # why an address gave no connection; None: it gave one
 
 _CONNECT_TIMEOUT = 1.0
-_AT_A_TIME = 200  # open connections; a process may often have no more than 1,024 files
+_MAX_OPEN = 200  # open connections; a process may often have no more than 1,024 files
 _RESOLVERS = 8  # getaddrinfo blocks, so threads call it
 _RETRY = 1.0
 # Before the first look-up of a name. A pod starts a moment before its peers have names, and a cluster's DNS that is asked too early
 # says for 5 s that there is none. To import TensorFlow takes longer than this.
-_NO_NAMES_YET = 1.5
-LISTED = 25  # missing peers named in one event: with more, a line would no longer be written in one piece (PIPE_BUF)
+_DNS_DELAY = 1.5
+MAX_LISTED = 25  # missing peers named in one event: with more, a line would no longer be written in one piece (PIPE_BUF)
 _REASONS = {
     errno.ECONNREFUSED: "connection refused",
     errno.ETIMEDOUT: "no answer",
@@ -73,19 +73,19 @@ class Prober:
         self._open: set[_Probe] = set()
         self._names: queue.SimpleQueue[_Probe] = queue.SimpleQueue()
         self._threads = 0
-        self._names_from = loop.now() + _NO_NAMES_YET
+        self._names_from = loop.now() + _DNS_DELAY
         self._filling = False
 
-    def ask(self, address: str, tell: Callable[[Answer], None]) -> None:
-        """Call `tell`, in the loop's thread, with why `address` gives no connection, or None when it gave one."""
-        self._waiting.append(_Probe(address, tell))
+    def ask(self, address: str, then: Callable[[Answer], None]) -> None:
+        """Call `then`, in the loop's thread, with why `address` gives no connection, or None when it gave one."""
+        self._waiting.append(_Probe(address, then))
         self._fill()
 
     def _fill(self) -> None:
         if self._filling:  # a probe that failed at once comes back here: the loop below goes on, nothing nests
             return
         self._filling = True
-        while self._waiting and len(self._open) < _AT_A_TIME:
+        while self._waiting and len(self._open) < _MAX_OPEN:
             probe = self._waiting.popleft()
             self._open.add(probe)
             try:  # an address in numbers needs no look-up, and no thread
@@ -131,7 +131,7 @@ class Prober:
             self._connect(probe, found[1:], _in_words(code))
             return
 
-        def settle(reason: Answer) -> None:
+        def done(reason: Answer) -> None:
             timer.cancel()
             self._loop.forget(connection)
             connection.close()
@@ -140,21 +140,21 @@ class Prober:
             else:
                 self._connect(probe, found[1:], reason)
 
-        timer = self._loop.call_later(_CONNECT_TIMEOUT, lambda: settle("no answer"))
-        self._loop.on_ready(connection, selectors.EVENT_WRITE, lambda: settle(outcome(connection)))
+        timer = self._loop.call_later(_CONNECT_TIMEOUT, lambda: done("no answer"))
+        self._loop.on_ready(connection, selectors.EVENT_WRITE, lambda: done(outcome(connection)))
 
     def _finish(self, probe: _Probe, answer: Answer) -> None:
         self._open.discard(probe)
-        probe.tell(answer)
+        probe.then(answer)
         self._fill()
 
 
 class _Probe:
     """One question to one address."""
 
-    def __init__(self, address: str, tell: Callable[[Answer], None]) -> None:
+    def __init__(self, address: str, then: Callable[[Answer], None]) -> None:
         self.host, self.port = split_address(address)
-        self.tell = tell
+        self.then = then
 
 
 def outcome(connection: socket.socket) -> Answer:
@@ -202,12 +202,12 @@ class PeerWait:
         self._waiting, self._complete, self._timed_out = waiting, complete, timed_out
         self._every, self._stalled = every, stalled
         self._started = self._loop.now()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._next_report = self._started + first
         self._over = not peers
         self._timers: list[Timer] = []
         if peers:
-            self._timers = [loop.call_later(timeout, self._time_out), loop.call_later(min(first, _RETRY), self._look)]
+            self._timers = [loop.call_later(timeout, self._time_out), loop.call_later(min(first, _RETRY), self._check)]
             for name in peers:
                 self._ask(name)
 
@@ -238,7 +238,7 @@ class PeerWait:
         if reason is not None:
             self._reasons[name] = reason
             # Many missing peers are asked more slowly: each of a thousand tasks asks all the others.
-            self._loop.call_later(max(_RETRY, len(self._missing) / _AT_A_TIME), partial(self._ask, name))
+            self._loop.call_later(max(_RETRY, len(self._missing) / _MAX_OPEN), partial(self._ask, name))
             return
         del self._missing[name]
         if not self._missing:
@@ -254,14 +254,14 @@ class PeerWait:
         self._waiting([], self._loop.now() - since)
         self._expect_a_step(since)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._loop.now()
-        changed = bool(self._told) and set(self._missing) != self._told
+        changed = bool(self._reported) and set(self._missing) != self._reported
         if now >= self._next_report or changed:
-            self._told = set(self._missing)
+            self._reported = set(self._missing)
             self._next_report = now + self._every
             self._waiting(self.missing, now - self._started)
-        self._timers[1] = self._loop.call_later(min(_RETRY, max(0.01, self._next_report - now)), self._look)
+        self._timers[1] = self._loop.call_later(min(_RETRY, max(0.01, self._next_report - now)), self._check)
 
     def _time_out(self) -> None:
         self.cancel()
@@ -269,7 +269,7 @@ class PeerWait:
 
 
 class Watch:
-    """Watches addresses until it is cancelled; `gone(reason)` when none of them gave a connection for `timeout` seconds.
+    """Watches addresses until it is cancelled; `timed_out(reason)` when none of them gave a connection for `timeout` seconds.
 
     `lost(reason)` is called once all stay silent for a tenth of that, `back()` when one answers after that. The reason is
     that of one of them.
@@ -282,7 +282,7 @@ class Watch:
         addresses: Iterable[str],
         *,
         timeout: float,
-        gone: Callable[[str], None],
+        timed_out: Callable[[str], None],
         lost: Callable[[str], None] = lambda _reason: None,
         back: Callable[[], None] = lambda: None,
     ) -> None:
@@ -290,8 +290,8 @@ class Watch:
         self._addresses = list(addresses)  # the one that answered last comes first
         self._timeout = timeout
         self._interval = min(5.0, timeout / 5)
-        self._lost, self._back, self._gone = lost, back, gone
-        self._seen = self._loop.now()
+        self._lost, self._back, self._timed_out = lost, back, timed_out
+        self._last_seen = self._loop.now()
         self._silent = False
         self._over = False
         self._ask()
@@ -308,7 +308,7 @@ class Watch:
 
         def answered(reason: Answer) -> None:
             if reason is None or not others:
-                self._heard(reason)
+                self._received(reason)
             else:
                 self._ask_all(others, reason)
 
@@ -325,25 +325,25 @@ class Watch:
                 found = True
                 self._addresses.remove(address)
                 self._addresses.insert(0, address)
-                self._heard(None)
+                self._received(None)
             elif silent == len(addresses):
-                self._heard(reason)
+                self._received(reason)
 
         for address in addresses:
             self._prober.ask(address, partial(answered, address))
 
-    def _heard(self, reason: Answer) -> None:
+    def _received(self, reason: Answer) -> None:
         if self._over:
             return
         now = self._loop.now()
-        silence = now - self._seen
+        silence = now - self._last_seen
         if reason is None:
-            self._seen = now
+            self._last_seen = now
             if self._silent:
                 self._silent = False
                 self._back()
         elif silence >= self._timeout:
-            self._gone(reason)
+            self._timed_out(reason)
             return
         elif silence >= self._timeout / 10 and not self._silent:
             self._silent = True

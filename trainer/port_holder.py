@@ -9,8 +9,8 @@ import time
 from trainer.socket_filter import listen
 from trainer.tf_config import split_address
 
-_QUEUE = 1024  # connections that wait to be taken: all tasks of a cluster may ask at once
-_LOOK_EVERY = 0.1  # seconds between looks whether it is closed: not everywhere does `shutdown` wake who accepts
+_BACKLOG = 1024  # connections that wait to be taken: all tasks of a cluster may ask at once
+_POLL_INTERVAL = 0.1  # seconds between checks whether it is closed: not everywhere does `shutdown` wake who accepts
 
 
 class PortHolder:
@@ -31,8 +31,8 @@ class PortHolder:
         """Answer from now on; returns False where the port cannot be had."""
         if self._thread is None and self._address is not None and not self._closed.is_set():
             with contextlib.suppress(OSError):
-                self._listener = listen(*split_address(self._address), backlog=_QUEUE)
-                self._listener.settimeout(_LOOK_EVERY)
+                self._listener = listen(*split_address(self._address), backlog=_BACKLOG)
+                self._listener.settimeout(_POLL_INTERVAL)
                 self._thread = threading.Thread(target=self._turn_away, args=(self._listener,), name="placeholder", daemon=True)
                 self._thread.start()
         return self._thread is not None and not self._closed.is_set()
@@ -55,7 +55,7 @@ class PortHolder:
             except TimeoutError:
                 continue
             except OSError:  # it was shut down; or, for example, there are no more files
-                self._closed.wait(_LOOK_EVERY)
+                self._closed.wait(_POLL_INTERVAL)
         listener.close()
 
     def _drop(self) -> None:

@@ -97,13 +97,13 @@ def process_stat(pid: int) -> tuple[str, str]:
             return "X", ""
         return "R", ""
     try:
-        told = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return "X", ""
-    return told[0], told[19]
+    return fields[0], fields[19]
 
 
-def is_gone(pid: int) -> bool:
+def is_dead(pid: int) -> bool:
     """Return whether a process has ended."""
     return process_stat(pid)[0] in DEAD
 

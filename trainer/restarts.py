@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 
-from trainer.error_file import FOR_GOOD
+from trainer.error_file import PERMANENT
 from trainer.exit_codes import OF_SIGNALS, ExitCode, RestartWhen, describe, final
 
 
@@ -32,7 +32,7 @@ class History:
     early_ends: int = 0
     fingerprint: str = ""
     lost_from: int = -1
-    same: int = 0  # failures in a row that were the one before again
+    repeats: int = 0  # of the last failure, in a row
 
 
 @dataclass(frozen=True)
@@ -80,18 +80,18 @@ def exit_code_of(code: int) -> int:
 
 def _with_code(code: int) -> str:
     """Say why a process ended, and with which exit code where the task is not to leave with it."""
-    told = exit_code_of(code)
+    shown = exit_code_of(code)
     cause = cause_of(code)
-    return cause if final(told) == told or str(told) in cause else f"{cause}, exit code {told}"
+    return cause if final(shown) == shown or str(shown) in cause else f"{cause}, exit code {shown}"
 
 
 def decide_restart(
-    code: int, lived: float, history: History, policy: Policy, fingerprint: str = "", together: float = 0.0
+    code: int, lived: float, history: History, policy: Policy, fingerprint: str = "", connected: float = 0.0
 ) -> Restart | End:
     """Decide what follows when a process that nobody asked to stop ended with `code` after `lived` seconds.
 
     Final are:
-    - WRONG_CONFIGURATION; a `fingerprint` that begins with FOR_GOOD says why, where the code itself does not;
+    - WRONG_CONFIGURATION; a `fingerprint` that begins with PERMANENT says why, where the code itself does not;
     - a second failure with the `fingerprint` of the first and no step forward between (user_errors.py, tracebacks.py): a third would be the same.
       Of a program that has gone on for `recovers_after`, only more than `max_restarts` in a row are final;
     - with `policy.restart: exit_code`, exit codes below 128.
@@ -99,27 +99,29 @@ def decide_restart(
     All other failures count. Not counted are:
     - a stop that somebody asked for (`_UNCOUNTED`);
     - the end with DONE, where `policy.restart` is `always`;
-    - a lost peer (75), where the attempt had been `together` with all its peers for longer than `healthy_after`, and had gone on from a later
+    - a lost peer (75), where the attempt had been `connected` longer than `healthy_after` to all its peers, and had gone on from a later
       step than the attempt before, by its `fingerprint`: nodes come and go for as long as a run lasts.
     """
     if code == ExitCode.DONE:
         return _again(code, lived, history, policy) if policy.restart == "always" else End(ExitCode.DONE)
     if code == ExitCode.WRONG_CONFIGURATION:
-        return End(code, fingerprint[len(FOR_GOOD) :] if fingerprint.startswith(FOR_GOOD) else cause_of(code))
+        return End(code, fingerprint[len(PERMANENT) :] if fingerprint.startswith(PERMANENT) else cause_of(code))
     if policy.restart == "exit_code" and 0 < code < OF_SIGNALS:
         return End(final(code), f"{_with_code(code)}; `restart: exit_code` makes exit codes below {OF_SIGNALS} final")
     lost_from = int(fingerprint) if code == ExitCode.PEER_LOST and fingerprint.strip().isdecimal() else history.lost_from
-    again = history.same + 1 if fingerprint and fingerprint == history.fingerprint else 0
+    repeats = history.repeats + 1 if fingerprint and fingerprint == history.fingerprint else 0
     if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:
-        same, again = history.fingerprint, history.same  # a peer that failed first, or a stop, says nothing of this task's own failure
-    elif again and (lived < policy.recovers_after or again > policy.max_restarts):
+        last, repeats = history.fingerprint, history.repeats  # a peer that failed first, or a stop, says nothing of this task's own failure
+    elif repeats and (lived < policy.recovers_after or repeats > policy.max_restarts):
         return End(ExitCode.WRONG_CONFIGURATION, SAME_AGAIN)
     else:
-        same = fingerprint
-    counted = code not in _UNCOUNTED and not (lost_from > history.lost_from and together > policy.healthy_after)
+        last = fingerprint
+    counted = code not in _UNCOUNTED and not (lost_from > history.lost_from and connected > policy.healthy_after)
     if counted and history.restarts >= policy.max_restarts:
         return End(final(exit_code_of(code)), f"{_with_code(code)}; the limit of {policy.max_restarts} restarts is reached")
-    after = replace(history, restarts=history.restarts + counted, fingerprint=same, lost_from=max(lost_from, history.lost_from), same=again)
+    after = replace(
+        history, restarts=history.restarts + counted, fingerprint=last, lost_from=max(lost_from, history.lost_from), repeats=repeats
+    )
     return _again(code, lived, after, policy)
 
 

@@ -90,7 +90,7 @@ def _single(context: Context, workload: Workload) -> Prepared:
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
+def _signals_restored() -> Iterator[None]:
     """Put the handlers of signals back afterwards: TensorFlow's collective runtime takes SIGTERM over, and does nothing with it."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -106,7 +106,7 @@ def _multi_worker(context: Context, workload: Workload) -> Prepared:
 
     addresses = context.task.tasks()
     names = list(addresses)
-    with _signals_kept(), closed_to_others(context.task.address):
+    with _signals_restored(), closed_to_others(context.task.address):
         all_reduce = AllReduce(len(names), names.index(context.task.name), context.job.train.gradients.wire)
     if message := all_reduce.meet(names, list(addresses.values())):
         context.report("notice", message=message)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 _SO_ATTACH_FILTER = 26  # <asm-generic/socket.h>
 _SO_ACCEPTCONN = 30
-_LOOK_EVERY = 0.02  # seconds between looks whether something listens
+_POLL_INTERVAL = 0.02  # seconds between checks whether something listens
 _NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF: offsets from the IP header
 _ACCEPT, _DROP = 0xFFFFFFFF, 0
 
@@ -94,7 +94,7 @@ def closed_to_others(address: str | None) -> Iterator[None]:
     done = threading.Event()
 
     def watch() -> None:
-        while not close_to_others(address) and not done.wait(_LOOK_EVERY):
+        while not close_to_others(address) and not done.wait(_POLL_INTERVAL):
             pass
 
     needed = sys.platform == "linux" and address is not None and is_loopback(address)

@@ -22,7 +22,7 @@ from typing import Any
 
 from trainer import stack_signal
 from trainer.event_loop import EventLoop, Timer
-from trainer.process_group import is_gone, is_stopped, process_stat
+from trainer.process_group import is_dead, is_stopped, process_stat
 
 PLACE = "TRAINER_STACKS"  # the path of a socket; without it, PORT of the loopback address
 PORT = 2225
@@ -56,9 +56,9 @@ class Stacks:
         self._until = 0.0  # when processes that are left are asked no more
         self._waiting: list[Callable[[list[ProcessStacks]], None]] = []
         self._pipes: list[int] = []
-        self._begun = b""
+        self._partial = b""
         self._reading: _Reading | None = None
-        self._asks = False
+        self._asking = False
         self._server: socket.socket | None = None
         with contextlib.suppress(OSError):  # without pipes no process registers, and those who ask are told so
             if directory is not None:
@@ -72,7 +72,7 @@ class Stacks:
             os.mkfifo(directory / name, 0o600)
             # Open for writing too: it then has no end when the last process that writes to it does.
             self._pipes.append(os.open(directory / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-        self._loop.on_ready(self._pipes[0], selectors.EVENT_READ, self._note)
+        self._loop.on_ready(self._pipes[0], selectors.EVENT_READ, self._register)
         self._loop.on_ready(self._pipes[1], selectors.EVENT_READ, self._take)
         self._directory = directory
 
@@ -98,34 +98,34 @@ class Stacks:
                 with contextlib.suppress(OSError):
                     Path(place).unlink()
 
-    def ask(self, told: Callable[[list[ProcessStacks]], None]) -> None:
-        """Call `told`, in the loop's thread, with the stacks of every process that registered and lives."""
-        self._waiting.append(told)
-        if not self._asks:
-            self._asks, self._until = True, time.monotonic() + _ALL
-            self._note()
-            self._next([pid for pid in self._registered if self._lives(pid)], [])
+    def ask(self, then: Callable[[list[ProcessStacks]], None]) -> None:
+        """Call `then`, in the loop's thread, with the stacks of every process that registered and lives."""
+        self._waiting.append(then)
+        if not self._asking:
+            self._asking, self._until = True, time.monotonic() + _ALL
+            self._register()
+            self._next([pid for pid in self._registered if self._is_alive(pid)], [])
 
-    def _lives(self, pid: int) -> bool:
-        return not is_gone(pid) and process_stat(pid)[1] == self._registered[pid][0]
+    def _is_alive(self, pid: int) -> bool:
+        return not is_dead(pid) and process_stat(pid)[1] == self._registered[pid][0]
 
-    def _note(self) -> None:
+    def _register(self) -> None:
         """Take in the numbers of processes that have registered."""
         with contextlib.suppress(BlockingIOError):
             while self._pipes and (read := os.read(self._pipes[0], _READ)):
-                *lines, self._begun = (self._begun + read).split(b"\n")
+                *lines, self._partial = (self._partial + read).split(b"\n")
                 for pid, descriptor in (map(int, line.split()) for line in lines if line.replace(b" ", b"").isdigit()):
                     self._registered[pid] = process_stat(pid)[1], descriptor
-        for pid in [pid for pid in self._registered if not self._lives(pid)]:
+        for pid in [pid for pid in self._registered if not self._is_alive(pid)]:
             del self._registered[pid]
 
     def _next(self, left: list[int], found: list[ProcessStacks]) -> None:
         """Ask the first of the processes that are left; answer those who wait where none is."""
         if not left:
-            self._reading, self._asks = None, False
+            self._reading, self._asking = None, False
             waiting, self._waiting = self._waiting, []
-            for told in waiting:
-                told(found)
+            for then in waiting:
+                then(found)
             return
 
         def go_on(problem: str, stacks: str = "") -> None:
@@ -163,8 +163,8 @@ class Stacks:
     def _has_pipe(self, pid: int) -> bool:
         """Return whether the descriptor by which a process would write its stacks is still our pipe: a process may have closed all that it had."""
         with contextlib.suppress(OSError):
-            theirs, ours = Path(f"/proc/{pid}/fd/{self._registered[pid][1]}").stat(), os.fstat(self._pipes[1])
-            return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
+            used, own = Path(f"/proc/{pid}/fd/{self._registered[pid][1]}").stat(), os.fstat(self._pipes[1])
+            return (used.st_dev, used.st_ino) == (own.st_dev, own.st_ino)
         return not Path("/proc/self/stat").exists()
 
     def _drain(self) -> None:

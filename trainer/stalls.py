@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from trainer.peers import Prober
     from trainer.stacks import ProcessStacks, Stacks
 
-LEAST = 60.0  # seconds: the limit where none is set, unless steps are slow
+MIN_LIMIT = 60.0  # seconds: the limit where none is set, unless steps are slow
 _STEPS = 20  # or so many of the median step, and of the longest call
 _FIRST = 1200.0  # seconds at least for the first of its kind, which traces and compiles
 _REMEMBERED = 100  # calls
-_LOOKS = 5.0  # seconds between looks, or a fifth of the limit
+_CHECK_INTERVAL = 5.0  # seconds between checks, or a fifth of the limit
 _LONG = frozenset({"evaluating", "saving", "callbacks"})
-_JUDGED = frozenset({"starting", "training", "evaluating", "callbacks", "program"})
+_TIMED = frozenset({"starting", "training", "evaluating", "callbacks", "program"})
 _WAITS = frozenset({"peers", "servers"})
 _BUSY_AFTER = 30.0  # seconds
-_ASKED_OFTEN = 3  # times before the first step
+_MAX_ASKED = 3  # times before the first step
 _ASK_AGAIN = 30.0  # seconds between two times that a process is asked by itself what it does
-_GREETS_WITHIN = 5.0  # seconds
+_GREET_TIMEOUT = 5.0  # seconds
 
 
 class StallWatch:
@@ -54,10 +54,10 @@ class StallWatch:
         self._pid: int | None = None
         self._timer: Timer | None = None
         self._phase, self._step = "", None  # type: str, int | None
-        self._looked = self._suspect_from = 0.0
+        self._checked = self._suspect_from = 0.0
         self._asked, self._doing = 0, Activity("unknown")
-        self._last = self._since = self._stopped_since = self._busy_told = 0.0
-        self._told = self._again = self._asks = False
+        self._last = self._since = self._stopped_at = self._busy_at = 0.0
+        self._stalled = self._again = self._asking = False
         self._seen: dict[str, deque[float]] = {}  # phase -> seconds of its last calls, or of a step of them
 
     def begin(self, pid: int | None) -> None:
@@ -67,19 +67,19 @@ class StallWatch:
             return
         self._pid = pid
         self._seen = {}
-        self._step, self._stopped_since, self._suspect_from = None, 0.0, 0.0
-        self._looked = time.monotonic()
+        self._step, self._stopped_at, self._suspect_from = None, 0.0, 0.0
+        self._checked = time.monotonic()
         self._asked, self._doing = 0, Activity("unknown")
         self._progress("program" if self._by_output else "")
-        self._timer = self._loop.call_later(self._pause(), self._look)
+        self._timer = self._loop.call_later(self._interval(), self._check)
 
     def cancel(self) -> None:
         """Watch nothing until `begin`."""
-        self._pid, self._told, self._again = None, False, False
+        self._pid, self._stalled, self._again = None, False, False
         if self._timer is not None:
             self._timer.cancel()
 
-    def heard(self, event: Mapping[str, Any]) -> None:
+    def on_event(self, event: Mapping[str, Any]) -> None:
         """Take in an event of the training process; `alive` says what it does."""
         if self._by_output:
             self._progress("program")
@@ -93,23 +93,23 @@ class StallWatch:
             times.append(max(seconds / steps, seconds / _STEPS * 3))
         self._progress(str(phase))
 
-    def wrote(self) -> None:
+    def on_output(self) -> None:
         """Note that a program has written something."""
         if self._by_output:
             self._progress("program")
 
-    def ask(self, told: Callable[[Activity], None]) -> None:
-        """Call `told` with what the attempt does, where it still lives then; with the last answer where it was asked a few times."""
+    def ask(self, then: Callable[[Activity], None]) -> None:
+        """Call `then` with what the attempt does, where it still lives then; with the last answer where it was asked a few times."""
         pid = self._pid
 
         def read(found: list[ProcessStacks]) -> None:
             self._doing = self._activity(found)
             if self._pid == pid:
-                told(self._doing)
+                then(self._doing)
 
         self._asked += 1
-        if self._asked > _ASKED_OFTEN:
-            told(self._doing)
+        if self._asked > _MAX_ASKED:
+            then(self._doing)
         else:
             self._stacks.ask(read)
 
@@ -118,60 +118,60 @@ class StallWatch:
         since, self._last = now - self._last, now
         if phase != self._phase:
             self._phase, self._since = phase, now
-        if self._told:
-            self._told = self._again = False
-            self._say("resumed", since)
+        if self._stalled:
+            self._stalled = self._again = False
+            self._emit("resumed", since)
 
     def limit(self) -> float:
         """Return for how many seconds there may be no progress now."""
         times = self._seen.get(self._phase)
         usual = list(times or ())[1:] or times  # the first compiles
-        own = max(LEAST, _STEPS * statistics.median(usual)) if usual else LEAST
+        own = max(MIN_LIMIT, _STEPS * statistics.median(usual)) if usual else MIN_LIMIT
         limit = own if self._limit is None else self._limit
         return limit if times or self._phase == "program" else max(limit, _FIRST)
 
-    def _pause(self) -> float:
-        return min(_LOOKS, (self._limit or LEAST) / 5)
+    def _interval(self) -> float:
+        return min(_CHECK_INTERVAL, (self._limit or MIN_LIMIT) / 5)
 
-    def _look(self) -> None:
-        self._timer = self._loop.call_later(self._pause(), self._look)
+    def _check(self) -> None:
+        self._timer = self._loop.call_later(self._interval(), self._check)
         now = time.monotonic()
-        looked, self._looked = self._looked, now
-        if self._pid is None or self._asks:
+        checked, self._checked = self._checked, now
+        if self._pid is None or self._asking:
             return
-        if now - looked > 3 * self._pause() + 1:  # this process itself was stopped, or frozen with all others
+        if now - checked > 3 * self._interval() + 1:  # this process itself was stopped, or frozen with all others
             self._last = now
-        self._tell_busy(now)
+        self._report_busy(now)
         if not is_stopped(self._pid):
-            self._last = now if self._stopped_since else self._last
-            self._stopped_since = 0.0
-        elif not self._stopped_since:
-            self._stopped_since = now
-        if self._stopped_since and now - self._stopped_since >= (self._limit or LEAST):
-            self._tell(now - self._stopped_since, Activity("stopped"))
-        elif self._phase in _JUDGED and now - self._last >= self.limit() * (1 + self._told) and not (self._stopped_since or self._again):
+            self._last = now if self._stopped_at else self._last
+            self._stopped_at = 0.0
+        elif not self._stopped_at:
+            self._stopped_at = now
+        if self._stopped_at and now - self._stopped_at >= (self._limit or MIN_LIMIT):
+            self._report_stall(now - self._stopped_at, Activity("stopped"))
+        elif self._phase in _TIMED and now - self._last >= self.limit() * (1 + self._stalled) and not (self._stopped_at or self._again):
             if now >= self._suspect_from:
                 self._suspect_from = now + _ASK_AGAIN
                 self._suspect()
-        elif self._told and self._phase not in _JUDGED and not self._stopped_since:
+        elif self._stalled and self._phase not in _TIMED and not self._stopped_at:
             self._progress(self._phase)  # a server that was stopped goes on
 
-    def _tell_busy(self, now: float) -> None:
-        takes_long = self._phase in _LONG and now - max(self._since, self._busy_told) >= _BUSY_AFTER
+    def _report_busy(self, now: float) -> None:
+        takes_long = self._phase in _LONG and now - max(self._since, self._busy_at) >= _BUSY_AFTER
         if takes_long and now - self._last < self.limit():
-            self._busy_told = now
-            self._say("busy", now - self._since, phase=self._phase)
+            self._busy_at = now
+            self._emit("busy", now - self._since, phase=self._phase)
 
     def _suspect(self) -> None:
         """Ask the peers whether they are there, then the process what it does."""
-        self._asks = True
+        self._asking = True
         last, left = self._last, set(self._job.awaited)
 
         def answered(name: str, problem: str | None) -> None:
             left.discard(name)
             if problem is not None:
-                self._asks = False  # a peer is away, and others see to that
-            elif not left and self._asks:
+                self._asking = False  # a peer is away, and others see to that
+            elif not left and self._asking:
                 self._stacks.ask(lambda found: self._read(found, last))
 
         for name, address in self._job.awaited.items():
@@ -187,8 +187,8 @@ class StallWatch:
             self._judge(doing, last)
 
     def _activity(self, found: list[ProcessStacks]) -> Activity:
-        mine = sorted(found, key=lambda one: one.pid != self._pid)  # the process itself before those that it has started
-        return next((activity(one.stacks) for one in mine if one.stacks), Activity("silent" if found else "unknown"))
+        ordered = sorted(found, key=lambda one: one.pid != self._pid)  # the process itself before those that it has started
+        return next((activity(one.stacks) for one in ordered if one.stacks), Activity("silent" if found else "unknown"))
 
     def _ask_servers(self, last: float) -> None:
         silent = [name for name, address in self._job.awaited.items() if not _greets(address)]
@@ -196,26 +196,26 @@ class StallWatch:
         self._loop.call_from_thread(partial(self._judge, doing, last))
 
     def _judge(self, doing: Activity, last: float) -> None:
-        self._asks = False
+        self._asking = False
         seconds = time.monotonic() - last
         if self._pid is not None and self._last == last and (doing.kind != "compiling" or seconds >= _FIRST):
-            self._tell(seconds, doing)
+            self._report_stall(seconds, doing)
 
-    def _tell(self, seconds: float, doing: Activity) -> None:
+    def _report_stall(self, seconds: float, doing: Activity) -> None:
         lasts = seconds >= 2 * self.limit()
-        if not self._told or (lasts and not self._again):
-            self._told, self._again = True, lasts
-            self._say("stalled", seconds, step=self._step, doing=doing.kind, place=doing.place)
+        if not self._stalled or (lasts and not self._again):
+            self._stalled, self._again = True, lasts
+            self._emit("stalled", seconds, step=self._step, doing=doing.kind, place=doing.place)
             waits = doing.kind in _WAITS and not (lasts and self._job.watched_workers)
             if self._job.stalls.on_stall != "tell" and not waits:
                 self._end(no_progress(seconds, doing))
 
-    def _say(self, kind: str, seconds: float, **fields: Any) -> None:
+    def _emit(self, kind: str, seconds: float, **fields: Any) -> None:
         self._report(kind, seconds=round(seconds, 1), **fields)
 
 
 def _greets(address: str) -> bool:
     """Return whether a server of gRPC takes a connection and sends what it begins each with; one that is stopped or frozen does not."""
-    with contextlib.suppress(OSError, ValueError), socket.create_connection(split_address(address), timeout=_GREETS_WITHIN) as connection:
+    with contextlib.suppress(OSError, ValueError), socket.create_connection(split_address(address), timeout=_GREET_TIMEOUT) as connection:
         return bool(connection.recv(1))
     return False

@@ -15,28 +15,28 @@ from typing import Any, Callable
 
 from trainer import scratch
 from trainer.child import Child
-from trainer.ending import FAILED, RUNNING, STAYS, SUCCEEDED, Following, Hears, Leading, News, Part
+from trainer.ending import FAILED, LINGER, RUNNING, SUCCEEDED, Callbacks, Follower, Leader, Member, Status
 from trainer.event_loop import EventLoop, Timer
-from trainer.events import TOLD, Event, listed
+from trainer.events import FORWARDED, Event, listed
 from trainer.exit_codes import OF_SIGNALS, ExitCode
 from trainer.output import Output
 from trainer.parent_job import ParentJob
-from trainer.peers import LISTED, PeerWait, Prober, Watch
+from trainer.peers import MAX_LISTED, PeerWait, Prober, Watch
 from trainer.restarts import End, History, Restart, cause_of, decide_restart, exit_code_of
 from trainer.stacks import Stacks
 from trainer.stalls import StallWatch
 
 Report = Callable[..., None]
 
-_NEWER = frozenset({"restored", "checkpoint", "evaluated"})  # events about a checkpoint
+_CHECKPOINTS = frozenset({"restored", "checkpoint", "evaluated"})  # events about a checkpoint
 
 # Exit code, beside 143, of a TensorFlow program that was asked to stop and has saved (PreemptionCheckpointHandler).
 _PREEMPTED = 42
 _ABOUT_TO_END = 10.0  # seconds before the end of a run in which its tasks may fail for want of each other
 _ASK_AGAIN = 0.5  # seconds between two questions meanwhile
-_COMES_BACK = frozenset({int(ExitCode.STOPPED), int(ExitCode.PEER_LOST)})  # and signals: this is not the run's end
+_RESTARTED = frozenset({int(ExitCode.STOPPED), int(ExitCode.PEER_LOST)})  # and signals: this is not the run's end
 
-_CHIEF_IS_GONE = 0.6  # seconds without a connection, when the chief is expected to go
+_CHIEF_TIMEOUT = 0.6  # seconds without a connection, when the chief is expected to go
 
 
 def supervise(job: ParentJob, report: Report, output: Output) -> int:
@@ -78,17 +78,17 @@ class _Supervisor:
         self._watch: Watch | None = None  # of the chief, for as long as the task lives
         self._workers: Watch | None = None  # of all workers, for as long as an attempt lives that had reached them
         self._peers_missing = False
-        self._together: float | None = None  # since when every peer was reached, in this attempt
+        self._reached_at: float | None = None  # when every peer was reached, in this attempt
         self._stopping = False
         self._signals = 0
-        self._verdict: tuple[str, str] | None = None  # cause and detail, when the parent itself has ended the task
+        self._failure: tuple[str, str] | None = None  # cause and detail, when the parent itself has ended the task
         self._stalls = StallWatch(job, report, loop, stacks, self._prober, self._kill_stalled)
         self._stall = ""  # over which the attempt was killed
         self._exit_code = int(ExitCode.FAILURE)
-        self._leading: Leading | None = None
-        self._following: Following | None = None
-        self._over = False  # the run has succeeded: whichever way this task ends now, it is done
-        self._leaving = False  # it has ended, and stays for others
+        self._leader: Leader | None = None
+        self._follower: Follower | None = None
+        self._succeeded = False  # the run: however this task ends now, it is done
+        self._exiting = False  # it has ended, and lingers for others
 
     def run(self) -> int:
         """Run until the task has ended."""
@@ -101,9 +101,9 @@ class _Supervisor:
         if self._job.lifeline is not None:
             os.set_inheritable(self._job.lifeline, False)
             loop.on_ready(self._job.lifeline, selectors.EVENT_READ, self._lifeline_ready)
-        if self._job.part is not None:
-            self._take_part(self._job.part)
-        self._output.heard, self._output.wrote = self._heard, self._stalls.wrote
+        if self._job.member is not None:
+            self._join(self._job.member)
+        self._output.on_event, self._output.on_output = self._on_event, self._stalls.on_output
         self._output.attach(loop)
         try:
             loop.call_later(0, self._start)
@@ -127,7 +127,7 @@ class _Supervisor:
 
             Unreaped(self._child, self._loop, self._report, self._ended, self._abandon).watch(lambda: self._stopping)
         self._peers_missing = bool(self._job.awaited)
-        self._together = None
+        self._reached_at = None
         if self._job.policy.recovers_after < math.inf:
             self._recovery = self._loop.call_later(self._job.policy.recovers_after, self._recover)
         timeouts = self._job.timeouts
@@ -139,9 +139,9 @@ class _Supervisor:
             first=timeouts.first_waiting,
             every=timeouts.waiting_every,
             stalled=timeouts.stalled if self._job.makes_steps else None,
-            waiting=self._tell_waiting,
-            complete=self._peers_there,
-            timed_out=self._peers_not_there,
+            waiting=self._report_waiting,
+            complete=self._peers_connected,
+            timed_out=self._peers_timed_out,
         )
         if self._watch is None and self._job.watched_chief is not None:
             self._watch = self._watch_for("the chief", (self._job.watched_chief,), "the chief answers again", timeouts.ending)
@@ -156,42 +156,42 @@ class _Supervisor:
             if watching is not None:
                 watching.cancel()
         self._output.take()
-        code, detail, same = self._why(code)
-        if self._over:
+        code, detail, fingerprint = self._diagnose(code)
+        if self._succeeded:
             self._done()
-        elif self._verdict is not None and (code != ExitCode.DONE or not self._job.built_in):
-            self._fail(ExitCode.PEER_LOST, *self._verdict)
+        elif self._failure is not None and (code != ExitCode.DONE or not self._job.built_in):
+            self._fail(ExitCode.PEER_LOST, *self._failure)
         elif code == ExitCode.DONE and (self._stopping or self._job.policy.restart != "always"):
             if self._stopping and not self._job.built_in:  # it stops because it is done: only the output shows that
                 self._done()
             else:
-                self._leave(ExitCode.DONE)
+                self._exit(ExitCode.DONE)
         elif self._stopping:
             self._ended_on_request(code, detail)
         elif code == ExitCode.PEER_LOST and self._job.role == "evaluator" and self._job.built_in:
             self._fail(code, "the chief is gone", detail)  # it has waited for it, as a server's parent does: not once more
         else:
             now = time.monotonic()
-            together = 0.0 if self._together is None else now - self._together
-            self._follow(code, decide_restart(code, now - self._began, self._history, self._job.policy, same, together), detail)
+            connected = 0.0 if self._reached_at is None else now - self._reached_at
+            self._follow(code, decide_restart(code, now - self._began, self._history, self._job.policy, fingerprint, connected), detail)
 
-    def _why(self, code: int) -> tuple[int, str, str]:
+    def _diagnose(self, code: int) -> tuple[int, str, str]:
         """Return the exit code of the attempt that has ended, its error line, and that line's fingerprint."""
         if self._stall:  # killed for it: not for want of memory
             return int(ExitCode.FAILURE), self._stall, ""
-        return (code, *self._child.last_words(code))
+        return (code, *self._child.last_error(code))
 
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         """Pass on the events of the training process; a newer checkpoint is one that a restart goes on from."""
-        self._stalls.heard(event)
-        if event["event"] not in TOLD:
+        self._stalls.on_event(event)
+        if event["event"] not in FORWARDED:
             return
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # a program's own event may lack what makes a line of it
             self._report(event["event"], **{name: value for name, value in event.items() if name != "event"})
         if event["event"] in {"progress", "done"} and self._wait is not None:
             self._wait.stepped()
         step = event.get("step")
-        if event["event"] in _NEWER and isinstance(step, int) and step > self._newest:
+        if event["event"] in _CHECKPOINTS and isinstance(step, int) and step > self._newest:
             self._newest = step
             self._recover()
 
@@ -210,7 +210,7 @@ class _Supervisor:
         nothing_to_save = self._peers_missing and code == -signal.SIGKILL and self._job.built_in
         saved = code == _PREEMPTED and not self._job.built_in
         if nothing_to_save or saved or exit_code_of(code) in {ExitCode.STOPPED, ExitCode.PEER_LOST}:
-            self._leave(ExitCode.STOPPED)
+            self._exit(ExitCode.STOPPED)
         elif self._child.killed_for:
             self._fail(exit_code_of(code), f"killed before it had stopped: {self._child.killed_for}", detail)
         else:
@@ -240,121 +240,121 @@ class _Supervisor:
         def fail() -> None:
             ended = {} if process is None else {"process_exit_code": process}
             self._report("failed", exit_code=int(code), cause=cause, detail=detail, **ended)
-            self._leave(code, f"{cause}: {detail}" if detail else cause)
+            self._exit(code, f"{cause}: {detail}" if detail else cause)
 
-        if self._following is None or self._stopping or self._verdict is not None:
+        if self._follower is None or self._stopping or self._failure is not None:
             fail()
         else:  # a program may fail for want of its leader, which is about to be done
-            self._unless_over(fail, time.monotonic() + _ABOUT_TO_END)
+            self._fail_unless_done(fail, time.monotonic() + _ABOUT_TO_END)
 
-    def _unless_over(self, fail: Callable[[], None], until: float) -> None:
-        """Fail, unless the task that leads says within some seconds that the run has ended."""
-        assert self._following is not None  # noqa: S101 - only called where it is
+    def _fail_unless_done(self, fail: Callable[[], None], until: float) -> None:
+        """Fail, unless the leader says within some seconds that the run has ended."""
+        assert self._follower is not None  # noqa: S101 - only called where it is
 
-        def answered(news: News | None) -> None:
-            if self._leaving:
+        def answered(status: Status | None) -> None:
+            if self._exiting:
                 return
-            if news is not None and news.state == RUNNING and time.monotonic() < until:
-                self._loop.call_later(_ASK_AGAIN, lambda: None if self._leaving else self._unless_over(fail, until))
-            elif news is None or news.state != SUCCEEDED:
+            if status is not None and status.state == RUNNING and time.monotonic() < until:
+                self._loop.call_later(_ASK_AGAIN, lambda: None if self._exiting else self._fail_unless_done(fail, until))
+            elif status is None or status.state != SUCCEEDED:
                 fail()
 
-        self._following.ask_now(answered)
+        self._follower.ask_now(answered)
 
     def _done(self) -> None:
-        """Leave, and say what the output does not: that this task is done."""
+        """Exit, and report what the output does not: that this task is done."""
         self._report("done", seconds=round(time.monotonic() - self._began, 3))
-        self._leave(ExitCode.DONE)
+        self._exit(ExitCode.DONE)
 
-    def _leave(self, code: int, why: str = "") -> None:
+    def _exit(self, code: int, why: str = "") -> None:
         """End with `code`: at once, or when those who wait for this task know."""
-        self._exit_code, self._leaving = int(code), True
-        comes_back = code in _COMES_BACK or code >= OF_SIGNALS or (self._stopping and code != ExitCode.DONE)
-        if self._leading is not None and not comes_back:
-            self._tell_all(self._leading, why)
-        elif self._following is not None and not comes_back and not self._over:
-            self._following.has_ended(FAILED if code else SUCCEEDED)
-            if code or not self._part.waits or self._stopping:
-                self._tell_leader(time.monotonic() + STAYS)
+        self._exit_code, self._exiting = int(code), True
+        restarted = code in _RESTARTED or code >= OF_SIGNALS or (self._stopping and code != ExitCode.DONE)
+        if self._leader is not None and not restarted:
+            self._notify_all(self._leader, why)
+        elif self._follower is not None and not restarted and not self._succeeded:
+            self._follower.has_ended(FAILED if code else SUCCEEDED)
+            if code or not self._own.waits or self._stopping:
+                self._notify_leader(time.monotonic() + LINGER)
         else:
             self._loop.stop()
 
     # The end of the run
 
     @property
-    def _part(self) -> Part:
-        assert self._job.part is not None  # noqa: S101 - nobody else asks
-        return self._job.part
+    def _own(self) -> Member:
+        assert self._job.member is not None  # noqa: S101 - nobody else asks
+        return self._job.member
 
-    def _take_part(self, part: Part) -> None:
-        if part.leads:
-            self._leading = Leading(part, self._loop)
-            if not self._leading.answers:
-                message = f"port {part.address.rpartition(':')[2]} is another's: the other tasks cannot ask when the run has ended"
+    def _join(self, member: Member) -> None:
+        if member.is_leader:
+            self._leader = Leader(member, self._loop)
+            if not self._leader.answers:
+                message = f"port {member.address.rpartition(':')[2]} is another's: the other tasks cannot ask when the run has ended"
                 self._report("notice", message=message)
             return
-        hears = Hears(self._run_has_ended, self._leader_is_gone, partial(self._report, "notice"))
-        self._following = Following(part, self._loop, hears)
+        callbacks = Callbacks(self._run_ended, self._leader_lost, partial(self._report, "notice"))
+        self._follower = Follower(member, self._loop, callbacks)
 
-    def _tell_all(self, leading: Leading, why: str) -> None:
-        """Inform the others how the run has ended: this is the task that leads."""
+    def _notify_all(self, leader: Leader, why: str) -> None:
+        """Inform the others how the run has ended: this is the leader."""
 
-        def leave(news: News) -> None:
-            if news.state == FAILED and self._exit_code == ExitCode.DONE:  # a worker that it needs
-                self._lose(news.reason, "", ExitCode.FAILURE)
+        def finish(status: Status) -> None:
+            if status.state == FAILED and self._exit_code == ExitCode.DONE:  # a worker that it needs
+                self._fail_run(status.reason, "", ExitCode.FAILURE)
             self._loop.stop()
 
         if self._exit_code != ExitCode.DONE:
-            leading.fail(why, leave)
-        elif self._stopping and not leading.complete:
-            self._stop_leaving()
+            leader.fail(why, finish)
+        elif self._stopping and not leader.complete:
+            self._exit_stopped()
         else:
             if self._stopping:
-                leading.hurry()
-            leading.succeed(leave)
+                leader.exit_soon()
+            leader.succeed(finish)
 
-    def _tell_leader(self, until: float) -> None:
-        """Leave when the leader knows that this task has ended, or does not answer. A task that fails the run asks again, `until` a time: the leader may be starting."""
-        following = self._following
-        assert following is not None  # noqa: S101 - only called where it is
+    def _notify_leader(self, until: float) -> None:
+        """Exit once the leader knows that this task has ended, or is silent. One that fails the run asks `until` a time: the leader may be starting."""
+        follower = self._follower
+        assert follower is not None  # noqa: S101 - only called where it is
 
-        def told(news: News | None) -> None:
-            if self._part.waits and self._exit_code == ExitCode.DONE:
-                if news is None or news.state == RUNNING:
+        def answered(status: Status | None) -> None:
+            if self._own.waits and self._exit_code == ExitCode.DONE:
+                if status is None or status.state == RUNNING:
                     self._exit_code = int(ExitCode.STOPPED)  # it comes back, and says so again
-            elif self._part.waits and news is None and time.monotonic() < until:
-                self._loop.call_later(_ASK_AGAIN, lambda: following.ask_now(told))
+            elif self._own.waits and status is None and time.monotonic() < until:
+                self._loop.call_later(_ASK_AGAIN, lambda: follower.ask_now(answered))
                 return
             self._loop.stop()
 
-        following.ask_now(told)
+        follower.ask_now(answered)
 
-    def _run_has_ended(self, news: News) -> None:
-        """Follow the task that leads: it was done, or has failed for good."""
-        part = self._part
-        self._over = news.state == SUCCEEDED
-        if self._leaving:
-            if not self._over and self._part.waits and self._exit_code == ExitCode.DONE:
-                self._lose(f"{part.leader} has failed", news.reason)
+    def _run_ended(self, status: Status) -> None:
+        """Follow the leader: it was done, or has failed for good."""
+        member = self._own
+        self._succeeded = status.state == SUCCEEDED
+        if self._exiting:
+            if not self._succeeded and self._own.waits and self._exit_code == ExitCode.DONE:
+                self._fail_run(f"{member.leader} has failed", status.reason)
             self._loop.stop()
-        elif not self._over:
-            self._end_task(f"{part.leader} has failed", news.reason, self._job.timeouts.ending)
+        elif not self._succeeded:
+            self._end_task(f"{member.leader} has failed", status.reason, self._job.timeouts.ending)
         elif self._child.pid is not None:
-            self._loop.call_later(part.grace, self._dismiss)
+            self._loop.call_later(member.grace, self._dismiss)
         else:
             if self._backoff is not None:
                 self._backoff.cancel()
             self._done()
 
-    def _leader_is_gone(self, reason: str) -> None:
-        part = self._part
-        cause = f"{part.leader} was gone for {part.orphan:g} s"
-        if not self._leaving:
-            self._end_task(cause, f"{part.address}: {reason}", self._job.timeouts.ending)
+    def _leader_lost(self, reason: str) -> None:
+        member = self._own
+        cause = f"{member.leader} was gone for {member.orphan:g} s"
+        if not self._exiting:
+            self._end_task(cause, f"{member.address}: {reason}", self._job.timeouts.ending)
         elif self._exit_code == ExitCode.DONE:
-            self._lose(cause, reason)
+            self._fail_run(cause, reason)
 
-    def _lose(self, cause: str, detail: str, code: int = ExitCode.PEER_LOST) -> None:
+    def _fail_run(self, cause: str, detail: str, code: int = ExitCode.PEER_LOST) -> None:
         """Fail where the program is done, and the run is not."""
         self._report("failed", exit_code=int(code), cause=cause, detail=detail)
         self._exit_code = int(code)
@@ -366,18 +366,18 @@ class _Supervisor:
             self._child.terminate()
             self._loop.call_later(self._job.timeouts.dismissed, lambda: self._child.kill("the run has succeeded"))
 
-    def _hurry(self) -> None:
-        """Stay no longer than others need to hear of the end: it is asked to stop when it has ended."""
-        unfinished = self._part.waits if self._leading is None else not self._leading.complete
-        if self._exit_code == ExitCode.DONE and unfinished and not self._over:
-            self._stop_leaving()
-        elif self._leading is None or self._signals > 1:
+    def _exit_soon(self) -> None:
+        """Linger only until others know of the end: it is asked to stop when it has ended."""
+        unfinished = self._own.waits if self._leader is None else not self._leader.complete
+        if self._exit_code == ExitCode.DONE and unfinished and not self._succeeded:
+            self._exit_stopped()
+        elif self._leader is None or self._signals > 1:
             self._loop.stop()
         else:
-            self._leading.hurry()
+            self._leader.exit_soon()
 
-    def _stop_leaving(self) -> None:
-        """Leave as one that comes back: others are not done, and have to find it, or to hear of it."""
+    def _exit_stopped(self) -> None:
+        """Exit as one that is restarted: others are not done, and need it."""
         self._exit_code = int(ExitCode.STOPPED)
         self._loop.stop()
 
@@ -385,7 +385,7 @@ class _Supervisor:
 
     def _signalled(self, number: signal.Signals) -> None:
         self._signals += 1
-        if self._signals == 1 or self._leaving:
+        if self._signals == 1 or self._exiting:
             self._stop(f"{number.name} received")
         else:
             self._child.kill("a second signal came")
@@ -403,8 +403,8 @@ class _Supervisor:
 
     def _stop(self, reason: str) -> None:
         """Ask the training process to stop, once."""
-        if self._leaving:
-            self._hurry()
+        if self._exiting:
+            self._exit_soon()
             return
         if self._stopping:
             return
@@ -414,7 +414,7 @@ class _Supervisor:
         if self._child.pid is None:  # between two attempts
             if self._backoff is not None:
                 self._backoff.cancel()
-            self._leave(ExitCode.STOPPED)
+            self._exit(ExitCode.STOPPED)
             return
         if self._job.watched_chief is not None:
             self._terminate_after_chief(self._job.watched_chief)
@@ -427,7 +427,7 @@ class _Supervisor:
         """Stop a server once its chief, which saves its state, is gone."""
         self._child.warn()
         self._loop.call_later(self._job.timeouts.serve_on, self._child.terminate)
-        Watch(self._loop, self._prober, [address], timeout=_CHIEF_IS_GONE, gone=lambda _reason: self._child.terminate())
+        Watch(self._loop, self._prober, [address], timeout=_CHIEF_TIMEOUT, timed_out=lambda _reason: self._child.terminate())
 
     def _kill_unless_training(self) -> None:
         if self._peers_missing:
@@ -435,15 +435,15 @@ class _Supervisor:
 
     def _end_task(self, cause: str, detail: str, within: float) -> None:
         """End the task with exit code 75, and its process by SIGKILL where it has not ended `within` so many seconds."""
-        if self._stopping or self._verdict is not None:
+        if self._stopping or self._failure is not None:
             return
         if self._child.pid is None:
             if self._backoff is not None:
                 self._backoff.cancel()
-            self._verdict = (cause, detail)
+            self._failure = (cause, detail)
             self._fail(ExitCode.PEER_LOST, cause, detail)
             return
-        self._verdict = (cause, detail)
+        self._failure = (cause, detail)
         self._child.terminate()
         self._loop.call_later(within, lambda: self._child.kill(cause))
 
@@ -452,17 +452,17 @@ class _Supervisor:
 
     # Peers
 
-    def _tell_waiting(self, missing: list[dict[str, str]], seconds: float) -> None:
-        first = missing[:LISTED]
-        tell = partial(self._report, "waiting", missing=first, more=len(missing) - len(first), seconds=round(seconds, 1))
+    def _report_waiting(self, missing: list[dict[str, str]], seconds: float) -> None:
+        first = missing[:MAX_LISTED]
+        report = partial(self._report, "waiting", missing=first, more=len(missing) - len(first), seconds=round(seconds, 1))
         if missing:
-            tell(timeout=self._job.timeouts.start)
+            report(timeout=self._job.timeouts.start)
         else:
-            self._stalls.ask(lambda doing: tell(doing=doing.kind, place=doing.place))
+            self._stalls.ask(lambda doing: report(doing=doing.kind, place=doing.place))
 
-    def _peers_there(self, seconds: float) -> None:
+    def _peers_connected(self, seconds: float) -> None:
         self._peers_missing = False
-        self._together = time.monotonic()
+        self._reached_at = time.monotonic()
         if self._job.watched_workers:
             within = max(self._job.timeouts.saving, self._job.timeouts.orphan)
             self._workers = self._watch_for("every worker", self._job.watched_workers, "a worker answers again", within)
@@ -471,15 +471,15 @@ class _Supervisor:
             if not self._job.built_in:  # a training process of ours says so itself, when its model is built
                 self._report("ready", seconds=round(seconds, 1))
 
-    def _peers_not_there(self, missing: list[dict[str, str]]) -> None:
+    def _peers_timed_out(self, missing: list[dict[str, str]]) -> None:
         timeouts = self._job.timeouts
-        named = listed([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], LISTED)
+        named = listed([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], MAX_LISTED)
         self._end_task(f"peers were not there after {timeouts.start:g} s", f"missing: {named}", timeouts.ending)
 
     def _watch_for(self, who: str, addresses: tuple[str, ...], back: str, within: float) -> Watch:
         """End the task, `within` so many seconds, when none of `addresses` gave a connection for limits.orphan_timeout."""
         orphan = self._job.timeouts.orphan
-        place = listed(addresses, LISTED)
+        place = listed(addresses, MAX_LISTED)
 
         def lost(reason: str) -> None:
             self._report("notice", message=f"{who} ({place}) does not answer: {reason}; this task ends when that lasts {orphan:g} s")
@@ -491,5 +491,5 @@ class _Supervisor:
             timeout=orphan,
             lost=lost,
             back=lambda: self._report("notice", message=back),
-            gone=lambda reason: self._end_task(f"{who} was gone for {orphan:g} s", f"{place}: {reason}", within),
+            timed_out=lambda reason: self._end_task(f"{who} was gone for {orphan:g} s", f"{place}: {reason}", within),
         )

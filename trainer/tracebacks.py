@@ -27,18 +27,18 @@ _LOG = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|[IWEF]\d{4} \d\d:\d\d|[IWEF]0
 # A time in a message, as gRPC has it: `"created":"@1795564701.013"`.
 _TIME = re.compile(r"\d{9,}(?:\.\d+)?")
 
-# Errors that may be gone when it is tried again, by exceptions' names and messages' words: other tasks, the network, memory, disks.
-_PASSING_KIND = re.compile(
+# Transient errors, by exceptions' names and messages' words: other tasks, the network, memory, disks.
+_TRANSIENT_KIND = re.compile(
     r"Unavailable|Aborted|Cancelled|DeadlineExceeded|ResourceExhausted|FailedPrecondition|Timeout|Connection|Rpc|"
     r"gaierror|herror|URLError|HTTPError|SSLError|MemoryError|OutOfMemory|OOM"
 )
-_PASSING_MESSAGE = re.compile(
+_TRANSIENT_TEXT = re.compile(
     r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|RESOURCE_EXHAUSTED|FAILED_PRECONDITION)\b|Collective ops is aborted|"
     r"[Cc]onnection (reset|refused|closed)|[Ss]ocket closed|[Ff]ailed to connect|[Bb]roken pipe|[Tt]imed out|[Oo]ut of memory|"
     r"No worker known as|uninitialized"
 )
-# Errors of files that stay: one that is not there, and what is not allowed.
-_LASTING = ("FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError")
+# Permanent errors of files: one that is not there, and what is not allowed.
+_PERMANENT = ("FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError")
 _READ_ONLY = f"[Errno {errno.EROFS}]"  # how an OSError begins for a file system that is mounted so, which has no class of its own
 
 # Remedies for errors that do not say them: of Keras 3's `fit` on several workers, as docs/keras.md has it, and of ours. A backend quotes a line's last 150
@@ -71,7 +71,7 @@ _REMEDIES = (
 class Raised:
     """The exception that ended a program: its line for people, with what to do where that is known, and the fingerprint of user_errors.py.
 
-    The fingerprint is empty for what may pass.
+    The fingerprint is empty for a transient error.
     """
 
     line: str
@@ -101,13 +101,13 @@ def _last(lines: list[str]) -> Raised | None:
     shown = (f"{line} ({':'.join(own)})" if own else line) + (f"; {remedy}" if remedy else "")
     # The first of the exceptions that led to each other names a lost peer.
     printed = "\n".join(lines[_chain(lines, first) :])
-    passing = _passes(kind) or any(map(_passes, _KIND.findall(printed))) or _PASSING_MESSAGE.search(printed)
-    same = f"{kind} at {':'.join(own or places[-1])}, in {':'.join(places[-1])}"
+    transient = _is_transient(kind) or any(map(_is_transient, _KIND.findall(printed))) or _TRANSIENT_TEXT.search(printed)
+    fingerprint = f"{kind} at {':'.join(own or places[-1])}, in {':'.join(places[-1])}"
     # It may be one that the program has shown, and went on: then what it wrote since must be the same, too.
     since = [one for one in lines[end + 1 :] if one.strip() and not _LOG.match(one)]
-    same += f", {zlib.crc32(_TIME.sub('#', chr(10).join(since)).encode()):08x} since" if since and not remedy else ""
-    stays = bool(remedy) or (found[2] or "").startswith(_READ_ONLY)
-    return Raised(shown, "" if passing and not stays else same)
+    fingerprint += f", {zlib.crc32(_TIME.sub('#', chr(10).join(since)).encode()):08x} since" if since and not remedy else ""
+    permanent = bool(remedy) or (found[2] or "").startswith(_READ_ONLY)
+    return Raised(shown, "" if transient and not permanent else fingerprint)
 
 
 def _find(lines: list[str]) -> tuple[int, int] | None:
@@ -139,7 +139,7 @@ def _chain(lines: list[str], first: int) -> int:
     return _chain(lines, earlier[0]) if earlier else first
 
 
-def _passes(kind: str) -> bool:
+def _is_transient(kind: str) -> bool:
     known = getattr(builtins, kind, None)
-    system = isinstance(known, type) and issubclass(known, OSError) and kind not in _LASTING
-    return system or bool(_PASSING_KIND.search(kind))
+    system = isinstance(known, type) and issubclass(known, OSError) and kind not in _PERMANENT
+    return system or bool(_TRANSIENT_KIND.search(kind))

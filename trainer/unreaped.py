@@ -9,9 +9,9 @@ from trainer.child import Child
 from trainer.event_loop import EventLoop
 from trainer.exit_codes import ExitCode
 
-_LOOK_EVERY = 0.5  # seconds
-_LOOKS = 2  # in a row: threads end one after the other
-_MOST = 1200  # looks before a process is given up that another was to follow: the volume may answer again
+_POLL_INTERVAL = 0.5  # seconds
+_CONFIRMATIONS = 2  # in a row: threads end one after the other
+_MAX_POLLS = 1200  # polls before a process is given up that another was to follow: the volume may answer again
 _FINAL = frozenset({ExitCode.DONE, ExitCode.WRONG_CONFIGURATION})
 
 
@@ -31,25 +31,25 @@ class Unreaped:
     def watch(self, stopping: Callable[[], bool]) -> None:
         """Watch the process that `child` has now until it is reaped. `stopping` says whether the task is asked to stop."""
         if self.child.pid is not None:
-            self._look_later(self.child.pid, 0, stopping)
+            self._poll_later(self.child.pid, 0, stopping)
 
-    def _look_later(self, pid: int, seen: int, stopping: Callable[[], bool]) -> None:
-        self.loop.call_later(_LOOK_EVERY, lambda: self._look(pid, seen, stopping))
+    def _poll_later(self, pid: int, seen: int, stopping: Callable[[], bool]) -> None:
+        self.loop.call_later(_POLL_INTERVAL, lambda: self._poll(pid, seen, stopping))
 
-    def _look(self, pid: int, seen: int, stopping: Callable[[], bool]) -> None:
+    def _poll(self, pid: int, seen: int, stopping: Callable[[], bool]) -> None:
         if self.child.pid != pid:
             return
         code = _code_of_dead_leader(pid)
-        if code is None or seen + 1 < _LOOKS:
-            self._look_later(pid, 0 if code is None else seen + 1, stopping)
+        if code is None or seen + 1 < _CONFIRMATIONS:
+            self._poll_later(pid, 0 if code is None else seen + 1, stopping)
             return
-        if seen + 1 == _LOOKS:
+        if seen + 1 == _CONFIRMATIONS:
             self.report("notice", message=f"process {pid} has ended, but for a write to a volume that does not answer: no signal ends that")
         if stopping() or code in _FINAL:
             self.child.pid = None
             self.ended(code)
-        elif seen < _MOST:
-            self._look_later(pid, seen + 1, stopping)
+        elif seen < _MAX_POLLS:
+            self._poll_later(pid, seen + 1, stopping)
         else:
             self.abandon(pid)
 
@@ -57,8 +57,8 @@ class Unreaped:
 def _code_of_dead_leader(pid: int) -> int | None:
     """Return how a process has ended, a signal as a negative number, of which other threads are left; None for any other process."""
     try:
-        told = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
-    state, threads, status = told[0], int(told[17]), int(told[49])  # proc_pid_stat(5)
+    state, threads, status = fields[0], int(fields[17]), int(fields[49])  # proc_pid_stat(5)
     return os.waitstatus_to_exitcode(status) if state == "Z" and threads > 1 else None

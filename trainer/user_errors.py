@@ -27,12 +27,12 @@ _ON_TASK = re.compile(r"from remote target /job:(\w+)/replica:\d+/task:(\d+)")
 _NUMBER = re.compile(r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 _EARLIER = 3  # errors that led to this one, at the most
 
-# Errors that may be gone when it is tried again, by the names of their classes: the network, other tasks, memory and disks.
-_PASSING = frozenset(
+# Transient errors, by the names of their classes: the network, other tasks, memory and disks.
+_TRANSIENT = frozenset(
     {"OSError", "MemoryError", "UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "ResourceExhaustedError"}
 )
-# Of these, what stays: a file that is not there, and what is not allowed.
-_LASTING = frozenset({"FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError"})
+# Of these, the permanent ones: a file that is not there, and what is not allowed.
+_PERMANENT = frozenset({"FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError"})
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,13 @@ def shown(error: BaseException, frames: list[Frame], task: str) -> str:
 
 
 def fingerprint(error: BaseException, frames: list[Frame], start: int) -> str:
-    """Return what is the same when two attempts fail the same way with no step forward between; empty for what may pass.
+    """Return what is the same when two attempts fail the same way with no step forward between; empty for a transient error.
 
     `start` is the step the attempt went on from: with a checkpoint between two failures, the second one is another one.
     """
     names = {kind.__name__ for kind in type(error).__mro__}
     read_only = isinstance(error, OSError) and error.errno == errno.EROFS
-    if names & _PASSING and not names & _LASTING and not read_only:
+    if names & _TRANSIENT and not names & _PERMANENT and not read_only:
         return ""
     inner = traceback.extract_tb(error.__traceback__)[-1:]
     last = frames[-1] if frames else Frame(inner[0].filename, inner[0].lineno or 0, inner[0].name) if inner else None

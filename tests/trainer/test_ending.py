@@ -13,7 +13,7 @@ import pytest
 
 from tests.processes import free_port
 from tests.trainer.conftest import Ports, Running, Trainers
-from trainer.ending import Part, Rules, part
+from trainer.ending import Member, Rules, member
 from trainer.tf_config import TaskConfig, parse
 
 SLEEPS = "exec sleep 600"
@@ -281,23 +281,23 @@ def task(name: str, **sizes: int) -> TaskConfig:
     ],
 )
 def test_what_follows_the_end_is_in_one_table(name: str, rules: dict[str, Any], grace: float, waits: bool) -> None:
-    found = part(Rules(2224, **rules), task(name, chief=1, worker=2, ps=1), run="r", has_evaluator=True)
-    assert found == Part("r", name, "chief", "chief0:2224", "chief0:2222", grace=grace, waits=waits)
+    found = member(Rules(2224, **rules), task(name, chief=1, worker=2, ps=1), run="r", has_evaluator=True)
+    assert found == Member("r", name, "chief", "chief0:2224", "chief0:2222", grace=grace, waits=waits)
 
 
 def test_the_leader_knows_who_asks_and_who_is_needed() -> None:
-    found = part(Rules(2224, "all_workers"), task("worker-0", worker=3, ps=1), run="r", has_evaluator=True)
+    found = member(Rules(2224, "all_workers"), task("worker-0", worker=3, ps=1), run="r", has_evaluator=True)
     assert found is not None
-    assert found.leads
+    assert found.is_leader
     assert found.needed == {"worker-1", "worker-2"}
     assert found.followers == {"worker-1", "worker-2", "ps-0", "evaluator"}
 
 
 def test_many_tasks_ask_less_often() -> None:
-    found = part(Rules(2224), task("ps-0", worker=900, ps=100), run="r", has_evaluator=False)
+    found = member(Rules(2224), task("ps-0", worker=900, ps=100), run="r", has_evaluator=False)
     assert found is not None
     assert found.interval == 10
 
 
 def test_one_task_asks_nobody() -> None:
-    assert part(Rules(2224), task("chief", chief=1), run="r", has_evaluator=False) is None
+    assert member(Rules(2224), task("chief", chief=1), run="r", has_evaluator=False) is None

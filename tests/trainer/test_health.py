@@ -91,11 +91,11 @@ def test_a_server_is_well_once_its_port_answers(trainers: Any, monkeypatch: pyte
         begun(run, "sleep")
         monkeypatch.setenv("TF_CONFIG", tf_config)
         before = examine()
-        assert not before.well
+        assert not before.healthy
         assert f"nothing answers on port {port}" in before.line
         bound.listen(1)
         after = examine()
-        assert after.well
+        assert after.healthy
         assert after.line.endswith(f"answers on port {port}")
 
 

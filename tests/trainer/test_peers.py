@@ -113,7 +113,7 @@ def test_no_name_is_looked_up_before_peers_may_have_one(loop: EventLoop, ports: 
     name = address.replace("127.0.0.1", "localhost")
     # An address in numbers asks nobody, so it does not wait.
     with monkeypatch.context() as patched:
-        patched.setattr(peers, "_NO_NAMES_YET", 1000.0)
+        patched.setattr(peers, "_DNS_DELAY", 1000.0)
         assert answers(loop, [address]) == {address: None}
     assert not looked
     began = time.monotonic()
@@ -192,7 +192,7 @@ class Watched:
             timeout=timeout,
             lost=lambda reason: self.told.append(f"lost: {reason}"),
             back=lambda: self.told.append("back"),
-            gone=lambda reason: self.told.append(f"gone: {reason}"),
+            timed_out=lambda reason: self.told.append(f"gone: {reason}"),
         )
 
 

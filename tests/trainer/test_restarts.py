@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.golden_messages import Golden
-from trainer.error_file import FOR_GOOD
+from trainer.error_file import PERMANENT
 from trainer.restarts import SAME_AGAIN, End, History, Policy, Restart, cause_of, decide_restart
 
 POLICY = Policy(max_restarts=3)
@@ -65,19 +65,19 @@ def test_a_stop_never_counts(code: int) -> None:
 
 def test_a_peer_lost_after_a_minute_together_does_not_count_while_training_comes_further() -> None:
     used_up = History(restarts=3, fingerprint="an error", lost_from=0)
-    late = decide_restart(75, 200, used_up, POLICY, "50", together=61)
+    late = decide_restart(75, 200, used_up, POLICY, "50", connected=61)
     assert isinstance(late, Restart)
     assert late.history == History(restarts=3, early_ends=1, fingerprint="an error", lost_from=50)
     for fingerprint in ("50", "0", ""):  # no further, or a program that does not say how far it was
-        assert isinstance(decide_restart(75, 200, late.history, POLICY, fingerprint, together=61), End)
-    assert isinstance(decide_restart(75, 200, used_up, POLICY, "50", together=59), End)
-    assert isinstance(decide_restart(1, 200, used_up, POLICY, "from step 50: model.py:3: KeyError", together=61), End)
+        assert isinstance(decide_restart(75, 200, late.history, POLICY, fingerprint, connected=61), End)
+    assert isinstance(decide_restart(75, 200, used_up, POLICY, "50", connected=59), End)
+    assert isinstance(decide_restart(1, 200, used_up, POLICY, "from step 50: model.py:3: KeyError", connected=61), End)
 
 
 def test_losses_before_any_step_leave_what_is_known_of_the_last_step() -> None:
     history = History(lost_from=500)
     for fingerprint in ("", "0", "500"):
-        lost = decide_restart(75, 200, history, POLICY, fingerprint, together=61)
+        lost = decide_restart(75, 200, history, POLICY, fingerprint, connected=61)
         assert isinstance(lost, Restart)
         assert (lost.history.lost_from, lost.history.restarts) == (500, history.restarts + 1)
         history = lost.history
@@ -115,16 +115,16 @@ def test_the_same_failure_twice_in_a_row_ends_it() -> None:
 
 def test_the_same_failure_after_long_runs_is_tried_as_often_as_the_limit_allows() -> None:
     history = History()
-    for same in range(POLICY.max_restarts + 1):
+    for repeats in range(POLICY.max_restarts + 1):
         decision = decide_restart(1, POLICY.recovers_after, history, POLICY, "ValueError at train.py:3")
         assert isinstance(decision, Restart)
-        assert decision.history.same == same
+        assert decision.history.repeats == repeats
         history = replace(decision.history, restarts=0)
     assert decide_restart(1, POLICY.recovers_after, history, POLICY, "ValueError at train.py:3") == End(2, SAME_AGAIN)
 
 
 def test_a_failure_for_good_ends_it_at_once_with_its_own_cause() -> None:
-    assert decide_restart(2, 10, History(), POLICY, f"{FOR_GOOD}training has diverged") == End(2, "training has diverged")
+    assert decide_restart(2, 10, History(), POLICY, f"{PERMANENT}training has diverged") == End(2, "training has diverged")
 
 
 def test_a_lost_peer_between_two_failures_does_not_make_them_two() -> None:
