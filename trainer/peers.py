@@ -204,7 +204,7 @@ class PeerWait:
         self._started = self._loop.now()
         self._reported: set[str] = set()
         self._next_report = self._started + first
-        self._over = not peers
+        self._done = not peers
         self._timers: list[Timer] = []
         if peers:
             self._timers = [loop.call_later(timeout, self._time_out), loop.call_later(min(first, _RETRY), self._check)]
@@ -218,22 +218,22 @@ class PeerWait:
 
     def cancel(self) -> None:
         """Wait for nobody any more and call nobody."""
-        self._over = True
+        self._done = True
         for timer in self._timers:
             timer.cancel()
 
     def stepped(self) -> None:
         """Note that a step was made: what follows is no longer waited for."""
         self._stalled = None
-        if self._over:
+        if self._done:
             self.cancel()
 
     def _ask(self, name: str) -> None:
-        if not self._over:
+        if not self._done:
             self._prober.ask(self._missing[name], partial(self._answered, name))
 
     def _answered(self, name: str, reason: Answer) -> None:
-        if self._over:
+        if self._done:
             return
         if reason is not None:
             self._reasons[name] = reason
@@ -293,16 +293,16 @@ class Watch:
         self._lost, self._back, self._timed_out = lost, back, timed_out
         self._last_seen = self._loop.now()
         self._silent = False
-        self._over = False
+        self._done = False
         self._ask()
 
     def cancel(self) -> None:
         """Watch no longer and call nobody."""
-        self._over = True
+        self._done = True
 
     def _ask(self) -> None:
         """Ask the address that answered last; where it is silent, all the others at once."""
-        if self._over:
+        if self._done:
             return
         first, *others = self._addresses
 
@@ -333,7 +333,7 @@ class Watch:
             self._prober.ask(address, partial(answered, address))
 
     def _received(self, reason: Answer) -> None:
-        if self._over:
+        if self._done:
             return
         now = self._loop.now()
         silence = now - self._last_seen

@@ -36,7 +36,7 @@ class Answers(Prober):
         self.there: set[str] = set()
         self.asked: list[str] = []
 
-    def ask(self, address: str, tell: Callable[[Answer], None]) -> None:
+    def ask(self, address: str, then: Callable[[Answer], None]) -> None:
         """See Prober.ask."""
         self.asked.append(address)
-        self._loop.call_later(0, partial(tell, None if address in self.there else "connection refused"))
+        self._loop.call_later(0, partial(then, None if address in self.there else "connection refused"))

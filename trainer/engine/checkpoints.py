@@ -35,18 +35,18 @@ from trainer.workloads.errors import WorkloadError
 _VALUE = "{}/.ATTRIBUTES/VARIABLE_VALUE"
 _BUILT_WITH = _VALUE.format("learning_rate")
 _CALLBACKS = _VALUE.format("callbacks")
-_PART = ".part"  # ends the name of a file that is not whole yet
+_PART = ".part"  # ends the name of a file that is not complete yet
 _CHUNK = 4 * 2**20  # bytes that are read at once
 _UNSYNCED = 16 * 2**20  # that are on the disk before more are written: progress shows on a slow one
 _captures = itertools.count()
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-_UNWRITABLE = _NO_ROOM | {errno.EROFS}
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_UNWRITABLE = _NO_SPACE | {errno.EROFS}
 # Remedies where a checkpoint's large embedding layers were updated by rows and are not now, and the reverse.
-_BY_ROWS = (
+_BY_ROWS_HINT = (
     "; its large embedding layers were updated by rows: go on with strategy single, multi_worker_mirrored or parameter_server, and the optimizer, "
     "clipping and train.embeddings that it was saved with"
 )
-_WHOLE = "; where large embedding layers were whole when it was saved, name them in train.embeddings.whole"
+_WHOLE_HINT = "; where large embedding layers were whole when it was saved, name them in train.embeddings.whole"
 _CHOOSE = "or choose another volume"
 _ANY_SCHEDULE = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 1.0)
 
@@ -55,8 +55,8 @@ class CheckpointError(WorkloadError):
     """Training cannot resume from the run directory. Nothing in it was changed."""
 
 
-class NoRoomError(CheckpointError):
-    """The volume has no room for a single checkpoint, and training has not begun."""
+class NoSpaceError(CheckpointError):
+    """The volume has no space for a single checkpoint, and training has not begun."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Checkpoints:
         self._callbacks = tf.Variable(b"", dtype=tf.string)
         self._saved = tf.train.Checkpoint(**self._parts, learning_rate=tf.Variable(self._rate), callbacks=self._callbacks)
         self._directory, self._keep = directory, keep
-        self._notices = [notice for notice in (_remove_torn(directory), _recover(directory)) if notice]
+        self._notices = [notice for notice in (_remove_incomplete(directory), _recover(directory)) if notice]
         self._paths = list_checkpoints(directory) or _found(directory)
         self.written = 0  # bytes, of all that were ever written: shows whether a save moves on
 
@@ -159,7 +159,7 @@ class Checkpoints:
             except (CheckpointError, PeerLostError):
                 raise
             except Exception as error:  # noqa: BLE001 - a damaged file shows as whatever the reader stumbles over
-                notice(_passed_over(path, error))
+                notice(_skipped_notice(path, error))
                 continue
             if optimizer is not self._optimizer:
                 _copy_all_but_rate(optimizer, self._optimizer)
@@ -186,7 +186,7 @@ class Checkpoints:
             saved.restore(path).assert_existing_objects_matched().expect_partial()
         except (ValueError, AssertionError) as error:  # other shapes, or other variables
             by_rows = any(name.startswith("tables/") for name, _ in tf.train.list_variables(path))
-            hint = _BY_ROWS if by_rows and not self._tables else _WHOLE if self._tables and not by_rows else ""
+            hint = _BY_ROWS_HINT if by_rows and not self._tables else _WHOLE_HINT if self._tables and not by_rows else ""
             raise self._other_model(path, error, hint) from error
         if self._rows:
             self._rows.restore(path, saved)
@@ -215,23 +215,23 @@ class Checkpoints:
             f"the checkpoint {path} is of another model or optimizer ({str(error).splitlines()[0]}); train under another name, or start afresh{hint}"
         )
 
-    def room(self) -> str:
-        """Return what to tell where the volume lacks the room for `keep` checkpoints of this size; nothing where it has it, or does not say.
+    def free_space_notice(self) -> str:
+        """Return a notice where the volume lacks the space for `keep` checkpoints of this size; nothing where it has it, or does not say.
 
         Raises:
-            NoRoomError: there is none yet, and not even one fits, or the volume is read-only.
+            NoSpaceError: there is none yet, and not even one fits, or the volume is read-only.
         """
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             if error.errno not in _UNWRITABLE:
                 raise
-            raise NoRoomError(f"{self._directory} cannot be made: {error.strerror}; make room there, {_CHOOSE}") from error
+            raise NoSpaceError(f"{self._directory} cannot be made: {error.strerror}; make room there, {_CHOOSE}") from error
         size = sum(v.value.shape.num_elements() * v.value.dtype.size for v in (*self._model.variables, *self._optimizer.variables))
         disk = os.statvfs(self._directory)
         if disk.f_flag & os.ST_RDONLY:
             if not self._paths:
-                raise NoRoomError(f"{self._directory} is read-only, and not one checkpoint can be saved; make it writable, {_CHOOSE}")
+                raise NoSpaceError(f"{self._directory} is read-only, and not one checkpoint can be saved; make it writable, {_CHOOSE}")
             return f"{self._directory} is read-only: no checkpoint can be saved until that changes"
         if not disk.f_blocks:
             return ""
@@ -240,13 +240,13 @@ class Checkpoints:
         free = disk.f_bavail * disk.f_frsize
         taken = sum(file.stat().st_size for path in self._paths for file in _files_of(path))
         fitting = (free + taken) // max(1, size)
-        there = f"{self._directory} has {byte_size(free)} free, and a checkpoint of this model takes {byte_size(size)}"
+        space = f"{self._directory} has {byte_size(free)} free, and a checkpoint of this model takes {byte_size(size)}"
         if not fitting and not self._paths:
-            raise NoRoomError(f"{there}: not one can be saved; make room there, {_CHOOSE}")
+            raise NoSpaceError(f"{space}: not one can be saved; make room there, {_CHOOSE}")
         if fitting >= self._keep:
             return ""
         also = "" if fitting > 1 else "; a new one is written before the one before is removed, so that no second one can be saved"
-        return f"{there}: there is room for {fitting} of the {self._keep} that train.checkpoint.keep asks for{also}"
+        return f"{space}: there is room for {fitting} of the {self._keep} that train.checkpoint.keep asks for{also}"
 
     def capture(self, step: int, callbacks: bytes = b"") -> InMemoryCheckpoint:
         """Return the checkpoint of global step `step`, made of the state as it is now."""
@@ -264,43 +264,43 @@ class Checkpoints:
     def write(self, checkpoint: InMemoryCheckpoint) -> str:
         """Write a checkpoint to the disk, delete those beyond `keep`, and return its path.
 
-        Where there is no room beside `keep` others, the oldest goes before instead of afterwards, never the last one.
+        Where there is no space beside `keep` others, the oldest goes before instead of afterwards, never the last one.
 
         Raises:
             OSError: the disk does not take it. The checkpoints before are there, and nothing of this one.
         """
         path = str(self._directory / f"ckpt-{checkpoint.step}")
-        others = [one for one in self._paths if one != path and _files_of(one)]  # somebody may have made room
+        others = [one for one in self._paths if one != path and _files_of(one)]  # somebody may have made space
         try:
             self._write(checkpoint)
         except OSError as error:
-            if error.errno not in _NO_ROOM or len(others) < max(2, self._keep):
+            if error.errno not in _NO_SPACE or len(others) < max(2, self._keep):
                 raise
-            spared = max(1, self._keep - 1)
-            gone, others = others[:-spared], others[-spared:]
+            to_spare = max(1, self._keep - 1)
+            removed, others = others[:-to_spare], others[-to_spare:]
             self._paths = others
-            _delete(gone)
+            _delete(removed)
             self._write(checkpoint)
-        kept = [*others, path][-self._keep :]
+        retained = [*others, path][-self._keep :]
         try:
-            _write_names(self._directory, kept)
+            _write_names(self._directory, retained)
         except Exception:
             if path not in self._paths:
                 _delete([path])
             raise
-        gone, self._paths = [one for one in others if one not in kept], kept
-        _delete(gone)
+        removed, self._paths = [one for one in others if one not in retained], retained
+        _delete(removed)
         return path
 
     def _write(self, checkpoint: InMemoryCheckpoint) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         parts = [(self._directory / f"{name}{_PART}", self._directory / name) for name, _ in checkpoint.files]
         try:
-            for part, whole in parts:
-                for size in checkpoint.write(whole.name, part):
+            for part, final in parts:
+                for size in checkpoint.write(final.name, part):
                     self.written += size
-            for part, whole in parts:  # the index last: with it the checkpoint is complete
-                part.replace(whole)
+            for part, final in parts:  # the index last: with it the checkpoint is complete
+                part.replace(final)
         except Exception:
             for part, _ in parts:
                 with suppress(OSError):
@@ -337,7 +337,7 @@ def write_file(path: Path, chunks: Iterable[bytes]) -> Iterator[int]:
                 left = left[os.write(file.fileno(), left) :]
             unsynced += len(chunk)
             if unsynced >= _UNSYNCED or not chunk:
-                os.fsync(file.fileno())  # some file systems say only now that there is no room
+                os.fsync(file.fileno())  # some file systems say only now that there is no space
                 yield unsynced
                 unsynced = 0
 
@@ -355,21 +355,23 @@ def _delete(paths: Sequence[str]) -> None:
                 file.unlink(missing_ok=True)
 
 
-def _remove_torn(directory: Path) -> str:
+def _remove_incomplete(directory: Path) -> str:
     """Remove what is left of saves that a kill, or a full disk, ended; say so, or nothing."""
-    torn = {*directory.glob(f"ckpt-*{_PART}*"), *directory.glob("ckpt-*_temp"), *directory.glob(".checkpoint.*")}
+    incomplete = {*directory.glob(f"ckpt-*{_PART}*"), *directory.glob("ckpt-*_temp"), *directory.glob(".checkpoint.*")}
     # The data comes before the index, and goes after it.
-    torn |= {path for path in directory.glob("ckpt-*.data-*-of-*") if path.suffix != _PART and not path.with_suffix(".index").exists()}
-    if not torn:
+    incomplete |= {
+        path for path in directory.glob("ckpt-*.data-*-of-*") if path.suffix != _PART and not path.with_suffix(".index").exists()
+    }
+    if not incomplete:
         return ""
-    size = sum(file.stat().st_size for path in torn for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
-    for path in torn:
+    size = sum(file.stat().st_size for path in incomplete for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
+    for path in incomplete:
         with suppress(OSError):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     return f"{directory}: remains of checkpoints that were never complete are removed, {byte_size(size)}"
 
 
-def _passed_over(path: str, error: Exception) -> str:
+def _skipped_notice(path: str, error: Exception) -> str:
     return f"the checkpoint {path} cannot be read and is passed over: {next(iter(str(error).splitlines()), repr(error))}"
 
 
@@ -381,7 +383,7 @@ def _copy_all_but_rate(source: keras.optimizers.Optimizer, target: keras.optimiz
 
 
 def _recover(directory: Path) -> str:
-    """Write the `checkpoint` file again, which names the checkpoints, where it is gone or damaged; say so, or nothing."""
+    """Write the `checkpoint` file again, which names the checkpoints, where it is missing or damaged; say so, or nothing."""
     try:
         if tf.train.get_checkpoint_state(str(directory)):
             return ""

@@ -15,25 +15,25 @@ _REMEDY = "lower the learning rate, clip gradients (train.gradients) or check th
 
 
 class Divergence:
-    """Looks at what a session has done, on every task alike, and at the weights before they are saved."""
+    """Checks what a session has done, on every task alike, and the weights before they are saved."""
 
     def __init__(self, session: Session, job: Job, report: Reporter) -> None:
         self._session, self._report = session, report
         self._fails = job.train.on_nan == "stop"
         self._one_batch = job.train.gradients.accumulate == 1
-        self._said = False
+        self._reported = False
         # A mask or the best value so far may be infinite from the start.
         variables = session.model.variables if session.is_chief else []
         self._weights = [v for v in variables if v.value.dtype.is_floating and _finite(v)]
 
-    def look(self, where: NotFinite | None) -> None:
-        """Say where a loss was not finite, if one was.
+    def check(self, where: NotFinite | None) -> None:
+        """Report where a loss was not finite, if one was.
 
         Raises:
             DivergedError: there was one, and `train.on_nan` is `stop`.
         """
         if where is not None and not self._left_out():
-            self._say(f"the loss of {where.task or self._report.task} is nan or infinite at step {where.step}")
+            self._report_divergence(f"the loss of {where.task or self._report.task} is nan or infinite at step {where.step}")
 
     def may_save(self, step: int) -> bool:
         """Return whether all weights of the chief's model, as they are after `pull`, are finite. Those that never were do not count.
@@ -43,13 +43,13 @@ class Divergence:
         """
         optimizer = self._session.optimizer
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and (scale := float(optimizer.dynamic_scale.numpy())) < 1:
-            self._say(
+            self._report_divergence(
                 f"the loss scale has fallen to {scale:.2g} at step {step}: gradients have not been finite for long, and nothing is learned"
             )
-        spoilt = next((v.path for v in self._weights if not _finite(v)), None)
-        if spoilt:
-            self._say(f"the weights are not finite at step {step}, {spoilt} for one, and are not saved")
-        return spoilt is None
+        non_finite = next((v.path for v in self._weights if not _finite(v)), None)
+        if non_finite:
+            self._report_divergence(f"the weights are not finite at step {step}, {non_finite} for one, and are not saved")
+        return non_finite is None
 
     def _left_out(self) -> bool:
         optimizer = self._session.optimizer
@@ -59,14 +59,14 @@ class Divergence:
             self._session.pull()
         return float(optimizer.dynamic_scale.numpy()) > 1
 
-    def _say(self, message: str) -> None:
+    def _report_divergence(self, message: str) -> None:
         if self._fails:
             raise DivergedError(f"{message}; {_REMEDY}")
-        if not self._said:
+        if not self._reported:
             self._report(
                 "notice", message=f"{message}; train.on_nan is warn: training goes on, and weights that are not finite are never saved"
             )
-            self._said = True
+            self._reported = True
 
 
 def _finite(variable: keras.Variable) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from trainer.engine.run_state import write_atomically
 from trainer.events import finite
 
-KEPT = 1000  # the newest that stay: the file is written again each time
+MAX_RETAINED = 1000  # the newest that stay: the file is written again each time
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def append(run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
     Evaluations of `step` and later ones are dropped: training went back to an earlier checkpoint, and those models are gone.
     """
     before = [one for one in read(run_dir) if one.step < step]
-    newest = [*before, Evaluated(step, dict(metrics), time.time())][-KEPT:]
+    newest = [*before, Evaluated(step, dict(metrics), time.time())][-MAX_RETAINED:]
     lines = ",\n".join(json.dumps(finite(asdict(one)), allow_nan=False) for one in newest)
     write_atomically(path(run_dir), f"[\n{lines}\n]\n")
 

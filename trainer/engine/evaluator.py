@@ -29,10 +29,10 @@ from trainer.workloads.protocol import Agent, Workload
 # How often it takes the size of a large matrix, as measured with Adagrad: the matrix, its slot and one that is read; with each format of an export.
 _COPIES = {"": 3, "saved_model": 6, "keras": 10}
 _SAVED = 2  # the same of a SavedModel's files, which are there beside all of that; a Keras file comes when the rest of its own is gone
-_LOOK_EVERY = 0.5  # seconds between looks for a new checkpoint
+_POLL_INTERVAL = 0.5  # seconds between checks for a new checkpoint
 _TRIES = 5  # to read one checkpoint: it may be on its way through a network file system
-_LAST_COMES = 30.0  # seconds after the run's end for its last checkpoint to be seen: the same
-_WRITING = 1.0  # that an evaluation waits until it is written
+_LAST_TIMEOUT = 30.0  # seconds after the run's end for its last checkpoint to be seen: the same
+_WRITE_TIMEOUT = 1.0  # that an evaluation waits until it is written
 _VANISHED = 5  # checkpoints in a row that were deleted before they could be read; then there is advice to give
 
 
@@ -50,20 +50,20 @@ def follow(workload: Workload | Agent, job: Job, report: Reporter, stopped: Call
     evaluator = _Evaluator(workload, job, report)
     try:
         while not stopped():
-            # Before the checkpoints: a run that was over then has saved its last one.
-            over = chief.is_done()
+            # Before the checkpoints: a run that had ended by then has saved its last one.
+            ended = chief.is_done()
             paths = list_checkpoints(job.run_dir / "checkpoints")
             path = seen.next_of(paths)
             if path is None:
-                if over and chief.has_come(paths, report):
+                if ended and chief.has_last(paths, report):
                     evaluator.finish()
                     return evaluator.last()
                 report.alive("waiting")
-                time.sleep(_LOOK_EVERY)
+                time.sleep(_POLL_INTERVAL)
             elif (problem := evaluator.load(path)) is not None:
                 if message := seen.failed(path, problem):
                     report("notice", message=message)
-                time.sleep(_LOOK_EVERY)
+                time.sleep(_POLL_INTERVAL)
             elif evaluator.evaluate(stopped):
                 seen.done(path)
     finally:
@@ -76,38 +76,38 @@ class _Chief:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._heard = time.monotonic()
+        self._last_seen = time.monotonic()
         self._updated: float | None = None
         self._step = 0
-        self._over_since: float | None = None
+        self._ended_since: float | None = None
 
     def is_done(self) -> bool:
-        """Look, and return whether training is complete. Raises PeerLostError after `orphan_timeout` without news."""
+        """Read `run.json`, and return whether training is complete. Raises PeerLostError after `orphan_timeout` without news."""
         facts = run_state.read(self._job.run_dir)
         self._step = facts.get("step", 0)
         # The end of an earlier run, of fewer steps or of another spec, is no end of this one.
         # How many steps epochs are, the chief alone knows: its devices count.
         length = ("epochs", self._job.train.epochs) if self._job.train.epochs else ("steps", self._job.steps)
-        mine = (facts.get(length[0]), facts.get("spec_digest")) == (length[1], self._job.spec_digest)
-        over = mine and facts.get("state") == "succeeded"
+        is_own = (facts.get(length[0]), facts.get("spec_digest")) == (length[1], self._job.spec_digest)
+        ended = is_own and facts.get("state") == "succeeded"
         if facts.get("updated") != self._updated:
-            self._heard, self._updated = time.monotonic(), facts.get("updated")
-        elif not over and time.monotonic() - self._heard > self._job.orphan_timeout:
+            self._last_seen, self._updated = time.monotonic(), facts.get("updated")
+        elif not ended and time.monotonic() - self._last_seen > self._job.orphan_timeout:
             place = self._job.run_dir / "run.json"
             raise PeerLostError(f"the chief has written nothing to {place} for {self._job.orphan_timeout:.0f} s; see its log")
-        if not over:
-            self._over_since = None
-        elif self._over_since is None:
-            self._over_since = time.monotonic()
-        return over
+        if not ended:
+            self._ended_since = None
+        elif self._ended_since is None:
+            self._ended_since = time.monotonic()
+        return ended
 
-    def has_come(self, paths: list[str], report: Reporter) -> bool:
+    def has_last(self, paths: list[str], report: Reporter) -> bool:
         """Return whether the last checkpoint is among `paths`, or is no longer waited for."""
         if paths and step_of(paths[-1]) >= self._step:
             return True
-        if self._over_since is None or time.monotonic() - self._over_since < _LAST_COMES:
+        if self._ended_since is None or time.monotonic() - self._ended_since < _LAST_TIMEOUT:
             return False
-        report("notice", message=f"the last checkpoint, of step {self._step}, was not there {_LAST_COMES:.0f} s after the run's end")
+        report("notice", message=f"the last checkpoint, of step {self._step}, was not there {_LAST_TIMEOUT:.0f} s after the run's end")
         return True
 
 
@@ -117,17 +117,17 @@ class _EvaluatedCheckpoints:
     def __init__(self, run_dir: Path) -> None:
         # By step, and when its file was written: training that went back to an earlier checkpoint saves steps again.
         self._done: dict[int, float | None] = {one.step: None for one in evaluations.read(run_dir)}
-        self._passed_over: set[tuple[str, float | None]] = set()
+        self._skipped: set[tuple[str, float | None]] = set()
         self._failures: Counter[tuple[str, float | None]] = Counter()
         self._vanished = 0
 
     def next_of(self, paths: list[str]) -> str | None:
-        """Return the newest of `paths` that is neither done, nor older than one that is, nor passed over."""
+        """Return the newest of `paths` that is neither done, nor older than one that is, nor skipped."""
         for path in reversed(paths):
             written = _written(path)
             if (step := step_of(path)) in self._done and self._done[step] in (None, written):
                 return None
-            if (path, written) not in self._passed_over:
+            if (path, written) not in self._skipped:
                 return path
         return None
 
@@ -140,7 +140,7 @@ class _EvaluatedCheckpoints:
         """Remember that it could not be loaded; return a notice about it, if there is one."""
         written = _written(path)
         if written is None:  # the chief has deleted it: a newer one is there
-            self._passed_over.add((path, None))
+            self._skipped.add((path, None))
             self._vanished += 1
             if self._vanished != _VANISHED:
                 return ""
@@ -149,7 +149,7 @@ class _EvaluatedCheckpoints:
         misfit = isinstance(problem, AssertionError | ValueError)
         if self._failures[path, written] < _TRIES and not misfit:
             return ""
-        self._passed_over.add((path, written))
+        self._skipped.add((path, written))
         what = "is of another model" if misfit else "cannot be read"
         return f"the checkpoint {path} {what} and is passed over: {next(iter(str(problem).splitlines()), repr(problem))}"
 
@@ -203,17 +203,17 @@ class _Evaluator:
         self._report.alive("saving", step=step)
         if self._best:  # before it is written down: an evaluator that is killed meanwhile does both again
             self._best.offer(step, metrics, self._model.weights)
-            self._best.wait(_LAST_COMES)
+            self._best.wait(_LAST_TIMEOUT)
         self._logs.evaluation(metrics, step)
         self._files.call(evaluations.path(self._run_dir), partial(evaluations.append, self._run_dir, step, metrics))
-        self._files.wait(_WRITING)
+        self._files.wait(_WRITE_TIMEOUT)
         self._report("evaluated", step=step, metrics=metrics, seconds=time.monotonic() - self._began)
         return True
 
     def finish(self) -> None:
         """Report the best model also where an earlier attempt has written it."""
         if self._best:
-            end = time.monotonic() + _LAST_COMES
+            end = time.monotonic() + _LAST_TIMEOUT
             self._best.finish(lambda: end, finished=False)
 
     def last(self) -> tuple[int, dict[str, float]]:
@@ -223,7 +223,7 @@ class _Evaluator:
     def close(self) -> None:
         """Write out what is buffered."""
         self._logs.close()
-        self._files.close(_LAST_COMES)
+        self._files.close(_LAST_TIMEOUT)
 
 
 def copies(formats: Sequence[str], directory: str) -> int:

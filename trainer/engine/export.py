@@ -41,8 +41,8 @@ _BETTER: dict[str, Callable[[float, float], bool]] = {"max": operator.gt, "min":
 
 BEST, LAST = "best", "last"
 _EXPORTS = "export"  # the directory of both
-_ONCE_MORE = 10.0  # seconds at the end for what a volume did not take
-_LOOK_EVERY = 0.2  # seconds between looks whether a wait is to end
+_LAST_RETRY = 10.0  # seconds at the end for what a volume did not take
+_POLL_INTERVAL = 0.2  # seconds between checks whether a wait is to end
 
 # A model that was saved, to be written into the run directory: one that `can_wait` whenever that is possible, another at once or not at all.
 _Saved = SavedFiles | ExportedModel
@@ -62,7 +62,7 @@ class BestModel:
     It saves with `model`, which has its own weights again afterwards. At most the `share` of time goes into that, which takes a second
     or so, while early in training each model is the best so far: weights that come too soon, or while the ones before are not written
     yet, wait in memory for the next evaluation or the end. Rows of spread tables cannot wait: a model that comes too soon is
-    passed over, unless it is that of the end.
+    skipped, unless it is that of the end.
     """
 
     def __init__(
@@ -136,13 +136,13 @@ class BestModel:
             PeerLostError: the run has `finished`, and a server is gone that has rows of the model: the next attempt exports it.
         """
         is_wanted = self._waiting is not None and (self._can_wait or self._waiting.step == step)
-        self._files.wait(until, retried=_ONCE_MORE if is_wanted else 0.0)
-        with _lost_peer_raised(finished, self._files.tell):
+        self._files.wait(until, retried=_LAST_RETRY if is_wanted else 0.0)
+        with _lost_peer_raised(finished, self._files.notify):
             if is_wanted:
                 self._save()
             self._files.close(until)
         if is_wanted and self._waiting:
-            self._files.tell(
+            self._files.notify(
                 f"the best model, of step {self._waiting.step}, is not exported: the one before it could not be written in time"
             )
 
@@ -167,20 +167,20 @@ def write_last(
         return
     files = _Files(export, run_dir, LAST, model, report, tables)
     weights = [keras.ops.convert_to_numpy(w) for w in model.weights]
-    with _lost_peer_raised(finished, files.tell):
+    with _lost_peer_raised(finished, files.notify):
         files.save({"step": step, "metric": None, "mode": None, "value": None, "metrics": dict(metrics)}, weights)
         files.close(until)
 
 
 @contextmanager
-def _lost_peer_raised(finished: bool, tell: Callable[[str], None]) -> Iterator[None]:
-    """Tell of a PeerLostError instead of raising it, unless the run has finished: what was not exported then never is."""
+def _lost_peer_raised(finished: bool, notify: Callable[[str], None]) -> Iterator[None]:
+    """Report a PeerLostError instead of raising it, unless the run has finished: what was not exported then never is."""
     try:
         yield
     except PeerLostError as error:
         if finished:
             raise
-        tell(f"the model is not exported: {error}")
+        notify(f"the model is not exported: {error}")
 
 
 def clear_last(run_dir: Path) -> None:
@@ -189,14 +189,14 @@ def clear_last(run_dir: Path) -> None:
 
 
 class _Files:
-    """The exported models of one run that are `called` alike, below `<run_dir>/export`."""
+    """The exported models of one run under one `name`, below `<run_dir>/export`."""
 
     def __init__(
-        self, export: Export, run_dir: Path, called: str, model: keras.Model, report: Reporter, tables: Tables | None = None
+        self, export: Export, run_dir: Path, name: str, model: keras.Model, report: Reporter, tables: Tables | None = None
     ) -> None:
         """Remove what a killed attempt left half written."""
-        self._root, self._called = run_dir / _EXPORTS, called
-        self._link = self._root / called
+        self._root, self._name = run_dir / _EXPORTS, name
+        self._link = self._root / name
         self._model, self._report = model, report
         self._save: Callable[..., _Saved | None] = partial(exported_tables.save, tables) if tables else export_formats.save
         # A model that is none of Keras's kinds may know that only some formats can hold it; what is asked for by name is tried.
@@ -205,27 +205,27 @@ class _Files:
         self._saved: _Saved | None = None
         self._lost_peer: PeerLostError | None = None  # that had a part of the last one
         self.began = self.ended = 0.0  # when the last one was saved, and, where it cannot wait, written
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._found = self._newest = self._facts()  # of the model that is written, by an earlier attempt at first; of what was saved last
         self._written = False
         self._writer = FileWriter(report)
-        _clear(self._root, called)
+        _clear(self._root, name)
 
     def save(self, facts: Mapping[str, Any], weights: Sequence[Any]) -> bool:
-        """Save the model with these weights in whatever format can hold it, to be written; return False where there is no room for that."""
+        """Save the model with these weights in whatever format can hold it, to be written; return False where there is no space for that."""
         step, self.began = facts["step"], time.monotonic()
         try:
-            with _holding(self._model.weights, weights):
-                saved = self._save(self._model, self._formats, self.tell)
+            with _temporary_values(self._model.weights, weights):
+                saved = self._save(self._model, self._formats, self.notify)
         except OSError as error:
-            self.tell(f"the model of step {step} could not be saved to be exported: {error}")
+            self.notify(f"the model of step {step} could not be saved to be exported: {error}")
             return False
         finally:
             self.ended = time.monotonic()
         self._newest = dict(facts)
         if saved:
             self._saved, self._lost_peer = saved, None
-            new = self._root / f"{self._called}-{step}-{secrets.token_hex(4)}"
+            new = self._root / f"{self._name}-{step}-{secrets.token_hex(4)}"
             write = self._write if saved.can_wait else self._write_at_once
             self._writer.call(self._link, partial(write, saved, new, {**facts, "formats": list(saved.formats), "time": time.time()}))
         return True
@@ -236,7 +236,7 @@ class _Files:
             self._write(saved, new, facts)
         except Exception as error:  # noqa: BLE001 - whatever the volume's file system comes up with, or a server that is gone
             self._lost_peer, self._newest = error if isinstance(error, PeerLostError) else None, self._found
-            self.tell(f"the model of step {facts['step']} could not be exported to {self._root}: {one_line(error)}")
+            self.notify(f"the model of step {facts['step']} could not be exported to {self._root}: {one_line(error)}")
             with suppress(Exception):
                 saved.discard()
         self.ended = time.monotonic()
@@ -247,7 +247,7 @@ class _Files:
         if self._link.is_dir() and not self._link.is_symlink():
             raise OSError(errno.EEXIST, "it is a directory and no link; move it away")
         described = json.dumps(finite(facts), indent=2) + "\n"
-        self._check_room(saved.bytes + len(described))
+        self._check_free_space(saved.bytes + len(described))
         try:
             new.mkdir(exist_ok=True)
             saved.write(new)
@@ -256,26 +256,26 @@ class _Files:
             link.symlink_to(new.name)
             link.replace(self._link)
         except Exception:
-            shutil.rmtree(new, ignore_errors=True)  # checkpoints need the room more
+            shutil.rmtree(new, ignore_errors=True)  # checkpoints need the space more
             raise
         with suppress(OSError):
-            _clear(self._root, self._called, before)
-            if self._called == BEST:
+            _clear(self._root, self._name, before)
+            if self._name == BEST:
                 (self._root / LAST).unlink(missing_ok=True)
                 _clear(self._root, LAST)
         with suppress(Exception):
             saved.discard()
         self._written, self._found = True, dict(facts)
         with suppress(OSError):
-            self._tell_of(facts)
+            self._report_exported(facts)
 
-    def _check_room(self, size: int) -> None:
-        """Make the directory; raise OSError where the volume lacks the room for `size` bytes, before anything takes it from checkpoints."""
+    def _check_free_space(self, size: int) -> None:
+        """Make the directory; raise OSError where the volume lacks the space for `size` bytes, before anything takes it from checkpoints."""
         self._root.mkdir(parents=True, exist_ok=True)
         disk = shutil.disk_usage(self._root)
         if disk.total and size > disk.free:
-            words = f"{os.strerror(errno.ENOSPC)}: it takes {byte_size(size)}, and {byte_size(disk.free)} are free"
-            raise OSError(errno.ENOSPC, words)
+            message = f"{os.strerror(errno.ENOSPC)}: it takes {byte_size(size)}, and {byte_size(disk.free)} are free"
+            raise OSError(errno.ENOSPC, message)
 
     @property
     def is_idle(self) -> bool:
@@ -284,17 +284,17 @@ class _Files:
 
     def wait(self, until: Callable[[], float], *, retried: float = 0.0) -> None:
         """Wait until everything is written, as long as `until` says; for what has failed `retried` seconds alone."""
-        gives_up = time.monotonic() + retried
+        retry_until = time.monotonic() + retried
         while not self.is_idle and (now := time.monotonic()) < until():
             failing = self._writer.is_failing
-            if failing and now >= gives_up:
+            if failing and now >= retry_until:
                 return
-            self._writer.wait(_LOOK_EVERY, failed=failing)
+            self._writer.wait(_POLL_INTERVAL, failed=failing)
 
     def complete(self, stopped: Callable[[], bool]) -> None:
-        """Wait until what holds up training is written; a task that is `stopped` has no time for it."""
-        while not self.is_idle and self._saved is not None and self._saved.holds_up(stopped):
-            self._writer.wait(_LOOK_EVERY)
+        """Wait until what blocks training is written; a task that is `stopped` has no time for it."""
+        while not self.is_idle and self._saved is not None and self._saved.blocks_training(stopped):
+            self._writer.wait(_POLL_INTERVAL)
 
     def close(self, until: Callable[[], float]) -> None:
         """Wait until everything is written, and report the model that an earlier attempt has written where this one has written none.
@@ -302,20 +302,20 @@ class _Files:
         Raises:
             PeerLostError: a server is gone that had rows of the last one.
         """
-        self.wait(until, retried=_ONCE_MORE)
+        self.wait(until, retried=_LAST_RETRY)
         self._writer.close(0.0)
         if not self._written and isinstance(self._found.get("step"), int):
-            self._tell_of(self._found)
+            self._report_exported(self._found)
         if self._lost_peer is not None:
             raise self._lost_peer
 
-    def tell(self, message: str) -> None:
+    def notify(self, message: str) -> None:
         """Report a notice, once."""
-        if message not in self._told:
-            self._told.add(message)
+        if message not in self._reported:
+            self._reported.add(message)
             self._report("notice", message=message)
 
-    def _tell_of(self, facts: Mapping[str, Any]) -> None:
+    def _report_exported(self, facts: Mapping[str, Any]) -> None:
         self._report("exported", step=facts["step"], path=str(self._link), metric=facts.get("metric"), value=facts.get("value"))
 
     def value(self, metric: str, mode: str) -> float | None:
@@ -334,13 +334,13 @@ class _Files:
         return facts if isinstance(facts, dict) else {}
 
 
-def _clear(root: Path, called: str, *keep: Path | None) -> None:
+def _clear(root: Path, name: str, *keep: Path | None) -> None:
     """Remove what was exported before what the link leads to and `keep`, and what a killed attempt left half written."""
-    keep = (*keep, _target(root / called))
-    for path in root.glob(f"{called}-*"):
+    keep = (*keep, _target(root / name))
+    for path in root.glob(f"{name}-*"):
         if path not in keep:
             shutil.rmtree(path, ignore_errors=True)
-    for path in root.glob(f".{called}-*"):
+    for path in root.glob(f".{name}-*"):
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
@@ -366,7 +366,7 @@ def _target(link: Path) -> Path | None:
 
 
 @contextmanager
-def _holding(variables: Sequence[keras.Variable], values: Sequence[Any]) -> Iterator[None]:
+def _temporary_values(variables: Sequence[keras.Variable], values: Sequence[Any]) -> Iterator[None]:
     """Give the variables other values inside; afterwards they have their own again."""
     own = [keras.ops.convert_to_numpy(v) for v in variables]
     _assign(variables, values)

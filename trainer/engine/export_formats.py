@@ -45,16 +45,16 @@ class SavedFiles:
         self._place = Path(tempfile.mkdtemp(prefix="export-"))  # its parent removes it where this is killed
         self.formats: list[str] = []
 
-    def add(self, name: str, model: keras.Model, tell: Callable[[str], None]) -> None:
+    def add(self, name: str, model: keras.Model, notify: Callable[[str], None]) -> None:
         """Save the model in a format as well, where that can hold it; see unless_refused."""
-        file, way = FORMATS[name]
-        left_out = unless_refused(name, lambda: way(model, self._place / file), tell)
+        file, write_format = FORMATS[name]
+        left_out = unless_refused(name, lambda: write_format(model, self._place / file), notify)
         if left_out is None:
             _remove(self._place / file)
             return
         self.formats.append(name)
         if left_out:
-            tell(left_out)
+            notify(left_out)
 
     @property
     def bytes(self) -> int:
@@ -74,13 +74,13 @@ class SavedFiles:
         """Remove it."""
         shutil.rmtree(self._place, ignore_errors=True)
 
-    def holds_up(self, _: Callable[[], bool]) -> bool:
+    def blocks_training(self, _: Callable[[], bool]) -> bool:
         """Return that training goes on while it is written."""
         return False
 
 
-def save(model: keras.Model, formats: Sequence[str], tell: Callable[[str], None]) -> SavedFiles | None:
-    """Save a model in those of `formats` that can hold it, and `tell` of the others; return None where none can.
+def save(model: keras.Model, formats: Sequence[str], notify: Callable[[str], None]) -> SavedFiles | None:
+    """Save a model in those of `formats` that can hold it, and `notify` of the others; return None where none can.
 
     Raises:
         OSError: the temporary directory does not take it.
@@ -88,7 +88,7 @@ def save(model: keras.Model, formats: Sequence[str], tell: Callable[[str], None]
     saved = SavedFiles()
     try:
         for name in formats:
-            saved.add(name, model, tell)
+            saved.add(name, model, notify)
     except OSError:
         saved.discard()
         raise
@@ -98,11 +98,11 @@ def save(model: keras.Model, formats: Sequence[str], tell: Callable[[str], None]
     return None
 
 
-def unless_refused(name: str, save: Callable[[], Result], tell: Callable[[str], None]) -> Result | None:
-    """Return what `save` returns; None, and `tell` why, where the model's own code raises when it is to be saved in the format `name`.
+def unless_refused(name: str, save: Callable[[], Result], notify: Callable[[str], None]) -> Result | None:
+    """Return what `save` returns; None, and `notify` why, where the model's own code raises when it is to be saved in the format `name`.
 
     Raises:
-        OSError: there is no room for it, or whatever else the system says.
+        OSError: there is no space for it, or whatever else the system says.
         PeerLostError: a server is gone that has a part of it.
     """
     try:
@@ -113,7 +113,7 @@ def unless_refused(name: str, save: Callable[[], Result], tell: Callable[[str], 
         raise OSError(one_line(error)) from error
     except Exception as error:  # noqa: BLE001 - whatever a user's own layer raises
         why = f"{type(error).__name__}: {one_line(error)}"
-        tell(f"the model cannot be exported as {name}: {why}; train.export.formats says what is written")
+        notify(f"the model cannot be exported as {name}: {why}; train.export.formats says what is written")
         return None
 
 

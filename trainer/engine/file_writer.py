@@ -26,8 +26,8 @@ class FileWriter:
         self._changed = threading.Condition()
         self._pending: dict[Path, deque[Callable[[], None]]] = {}
         self._failing: set[Path] = set()
-        self._held = self._lost = 0
-        threading.Thread(target=self._write_on, name="files", daemon=True).start()
+        self._pending_bytes = self._lost_bytes = 0
+        threading.Thread(target=self._write_loop, name="files", daemon=True).start()
 
     def replace(self, path: Path, content: str) -> None:
         """Replace what is in a file, see write_atomically."""
@@ -46,12 +46,12 @@ class FileWriter:
             with path.open("ab", buffering=0) as file:
                 while rest:  # a disk may take a part
                     rest = rest[os.write(file.fileno(), rest) :]
-            self._held -= len(content)
+            self._pending_bytes -= len(content)
 
-        if self._held + len(content) > _MOST:
-            self._lost += len(content)
+        if self._pending_bytes + len(content) > _MOST:
+            self._lost_bytes += len(content)
             return
-        self._held += len(content)
+        self._pending_bytes += len(content)
         self.call(path, write)
 
     def call(self, path: Path, write: Callable[[], None]) -> None:
@@ -82,10 +82,10 @@ class FileWriter:
             left = sorted(str(path) for path in self._pending)
         if left:
             self._report("notice", message=f"not written, and lost where the volume does not take it by the end: {', '.join(left)}")
-        if self._lost:
-            self._report("notice", message=f"{self._lost:,} bytes of summaries are lost: they could not be written for too long")
+        if self._lost_bytes:
+            self._report("notice", message=f"{self._lost_bytes:,} bytes of summaries are lost: they could not be written for too long")
 
-    def _write_on(self) -> None:
+    def _write_loop(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._pending))

@@ -100,7 +100,7 @@ def _run(
         steps = 1 if profiling else cadence.to_boundary(step, wanted, hooks.until(job.steps), *every)
         with data_length.watched(job), chief.logs.profile() if chief and profiling else nullcontext():
             progress = session.run(steps, stop=stopped(), finish=chief is not None and bool(chief.early_stop()), next_steps=proposal)
-        divergence.look(progress.not_finite)
+        divergence.check(progress.not_finite)
         step = progress.step
         report.alive("training", step=step, steps=progress.steps)
         finish = progress.finish and step < job.steps
@@ -201,7 +201,7 @@ class _Chief:
         """Load the newest checkpoint and return its step, or 0."""
         restored = self._checkpoints.restore(lambda message: self._report("notice", message=message))
         step = restored.step if restored else 0
-        if message := self._checkpoints.room():
+        if message := self._checkpoints.free_space_notice():
             self._report("notice", message=message)
         if restored:
             self._report("restored", step=restored.step, path=restored.path)
@@ -252,7 +252,7 @@ class _Chief:
 
     def _settle(self) -> None:
         with data_length.watched(self._job):  # others may still compute
-            self._divergence.look(self._session.settle())
+            self._divergence.check(self._session.settle())
 
     def finish(self, hurried: Callable[[], bool], *, finished: bool, stopping: bool) -> Outcome:
         """Save and evaluate for the last time."""

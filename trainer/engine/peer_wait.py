@@ -14,10 +14,10 @@ from trainer.port_holder import PortHolder
 from trainer.strategies import SERVED, STRATEGIES, Strategy
 from trainer.tf_config import TaskConfig
 
-_ANSWER = 1.0  # seconds to connect
+_CONNECT_TIMEOUT = 1.0  # seconds to connect
 _PAUSE = 0.5  # seconds between two tries, at least
-_ASKING = 200  # tasks that may ask for a name in a second
-_HEAR = 0.1  # seconds in which a stop is heard
+_LOOKUPS_PER_SECOND = 200  # tasks that may ask for a name in a second
+_POLL_INTERVAL = 0.1  # seconds between checks whether a stop was asked for
 
 
 def wait(task: TaskConfig, strategy: Strategy, port: PortHolder, stopped: Callable[[], bool], within: float) -> bool:
@@ -29,13 +29,13 @@ def wait(task: TaskConfig, strategy: Strategy, port: PortHolder, stopped: Callab
         PeerLostError: one of them was not there `within` so many seconds.
     """
     peers = _first(task, strategy)
-    pause = max(_PAUSE, len(task.tasks()) / _ASKING)
+    pause = max(_PAUSE, len(task.tasks()) / _LOOKUPS_PER_SECOND)
     deadline = time.monotonic() + within
     try:
         if peers and stopped():  # while it was starting; anyone who is there goes with the run
             return False
-        while lacking := _lacking(peers):
-            name, reason = lacking
+        while missing := _first_missing(peers):
+            name, reason = missing
             if time.monotonic() > deadline:
                 raise PeerLostError(f"{name} ({peers[name]}) was not there after {within:g} s: {reason}")
             peers = {name: peers[name], **peers}  # it is asked first, and once it is there all the others again
@@ -55,10 +55,10 @@ def _first(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
     return {task.chief_name: task.tasks()[task.chief_name]} if STRATEGIES[strategy].in_step and not task.is_chief else {}
 
 
-def _lacking(peers: Mapping[str, str]) -> tuple[str, str] | None:
+def _first_missing(peers: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the first of `peers` that gives no connection, and why; None when all do."""
     for name, address in peers.items():
-        if reason := unreachable(address, _ANSWER):
+        if reason := unreachable(address, _CONNECT_TIMEOUT):
             return name, reason
     return None
 
@@ -67,5 +67,5 @@ def _stopped_within(seconds: float, stopped: Callable[[], bool]) -> bool:
     """Wait for some seconds; returns early, and True, when the task is asked to stop."""
     until = time.monotonic() + seconds
     while not (asked := stopped()) and (left := until - time.monotonic()) > 0:
-        time.sleep(min(left, _HEAR))
+        time.sleep(min(left, _POLL_INTERVAL))
     return asked

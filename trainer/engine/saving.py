@@ -20,7 +20,7 @@ _SLOW = 5.0  # seconds that training waits for the save before: a disk that is m
 _DELAY = (1.0, 30.0)  # seconds until a retry: first, and at most; doubled each time
 _LAST_DELAY = 5.0  # the most for the last state of all, which may have no more than a grace period
 _REPORT_AGAIN = 60.0  # seconds after which the same failure is reported once more
-_LOOK_EVERY = 0.05
+_POLL_INTERVAL = 0.05
 _savers: list["Saver"] = []  # of this process
 _MARGIN = 5.0  # seconds of the grace period, at most half of it, that are left for saying what was lost, and for ending
 
@@ -40,8 +40,8 @@ class Timeouts:
         return self.grace - min(_MARGIN, self.grace / 2)
 
 
-def let_end() -> None:
-    """Let saves that are under way end, as `Saver.wait` does, before the process is ended."""
+def wait_for_saves() -> None:
+    """Wait for saves that are under way, as `Saver.wait` does, before the process is ended."""
     for saver in _savers:
         saver.wait()
 
@@ -54,17 +54,17 @@ class Saver:
         self._changed = threading.Condition()
         self._unwritten: InMemoryCheckpoint | None = None  # what is to be written, or being written
         self._began: float | None = None  # when that was begun
-        self._moved = (0, 0.0)  # bytes written by then, and when that was seen first
-        self._keeps = False  # the last state of all: it is written again until it is there
+        self._progress = (0, 0.0)  # bytes written by then, and when that was seen first
+        self._is_last = False  # the last state of all: it is written again until it is there
         self._failing_since: float | None = None
         self._failed_at = 0.0  # when the last try failed
         self._cause = ""
         self._lost_peer: PeerLostError | None = None
-        self._told = -math.inf
+        self._reported_at = -math.inf
         self._delay, self._retry_at = 0.0, math.inf
         self.last: int | None = None if checkpoints.latest is None else step_of(checkpoints.latest)
         _savers.append(self)
-        for work in (self._write_on, self._watch):
+        for work in (self._write_loop, self._watch):
             threading.Thread(target=work, name="saving", daemon=True).start()
 
     def wait(self) -> None:
@@ -91,7 +91,7 @@ class Saver:
         self._retry_at = math.inf
         checkpoint = self._checkpoints.capture(step, callbacks)
         with self._changed:
-            self._unwritten, self._keeps = checkpoint, last
+            self._unwritten, self._is_last = checkpoint, last
             self._changed.notify_all()
         return True
 
@@ -110,9 +110,9 @@ class Saver:
         # It is tried again between steps alone: an evaluation may have taken longer than the volume was full.
         tried = self._failed_at if self._began is None else time.monotonic()
         if tried - since >= self._timeouts.timeout:
-            raise SaveError(f"{self._lost()} for {self._timeouts.timeout:g} s")
+            raise SaveError(f"{self._unsaved()} for {self._timeouts.timeout:g} s")
 
-    def _lost(self) -> str:
+    def _unsaved(self) -> str:
         last = "there is no checkpoint" if self.last is None else f"the last checkpoint is of step {self.last}"
         return f"{last}: nothing could be saved to {self._checkpoints.directory} ({self._cause or 'it does not answer'})"
 
@@ -129,32 +129,32 @@ class Saver:
             if until == math.inf and (stopping or stopped()):
                 until = (since if stopping and since is not None else time.monotonic()) + grace
             if time.monotonic() >= until:
-                raise StopError(f"asked to stop, and {self._lost()} for {grace:g} s; later steps are lost")
+                raise StopError(f"asked to stop, and {self._unsaved()} for {grace:g} s; later steps are lost")
             self.check()
             with self._changed:
-                self._changed.wait_for(lambda: self._unwritten is None, _LOOK_EVERY)
+                self._changed.wait_for(lambda: self._unwritten is None, _POLL_INTERVAL)
         self.check()
 
     # In the thread that writes
 
-    def _write_on(self) -> None:
+    def _write_loop(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._unwritten is not None)
             checkpoint = self._unwritten
             assert checkpoint is not None  # noqa: S101 - this thread alone takes it away
-            self._moved, self._began = (self._checkpoints.written, time.monotonic()), time.monotonic()
+            self._progress, self._began = (self._checkpoints.written, time.monotonic()), time.monotonic()
             began = self._began
             try:
                 path = self._checkpoints.write(checkpoint)
             except PeerLostError as error:  # it held rows of what is saved, and no volume is to blame
-                self._lost_peer, self._keeps = error, False
+                self._lost_peer, self._is_last = error, False
             except Exception as error:  # noqa: BLE001 - whatever a volume's file system comes up with: training is to go on
                 self._failed(checkpoint, error, began)
             else:
                 self._succeeded(checkpoint, path, began)
             self._began = None
-            if self._keeps and self._failing_since is not None:
+            if self._is_last and self._failing_since is not None:
                 time.sleep(max(0.0, self._retry_at - time.monotonic()))
                 continue
             with suppress(Exception):
@@ -164,7 +164,7 @@ class Saver:
                 self._changed.notify_all()
 
     def _succeeded(self, checkpoint: InMemoryCheckpoint, path: str, began: float) -> None:
-        since, self._failing_since, self._delay, self._told, self._cause = self._failing_since, None, 0.0, -math.inf, ""
+        since, self._failing_since, self._delay, self._reported_at, self._cause = self._failing_since, None, 0.0, -math.inf, ""
         self.last = checkpoint.step
         now = time.monotonic()
         if since is not None:
@@ -174,21 +174,21 @@ class Saver:
 
     def _failed(self, checkpoint: InMemoryCheckpoint, error: Exception, began: float) -> None:
         self._failed_at = time.monotonic()
-        self._delay = min(2 * self._delay or self._timeouts.first_delay, _LAST_DELAY if self._keeps else _DELAY[1])
+        self._delay = min(2 * self._delay or self._timeouts.first_delay, _LAST_DELAY if self._is_last else _DELAY[1])
         self._retry_at = self._failed_at + self._delay
         free = None
         with suppress(OSError):
             free = shutil.disk_usage(self._checkpoints.directory).free
-        self._tell(checkpoint, getattr(error, "strerror", None) or str(error) or repr(error), began, free)
+        self._report_failure(checkpoint, getattr(error, "strerror", None) or str(error) or repr(error), began, free)
 
-    def _tell(self, checkpoint: InMemoryCheckpoint, cause: str, began: float, free: int | None) -> None:
+    def _report_failure(self, checkpoint: InMemoryCheckpoint, cause: str, began: float, free: int | None) -> None:
         """Report a failure, where it is a new one or was not reported for long."""
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = began
-        if cause == self._cause and now - self._told < _REPORT_AGAIN:
+        if cause == self._cause and now - self._reported_at < _REPORT_AGAIN:
             return
-        self._cause, self._told = cause, now
+        self._cause, self._reported_at = cause, now
         self._report(
             "save_failed",
             step=checkpoint.step,
@@ -210,9 +210,9 @@ class Saver:
             checkpoint, began, now = self._unwritten, self._began, time.monotonic()
             if checkpoint is None or began is None:
                 continue
-            written, since = self._moved
+            written, since = self._progress
             if written != self._checkpoints.written:
-                self._moved = (self._checkpoints.written, now)
+                self._progress = (self._checkpoints.written, now)
             elif now - since >= self._timeouts.silent:
                 clock = time.strftime("%H:%M:%S", time.gmtime(time.time() - now + since))
-                self._tell(checkpoint, f"it has not answered since {clock} UTC", since, None)
+                self._report_failure(checkpoint, f"it has not answered since {clock} UTC", since, None)

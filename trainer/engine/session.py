@@ -35,8 +35,8 @@ class StopError(Exception):
 def cause(error: Any) -> str:
     """Return the line of a TensorFlow error that says what happened and to whom."""
     lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]
-    telling = [line for line in lines if "UNAVAILABLE" in line or "Unavailable" in line or "/job:" in line]
-    return (telling or lines or [type(error).__name__])[0]
+    relevant = [line for line in lines if "UNAVAILABLE" in line or "Unavailable" in line or "/job:" in line]
+    return (relevant or lines or [type(error).__name__])[0]
 
 
 @dataclass(frozen=True, order=True)

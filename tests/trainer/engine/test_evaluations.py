@@ -45,11 +45,11 @@ def test_what_is_no_list_of_evaluations_is_none(text: str | None, tmp_path: Path
 
 
 def test_the_newest_thousand_stay(tmp_path: Path) -> None:
-    entries = [{"step": step, "metrics": {"loss": 1.0}, "time": 0.0} for step in range(evaluations.KEPT)]
+    entries = [{"step": step, "metrics": {"loss": 1.0}, "time": 0.0} for step in range(evaluations.MAX_RETAINED)]
     (tmp_path / "evaluations.json").write_text(json.dumps(entries))
-    evaluations.append(tmp_path, evaluations.KEPT, {"loss": 1.0})
+    evaluations.append(tmp_path, evaluations.MAX_RETAINED, {"loss": 1.0})
     found = evaluations.read(tmp_path)
-    assert (len(found), found[0].step, found[-1].step) == (evaluations.KEPT, 1, evaluations.KEPT)
+    assert (len(found), found[0].step, found[-1].step) == (evaluations.MAX_RETAINED, 1, evaluations.MAX_RETAINED)
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:

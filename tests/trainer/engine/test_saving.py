@@ -19,7 +19,7 @@ from tests.trainer.engine.small import Small, small_job
 from tests.trainer.engine.test_loop import Output, settings, train
 from tests.volumes import Volume, volume
 from trainer.engine import evaluations, loop, model_ops, saving
-from trainer.engine.checkpoints import Checkpoints, InMemoryCheckpoint, NoRoomError, list_checkpoints
+from trainer.engine.checkpoints import Checkpoints, InMemoryCheckpoint, NoSpaceError, list_checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.export import BestModel
 from trainer.engine.parameter_server import server_watch
@@ -239,7 +239,7 @@ def run(
 
 def test_nothing_is_trained_where_not_one_checkpoint_fits(disk: Path) -> None:
     fill(disk)
-    with pytest.raises(NoRoomError, match=r"has 0 bytes free, and a checkpoint of this model takes .* not one can be saved"):
+    with pytest.raises(NoSpaceError, match=r"has 0 bytes free, and a checkpoint of this model takes .* not one can be saved"):
         train(disk, 20)
 
 
@@ -257,7 +257,7 @@ def test_nothing_is_trained_where_no_checkpoint_can_be_written(disk: Path) -> No
         (disk, "is read-only, and not one checkpoint can be saved"),
         (disk / "run", "cannot be made: Read-only file system"),
     ):
-        with pytest.raises(NoRoomError, match=told):
+        with pytest.raises(NoSpaceError, match=told):
             train(run_dir, 20)
 
 

@@ -20,11 +20,11 @@ from trainer.tf_config import split_address
 from trainer.workloads.errors import WorkloadError
 
 _GROUP, _ON_CPUS = 1, 2  # of the devices that train, and of a CPU in each task
-_GRADIENTS, _CONTROL, _INVITATIONS, _MET, _ALIKE, _AGREED, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one a place in the program
+_GRADIENTS, _CONTROL, _INVITATIONS, _MET, _COMPATIBLE, _AGREED, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one a place in the program
 _NAMED = 5  # tasks that a message names
 _MEETING = 15.0  # seconds for all tasks to connect to each other
 
-_VERSION_BITS = 48  # fits in an int64 with room beside it
+_VERSION_BITS = 48  # fits in an int64 with bits to spare
 
 # TensorFlow's errors when a peer is gone; see tensorflow/core/distributed_runtime.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
@@ -62,7 +62,7 @@ class AllReduce:
         if self.size == 1:
             return ""
         self.names = tuple(names)
-        self._check_alike(names)
+        self._check_compatible(names)
         if self._hint == "nccl":
             return ""
         if self.size > MOST_TASKS:
@@ -88,15 +88,15 @@ class AllReduce:
             f"gradients go by TensorFlow's all-reduce, which is slower. Let the tasks reach these ports of each other: {ports}"
         )
 
-    def _check_alike(self, names: Sequence[str]) -> None:
-        """See that all tasks have one trainer, and can reduce gradients in one way: by NCCL where all have a GPU. Else they would wait forever.
+    def _check_compatible(self, names: Sequence[str]) -> None:
+        """Check that all tasks have one trainer, and can reduce gradients in one way: by NCCL where all have a GPU. Else they would wait forever.
 
         This is the first that tasks exchange, so its form stays as it is, whatever follows: an int64 a task, 2 * version + whether it has a GPU.
         """
-        mine = np.zeros([self.size], np.int64)
-        mine[self.index] = 2 * trainer_version() + (self._hint == "nccl")
+        own = np.zeros([self.size], np.int64)
+        own[self.index] = 2 * trainer_version() + (self._hint == "nccl")
         with self.watching():
-            answers = self._now(mine, _ALIKE)
+            answers = self._now(own, _COMPATIBLE)
         _check_versions(names, [int(one) // 2 for one in answers])
         has_gpu = answers % 2
         if 0 < has_gpu.sum() < self.size:
@@ -280,8 +280,8 @@ def _share(all_reduce: AllReduce, variables: Sequence[tf.Variable]) -> None:
             members = by_type[dtype]
             packed = tf.concat([tf.cast(tf.reshape(v, [-1]), dtype) for v in members], 0)
             # The sum of one task's values and the others' zeros is exact.
-            mine = packed if all_reduce.index == 0 else tf.zeros_like(packed)
-            shared = all_reduce._reduce(mine, _STATE + 1 + offset)  # noqa: SLF001 - same module
+            own = packed if all_reduce.index == 0 else tf.zeros_like(packed)
+            shared = all_reduce._reduce(own, _STATE + 1 + offset)  # noqa: SLF001 - same module
             for variable, part in zip(members, tf.split(shared, [int(np.prod(v.shape)) for v in members]), strict=True):
                 variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
 

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 _ANSWER_WITHIN = 1.0  # seconds
 
-# Of looks that come a second after each other and take as long as an answer may: half a minute, where nobody is there to answer,
+# Of checks that come a second after each other and take as long as an answer may: half a minute, where nobody is there to answer,
 # to a minute. Counted rather than timed, so that no task that was stopped itself gives the others up when it goes on.
 _MOST_UNANSWERED = 30
-# Looks of one silence follow each other within a few seconds; what others found, before steps went on, does not count.
+# Checks of one silence follow each other within a few seconds; what others found, before steps went on, does not count.
 _SAME_SILENCE = 5.0
 
 
@@ -27,14 +27,14 @@ class Probe:
         self._tasks = [_in_tensorflow(name) for name in names]
         self._unanswered = 0
         self._monotonic = monotonic
-        self._looked = monotonic()
+        self._last_check = monotonic()
 
     def __call__(self, waiting: AbstractSet[int]) -> bool:
         """Ask the tasks at these places of `names`; return whether there is hope. To be called after a second of silence."""
-        if self._monotonic() - self._looked > _SAME_SILENCE:
+        if self._monotonic() - self._last_check > _SAME_SILENCE:
             self._unanswered = 0
         self._unanswered = 0 if all(_answers(self._tasks[place]) for place in sorted(waiting)) else self._unanswered + 1
-        self._looked = self._monotonic()
+        self._last_check = self._monotonic()
         return self._unanswered < _MOST_UNANSWERED
 
 

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 _HUB_BYTES = 2**19  # what the first task takes in at most to add up alone; beyond, it would be what all wait for
 _PAIR = 2
-_LOOK_EVERY = 1.0  # seconds of silence between looks whether all peers are there
+_POLL_INTERVAL = 1.0  # seconds of silence between checks whether all peers are there
 _ALIGNED = 64  # bytes; TensorFlow takes an array so aligned as it is, and copies others (EIGEN_MAX_ALIGN_BYTES)
 
 # A silent peer whom the network no longer reaches is dropped after half a minute. One that does not read is none such, however
@@ -34,32 +34,32 @@ _ALIGNED = 64  # bytes; TensorFlow takes an array so aligned as it is, and copie
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
-class PeerGoneError(Exception):
-    """A peer is gone; the message names it."""
+class PeerUnreachableError(Exception):
+    """A peer has gone away or does not answer; the message names it."""
 
 
 class TcpAllReduce:
     """Takes means of vectors over all tasks. Every task calls the same methods with vectors of the same form in the same order."""
 
     def __init__(
-        self, index: int, names: Sequence[str], met: Mapping[int, socket.socket], live: Callable[[AbstractSet[int]], bool]
+        self, index: int, names: Sequence[str], met: Mapping[int, socket.socket], alive: Callable[[AbstractSet[int]], bool]
     ) -> None:
         """Take over the connections `met`, one a peer. `names` are for errors.
 
-        `live` is asked after each second that the peers it is given were silent, and ends the wait by saying no.
+        `alive` is asked after each second that the peers it is given were silent, and ends the wait by saying no.
         """
-        self._index, self._names, self._live = index, tuple(names), live
+        self._index, self._names, self._alive = index, tuple(names), alive
         self._peers = sorted(met)
         for connection in met.values():
-            _watch_over(connection)
-            connection.settimeout(_LOOK_EVERY)
+            _configure(connection)
+            connection.settimeout(_POLL_INTERVAL)
         # Two objects for each connection: one does at once what it can, the other waits. Waiting so is less work than polling.
-        self._patient = dict(met)
-        self._prompt = {peer: connection.dup() for peer, connection in met.items()}
-        for connection in self._prompt.values():
+        self._blocking = dict(met)
+        self._nonblocking = {peer: connection.dup() for peer, connection in met.items()}
+        for connection in self._nonblocking.values():
             connection.setblocking(False)
         self._pieces: dict[tuple[int, str], list[Vector]] = {}  # what peers send, reused: new memory each time costs as much as the sum
-        self._way = self._swapped if len(names) == _PAIR else self._by_hub_or_shared_out
+        self._way = self._swapped if len(names) == _PAIR else self._by_hub_or_scattered
         self.problem = ""  # why the last call failed
 
     def mean(self, vector: Vector) -> tuple[Vector, np.float32]:
@@ -68,7 +68,7 @@ class TcpAllReduce:
         One of half precision (bfloat16 or float16) is sent as it is, added up in float32 and returned as that.
 
         Raises:
-            PeerGoneError: a peer is gone, or does not answer any more. Nothing can be exchanged then.
+            PeerUnreachableError: a peer is gone, or does not answer any more. Nothing can be exchanged then.
         """
         began = time.perf_counter()
         return self._guarded(self._way, vector, len(self._names)), np.float32(time.perf_counter() - began)
@@ -81,7 +81,7 @@ class TcpAllReduce:
         """Return each array with those of all tasks, one after another in the tasks' order, and the seconds as `mean`. First axes may differ.
 
         Raises:
-            PeerGoneError: as `mean`.
+            PeerUnreachableError: as `mean`.
         """
         began = time.perf_counter()
         counts = np.array([len(array) for array in arrays], np.int64)
@@ -93,13 +93,13 @@ class TcpAllReduce:
 
     def close(self) -> None:
         """End all connections."""
-        for connection in (*self._prompt.values(), *self._patient.values()):
+        for connection in (*self._nonblocking.values(), *self._blocking.values()):
             connection.close()
 
     def _guarded(self, way: Callable[..., Result], *given: Any) -> Result:
         try:
             return way(*given)
-        except PeerGoneError as error:
+        except PeerUnreachableError as error:
             self.problem = str(error)
             raise
 
@@ -109,8 +109,8 @@ class TcpAllReduce:
         self._swap({other: vector}, {other: piece})
         return _mean([vector, piece], divisor)  # of two, the order does not change the sum
 
-    def _by_hub_or_shared_out(self, vector: Vector, divisor: int) -> Vector:
-        way = self._by_hub if vector.nbytes * len(self._peers) <= _HUB_BYTES else self._shared_out
+    def _by_hub_or_scattered(self, vector: Vector, divisor: int) -> Vector:
+        way = self._by_hub if vector.nbytes * len(self._peers) <= _HUB_BYTES else self._scattered
         return way(vector, divisor)
 
     def _by_hub(self, vector: Vector, divisor: int) -> Vector:
@@ -127,19 +127,19 @@ class TcpAllReduce:
             self._send(peer, result)
         return result
 
-    def _shared_out(self, vector: Vector, divisor: int) -> Vector:
+    def _scattered(self, vector: Vector, divisor: int) -> Vector:
         bounds = np.linspace(0, vector.size, len(self._names) + 1).astype(int)
         parts = [slice(start, end) for start, end in itertools.pairwise(bounds)]
-        mine = parts[self._index]
-        into = dict(zip(self._peers, self._buffers(len(self._peers), mine.stop - mine.start, vector.dtype), strict=True))
+        own = parts[self._index]
+        into = dict(zip(self._peers, self._buffers(len(self._peers), own.stop - own.start, vector.dtype), strict=True))
         self._swap({peer: vector[parts[peer]] for peer in self._peers}, into)
-        ordered = [vector[mine] if index == self._index else into[index] for index in range(len(self._names))]
+        ordered = [vector[own] if index == self._index else into[index] for index in range(len(self._names))]
         # As it travels: all are to hold the same bits.
         done = _mean(ordered, divisor).astype(vector.dtype, copy=False)
-        whole = _aligned(vector.size, vector.dtype)
-        whole[mine] = done
-        self._swap(dict.fromkeys(self._peers, done), {peer: whole[parts[peer]] for peer in self._peers})
-        return whole.astype(_sum_type(vector.dtype), copy=False)
+        full = _aligned(vector.size, vector.dtype)
+        full[own] = done
+        self._swap(dict.fromkeys(self._peers, done), {peer: full[parts[peer]] for peer in self._peers})
+        return full.astype(_sum_type(vector.dtype), copy=False)
 
     def _gathered(self, message: Vector) -> list[Vector]:
         sizes = {peer: np.empty(1, np.int64) for peer in self._peers}
@@ -159,22 +159,22 @@ class TcpAllReduce:
         out = {peer: _bytes(vector) for peer, vector in sending.items() if vector.size}
         into = {peer: _bytes(vector) for peer, vector in receiving.items() if vector.size}
         while out:
-            moved = [self._some(peer, out, socket.socket.send) for peer in list(out)]
+            moved = [self._move_some(peer, out, socket.socket.send) for peer in list(out)]
             if out:
-                moved += [self._some(peer, into, socket.socket.recv_into) for peer in list(into)]
+                moved += [self._move_some(peer, into, socket.socket.recv_into) for peer in list(into)]
                 if not any(moved):
                     self._wait(out, into)
         for peer, left in into.items():
             self._receive(peer, left)
 
-    def _some(self, peer: int, left: dict[int, memoryview], move: Callable[[socket.socket, memoryview], int]) -> bool:
+    def _move_some(self, peer: int, left: dict[int, memoryview], move: Callable[[socket.socket, memoryview], int]) -> bool:
         """Send or receive what can be at once, drop what is done from `left`; return whether anything was."""
         try:
-            count = self._moved(peer, move(self._prompt[peer], left[peer]))
+            count = self._moved(peer, move(self._nonblocking[peer], left[peer]))
         except BlockingIOError:
             return False
         except OSError as error:
-            raise self._gone(peer, error) from error
+            raise self._unreachable(peer, error) from error
         if count == len(left[peer]):
             del left[peer]
         else:
@@ -184,42 +184,42 @@ class TcpAllReduce:
     def _wait(self, out: Mapping[int, memoryview], into: Mapping[int, memoryview]) -> None:
         poll = select.poll()
         for peer in {*out, *into}:
-            poll.register(self._prompt[peer], select.POLLOUT * (peer in out) | select.POLLIN * (peer in into))
-        while not poll.poll(_LOOK_EVERY * 1000):
-            self._look({*out, *into})
+            poll.register(self._nonblocking[peer], select.POLLOUT * (peer in out) | select.POLLIN * (peer in into))
+        while not poll.poll(_POLL_INTERVAL * 1000):
+            self._check_peers({*out, *into})
 
     def _send(self, peer: int, vector: Vector) -> None:
-        self._whole(peer, _bytes(vector), socket.socket.send)
+        self._move_all(peer, _bytes(vector), socket.socket.send)
 
     def _receive(self, peer: int, left: memoryview) -> None:
-        self._whole(peer, left, socket.socket.recv_into)
+        self._move_all(peer, left, socket.socket.recv_into)
 
-    def _whole(self, peer: int, left: memoryview, move: Callable[[socket.socket, memoryview], int]) -> None:
+    def _move_all(self, peer: int, left: memoryview, move: Callable[[socket.socket, memoryview], int]) -> None:
         while left:
             try:
-                left = left[self._moved(peer, move(self._patient[peer], left)) :]
+                left = left[self._moved(peer, move(self._blocking[peer], left)) :]
             except TimeoutError as error:
                 if error.errno:  # the kernel has dropped it; our own limit has no number
-                    raise self._gone(peer, error) from error
-                self._look({peer})
+                    raise self._unreachable(peer, error) from error
+                self._check_peers({peer})
             except OSError as error:
-                raise self._gone(peer, error) from error
+                raise self._unreachable(peer, error) from error
 
     def _moved(self, peer: int, count: int) -> int:
         if not count:
-            raise PeerGoneError(f"{self._names[peer]} is gone: it closed the connection")
+            raise PeerUnreachableError(f"{self._names[peer]} is gone: it closed the connection")
         return count
 
-    def _gone(self, peer: int, error: OSError) -> PeerGoneError:
-        return PeerGoneError(f"{self._names[peer]} is gone: {error.strerror or error}")
+    def _unreachable(self, peer: int, error: OSError) -> PeerUnreachableError:
+        return PeerUnreachableError(f"{self._names[peer]} is gone: {error.strerror or error}")
 
-    def _look(self, waiting: AbstractSet[int]) -> None:
-        if not self._live(waiting):
+    def _check_peers(self, waiting: AbstractSet[int]) -> None:
+        if not self._alive(waiting):
             names = ", ".join(self._names[peer] for peer in sorted(waiting))
-            raise PeerGoneError(f"a task of the cluster does not answer any more; this one waited for {names}")
+            raise PeerUnreachableError(f"a task of the cluster does not answer any more; this one waited for {names}")
 
 
-def _watch_over(connection: socket.socket) -> None:
+def _configure(connection: socket.socket) -> None:
     """Let the kernel find out when the other end cannot be reached any more, and send short messages at once."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

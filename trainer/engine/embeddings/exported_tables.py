@@ -35,7 +35,7 @@ _exports = itertools.count()
 
 
 def left_out(export: Export) -> str:
-    """Return what to tell of formats that a model with tables is not exported in; nothing where there are none."""
+    """Return a notice about formats that a model with tables is not exported in; nothing where there are none."""
     if "keras" not in export.formats:
         return ""
     why = "a Keras file would need all rows of its large embedding layers in this process's memory"
@@ -129,7 +129,7 @@ class ExportedModel:
         for name, _ in self._variables.files:
             yield from self._variables.write(name, place / _VARIABLES / name)
 
-    def holds_up(self, stopped: Callable[[], bool]) -> bool:
+    def blocks_training(self, stopped: Callable[[], bool]) -> bool:
         """Return whether training waits for it: where rows change in rounds, as long as the disk answers. It is given up once `stopped`."""
         self._is_given_up = self._is_held and (self._is_given_up or stopped())
         return self._is_held and time.monotonic() - self._moved < _SILENT
@@ -139,14 +139,14 @@ class ExportedModel:
         tf.io.gfile.rmtree(self._place)
 
 
-def save(tables: Tables, model: keras.Model, formats: Sequence[str], tell: Callable[[str], None]) -> ExportedModel | None:
-    """Return the model to be written as a SavedModel; `tell` why, and return None, where it cannot be one, and where `formats` lack that.
+def save(tables: Tables, model: keras.Model, formats: Sequence[str], notify: Callable[[str], None]) -> ExportedModel | None:
+    """Return the model to be written as a SavedModel; `notify` why, and return None, where it cannot be one, and where `formats` lack that.
 
     Raises:
-        OSError: there is no room for it in memory.
+        OSError: there is no space for it in memory.
         PeerLostError: a server is gone.
     """
-    return unless_refused(_FORMAT, partial(ExportedModel, model, tables), tell) if _FORMAT in formats else None
+    return unless_refused(_FORMAT, partial(ExportedModel, model, tables), notify) if _FORMAT in formats else None
 
 
 def _keys(path: str) -> dict[str, str]:

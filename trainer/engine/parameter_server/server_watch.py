@@ -183,7 +183,7 @@ def _peer(connection: socket.socket) -> tuple[str, int]:
 
 def leave(report: Reporter, reason: str) -> None:
     """End this process as one whose peer was lost: it waits inside TensorFlow, which nothing interrupts. A save that is under way may end."""
-    saving.let_end()
+    saving.wait_for_saves()
     print(reason, file=sys.stderr)
     error_file.write(reason, "" if report.start is None else str(report.start))
     with suppress(OSError):

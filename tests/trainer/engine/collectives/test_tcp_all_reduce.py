@@ -18,7 +18,7 @@ import pytest
 
 from trainer.engine.collectives import tcp_all_reduce
 from trainer.engine.collectives.rendezvous import Endpoint, Listener
-from trainer.engine.collectives.tcp_all_reduce import PeerGoneError, TcpAllReduce
+from trainer.engine.collectives.tcp_all_reduce import PeerUnreachableError, TcpAllReduce
 
 HERE = "127.0.0.1"
 ADDRESS = f"{HERE}:1"  # of a server that need not be there
@@ -34,7 +34,7 @@ def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
     def outcome(call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except PeerGoneError as error:
+        except PeerUnreachableError as error:
             return error
 
     with ThreadPoolExecutor(len(calls)) as pool:
@@ -132,7 +132,7 @@ def test_a_peer_that_goes_is_named_by_all_that_wait_for_it(group: Groups, size: 
         tasks[0].close()
 
     _, *errors = at_once([leave, *(partial(task.mean, vector) for task in tasks[1:])])
-    assert [type(error) for error in errors] == [PeerGoneError] * (size - 1)
+    assert [type(error) for error in errors] == [PeerUnreachableError] * (size - 1)
     assert {str(error).partition(":")[0] for error in errors} == {"worker-0 is gone"}
     assert [task.problem for task in tasks[1:]] == [str(error) for error in errors]
 
@@ -141,7 +141,7 @@ def test_a_peer_that_goes_is_named_by_all_that_wait_for_it(group: Groups, size: 
 def test_a_silent_peer_is_waited_for_until_somebody_says_it_is_gone(
     group: Groups, size: int, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp_all_reduce, "_LOOK_EVERY", 0.05)
+    monkeypatch.setattr(tcp_all_reduce, "_POLL_INTERVAL", 0.05)
     looks = itertools.count()
     tasks = group(size, lambda waiting: 0 not in waiting or next(looks) < 5)
     errors = at_once([partial(task.mean, np.ones(elements, np.float32)) for task in tasks[1:]])
