@@ -188,7 +188,7 @@ def _train(context: Context) -> ExitCode:
         ready.watch.stop()
     if not outcome.finished:
         if ready.watch is not None:
-            servers.let_go(ready.watch.leaving, context.job.scratch_dir)
+            servers.release(ready.watch.leaving, context.job.scratch_dir)
         if STRATEGIES[strategy].in_step:
             # Nobody leaves before the chief has saved; a peer that is lost now takes nothing with it.
             with suppress(PeerLostError):

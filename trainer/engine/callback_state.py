@@ -29,18 +29,18 @@ _SHORT = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # types of weights that N
 _NOTHING = object()
 
 
-class Remembered:
+class TrackedAttributes:
     """The attributes of some callbacks, seen first when they are made: right after `__init__`."""
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         self._callbacks = list(callbacks)
         self._names = _names(self._callbacks)
         self._made = self._now()
-        self._begun = self._made
+        self._at_begin = self._made
 
-    def begun(self) -> None:
-        """Look at them again, after `on_train_begin`."""
-        self._begun = self._now()
+    def mark_begin(self) -> None:
+        """Read them again, after `on_train_begin`."""
+        self._at_begin = self._now()
 
     def arguments(self) -> str:
         """Return a digest of the simple values that the callbacks were made with."""
@@ -54,8 +54,8 @@ class Remembered:
         """Return the state to save, and `more` of simple values."""
         arrays: list[np.ndarray] = []
         saved = {}
-        for name, now, made, begun in zip(self._names, self._now(), self._made, self._begun, strict=True):
-            changed = [key for key, value in now.items() if not (_same(value, made.get(key)) and _same(value, begun.get(key)))]
+        for name, now, made, at_begin in zip(self._names, self._now(), self._made, self._at_begin, strict=True):
+            changed = [key for key, value in now.items() if not (_same(value, made.get(key)) and _same(value, at_begin.get(key)))]
             saved[name] = {key: [_to_json(now[key], arrays), _to_json(_plain(made.get(key)), arrays)] for key in changed}
         text = json.dumps({"callbacks": saved, **more})
         file = io.BytesIO()

@@ -46,7 +46,7 @@ class Hooks:
         made = workload.callbacks() if hasattr(workload, "callbacks") and not isinstance(workload, Agent) else []
         self._callbacks = self._selected(made)
         place_files(self._callbacks, job.run_dir / "results")
-        self._remembered = callback_state.Remembered(self._callbacks)
+        self._tracked = callback_state.TrackedAttributes(self._callbacks)
         self._span = _span(job)
         self._epoch = 0
         self._means = _Means()
@@ -54,7 +54,7 @@ class Hooks:
         self._logs: dict[str, float] = {}
         self._evaluate: Evaluate | None = None
         self.present = bool(self._callbacks)  # since `begin`: on the chief
-        self.by_batch = any(_looks_at_batches(callback) for callback in self._callbacks)
+        self.by_batch = any(_uses_batches(callback) for callback in self._callbacks)
         self.reason: str | None = None  # why a callback has ended the run
 
     def _selected(self, made: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
@@ -66,12 +66,12 @@ class Hooks:
             why = next((reason for kind, reason in reasons.items() if isinstance(callback, kind)), None)
             if why is None:
                 remaining.append(callback)
-            self._tell(f"the callback {type(callback).__name__} is left out: {why}" if why else "")
+            self._notify(f"the callback {type(callback).__name__} is left out: {why}" if why else "")
             if missed := [name for name in _NEVER_CALLED if why is None and _overrides(callback, name)]:
-                self._tell(f"{' and '.join(missed)} of the callback {type(callback).__name__} are never called; on_test_end is")
+                self._notify(f"{' and '.join(missed)} of the callback {type(callback).__name__} are never called; on_test_end is")
         return remaining
 
-    def _tell(self, message: str) -> None:
+    def _notify(self, message: str) -> None:
         if message and self._session.is_chief:
             self._report("notice", message=message)
 
@@ -89,11 +89,11 @@ class Hooks:
             return b""
         # The end of an epoch that was reached, but not passed on yet: as the task is asked to stop, or workers of servers were ahead.
         pending = self._span.epoch_at(step) > self._epoch
-        return self._remembered.pack(epoch=self._epoch, pending=pending, means=self._means.state(), ended=self._ended())
+        return self._tracked.pack(epoch=self._epoch, pending=pending, means=self._means.state(), ended=self._ended())
 
     def _ended(self) -> list[Any] | None:
         """Return what a run that a callback has ended must have again for that to hold when it is started once more, and the reason."""
-        return [self.reason, self._job.steps, self._remembered.arguments()] if self.reason else None
+        return [self.reason, self._job.steps, self._tracked.arguments()] if self.reason else None
 
     def begin(self, step: int, evaluate: Evaluate | None) -> bool:
         """Call what is due before the first step, on every task; return whether training is to end. `evaluate` is the chief's."""
@@ -113,19 +113,19 @@ class Hooks:
         model.optimizer = optimizer  # the one that trains: settings may have made another
         model._delete_tracking("optimizer")  # noqa: SLF001 - see compute.build: checkpoints have it beside the model
         model.stop_training = False
-        whole = self._span.epoch_at(self._job.steps - 1) + 1
+        epochs = self._span.epoch_at(self._job.steps - 1) + 1
         for callback in self._callbacks:
             callback.set_model(model)
-            callback.set_params({"verbose": 0, "epochs": self._job.train.epochs or whole, "steps": self._span.steps(1)})
+            callback.set_params({"verbose": 0, "epochs": self._job.train.epochs or epochs, "steps": self._span.steps(1)})
         (self._job.run_dir / "results").mkdir(parents=True, exist_ok=True)  # where callbacks of the user's own write
         make_log_directories(self._callbacks)
         before = callback_state.more_of(self._packed) if self._packed else {}
         if self._packed:
             continue_logs(self._callbacks, before["epoch"] if before["pending"] else self._epoch)
         self._call("on_train_begin")
-        self._remembered.begun()
+        self._tracked.mark_begin()
         if before:
-            self._remembered.restore(self._packed)
+            self._tracked.restore(self._packed)
             self._means.restore(before["means"])
         self.reason = (before.get("ended") or [None])[0]
         if self.reason and before["ended"] == self._ended():
@@ -195,21 +195,21 @@ class Hooks:
         return metrics
 
     def end(self, *, finished: bool) -> bool:
-        """Call what is due when training is over, on the chief; return whether weights were changed. A run that was stopped goes on later."""
+        """Call what is due when training has ended, on the chief; return whether weights were changed. A run that was stopped goes on later."""
         if not self._callbacks or self._evaluate is None:
             return False
         if not finished:
             close_logs(self._callbacks)
             return False
         before = Snapshot(self._session.model.weights)
-        self._call("on_train_end", logs=self._logs, over=True)
+        self._call("on_train_end", logs=self._logs, after_training=True)
         return before.changed()
 
-    def _call(self, hook: str, *place: int, logs: dict[str, float] | None = None, over: bool = False) -> None:
+    def _call(self, hook: str, *place: int, logs: dict[str, float] | None = None, after_training: bool = False) -> None:
         model = self._session.model
         logs = {} if logs is None else logs
         for callback in self._callbacks:
-            before = None if over or self._session.follows_weights or not _has(callback, hook) else Snapshot(model.weights)
+            before = None if after_training or self._session.follows_weights or not _has(callback, hook) else Snapshot(model.weights)
             getattr(callback, hook)(*place, logs)
             name = f"{type(callback).__name__}.{hook}"
             if before is not None and before.changed():
@@ -267,13 +267,13 @@ def _has(callback: keras.callbacks.Callback, hook: str) -> bool:
     return _overrides(callback, hook) or (hook in _BATCH_HOOKS and _overrides(callback, hook.replace("_train", "")))
 
 
-def _looks_at_batches(callback: keras.callbacks.Callback) -> bool:
+def _uses_batches(callback: keras.callbacks.Callback) -> bool:
     if (
         isinstance(callback, keras.callbacks.ModelCheckpoint)
         and type(callback).on_train_batch_end is _SAVES
         and callback.save_freq == "epoch"
     ):
-        return False  # it looks, and does nothing
+        return False  # it is called, and does nothing
     return any(_overrides(callback, name) for name in _BATCH_HOOKS)
 
 

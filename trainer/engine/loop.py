@@ -30,8 +30,8 @@ _EXPORTING = 0.1  # of the time, at most, goes into exporting the best model bef
 _WAITS = ("input_wait", "peer_wait", "dropped")
 _RECORD_EVERY = 10.0  # seconds after which run.json says again that the run is alive
 
-_WRITING = 1.0  # seconds that an evaluation waits until it is written: early stopping reads it there
-_LAST_FILES = 10.0  # the same at the end, where all else is done
+_WRITE_TIMEOUT = 1.0  # seconds that an evaluation waits until it is written: early stopping reads it there
+_LAST_TIMEOUT = 10.0  # the same at the end, where all else is done
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ def run(
     job: Job,
     report: Reporter,
     stopped: Callable[[], bool],
-    hurried: Callable[[], bool] | None = None,
+    in_grace_period: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Train until every step is done or a task was asked to stop. Every task of the strategy runs this.
 
-    `stopped` returns whether to stop, `hurried` whether there is a grace period alone for that: each stop has it where it is left out.
+    `stopped` returns whether to stop, `in_grace_period` whether only a grace period is left for that: each stop has one where it is None.
 
     Raises:
         PeerLostError: from the session; what was saved last is what training resumes from.
@@ -65,12 +65,12 @@ def run(
     """
     divergence, hooks = Divergence(session, job, report), Hooks(session, workload, job, report)
     chief = _Chief(session, workload, job, report, divergence, hooks, stopped) if session.is_chief else None
-    with chief or nullcontext(), session.tables.errors_told(job) if session.tables else nullcontext():
+    with chief or nullcontext(), session.tables.translate_errors(job) if session.tables else nullcontext():
         outcome = _run(session, job, report, stopped, divergence, hooks, chief)
         if chief is None:
             return outcome
-        hurries = hurried or stopped
-        return chief.finish(hurries, finished=outcome.finished, stopping=hurries() if hurried else not outcome.finished)
+        limited = in_grace_period or stopped
+        return chief.finish(limited, finished=outcome.finished, stopping=limited() if in_grace_period else not outcome.finished)
 
 
 def _run(
@@ -110,7 +110,7 @@ def _run(
             report.alive("callbacks", step=step)
         finish = hooks.after(progress) or finish
         report.alive("training", step=step, steps=0)
-        if chief and not finish:  # what is over is saved when callbacks have heard of it
+        if chief and not finish:  # the end is saved when callbacks have been called for it
             chief.save_when_due(progress)
         wanted = progress.next_steps or wanted
         if not fixed and not profiling:
@@ -172,8 +172,8 @@ class _Chief:
         self._summaries_due = Interval(job.summaries_every)
         self._report_due = Interval(job.report_every, None if job.report_every else REPORT_EVERY)
         self._recorded, self._recorded_step = 0.0, 0
-        self._told = False
-        self._told_rate, self._written_rate = Rate(), Rate()
+        self._reported = False
+        self._reported_rate, self._written_rate = Rate(), Rate()
         self._saved_step: int | None = None
         self._evaluated_step: int | None = None
         self._evaluated = Snapshot(())  # the weights that were, where callbacks may change them
@@ -189,13 +189,13 @@ class _Chief:
             return
         self.saver.wait()
         if self._best and kind is not None:
-            self._best.wait(_LAST_FILES)
-        self._files.close(_LAST_FILES)
+            self._best.wait(_LAST_TIMEOUT)
+        self._files.close(_LAST_TIMEOUT)
 
     def _note_checkpoint(self, step: int, path: str) -> None:
         """Note what was saved, before that is reported; the thread that saves calls this, and training may have come further."""
         self._record.update("running", max(step, self._recorded_step), checkpoint=path)
-        self._files.wait(_WRITING)
+        self._files.wait(_WRITE_TIMEOUT)
 
     def restore(self) -> int:
         """Load the newest checkpoint and return its step, or 0."""
@@ -210,7 +210,7 @@ class _Chief:
         for due in (self._save_due, self._evaluate_due, self._summaries_due, self._report_due):
             due.start(step)
         self._update_record("running", step)
-        for rate in (self._told_rate, self._written_rate):
+        for rate in (self._reported_rate, self._written_rate):
             rate.start()
         if self._job.summaries_every and hasattr(self._workload, "write_start_summaries"):
             with self.logs.training_writer(0):
@@ -222,9 +222,9 @@ class _Chief:
         self.saver.check()
         step = progress.step
         last = step >= self._job.steps or progress.finish
-        for rate in (self._told_rate, self._written_rate):
+        for rate in (self._reported_rate, self._written_rate):
             rate.add(progress.examples, progress.steps)
-        if self._report_due(step) or last or progress.stop or not self._told:
+        if self._report_due(step) or last or progress.stop or not self._reported:
             self._report_progress(progress)
         if time.monotonic() - self._recorded >= _RECORD_EVERY:
             self._update_record("running", step)
@@ -245,52 +245,52 @@ class _Chief:
         """Save after a call, and what callbacks have done then, when it is time."""
         due = self._save_due(progress.step) or self.saver.is_due
         if due and progress.step < self._job.steps and not progress.finish:
-            self._settle()
+            self._flush()
             self._session.pull()
             if self._saved_step != self._session.step:  # the save before had waited for these very steps
                 self._save(self._session.step)
 
-    def _settle(self) -> None:
+    def _flush(self) -> None:
         with data_length.watched(self._job):  # others may still compute
-            self._divergence.check(self._session.settle())
+            self._divergence.check(self._session.flush())
 
-    def finish(self, hurried: Callable[[], bool], *, finished: bool, stopping: bool) -> Outcome:
+    def finish(self, in_grace_period: Callable[[], bool], *, finished: bool, stopping: bool) -> Outcome:
         """Save and evaluate for the last time."""
         began = time.monotonic()
         early = self._hooks.reason or self.early_stop() if finished and self._session.step < self._job.steps else None
         if early:
             self._report("notice", message=f"the run ends after step {self._session.step} of {self._job.steps}: {early}")
-        self._settle()
+        self._flush()
         step = self._session.step
         self._session.pull()
         if self._hooks.end(finished=finished):  # the last weights are others than were saved
             self._saved_step = None
         self._report.alive("saving", step=step)
-        self.saver.complete(hurried, stopping=stopping, since=began)
+        self.saver.complete(in_grace_period, stopping=stopping, since=began)
         if self._saved_step != step or self.saver.last != step:
             self._save(step, last=True)
         if finished:
             self.evaluate(step)
         self._report.alive("saving", step=step)
-        self.saver.complete(hurried, stopping=stopping, since=began)
+        self.saver.complete(in_grace_period, stopping=stopping, since=began)
         if finished or stopping:
-            until = self._export_until(hurried, began if stopping else None)
-            if self._best:  # not before: a disk that was full has room now
+            until = self._export_until(in_grace_period, began if stopping else None)
+            if self._best:  # not before: a disk that was full has space now
                 self._best.finish(until, step, finished=finished)
             self._export_last(step, until, finished=finished)
         elif self._best and not self._spread:  # a server is to stop, and the next attempt goes on with this: rows would hold that up
-            self._best.wait(_LAST_FILES)
+            self._best.wait(_LAST_TIMEOUT)
         self.logs.close()
         self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
         return Outcome(step, finished, self._metrics, early)
 
-    def _export_until(self, hurried: Callable[[], bool], asked: float | None) -> Callable[[], float]:
-        """Return what tells until when exports are waited for: as a save is, also when the task is `hurried` meanwhile, or was `asked` to stop."""
+    def _export_until(self, in_grace_period: Callable[[], bool], asked: float | None) -> Callable[[], float]:
+        """Return until when exports are waited for, as a function: as a save is, also when it is `in_grace_period` meanwhile, or was `asked` to stop."""
         end = time.monotonic() + self._timeouts.timeout if asked is None else asked + self._timeouts.stop
 
         def until() -> float:
             nonlocal asked, end
-            if asked is None and hurried():
+            if asked is None and in_grace_period():
                 asked = time.monotonic()
                 end = min(end, asked + self._timeouts.stop)
             return end
@@ -306,7 +306,7 @@ class _Chief:
                 write_last(self._export, run_dir, step, self._metrics, model, self._report, until, finished=finished, tables=self._spread)
 
     def _report_progress(self, progress: Progress) -> None:
-        examples_per_second, seconds_per_step = self._told_rate.take()
+        examples_per_second, seconds_per_step = self._reported_rate.take()
         self._report(
             "progress",
             step=progress.step,
@@ -317,7 +317,7 @@ class _Chief:
             seconds_per_step=seconds_per_step,
             **_waits(progress),
         )
-        self._told = True
+        self._reported = True
         for worker in progress.workers:
             self._report(
                 "progress",
@@ -355,18 +355,18 @@ class _Chief:
         if not self._job.has_evaluator:  # it writes these, by itself
             self.logs.evaluation(self._metrics, step)
             self._files.call(evaluations.path(self._job.run_dir), partial(evaluations.append, self._job.run_dir, step, self._metrics))
-            self._files.wait(_WRITING)
+            self._files.wait(_WRITE_TIMEOUT)
         self._update_record("running", step, metrics=self._metrics)
         self._report("evaluated", step=step, metrics=self._metrics, seconds=time.monotonic() - began)
         self._report.alive(phase, step=step)  # of callbacks, where one evaluates
         return self._metrics
 
     def _evaluated_batches(self, evaluator: model_ops.Evaluator) -> dict[str, float]:
-        def goes_on() -> bool:
+        def report_alive() -> bool:
             self._report.alive("evaluating")
             return False
 
-        return evaluator.unless(goes_on) or {}
+        return evaluator.unless(report_alive) or {}
 
     def _save(self, step: int, *, last: bool = False) -> None:
         if not self._divergence.may_save(step):
@@ -374,7 +374,7 @@ class _Chief:
         self._report.alive("saving", step=step)
         if self.saver.save(step, self._hooks.state(step), last=last):
             self._saved_step = step
-            if not last and self._session.tables and self._session.tables.held_while_saved:
+            if not last and self._session.tables and self._session.tables.blocked_while_saved:
                 self.saver.complete(lambda: False, stopping=False)  # rows are read from the servers while they are written
         self._report.alive("training", step=step)
 

@@ -209,12 +209,12 @@ class StepEvaluator(Evaluator):
     def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
         """See Evaluator.unless."""
         self._workload.reset()
-        told: dict[str, tf.Tensor] = {}
+        measured: dict[str, tf.Tensor] = {}
         for inputs, targets in self._data:
-            told = self._batch(inputs, targets)
+            measured = self._batch(inputs, targets)
             if stopped():
                 return None
-        return named(self.names, (told[name] for name in self.names))
+        return named(self.names, (measured[name] for name in self.names))
 
 
 class ModelEvaluator(Evaluator):
@@ -223,15 +223,15 @@ class ModelEvaluator(Evaluator):
     def __init__(self, workload: Workload, model: keras.Model, batch_size: int) -> None:
         self.names = ("loss", *metric_names(workload, model))
         self._data = workload.eval_data(batch_size)
-        self._whole: HeldOutMetrics | None = workload.held_out_metrics() if hasattr(workload, "held_out_metrics") else None
-        whole = self._whole
+        self._held_out: HeldOutMetrics | None = workload.held_out_metrics() if hasattr(workload, "held_out_metrics") else None
+        held_out = self._held_out
 
         @tf.function(reduce_retracing=True, autograph=False)
         def batch(inputs: Any, targets: Any) -> tuple[tf.Tensor, tf.Tensor]:
             outputs = in_float32(model(inputs, **training_argument(model, training=False)))
             size = batch_size_of(inputs)
-            if whole is not None:
-                whole.update(targets, outputs)
+            if held_out is not None:
+                held_out.update(targets, outputs)
             loss = held_out_loss(workload, model, (inputs, targets), outputs)
             return measures(workload, loss, targets, outputs) * size, size
 
@@ -239,8 +239,8 @@ class ModelEvaluator(Evaluator):
 
     def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
         """See Evaluator.unless."""
-        if self._whole is not None:
-            self._whole.reset()
+        if self._held_out is not None:
+            self._held_out.reset()
         sums: Any = 0.0
         count: Any = 0.0
         for inputs, targets in self._data:
@@ -248,7 +248,7 @@ class ModelEvaluator(Evaluator):
             sums, count = sums + values, count + size
             if stopped():
                 return None
-        return named(self.names, (sums / count).numpy()) | (self._whole.result() if self._whole is not None else {})
+        return named(self.names, (sums / count).numpy()) | (self._held_out.result() if self._held_out is not None else {})
 
 
 def named(names: Iterable[str], values: Iterable[Any]) -> dict[str, float]:

@@ -44,7 +44,7 @@ class Replica:
         self._own_step: user_step.UserStep | None = None
         if isinstance(workload, Stepping) and user_step.own_steps(workload):
             self._own_step = user_step.UserStep(workload, model, optimizer, job)
-            self._own_step.look(workload.train_data(Shard(job.batch_size, job.seed)).element_spec, run)
+            self._own_step.trace(workload.train_data(Shard(job.batch_size, job.seed)).element_spec, run)
         self.metrics: tuple[str, ...]
         self.operations: int | None = None
         if self._own_step:

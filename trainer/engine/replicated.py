@@ -23,7 +23,7 @@ from trainer.workloads.protocol import Shard, Workload
 # stays as long again.
 _LINGER = 0.3
 # Numbers that tasks exchange between steps: vectors of TensorFlow's collective of one kind are of one size.
-_TOLD = 3
+_CONTROL_NUMBERS = 3
 
 
 class LocalSession(Session):
@@ -63,7 +63,7 @@ class LocalSession(Session):
     def from_chief(self, flags: Sequence[bool]) -> list[bool]:
         """See Session.from_chief."""
         numbers = [float(flag and self.is_chief) for flag in flags]
-        agreed = self._all_reduce.agree([*numbers, *[0.0] * (_TOLD - len(numbers))])
+        agreed = self._all_reduce.agree([*numbers, *[0.0] * (_CONTROL_NUMBERS - len(numbers))])
         return [bool(number) for number in agreed[: len(numbers)]]
 
     def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
@@ -71,7 +71,7 @@ class LocalSession(Session):
         del current  # it always is
         if self._all_reduce.size == 1:
             return hooks()
-        numbers = [0.0] * _TOLD
+        numbers = [0.0] * _CONTROL_NUMBERS
         if self.is_chief:
             before = Snapshot(self.model.weights)
             stop = hooks()
@@ -109,10 +109,10 @@ class LocalSession(Session):
             not_finite=self._not_finite(numbers[3:]),
         )
 
-    def _not_finite(self, spoilt: Any) -> NotFinite | None:
+    def _not_finite(self, non_finite_steps: Any) -> NotFinite | None:
         """Report the task whose loss was the first not to be finite, from the numbers of steps since then."""
-        first = int(np.argmax(spoilt))
-        return NotFinite(self._step - int(spoilt[first]) + 1, self._all_reduce.names[first]) if spoilt[first] else None
+        first = int(np.argmax(non_finite_steps))
+        return NotFinite(self._step - int(non_finite_steps[first]) + 1, self._all_reduce.names[first]) if non_finite_steps[first] else None
 
     def close(self) -> None:
         """See Session.close."""
@@ -155,8 +155,8 @@ class LocalSession(Session):
             totals = model_ops.repeat(steps, own_step if replica.has_own_step else step, width + 1)
             *_, finite = tf.unstack(totals)
             # Steps of this task, the last ones.
-            spoilt = tf.one_hot(all_reduce.index, all_reduce.size) * (tf.cast(steps, tf.float32) - finite)
-            together = all_reduce.total(tf.concat([totals[:width], control, spoilt], 0))
+            non_finite_steps = tf.one_hot(all_reduce.index, all_reduce.size) * (tf.cast(steps, tf.float32) - finite)
+            together = all_reduce.total(tf.concat([totals[:width], control, non_finite_steps], 0))
             return together[:width], together[width:], totals[width - 1 : width + 1]
 
         return call

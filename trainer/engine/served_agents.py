@@ -74,7 +74,7 @@ class ServedAgentSession(AgentSession):
         if (result := self._workers.take()) is None:
             return None
         self._results.append(result)
-        return result.brought if result.steps else None
+        return result.payload if result.steps else None
 
     def _workers_progress(self) -> Sequence[WorkerProgress]:
         if self._stopped():
@@ -89,7 +89,7 @@ class ServedAgentSession(AgentSession):
 
     def _play(self, player: Player, steps: int, _: Assignment) -> CallResult:
         played = player.play(lambda *given: self._call(*map(constant, given)), steps, self._agent.epsilon(self.step))
-        return CallResult(totals=np.array([np.nan, *played.sums, np.nan], np.float32), steps=len(played.experience), brought=played)
+        return CallResult(totals=np.array([np.nan, *played.sums, np.nan], np.float32), steps=len(played.experience), payload=played)
 
     def _make_call(self) -> Any:
         agent, packs, published = self._agent, self._packs, self._published

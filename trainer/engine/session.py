@@ -116,7 +116,7 @@ class Session(ABC):
         Every task calls it once before the first `run`; what the others hold is replaced. Sets `step` on all of them.
         """
 
-    def settle(self) -> NotFinite | None:
+    def flush(self) -> NotFinite | None:
         """Finish what is under way, so that state and `step` agree; called before a checkpoint. The next `run` reports it.
 
         Returns where a loss was not finite meanwhile.
@@ -141,10 +141,10 @@ class Session(ABC):
         """Call `hooks` between steps, on the chief alone; return what it returns, on every task. Every task calls this.
 
         Its changes to the learning rate, and to the weights, hold on every task from the next step on. With `current`, model and
-        optimizer have the cluster's current state before, as after `settle` and `pull`.
+        optimizer have the cluster's current state before, as after `flush` and `pull`.
 
         Raises:
-            PeerLostError: a task that has to hear of it is gone.
+            PeerLostError: a task that has to learn of it is gone.
         """
         del current  # here it always is
         return hooks()

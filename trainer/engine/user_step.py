@@ -53,7 +53,7 @@ class UserStep:
             )
         self._step_in()
 
-    def look(self, batch: Any, run: Run) -> None:
+    def trace(self, batch: Any, run: Run) -> None:
         """Find out what the step measures, by tracing it once on the form of a `batch`, (inputs, targets)."""
 
         def step(inputs: Any, targets: Any) -> tf.Tensor:

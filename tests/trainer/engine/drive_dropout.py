@@ -76,7 +76,7 @@ def steps_of(session: Any) -> dict[str, dict[int, float]]:
             index = int(worker.task.partition("-")[2])
             if len(found[worker.task]) < STEPS:
                 found[worker.task][worker.local_step - before[index] - 1] = worker.loss
-    session.settle()
+    session.flush()
     session.run(1)  # tells of what was under way
     return found
 

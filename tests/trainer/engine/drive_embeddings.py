@@ -299,11 +299,11 @@ def too_large(job: Any, connection: Any) -> str:
 
 
 def outside(job: Any, connection: Any) -> str:
-    from trainer.engine.embeddings.bad_ids import outside_told
+    from trainer.engine.embeddings.bad_ids import translate_bad_ids
     from trainer.workloads.errors import WorkloadError
 
     try:
-        with outside_told(job):
+        with translate_bad_ids(job):
             trained(session(job, connection))
     except WorkloadError as error:
         return str(error)

@@ -101,7 +101,7 @@ def best(scratch: Path, connection: Any) -> list[Any]:
     exported_tables._SILENT = -1.0
     offer(often, 65, 0.7)  # the volume does not answer for so long
     exported_tables._SILENT = 10.0
-    one.tables.held_while_saved = True  # as in rounds: the next one waits
+    one.tables.blocked_while_saved = True  # as in rounds: the next one waits
     offer(often, 70, 0.8, seconds=0)
     read = one.tables.read
 
@@ -153,7 +153,7 @@ def frozen(scratch: Path, connection: Any, *, held: bool) -> dict[str, Any]:
     scratch.mkdir(exist_ok=True)
     try:
         with volume(scratch / "disk", scratch / "image") as disk:
-            one.tables.read, one.tables.held_while_saved = freezes, held
+            one.tables.read, one.tables.blocked_while_saved = freezes, held
             threading.Timer(120, thaw).start()  # a process that waits for a frozen disk ends for nobody
             best = offer(10, 0.5)
             is_frozen.wait(60)

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from trainer.engine.callback_state import Remembered, more_of
+from trainer.engine.callback_state import TrackedAttributes, more_of
 
 
 class Having(keras.callbacks.Callback):
@@ -28,9 +28,9 @@ def put(callback: keras.callbacks.Callback, attributes: dict[str, Any]) -> None:
 
 def carried(before: Having, changes: dict[str, Any], after: Having) -> Having:
     """Change attributes of one callback, and let another one get back what the first remembers."""
-    remembered = Remembered([before])
+    remembered = TrackedAttributes([before])
     put(before, changes)
-    Remembered([after]).restore(remembered.pack())
+    TrackedAttributes([after]).restore(remembered.pack())
     return after
 
 
@@ -84,20 +84,20 @@ def test_an_argument_that_is_another_now_counts_and_state_comes_back() -> None:
 
 def test_what_training_begins_with_is_undone() -> None:
     before, after = Having(best=None), Having(best=None)
-    remembered = Remembered([before])
+    remembered = TrackedAttributes([before])
     before.best = 7
-    remembered.begun()
+    remembered.mark_begin()
     before.best = None
-    again = Remembered([after])
+    again = TrackedAttributes([after])
     after.best = 7
     again.restore(remembered.pack())
     assert after.best is None
 
 
 def test_each_gets_its_own_by_class_and_place() -> None:
-    remembered = Remembered(first := [Having(it=0), keras.callbacks.History(), Having(it=0)])
+    remembered = TrackedAttributes(first := [Having(it=0), keras.callbacks.History(), Having(it=0)])
     first[0].it, first[2].it = 1, 2
     packed = remembered.pack(epoch=4, means={"loss": 0.5})
     assert more_of(packed) == {"epoch": 4, "means": {"loss": 0.5}}
-    Remembered(second := [Having(it=0), Having(it=0), Having(it=0)]).restore(packed)
+    TrackedAttributes(second := [Having(it=0), Having(it=0), Having(it=0)]).restore(packed)
     assert [one.it for one in second] == [1, 2, 0]

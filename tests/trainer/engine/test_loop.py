@@ -105,20 +105,20 @@ def test_checkpoints_and_evaluations_come_when_they_are_due(tmp_path: Path) -> N
 
 
 class Ahead(LocalSession):
-    """As sessions with servers are: `settle` waits for steps that are under way, and the next `run` tells of them."""
+    """As sessions with servers are: `flush` waits for steps that are under way, and the next `run` tells of them."""
 
     _under_way = 0
-    _settled: Progress | None = None
+    _flushed: Progress | None = None
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         if self._under_way:
-            self._settled = super().run(self._under_way)
+            self._flushed = super().run(self._under_way)
             self._under_way = 0
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
-        settled, self._settled = self._settled, None
-        if settled is not None:
-            return settled
+        flushed, self._flushed = self._flushed, None
+        if flushed is not None:
+            return flushed
         self._under_way = min(12, 60 - self.step - steps)
         return super().run(steps, stop=stop, finish=finish, next_steps=next_steps)
 

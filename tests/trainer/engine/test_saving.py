@@ -183,7 +183,7 @@ def test_a_task_that_a_lost_ps_ends_lets_its_save_end_and_one_that_hangs_is_neve
     if ends:
         threading.Timer(0.5, goes_on.set).start()
     try:
-        server_watch.leave(Reporter("chief"), "ps-0 was lost")
+        server_watch.exit_process(Reporter("chief"), "ps-0 was lost")
         assert left == [["75", *[str(tmp_path / "ckpt-7")] * ends]]
         copy = tmp_path / "as it is left"
         shutil.copytree(tmp_path, copy, ignore=shutil.ignore_patterns(copy.name))

@@ -135,7 +135,7 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
         losses = []
         while session.step < STEPS:
             losses.append(session.run(STEPS // 5).loss)
-        session.settle()
+        session.flush()
         session.pull()
         evaluated = model_ops.evaluator(workload, session.model, 64)()
         trained = [np.asarray(v.value).astype(float) for v in session.model.variables if v.value.dtype.is_floating]

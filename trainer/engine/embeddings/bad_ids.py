@@ -13,7 +13,7 @@ from trainer.workloads.errors import WorkloadError
 
 
 @contextmanager
-def outside_told(job: Job) -> Iterator[None]:
+def translate_bad_ids(job: Job) -> Iterator[None]:
     """Turn TensorFlow's error about an id outside of a table into a WorkloadError that names layer, rows and id; of lost servers into PeerLostError."""
     try:
         with watching():

@@ -74,14 +74,14 @@ class ExportedModel:
             Exception: whatever the model's own code raises when it is to be exported.
         """
         self._place = f"ram://exports-{next(_exports)}"
-        self._is_held, self._is_given_up = tables.held_while_saved, False
+        self._blocks, self._cancelled = tables.blocked_while_saved, False
         try:
             self._variables = self._made(model, tables)
         except Exception:
             with suppress(tf.errors.NotFoundError):  # nothing was written yet
                 self.discard()
             raise
-        self._moved = time.monotonic()  # when a piece was on the disk
+        self._progress_at = time.monotonic()  # when a piece was on the disk
 
     def _made(self, model: keras.Model, tables: Tables) -> Streamed:
         """Write all but the rows into memory; return what writes the variables."""
@@ -112,27 +112,27 @@ class ExportedModel:
             NotFiniteError: rows are not finite.
         """
         for _ in self._pieces(place / FORMATS[_FORMAT][0]):
-            silent, self._moved = time.monotonic() - self._moved, time.monotonic()
+            silent, self._progress_at = time.monotonic() - self._progress_at, time.monotonic()
             if silent > _SILENT:
                 raise OSError(f"it did not answer for {silent:.0f} s, while rows were written")
-            if self._is_given_up:
+            if self._cancelled:
                 raise OSError("the task was asked to stop, while rows were written")
 
     def _pieces(self, place: Path) -> Iterator[int]:
         """Write it into a new directory; yield the size of each piece that is on the disk."""
         for directory, _, names in tf.io.gfile.walk(self._place):
-            there = place / directory.removeprefix(self._place).strip("/")
-            there.mkdir()
-            if there.name != _VARIABLES:
+            target = place / directory.removeprefix(self._place).strip("/")
+            target.mkdir()
+            if target.name != _VARIABLES:
                 for name in names:
-                    yield from write_file(there / name, read_file(f"{directory}/{name}"))
+                    yield from write_file(target / name, read_file(f"{directory}/{name}"))
         for name, _ in self._variables.files:
             yield from self._variables.write(name, place / _VARIABLES / name)
 
     def blocks_training(self, stopped: Callable[[], bool]) -> bool:
-        """Return whether training waits for it: where rows change in rounds, as long as the disk answers. It is given up once `stopped`."""
-        self._is_given_up = self._is_held and (self._is_given_up or stopped())
-        return self._is_held and time.monotonic() - self._moved < _SILENT
+        """Return whether training waits for it: where rows change in rounds, as long as the disk answers. It is cancelled once `stopped`."""
+        self._cancelled = self._blocks and (self._cancelled or stopped())
+        return self._blocks and time.monotonic() - self._progress_at < _SILENT
 
     def discard(self) -> None:
         """Free the memory."""

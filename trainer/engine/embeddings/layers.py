@@ -23,8 +23,8 @@ Rows = Callable[["Table", tf.Tensor], tf.Tensor]
 _NAMED = 4  # layers in a message
 GIVEN = "_given_rows"  # the attribute of a layer that has the rows which the model gives it
 _WEIGHTS = 6  # place of `weights` among the arguments of Keras's layer
-# Options of Keras's layer for its matrix that rows which live elsewhere cannot have.
-_WHOLE_ONLY = {
+# Options of Keras's layer for its matrix that a layer with rows elsewhere cannot have.
+_UNSHARDED_ONLY = {
     "embeddings_regularizer": "a regularizer reads every row in every step",
     "embeddings_constraint": "a constraint changes every row in every step",
     "lora_rank": "LoRA multiplies the whole matrix",
@@ -106,8 +106,8 @@ def _embedding_layers(model: keras.Model) -> list[keras.layers.Embedding]:
     return [layer for layer in dict.fromkeys(model._flatten_layers()) if isinstance(layer, keras.layers.Embedding)]  # noqa: SLF001 - see `tables`
 
 
-def _whole(model: keras.Model) -> list[keras.layers.Embedding]:
-    """Return those whose matrix is here."""
+def _unsharded_layers(model: keras.Model) -> list[keras.layers.Embedding]:
+    """Return those whose matrix is here, not spread over servers."""
     return [layer for layer in _embedding_layers(model) if layer.built and not isinstance(layer._embeddings, Table)]  # noqa: SLF001
 
 
@@ -118,7 +118,7 @@ def large(model: keras.Model, settings: Embeddings) -> list[keras.layers.Embeddi
         WorkloadError: no layer has a name that the settings give.
     """
     _check_names({layer.name for layer in _embedding_layers(model)}, settings)
-    return [layer for layer in _whole(model) if _is_wanted(layer, settings) and not _whole_only(layer)]
+    return [layer for layer in _unsharded_layers(model) if _is_large(layer, settings) and not _unsharded_only(layer)]
 
 
 def gather_rows(layer: keras.layers.Embedding) -> None:
@@ -133,15 +133,15 @@ def gather_rows(layer: keras.layers.Embedding) -> None:
 
 def check_all_taken(model: keras.Model, settings: Embeddings) -> None:
     """Raise WorkloadError where a large layer of a model that was built with `taken_out` is whole: it was made before that."""
-    for layer in _whole(model):
-        if _is_wanted(layer, settings):
+    for layer in _unsharded_layers(model):
+        if _is_large(layer, settings):
             raise WorkloadError(
                 f"the layer {layer.name!r} is made where its module is imported, and so holds all of its {layer.input_dim:,} rows in this process; "
                 f"make it in the model's function, or keep it whole with train.embeddings.whole: [{layer.name}]"
             )
 
 
-def refuse_whole_weights(model: keras.Model) -> None:
+def refuse_all_weights(model: keras.Model) -> None:
     """Let a model with tables refuse to return or take all of its weights: they would be without the rows."""
 
     def refuse(*_: Any) -> None:
@@ -169,10 +169,10 @@ def taken_out(settings: Embeddings) -> Iterator[None]:
         seen.add(layer.name)
         if layer.built:
             return
-        if not _is_wanted(layer, settings):
+        if not _is_large(layer, settings):
             build(layer, input_shape)
             return
-        _check(layer)
+        _check_shardable(layer)
         layer._embeddings = table = Table(layer)  # noqa: SLF001 - in the place of the layer's own variable
         layer.built = True
         # Past Keras, which would track them.
@@ -187,7 +187,7 @@ def taken_out(settings: Embeddings) -> Iterator[None]:
         if weights is None:
             return
         rows = weights if isinstance(weights, list) and len(weights) == 1 else [weights]
-        if _is_wanted(layer, settings):  # Keras would build the layer at once
+        if _is_large(layer, settings):  # Keras would build the layer at once
             object.__setattr__(layer, GIVEN, rows[0])
         else:
             layer.build()
@@ -205,7 +205,7 @@ def checked(settings: Embeddings, check: Callable[[Sequence[keras.layers.Embeddi
     found: list[keras.layers.Embedding] = []
 
     def check_and_build(layer: keras.layers.Embedding, input_shape: Any = None) -> None:
-        if not layer.built and _is_wanted(layer, settings):
+        if not layer.built and _is_large(layer, settings):
             found.append(layer)
             check(found)
         build(layer, input_shape)
@@ -234,21 +234,21 @@ def _check_names(seen: Collection[str], settings: Embeddings) -> None:
         )
 
 
-def _is_wanted(layer: keras.layers.Embedding, settings: Embeddings) -> bool:
+def _is_large(layer: keras.layers.Embedding, settings: Embeddings) -> bool:
     if layer.name in settings.whole:
         return False
     return layer.name in settings.sharded or layer.input_dim >= settings.min_rows or bytes_of(layer) >= settings.min_mebibytes * 2**20
 
 
-def _whole_only(layer: keras.layers.Embedding) -> list[str]:
+def _unsharded_only(layer: keras.layers.Embedding) -> list[str]:
     """Return what a layer does that only a whole matrix can."""
-    reasons = [f"{name}: {why}" for name, why in _WHOLE_ONLY.items() if getattr(layer, name, None)]
+    reasons = [f"{name}: {why}" for name, why in _UNSHARDED_ONLY.items() if getattr(layer, name, None)]
     own = [name for name in ("call", "embeddings") if getattr(type(layer), name) is not getattr(keras.layers.Embedding, name)]
     return reasons + [f"{type(layer).__name__} has `{name}` of its own" for name in own]
 
 
-def _check(layer: keras.layers.Embedding) -> None:
-    if reasons := _whole_only(layer):
+def _check_shardable(layer: keras.layers.Embedding) -> None:
+    if reasons := _unsharded_only(layer):
         raise WorkloadError(
             f"the layer {layer.name!r} has {layer.input_dim:,} rows, which parameter_server spreads over its ps, and that cannot be: "
             f"{'; '.join(reasons)}. Leave that out, or keep the layer whole with train.embeddings.whole: [{layer.name}]"

@@ -31,7 +31,7 @@ class _Rows:
 class LocalTables:
     """Updates a model whose large layers have rows: see `of`. Checkpoints have the slots of rows where those of spread tables are."""
 
-    held_while_saved = False
+    blocked_while_saved = False
 
     def __init__(self, model: keras.Model, found: Sequence[keras.layers.Embedding], optimizer: keras.optimizers.Optimizer) -> None:
         self._optimizer, self._layers = optimizer, list(found)
@@ -70,10 +70,10 @@ class LocalTables:
         return [variable for rows in self._rows.values() for variable in rows.slots.values()]
 
     def described(self) -> str:
-        """Return what to tell of the tables."""
+        """Return a notice about the tables."""
         return f"embedding layers updated by the rows that a step uses: {layers.described(self._layers)}"
 
-    def errors_told(self, _: Job) -> AbstractContextManager[None]:
+    def translate_errors(self, _: Job) -> AbstractContextManager[None]:
         """Return what leaves errors as they are: TensorFlow names an id outside of a table."""
         return nullcontext()
 

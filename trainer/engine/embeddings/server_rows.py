@@ -61,7 +61,7 @@ class ServerRows:
         return self._local * self.dimension * int(self.dtype.size) * len(self.slots)
 
     def create(self) -> None:
-        """Make room for all rows on the servers that hold them; slots have their first values."""
+        """Allocate all rows on the servers that hold them; slots have their first values."""
         for slot in self.slots:
             self._variables[slot] = [self._filled(server, self._start.get(slot, 0.0)) for server in range(self.servers)]
 

@@ -83,7 +83,7 @@ class Tables:
         names = [table.name for table in found]
         self.all = list(found)
         self._seed, self._scratch_dir, self._written = job.seed, job.scratch_dir, False
-        self.held_while_saved = per_server  # the next round waits for the rows of a checkpoint
+        self.blocked_while_saved = per_server  # the next round waits for the rows of a checkpoint
         self._rule = row_updates.rule_of(optimizer, names)
         self._decays = row_updates.decays(optimizer)  # not the servers': a copy does not know what is excluded
         asked = {
@@ -108,7 +108,7 @@ class Tables:
         self._group_of = {table: group for group in self._groups for table in group.tables}
 
     def create(self) -> None:
-        """Make room for the rows, on the servers.
+        """Allocate the rows, on the servers.
 
         Raises:
             WorkloadError: they have not enough memory.
@@ -130,7 +130,7 @@ class Tables:
                 group.draw([self._seed, self._groups.index(group)])
 
     def described(self) -> str:
-        """Return what to tell of the tables."""
+        """Return a notice about the tables."""
         servers = self._groups[0].servers
         total = sum(group.bytes_of_server for group in self._groups) * servers
         named = layers.described([table.layer for table in self.all])
@@ -204,11 +204,11 @@ class Tables:
         files = TableFiles(self)
         return TableParts(files.parts, sum(table.bytes * len(self.slots(table)) for table in self.all), files)
 
-    def errors_told(self, job: Job) -> AbstractContextManager[None]:
+    def translate_errors(self, job: Job) -> AbstractContextManager[None]:
         """Turn TensorFlow's errors in what follows into what they are; see bad_ids."""
-        from trainer.engine.embeddings.bad_ids import outside_told
+        from trainer.engine.embeddings.bad_ids import translate_bad_ids
 
-        return outside_told(job)
+        return translate_bad_ids(job)
 
     def slots(self, table: Table) -> Sequence[str]:
         """Return what is kept for each row of a table: see ServerRows.slots."""

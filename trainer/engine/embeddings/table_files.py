@@ -58,10 +58,10 @@ class TableFiles:
         """Return which table has other rows in a checkpoint; nothing where all fit, or it cannot be seen."""
         paths, graph, shapes = _paths(saved), object_graph(path), tf.train.load_checkpoint(path).get_variable_to_shape_map()
         for (index, _), place in self._places.items():
-            with suppress(StopIteration, IndexError):  # it has no such table: TensorFlow tells
-                there = shapes.get(_key(graph, paths[place]))
-                if there and there != [place.rows, place.dimension]:
-                    return f"the layer {self._tables.all[index].name} has {there} there, and {[place.rows, place.dimension]} here"
+            with suppress(StopIteration, IndexError):  # it has no such table: TensorFlow reports that
+                saved_shape = shapes.get(_key(graph, paths[place]))
+                if saved_shape and saved_shape != [place.rows, place.dimension]:
+                    return f"the layer {self._tables.all[index].name} has {saved_shape} there, and {[place.rows, place.dimension]} here"
         return ""
 
     def restore(self, path: str, saved: tf.train.Checkpoint) -> None:
@@ -166,7 +166,7 @@ class Streamed(InMemoryCheckpoint):
                 raise NotFiniteError(f"rows of the layer {part.table.name} are not finite")
         written = path.with_name(f"{path.name}.data-00000-of-00001")
         try:
-            with _told_as_os_errors(path):
+            with _as_os_errors(path):
                 tf.raw_ops.SaveV2(prefix=str(path), tensor_names=names, shape_and_slices=slices, tensors=tensors)
             with written.open("ab") as file:  # there is none where there are no rows
                 os.fsync(file.fileno())
@@ -194,7 +194,7 @@ class Streamed(InMemoryCheckpoint):
 
 
 @contextmanager
-def _told_as_os_errors(path: Path) -> Iterator[None]:
+def _as_os_errors(path: Path) -> Iterator[None]:
     """Turn an error of TensorFlow's, which ends with the operating system's words for its cause, into one of Python's."""
     try:
         yield

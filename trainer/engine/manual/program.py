@@ -44,9 +44,9 @@ _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Cancelled
 _FORGOTTEN = "context_id"
 _ENDING = 2.0  # seconds after its connections in which a server that was killed still listens
 _TARGET = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
-_NOT_THE_USERS = tuple(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (tf, trainer))
+_FOREIGN = tuple(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (tf, trainer))
 _CONNECT_TIMEOUT = 2.0
-_LOOK_EVERY = 0.1
+_POLL_INTERVAL = 0.1
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ def run(
     log = DeviceLog()
     progress = _ProgressReporter(report)
     record = Record(job.run_dir, name=job.run, strategy=job.strategy, workload=job.train.workload, spec_digest=job.spec_digest)
-    watch = Watch(task.peers(), stopped, lambda: record.update("running", progress.step), _leaving(record, progress))
+    watch = Watch(task.peers(), stopped, lambda: record.update("running", progress.step), _make_exit(record, progress))
     watch.start()
     try:
-        peer_wait.wait(task, job.strategy, port, lambda: False, job.start_timeout)  # of a stop `watch` hears
+        peer_wait.wait(task, job.strategy, port, lambda: False, job.start_timeout)  # `watch` sees to a stop
         chief, *others = _connect(task)
-        watch.all_there()
+        watch.all_connected()
         record.update("running", None)
         cluster = Cluster(
             chief=chief,
@@ -111,9 +111,9 @@ def _connect(task: TaskConfig) -> list[Task]:
     cluster = tf.train.ClusterSpec({role: list(addresses) for role, addresses in task.cluster.items()})
     with closed_to_others(task.address):
         tf.config.experimental_connect_to_cluster(cluster, job_name=task.role, task_index=task.index, protocol="grpc")
-        there = tf.config.list_logical_devices()  # the first thing asked for: it listens, and connects, only now
+        found_devices = tf.config.list_logical_devices()  # the first thing asked for: it listens, and connects, only now
     found: dict[str, list[tuple[devices.Device, str]]] = {name: [] for name in task.tasks()}
-    for one in there:
+    for one in found_devices:
         if one.device_type.lower() in devices.KINDS:
             device = devices.parse(one.name)
             found[device.task or task.name].append((device, one.name))
@@ -130,24 +130,24 @@ def _raise_if_lost(error: Any, task: TaskConfig, ended: Callable[[], Sequence[st
 
     One that the program raised itself is its own, whatever kind it is of; the trainer's own code raises none.
     """
-    sure = isinstance(error, _LOST) or _FORGOTTEN in str(error.message)
-    if not sure and not isinstance(error, tf.errors.UnknownError):
+    is_loss = isinstance(error, _LOST) or _FORGOTTEN in str(error.message)
+    if not is_loss and not isinstance(error, tf.errors.UnknownError):
         return
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+    if not frame.f_code.co_filename.startswith(_FOREIGN):
         return
     peers = task.peers()
-    spoken_of = [task_name(role, int(index)) for role, index in _TARGET.findall(str(error.message))]
+    named_tasks = [task_name(role, int(index)) for role, index in _TARGET.findall(str(error.message))]
     until = time.monotonic() + _ENDING
     # An error may name a task that waited for a server that died, too, or alone; one that has ended, or is not there, is the one.
     while not (lost := ended() or [name for name, address in peers.items() if unreachable(address, _CONNECT_TIMEOUT)]):
-        if (sure and spoken_of) or time.monotonic() > until:
+        if (is_loss and named_tasks) or time.monotonic() > until:
             break
-        time.sleep(_LOOK_EVERY)
-    if not lost and not sure:
+        time.sleep(_POLL_INTERVAL)
+    if not lost and not is_loss:
         return
     # It may have come back meanwhile.
-    lost = lost or [name for name in dict.fromkeys(spoken_of) if name in peers]
+    lost = lost or [name for name in dict.fromkeys(named_tasks) if name in peers]
     who = ", ".join(f"{name} ({peers[name]})" for name in lost) or "a worker or ps"
     raise PeerLostError(f"{who} was lost while the program ran, which starts again from its beginning: {cause(error)}") from error
 
@@ -174,10 +174,10 @@ def _show_devices(cluster: Cluster) -> None:
     cluster.write(f"{_DEVICES}.txt", text + "\n")
 
 
-def _leaving(record: Record, progress: "_ProgressReporter") -> Callable[[ExitCode, str], NoReturn]:
+def _make_exit(record: Record, progress: "_ProgressReporter") -> Callable[[ExitCode, str], NoReturn]:
     """Return what ends this process from the watch's thread: the program's own thread may never come back from TensorFlow."""
 
-    def leave(code: ExitCode, reason: str) -> NoReturn:
+    def exit_process(code: ExitCode, reason: str) -> NoReturn:
         try:
             if code == ExitCode.STOPPED:
                 record.update("stopped", progress.step)
@@ -190,7 +190,7 @@ def _leaving(record: Record, progress: "_ProgressReporter") -> Callable[[ExitCod
         finally:  # whatever could not be written
             os._exit(code)
 
-    return leave
+    return exit_process
 
 
 class _ProgressReporter:
@@ -201,21 +201,21 @@ class _ProgressReporter:
         self.step: int | None = None
         self.steps: int | None = None
         self._metrics: Mapping[str, float] = {}
-        self._said_step: int | None = None
-        self._said = time.monotonic()
+        self._reported_step: int | None = None
+        self._reported_at = time.monotonic()
 
     def __call__(self, step: int, steps: int, metrics: Mapping[str, float] | None = None) -> None:
         self.step, self.steps, self._metrics = step, steps, metrics or {}
-        if time.monotonic() - self._said >= REPORT_EVERY:
+        if time.monotonic() - self._reported_at >= REPORT_EVERY:
             self.flush()
 
     def flush(self) -> None:
         """Pass on the last report, if it was not."""
-        if self.step is None or self.step == self._said_step:
+        if self.step is None or self.step == self._reported_step:
             return
         now = time.monotonic()
-        done = self.step - (self._said_step or 0)
-        seconds = (now - self._said) / done if done > 0 else math.nan
+        done = self.step - (self._reported_step or 0)
+        seconds = (now - self._reported_at) / done if done > 0 else math.nan
         metrics = {name: float(value) for name, value in self._metrics.items()}
         self._report("progress", step=self.step, steps=self.steps, metrics=metrics, seconds_per_step=seconds)
-        self._said, self._said_step = now, self.step
+        self._reported_at, self._reported_step = now, self.step

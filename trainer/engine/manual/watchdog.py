@@ -1,7 +1,7 @@
 """Watches over a program that the chief runs: a stop that was asked for, servers that are gone, and that run.json stays fresh.
 
 The program's own thread may be inside TensorFlow, waiting for a task that is gone forever, and cannot be interrupted there. So this
-is a thread beside it, which calls `leave` when the program is to end; that does not return.
+is a thread beside it, which calls `exit_process` when the program is to end; that does not return.
 
 It keeps the connection by which it last saw a server: where that breaks the server's process has ended, though another may serve
 in its place a second later.
@@ -18,11 +18,11 @@ from trainer.exit_codes import ExitCode
 from trainer.peers import RESET_ON_CLOSE, outcome
 from trainer.tf_config import split_address
 
-_LOOK_EVERY = 0.1  # seconds between looks whether a stop was asked for
+_POLL_INTERVAL = 0.1  # seconds between checks whether a stop was asked for
 _CONNECT_TIMEOUT = 1.0
 
 # Ends this process; the text says why.
-Leave = Callable[[ExitCode, str], None]
+Exit = Callable[[ExitCode, str], None]
 
 
 @dataclass
@@ -35,15 +35,15 @@ class Watch:
     servers: Mapping[str, str]  # name -> address
     stopped: Callable[[], bool]
     alive: Callable[[], None]  # called every few seconds, once all are there
-    leave: Leave
+    exit_process: Exit
     timeout: float = 20.0
-    ask_every: float = 2.0  # seconds between rounds of asking every server for a connection
-    say_every: float = 5.0  # seconds after which run.json says again that the run is alive
-    _seen: set[str] = field(default_factory=set)
-    _held: dict[str, socket.socket] = field(default_factory=dict)  # name -> the connection that it gave last
+    poll_interval: float = 2.0  # seconds between rounds of asking every server for a connection
+    alive_interval: float = 5.0  # seconds after which run.json says again that the run is alive
+    _connected: set[str] = field(default_factory=set)
+    _connections: dict[str, socket.socket] = field(default_factory=dict)  # name -> the connection that it gave last
     _ended: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)  # of the two above
-    _begun: bool = False
+    _started: bool = False
     _done: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -52,70 +52,70 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
-    def all_there(self) -> None:
-        """Say that every server is there, and the program begins."""
-        self._seen |= set(self.servers)
-        self._begun = True
+    def all_connected(self) -> None:
+        """Note that every server is connected, and the program begins."""
+        self._connected |= set(self.servers)
+        self._started = True
 
     def stop(self) -> None:
         """End watching; nothing is called any more when this returns."""
         self._done.set()
         if self._thread is not None:
             self._thread.join()
-        for connection in self._held.values():
+        for connection in self._connections.values():
             connection.close()
 
     def ended(self) -> list[str]:
         """Return the servers whose processes have ended since the program began, as far as their kernels have shown."""
         with self._lock:
-            self._ended |= {name for name, connection in self._held.items() if broken(connection)}
+            self._ended |= {name for name, connection in self._connections.items() if broken(connection)}
             return [name for name in self.servers if name in self._ended]
 
     def _run(self) -> None:
-        asked = said = time.monotonic()
-        begun = False
+        last_poll = last_alive = time.monotonic()
+        started = False
         silent: dict[str, float] = {}  # server -> since when
-        while not self._done.wait(_LOOK_EVERY):
+        while not self._done.wait(_POLL_INTERVAL):
             now = time.monotonic()
             if self.stopped():
-                self.leave(ExitCode.STOPPED, "")
+                self.exit_process(ExitCode.STOPPED, "")
                 return
-            if self._begun and now - said >= self.say_every:
-                with suppress(OSError):  # a full disk must not end the watching: a stop would not be heard any more
+            if self._started and now - last_alive >= self.alive_interval:
+                with suppress(OSError):  # a full disk must not end the watching: a stop would not be noticed any more
                     self.alive()
-                said = now
-            if now - asked >= self.ask_every or begun != self._begun:
-                begun = self._begun
-                if gone := self._gone(silent):
-                    self.leave(ExitCode.PEER_LOST, gone)
+                last_alive = now
+            if now - last_poll >= self.poll_interval or started != self._started:
+                started = self._started
+                if lost := self._find_lost(silent):
+                    self.exit_process(ExitCode.PEER_LOST, lost)
                     return
-                asked = time.monotonic()
+                last_poll = time.monotonic()
 
-    def _gone(self, silent: dict[str, float]) -> str | None:
-        """Ask every server; say which one has been silent for too long, if one has."""
+    def _find_lost(self, silent: dict[str, float]) -> str | None:
+        """Ask every server; return a message about the one that has been silent for too long, if one has."""
         for name, address in self.servers.items():
             if self._done.is_set() or self.stopped():
                 return None
             connection, reason = connect(address, _CONNECT_TIMEOUT)
-            self._hold(name, connection)
+            self._replace_connection(name, connection)
             now = time.monotonic()
             if reason is None:
                 silent.pop(name, None)
-                self._seen.add(name)
-            elif name in self._seen and now - silent.setdefault(name, now) >= self.timeout:
+                self._connected.add(name)
+            elif name in self._connected and now - silent.setdefault(name, now) >= self.timeout:
                 return f"{name} ({address}) is gone: {reason} for {self.timeout:g} s"
         return None
 
-    def _hold(self, name: str, connection: socket.socket | None) -> None:
-        """Hold a connection that a server gave, in place of the one before: gRPC ends one on which nothing was said for two minutes."""
+    def _replace_connection(self, name: str, connection: socket.socket | None) -> None:
+        """Keep a connection that a server gave, in place of the one before: gRPC ends one on which nothing was said for two minutes."""
         if connection is None:
             return
-        if not self._begun:
+        if not self._started:
             connection.close()
             return
         self.ended()
         with self._lock:
-            before, self._held[name] = self._held.get(name), connection
+            before, self._connections[name] = self._connections.get(name), connection
         if before is not None:
             before.close()
 

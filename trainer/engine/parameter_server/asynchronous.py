@@ -34,32 +34,32 @@ class AsynchronousSession(ServerSession):
     def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
         super().__init__(workload, job, connection, stopped, replicas=1, per_server=False)
         self._wire = tf.as_dtype(job.train.gradients.wire)
-        self._told = self._scheduled = 0
-        self._settled: list[Result] = []  # what came while settling, which took `_settling` seconds
-        self._settling = 0.0
+        self._reported_step = self._scheduled = 0
+        self._flushed: list[Result] = []  # what came in `flush`, which took `_flush_seconds`
+        self._flush_seconds = 0.0
         self._call = self._make_call()
 
     def push(self, step: int) -> None:
         """See Session.push."""
         super().push(step)
-        self._scheduled = self._told = step
+        self._scheduled = self._reported_step = step
 
-    def settle(self) -> NotFinite | None:
-        """See Session.settle: wait for the calls that workers still compute; the next `run` tells of them."""
+    def flush(self) -> NotFinite | None:
+        """See Session.flush: wait for the calls that workers still compute; the next `run` reports them."""
         began = time.perf_counter()
-        self._settled += self._take_all()
-        self._settling += time.perf_counter() - began
-        return not_finite(self._settled)
+        self._flushed += self._take_all()
+        self._flush_seconds += time.perf_counter() - began
+        return not_finite(self._flushed)
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
-        """Return when at least `steps` more global steps are done than the last call told of; see Session.run.
+        """Return when at least `steps` more global steps are done than the last call reported; see Session.run.
 
         Calls overlap: workers already compute the next steps when this returns; not so with `stop` or `finish`, as
-        what is saved then must be the state at the step that is told. Fewer steps are done when the task is asked to stop
+        what is saved then must be the state at the step that is reported. Fewer steps are done when the task is asked to stop
         meanwhile: no worker may be left.
         """
-        began, start = time.perf_counter() - self._settling, self._told
-        results, self._settled, self._settling = self._settled, [], 0.0
+        began, start = time.perf_counter() - self._flush_seconds, self._reported_step
+        results, self._flushed, self._flush_seconds = self._flushed, [], 0.0
         goal = min(start + steps, self._target)
         share = max(1, -(-steps // self._workers.count))
         while self._step < goal and not self._stopped():
@@ -68,13 +68,13 @@ class AsynchronousSession(ServerSession):
                 self._step = max(self._step, result.global_step)
                 results.append(result)
         stop = stop or self._stopped()
-        if stop or finish or self._step >= min(self._target, self._held) or self._first_spoilt(results):
+        if stop or finish or self._step >= min(self._target, self._hold_at) or self._first_non_finite(results):
             results += self._take_all()
-        self._told = self._step
+        self._reported_step = self._step
         loss, metrics, workers = self._workers.summarise(results)
         return Progress(
             step=self._step,
-            steps=self._told - start,
+            steps=self._reported_step - start,
             loss=loss,
             metrics=metrics,
             examples=sum(r.steps for r in results) * self._replica.examples,
@@ -94,7 +94,7 @@ class AsynchronousSession(ServerSession):
     def _fill(self, share: int) -> None:
         if not self._workers.in_flight:  # how many steps a lost call has done, the servers alone know
             self._step = self._scheduled = self._read_step()
-        last = min(self._target, self._held)
+        last = min(self._target, self._hold_at)
         while self._workers.in_flight < self._workers.count * IN_FLIGHT and self._scheduled < last:
             steps = min(share, last - self._scheduled)
             self._workers.schedule(steps)
@@ -109,11 +109,13 @@ class AsynchronousSession(ServerSession):
         # A worker's place in its own stream is not known after a restart: it starts at its fair share.
         return self._step // self._workers.count
 
-    def _run(self, iterator: Any, steps: int, seat: Assignment) -> CallResult:
-        *totals, own, finite, start, done, global_step = self._call(iterator, constant(steps), constant(seat.worker)).numpy()
-        spoilt = round(start + finite) + 1 if finite < done else None  # others have taken steps meanwhile: not before this one
+    def _run(self, iterator: Any, steps: int, assignment: Assignment) -> CallResult:
+        *totals, own, finite, start, done, global_step = self._call(iterator, constant(steps), constant(assignment.worker)).numpy()
+        first_non_finite = round(start + finite) + 1 if finite < done else None  # others have taken steps meanwhile: not before this one
         numbers = np.array(totals, np.float32)
-        return CallResult(totals=numbers, steps=round(done), global_step=round(global_step), spoilt=spoilt, inherited=not own)
+        return CallResult(
+            totals=numbers, steps=round(done), global_step=round(global_step), first_non_finite=first_non_finite, inherited=not own
+        )
 
     def _make_call(self) -> Any:
         state, replica, tables, target, wire = self._state, self._replica, self.tables, self._target, self._wire

@@ -16,21 +16,21 @@ from trainer.engine.manual import watchdog
 from trainer.events import EVENTS_FD
 from trainer.tf_config import TaskConfig
 
-_RENEW_EVERY = 10.0  # seconds; gRPC ends a connection on which nothing was said for two minutes
-_ANSWER = 1.0  # seconds for the chief to take a connection
+_RENEW_INTERVAL = 10.0  # seconds; gRPC ends a connection on which nothing was said for two minutes
+_CONNECT_TIMEOUT = 1.0  # seconds for the chief to take a connection
 # Of a chief whose machine is gone without a word: seconds until it is asked, between questions, and how many go unanswered.
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))  # those that the system has
 
 
 def rows_file(scratch_dir: str, task_name: str) -> Path:
-    """Return the file by which the chief tells a ps that it holds rows."""
+    """Return the file by which the chief informs a ps that it holds rows."""
     return Path(scratch_dir) / f"{task_name}.rows"
 
 
-def _run_again() -> None:
+def _restart_process() -> None:
     """Begin this process from its start, with all that its parent gave it."""
     environment = dict(os.environ)
-    with suppress(OSError):  # where there is no /proc its parent hears less of it
+    with suppress(OSError):  # where there is no /proc its parent learns less of it
         first = Path("/proc/self/environ").read_bytes()
         environment = dict(os.fsdecode(one).split("=", 1) for one in first.split(b"\0") if b"=" in one)
         if (pipe := environment.get(EVENTS_FD, "")).isdecimal():
@@ -39,29 +39,29 @@ def _run_again() -> None:
 
 
 class RowHolder:
-    """Looks, each time that it is asked, whether the chief is there whose rows this ps holds."""
+    """Checks, at each `poll`, whether the chief is there whose rows this ps holds."""
 
     def __init__(self, task: TaskConfig, scratch_dir: str) -> None:
         self._file, self._chief = rows_file(scratch_dir, task.name), task.cluster.get("chief", [""])[0]
         self._file.unlink(missing_ok=True)  # of an earlier process
-        self._held: socket.socket | None = None
+        self._connection: socket.socket | None = None
         self._renew_at = 0.0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Run this process again where the chief's has ended."""
-        if self._held is not None and watchdog.broken(self._held):
+        if self._connection is not None and watchdog.broken(self._connection):
             self._file.unlink(missing_ok=True)
             sys.stdout.flush()
             sys.stderr.flush()
-            _run_again()
+            _restart_process()
         if time.monotonic() >= self._renew_at and self._file.exists():
-            self._renew_at = time.monotonic() + _RENEW_EVERY
-            another, _ = watchdog.connect(self._chief, _ANSWER)
-            if another is not None:
-                another.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._renew_at = time.monotonic() + _RENEW_INTERVAL
+            connection, _ = watchdog.connect(self._chief, _CONNECT_TIMEOUT)
+            if connection is not None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for name, value in _KEEPALIVE:
                     if (option := getattr(socket, name, None)) is not None:
-                        another.setsockopt(socket.IPPROTO_TCP, option, value)
-                if self._held is not None:
-                    self._held.close()
-                self._held = another
+                        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+                if self._connection is not None:
+                    self._connection.close()
+                self._connection = connection

@@ -62,9 +62,9 @@ class ServerSession(Session):
             )
             if self.tables:
                 self.tables.create()
-                layers.refuse_whole_weights(self.model)
-        self._held = job.steps
-        self._spoilt = False
+                layers.refuse_all_weights(self.model)
+        self._hold_at = job.steps
+        self._has_non_finite = False
         first = workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers))
         data_length.checked(first, job, among=1 if per_server else connection.workers)  # in rounds each worker takes every step
         self._data = _worker_data(workload, job, connection.workers)
@@ -84,17 +84,17 @@ class ServerSession(Session):
             self._state.pull()
 
     @abstractmethod
-    def settle(self) -> NotFinite | None:
-        """See Session.settle."""
+    def flush(self) -> NotFinite | None:
+        """See Session.flush."""
 
     def hold(self, step: int) -> None:
         """See Session.hold."""
-        self._held = step
+        self._hold_at = step
 
     def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """See Session.between."""
         if current:
-            self.settle()
+            self.flush()
             self.pull()
         before = schedules.constant(self.optimizer)
         stop = hooks()
@@ -104,16 +104,16 @@ class ServerSession(Session):
         return stop
 
     def close(self) -> None:
-        """End what is still under way; servers are told to stop by `servers.stop_all`."""
+        """End what is still under way; `servers.stop_all` stops the servers."""
         self._workers.close()
 
-    def _first_spoilt(self, results: Iterable[Result]) -> bool:
-        """Return whether a loss was not finite here for the first time: whose was is known when every worker has told of its call.
+    def _first_non_finite(self, results: Iterable[Result]) -> bool:
+        """Return whether a loss was not finite here for the first time: whose was is known when every worker has reported its call.
 
-        The servers have given the others what came of it, and one of these may be the first to tell.
+        The servers have given the others what came of it, and one of these may be the first to report.
         """
-        first = not self._spoilt and not_finite(results) is not None
-        self._spoilt |= first
+        first = not self._has_non_finite and not_finite(results) is not None
+        self._has_non_finite |= first
         return first
 
     @abstractmethod
@@ -121,7 +121,7 @@ class ServerSession(Session):
         """Return the step of its own stream of batches from which a worker that starts now goes on."""
 
     @abstractmethod
-    def _run(self, iterator: Any, steps: int, seat: Assignment) -> CallResult:
+    def _run(self, iterator: Any, steps: int, assignment: Assignment) -> CallResult:
         """Run a call on a worker; see worker_pool.Run."""
 
     def _iterator(self, worker: int) -> Any:

@@ -31,21 +31,21 @@ from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.tf_config import split_address
 
-_LOOK_EVERY = 0.25  # seconds between looks at the connections that are held
-_RENEW_EVERY = 10.0  # seconds; gRPC ends a connection on which nothing was said for two minutes
-_ANSWER = 1.0  # seconds for a ps to take a connection
+_POLL_INTERVAL = 0.25  # seconds between checks of the open connections
+_RENEW_INTERVAL = 10.0  # seconds; gRPC ends a connection on which nothing was said for two minutes
+_CONNECT_TIMEOUT = 1.0  # seconds for a ps to take a connection
 # Seconds after the end of a connection in which a ps that gives no other has ended: one that was killed may listen for a moment more.
 _ENDING = 2.0
 _REFUSED = "connection refused"  # what the kernel of a machine says where nobody listens
-_FOLLOW_EVERY = 5.0  # seconds between looks where the workers are
-_ASK_EVERY = 1.0  # seconds between questions whether a ps was asked to stop, or where one is that gives no connection
-_INSIDE = 3.0  # seconds that a call into TensorFlow may take once a ps that it may wait for is gone
+_FOLLOW_INTERVAL = 5.0  # seconds between checks where the workers are
+_ASK_INTERVAL = 1.0  # seconds between questions whether a ps was asked to stop, or where one is that gives no connection
+_CALL_TIMEOUT = 3.0  # seconds that a call into TensorFlow may take once a ps that it may wait for is gone
 
 _calls: dict[int, float] = {}  # threads that are inside a call into TensorFlow, and since when
 
 
 @contextmanager
-def inside() -> Iterator[None]:
+def tracked_call() -> Iterator[None]:
     """Note that this thread is inside a call into TensorFlow, which may wait for a ps without end."""
     thread = threading.get_ident()
     before = _calls.get(thread)
@@ -59,7 +59,7 @@ def inside() -> Iterator[None]:
             _calls[thread] = before
 
 
-def asks_whether(path: Path, device: str) -> Callable[[], bool]:
+def file_exists(path: Path, device: str) -> Callable[[], bool]:
     """Return what asks the task of a device whether it has a file. TensorFlow must be connected."""
 
     @tf.function(autograph=False)
@@ -77,7 +77,7 @@ class ServerWatch:
     """Watches `servers`, name -> address, until `stop`, from threads of its own: ps, and workers.
 
     `asked` has what asks each ps whether it was asked to stop. Where a call into TensorFlow does not come back once a ps is gone,
-    `leave(reason)` is to end this process.
+    `exit_process(reason)` is to end this process.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class ServerWatch:
         servers: Mapping[str, str],
         asked: Mapping[str, Callable[[], bool]],
         notice: Callable[[str], None],
-        leave: Callable[[str], None],
+        exit_process: Callable[[str], None],
     ) -> None:
-        self._notice, self._leave = notice, leave
+        self._notice, self._exit = notice, exit_process
         self.leaving: set[str] = set()
-        self._lost = ""
+        self._failure = ""
         self._done = threading.Event()
         for name in asked:
-            self._begin(self._hold, name, servers[name])
+            self._begin(self._watch_process, name, servers[name])
         self._begin(self._follow, {name: address for name, address in servers.items() if name not in asked})
         for name, ask in asked.items():
             self._begin(self._ask, name, ask)
@@ -103,73 +103,73 @@ class ServerWatch:
 
     def check(self) -> None:
         """Raise PeerLostError where a ps is gone."""
-        if self._lost:
+        if self._failure:
             self.stop()
-            raise PeerLostError(self._lost)
+            raise PeerLostError(self._failure)
 
     def _begin(self, watch: Callable[..., None], *arguments: Any) -> None:
         threading.Thread(target=watch, args=arguments, name="server watch", daemon=True).start()
 
-    def _hold(self, name: str, address: str) -> None:
-        """Hold a connection to a ps, and say when its process has ended, or its name has another address."""
-        held: socket.socket | None = None
-        known_ip, connect_at, doubted_until = "", 0.0, math.inf
-        while not self._done.wait(_LOOK_EVERY):
+    def _watch_process(self, name: str, address: str) -> None:
+        """Keep a connection to a ps, and fail when its process has ended, or its name has another address."""
+        connection: socket.socket | None = None
+        known_ip, connect_at, suspect_until = "", 0.0, math.inf
+        while not self._done.wait(_POLL_INTERVAL):
             now = time.monotonic()
-            if held is not None and watchdog.broken(held):
-                held.close()
-                held, connect_at, doubted_until = None, now, now + _ENDING
+            if connection is not None and watchdog.broken(connection):
+                connection.close()
+                connection, connect_at, suspect_until = None, now, now + _ENDING
             if now < connect_at:
                 continue
-            renewed, reason = watchdog.connect(address, _ANSWER)
+            renewed, reason = watchdog.connect(address, _CONNECT_TIMEOUT)
             current_ip = _peer(renewed)[0] if renewed is not None else ""
-            doubted = doubted_until < math.inf
-            if known_ip and current_ip != known_ip and (now_at := _elsewhere(address, known_ip)):
-                self._lose(f"{name} ({address}) was lost: its address was {known_ip}, and is {now_at}")
-            # A word that is lost on the way, or a name that nobody knows for a moment, is no end of a process.
-            elif renewed is None and doubted and (reason == _REFUSED or now >= doubted_until):
-                self._lose(f"{name} ({address}) was lost: {reason}")
-            connect_at = now + (_ASK_EVERY if renewed is None or doubted else _RENEW_EVERY)
-            if renewed is not None and now >= doubted_until:
-                doubted_until = math.inf
+            suspect = suspect_until < math.inf
+            if known_ip and current_ip != known_ip and (new_ip := _moved_to(address, known_ip)):
+                self._fail(f"{name} ({address}) was lost: its address was {known_ip}, and is {new_ip}")
+            # A packet that is lost on the way, or a name that nobody knows for a moment, is no end of a process.
+            elif renewed is None and suspect and (reason == _REFUSED or now >= suspect_until):
+                self._fail(f"{name} ({address}) was lost: {reason}")
+            connect_at = now + (_ASK_INTERVAL if renewed is None or suspect else _RENEW_INTERVAL)
+            if renewed is not None and now >= suspect_until:
+                suspect_until = math.inf
             if renewed is not None:
-                if held is not None:
-                    held.close()
-                held, known_ip = renewed, current_ip
-        if held is not None:
-            held.close()
+                if connection is not None:
+                    connection.close()
+                connection, known_ip = renewed, current_ip
+        if connection is not None:
+            connection.close()
 
     def _follow(self, workers: Mapping[str, str]) -> None:
         """Look where the workers are; end the connections to one that is somewhere else now."""
         places: dict[str, str] = {}
-        while not self._done.wait(_FOLLOW_EVERY):
+        while not self._done.wait(_FOLLOW_INTERVAL):
             for name, address in workers.items():
-                connection, _ = watchdog.connect(address, _ANSWER)
+                connection, _ = watchdog.connect(address, _CONNECT_TIMEOUT)
                 if connection is None:
                     continue
                 with connection:
                     place, port = _peer(connection)
                 before, places[name] = places.get(name, place), place or places.get(name, "")
-                if place and before != place and _elsewhere(address, before) and end_connections(before, port):
+                if place and before != place and _moved_to(address, before) and end_connections(before, port):
                     self._notice(f"{name} is at {place}, no longer at {before}; this task connects to it again")
 
     def _ask(self, name: str, ask: Callable[[], bool]) -> None:
         """Ask a ps, again and again, whether it was asked to stop."""
-        while not self._done.wait(_ASK_EVERY):
+        while not self._done.wait(_ASK_INTERVAL):
             with suppress(tf.errors.OpError):  # it is gone, or a worker that is makes TensorFlow connect again
                 if ask():
                     self.leaving.add(name)
                     self._notice(f"{name} was asked to stop: this task saves, and starts again when {name} is back")
                     return
 
-    def _lose(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         """Let `check` raise; end this process where it is inside TensorFlow and stays there."""
-        self._lost = self._lost or reason
+        self._failure = self._failure or reason
         since = time.monotonic()
-        while not self._done.wait(_LOOK_EVERY):
+        while not self._done.wait(_POLL_INTERVAL):
             now = time.monotonic()
-            if any(now - max(since, began) > _INSIDE for began in list(_calls.values())):
-                self._leave(reason)
+            if any(now - max(since, began) > _CALL_TIMEOUT for began in list(_calls.values())):
+                self._exit(reason)
 
 
 def _peer(connection: socket.socket) -> tuple[str, int]:
@@ -181,7 +181,7 @@ def _peer(connection: socket.socket) -> tuple[str, int]:
     return host, port
 
 
-def leave(report: Reporter, reason: str) -> None:
+def exit_process(report: Reporter, reason: str) -> None:
     """End this process as one whose peer was lost: it waits inside TensorFlow, which nothing interrupts. A save that is under way may end."""
     saving.wait_for_saves()
     print(reason, file=sys.stderr)
@@ -192,7 +192,7 @@ def leave(report: Reporter, reason: str) -> None:
     os._exit(ExitCode.PEER_LOST)
 
 
-def _elsewhere(address: str, place: str) -> str:
+def _moved_to(address: str, place: str) -> str:
     """Return where the name in `address` leads to, where that is not `place`; nothing where it leads there, or nobody knows it."""
     try:
         found = {str(one[4][0]) for one in socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)}
@@ -217,8 +217,8 @@ def _end_if_to(fd: int, host: str, port: int) -> bool:
     with socket.socket(fileno=os.dup(fd)) as one:
         if one.family not in (socket.AF_INET, socket.AF_INET6):
             return False
-        there = one.getpeername()
-        if there[1] != port or _plain(there[0]) != _plain(host):
+        peer = one.getpeername()
+        if peer[1] != port or _plain(peer[0]) != _plain(host):
             return False
         one.shutdown(socket.SHUT_RDWR)
         return True
@@ -233,5 +233,5 @@ def _plain(host: str) -> str:
 def watch(servers: Mapping[str, str], scratch_dir: str, report: Reporter) -> ServerWatch:
     """Watch the ps and workers of the cluster, name -> address, that this process is connected to."""
     devices = {name: f"/job:ps/replica:0/task:{name.rpartition('-')[2]}/device:CPU:0" for name in servers if name.startswith("ps-")}
-    asked = {name: asks_whether(leaving_file(scratch_dir, name), device) for name, device in devices.items()}
-    return ServerWatch(servers, asked, lambda message: report("notice", message=message), lambda reason: leave(report, reason))
+    asked = {name: file_exists(leaving_file(scratch_dir, name), device) for name, device in devices.items()}
+    return ServerWatch(servers, asked, lambda message: report("notice", message=message), lambda reason: exit_process(report, reason))

@@ -14,59 +14,59 @@ from trainer.engine.parameter_server.row_holder import RowHolder
 from trainer.socket_filter import close_to_others
 from trainer.tf_config import TaskConfig
 
-_LOOK_EVERY = 0.1  # seconds between looks at the stop file
-_DELIVERED_WITHIN = 10.0  # seconds; a server that has not heard by then ends by its orphan timeout
+_POLL_INTERVAL = 0.1  # seconds between checks of the stop file
+_DELIVERY_TIMEOUT = 10.0  # seconds; a server that has not read it by then ends by its orphan timeout
 # Texts of a stop file: the run is done; or its chief has saved, and needs this server, which was asked to stop, no longer.
 _DONE, _SAVED = "done", "saved"
 # Seconds that a server serves on when it was asked to stop: a worker holds nothing of the run, but a chief that is asked at the same
 # time ends its calls first; a ps waits for its chief, as long as its parent lets it.
-_SERVES_ON = {"worker": 3.0, "ps": math.inf}
+_STOP_DELAY = {"worker": 3.0, "ps": math.inf}
 
 
 def stop_file(scratch_dir: str, task_name: str) -> Path:
-    """Return the file whose appearance tells a server that the chief is done with it."""
+    """Return the file whose appearance informs a server that the chief is done with it."""
     return Path(scratch_dir) / f"{task_name}.stop"
 
 
 def leaving_file(scratch_dir: str, task_name: str) -> Path:
-    """Return the file whose appearance tells the chief that a server was asked to stop, and serves until the chief has saved."""
+    """Return the file whose appearance informs the chief that a server was asked to stop, and serves until the chief has saved."""
     return Path(scratch_dir) / f"{task_name}.leaving"
 
 
 def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bool:
-    """Serve until the chief writes the stop file, or `stopped` tells that this task is to end.
+    """Serve until the chief writes the stop file, or `stopped` returns True: this task is to end.
 
-    A task that is asked to stop gets SIGURG first, by its parent: it tells its chief, and goes on. Returns whether the run is done.
+    A task that is asked to stop gets SIGURG first, by its parent: it informs its chief, and goes on. Returns whether the run is done.
     """
     asked = threading.Event()
     signal.signal(signal.SIGURG, lambda _number, _frame: asked.set())
-    told, leaving = stop_file(scratch_dir, task.name), leaving_file(scratch_dir, task.name)
-    told.parent.mkdir(parents=True, exist_ok=True)
+    stop_path, leaving = stop_file(scratch_dir, task.name), leaving_file(scratch_dir, task.name)
+    stop_path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError):
         leaving.unlink(missing_ok=True)
     if os.environ.get("TRAINER_ATTEMPT", "1") == "1":
-        told.unlink(missing_ok=True)  # of an earlier run; a later attempt may find its own
+        stop_path.unlink(missing_ok=True)  # of an earlier run; a later attempt may find its own
     cluster = {role: list(addresses) for role, addresses in task.cluster.items()}
     rows = RowHolder(task, scratch_dir) if task.role == "ps" else None  # before a chief can say that this has any
     # The name keeps it alive: a server that nothing refers to is taken down.
     _server = server_class()(cluster, job_name=task.role, task_index=task.index, protocol="grpc", start=True)
     close_to_others(task.address)
     until: float | None = None
-    while not (word := _word_in(told)):
+    while not (message := _read_message(stop_path)):
         if asked.is_set() and until is None:
-            until = time.monotonic() + _SERVES_ON[task.role]
-            with contextlib.suppress(OSError):  # a disk that takes no file: the chief hears of it by its own stop, or not before the end
+            until = time.monotonic() + _STOP_DELAY[task.role]
+            with contextlib.suppress(OSError):  # a disk that takes no file: the chief learns of it by its own stop, or not before the end
                 leaving.touch()
         if stopped() or (until is not None and time.monotonic() > until):
             return False
         if rows is not None:
-            rows.look()
-        time.sleep(_LOOK_EVERY)
-    told.unlink(missing_ok=True)
-    return word == _DONE
+            rows.poll()
+        time.sleep(_POLL_INTERVAL)
+    stop_path.unlink(missing_ok=True)
+    return message == _DONE
 
 
-def _word_in(file: Path) -> str:
+def _read_message(file: Path) -> str:
     """Return what a file says; nothing while it is not there, or not written yet."""
     try:
         return file.read_text()
@@ -75,47 +75,49 @@ def _word_in(file: Path) -> str:
 
 
 def stop_all(task: TaskConfig, scratch_dir: str) -> list[str]:
-    """Tell each ps and worker that the run is done; returns those that could not be told within some seconds."""
+    """Notify each ps and worker that the run is done; returns those that could not be notified within some seconds."""
     names = [f"{role}-{index}" for role in ("worker", "ps") for index in range(len(task.cluster.get(role, ())))]
-    return _tell_all(names, scratch_dir, _DONE)
+    return _notify_all(names, scratch_dir, _DONE)
 
 
-def let_go(leaving: Collection[str], scratch_dir: str) -> list[str]:
-    """Tell servers that were asked to stop that their state is saved; returns those that could not be told within some seconds."""
-    return _tell_all(leaving, scratch_dir, _SAVED)
+def release(leaving: Collection[str], scratch_dir: str) -> list[str]:
+    """Notify servers that were asked to stop that their state is saved; returns those that could not be notified within some seconds."""
+    return _notify_all(leaving, scratch_dir, _SAVED)
 
 
-def _tell_all(names: Collection[str], scratch_dir: str, word: str) -> list[str]:
+def _notify_all(names: Collection[str], scratch_dir: str, message: str) -> list[str]:
     disable_blocking_enqueue()
-    told: set[str] = set()
+    notified: set[str] = set()
     # Each on a thread of its own: one that hangs, or was cut off, is waited for without end.
     threads = [
-        threading.Thread(target=_tell, args=(name, stop_file(scratch_dir, name), word, lambda name=name: told.add(name)), daemon=True)
+        threading.Thread(
+            target=_notify, args=(name, stop_file(scratch_dir, name), message, lambda name=name: notified.add(name)), daemon=True
+        )
         for name in names
     ]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + _DELIVERED_WITHIN
+    deadline = time.monotonic() + _DELIVERY_TIMEOUT
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    return [name for name in names if name not in told]
+    return [name for name in names if name not in notified]
 
 
 def disable_blocking_enqueue() -> None:
-    """Let TensorFlow wait no more, from now on, until every task has heard of a function, or of the first operation of a kind.
+    """Let TensorFlow wait no more, from now on, until every task has received a function, or the first operation of a kind.
 
-    It tells all of them, and waits by the wish of the coordinator of parameter servers: without end for one that hangs.
+    It sends it to all of them, and waits by the wish of the coordinator of parameter servers: without end for one that hangs.
     """
-    os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "True"  # TensorFlow looks each time
+    os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "True"  # TensorFlow reads it each time
 
 
-def _tell(name: str, file: Path, word: str, done: Callable[[], None]) -> None:
+def _notify(name: str, file: Path, message: str, done: Callable[[], None]) -> None:
     """Write a server's stop file, by an operation that is placed on the server."""
     import tensorflow as tf
 
     role, _, index = name.partition("-")
     # Made on the chief: on a task that hangs, no other thread would run until it has them.
-    path, content = tf.constant(os.fspath(file)), tf.constant(word)
+    path, content = tf.constant(os.fspath(file)), tf.constant(message)
     with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:{role}/replica:0/task:{index}/device:CPU:0"):
         tf.identity(content).numpy()  # it is there
         tf.io.write_file(path, content)

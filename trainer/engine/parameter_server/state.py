@@ -30,7 +30,7 @@ class Group:
             # Slots stand beside their variables; Keras makes them like the variable they belong to.
             self.optimizer = type(optimizer).from_config(optimizer.get_config())
             self._build_slots()
-            self._update_beside()
+            self._update_colocated()
             # The fused update counts atomically, so that its count is the global step: each operation with an effect
             # is one more message a step. Keras's own reads, adds and writes: workers lose each other's counts.
             self._counts = fused_updates.fuses(self.optimizer, self.variables)
@@ -40,15 +40,15 @@ class Group:
         # Keras makes a slot where the current device is, so each server's are made under its device.
         add = self.optimizer.add_variable_from_reference
 
-        def add_beside(reference_variable: keras.Variable, *args: Any, **kwargs: Any) -> keras.Variable:
+        def add_colocated(reference_variable: keras.Variable, *args: Any, **kwargs: Any) -> keras.Variable:
             with tf.device(reference_variable.value.device):
                 return add(reference_variable, *args, **kwargs)
 
-        self.optimizer.add_variable_from_reference = add_beside
+        self.optimizer.add_variable_from_reference = add_colocated
         self.optimizer.build(self.variables)
         del self.optimizer.add_variable_from_reference
 
-    def _update_beside(self) -> None:
+    def _update_colocated(self) -> None:
         """Let each variable be updated where it is: else its slots would travel to `home`, and the changes back."""
         update = self.optimizer.update_step
 
@@ -80,23 +80,25 @@ class Group:
         self._copy_optimizer(to_servers=False)
 
     def _copy_optimizer(self, *, to_servers: bool) -> None:
-        ours, theirs = self._original.variables, self.optimizer.variables
+        chief_variables, server_variables = self._original.variables, self.optimizer.variables
         if not all(pack.flat for pack in self.packs):  # each variable by itself, in the model's order
-            for mine, server in zip(ours, theirs, strict=True):
-                _copy(mine, server) if to_servers else _copy(server, mine)
+            for chief, server in zip(chief_variables, server_variables, strict=True):
+                _copy(chief, server) if to_servers else _copy(server, chief)
             return
-        here = packing.find_slots(self._original, len(self._model.trainable_variables))
-        there = packing.find_slots(self.optimizer, len(self.packs))
-        for i, j in zip(here.scalars, there.scalars, strict=True):
-            _copy(ours[i], theirs[j]) if to_servers else _copy(theirs[j], ours[i])
-        for own, packed in zip(here.slots, there.slots, strict=True):
+        chief_slots = packing.find_slots(self._original, len(self._model.trainable_variables))
+        server_slots = packing.find_slots(self.optimizer, len(self.packs))
+        for i, j in zip(chief_slots.scalars, server_slots.scalars, strict=True):
+            _copy(chief_variables[i], server_variables[j]) if to_servers else _copy(server_variables[j], chief_variables[i])
+        for own, packed in zip(chief_slots.slots, server_slots.slots, strict=True):
             for pack, place in zip(self.packs, packed, strict=True):
                 if to_servers:
-                    theirs[place].value.assign(pack.join([tf.convert_to_tensor(ours[own[i]].value) for i in pack.members]))
+                    server_variables[place].value.assign(
+                        pack.join([tf.convert_to_tensor(chief_variables[own[i]].value) for i in pack.members])
+                    )
                 else:
-                    parts = pack.split(tf.convert_to_tensor(theirs[place].value.numpy()))
+                    parts = pack.split(tf.convert_to_tensor(server_variables[place].value.numpy()))
                     for i, part in zip(pack.members, parts, strict=True):
-                        ours[own[i]].value.assign(part)
+                        chief_variables[own[i]].value.assign(part)
 
 
 class ServerState:

@@ -82,7 +82,7 @@ class Server:
         self._ask([write_message([tf.constant(-1), tf.constant(0)], tf.zeros([0])) for _ in self._sent])
 
     def end(self, worker: int) -> None:
-        """Tell a worker that there is nothing more to compute."""
+        """Notify a worker that there is nothing more to compute."""
         with tf.device(self._device):
             self._replies[worker].enqueue(self._reply(tf.constant(_ENDED)))
 
@@ -166,11 +166,11 @@ class Server:
             def end() -> tuple[Any, ...]:
                 return count, late, tf.constant(True), asked, sums
 
-            def pass_over() -> tuple[Any, ...]:
+            def skip() -> tuple[Any, ...]:
                 return count, late, tf.constant(False), asked, sums
 
             kind = tf.where(worker < 0, 2, tf.where(step == LAST, 3, tf.where(step == now, 0, 1)))
-            return tf.switch_case(kind, [accept, answer, end, pass_over])
+            return tf.switch_case(kind, [accept, answer, end, skip])
 
         zeros = [tf.zeros(s, t) for s, t in zip(self._shapes, self._types, strict=True)]
         zeros += [tensor for rows in self._rows for tensor in rows.no_rows()]
@@ -214,8 +214,8 @@ class Server:
         queue = self.replies_to(worker)
 
         def body(count: tf.Tensor) -> tf.Tensor:
-            gone = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._replied)
-            with tf.control_dependencies(_listed(gone)):
+            dropped = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._replied)
+            with tf.control_dependencies(_listed(dropped)):
                 return count + 1
 
         waiting = tf.raw_ops.QueueSizeV2(handle=queue)

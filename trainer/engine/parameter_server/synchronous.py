@@ -28,9 +28,9 @@ from trainer.engine.parameter_server.worker_pool import (
 from trainer.engine.session import PeerLostError, Progress
 from trainer.workloads.protocol import Workload
 
-_LOOK_EVERY = 0.25  # seconds between looks at a stop, and at servers that may be gone, while rounds are under way
+_POLL_INTERVAL = 0.25  # seconds between checks for a stop, and for servers that may be gone, while rounds are under way
 _STOP_TIMEOUT = 2.0  # seconds that rounds may go on after a stop; so long, too, until an interruption is repeated
-_GONE = 10.0  # seconds after which a server that does not answer an interruption is taken for lost
+_INTERRUPT_TIMEOUT = 10.0  # seconds after which a server that does not answer an interruption is taken for lost
 
 
 class SynchronousSession(ServerSession):
@@ -47,24 +47,23 @@ class SynchronousSession(ServerSession):
         averages = [self._state.averages, *([] for _ in self._state.groups[1:])]
         with watching():
             self._servers = [
-                Server(group, mine, connection.workers, short, self.tables)
-                for group, mine in zip(self._state.groups, averages, strict=True)
+                Server(group, own, connection.workers, short, self.tables) for group, own in zip(self._state.groups, averages, strict=True)
             ]
         self._rounds = [server.rounds(self._needed) for server in self._servers]
         self._answering = [server.answering() for server in self._servers]
         self._dropped = 0
-        self._results: list[Result] = []  # what `run` has not told of yet
+        self._results: list[Result] = []  # what `run` has not reported yet
         self._call = self._make_call()
         self._threads = ThreadPoolExecutor(2 * len(self._servers), thread_name_prefix="rounds")
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Do nothing: no round outlasts `run`. Nor does one begin that was not asked for, whatever `hold` says."""
 
     def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """See Session.between. Workers, which wait for the next round, end their calls where none follows."""
         stop = super().between(hooks, current=current)
         if stop:
-            self._quiet()
+            self._end_calls()
         return stop
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
@@ -79,8 +78,8 @@ class SynchronousSession(ServerSession):
         self._step += steps - max(left)
         stop = stop or self._stopped()
         self._results += self._workers.drain()
-        if stop or finish or self._step >= min(self._target, self._held) or self._first_spoilt(self._results):
-            self._quiet()
+        if stop or finish or self._step >= min(self._target, self._hold_at) or self._first_non_finite(self._results):
+            self._end_calls()
         results, self._results = self._results, []
         loss, metrics, workers = self._workers.summarise(results)
         return Progress(
@@ -106,14 +105,14 @@ class SynchronousSession(ServerSession):
         """
         if self._workers.alive >= self._needed:
             return True
-        self._quiet()
+        self._end_calls()
         while self._workers.alive < self._needed:
             if self._stopped():
                 return False
             for _ in range(self._workers.count):
                 self._workers.schedule(0)
             self._results += self._workers.take_all()
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_POLL_INTERVAL)
         return True
 
     def _rounds_of(self, counts: list[int]) -> list[int]:
@@ -126,18 +125,18 @@ class SynchronousSession(ServerSession):
         while not all(one.done() for one in under_way):
             if not any(one.done() for one in under_way):
                 moving = time.monotonic()
-            if time.monotonic() - moving > _LOOK_EVERY:
+            if time.monotonic() - moving > _POLL_INTERVAL:
                 # Workers wait for each server: one that is done goes on answering them.
                 for place in self._starving(under_way, counts) - answering.keys():
                     answering[place] = self._threads.submit(_late, self._answering[place])
             # A call's gradients may all come too late, so there is always another one.
             while self._workers.in_flight < self._workers.count * IN_FLIGHT:
                 self._workers.schedule(max(counts))
-            result = self._workers.take_within(_LOOK_EVERY)
+            result = self._workers.take_within(_POLL_INTERVAL)
             self._results += [result] if result else []
             if any(one.done() and one.exception() for one in under_way):
                 break
-            self._workers.look_for_errors()
+            self._workers.check_errors()
             deadline = self._interrupted(under_way, deadline)
         return self._done(under_way, answering)
 
@@ -146,10 +145,10 @@ class SynchronousSession(ServerSession):
             with watching():
                 for place in answering:
                     self._servers[place].interrupt()
-                self._dropped += sum(one.result(_GONE) for one in answering.values())
-                results = [one.result(_GONE) for one in under_way]
+                self._dropped += sum(one.result(_INTERRUPT_TIMEOUT) for one in answering.values())
+                results = [one.result(_INTERRUPT_TIMEOUT) for one in under_way]
         except TimeoutError:
-            raise PeerLostError(f"a parameter server did not end its round within {_GONE:.0f} s of the request to") from None
+            raise PeerLostError(f"a parameter server did not end its round within {_INTERRUPT_TIMEOUT:.0f} s of the request to") from None
         self._dropped += results[0][1]
         return [done for done, _ in results]
 
@@ -173,9 +172,9 @@ class SynchronousSession(ServerSession):
             for server, one in zip(self._servers, under_way, strict=True):
                 if not one.done():
                     server.interrupt()
-        return time.monotonic() + _STOP_TIMEOUT  # until it is repeated, should it not be heard
+        return time.monotonic() + _STOP_TIMEOUT  # until it is repeated, should it not arrive
 
-    def _quiet(self) -> None:
+    def _end_calls(self) -> None:
         """Let every worker end its call, and greet the servers again with its next one."""
         self._workers.drop_waiting()
         with watching():
@@ -190,10 +189,12 @@ class SynchronousSession(ServerSession):
     def _worker_step(self) -> int:
         return self._step  # each worker takes about one batch a round
 
-    def _run(self, iterator: Any, steps: int, seat: Assignment) -> CallResult:
-        *totals, waited, done, spoilt = self._call(iterator, constant(steps), constant(seat.worker), constant(seat.first)).numpy()
-        first = None if spoilt < 0 else round(float(spoilt)) + 1
-        return CallResult(totals=np.array(totals, np.float32), steps=round(float(done)), waited=float(waited), spoilt=first)
+    def _run(self, iterator: Any, steps: int, assignment: Assignment) -> CallResult:
+        *totals, waited, done, first_non_finite = self._call(
+            iterator, constant(steps), constant(assignment.worker), constant(assignment.first)
+        ).numpy()
+        first = None if first_non_finite < 0 else round(float(first_non_finite)) + 1
+        return CallResult(totals=np.array(totals, np.float32), steps=round(float(done)), waited=float(waited), first_non_finite=first)
 
     def _make_call(self) -> Any:
         state, servers, replica = self._state, self._servers, self._replica
@@ -208,7 +209,7 @@ class SynchronousSession(ServerSession):
             tf.cond(first, greet, lambda: tf.constant(0))
             queues = [server.replies_to(worker) for server in servers]
 
-            def body(done: tf.Tensor, _: tf.Tensor, totals: tf.Tensor, spoilt: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            def body(done: tf.Tensor, _: tf.Tensor, totals: tf.Tensor, first_non_finite: tf.Tensor) -> tuple[tf.Tensor, ...]:
                 with tf.control_dependencies([totals]):  # of the step before: its gradients are on their way
                     began = clock.now()
                 received = [server.receive(queue) for server, queue in zip(servers, queues, strict=True)]
@@ -228,12 +229,14 @@ class SynchronousSession(ServerSession):
                 with tf.control_dependencies([pack for packs in packed for pack in packs]):
                     # Not times 0: what is computed after the end may be no number.
                     added = tf.where(ended, 0.0, tf.concat([measured, [waited]], 0))
-                spoilt = tf.where((spoilt < 0) & ~ended & ~tf.math.is_finite(measured[0]), received[0][0], spoilt)
-                return done + tf.cast(~ended, tf.int32), ended, totals + added, spoilt
+                first_non_finite = tf.where(
+                    (first_non_finite < 0) & ~ended & ~tf.math.is_finite(measured[0]), received[0][0], first_non_finite
+                )
+                return done + tf.cast(~ended, tf.int32), ended, totals + added, first_non_finite
 
             start = (tf.constant(0), tf.constant(False), tf.zeros([replica.width + 1]), tf.constant(-1))
-            done, _, totals, spoilt = tf.while_loop(lambda done, ended, *_: (done < steps) & ~ended, body, start)
-            return tf.concat([totals, [tf.cast(number, tf.float32) for number in (done, spoilt)]], 0)
+            done, _, totals, first_non_finite = tf.while_loop(lambda done, ended, *_: (done < steps) & ~ended, body, start)
+            return tf.concat([totals, [tf.cast(number, tf.float32) for number in (done, first_non_finite)]], 0)
 
         return call
 

@@ -1,4 +1,4 @@
-"""The workers of parameter_server as the chief sees them: it schedules calls of some steps, they tell what they did."""
+"""The workers of parameter_server as the chief sees them: it schedules calls of some steps, they report what they did."""
 
 import logging
 import queue
@@ -24,10 +24,10 @@ from trainer.tf_config import TaskConfig
 
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 IN_FLIGHT = 2  # calls scheduled a worker, so that none waits for the chief
-_SILENCE = 1.0  # seconds without a result before the chief looks whether a server is gone, or it was asked to stop
-_ANSWER = 1.0  # seconds for a server to take a connection
+_RESULT_TIMEOUT = 1.0  # seconds without a result before the chief checks whether a server is gone, or it was asked to stop
+_CONNECT_TIMEOUT = 1.0  # seconds for a server to take a connection
 _ENDING = 1.0  # seconds after its connections in which a worker that was killed still listens
-_ASK_EVERY = 0.5  # seconds between questions whether a worker is back
+_ASK_INTERVAL = 0.5  # seconds between questions whether a worker is back
 _END_TIMEOUT = 10.0  # seconds for workers to end the calls that they have begun, once no more are wanted; well below a stop's grace
 
 # TensorFlow's messages for a call on a worker that came back and is not connected again yet, or lacks what the one before had.
@@ -39,7 +39,7 @@ _NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int32, float: np.float32}
 # A server or the whole cluster is gone. Workers' own failures never surface: the coordinator reschedules.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
-# The coordinator's logs of each worker's error, several times over: the error itself is raised, or told as a notice.
+# The coordinator's logs of each worker's error, several times over: the error itself is raised, or reported as a notice.
 _REPEATED = (
     "Remote function on worker",
     "encountered the following error when processing closure",
@@ -48,7 +48,7 @@ _REPEATED = (
 
 
 class _Repeated(logging.Filter):
-    """Drops what is told elsewhere."""
+    """Drops what is reported elsewhere."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not any(part in record.getMessage() for part in _REPEATED)
@@ -98,13 +98,13 @@ def constant(value: Any, dtype: Any = None) -> tf.Tensor:
 def watching() -> Iterator[None]:
     """Turn TensorFlow's errors about lost servers into PeerLostError."""
     try:
-        with server_watch.inside():
+        with server_watch.tracked_call():
             yield
     except _LOST as error:
         raise PeerLostError(cause(error)) from error
 
 
-def tells_of_lost_worker(error: Exception, servers: Sequence[str]) -> bool:
+def is_lost_worker_error(error: Exception, servers: Sequence[str]) -> bool:
     """Return whether a call on a worker, or connecting to it again, failed because the worker is lost, where the error does not name it.
 
     gRPC reports some connections that break when a process dies without the task at the other end. That is a worker where each of
@@ -112,7 +112,7 @@ def tells_of_lost_worker(error: Exception, servers: Sequence[str]) -> bool:
     """
     message = str(error)
     if isinstance(error, tf.errors.UnavailableError) and "/job:" not in message:
-        return not any(unreachable(address, _ANSWER) for address in servers)
+        return not any(unreachable(address, _CONNECT_TIMEOUT) for address in servers)
     return any(words in message for words in _NOT_CONNECTED) and "/job:ps" not in message
 
 
@@ -123,7 +123,7 @@ def _recognise_lost_workers(coordinator: Any, servers: Sequence[str]) -> None:
 
     def validate(error: Exception) -> None:
         ending = cluster.closure_queue._cancellation_mgr.is_cancelled  # noqa: SLF001
-        if ending or not tells_of_lost_worker(error, servers):
+        if ending or not is_lost_worker_error(error, servers):
             by_name(error)
 
     cluster.failure_handler._validate_preemption_failure = validate  # noqa: SLF001
@@ -143,8 +143,8 @@ def _await_lost_workers(coordinator: Any, workers: Sequence[str]) -> None:
             if on_failure_fn is not None:
                 on_failure_fn(error)
             time.sleep(_ENDING)
-            while handler._should_preemption_thread_run and any(unreachable(address, _ANSWER) for address in workers):  # noqa: SLF001
-                time.sleep(_ASK_EVERY)
+            while handler._should_preemption_thread_run and any(unreachable(address, _CONNECT_TIMEOUT) for address in workers):  # noqa: SLF001
+                time.sleep(_ASK_INTERVAL)
 
         return by_tensorflow(on_failure_fn=failed, **others)
 
@@ -169,19 +169,19 @@ class Measures(Protocol):
 
 @dataclass
 class _Call:
-    """Steps for a worker. Once `over`, anyone who is given it does nothing: it was lost with its worker, or is not wanted any more."""
+    """Steps for a worker. Once `ended`, anyone who is given it does nothing: it was lost with its worker, or is not wanted any more."""
 
     steps: int
-    begun: bool = False
-    over: bool = False
+    started: bool = False
+    ended: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallResult:
     """Result of a call: `totals`, float32 [Measures.width], are sums over its `steps`.
 
-    `global_step` is the cluster's after it, `waited` the seconds that it waited for others' gradients, where it tells; `spoilt` the
-    first global step whose loss was not finite, `inherited` whether weights that were not finite made each such loss, `brought` whatever
+    `global_step` is the cluster's after it, `waited` the seconds that it waited for others' gradients, where it reports that; `first_non_finite` the
+    first global step whose loss was not finite, `inherited` whether weights that were not finite made each such loss, `payload` whatever
     else it has for the chief.
     """
 
@@ -189,9 +189,9 @@ class CallResult:
     steps: int
     global_step: int = 0
     waited: float | None = None
-    spoilt: int | None = None
+    first_non_finite: int | None = None
     inherited: bool = False
-    brought: Any = None
+    payload: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +204,11 @@ class Result(CallResult):
 
 def not_finite(results: Iterable[Result]) -> NotFinite | None:
     """Return the first loss that was not finite, by the global step, of those from finite weights if there are some; None where all were."""
-    found = [(result.inherited, NotFinite(result.spoilt, f"worker-{result.worker}")) for result in results if result.spoilt is not None]
+    found = [
+        (result.inherited, NotFinite(result.first_non_finite, f"worker-{result.worker}"))
+        for result in results
+        if result.first_non_finite is not None
+    ]
     return min(found)[1] if found else None
 
 
@@ -238,7 +242,7 @@ class Workers:
         self._iterators: dict[int, Any] = {}
         # The objects that lived on workers that are lost, iterators and, in the frames of an error, arguments. Let go, TensorFlow would ask the process that
         # comes in their place to destroy them, and a request beside that refusal may never be answered: the worker's thread here then waits for good.
-        self._of_lost_workers: list[Any] = []
+        self._retained: list[Any] = []
         self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes a waiting thread
         self._calls: dict[int, _Call] = {}  # that have not ended
         self._lock = threading.Lock()  # of calls, which end in the coordinator's threads
@@ -261,7 +265,7 @@ class Workers:
     def take(self) -> Result | None:
         """Wait for a call to end and return what it did, no steps when its worker was lost; None once this task is asked to stop."""
         while not self._stopped():
-            if result := self._take_or_look():
+            if result := self._take_or_check():
                 return result
         return None
 
@@ -300,16 +304,16 @@ class Workers:
         self.drop_waiting()
         until = time.monotonic() + _END_TIMEOUT
         while self.in_flight and time.monotonic() < until:
-            result = self._take_or_look()
+            result = self._take_or_check()
             results += [result] if result else []
         if self.in_flight:
             disable_blocking_enqueue()  # saving has operations of its own
-            self._drop(begun=True)
+            self._drop(started=True)
         return results + self.drain()
 
     def drop_waiting(self) -> None:
         """Let calls that no worker has begun do nothing, and count as ended: there may be no worker left to take them."""
-        self._drop(begun=False)
+        self._drop(started=False)
 
     @property
     def alive(self) -> int:
@@ -320,7 +324,7 @@ class Workers:
         """Let the next call of every worker be its first."""
         self._greeted.clear()
 
-    def look_for_errors(self) -> None:
+    def check_errors(self) -> None:
         """Raise what went wrong for good, if anything did."""
         if self._watch is not None:
             self._watch.check()
@@ -361,18 +365,18 @@ class Workers:
     def _work(self, call: _Call) -> None:
         """Run one call on a worker; the coordinator's thread of that worker executes this, under its device."""
         with self._lock:
-            if call.over:
+            if call.ended:
                 return
-            call.begun = True
+            call.started = True
         worker = tf.DeviceSpec.from_string(context.context().device_name).task
         began = time.perf_counter()
         try:
             if worker not in self._iterators:
                 self._iterators[worker] = self._make_iterator(worker)
             self._lost.discard(worker)
-            done = self._run(self._iterators[worker], call.steps, self._seat(worker)) if call.steps else self._nothing_done
+            done = self._run(self._iterators[worker], call.steps, self._assignment(worker)) if call.steps else self._nothing_done
         except tf.errors.OpError as error:
-            self._of_lost_workers.append((error, self._iterators.pop(worker, None)))
+            self._retained.append((error, self._iterators.pop(worker, None)))
             self._greeted.discard(worker)
             self._lost.add(worker)
             with self._lock:
@@ -381,27 +385,27 @@ class Workers:
         with self._lock:
             self._end(call, Result(**vars(done), worker=worker, seconds=time.perf_counter() - began))
 
-    def _take_or_look(self) -> Result | None:
-        """Wait a moment for a call to end; where none does, look whether something is wrong for good."""
-        result = self.take_within(_SILENCE)
+    def _take_or_check(self) -> Result | None:
+        """Wait a moment for a call to end; where none does, check whether something is wrong for good."""
+        result = self.take_within(_RESULT_TIMEOUT)
         if result is None:
-            self.look_for_errors()
+            self.check_errors()
         return result
 
-    def _drop(self, *, begun: bool) -> None:
-        """Let calls count as ended, and do nothing if they can still be kept from it."""
+    def _drop(self, *, started: bool) -> None:
+        """Let calls count as ended, and do nothing if they have not begun."""
         with self._lock:
-            for call in [one for one in self._calls.values() if begun or not one.begun]:
+            for call in [one for one in self._calls.values() if started or not one.started]:
                 self._end(call, self._nothing(0))
 
-    def _seat(self, worker: int) -> Assignment:
+    def _assignment(self, worker: int) -> Assignment:
         first = worker not in self._greeted
         self._greeted.add(worker)
         return Assignment(worker, first)
 
     def _end(self, call: _Call, result: Result) -> None:
-        """Tell of a call, once; under the lock."""
-        call.over = True
+        """Report a call, once; under the lock."""
+        call.ended = True
         if self._calls.pop(id(call), None) is not None:
             self._results.put(result)
 

@@ -190,7 +190,7 @@ def test_a_layer_that_was_made_before_is_refused_with_what_to_do() -> None:
 def test_all_weights_of_a_model_with_tables_are_not_had_without_a_word() -> None:
     with layers.taken_out(Embeddings(min_rows=1000)):
         model = two()
-    layers.refuse_whole_weights(model)
+    layers.refuse_all_weights(model)
     for use in (model.get_weights, lambda: model.set_weights([])):
         with pytest.raises(WorkloadError, match="restore_best_weights"):
             use()

@@ -31,10 +31,12 @@ class Left:
 @contextmanager
 def watched(servers: dict[str, str], left: Left, *, stopped: bool = False, there: bool = True) -> Iterator[list[float]]:
     alive: list[float] = []
-    watch = Watch(servers, lambda: stopped, lambda: alive.append(time.monotonic()), left, timeout=0.5, ask_every=0.1, say_every=SAY_EVERY)
+    watch = Watch(
+        servers, lambda: stopped, lambda: alive.append(time.monotonic()), left, timeout=0.5, poll_interval=0.1, alive_interval=SAY_EVERY
+    )
     watch.start()
     if there:
-        watch.all_there()
+        watch.all_connected()
     try:
         yield alive
     finally:
@@ -103,12 +105,12 @@ def test_a_server_whose_process_ended_is_known_though_another_serves_in_its_plac
     left, taken = Left(), list[socket.socket]()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        watch = Watch({"worker-0": address}, lambda: False, lambda: None, left, ask_every=0.1)
+        watch = Watch({"worker-0": address}, lambda: False, lambda: None, left, poll_interval=0.1)
         serving = threading.Thread(target=greet, args=(listener, taken))
         serving.start()
         watch.start()
         try:
-            watch.all_there()
+            watch.all_connected()
             eventually("the third connection", lambda: len(taken) >= 3, told=lambda: taken)
             listener.shutdown(socket.SHUT_RDWR)
             serving.join()

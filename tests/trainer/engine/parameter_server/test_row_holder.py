@@ -18,7 +18,7 @@ from trainer.tf_config import parse
 holder = RowHolder(parse(sys.argv[1]), sys.argv[2])
 print("begins", os.getpid(), flush=True)
 while True:
-    holder.look()
+    holder.poll()
     time.sleep(0.02)
 """
 

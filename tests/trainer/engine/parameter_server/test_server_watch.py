@@ -79,11 +79,11 @@ def lost(watch: ServerWatch) -> str:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the watch look more often."""
     for name, seconds in {
-        "_LOOK_EVERY": 0.02,
-        "_RENEW_EVERY": 0.1,
-        "_ASK_EVERY": 0.02,
-        "_FOLLOW_EVERY": 0.05,
-        "_INSIDE": 0.2,
+        "_POLL_INTERVAL": 0.02,
+        "_RENEW_INTERVAL": 0.1,
+        "_ASK_INTERVAL": 0.02,
+        "_FOLLOW_INTERVAL": 0.05,
+        "_CALL_TIMEOUT": 0.2,
         "_ENDING": 1.0,
     }.items():
         monkeypatch.setattr(server_watch, name, seconds)
@@ -145,7 +145,7 @@ def test_a_ps_at_another_address_is_lost_though_its_connection_stands(
 @pytest.mark.usefixtures("soon")
 def test_a_call_that_does_not_come_back_ends_the_process(eventually: Callable[..., Any]) -> None:
     server = Server()
-    with watched(server) as (_, _, left), server_watch.inside():
+    with watched(server) as (_, _, left), server_watch.tracked_call():
         eventually("a connection", lambda: server.taken, told=lambda: server.taken)
         server.end()
         eventually("the end of the process", lambda: left, told=lambda: left)

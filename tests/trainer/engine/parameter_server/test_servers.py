@@ -32,13 +32,13 @@ from trainer.engine.parameter_server import server_watch, servers
 cluster = json.loads(sys.argv[1])["cluster"]
 tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(cluster), job_name="chief", task_index=0, protocol="grpc")
 tf.config.list_logical_devices()  # which connects
-asked = server_watch.asks_whether(servers.leaving_file(sys.argv[2], "ps-0"), "/job:ps/replica:0/task:0/device:CPU:0")
+asked = server_watch.file_exists(servers.leaving_file(sys.argv[2], "ps-0"), "/job:ps/replica:0/task:0/device:CPU:0")
 before = asked()
 for pid in sys.argv[3:]:
     os.kill(int(pid), signal.SIGURG)
 while not asked():
     time.sleep(0.1)
-print(before, *servers.let_go({"ps-0"}, sys.argv[2]), flush=True)
+print(before, *servers.release({"ps-0"}, sys.argv[2]), flush=True)
 os._exit(0)
 """
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.engine.parameter_server.worker_pool import Connection, Result, Workers, not_finite, tells_of_lost_worker
+from trainer.engine.parameter_server.worker_pool import Connection, Result, Workers, is_lost_worker_error, not_finite
 from trainer.engine.session import NotFinite
 
 
@@ -39,29 +39,29 @@ def test_a_connection_that_breaks_without_a_name_is_the_workers_while_every_serv
     broken = tf.errors.UnavailableError(None, None, message)
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         servers = [f"127.0.0.1:{server.getsockname()[1]}" for server in (one, other)]
-        assert tells_of_lost_worker(broken, servers)
+        assert is_lost_worker_error(broken, servers)
         other.close()
-        assert not tells_of_lost_worker(broken, servers)
+        assert not is_lost_worker_error(broken, servers)
 
 
 def test_an_error_that_names_a_task_or_is_of_another_kind_is_left_to_the_coordinator() -> None:
     named = tf.errors.UnavailableError(
         None, None, "Socket closed\nAdditional GRPC error information from remote target /job:ps/replica:0/task:0"
     )
-    assert not tells_of_lost_worker(named, [])
-    assert not tells_of_lost_worker(tf.errors.InvalidArgumentError(None, None, "shapes differ"), [])
-    assert tells_of_lost_worker(
+    assert not is_lost_worker_error(named, [])
+    assert not is_lost_worker_error(tf.errors.InvalidArgumentError(None, None, "shapes differ"), [])
+    assert is_lost_worker_error(
         tf.errors.InvalidArgumentError(None, None, "Unable to find the relevant tensor remote_handle: Op ID: 1"), []
     )
 
 
 def test_the_worker_is_named_whose_own_weights_were_finite() -> None:
-    def spoilt(worker: int, step: int, *, inherited: bool = False) -> Result:
+    def first_non_finite(worker: int, step: int, *, inherited: bool = False) -> Result:
         totals = np.zeros(2, np.float32)
-        return Result(worker=worker, seconds=1.0, steps=4, totals=totals, spoilt=step, inherited=inherited)
+        return Result(worker=worker, seconds=1.0, steps=4, totals=totals, first_non_finite=step, inherited=inherited)
 
     assert not_finite([result(0, 4, 0.0, 0.0)]) is None
-    assert not_finite([spoilt(0, 122, inherited=True), spoilt(1, 130)]) == NotFinite(130, "worker-1")
-    assert not_finite([spoilt(1, 61), spoilt(0, 62)]) == NotFinite(61, "worker-1")
+    assert not_finite([first_non_finite(0, 122, inherited=True), first_non_finite(1, 130)]) == NotFinite(130, "worker-1")
+    assert not_finite([first_non_finite(1, 61), first_non_finite(0, 62)]) == NotFinite(61, "worker-1")
     # That worker's call was lost with it.
-    assert not_finite([spoilt(0, 122, inherited=True), spoilt(2, 120, inherited=True)]) == NotFinite(120, "worker-2")
+    assert not_finite([first_non_finite(0, 122, inherited=True), first_non_finite(2, 120, inherited=True)]) == NotFinite(120, "worker-2")
