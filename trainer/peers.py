@@ -121,14 +121,14 @@ class Prober:
         try:
             connection = socket.socket(family, kind, protocol)
         except OSError as error:
-            self._connect(probe, found[1:], _in_words(error.errno or 0))
+            self._connect(probe, found[1:], _describe(error.errno or 0))
             return
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         code = connection.connect_ex(place)
         if code not in {0, errno.EINPROGRESS}:
             connection.close()
-            self._connect(probe, found[1:], _in_words(code))
+            self._connect(probe, found[1:], _describe(code))
             return
 
         def done(reason: Answer) -> None:
@@ -161,7 +161,7 @@ def outcome(connection: socket.socket) -> Answer:
     """Return what came of a connection that was being made, now that its socket can be written."""
     code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
-        return _in_words(code)
+        return _describe(code)
     with contextlib.suppress(OSError):
         # On a free local port the kernel may give the connection that very port: it has then reached itself.
         if connection.getsockname() == connection.getpeername():
@@ -169,7 +169,7 @@ def outcome(connection: socket.socket) -> Answer:
     return None
 
 
-def _in_words(code: int) -> str:
+def _describe(code: int) -> str:
     return _REASONS.get(code) or os.strerror(code).lower()
 
 

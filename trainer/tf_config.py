@@ -291,9 +291,9 @@ def _check_place(role: str, index: int, cluster: Any, problems: list[str]) -> No
     listed = cluster.get(role)
     if role not in cluster:
         if cluster or role != "chief":  # {} and chief: a task that works alone
-            there = ", ".join(cluster) or "nothing"
+            roles = ", ".join(cluster) or "nothing"
             problems.append(
-                f"TF_CONFIG.task.type is {role!r}, which TF_CONFIG.cluster does not have; expected one of: {there}; add its address there"
+                f"TF_CONFIG.task.type is {role!r}, which TF_CONFIG.cluster does not have; expected one of: {roles}; add its address there"
             )
         elif index > 0:
             problems.append(f"TF_CONFIG.task.index is {index}; expected 0: the cluster is empty, so this is its only task")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.engine import evaluations, peer_wait, run_state
-from trainer.engine.cadence import REPORT_EVERY, Interval
+from trainer.engine.cadence import REPORT_INTERVAL, Interval
 from trainer.engine.job import Job
 from trainer.engine.session import PeerLostError
 from trainer.exit_codes import ExitCode
@@ -191,7 +191,7 @@ def _follow(context: Context) -> ExitCode:
     _Listener(task.address, lambda _connection, _line: "here")
     leader = _Peer(task.chief_name, task.tasks()[task.chief_name], _silent(context.job))
     context.report("ready", seconds=time.time() - context.began)
-    due, began, first = Interval(context.job.report_every, None if context.job.report_every else REPORT_EVERY), time.monotonic(), 0
+    due, began, first = Interval(context.job.report_every, None if context.job.report_every else REPORT_INTERVAL), time.monotonic(), 0
     while True:
         answer = leader.ask("stop" if context.stopped() else "step")
         if answer == "stop":
@@ -279,7 +279,7 @@ class _Chief:
         self._saved_step = self.step or None
         checkpoint = self.job.checkpoint
         self._save_due = Interval(checkpoint.every_steps or 0, checkpoint.every_seconds)
-        self._report_due = Interval(self.job.report_every, None if self.job.report_every else REPORT_EVERY)
+        self._report_due = Interval(self.job.report_every, None if self.job.report_every else REPORT_INTERVAL)
         for due in (self._save_due, self._report_due):
             due.start(self.step)
         self._keep("running")

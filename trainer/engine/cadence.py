@@ -3,7 +3,7 @@
 import time
 
 _CALL_SECONDS = 0.2  # a call this long hides its own cost (about 1 ms) and still shows progress
-REPORT_EVERY = 0.5  # seconds between progress events, where the settings name no steps
+REPORT_INTERVAL = 0.5  # seconds between progress events, where the settings name no steps
 _MOST = 1000
 _GROWTH = 8  # the first calls are slow for other reasons (tracing, caches): grow in steps
 

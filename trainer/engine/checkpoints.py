@@ -276,8 +276,8 @@ class Checkpoints:
         except OSError as error:
             if error.errno not in _NO_SPACE or len(others) < max(2, self._keep):
                 raise
-            to_spare = max(1, self._keep - 1)
-            removed, others = others[:-to_spare], others[-to_spare:]
+            others_count = max(1, self._keep - 1)
+            removed, others = others[:-others_count], others[-others_count:]
             self._paths = others
             _delete(removed)
             self._write(checkpoint)

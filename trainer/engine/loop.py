@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from trainer.engine import cadence, data_length, evaluations, model_ops, moving_averages
-from trainer.engine.cadence import REPORT_EVERY, Interval, Rate
+from trainer.engine.cadence import REPORT_INTERVAL, Interval, Rate
 from trainer.engine.callbacks import Hooks
 from trainer.engine.changes import Snapshot
 from trainer.engine.checkpoints import Checkpoints
@@ -28,7 +28,7 @@ from trainer.workloads.protocol import Agent, Workload
 
 _EXPORTING = 0.1  # of the time, at most, goes into exporting the best model before the end
 _WAITS = ("input_wait", "peer_wait", "dropped")
-_RECORD_EVERY = 10.0  # seconds after which run.json says again that the run is alive
+_RECORD_INTERVAL = 10.0  # seconds after which run.json says again that the run is alive
 
 _WRITE_TIMEOUT = 1.0  # seconds that an evaluation waits until it is written: early stopping reads it there
 _LAST_TIMEOUT = 10.0  # the same at the end, where all else is done
@@ -170,7 +170,7 @@ class _Chief:
         self._save_due = Interval(job.checkpoint.every_steps, job.checkpoint.every_seconds)
         self._evaluate_due = Interval(job.evaluate_every)
         self._summaries_due = Interval(job.summaries_every)
-        self._report_due = Interval(job.report_every, None if job.report_every else REPORT_EVERY)
+        self._report_due = Interval(job.report_every, None if job.report_every else REPORT_INTERVAL)
         self._recorded, self._recorded_step = 0.0, 0
         self._reported = False
         self._reported_rate, self._written_rate = Rate(), Rate()
@@ -226,7 +226,7 @@ class _Chief:
             rate.add(progress.examples, progress.steps)
         if self._report_due(step) or last or progress.stop or not self._reported:
             self._report_progress(progress)
-        if time.monotonic() - self._recorded >= _RECORD_EVERY:
+        if time.monotonic() - self._recorded >= _RECORD_INTERVAL:
             self._update_record("running", step)
         pulled = False
         if self._summaries_due(step):
@@ -394,7 +394,7 @@ class _WorkerReporter:
 
     def __init__(self, job: Job, report: Reporter) -> None:
         self._job, self._report = job, report
-        self._due = Interval(job.report_every, None if job.report_every else REPORT_EVERY)
+        self._due = Interval(job.report_every, None if job.report_every else REPORT_INTERVAL)
         self._local_step = 0
 
     def after(self, progress: Progress) -> None:

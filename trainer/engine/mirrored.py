@@ -12,7 +12,7 @@ from trainer.engine.job import Job
 from trainer.engine.replica import Replica, timed_next
 from trainer.engine.session import NotFinite, Progress, Session
 from trainer.workloads.protocol import Shard, Workload
-from trainer.workloads.whole_losses import whole_losses
+from trainer.workloads.unscaled_losses import unscaled_losses
 
 
 def devices(replicas: int) -> list[str]:
@@ -80,7 +80,7 @@ class MirroredSession(Session):
         )
 
     def _run_everywhere(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        with whole_losses():
+        with unscaled_losses():
             return self._strategy.run(function, args=arguments)
 
     def _data(self, shard: Shard) -> tf.data.Dataset:

@@ -49,8 +49,8 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
                 f"TensorFlow cannot do that on {job.strategy}; {remedy}"
             )
     changes: dict[str, object] = {}
-    for ours, keras_name in _CLIPS.items():
-        limit = getattr(job.train.gradients, ours)
+    for clip, keras_name in _CLIPS.items():
+        limit = getattr(job.train.gradients, clip)
         if limit is not None:
             changes |= {**dict.fromkeys(_CLIPS.values()), keras_name: limit}
     if job.train.learning_rate is not None:

@@ -15,7 +15,7 @@ from trainer.workloads.protocol import Shard, Stepping, Workload
 Differentiate = Callable[[Sequence[tf.Tensor], Any, Any], tuple[tf.Tensor, list[Any], list[tf.Tensor]]]
 
 
-def _here(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _call_directly(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     return function(*arguments)
 
 
@@ -32,7 +32,7 @@ class Replica:
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
         job: Job,
-        run: user_step.Run = _here,
+        run: user_step.Run = _call_directly,
         tables: Tables | None = None,
     ) -> None:
         """Make what computes a step; `run` calls a function as it is called on each replica, `tables` have the rows of its large layers."""

@@ -136,9 +136,9 @@ class LocalSession(Session):
                 waits = [tf.constant(0.0)]
 
                 def exchange(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-                    together, waited = all_reduce.mean_gradients(gradients)
+                    reduced, waited = all_reduce.mean_gradients(gradients)
                     waits.append(waited)
-                    return together
+                    return reduced
 
                 batch, waited = timed_next(iterator)
                 measured = replica.own_step(batch, waited, exchange if all_reduce.size > 1 else None, all_reduce.index)
@@ -148,15 +148,15 @@ class LocalSession(Session):
                 measured, gradients = replica.step(iterator)
                 if tables:
                     return tf.concat([measured, [tables.apply(gradients, all_reduce.mean_gradients)]], 0)
-                together, waited = all_reduce.mean_gradients(gradients)
-                fused_updates.apply(optimizer, together, model.trainable_variables)
+                reduced, waited = all_reduce.mean_gradients(gradients)
+                fused_updates.apply(optimizer, reduced, model.trainable_variables)
                 return tf.concat([measured, [waited]], 0)
 
             totals = model_ops.repeat(steps, own_step if replica.has_own_step else step, width + 1)
             *_, finite = tf.unstack(totals)
             # Steps of this task, the last ones.
             non_finite_steps = tf.one_hot(all_reduce.index, all_reduce.size) * (tf.cast(steps, tf.float32) - finite)
-            together = all_reduce.total(tf.concat([totals[:width], control, non_finite_steps], 0))
-            return together[:width], together[width:], totals[width - 1 : width + 1]
+            reduced = all_reduce.total(tf.concat([totals[:width], control, non_finite_steps], 0))
+            return reduced[:width], reduced[width:], totals[width - 1 : width + 1]
 
         return call

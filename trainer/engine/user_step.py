@@ -43,7 +43,7 @@ class UserStep:
         """Raise WorkloadError where the settings ask for what only the engine's own step does."""
         self._workload, self._model, self._optimizer, self._seed = workload, model, optimizer, job.seed
         self._name = f"train.workload {job.train.workload}"
-        self._here = threading.local()
+        self._thread_state = threading.local()
         self.metrics: tuple[str, ...] = ()
         asked = {"gradients.accumulate": job.train.gradients.accumulate > 1, "jit_compile": job.train.jit_compile}
         for setting in (name for name, wanted in asked.items() if wanted):
@@ -91,8 +91,8 @@ class UserStep:
             before = len(graph.get_operations())
             present = [place for place, one in enumerate(gradients) if one is not None]
             means = exchange([tf.convert_to_tensor(gradients[place]) for place in present])
-            together = dict(zip(present, means, strict=True))
-            original([together.get(place) for place in range(len(gradients))], variables)
+            by_place = dict(zip(present, means, strict=True))
+            original([by_place.get(place) for place in range(len(gradients))], variables)
             calls.append(range(before, len(graph.get_operations())))
 
         with self._applying(apply):
@@ -106,24 +106,24 @@ class UserStep:
     @contextmanager
     def _applying(self, apply: Apply) -> Iterator[None]:
         """Let `apply` have what the optimizer is to apply while a step is traced in this thread."""
-        self._here.apply, self._here.scaled = apply, False
+        self._thread_state.apply, self._thread_state.scaled = apply, False
         try:
             yield
         finally:
-            del self._here.apply, self._here.scaled
+            del self._thread_state.apply, self._thread_state.scaled
 
     def _step_in(self) -> None:
         """Step in where gradients are applied, for good: replicas of a machine are traced in threads that take turns."""
-        optimizer, here = self._optimizer, self._here
+        optimizer, thread_state = self._optimizer, self._thread_state
         original, scale = optimizer.apply, optimizer.scale_loss
 
         def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
-            if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and not here.scaled:
+            if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and not thread_state.scaled:
                 raise self._refused("does not scale the loss for mixed_float16. Take the gradients of self.optimizer.scale_loss(loss)")
-            here.apply(list(grads), trainable_variables, original)
+            thread_state.apply(list(grads), trainable_variables, original)
 
         def scale_loss(loss: tf.Tensor) -> tf.Tensor:
-            here.scaled = True
+            thread_state.scaled = True
             return scale(loss)
 
         def foreign(*_: Any, **__: Any) -> None:

@@ -70,21 +70,22 @@ class Cluster:
             WorkloadError: no device is called so, or there is no such task.
         """
         try:
-            wish = devices.parse(name)
+            requested = devices.parse(name)
         except ValueError as error:
             raise WorkloadError(str(error)) from None
         everyone = {task.name: task for task in (self.chief, *self.tasks)}
-        task = everyone.get(wish.task or self.chief.name)
+        task = everyone.get(requested.task or self.chief.name)
         if task is None:
-            raise WorkloadError(f"{name!r}: there is no task {wish.task}; expected {', '.join(everyone)}")
-        if wish.kind is None:
+            raise WorkloadError(f"{name!r}: there is no task {requested.task}; expected {', '.join(everyone)}")
+        if requested.kind is None:
             return task.device
         found = next(
-            (one for one in task.devices if devices.Device(task.name, wish.kind, wish.number or 0).covers(devices.parse(one))), None
+            (one for one in task.devices if devices.Device(task.name, requested.kind, requested.number or 0).covers(devices.parse(one))),
+            None,
         )
         if found is None:
             has = ", ".join(devices.parse(one).own for one in task.devices)
-            self.notice(f"{task.name} has no {wish.own}, it has {has}: its operations run on its CPU")
+            self.notice(f"{task.name} has no {requested.own}, it has {has}: its operations run on its CPU")
         return found or task.cpu
 
     def each(self, function: Callable[..., Result], *items: Sequence[Any]) -> list[Result]:

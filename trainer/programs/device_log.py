@@ -105,7 +105,7 @@ class DeviceLog:
             calls, self._open = list(self._open.values()), {}
         for call in calls:
             _await(call)
-            self._note(call)
+            self._count_call(call)
         with self._lock:
             return sorted(self._counts.items(), key=lambda counted: counted[1].place)
 
@@ -131,15 +131,15 @@ class DeviceLog:
         tensors = (*outputs, *(one for one in inputs if one.dtype == tf.resource))
         call = _Call(next(self._places), operation, name, asked, tensors)
         if not function:
-            self._note(call)
+            self._count_call(call)
             return
         with self._lock:
             last = self._open.get(asked)
             self._open[asked] = call
         if last:
-            self._note(last)
+            self._count_call(last)
 
-    def _note(self, call: _Call) -> None:
+    def _count_call(self, call: _Call) -> None:
         """Count a call, once it has ended. Raises tf.errors.UnknownError where it failed, or was lost with its task."""
         try:
             ran = next((str(device) for tensor in call.tensors if (device := getattr(tensor, "device", ""))), call.asked)
@@ -147,8 +147,8 @@ class DeviceLog:
             raise tf.errors.UnknownError(None, None, f"{call.operation}: {error}") from error
         if not ran:
             return
-        wish = _device(call.asked)
-        missed = "" if wish.covers(_device(ran)) else str(wish)
+        requested = _device(call.asked)
+        missed = "" if requested.covers(_device(ran)) else str(requested)
         row = (call.operation, call.name, ran, missed)
         with self._lock:
             if row in self._counts or len(self._counts) < _MOST_ROWS:

@@ -38,7 +38,7 @@ class Device:
     def covers(self, other: "Device") -> bool:
         """Return whether `other` is one of the devices that this name may mean."""
         pairs = ((self.task, other.task), (self.kind, other.kind), (self.number, other.number))
-        return all(mine is None or mine == theirs for mine, theirs in pairs)
+        return all(own is None or own == given for own, given in pairs)
 
 
 def parse(name: str) -> Device:

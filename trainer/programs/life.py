@@ -17,7 +17,7 @@ from trainer.workloads.catalog import LifeParams
 from trainer.workloads.errors import WorkloadError
 
 _FRAME = 200  # milliseconds
-_PICTURE_EVERY = 100  # generations between pictures for TensorBoard
+_PICTURE_INTERVAL = 100  # generations between pictures for TensorBoard
 _LARGEST_SIDE = 65_535  # pixels of a GIF
 _MOST_PIXELS = 300_000_000  # of all frames; each takes a byte, twice while they are written
 
@@ -38,7 +38,7 @@ def life(cluster: Cluster, params: LifeParams, seed: int) -> dict[str, float]:
         first_seen[state.fingerprint] = generation
         if generation < frame_count:
             frames.append(strips.board())
-        if generation % _PICTURE_EVERY == 0:
+        if generation % _PICTURE_INTERVAL == 0:
             _show(cluster, frames[-1] if generation < frame_count else strips.board(), cell, generation)
         strips.advance()
         generation, state = generation + 1, strips.state()

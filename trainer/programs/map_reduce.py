@@ -18,7 +18,7 @@ Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @dataclass(frozen=True)
-class Part:
+class SliceResult:
     """A task's result for its slice: the mean, and the seconds until the slice was there and until the mean was."""
 
     size: int
@@ -61,15 +61,15 @@ def cut(count: int, weights: Sequence[float]) -> list[int]:
     return [int(size) for size in np.diff(bounds, prepend=0)]
 
 
-def _mean(_task: Task, numbers: Vector) -> Part:
+def _mean(_task: Task, numbers: Vector) -> SliceResult:
     if not len(numbers):
-        return Part(0, 0.0, 0.0, 0.0)
+        return SliceResult(0, 0.0, 0.0, 0.0)
     began = time.perf_counter()
-    there = tf.identity(tf.constant(numbers), name="slice")
-    size = int(tf.size(there, name="arrived"))  # asked there: the slice has arrived
+    moved = tf.identity(tf.constant(numbers), name="slice")
+    size = int(tf.size(moved, name="arrived"))  # asked there: the slice has arrived
     arrived = time.perf_counter()
-    mean = float(tf.reduce_mean(tf.cast(there, tf.float64), name="mean"))
-    return Part(size, mean, arrived - began, time.perf_counter() - arrived)
+    mean = float(tf.reduce_mean(tf.cast(moved, tf.float64), name="mean"))
+    return SliceResult(size, mean, arrived - began, time.perf_counter() - arrived)
 
 
 def _speeds(cluster: Cluster) -> list[float]:

@@ -25,14 +25,14 @@ def converted(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        with ours_unchanged(), on:
+        with workload_errors_unchanged(), on:
             return convert(*arguments, **named)
 
     return call
 
 
 @contextmanager
-def ours_unchanged() -> Iterator[None]:
+def workload_errors_unchanged() -> Iterator[None]:
     """Let WorkloadErrors through AutoGraph, which raises another error in the place of one whose class it does not know."""
     try:
         yield

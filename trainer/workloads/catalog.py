@@ -251,9 +251,9 @@ GENERAL = Train(
 )
 
 
-def _merge(base: dict[str, object], over: dict[str, object]) -> dict[str, object]:
+def _merge(base: dict[str, object], overrides: dict[str, object]) -> dict[str, object]:
     merged = dict(base)
-    for key, value in over.items():
+    for key, value in overrides.items():
         below = merged.get(key)
         # A section is merged key by key; `params` belongs to the workload as a whole.
         merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) and key != "params" else value

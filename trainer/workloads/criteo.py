@@ -82,14 +82,14 @@ def batches(files: Files, rows: Sequence[int], shard: Shard) -> tf.data.Dataset:
     seed = tf.constant(shard.seed, tf.int64) * 1_000_003 + index * 7_919
     drawn = start * shard.batch_size
     # The reader's lines of an epoch, counted as far as it matters here: beyond `drawn` none is passed over.
-    mine = own.take(drawn + 1).reduce(tf.constant(0, tf.int64), lambda lines, *_: lines + 1)
+    own_count = own.take(drawn + 1).reduce(tf.constant(0, tf.int64), lambda lines, *_: lines + 1)
     enough = tf.debugging.assert_positive(
-        mine, f"{files.train[0].parent}: fewer lines than readers, of which there are {shard.count}; train with fewer tasks"
+        own_count, f"{files.train[0].parent}: fewer lines than readers, of which there are {shard.count}; train with fewer tasks"
     )
     with tf.control_dependencies([enough] if enough is not None else []):
-        mine = tf.identity(mine)
-    row = tf.data.Dataset.range(drawn // mine, pipeline.ENDLESS).flat_map(lambda epoch: pipeline.shuffled(own, SHUFFLED, seed, epoch))
-    lines = row.skip(drawn % mine).batch(shard.batch_size, drop_remainder=True)
+        own_count = tf.identity(own_count)
+    row = tf.data.Dataset.range(drawn // own_count, pipeline.ENDLESS).flat_map(lambda epoch: pipeline.shuffled(own, SHUFFLED, seed, epoch))
+    lines = row.skip(drawn % own_count).batch(shard.batch_size, drop_remainder=True)
     return _parsed(lines, files.train, rows)
 
 
@@ -146,7 +146,7 @@ def _check(path: Path) -> None:
         raise wrong_file(path, "no lines", "at least one", "Copy the published file there again.")
     _, _, ok = _fields(lines)
     if not tf.reduce_all(ok):
-        raise DataError(_complaint(lines, places, tf.zeros_like(places), [path]).numpy().decode(errors="replace"))
+        raise DataError(_error_message(lines, places, tf.zeros_like(places), [path]).numpy().decode(errors="replace"))
 
 
 def _compression(path: Path) -> str:
@@ -179,7 +179,7 @@ def _lines(paths: Sequence[Path], *, held_out: bool | None = None) -> tf.data.Da
 def _parsed(lines: tf.data.Dataset, paths: Sequence[Path], rows: Sequence[int]) -> tf.data.Dataset:
     def parse(texts: tf.Tensor, numbers: tf.Tensor, files: tf.Tensor) -> tuple[Features, tf.Tensor]:
         values, _, ok = _fields(texts)
-        wrong = tf.cond(tf.reduce_all(ok), lambda: tf.constant(""), lambda: _complaint(texts, numbers, files, paths))
+        wrong = tf.cond(tf.reduce_all(ok), lambda: tf.constant(""), lambda: _error_message(texts, numbers, files, paths))
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(wrong, ""), [wrong])]):
             values = tf.identity(values)
         texts_of_numbers = values[:, 1 : 1 + NUMBERS]
@@ -203,7 +203,7 @@ def _is_label(texts: tf.Tensor) -> tf.Tensor:
     return tf.equal(texts, "0") | tf.equal(texts, "1")
 
 
-def _complaint(lines: tf.Tensor, numbers: tf.Tensor, files: tf.Tensor, paths: Sequence[Path]) -> tf.Tensor:
+def _error_message(lines: tf.Tensor, numbers: tf.Tensor, files: tf.Tensor, paths: Sequence[Path]) -> tf.Tensor:
     """Return the message on the first wrong line of a batch: its file and number, what was found, what was expected, the remedy."""
     values, counts, ok = _fields(lines)
     at = tf.argmax(tf.cast(~ok, tf.int32))

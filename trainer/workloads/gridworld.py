@@ -49,8 +49,8 @@ def step(state: Boards, actions: tf.Tensor, seed: tf.Tensor) -> tuple[Boards, tf
     rewards = tf.reduce_sum(tf.where(touched, tf.constant(_REWARDS), 0.0), axis=1)
     # A thing that is touched lies under the hero, so the cells that are taken are the hero's and those of all other things.
     taken = tf.reduce_any(tf.one_hot(tf.concat([hero[:, tf.newaxis], state.things], 1), CELLS, True, False, dtype=tf.bool), axis=1)
-    lots = tf.random.stateless_uniform(tf.shape(taken), seed)
-    free = tf.argmax(tf.where(taken, -1.0, lots), axis=1, output_type=tf.int32)
+    draws = tf.random.stateless_uniform(tf.shape(taken), seed)
+    free = tf.argmax(tf.where(taken, -1.0, draws), axis=1, output_type=tf.int32)
     return Boards(hero, tf.where(touched, free[:, tf.newaxis], state.things)), rewards
 
 

@@ -162,7 +162,7 @@ class GridworldDqn:
         def move(done: tf.Tensor, games: tf.Tensor, made: tf.TensorArray, sums: tf.Tensor) -> tuple[Any, ...]:
             now = tf.random.experimental.stateless_fold_in(seed, first + done)
             seeds = tf.unstack(tf.random.experimental.stateless_split(now, 4))
-            before = _apart(games)
+            before = _boards(games)
             values = action_values(weights, gridworld.small_pictures(before))
             at_random = tf.random.stateless_uniform([count], seeds[0]) < epsilon
             anything = tf.random.stateless_uniform([count], seeds[1], 0, gridworld.ACTIONS, tf.int32)
@@ -170,8 +170,8 @@ class GridworldDqn:
             after, rewards = gridworld.step(before, actions, seeds[2])
             rows = tf.concat([games, actions[:, tf.newaxis], tf.cast(rewards, tf.int32)[:, tf.newaxis], _joined(after)], axis=1)
             measured = tf.stack([tf.reduce_sum(rewards) * EPISODE, tf.reduce_sum(tf.reduce_max(values, axis=1))])
-            over = tf.math.floormod(first + done + 1, EPISODE) == 0
-            games = tf.cond(over, lambda: _joined(gridworld.start(count, seeds[3])), lambda: _joined(after))
+            ended = tf.math.floormod(first + done + 1, EPISODE) == 0
+            games = tf.cond(ended, lambda: _joined(gridworld.start(count, seeds[3])), lambda: _joined(after))
             games.set_shape(shape)
             return done + 1, games, made.write(done, tf.cast(rows, tf.int8)), sums + measured
 
@@ -222,7 +222,7 @@ class GridworldDqn:
         """
         rows = tf.cast(rows, tf.int32)
         before, action, reward, after = tf.split(rows, [BOARD, 1, 1, BOARD], axis=1)
-        seen_before, seen_after = (gridworld.small_pictures(_apart(games)) for games in (before, after))
+        seen_before, seen_after = (gridworld.small_pictures(_boards(games)) for games in (before, after))
         best = tf.argmax(action_values(online, seen_after), axis=1, output_type=tf.int32)
         worth = tf.gather(action_values(target, seen_after), best, batch_dims=1)
         goal = tf.stop_gradient(tf.cast(reward[:, 0], tf.float32) + self._params.gamma * worth)
@@ -240,7 +240,7 @@ class GridworldDqn:
         """Write a film of an episode, without random moves; every film starts with another board."""
         rows, _ = self._episodes(model, 1, _FILM + step, 0.0)
         games = tf.concat([rows[:, :BOARD], rows[-1:, -BOARD:]], axis=0)
-        frames = gridworld.pictures(gridworld.small_pictures(_apart(tf.cast(games, tf.int32)))).numpy()
+        frames = gridworld.pictures(gridworld.small_pictures(_boards(tf.cast(games, tf.int32)))).numpy()
         _write_gif("episode", animation([frame.repeat(_FILM_ZOOM, 0).repeat(_FILM_ZOOM, 1) for frame in frames], _FRAME), step)
 
     def _episodes(self, model: Networks, count: int, seed: int, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:
@@ -255,7 +255,7 @@ def _joined(boards: Boards) -> tf.Tensor:
     return tf.concat([boards.hero[:, tf.newaxis], boards.things], axis=1)
 
 
-def _apart(games: tf.Tensor) -> Boards:
+def _boards(games: tf.Tensor) -> Boards:
     return Boards(games[:, 0], games[:, 1:])
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.workloads.autograph import ours_unchanged
+from trainer.workloads.autograph import workload_errors_unchanged
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.whole_losses import whole_losses
+from trainer.workloads.unscaled_losses import unscaled_losses
 
 # Parts of Keras's own training for which a class's override holds.
 _STEPS = ("train_step", "test_step", "compute_metrics", "metrics", "reset_metrics", "get_metrics_result")
@@ -49,27 +49,27 @@ class KerasSteps:
     def train(self, inputs: Any, targets: Any) -> dict[str, tf.Tensor]:
         """Take a step on one batch; return the loss and what else `train_step` returns. Called in a graph."""
         self._model.reset_metrics()
-        with ours_unchanged():
-            return self._told("train_step", self._model.train_step(self._data(inputs, targets)))
+        with workload_errors_unchanged():
+            return self._checked_logs("train_step", self._model.train_step(self._data(inputs, targets)))
 
     def reset(self) -> None:
         """Forget what was seen in an evaluation."""
         self._model.reset_metrics()
 
     def test(self, inputs: Any, targets: Any) -> dict[str, tf.Tensor]:
-        """Look at one batch of an evaluation; return the same of all batches since `reset`. Called in a graph."""
+        """Evaluate one batch; return the same of all batches since `reset`. Called in a graph."""
         measured: dict[str, tf.Tensor] = {}
 
         def step() -> None:
             # On the first replica alone: what is counted would count as often as there are replicas.
             if not tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group):
-                measured.update(self._told("test_step", self._model.test_step(self._data(inputs, targets))))
+                measured.update(self._checked_logs("test_step", self._model.test_step(self._data(inputs, targets))))
 
-        with whole_losses():
+        with unscaled_losses():
             self._model.distribute_strategy.run(step)
         return measured
 
-    def _told(self, step: str, logs: Any) -> dict[str, tf.Tensor]:
+    def _checked_logs(self, step: str, logs: Any) -> dict[str, tf.Tensor]:
         if not isinstance(logs, Mapping):
             raise WorkloadError(
                 f"{self._name}: {step} returned {type(logs).__name__}; expected a dict of names and numbers: "

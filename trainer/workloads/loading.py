@@ -60,7 +60,7 @@ def _constructed(make: Any, target: str, train: Train) -> Any:
     except Exception as error:
         message = (
             f"train.workload {train.workload}: {target}(params={train.params!r}, data={train.data!r}, seed={train.seed}) failed: "
-            f"{_in_words(error)}. Expected a class that takes `params`, `data` and `seed`."
+            f"{_describe(error)}. Expected a class that takes `params`, `data` and `seed`."
         )
         raise WorkloadError(message) from error
 
@@ -90,12 +90,12 @@ def find(target: str) -> tuple[ModuleType, Any]:
     except ModuleNotFoundError as error:
         raise WorkloadError(_not_found(target, module_name, error)) from error
     except Exception as error:
-        message = f"train.workload {target}: importing {module_name} failed: {_in_words(error)}. Correct it there."
+        message = f"train.workload {target}: importing {module_name} failed: {_describe(error)}. Correct it there."
         raise WorkloadError(message) from error
     if not hasattr(module, name):
         own = {kind: [n for n, v in vars(module).items() if fits(v) and v.__module__ == module_name] for kind, fits in _KINDS.items()}
-        there = ". ".join(f"Its {kind}: {', '.join(sorted(names)) or 'none'}" for kind, names in own.items())
-        message = f"train.workload {target}: {name} is not there in {module.__file__}. {there}."
+        available = ". ".join(f"Its {kind}: {', '.join(sorted(names)) or 'none'}" for kind, names in own.items())
+        message = f"train.workload {target}: {name} is not there in {module.__file__}. {available}."
         raise WorkloadError(message)
     return module, getattr(module, name)
 
@@ -111,12 +111,12 @@ def _not_found(target: str, module_name: str, error: ModuleNotFoundError) -> str
             "Put its directory in the spec's `code`, or install it in the task's environment."
         )
     return (
-        f"train.workload {target}: {module_name} imports {absent}, which is not installed here ({_in_words(error)}). "
+        f"train.workload {target}: {module_name} imports {absent}, which is not installed here ({_describe(error)}). "
         "Install it in the task's environment or image."
     )
 
 
-def _in_words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     """Say what was raised, and where in which file."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     if isinstance(error, SyntaxError) and error.filename:

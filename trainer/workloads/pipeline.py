@@ -1,6 +1,6 @@
 """From a user's tf.data.Dataset of examples to batches: sharded between readers, cached, shuffled, batched, prefetched.
 
-The facts about the examples that each step needs are found once, on a dataset made outside any graph (`look_at`). The
+The facts about the examples that each step needs are found once, on a dataset made outside any graph (`inspect`). The
 batches themselves may be made inside a graph, for workers of parameter_server, which run no Python.
 
 Training examples go on forever, epoch by epoch; each epoch has an order of its own, drawn from (seed, epoch). Reader i
@@ -105,7 +105,7 @@ def examples_of(dataset: Any) -> tf.data.Dataset:
     return dataset.unbatch() if wanted else examples
 
 
-def look_at(examples: tf.data.Dataset, name: str) -> Facts:
+def inspect(examples: tf.data.Dataset, name: str) -> Facts:
     """Return what is known of `examples`; `name` is what messages call them.
 
     Raises:
@@ -148,9 +148,9 @@ def batches(examples: tf.data.Dataset, facts: Facts, shard: Shard) -> tf.data.Da
     elif facts.count is None:
         row = tf.data.Dataset.range(start, ENDLESS).flat_map(epoch)
     else:
-        mine = (facts.count - index + count - 1) // count
+        own_count = (facts.count - index + count - 1) // count
         drawn = start * shard.batch_size
-        row = tf.data.Dataset.range(drawn // mine, ENDLESS).flat_map(epoch).skip(drawn % mine)
+        row = tf.data.Dataset.range(drawn // own_count, ENDLESS).flat_map(epoch).skip(drawn % own_count)
     return batched(row, shard.batch_size, padding(examples), drop_remainder=True).prefetch(tf.data.AUTOTUNE).with_options(options())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.workloads.errors import WorkloadError
 
-_WHOLE = ("params", "data", "seed")
+_RESERVED = ("params", "data", "seed")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def call(function: Callable[..., Any], given: CallArguments) -> Any:
         elif parameter.default is parameter.empty:
             raise WorkloadError(
                 f"train.workload {given.workload}: {where(function)} takes {parameter.name!r}, and nothing gives it. "
-                f"Set train.params.{parameter.name}, give it a default, or take one of {', '.join(_WHOLE)}."
+                f"Set train.params.{parameter.name}, give it a default, or take one of {', '.join(_RESERVED)}."
             )
     return function(**arguments)
 
@@ -53,7 +53,7 @@ def check_params(functions: Iterable[Any], given: CallArguments) -> None:
             if parameter.name == "params" or parameter.kind is parameter.VAR_KEYWORD:
                 return
             taken.add(parameter.name)
-    known = sorted(taken - set(_WHOLE))
+    known = sorted(taken - set(_RESERVED))
     for name in given.params:
         if name not in taken:
             near = difflib.get_close_matches(name, known, n=1)

@@ -50,7 +50,7 @@ class UserData:
 
     def count(self) -> int | None:
         """Return how many examples there are; None where it is unknown."""
-        self._look_once()
+        self._read_once()
         if self._arrays is not None:
             return len(tf.nest.flatten(self._arrays)[0])
         return self._facts.count if self._facts is not None else None
@@ -70,7 +70,7 @@ class UserData:
         of_arrays: Callable[[Any, Any], tf.data.Dataset],
         of_examples: Callable[[tf.data.Dataset, pipeline.Facts], tf.data.Dataset],
     ) -> tf.data.Dataset:
-        self._look_once()
+        self._read_once()
         if self._arrays is not None:
             try:
                 return of_arrays(*_paired(self._arrays))
@@ -82,16 +82,16 @@ class UserData:
         except WorkloadError as error:
             raise WorkloadError(f"{self._name}: {error}") from error
 
-    def _look_once(self) -> None:
+    def _read_once(self) -> None:
         if not self._read:
             with tf.init_scope():
-                self._look(self._value())
+                self._inspect(self._value())
             self._read = True
 
     def _value(self) -> Any:
         return call(self._source, self._given) if callable(self._source) else self._source
 
-    def _look(self, value: Any) -> None:
+    def _inspect(self, value: Any) -> None:
         if isinstance(value, tf.data.Dataset):
             spec = value.element_spec
             if not isinstance(spec, tuple) or len(spec) not in _PARTS:
@@ -108,7 +108,7 @@ class UserData:
             if self._class_weight is not None:
                 _, targets, *weights = examples.element_spec
                 self._class_weight.check(targets, weights[0] if weights else None)
-            self._facts = pipeline.look_at(examples, self._name)
+            self._facts = pipeline.inspect(examples, self._name)
         elif isinstance(value, tuple | list) and len(value) in _PARTS:
             inputs, targets, *weights = (tf.nest.map_structure(self._array, _nest(part)) for part in value)
             if self._class_weight is not None:

@@ -21,7 +21,7 @@ def examples(count: int) -> tf.data.Dataset:
 
 def numbers(dataset: tf.data.Dataset, shard: Shard, batches: int) -> np.ndarray:
     drawn = []
-    for inputs, targets in islice(pipeline.batches(dataset, pipeline.look_at(dataset, "train_data"), shard), batches):
+    for inputs, targets in islice(pipeline.batches(dataset, pipeline.inspect(dataset, "train_data"), shard), batches):
         assert inputs.shape == (shard.batch_size, 1)
         np.testing.assert_array_equal(targets.numpy(), inputs[:, 0].numpy().astype(int) * 3)
         drawn.append(inputs[:, 0].numpy().astype(int))
@@ -53,7 +53,7 @@ def test_a_stream_started_later_continues_exactly(start: int) -> None:
 
 def test_where_the_size_is_not_known_a_resumed_stream_starts_with_another_order() -> None:
     unknown = examples(40).filter(lambda inputs, _: inputs[0] >= 0)
-    assert pipeline.look_at(unknown, "train_data").count is None
+    assert pipeline.inspect(unknown, "train_data").count is None
     whole = numbers(unknown, Shard(5, seed=2), 16)
     assert sorted(whole[:8].ravel()) == list(range(40))
     resumed = numbers(unknown, Shard(5, seed=2, start=4), 8)
@@ -63,7 +63,7 @@ def test_where_the_size_is_not_known_a_resumed_stream_starts_with_another_order(
 
 def test_endless_examples_are_shuffled_and_batched() -> None:
     endless = examples(20).repeat()
-    facts = pipeline.look_at(endless, "train_data")
+    facts = pipeline.inspect(endless, "train_data")
     assert facts.endless
     assert not facts.fits_in_memory
     assert numbers(endless, Shard(5, seed=2), 6).shape == (6, 5)
@@ -82,7 +82,7 @@ def test_what_fits_in_memory_is_read_once() -> None:
         return tf.ensure_shape(tf.numpy_function(seen, [inputs], tf.float32), [1]), targets
 
     noted = examples(12).map(note)
-    facts = pipeline.look_at(noted, "train_data")
+    facts = pipeline.inspect(noted, "train_data")
     assert (facts.python, facts.fits_in_memory, facts.buffer) == (True, True, 12)
     assert len(list(islice(pipeline.batches(noted, facts, Shard(4, seed=0)), 15))) == 15
     assert sorted(read) == list(range(12))
@@ -90,7 +90,7 @@ def test_what_fits_in_memory_is_read_once() -> None:
 
 def test_what_is_drawn_again_each_time_is_not_kept() -> None:
     noisy = examples(12).map(lambda inputs, targets: (inputs + tf.random.uniform([1]), targets))
-    facts = pipeline.look_at(noisy, "train_data")
+    facts = pipeline.inspect(noisy, "train_data")
     assert facts.random
     assert not facts.fits_in_memory
     epochs = [inputs.numpy() for inputs, _ in islice(pipeline.batches(noisy, facts, Shard(12, seed=0)), 2)]
@@ -99,14 +99,14 @@ def test_what_is_drawn_again_each_time_is_not_kept() -> None:
 
 def test_a_large_set_is_not_kept_and_shuffled_among_some() -> None:
     large = tf.data.Dataset.range(2**24).map(lambda number: (tf.zeros([100]), number))
-    facts = pipeline.look_at(large, "train_data")
+    facts = pipeline.inspect(large, "train_data")
     assert not facts.fits_in_memory
     assert facts.buffer == pipeline.SHUFFLED
 
 
 def test_evaluation_is_once_and_in_order() -> None:
     dataset = examples(11)
-    batches = [inputs.numpy()[:, 0] for inputs, _ in pipeline.once(dataset, pipeline.look_at(dataset, "eval_data"), 4)]
+    batches = [inputs.numpy()[:, 0] for inputs, _ in pipeline.once(dataset, pipeline.inspect(dataset, "eval_data"), 4)]
     assert [len(batch) for batch in batches] == [4, 4, 3]
     np.testing.assert_array_equal(np.concatenate(batches), np.arange(11))
 
@@ -119,24 +119,24 @@ def generated() -> tf.data.Dataset:
 
 
 def test_a_generator_is_seen_to_run_python() -> None:
-    assert pipeline.look_at(generated(), "train_data").python
-    assert not pipeline.look_at(examples(3), "train_data").python
+    assert pipeline.inspect(generated(), "train_data").python
+    assert not pipeline.inspect(examples(3), "train_data").python
     assert numbers(generated(), Shard(2, seed=0), 5).shape == (5, 2)
 
 
 def test_no_examples_are_an_error() -> None:
     with pytest.raises(WorkloadError, match="has no examples"):
-        pipeline.look_at(examples(10).take(0), "train_data")
+        pipeline.inspect(examples(10).take(0), "train_data")
 
 
 def test_batches_taken_apart_again_are_examples() -> None:
-    assert pipeline.look_at(examples(10).batch(5).unbatch(), "train_data").count in {10, None}
+    assert pipeline.inspect(examples(10).batch(5).unbatch(), "train_data").count in {10, None}
 
 
 def test_fewer_examples_than_readers_is_an_error() -> None:
     dataset = examples(2)
     with pytest.raises(WorkloadError, match="2 training examples for 3 readers"):
-        pipeline.batches(dataset, pipeline.look_at(dataset, "train_data"), Shard(1, seed=0, count=3))
+        pipeline.batches(dataset, pipeline.inspect(dataset, "train_data"), Shard(1, seed=0, count=3))
 
 
 BATCHED = {
@@ -150,7 +150,7 @@ BATCHED = {
 @pytest.mark.parametrize("kind", BATCHED)
 def test_batches_are_taken_apart_and_no_example_is_missed(kind: str) -> None:
     dataset = pipeline.examples_of(BATCHED[kind]())
-    assert pipeline.look_at(dataset, "train_data").count == 10
+    assert pipeline.inspect(dataset, "train_data").count == 10
     drawn = [numbers(dataset, Shard(5, seed=3, index=index, count=2), 2) for index in range(2)]  # two epochs of each reader
     assert sorted(np.concatenate(drawn).flat) == sorted([*range(10), *range(10)])
 
@@ -191,7 +191,7 @@ def test_a_padding_of_the_users_own_pads_the_batches_that_are_made_of_the_exampl
 
 def test_examples_of_different_lengths_are_padded_with_zeros() -> None:
     rows = tf.data.Dataset.range(1, 4).map(lambda length: (tf.ones([length]), length))
-    ((inputs, _),) = pipeline.once(rows, pipeline.look_at(rows, "eval_data"), 3)
+    ((inputs, _),) = pipeline.once(rows, pipeline.inspect(rows, "eval_data"), 3)
     np.testing.assert_array_equal(inputs.numpy(), [[1, 0, 0], [1, 1, 0], [1, 1, 1]])
 
 

@@ -117,8 +117,8 @@ class AllReduce:
                 return _all_reduced(tf.constant(values.reshape(-1)), self.size, _ON_CPUS, instance, "ring")
 
         flat = summed()
-        together: np.ndarray[Any, Any] = flat.numpy().reshape(values.shape)
-        return together
+        total: np.ndarray[Any, Any] = flat.numpy().reshape(values.shape)
+        return total
 
     def _reduce(self, vector: tf.Tensor, instance: int) -> tf.Tensor:
         return _all_reduced(vector, self.size, _GROUP, instance, self._hint)

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 
 import tensorflow as tf
 
-_ANSWER_WITHIN = 1.0  # seconds
+_ANSWER_TIMEOUT = 1.0  # seconds
 
 # Of checks that come a second after each other and take as long as an answer may: half a minute, where nobody is there to answer,
 # to a minute. Counted rather than timed, so that no task that was stopped itself gives the others up when it goes on.
@@ -47,7 +47,7 @@ def _answers(task: str) -> bool:
     from tensorflow.python.eager.context import context  # TensorFlow has no public way to ask
 
     try:
-        context().check_collective_ops_peer_health(task, timeout_in_ms=int(_ANSWER_WITHIN * 1000))
+        context().check_collective_ops_peer_health(task, timeout_in_ms=int(_ANSWER_TIMEOUT * 1000))
     except tf.errors.OpError:  # also a restarted one is not who we were connected to
         return False
     return True

@@ -15,7 +15,7 @@ from trainer.tf_config import split_address
 
 MOST_TASKS = 64  # each keeps a connection to each other; of more than this, a ring has less to do
 _HANDSHAKE = 2.0  # seconds for who connects to say who it is
-_TRY_EVERY = 0.05  # seconds between tries to connect
+_RETRY_INTERVAL = 0.05  # seconds between tries to connect
 TOKEN = 16  # bytes
 _HELLO = struct.Struct(f"!{TOKEN}sI")  # the listener's token, who connects
 
@@ -96,7 +96,7 @@ def _call(index: int, host: str, invitations: Sequence[Endpoint], peer: int, dea
                 if hmac.compare_digest(_receive(connection, TOKEN, deadline), invitations[index].token):
                     return connection
             connection.close()
-        time.sleep(_TRY_EVERY)
+        time.sleep(_RETRY_INTERVAL)
     return None
 
 

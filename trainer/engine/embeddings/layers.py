@@ -176,7 +176,7 @@ def taken_out(settings: Embeddings) -> Iterator[None]:
         layer._embeddings = table = Table(layer)  # noqa: SLF001 - in the place of the layer's own variable
         layer.built = True
         # Past Keras, which would track them.
-        object.__setattr__(layer, "call", _Call(layer, lambda ids: (_here.rows or table.look_up)(table, ids)))
+        object.__setattr__(layer, "call", _Call(layer, lambda ids: (_thread_state.rows or table.look_up)(table, ids)))
         for name in ("save_own_variables", "load_own_variables", "enable_lora", "quantize"):
             object.__setattr__(layer, name, _refuse_files(layer))
 
@@ -289,21 +289,21 @@ def _zeros(table: Table, ids: tf.Tensor) -> tf.Tensor:
     return zeros
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     rows: Rows | None = None
 
 
-_here = _Here()
+_thread_state = _ThreadState()
 
 
 @contextmanager
 def looking_up(rows: Rows) -> Iterator[None]:
     """Let the layers that this thread calls get their rows by `rows`."""
-    before, _here.rows = _here.rows, rows
+    before, _thread_state.rows = _thread_state.rows, rows
     try:
         yield
     finally:
-        _here.rows = before
+        _thread_state.rows = before
 
 
 @dataclass(frozen=True)

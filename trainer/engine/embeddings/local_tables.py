@@ -83,10 +83,10 @@ class LocalTables:
         others = [v for v in variables if id(v.value) not in self._rows]
         dense = [g for v, g in zip(variables, gradients, strict=True) if id(v.value) not in self._rows]
         tables = [(self._rows[id(v.value)], g) for v, g in zip(variables, gradients, strict=True) if id(v.value) in self._rows]
-        together, waited = exchange(dense, [row_updates.summed(gradient) for _, gradient in tables])
+        reduced, waited = exchange(dense, [row_updates.summed(gradient) for _, gradient in tables])
         # Of several tasks: a row that two of them used is there twice.
-        means = [row_updates.summed(one) for one in together[len(dense) :]]
-        dense, values = row_updates.clipped(optimizer, together[: len(dense)], [one.values for one in means])
+        means = [row_updates.summed(one) for one in reduced[len(dense) :]]
+        dense, values = row_updates.clipped(optimizer, reduced[: len(dense)], [one.values for one in means])
         rate, count = row_updates.rate_and_count(optimizer)
         for (rows, _), mean, gradient in zip(tables, means, values, strict=True):
             used = UsedRows(rows.variable, rows.slots, mean.indices)

@@ -20,7 +20,7 @@ import tensorflow as tf
 import trainer
 from trainer import error_file
 from trainer.engine import peer_wait
-from trainer.engine.cadence import REPORT_EVERY
+from trainer.engine.cadence import REPORT_INTERVAL
 from trainer.engine.job import Job
 from trainer.engine.manual.watchdog import Watch, unreachable
 from trainer.engine.run_state import Record
@@ -206,7 +206,7 @@ class _ProgressReporter:
 
     def __call__(self, step: int, steps: int, metrics: Mapping[str, float] | None = None) -> None:
         self.step, self.steps, self._metrics = step, steps, metrics or {}
-        if time.monotonic() - self._reported_at >= REPORT_EVERY:
+        if time.monotonic() - self._reported_at >= REPORT_INTERVAL:
             self.flush()
 
     def flush(self) -> None:

@@ -7,7 +7,7 @@ from keras.src.losses import loss
 
 
 @contextmanager
-def whole_losses() -> Iterator[None]:
+def unscaled_losses() -> Iterator[None]:
     """Let Keras's losses be means over one replica's batch while a step is traced.
 
     Under a strategy Keras divides each mean by the replicas, for gradients that are added up; here the mean of them is taken.
