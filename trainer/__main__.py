@@ -40,11 +40,11 @@ _ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",  # what a killed attempt printed is not lost
 }
 
-_ASKED_TO_STOP = (signal.SIGTERM, signal.SIGINT)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # For how many seconds at least a stop lasts that ends with 143. Kubernetes has it: a pod that is evicted as it has outgrown its storage has 2 s to
 # end, and is killed then, which counts, where its exit code would be that of one that somebody has merely deleted.
 _STOP_SECONDS = "TRAINER_STOP_SECONDS"
-_LONGEST_STOP = 60
+_MAX_STOP = 60
 _LINGER = 1.0  # seconds; an engine on this machine reads a line of output in some milliseconds
 
 
@@ -81,17 +81,17 @@ def _wait_stop(code: int, reported: dict[str, tuple[float, str]], stop_seconds: 
 
 
 def _linger(code: int, reported_at: float) -> None:
-    """Wait until a moment after `reported_at` where the same would only happen again, as the program of a container, unless asked to stop.
+    """Wait a moment after `reported_at`, as a container's program that would only fail again, unless asked to stop.
 
     Its engine would start it again at once, unless anyone who reads why it failed is faster and tells the engine not to.
     """
     of_a_container = 1 in {os.getpid(), os.getppid()}  # with `init` the engine's own is process 1
     if not of_a_container or code in {ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.STOPPED}:
         return
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED_TO_STOP)  # the exit code is to say what was wrong
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # the exit code is to say what was wrong
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    signal.sigtimedwait(_ASKED_TO_STOP, max(0.0, reported_at + _LINGER - time.monotonic()))
+    signal.sigtimedwait(_STOP_SIGNALS, max(0.0, reported_at + _LINGER - time.monotonic()))
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
@@ -161,7 +161,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         _make_results(os.environ.get("RUN_DIR"))
     reported: dict[str, tuple[float, str]] = {}
     output = Output()
-    for number in _ASKED_TO_STOP:  # where one comes when the supervisor has ended, the exit code is to be the same
+    for number in _STOP_SIGNALS:  # where one comes when the supervisor has ended, the exit code is to be the same
         signal.signal(number, lambda _number, _frame: None if reported else os._exit(ExitCode.STOPPED))
     code = supervise(_job(task, settings, command, lifeline), _recording(Reporter(name, output), reported), output)
     failed_at, why = reported.get("failed", (time.monotonic(), ""))
@@ -264,9 +264,9 @@ def _stop_seconds(problems: list[str]) -> float:
     """Return TRAINER_STOP_SECONDS, 0 where it is not set."""
     text = os.environ.get(_STOP_SECONDS) or "0"
     with contextlib.suppress(ValueError):
-        if 0 <= float(text) <= _LONGEST_STOP:
+        if 0 <= float(text) <= _MAX_STOP:
             return float(text)
-    problems.append(f"{_STOP_SECONDS} is {text!r}; expected seconds, 0 to {_LONGEST_STOP}; write 4, or unset the variable")
+    problems.append(f"{_STOP_SECONDS} is {text!r}; expected seconds, 0 to {_MAX_STOP}; write 4, or unset the variable")
     return 0.0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 VARIABLE = "TRAINER_ERROR_FILE"
 # In front of the cause, where a fingerprint says why another attempt is useless.
 PERMANENT = "for good: "
-_LONGEST_LINE = 2000
+_MAX_LINE = 2000
 
 
 def write(line: str, fingerprint: str = "") -> None:
@@ -31,7 +31,7 @@ def clear(path: Path) -> None:
 
 def last_line(path: Path | None) -> str:
     """Return the last error line that was written down, empty where there is none."""
-    return next((line.strip()[:_LONGEST_LINE] for line in reversed(_text(path).split("\n")) if line.strip()), "")
+    return next((line.strip()[:_MAX_LINE] for line in reversed(_text(path).split("\n")) if line.strip()), "")
 
 
 def fingerprint(path: Path | None) -> str:

@@ -21,9 +21,9 @@ from trainer.events import MARK, Event, parse
 
 _READ = 64 * 1024
 _FULL = 64 * 1024  # bytes that wait, with which no more is read
-_MOST = 1024 * 1024  # the same where all before an event, or before the end, is read; the largest pipe that a user may have
+_MAX_BYTES = 1024 * 1024  # the same where all before an event, or before the end, is read; the largest pipe that a user may have
 _TAIL = 64 * 1024  # bytes of the last output that are kept
-_LONGEST_EVENT = 1024 * 1024
+_MAX_EVENT = 1024 * 1024
 _STUCK_AFTER = 10.0  # seconds without a byte written after which an ended task waits no more
 
 _LOOKS_LIKE_EVENT = re.compile(rb"^( *)(?=" + re.escape(MARK) + rb")", re.MULTILINE)
@@ -124,7 +124,7 @@ class Output:
 
     def write(self, text: str) -> None:
         """Write whole lines, after all that the program has written until now."""
-        self._take(_MOST)
+        self._take(_MAX_BYTES)
         self._sink.add(self._escaping.end_line() + text.encode("utf-8", "backslashreplace"))
 
     def flush(self) -> None:
@@ -156,7 +156,7 @@ class Output:
 
     def take(self) -> None:
         """Take in all that was written until now."""
-        self._take(_MOST)
+        self._take(_MAX_BYTES)
         self._take_events()
 
     def begin(self) -> None:
@@ -191,10 +191,10 @@ class Output:
             self.tail = (self.tail + read)[-_TAIL:]
 
     def _take_events(self) -> None:
-        while self._sink.waiting < _MOST and (read := self._events.read()):
-            self._take(_MOST)  # what was printed before an event stands before it
+        while self._sink.waiting < _MAX_BYTES and (read := self._events.read()):
+            self._take(_MAX_BYTES)  # what was printed before an event stands before it
             *lines, partial = (self._partial + read).split(b"\n")
-            self._partial = partial if len(partial) < _LONGEST_EVENT else b""
+            self._partial = partial if len(partial) < _MAX_EVENT else b""
             for line in lines:
                 if event := parse(line.decode("utf-8", "replace")):
                     self.on_event(event)

@@ -33,7 +33,7 @@ class PortHolder:
             with contextlib.suppress(OSError):
                 self._listener = listen(*split_address(self._address), backlog=_BACKLOG)
                 self._listener.settimeout(_POLL_INTERVAL)
-                self._thread = threading.Thread(target=self._turn_away, args=(self._listener,), name="placeholder", daemon=True)
+                self._thread = threading.Thread(target=self._accept_and_close, args=(self._listener,), name="placeholder", daemon=True)
                 self._thread.start()
         return self._thread is not None and not self._closed.is_set()
 
@@ -46,7 +46,7 @@ class PortHolder:
             self._listener.shutdown(socket.SHUT_RDWR)  # on Linux the thread waits for it no longer
         self._thread.join()
 
-    def _turn_away(self, listener: socket.socket) -> None:
+    def _accept_and_close(self, listener: socket.socket) -> None:
         until = time.monotonic() + self._seconds
         while not self._closed.is_set() and time.monotonic() < until:
             try:

@@ -19,7 +19,7 @@ _OF_SCHEDULE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "piecewise": (("boundaries", "factors"), ("boundaries", "factors")),
 }
 _SPECIAL = ("decay_steps", "decay_rate", "staircase", "final", "boundaries", "factors")
-_MOST_MIRRORED = 32  # batches a step
+_MAX_MIRRORED = 32  # batches a step
 _CLIPS = ("clip_value", "clip_norm", "clip_global_norm")
 _OF_PROGRAMS = ("workload", "params", "data", "seed")  # all the settings of a program placed by hand
 
@@ -120,10 +120,10 @@ def _better(train: Train, _: Strategy) -> Iterator[Misfit]:
 
 
 def _unrolled(train: Train, strategy: Strategy) -> Iterator[Misfit]:
-    if STRATEGIES[strategy].on_devices and train.gradients.accumulate > _MOST_MIRRORED:
+    if STRATEGIES[strategy].on_devices and train.gradients.accumulate > _MAX_MIRRORED:
         message = f"{train.gradients.accumulate} batches a step: with mirrored each is a part of the graph of its own"
         remedy = "use larger batches, or another strategy"
-        yield Misfit(("gradients", "accumulate"), message, f"at most {_MOST_MIRRORED} with mirrored", remedy)
+        yield Misfit(("gradients", "accumulate"), message, f"at most {_MAX_MIRRORED} with mirrored", remedy)
 
 
 def _unused(train: Train, _: Strategy) -> Iterator[Misfit]:

@@ -29,7 +29,7 @@ PORT = 2225
 _FIRST = 3.0  # seconds within which a process has to begin
 _QUIET = 0.3  # seconds without more after which it has written all
 _ALL = 12.0  # seconds for all processes of a task
-_MOST = 4 * 1024 * 1024  # bytes of one process
+_MAX_BYTES = 4 * 1024 * 1024  # bytes of one process
 _READ = 64 * 1024
 _SEND = 10.0  # seconds for a client to read it all
 
@@ -216,7 +216,7 @@ class _Reading:
 
     def add(self, read: bytes) -> None:
         """Take in more."""
-        self._read = (self._read + read)[:_MOST]
+        self._read = (self._read + read)[:_MAX_BYTES]
         self._timer.cancel()
         self._timer = self._loop.call_later(_QUIET, self._end)
 

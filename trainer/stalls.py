@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MIN_LIMIT = 60.0  # seconds: the limit where none is set, unless steps are slow
 _STEPS = 20  # or so many of the median step, and of the longest call
 _FIRST = 1200.0  # seconds at least for the first of its kind, which traces and compiles
-_REMEMBERED = 100  # calls
+_MAX_CALLS = 100  # calls
 _CHECK_INTERVAL = 5.0  # seconds between checks, or a fifth of the limit
 _LONG = frozenset({"evaluating", "saving", "callbacks"})
 _TIMED = frozenset({"starting", "training", "evaluating", "callbacks", "program"})
@@ -89,7 +89,7 @@ class StallWatch:
         if isinstance(step, int):
             self._step = step
         if isinstance(seconds, (int, float)) and isinstance(steps, int) and steps > 0:
-            times = self._seen.setdefault(str(phase), deque(maxlen=_REMEMBERED))
+            times = self._seen.setdefault(str(phase), deque(maxlen=_MAX_CALLS))
             times.append(max(seconds / steps, seconds / _STEPS * 3))
         self._progress(str(phase))
 

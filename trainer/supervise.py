@@ -81,7 +81,7 @@ class _Supervisor:
         self._reached_at: float | None = None  # when every peer was reached, in this attempt
         self._stopping = False
         self._signals = 0
-        self._failure: tuple[str, str] | None = None  # cause and detail, when the parent itself has ended the task
+        self._failure: tuple[str, str] | None = None  # when the parent has ended the task: cause, detail
         self._stalls = StallWatch(job, report, loop, stacks, self._prober, self._kill_stalled)
         self._stall = ""  # over which the attempt was killed
         self._exit_code = int(ExitCode.FAILURE)

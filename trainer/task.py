@@ -25,7 +25,7 @@ from trainer.strategies import SERVED
 from trainer.tf_config import TaskConfig, parse
 
 _PIPE = 1 << 16  # bytes that a pipe holds
-_STOPS = (signal.SIGTERM, signal.SIGINT)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stop:
@@ -42,14 +42,14 @@ class Stop:
         signal.set_wakeup_fd(writing_end, warn_on_full_buffer=False)
         # A process forked off has the same pipe: who ends it, as multiprocessing does by SIGTERM, does not mean us.
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
-        for number in _STOPS:
+        for number in _STOP_SIGNALS:
             signal.signal(number, self._handle)
 
     def __call__(self) -> bool:
         """Return whether it was."""
         with suppress(BlockingIOError):  # there is nothing
             # Numbers of other signals are there, too, where the user's program handles some.
-            if not set(_STOPS).isdisjoint(os.read(self._numbers, _PIPE)):
+            if not set(_STOP_SIGNALS).isdisjoint(os.read(self._numbers, _PIPE)):
                 self.asked = True
         return self.asked
 
@@ -73,7 +73,7 @@ ENVIRONMENT = {
 }
 
 # With one inter-op thread, a server's data pipeline and the loop that reads it wait for each other forever.
-_FEWEST_INTEROP_THREADS = 4
+_MIN_INTEROP_THREADS = 4
 _ANNOUNCEMENTS = (b"WARNING: All log messages before absl::InitializeLog()", b"I0000 ")
 
 
@@ -88,8 +88,8 @@ def main() -> NoReturn:
     task = parse(os.environ.get("TF_CONFIG"))
     settings = TrainerSettings.model_validate_json(os.environ["TRAINER_SETTINGS"])
     threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")
-    if settings.strategy in SERVED and threads.isdecimal() and 0 < int(threads) < _FEWEST_INTEROP_THREADS:
-        os.environ["TF_NUM_INTEROP_THREADS"] = str(_FEWEST_INTEROP_THREADS)
+    if settings.strategy in SERVED and threads.isdecimal() and 0 < int(threads) < _MIN_INTEROP_THREADS:
+        os.environ["TF_NUM_INTEROP_THREADS"] = str(_MIN_INTEROP_THREADS)
     report = Reporter(task.name)
     port = PortHolder(task.address, settings.start_timeout)
     if settings.strategy in SERVED and task.is_chief:  # its servers end when it stays away: they need not wait for TensorFlow's import

@@ -19,8 +19,8 @@ from trainer.workloads.protocol import Agent
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 
-MOST_MOVES = 8  # of each board in a call, so that what plays is never much older than what has learned
-_MOST_UPDATES = 32  # between two looks whether to stop; as many as 16 boards give in a call that learn every fourth move
+MAX_MOVES = 8  # of each board in a call, so that what plays is never much older than what has learned
+_MAX_UPDATES = 32  # between two checks whether to stop; as many as 16 boards give in a call that learn every fourth move
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class AgentSession(Session):
         began, start = time.perf_counter(), self._step
         goal = min(start + steps, self._target)
         while self._step < goal and not self._stopped():
-            if played := self._take(min(goal - self._step, MOST_MOVES * self._agent.boards)):
+            if played := self._take(min(goal - self._step, MAX_MOVES * self._agent.boards)):
                 self._learn_from(played)
         return Progress(
             step=self._step,
@@ -108,7 +108,7 @@ class AgentSession(Session):
         left = played.experience[: self._target - self._step]
         while len(left) and not self._stopped():
             updates = self._agent.updates(self._step, self._step + len(left))
-            rows = max(1, len(left) * _MOST_UPDATES // max(updates, _MOST_UPDATES))
+            rows = max(1, len(left) * _MAX_UPDATES // max(updates, _MAX_UPDATES))
             self._learn_rows(left[:rows])
             left = left[rows:]
 

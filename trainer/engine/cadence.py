@@ -4,14 +4,14 @@ import time
 
 _CALL_SECONDS = 0.2  # a call this long hides its own cost (about 1 ms) and still shows progress
 REPORT_INTERVAL = 0.5  # seconds between progress events, where the settings name no steps
-_MOST = 1000
+_MAX_STEPS = 1000
 _GROWTH = 8  # the first calls are slow for other reasons (tracing, caches): grow in steps
 
 
 def next_steps(steps: int, seconds: float) -> int:
     """Return the steps of the next call, after one of `steps` steps took `seconds`."""
     fitting = int(steps * _CALL_SECONDS / max(seconds, 1e-6))
-    return max(1, min(fitting, steps * _GROWTH, _MOST))
+    return max(1, min(fitting, steps * _GROWTH, _MAX_STEPS))
 
 
 def to_boundary(step: int, wanted: int, last: int, *every: int | None) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 
 _OF_KERAS = frozenset({"_model", "model", "params", "_params"})
 # Attributes that a callback finds out for itself after each start, by its class.
-_FOUND_OUT: dict[type, frozenset[str]] = {
+_DERIVED: dict[type, frozenset[str]] = {
     keras.callbacks.CSVLogger: frozenset({"append", "append_header"}),
     keras.callbacks.EarlyStopping: frozenset({"min_delta"}),  # its sign, with the function that compares
     keras.callbacks.ReduceLROnPlateau: frozenset({"min_delta"}),
@@ -69,7 +69,7 @@ class TrackedAttributes:
         for name, callback, made in zip(self._names, self._callbacks, self._made, strict=True):
             for key, (now, before) in found["callbacks"].get(name, {}).items():
                 if _same(_from_json(before, arrays), _plain(made.get(key))):
-                    _give(callback, key, _from_json(now, arrays))
+                    _set_attribute(callback, key, _from_json(now, arrays))
 
     def _now(self) -> list[dict[str, Any]]:
         return [_attributes(callback) for callback in self._callbacks]
@@ -100,8 +100,8 @@ def _names(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
 
 
 def _attributes(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    found_out = frozenset[str]().union(*(names for kind, names in _FOUND_OUT.items() if isinstance(callback, kind)))
-    every = {key: _copied(value) for key, value in vars(callback).items() if key not in _OF_KERAS | found_out}
+    derived = frozenset[str]().union(*(names for kind, names in _DERIVED.items() if isinstance(callback, kind)))
+    every = {key: _copied(value) for key, value in vars(callback).items() if key not in _OF_KERAS | derived}
     return {key: value for key, value in every.items() if value is not _NOTHING}
 
 
@@ -142,7 +142,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other) or (isinstance(one, float) and one != one and other != other)  # noqa: PLR0124 - NaN is not equal to itself
 
 
-def _give(callback: keras.callbacks.Callback, key: str, value: Any) -> None:
+def _set_attribute(callback: keras.callbacks.Callback, key: str, value: Any) -> None:
     """Set an attribute; a dict of a class of its own, such as a defaultdict, which is known by the one that was made, is filled."""
     made = getattr(callback, key, None)
     if isinstance(value, dict) and isinstance(made, dict) and type(made) is not dict:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from trainer.engine.session import PeerLostError
 
-_LONGEST = 200  # characters of an error
+_MAX_CHARACTERS = 200  # characters of an error
 Result = TypeVar("Result")
 
 
@@ -163,4 +163,4 @@ def _fresh(model: keras.Model) -> tuple[keras.optimizers.Optimizer | None, str]:
 
 def one_line(error: Exception) -> str:
     """Return an error's words in one line that is not too long."""
-    return " ".join(str(error).split())[:_LONGEST]  # Keras breaks its lines within sentences
+    return " ".join(str(error).split())[:_MAX_CHARACTERS]  # Keras breaks its lines within sentences

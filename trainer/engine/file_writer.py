@@ -15,7 +15,7 @@ from trainer.engine.run_state import write_atomically
 from trainer.events import Reporter
 
 _DELAY = 1.0  # seconds until what has failed is tried again
-_MOST = 64 * 2**20  # bytes to be appended that are held at most
+_MAX_PENDING = 64 * 2**20  # bytes to be appended that are held at most
 
 
 class FileWriter:
@@ -48,7 +48,7 @@ class FileWriter:
                     rest = rest[os.write(file.fileno(), rest) :]
             self._pending_bytes -= len(content)
 
-        if self._pending_bytes + len(content) > _MOST:
+        if self._pending_bytes + len(content) > _MAX_PENDING:
             self._lost_bytes += len(content)
             return
         self._pending_bytes += len(content)

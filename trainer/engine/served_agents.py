@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.agents import MOST_MOVES, AgentSession, Played, Player
+from trainer.engine.agents import MAX_MOVES, AgentSession, Played, Player
 from trainer.engine.job import Job
 from trainer.engine.parameter_server import packing
 from trainer.engine.parameter_server.state import device
@@ -68,7 +68,7 @@ class ServedAgentSession(AgentSession):
 
     def _take(self, steps: int) -> Played | None:
         del steps  # calls are under way already
-        call = MOST_MOVES * self._agent.boards
+        call = MAX_MOVES * self._agent.boards
         while self._workers.in_flight < self._workers.count * IN_FLIGHT and self.step + self._workers.in_flight * call < self._target:
             self._workers.schedule(call)
         if (result := self._workers.take()) is None:

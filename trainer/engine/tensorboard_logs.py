@@ -14,7 +14,7 @@ import tensorflow as tf
 from trainer.engine.file_writer import FileWriter
 from trainer.engine.session import Progress
 
-_MOST = 16 * 2**20  # bytes in memory after which it is freed
+_MAX_BYTES = 16 * 2**20  # bytes in memory after which it is freed
 _count = itertools.count()
 
 
@@ -42,7 +42,7 @@ class _Writer:
         self._taken += len(new)
         if new:
             self._files.append(self._directory / self._name, new)
-        if self._taken > _MOST:
+        if self._taken > _MAX_BYTES:
             tf.io.gfile.remove(self._memory)
             self._open()
 

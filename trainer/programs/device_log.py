@@ -20,7 +20,7 @@ from trainer.programs.devices import Device
 from trainer.programs.text_tables import table
 
 HEADERS = ("OPERATION", "NAME", "TIMES", "TASK", "DEVICE", "ASKED FOR")
-_MOST_ROWS = 500  # different ones; a program that names each operation again does not fill the memory
+_MAX_ROWS = 500  # different ones; a program that names each operation again does not fill the memory
 _FUNCTION = re.compile(r"__(?:inference|forward|backward)_(.+)_\d+")
 # Of the log itself and of TensorBoard's files: nothing that a program computes.
 _HOUSEKEEPING = re.compile(r"Write\w*Summary|\w*SummaryWriter|SummaryWriter\w*")
@@ -151,7 +151,7 @@ class DeviceLog:
         missed = "" if requested.covers(_device(ran)) else str(requested)
         row = (call.operation, call.name, ran, missed)
         with self._lock:
-            if row in self._counts or len(self._counts) < _MOST_ROWS:
+            if row in self._counts or len(self._counts) < _MAX_ROWS:
                 count = self._counts.setdefault(row, _Count(call.place))
                 count.place = min(count.place, call.place)
                 count.times += 1

@@ -18,8 +18,8 @@ from trainer.workloads.errors import WorkloadError
 
 _FRAME = 200  # milliseconds
 _PICTURE_INTERVAL = 100  # generations between pictures for TensorBoard
-_LARGEST_SIDE = 65_535  # pixels of a GIF
-_MOST_PIXELS = 300_000_000  # of all frames; each takes a byte, twice while they are written
+_MAX_SIDE = 65_535  # pixels of a GIF
+_MAX_PIXELS = 300_000_000  # of all frames; each takes a byte, twice while they are written
 
 
 def life(cluster: Cluster, params: LifeParams, seed: int) -> dict[str, float]:
@@ -62,10 +62,10 @@ def film(notice: Callable[[str], None], params: LifeParams) -> tuple[int, int]:
     """Return the pixels of a cell's side and the frames of the animation: smaller and fewer where it would not fit, which is said."""
     cells = params.height * params.width
     frames = min(params.frames, params.generations)
-    cell = max(1, min(params.cell, _LARGEST_SIDE // max(params.height, params.width)))
+    cell = max(1, min(params.cell, _MAX_SIDE // max(params.height, params.width)))
     if frames:
-        cell = max(1, min(cell, math.isqrt(_MOST_PIXELS // (frames * cells))))
-        fewer = min(frames, max(1, _MOST_PIXELS // (cells * cell * cell)))
+        cell = max(1, min(cell, math.isqrt(_MAX_PIXELS // (frames * cells))))
+        fewer = min(frames, max(1, _MAX_PIXELS // (cells * cell * cell)))
         if (cell, fewer) != (params.cell, frames):
             notice(f"the board is large: life.gif shows {fewer} generations, a cell {cell} pixels wide")
         frames = fewer

@@ -18,8 +18,8 @@ _HEADER = re.compile(r"\s*x\s*=\s*(\d+)\s*,\s*y\s*=\s*(\d+)\s*(?:,\s*rule\s*=\s*
 _A_HEADER = "a line such as x = 3, y = 3, rule = B3/S23"
 _CONWAY = ("b3/s23", "23/3")
 _ITEM = re.compile(r"(\d*)([bo$!])|\s+")
-_LARGEST = 100_000_000  # cells; a number mistyped must not fill the memory
-_WIDEST = 70  # characters of a line that is written, as the format has it
+_MAX_CELLS = 100_000_000  # cells; a number mistyped must not fill the memory
+_MAX_WIDTH = 70  # characters of a line that is written, as the format has it
 
 
 def read(text: str, origin: str) -> Board:
@@ -57,8 +57,8 @@ def _empty(header: str, place: str) -> Board:
     width, height, rule = int(match[1]), int(match[2]), (match[3] or _CONWAY[0]).partition(":")[0].lower()
     if rule not in _CONWAY:
         raise _wrong(place, f"rule {match[3]}", "B3/S23, Conway's own")
-    if not 0 < width * height <= _LARGEST:
-        raise _wrong(place, f"x = {width}, y = {height}", f"a pattern of 1 to {_LARGEST:,} cells")
+    if not 0 < width * height <= _MAX_CELLS:
+        raise _wrong(place, f"x = {width}, y = {height}", f"a pattern of 1 to {_MAX_CELLS:,} cells")
     return np.zeros((height, width), np.uint8)
 
 
@@ -82,7 +82,7 @@ def write(board: Board) -> str:
     items = re.findall(r"\d*[bo$!]", body)
     lines = [""]
     for item in items:
-        if len(lines[-1]) + len(item) > _WIDEST:
+        if len(lines[-1]) + len(item) > _MAX_WIDTH:
             lines.append("")
         lines[-1] += item
     height, width = board.shape

@@ -38,7 +38,7 @@ AHEAD = 2
 _NUMBER = r"(-?[0-9]{1,18}(\.[0-9]*)?)?"
 _EXPECTED = f"{FIELDS} fields separated by tabs: a label, {NUMBERS} numbers, {CATEGORIES} categories"
 _REMEDY = "Correct that line or remove it."
-_SHOWN = 80  # first bytes of a line that a message has
+_MAX_SHOWN = 80  # first bytes of a line that a message has
 
 Features = dict[str, tf.Tensor]
 
@@ -210,7 +210,7 @@ def _error_message(lines: tf.Tensor, numbers: tf.Tensor, files: tf.Tensor, paths
     row, count = values[at], counts[at]
     column = tf.argmax(tf.cast(~tf.strings.regex_full_match(row[1 : 1 + NUMBERS], _NUMBER), tf.int32))
     place = tf.strings.join([tf.gather([str(path) for path in paths], files[at]), ", line ", tf.strings.as_string(numbers[at])])
-    many = tf.strings.join([tf.strings.as_string(count), " fields in `", tf.strings.substr(lines[at], 0, _SHOWN), "`"])
+    many = tf.strings.join([tf.strings.as_string(count), " fields in `", tf.strings.substr(lines[at], 0, _MAX_SHOWN), "`"])
     label = tf.strings.join(["label `", row[0], "`"])
     number = tf.strings.join(["`", row[1 + column], "` as number ", tf.strings.as_string(column + 1)])
     kinds: list[tuple[Any, tf.Tensor, str]] = [

@@ -50,7 +50,7 @@ _RANDOM = (
 
 
 # How TensorFlow refuses to batch examples of different lengths; it has no error of its own for that.
-_UNLIKE = ("Cannot add tensor to the batch", "Cannot batch tensors with different shapes")
+_SHAPE_ERRORS = ("Cannot add tensor to the batch", "Cannot batch tensors with different shapes")
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def batched(examples: tf.data.Dataset, size: int, values: Sequence[tf.Tensor] = 
 
 def remedy(error: Exception) -> str:
     """Return what to do about an error of training, as the end of a sentence, where examples could not be put into one batch; else nothing."""
-    if not isinstance(error, tf.errors.InvalidArgumentError) or not any(text in str(error) for text in _UNLIKE):
+    if not isinstance(error, tf.errors.InvalidArgumentError) or not any(text in str(error) for text in _SHAPE_ERRORS):
         return ""
     return (
         "; examples of different lengths are padded with zeros where each part of the Dataset is a dense tensor of a known number of dimensions: "

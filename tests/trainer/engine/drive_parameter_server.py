@@ -79,7 +79,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
     from trainer.tf_config import parse
 
     task = parse(tf_config)
-    packing.TOGETHER_BYTES = 0  # small models, too, are on both servers
+    packing.SINGLE_SERVER_BYTES = 0  # small models, too, are on both servers
     connection = connect(task)
 
     def job_of(steps: int, **settings: Any) -> Job:

@@ -175,7 +175,7 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
     from trainer.engine.replicated import LocalSession
     from trainer.tf_config import parse
 
-    packing.TOGETHER_BYTES = 0  # small models, too, are on both servers
+    packing.SINGLE_SERVER_BYTES = 0  # small models, too, are on both servers
     connection = connect(parse(here.tf_config))
 
     def session(workload: Any, needed: int, steps: int, stopped: Callable[[], bool] = lambda: False, **train: Any) -> Any:

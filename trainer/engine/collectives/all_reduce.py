@@ -12,7 +12,7 @@ import tensorflow as tf
 import trainer
 from trainer.engine import clock
 from trainer.engine.collectives.liveness import Probe
-from trainer.engine.collectives.rendezvous import MOST_TASKS, Endpoint, Listener
+from trainer.engine.collectives.rendezvous import MAX_TASKS, Endpoint, Listener
 from trainer.engine.collectives.tcp_all_reduce import TcpAllReduce
 from trainer.engine.session import PeerLostError, cause
 from trainer.events import listed
@@ -65,8 +65,8 @@ class AllReduce:
         self._check_compatible(names)
         if self._hint == "nccl":
             return ""
-        if self.size > MOST_TASKS:
-            return f"{self.size} tasks, more than {MOST_TASKS}, exchange gradients by TensorFlow's all-reduce, which is slower"
+        if self.size > MAX_TASKS:
+            return f"{self.size} tasks, more than {MAX_TASKS}, exchange gradients by TensorFlow's all-reduce, which is slower"
         rows = np.zeros([self.size, 3], np.int64)
         listener = None
         with suppress(OSError):  # a task that cannot listen is one that others cannot reach

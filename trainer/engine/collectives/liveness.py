@@ -14,7 +14,7 @@ _ANSWER_TIMEOUT = 1.0  # seconds
 
 # Of checks that come a second after each other and take as long as an answer may: half a minute, where nobody is there to answer,
 # to a minute. Counted rather than timed, so that no task that was stopped itself gives the others up when it goes on.
-_MOST_UNANSWERED = 30
+_MAX_UNANSWERED = 30
 # Checks of one silence follow each other within a few seconds; what others found, before steps went on, does not count.
 _SAME_SILENCE = 5.0
 
@@ -35,7 +35,7 @@ class Probe:
             self._unanswered = 0
         self._unanswered = 0 if all(_answers(self._tasks[place]) for place in sorted(waiting)) else self._unanswered + 1
         self._last_check = self._monotonic()
-        return self._unanswered < _MOST_UNANSWERED
+        return self._unanswered < _MAX_UNANSWERED
 
 
 def _in_tensorflow(name: str) -> str:

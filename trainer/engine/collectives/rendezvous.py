@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from trainer.socket_filter import is_loopback, listen
 from trainer.tf_config import split_address
 
-MOST_TASKS = 64  # each keeps a connection to each other; of more than this, a ring has less to do
+MAX_TASKS = 64  # each keeps a connection to each other; of more than this, a ring has less to do
 _HANDSHAKE = 2.0  # seconds for who connects to say who it is
 _RETRY_INTERVAL = 0.05  # seconds between tries to connect
 TOKEN = 16  # bytes
@@ -38,9 +38,9 @@ class Listener:
         """
         host, port = split_address(address)
         try:
-            self._socket = listen(host, 0 if is_loopback(address) else (port + 1) % 2**16, MOST_TASKS)
+            self._socket = listen(host, 0 if is_loopback(address) else (port + 1) % 2**16, MAX_TASKS)
         except OSError:
-            self._socket = listen(host, 0, MOST_TASKS)
+            self._socket = listen(host, 0, MAX_TASKS)
         self.invitation = Endpoint(self._socket.getsockname()[1], secrets.token_bytes(TOKEN))
 
     def meet(self, index: int, hosts: Sequence[str], invitations: Sequence[Endpoint], seconds: float) -> dict[int, socket.socket] | None:

@@ -32,7 +32,7 @@ _UNSHARDED_ONLY = {
 }
 
 
-class RowsElsewhere(tf.__internal__.tracking.Trackable):
+class RemoteRows(tf.__internal__.tracking.Trackable):
     """Rows of `dimension` numbers that are not here, in a checkpoint of what is.
 
     TensorFlow writes the first row alone, as it was at the last `mark`; the others are streamed.
@@ -59,7 +59,7 @@ class RowsElsewhere(tf.__internal__.tracking.Trackable):
         """Do nothing: rows are streamed."""
 
 
-class Table(RowsElsewhere):
+class Table(RemoteRows):
     """A layer's table. In a checkpoint it has the place and the name of the layer's own variable.
 
     `look_up` has the rows that the layer gets outside of training steps: zeros while the model is being built.

@@ -13,7 +13,7 @@ from trainer.engine.embeddings import layers
 from trainer.engine.parameter_server.state import device
 from trainer.workloads.errors import WorkloadError
 
-_SPARE = 0.9  # the part of what is free that tables may take: steps, messages and TensorFlow need some
+_USABLE = 0.9  # the part of what is free that tables may take: steps, messages and TensorFlow need some
 # Files of a Linux machine or container: its limit, what it uses of it and how much of that are copies of files, by cgroup 2 and 1, and all of the machine.
 _LIMITS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
@@ -30,7 +30,7 @@ def check(wanted: int, servers: int) -> None:
     for server, (_, machine) in enumerate(free_of):
         machines.setdefault(machine, []).append(server)
     for server, (free, machine) in enumerate(free_of):
-        own = int(free * _SPARE / len(machines[machine]))  # those on one machine share it
+        own = int(free * _USABLE / len(machines[machine]))  # those on one machine share it
         if wanted > own:
             enough = -(-wanted * servers // max(1, own))
             where = f", which {len(machines[machine])} ps share" if len(machines[machine]) > 1 else ""
@@ -51,7 +51,7 @@ def check_of_evaluator(copies: int) -> Callable[[Sequence[keras.layers.Embedding
 
     def check(found: Sequence[keras.layers.Embedding]) -> None:
         wanted = copies * sum(layers.bytes_of(layer) for layer in found)
-        if wanted > free * _SPARE:
+        if wanted > free * _USABLE:
             raise WorkloadError(
                 f"the evaluator takes about {byte_size(wanted)} for embedding layers, which it loads whole ({layers.described(found)}), and has "
                 f"{byte_size(free)} free; leave the evaluator role out: the chief evaluates through the same look-ups as it trains; or give it more "

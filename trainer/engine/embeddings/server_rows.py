@@ -22,7 +22,7 @@ _BLOCK = 16 * 2**20  # bytes of rows that are made, read or written at once
 
 
 @dataclass(frozen=True)
-class Part:
+class RowRange:
     """Some rows of a table, or of one of its slots: `count` of them from `first` on."""
 
     table: Table
@@ -112,20 +112,20 @@ class ServerRows:
 
     # Slices, for checkpoints
 
-    def parts(self, table: Table, slot: str, size: int | None = None) -> Iterator[Part]:
+    def parts(self, table: Table, slot: str, size: int | None = None) -> Iterator[RowRange]:
         """Yield the parts of a table or slot, of about `size` bytes, in order; each is read and written at once."""
         block = max(1, (size or _BLOCK) // (self.dimension * self.dtype.size * self.servers)) * self.servers
         for first in range(0, table.rows, block):
-            yield Part(table, slot, first, min(block, table.rows - first))
+            yield RowRange(table, slot, first, min(block, table.rows - first))
 
-    def read(self, part: Part) -> tf.Tensor:
+    def read(self, part: RowRange) -> tf.Tensor:
         """Return the rows of a part, [count, dimension], as they are on their way through the servers."""
         first, count = self._range(part)
         if part.slot not in self._readers:
             self._readers[part.slot] = self._reader(part.slot)
         return self._readers[part.slot](tf.constant(first), tf.constant(count))[: part.count]
 
-    def write(self, part: Part, rows: tf.Tensor) -> None:
+    def write(self, part: RowRange, rows: tf.Tensor) -> None:
         """Replace the rows of a part."""
         first, count = self._range(part)
         padded = tf.pad(rows, [[0, count * self.servers - part.count], [0, 0]])
@@ -133,7 +133,7 @@ class ServerRows:
             self._writers[part.slot] = self._writer(part.slot)
         self._writers[part.slot](tf.constant(first), tf.constant(count), padded)
 
-    def _range(self, part: Part) -> tuple[int, int]:
+    def _range(self, part: RowRange) -> tuple[int, int]:
         return (self._bases[part.table] + part.first) // self.servers, -(-part.count // self.servers)
 
     def _reader(self, slot: str) -> Any:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from trainer.engine.byte_sizes import byte_size
 from trainer.engine.embeddings import layers, row_updates, server_memory
 from trainer.engine.embeddings.layers import Call, Table
-from trainer.engine.embeddings.server_rows import Lookup, Part, ServerRows
+from trainer.engine.embeddings.server_rows import Lookup, RowRange, ServerRows
 from trainer.engine.embeddings.table_parts import TableParts
 from trainer.engine.job import Job
 from trainer.engine.parameter_server.row_holder import rows_file
@@ -214,22 +214,22 @@ class Tables:
         """Return what is kept for each row of a table: see ServerRows.slots."""
         return self._group_of[table].slots
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[RowRange]:
         """Yield all rows of all tables and slots, in pieces that fit into memory."""
         for table in self.all:
             for slot in self.slots(table):
                 yield from self._group_of[table].parts(table, slot)
 
-    def rows(self, table: Table, size: int) -> Iterator[Part]:
+    def rows(self, table: Table, size: int) -> Iterator[RowRange]:
         """Yield the rows of a table in pieces of about `size` bytes."""
         return self._group_of[table].parts(table, "", size)
 
-    def read(self, part: Part) -> tf.Tensor:
+    def read(self, part: RowRange) -> tf.Tensor:
         """Return the rows of a part, [count, dimension]."""
         with _served():
             return self._group_of[part.table].read(part)
 
-    def write(self, part: Part, rows: tf.Tensor) -> None:
+    def write(self, part: RowRange, rows: tf.Tensor) -> None:
         """Replace the rows of a part."""
         self._written = True
         with _served():

@@ -16,8 +16,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from trainer.engine.checkpoints import InMemoryCheckpoint
-from trainer.engine.embeddings.layers import RowsElsewhere, part_of
-from trainer.engine.embeddings.server_rows import Part
+from trainer.engine.embeddings.layers import RemoteRows, part_of
+from trainer.engine.embeddings.server_rows import RowRange
 from trainer.engine.embeddings.spread_tables import Tables
 
 _FILE = 16 * 2**20  # bytes of rows in a file, about, which are on the disk before more are written: progress shows on a slow one
@@ -34,11 +34,11 @@ class TableFiles:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._places: dict[tuple[int, str], RowsElsewhere] = {}
+        self._places: dict[tuple[int, str], RemoteRows] = {}
         layers: dict[str, tf.train.Checkpoint] = {}
         for index, table in enumerate(tables.all):
             self._places[index, ""] = table
-            slots = {slot: RowsElsewhere(table.rows, table.dimension, table.dtype) for slot in tables.slots(table) if slot}
+            slots = {slot: RemoteRows(table.rows, table.dimension, table.dtype) for slot in tables.slots(table) if slot}
             self._places |= {(index, slot): place for slot, place in slots.items()}
             layers[str(index)] = tf.train.Checkpoint(**slots)
         self.parts = {"tables": tf.train.Checkpoint(**layers)}
@@ -46,7 +46,7 @@ class TableFiles:
     def mark(self) -> None:
         """Take the first row of each table and slot, for the part of a checkpoint that is written now."""
         for (index, slot), place in self._places.items():
-            place.mark(self._tables.read(Part(self._tables.all[index], slot, 0, 1)))
+            place.mark(self._tables.read(RowRange(self._tables.all[index], slot, 0, 1)))
 
     def streamed(self, checkpoint: InMemoryCheckpoint, saved: tf.train.Checkpoint) -> "Streamed":
         """Return a checkpoint whose other parts are `checkpoint`, of `saved`, with the rows."""
@@ -77,9 +77,9 @@ class TableFiles:
             self._tables.write(part, rows)
 
 
-def by_file(parts: Iterable[Part]) -> list[list[Part]]:
+def by_file(parts: Iterable[RowRange]) -> list[list[RowRange]]:
     """Return the parts of each file, of _FILE bytes together, about."""
-    files: list[list[Part]] = []
+    files: list[list[RowRange]] = []
     size = _FILE
     for part in parts:
         rows = part.count * part.table.dimension * part.table.dtype.size
@@ -123,11 +123,11 @@ class Streamed(InMemoryCheckpoint):
 
     skeleton: str = ""
     tables: Tables | None = None
-    contents: Sequence[Sequence[Part]] = field(default=())
+    contents: Sequence[Sequence[RowRange]] = field(default=())
     keys: dict[Any, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, checkpoint: InMemoryCheckpoint, tables: Tables, contents: Sequence[Sequence[Part]], keys: dict[Any, str]) -> "Streamed":
+    def of(cls, checkpoint: InMemoryCheckpoint, tables: Tables, contents: Sequence[Sequence[RowRange]], keys: dict[Any, str]) -> "Streamed":
         """Return `checkpoint` with rows: `contents` are the parts of each file, `keys` the names of tensors by table and slot."""
         (data, size), (index, index_size) = checkpoint.files
         name, count = index.removesuffix(".index"), len(contents) + 1

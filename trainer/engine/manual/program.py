@@ -42,7 +42,7 @@ _DEVICES = "devices"  # the table of which device ran what, in results/
 # TensorFlow's errors for a server that is gone. One that came back in its place does not know the chief's context.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
 _FORGOTTEN = "context_id"
-_ENDING = 2.0  # seconds after its connections in which a server that was killed still listens
+_SHUTDOWN_SECONDS = 2.0  # seconds after its connections in which a server that was killed still listens
 _TARGET = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
 _FOREIGN = tuple(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (tf, trainer))
 _CONNECT_TIMEOUT = 2.0
@@ -138,7 +138,7 @@ def _raise_if_lost(error: Any, task: TaskConfig, ended: Callable[[], Sequence[st
         return
     peers = task.peers()
     named_tasks = [task_name(role, int(index)) for role, index in _TARGET.findall(str(error.message))]
-    until = time.monotonic() + _ENDING
+    until = time.monotonic() + _SHUTDOWN_SECONDS
     # An error may name a task that waited for a server that died, too, or alone; one that has ended, or is not there, is the one.
     while not (lost := ended() or [name for name, address in peers.items() if unreachable(address, _CONNECT_TIMEOUT)]):
         if (is_loss and named_tasks) or time.monotonic() > until:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from trainer.engine.parameter_server.fused_updates import ELEMENTWISE
 
 _VECTOR_BYTES = 64 * 2**20  # a larger model gets several vectors, so that no message nears gRPC's 2 GiB
-TOGETHER_BYTES = 64 * 2**10  # a model of so little has one vector on one server: to send another takes longer than what it holds
+SINGLE_SERVER_BYTES = 64 * 2**10  # a model of so little has one vector on one server: to send another takes longer than what it holds
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Pack:
 def lay_out(variables: Sequence[keras.Variable], servers: int, *, flat: bool) -> list[Pack]:
     """Share variables out over the servers, the largest first, each to the one that holds the fewest bytes; few bytes stay together."""
     sizes = [int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size for v in variables]
-    load = [0] * (1 if flat and sum(sizes) <= TOGETHER_BYTES else servers)
+    load = [0] * (1 if flat and sum(sizes) <= SINGLE_SERVER_BYTES else servers)
     owned: dict[tuple[int, str], list[int]] = {}
     for index in sorted(range(len(variables)), key=lambda i: (-sizes[i], i)):
         server = load.index(min(load))

@@ -35,7 +35,7 @@ _POLL_INTERVAL = 0.25  # seconds between checks of the open connections
 _RENEW_INTERVAL = 10.0  # seconds; gRPC ends a connection on which nothing was said for two minutes
 _CONNECT_TIMEOUT = 1.0  # seconds for a ps to take a connection
 # Seconds after the end of a connection in which a ps that gives no other has ended: one that was killed may listen for a moment more.
-_ENDING = 2.0
+_SHUTDOWN_SECONDS = 2.0
 _REFUSED = "connection refused"  # what the kernel of a machine says where nobody listens
 _FOLLOW_INTERVAL = 5.0  # seconds between checks where the workers are
 _ASK_INTERVAL = 1.0  # seconds between questions whether a ps was asked to stop, or where one is that gives no connection
@@ -118,7 +118,7 @@ class ServerWatch:
             now = time.monotonic()
             if connection is not None and watchdog.broken(connection):
                 connection.close()
-                connection, connect_at, suspect_until = None, now, now + _ENDING
+                connection, connect_at, suspect_until = None, now, now + _SHUTDOWN_SECONDS
             if now < connect_at:
                 continue
             renewed, reason = watchdog.connect(address, _CONNECT_TIMEOUT)

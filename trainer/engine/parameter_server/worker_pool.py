@@ -26,7 +26,7 @@ CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 IN_FLIGHT = 2  # calls scheduled a worker, so that none waits for the chief
 _RESULT_TIMEOUT = 1.0  # seconds without a result before the chief checks whether a server is gone, or it was asked to stop
 _CONNECT_TIMEOUT = 1.0  # seconds for a server to take a connection
-_ENDING = 1.0  # seconds after its connections in which a worker that was killed still listens
+_SHUTDOWN_SECONDS = 1.0  # seconds after its connections in which a worker that was killed still listens
 _ASK_INTERVAL = 0.5  # seconds between questions whether a worker is back
 _END_TIMEOUT = 10.0  # seconds for workers to end the calls that they have begun, once no more are wanted; well below a stop's grace
 
@@ -142,7 +142,7 @@ def _await_lost_workers(coordinator: Any, workers: Sequence[str]) -> None:
         def failed(error: Exception) -> None:
             if on_failure_fn is not None:
                 on_failure_fn(error)
-            time.sleep(_ENDING)
+            time.sleep(_SHUTDOWN_SECONDS)
             while handler._should_preemption_thread_run and any(unreachable(address, _CONNECT_TIMEOUT) for address in workers):  # noqa: SLF001
                 time.sleep(_ASK_INTERVAL)
 

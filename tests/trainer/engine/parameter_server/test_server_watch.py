@@ -84,7 +84,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
         "_ASK_INTERVAL": 0.02,
         "_FOLLOW_INTERVAL": 0.05,
         "_CALL_TIMEOUT": 0.2,
-        "_ENDING": 1.0,
+        "_SHUTDOWN_SECONDS": 1.0,
     }.items():
         monkeypatch.setattr(server_watch, name, seconds)
 
