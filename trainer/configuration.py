@@ -65,7 +65,7 @@ def validated(document: Any, origin: str) -> TrainerSettings:
         raise ConfigurationError(
             [f"{origin} is {type(document).__name__}; expected an object with the keys run, run_dir, scratch_dir, train"]
         )
-    # The workload is looked at as it is written: its problems come with the others, not after they are mended.
+    # The workload is checked as it is written: its problems come with the others, not after they are mended.
     problems = _workload_problems(origin, document)
     try:
         settings = TrainerSettings.model_validate(document)

@@ -56,7 +56,7 @@ FIELDS: dict[str, str] = {
 FORWARDED = frozenset({"ready", "restored", "progress", "evaluated", "exported", "checkpoint", "save_failed", "notice", "done"})
 
 FORMATS = ("json", "text")
-_ALIVE_EVERY = 1.0  # seconds
+_ALIVE_INTERVAL = 1.0  # seconds
 
 
 class Stream(Protocol):
@@ -122,7 +122,7 @@ class Reporter:
         self.phase = phase
         since, done = self._done.get(phase, (now, 0))
         done += 0 if begins else steps
-        if done and now - since >= _ALIVE_EVERY:
+        if done and now - since >= _ALIVE_INTERVAL:
             self._to_parent_alone(phase, step, seconds=round(now - since, 3), steps=done)
             since, done = now, 0
         elif begins:

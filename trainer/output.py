@@ -26,7 +26,7 @@ _TAIL = 64 * 1024  # bytes of the last output that are kept
 _MAX_EVENT = 1024 * 1024
 _STUCK_AFTER = 10.0  # seconds without a byte written after which an ended task waits no more
 
-_LOOKS_LIKE_EVENT = re.compile(rb"^( *)(?=" + re.escape(MARK) + rb")", re.MULTILINE)
+_EVENT_LIKE = re.compile(rb"^( *)(?=" + re.escape(MARK) + rb")", re.MULTILINE)
 
 STDOUT, STDERR = 1, 2
 
@@ -52,7 +52,7 @@ class Escaping:
             if not end:
                 self.in_line = True
                 return head
-        data = _LOOKS_LIKE_EVENT.sub(rb"\1 ", data)
+        data = _EVENT_LIKE.sub(rb"\1 ", data)
         partial = data.rpartition(b"\n")[2]
         start = partial.lstrip(b" ")
         if start and len(start) < len(MARK) and MARK.startswith(start):

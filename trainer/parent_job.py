@@ -21,18 +21,18 @@ class Timeouts:
     first_waiting: float = 5.0
     waiting_every: float = 10.0
     stalled: float = 60.0  # after every peer was reached, or after it was last said that no step follows
-    again: float = 1.0  # between two SIGTERM to a training process, which may not have heard the first
+    again: float = 1.0  # between two SIGTERM to a training process, which may not have got the first
     serve_on: float = 20.0  # a server asked to stop, for a chief that saves; below the 30 s that Kubernetes gives
     ending: float = 5.0  # between SIGTERM and SIGKILL where nothing can be lost
     saving: float = 60.0  # the same, at least, where there is a checkpoint to save
-    launcher_gone: float = 30.0  # between SIGTERM and SIGKILL when nobody is left to send the second signal
+    launcher_lost: float = 30.0  # between SIGTERM and SIGKILL when nobody is left to send the second signal
     dismissed: float = 10.0  # between SIGTERM and SIGKILL for a program whose run has succeeded
     killed: float = 10.0  # for a process to end after SIGKILL; one that waits for a dead disk does not
 
 
 @dataclass(frozen=True)
 class Stalls:
-    """For how many seconds the program may make no progress, None for the default; and whether that is only told, or ends the attempt or the task."""
+    """For how many seconds the program may make no progress, None for the default; and whether that is reported only, or ends the attempt or the task."""
 
     timeout: float | None = None
     on_stall: str = "tell"  # or restart, fail

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
-    """The input of every role: the task, the job, its port until TensorFlow has it, and a way to hear of a stop."""
+    """The input of every role: the task, the job, its port until TensorFlow has it, and what returns whether a stop was asked for."""
 
     task: TaskConfig
     job: Job
@@ -56,7 +56,7 @@ def run(context: Context) -> ExitCode:
         return _serve(context)
     if role == "evaluator":
         return _evaluate(context)
-    return _train(context) if STRATEGIES[strategy].trains else _drive(context)
+    return _train(context) if STRATEGIES[strategy].trains else _run_program(context)
 
 
 # Keeps what talks to servers from being torn down, with errors in the log, once they are gone.
@@ -73,7 +73,7 @@ def _workload(context: Context) -> Workload | Agent:
 class Prepared:
     """Devices and tasks that are ready to train: `replicas` batches make a step, `make` returns the session of a job whose steps are known.
 
-    `stopped` tells whether this task, or a ps that it needs, was asked to stop; `watch` is over its ps.
+    `stopped` returns whether this task, or a ps that it needs, was asked to stop; `watch` is over its ps.
     """
 
     replicas: int
@@ -133,7 +133,7 @@ def _parameter_server(context: Context, workload: Workload) -> Prepared:
 
 
 def _connected(context: Context) -> "tuple[Connection, Callable[[], bool]]":
-    """Connect the chief to its servers, and watch them; returns also what tells whether the chief, or a ps, was asked to stop."""
+    """Connect the chief to its servers, and watch them; returns also a function: whether the chief, or a ps, was asked to stop."""
     from trainer.engine.parameter_server.server_watch import watch
     from trainer.engine.parameter_server.worker_pool import connect
 
@@ -201,7 +201,7 @@ def _train(context: Context) -> ExitCode:
     return ExitCode.DONE
 
 
-def _drive(context: Context) -> ExitCode:
+def _run_program(context: Context) -> ExitCode:
     """Run a program placed by hand on the servers of the cluster."""
     from trainer.engine.manual import program
     from trainer.programs.program_loading import load_program

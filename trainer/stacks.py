@@ -60,7 +60,7 @@ class Stacks:
         self._reading: _Reading | None = None
         self._asking = False
         self._server: socket.socket | None = None
-        with contextlib.suppress(OSError):  # without pipes no process registers, and those who ask are told so
+        with contextlib.suppress(OSError):  # without pipes no process registers, and those who ask learn that
             if directory is not None:
                 self._make_pipes(directory)
         with contextlib.suppress(OSError):  # the port is another's, or the file system has no sockets: nobody gets a connection

@@ -398,7 +398,7 @@ class _Supervisor:
         self._loop.forget(self._job.lifeline)
         self._stop("the launcher is gone")
         self._loop.call_later(
-            self._job.timeouts.launcher_gone, lambda: self._child.kill("the launcher is gone, and the time to stop is over")
+            self._job.timeouts.launcher_lost, lambda: self._child.kill("the launcher is gone, and the time to stop is over")
         )
 
     def _stop(self, reason: str) -> None:

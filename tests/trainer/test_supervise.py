@@ -244,7 +244,7 @@ class TestLifelines:
 
     def test_without_the_launcher_it_does_not_wait_for_ever(self, trainers: Any, pipe: tuple[int, int]) -> None:
         reading, writing = pipe
-        run = trainers.supervise(*DEAF, lifeline=reading, pass_fds=(reading,), timeouts={"launcher_gone": 0.3})
+        run = trainers.supervise(*DEAF, lifeline=reading, pass_fds=(reading,), timeouts={"launcher_lost": 0.3})
         run.line("ready")
         os.close(writing)
         assert run.code() == 137

@@ -287,7 +287,7 @@ def place_files(callbacks: Iterable[keras.callbacks.Callback], results: Path) ->
 
 
 def make_log_directories(callbacks: Iterable[keras.callbacks.Callback]) -> None:
-    """Make the directories of logs, which Keras opens without a look."""
+    """Make the directories of logs, which Keras opens without a check."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.CSVLogger) and "://" not in callback.filename:
             Path(callback.filename).parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ def checked(data: tf.data.Dataset, job: Job, start: int = 0, replicas: int = 1, 
 
 
 @contextmanager
-def watched(job: Job) -> Iterator[None]:
+def translate_end_of_data(job: Job) -> Iterator[None]:
     """Say what is to be done where data ends of which nobody knew how long it is."""
     try:
         yield

@@ -98,7 +98,7 @@ def _run(
     while step < job.steps and not (stop or finish):
         profiling = profile_due(step)
         steps = 1 if profiling else cadence.to_boundary(step, wanted, hooks.until(job.steps), *every)
-        with data_length.watched(job), chief.logs.profile() if chief and profiling else nullcontext():
+        with data_length.translate_end_of_data(job), chief.logs.profile() if chief and profiling else nullcontext():
             progress = session.run(steps, stop=stopped(), finish=chief is not None and bool(chief.early_stop()), next_steps=proposal)
         divergence.check(progress.not_finite)
         step = progress.step
@@ -251,7 +251,7 @@ class _Chief:
                 self._save(self._session.step)
 
     def _flush(self) -> None:
-        with data_length.watched(self._job):  # others may still compute
+        with data_length.translate_end_of_data(self._job):  # others may still compute
             self._divergence.check(self._session.flush())
 
     def finish(self, in_grace_period: Callable[[], bool], *, finished: bool, stopping: bool) -> Outcome:

@@ -88,7 +88,7 @@ class LocalSession(Session):
         began = time.perf_counter()
         from_chief = [float(finish), next_steps] if self.is_chief else [0.0, 0.0]
         control = np.array([float(stop), *from_chief], np.float32)
-        with self._all_reduce.watching():
+        with self._all_reduce.translate_peer_errors():
             totals, numbers, waits = (t.numpy() for t in self._call(self._iterator, tf.constant(steps), tf.constant(control)))
         seconds = time.perf_counter() - began
         self._step += steps

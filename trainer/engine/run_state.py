@@ -88,5 +88,5 @@ def mark_ended(settings: "CommandSettings | TrainerSettings", failure: str) -> N
         "reason": failure or "it ended before it could save; training continues from the last checkpoint",
         "updated": time.time(),
     }
-    with suppress(OSError):  # its directory cannot be written: the event has told it
+    with suppress(OSError):  # its directory cannot be written: the event has reported it
         write_atomically(run_dir / "run.json", json.dumps(finite(facts), indent=2, allow_nan=False) + "\n")

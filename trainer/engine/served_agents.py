@@ -16,7 +16,16 @@ from trainer.engine.agents import MAX_MOVES, AgentSession, Played, Player
 from trainer.engine.job import Job
 from trainer.engine.parameter_server import packing
 from trainer.engine.parameter_server.state import device
-from trainer.engine.parameter_server.worker_pool import IN_FLIGHT, Assignment, CallResult, Connection, Result, Workers, constant, watching
+from trainer.engine.parameter_server.worker_pool import (
+    IN_FLIGHT,
+    Assignment,
+    CallResult,
+    Connection,
+    Result,
+    Workers,
+    constant,
+    translate_peer_errors,
+)
 from trainer.engine.session import WorkerProgress
 from trainer.workloads.protocol import Agent
 
@@ -39,7 +48,7 @@ class ServedAgentSession(AgentSession):
     """The chief's session. A worker that is lost costs the moves of its call, and begins new games when it is back."""
 
     def __init__(self, agent: Agent, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
-        with watching():
+        with translate_peer_errors():
             with tf.device(_CHIEF):
                 super().__init__(agent, job, stopped)
             self._packs = packing.lay_out(self.model.trainable_variables, connection.servers, flat=True)
@@ -62,7 +71,7 @@ class ServedAgentSession(AgentSession):
             return pack.join([tf.convert_to_tensor(self.model.trainable_variables[i].value) for i in pack.members])
 
     def _publish(self) -> None:
-        with watching():
+        with translate_peer_errors():
             for pack, variable in zip(self._packs, self._published, strict=True):
                 variable.assign(self._joined(pack))
 

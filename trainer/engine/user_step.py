@@ -51,7 +51,7 @@ class UserStep:
                 f"train.{setting} changes the trainer's own training step, and {job.train.workload} has {', '.join(workload.own_steps())} of its own; "
                 "leave it out"
             )
-        self._step_in()
+        self._patch_optimizer()
 
     def trace(self, batch: Any, run: Run) -> None:
         """Find out what the step measures, by tracing it once on the form of a `batch`, (inputs, targets)."""
@@ -112,7 +112,7 @@ class UserStep:
         finally:
             del self._thread_state.apply, self._thread_state.scaled
 
-    def _step_in(self) -> None:
+    def _patch_optimizer(self) -> None:
         """Step in where gradients are applied, for good: replicas of a machine are traced in threads that take turns."""
         optimizer, thread_state = self._optimizer, self._thread_state
         original, scale = optimizer.apply, optimizer.scale_loss

@@ -30,7 +30,7 @@ _Row = tuple[str, str, str, str]  # operation, name, device, device that was ask
 
 @dataclass(frozen=True)
 class _Call:
-    """A function's call, whose device is asked for later: to tell it, TensorFlow waits for the call's end."""
+    """A function's call, whose device is asked for later: to name it, TensorFlow waits for the call's end."""
 
     place: int
     operation: str
@@ -160,7 +160,7 @@ class DeviceLog:
 
 
 def _await(call: _Call) -> None:
-    """Wait for a call's end. Asking for its device waits as well, but no other thread runs meanwhile: none would hear of a stop.
+    """Wait for a call's end. Asking for its device waits as well, but no other thread runs meanwhile: none would notice a stop.
 
     Raises tf.errors.OpError where the call failed.
     """

@@ -30,7 +30,7 @@ TENTH = 10
 CHECKED = 100
 # Files of at most so many bytes together are counted at each start, which takes a second or two.
 COUNTED_BYTES = 2**28
-# Among how many lines the next one is drawn, and how many are looked at in one call.
+# Among how many lines the next one is drawn, and how many are filtered in one call.
 SHUFFLED = 10_000
 BLOCK = 500
 AHEAD = 2

@@ -24,7 +24,7 @@ _PARTS = (2, 3)  # inputs, targets and, where there are, sample weights
 class UserData:
     """The examples of one of a module's `train_data` and `eval_data`, read when first needed.
 
-    With sample weights or a `class_weight`, targets are {"targets": ..., "weights": ...}; `weighted` tells.
+    With sample weights or a `class_weight`, targets are {"targets": ..., "weights": ...}; `weighted` says so.
     """
 
     def __init__(self, source: Any, given: CallArguments, name: str, class_weight: ClassWeight | None = None) -> None:

@@ -139,7 +139,7 @@ def ended(params: dict[str, Any], job: Any, connection: Any) -> str:
         session = AsynchronousSession(Ending(params), job, connection, lambda: False)
         alive.append(session)
         session.push(0)
-        with data_length.watched(job):
+        with data_length.translate_end_of_data(job):
             session.run(STEPS)
     except WorkloadError as error:
         return str(error)

@@ -46,7 +46,7 @@ def main(index: int, addresses: list[str]) -> None:
             found, waited = tasks.mean_gradients([tf.constant(g) for g in gradients], [rows])
             return [tf.convert_to_tensor(one) for one in found], waited, tasks.total(tf.constant([1.0, index]))
 
-        with tasks.watching():
+        with tasks.translate_peer_errors():
             found, waited, total = means()
         return {
             "means": [mean.numpy().tolist() for mean in found[:-1]],

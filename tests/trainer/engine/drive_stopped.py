@@ -35,7 +35,7 @@ def main(index: int, addresses: list[str]) -> None:
         return ring.mean_gradients([tf.constant([float(index)])])[0][0]
 
     def step() -> float:
-        with ring.watching():
+        with ring.translate_peer_errors():
             found = float(mean()[0])
         ring.barrier()  # as at the end of a run
         return found

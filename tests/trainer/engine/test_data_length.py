@@ -34,5 +34,5 @@ def test_an_end_that_nobody_knew_of_is_told_when_it_comes() -> None:
     job = small_job(steps=6)
     session = LocalSession(Ending({"unknown": True}), job, AllReduce())
     session.push(0)
-    with pytest.raises(WorkloadError, match=rf"has ended before the last step, 6; {REMEDY}"), data_length.watched(job):
+    with pytest.raises(WorkloadError, match=rf"has ended before the last step, 6; {REMEDY}"), data_length.translate_end_of_data(job):
         session.run(6)

@@ -35,7 +35,7 @@ class AllReduce:
 
     Tasks on GPUs reduce by NCCL. Tasks on CPUs do by TensorFlow's collectives until they `meet`, and by a TcpAllReduce then.
     `MultiWorkerMirroredStrategy` is made because it starts TensorFlow's collective runtime; models and optimizers stay
-    outside its scope, where Keras is three times as fast. The runtime drops, for good, a task that it has not heard of for ten
+    outside its scope, where Keras is three times as fast. The runtime drops, for good, a task that has been silent for ten
     seconds; tasks that have met do without it, and wait for as long as Probe says.
     """
 
@@ -72,7 +72,7 @@ class AllReduce:
         with suppress(OSError):  # a task that cannot listen is one that others cannot reach
             listener = Listener(addresses[self.index])
             rows[self.index] = [listener.invitation.port, *np.frombuffer(listener.invitation.token, np.int64)]
-        with self.watching():
+        with self.translate_peer_errors():
             invitations = [
                 Endpoint(int(port), token.tobytes()) for port, token in ((row[0], row[1:]) for row in self._now(rows, _INVITATIONS))
             ]
@@ -95,7 +95,7 @@ class AllReduce:
         """
         own = np.zeros([self.size], np.int64)
         own[self.index] = 2 * trainer_version() + (self._hint == "nccl")
-        with self.watching():
+        with self.translate_peer_errors():
             answers = self._now(own, _COMPATIBLE)
         _check_versions(names, [int(one) // 2 for one in answers])
         has_gpu = answers % 2
@@ -194,7 +194,7 @@ class AllReduce:
         """Return the sums over all tasks of a few numbers, as float32 has them, between steps; all give as many."""
         vector = np.array(numbers, np.float32)
         if self.size > 1:
-            with self.watching():
+            with self.translate_peer_errors():
                 vector = self._agreed(tf.constant(vector)).numpy()
         return [float(number) for number in vector]
 
@@ -202,13 +202,13 @@ class AllReduce:
         """Give every task the values that the first task's variables hold."""
         if self.size == 1:
             return
-        with self.watching():
+        with self.translate_peer_errors():
             _share(self, variables)
 
     def barrier(self) -> None:
         """Return when every task has called it."""
         if self.size > 1:
-            with self.watching():
+            with self.translate_peer_errors():
                 tf.function(lambda: self._total(tf.ones([1]), _STATE), autograph=False)()
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class AllReduce:
             self._exchange.close()
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def translate_peer_errors(self) -> Iterator[None]:
         """Turn TensorFlow's errors about lost peers into PeerLostError."""
         if self.size == 1:
             yield

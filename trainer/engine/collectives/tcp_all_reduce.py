@@ -59,7 +59,7 @@ class TcpAllReduce:
         for connection in self._nonblocking.values():
             connection.setblocking(False)
         self._pieces: dict[tuple[int, str], list[Vector]] = {}  # what peers send, reused: new memory each time costs as much as the sum
-        self._way = self._swapped if len(names) == _PAIR else self._by_hub_or_scattered
+        self._reduce = self._swapped if len(names) == _PAIR else self._by_hub_or_scattered
         self.problem = ""  # why the last call failed
 
     def mean(self, vector: Vector) -> tuple[Vector, np.float32]:
@@ -71,11 +71,11 @@ class TcpAllReduce:
             PeerUnreachableError: a peer is gone, or does not answer any more. Nothing can be exchanged then.
         """
         began = time.perf_counter()
-        return self._guarded(self._way, vector, len(self._names)), np.float32(time.perf_counter() - began)
+        return self._guarded(self._reduce, vector, len(self._names)), np.float32(time.perf_counter() - began)
 
     def total(self, vector: Vector) -> Vector:
         """Return the sum over all tasks; otherwise as `mean`."""
-        return self._guarded(self._way, vector, 1)
+        return self._guarded(self._reduce, vector, 1)
 
     def all_gather(self, *arrays: Array) -> list[Any]:
         """Return each array with those of all tasks, one after another in the tasks' order, and the seconds as `mean`. First axes may differ.
@@ -96,9 +96,9 @@ class TcpAllReduce:
         for connection in (*self._nonblocking.values(), *self._blocking.values()):
             connection.close()
 
-    def _guarded(self, way: Callable[..., Result], *given: Any) -> Result:
+    def _guarded(self, operation: Callable[..., Result], *given: Any) -> Result:
         try:
-            return way(*given)
+            return operation(*given)
         except PeerUnreachableError as error:
             self.problem = str(error)
             raise
@@ -110,8 +110,8 @@ class TcpAllReduce:
         return _mean([vector, piece], divisor)  # of two, the order does not change the sum
 
     def _by_hub_or_scattered(self, vector: Vector, divisor: int) -> Vector:
-        way = self._by_hub if vector.nbytes * len(self._peers) <= _HUB_BYTES else self._scattered
-        return way(vector, divisor)
+        reduce = self._by_hub if vector.nbytes * len(self._peers) <= _HUB_BYTES else self._scattered
+        return reduce(vector, divisor)
 
     def _by_hub(self, vector: Vector, divisor: int) -> Vector:
         if self._index:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from trainer.engine.embeddings.server_rows import OUTSIDE
 from trainer.engine.job import Job
-from trainer.engine.parameter_server.worker_pool import watching
+from trainer.engine.parameter_server.worker_pool import translate_peer_errors
 from trainer.workloads.errors import WorkloadError
 
 
@@ -16,7 +16,7 @@ from trainer.workloads.errors import WorkloadError
 def translate_bad_ids(job: Job) -> Iterator[None]:
     """Turn TensorFlow's error about an id outside of a table into a WorkloadError that names layer, rows and id; of lost servers into PeerLostError."""
     try:
-        with watching():
+        with translate_peer_errors():
             yield
     except tf.errors.InvalidArgumentError as error:
         found = re.search(re.escape(OUTSIDE) + r"(the layer .*?)\] \[(-?\d+)\]", str(error.message), re.DOTALL)

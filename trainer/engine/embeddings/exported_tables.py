@@ -18,7 +18,7 @@ from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 from trainer.engine.checkpoints import InMemoryCheckpoint, read_file, write_file
 from trainer.engine.embeddings import layers
 from trainer.engine.embeddings.layers import Table, part_of
-from trainer.engine.embeddings.server_rows import RowRange, inside
+from trainer.engine.embeddings.server_rows import RowRange, check_ids
 from trainer.engine.embeddings.spread_tables import Tables
 from trainer.engine.embeddings.table_files import Streamed, by_file, object_graph
 from trainer.engine.export_formats import FORMATS, unless_refused
@@ -87,7 +87,7 @@ class ExportedModel:
         """Write all but the rows into memory; return what writes the variables."""
         names = {table: f"tables/{number}" for number, table in enumerate(tables.all)}
         matrices = {table: _Matrix(table, name, tables.read(RowRange(table, "", 0, 1))) for table, name in names.items()}
-        with layers.looking_up(lambda table, ids: tf.gather(matrices[table], inside(table, ids))):
+        with layers.looking_up(lambda table, ids: tf.gather(matrices[table], check_ids(table, ids))):
             model.export(self._place, format="tf_saved_model", verbose=False)
         tf.io.gfile.remove(f"{self._place}/{_FINGERPRINT}")
         place = f"{self._place}/{_VARIABLES}"

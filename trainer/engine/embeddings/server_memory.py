@@ -47,7 +47,7 @@ def check(wanted: int, servers: int) -> None:
 
 def check_of_evaluator(copies: int) -> Callable[[Sequence[keras.layers.Embedding]], None]:
     """Return what raises WorkloadError where an evaluator has not the memory, as it is now, for layers' matrices, `copies` of each."""
-    free, _ = _free(_lines_here)
+    free, _ = _free(_local_lines)
 
     def check(found: Sequence[keras.layers.Embedding]) -> None:
         wanted = copies * sum(layers.bytes_of(layer) for layer in found)
@@ -64,7 +64,7 @@ def check_of_evaluator(copies: int) -> Callable[[Sequence[keras.layers.Embedding
 def is_memory(directory: str) -> bool:
     """Return whether files in a directory take memory: a container's own where it has such a file system, as a hardened one of Docker's."""
     device = Path(directory).stat().st_dev
-    mounts = (line.partition(" - ") for line in _lines_here(_MOUNTS))  # numbers of the device third, its kind first behind the hyphen
+    mounts = (line.partition(" - ") for line in _local_lines(_MOUNTS))  # numbers of the device third, its kind first behind the hyphen
     return any(
         before.split()[2] == f"{os.major(device)}:{os.minor(device)}" and after.split()[0] in _IN_MEMORY for before, _, after in mounts
     )
@@ -89,7 +89,7 @@ def _free(lines: Callable[[str], Sequence[str]]) -> tuple[int, str]:
     return total, first(_NAME)
 
 
-def _lines_here(path: str) -> list[str]:
+def _local_lines(path: str) -> list[str]:
     """Return the lines of a file of this machine, none where there is no such file."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()

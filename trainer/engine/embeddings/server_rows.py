@@ -180,8 +180,8 @@ class ServerRows:
         return Lookup(self, rows, place, local, positions, [call.ids for call in calls])
 
     def _keys(self, call: Call) -> tf.Tensor:
-        """Return keys for a call's ids; see `inside`."""
-        return tf.cast(inside(call.table, call.ids), self.key) + tf.constant(self._bases[call.table], self.key)
+        """Return keys for a call's ids; see `check_ids`."""
+        return tf.cast(check_ids(call.table, call.ids), self.key) + tf.constant(self._bases[call.table], self.key)
 
     def no_rows(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the places of no rows on a server, and their gradients."""
@@ -203,7 +203,7 @@ def _function(python: Callable[..., Any], *arguments: tf.TensorSpec) -> Any:
 OUTSIDE = "embedding id outside of its table: "  # begins what a step raises for one
 
 
-def inside(table: Table, ids: tf.Tensor) -> tf.Tensor:
+def check_ids(table: Table, ids: tf.Tensor) -> tf.Tensor:
     """Return `ids` of a table.
 
     Raises:

@@ -18,7 +18,7 @@ from trainer.engine.embeddings.table_parts import TableParts
 from trainer.engine.job import Job
 from trainer.engine.parameter_server.row_holder import rows_file
 from trainer.engine.parameter_server.state import Group, device
-from trainer.engine.parameter_server.worker_pool import watching
+from trainer.engine.parameter_server.worker_pool import translate_peer_errors
 from trainer.engine.session import PeerLostError, cause
 from trainer.workloads.errors import WorkloadError
 
@@ -59,10 +59,10 @@ class Lookups:
 
 
 @contextmanager
-def _served() -> Iterator[None]:
+def _translate_server_errors() -> Iterator[None]:
     """Turn every error of TensorFlow into PeerLostError: a server that starts again knows nothing of what it held."""
     try:
-        with watching():
+        with translate_peer_errors():
             yield
     except tf.errors.OpError as error:
         raise PeerLostError(cause(error)) from error
@@ -226,11 +226,11 @@ class Tables:
 
     def read(self, part: RowRange) -> tf.Tensor:
         """Return the rows of a part, [count, dimension]."""
-        with _served():
+        with _translate_server_errors():
             return self._group_of[part.table].read(part)
 
     def write(self, part: RowRange, rows: tf.Tensor) -> None:
         """Replace the rows of a part."""
         self._written = True
-        with _served():
+        with _translate_server_errors():
             self._group_of[part.table].write(part, rows)

@@ -162,11 +162,11 @@ class Streamed(InMemoryCheckpoint):
             names.append(self.keys[part.table, part.slot])
             slices.append(part_of(part.table.rows, part.table.dimension, part.first + known, part.count - known))
             tensors.append(self.tables.read(part)[known:])
-            if not tf.reduce_all(tf.math.is_finite(tensors[-1])):  # others go on training after what is dense was looked at
+            if not tf.reduce_all(tf.math.is_finite(tensors[-1])):  # others go on training after what is dense was checked
                 raise NotFiniteError(f"rows of the layer {part.table.name} are not finite")
         written = path.with_name(f"{path.name}.data-00000-of-00001")
         try:
-            with _as_os_errors(path):
+            with _translate_to_os_errors(path):
                 tf.raw_ops.SaveV2(prefix=str(path), tensor_names=names, shape_and_slices=slices, tensors=tensors)
             with written.open("ab") as file:  # there is none where there are no rows
                 os.fsync(file.fileno())
@@ -194,7 +194,7 @@ class Streamed(InMemoryCheckpoint):
 
 
 @contextmanager
-def _as_os_errors(path: Path) -> Iterator[None]:
+def _translate_to_os_errors(path: Path) -> Iterator[None]:
     """Turn an error of TensorFlow's, which ends with the operating system's words for its cause, into one of Python's."""
     try:
         yield

@@ -19,7 +19,7 @@ from trainer.engine.parameter_server.worker_pool import (
     Result,
     constant,
     not_finite,
-    watching,
+    translate_peer_errors,
 )
 from trainer.engine.session import NotFinite, Progress
 from trainer.workloads.protocol import Workload
@@ -88,7 +88,7 @@ class AsynchronousSession(ServerSession):
         )
 
     def _read_step(self) -> int:
-        with watching():
+        with translate_peer_errors():
             return int(self._state.step.numpy())
 
     def _fill(self, share: int) -> None:

@@ -21,7 +21,7 @@ from trainer.engine.parameter_server.worker_pool import (
     Workers,
     constant,
     not_finite,
-    watching,
+    translate_peer_errors,
 )
 from trainer.engine.replica import Replica
 from trainer.engine.session import NotFinite, Session
@@ -39,7 +39,7 @@ class ServerSession(Session):
         self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool], *, replicas: int, per_server: bool
     ) -> None:
         self._target, self._stopped = job.steps, stopped
-        with watching():
+        with translate_peer_errors():
             with tf.device(CHIEF):
                 wanted = job.train.embeddings or Embeddings()
                 with layers.taken_out(wanted):
@@ -72,7 +72,7 @@ class ServerSession(Session):
 
     def push(self, step: int) -> None:
         """See Session.push."""
-        with watching():
+        with translate_peer_errors():
             self._state.push(step)
             if self.tables:
                 self.tables.start()
@@ -80,7 +80,7 @@ class ServerSession(Session):
 
     def pull(self) -> None:
         """See Session.pull."""
-        with watching():
+        with translate_peer_errors():
             self._state.pull()
 
     @abstractmethod
@@ -99,7 +99,7 @@ class ServerSession(Session):
         before = schedules.constant(self.optimizer)
         stop = hooks()
         if (rate := schedules.constant(self.optimizer)) != before:
-            with watching():
+            with translate_peer_errors():
                 self._state.set_rate(rate)
         return stop
 

@@ -104,7 +104,7 @@ class Group:
 class ServerState:
     """Variables on the parameter servers that mirror a Keras model and optimizer on the chief.
 
-    `per_server`: each server updates what it holds by itself, and what looks at more than single elements is held by one;
+    `per_server`: each server updates what it holds by itself, and what depends on more than single elements is held by one;
     else all that the servers hold is updated together. With `everywhere` a server that holds nothing counts updates, too.
     Random layers' seeds stay out: each step of each worker has its own, see Replica.
     """

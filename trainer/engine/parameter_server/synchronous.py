@@ -23,7 +23,7 @@ from trainer.engine.parameter_server.worker_pool import (
     Result,
     constant,
     not_finite,
-    watching,
+    translate_peer_errors,
 )
 from trainer.engine.session import PeerLostError, Progress
 from trainer.workloads.protocol import Workload
@@ -45,7 +45,7 @@ class SynchronousSession(ServerSession):
         short = tf.as_dtype(job.train.gradients.wire)
         # Moving averages of layers are on the first server; what workers change of them is averaged there, too.
         averages = [self._state.averages, *([] for _ in self._state.groups[1:])]
-        with watching():
+        with translate_peer_errors():
             self._servers = [
                 Server(group, own, connection.workers, short, self.tables) for group, own in zip(self._state.groups, averages, strict=True)
             ]
@@ -142,7 +142,7 @@ class SynchronousSession(ServerSession):
 
     def _done(self, under_way: list[Future[tuple[int, int]]], answering: dict[int, Future[int]]) -> list[int]:
         try:
-            with watching():
+            with translate_peer_errors():
                 for place in answering:
                     self._servers[place].interrupt()
                 self._dropped += sum(one.result(_INTERRUPT_TIMEOUT) for one in answering.values())
@@ -168,7 +168,7 @@ class SynchronousSession(ServerSession):
             return deadline
         if self._stopped():
             disable_blocking_enqueue()
-        with watching():
+        with translate_peer_errors():
             for server, one in zip(self._servers, under_way, strict=True):
                 if not one.done():
                     server.interrupt()
@@ -177,7 +177,7 @@ class SynchronousSession(ServerSession):
     def _end_calls(self) -> None:
         """Let every worker end its call, and greet the servers again with its next one."""
         self._workers.drop_waiting()
-        with watching():
+        with translate_peer_errors():
             for server in self._servers:
                 for worker in range(self._workers.count):
                     server.end(worker)

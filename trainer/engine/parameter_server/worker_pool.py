@@ -73,7 +73,7 @@ def connect(task: TaskConfig) -> Connection:
     tf.get_logger().addFilter(_Repeated())
     cluster = tf.train.ClusterSpec({role: list(addresses) for role, addresses in task.cluster.items()})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type=task.role, task_id=task.index, rpc_layer="grpc")
-    with watching(), closed_to_others(task.address):
+    with translate_peer_errors(), closed_to_others(task.address):
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     servers, workers = task.cluster["ps"], task.cluster["worker"]
@@ -95,7 +95,7 @@ def constant(value: Any, dtype: Any = None) -> tf.Tensor:
 
 
 @contextmanager
-def watching() -> Iterator[None]:
+def translate_peer_errors() -> Iterator[None]:
     """Turn TensorFlow's errors about lost servers into PeerLostError."""
     try:
         with server_watch.tracked_call():
@@ -229,7 +229,7 @@ Run = Callable[[Any, int, Assignment], CallResult]
 class Workers:
     """Schedules calls on workers and collects their results, those of lost workers included.
 
-    `stopped` tells whether this task was asked to stop: then nobody waits for workers, of which there may be none, without end.
+    `stopped` returns whether this task was asked to stop: then nobody waits for workers, of which there may be none, without end.
     Every method raises PeerLostError when a server is gone.
     """
 
@@ -258,7 +258,7 @@ class Workers:
         call = _Call(steps)
         self._calls[id(call)] = call
         self.in_flight += 1
-        with watching():
+        with translate_peer_errors():
             # Its public `schedule` takes tf.functions alone; only a Python function can tell which worker ran it.
             self._coordinator._cluster.schedule(self._work, args=(call,), kwargs={})  # noqa: SLF001
 
@@ -328,13 +328,13 @@ class Workers:
         """Raise what went wrong for good, if anything did."""
         if self._watch is not None:
             self._watch.check()
-        with watching():
+        with translate_peer_errors():
             self._coordinator.done()
 
     def close(self) -> None:
         """Let calls that no worker has begun do nothing, and give the others some seconds to end: no result is wanted any more."""
         self.drop_waiting()
-        with watching():
+        with translate_peer_errors():
             # The public `join` has no deadline, and what nobody is there to take stays in the queue.
             self._coordinator._cluster.closure_queue.wait(timeout=_END_TIMEOUT)  # noqa: SLF001
 
