@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainer.settings import Settings, TrainerSettings
-from trainer.settings_rules import misfits
+from trainer.settings_rules import conflicts
 from trainer.strategies import STRATEGIES, Strategy
 from trainer.tf_config import ConfigurationError, TaskConfig
 from trainer.workloads.catalog import CATALOG
@@ -19,7 +19,7 @@ def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:
     if settings.train is None:
         return []
     counts = {role: len(task.cluster.get(role, ())) for role in ("chief", "worker", "ps")}
-    problems = [message for wrong, message in _misfits(settings.strategy, counts) if wrong]
+    problems = [message for wrong, message in _conflicts(settings.strategy, counts) if wrong]
     if not STRATEGIES[settings.strategy].trains and task.role == "evaluator":
         problems.append(
             f"strategy {settings.strategy} saves no checkpoints for an evaluator; TF_CONFIG.task.type is evaluator; leave that task out"
@@ -32,13 +32,13 @@ def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:
             f"train.sync.replicas_to_aggregate is {sync.replicas_to_aggregate}; expected at most {counts['worker']}, the number of workers"
         )
     problems += [
-        f"train.{'.'.join(misfit.path)}: {misfit.message}; expected {misfit.expected}; {misfit.remedy}"
-        for misfit in misfits(settings.train, settings.strategy)
+        f"train.{'.'.join(conflict.path)}: {conflict.message}; expected {conflict.expected}; {conflict.remedy}"
+        for conflict in conflicts(settings.train, settings.strategy)
     ]
     return problems
 
 
-def _misfits(strategy: Strategy, counts: dict[str, int]) -> list[tuple[bool, str]]:
+def _conflicts(strategy: Strategy, counts: dict[str, int]) -> list[tuple[bool, str]]:
     """Return, for one strategy, what a cluster may not be."""
     total = sum(counts.values())
     if STRATEGIES[strategy].on_servers:

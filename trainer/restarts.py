@@ -103,7 +103,7 @@ def decide_restart(
       step than the attempt before, by its `fingerprint`: nodes come and go for as long as a run lasts.
     """
     if code == ExitCode.DONE:
-        return _again(code, lived, history, policy) if policy.restart == "always" else End(ExitCode.DONE)
+        return _restart(code, lived, history, policy) if policy.restart == "always" else End(ExitCode.DONE)
     if code == ExitCode.WRONG_CONFIGURATION:
         return End(code, fingerprint[len(PERMANENT) :] if fingerprint.startswith(PERMANENT) else cause_of(code))
     if policy.restart == "exit_code" and 0 < code < OF_SIGNALS:
@@ -122,10 +122,10 @@ def decide_restart(
     after = replace(
         history, restarts=history.restarts + counted, fingerprint=last, lost_from=max(lost_from, history.lost_from), repeats=repeats
     )
-    return _again(code, lived, after, policy)
+    return _restart(code, lived, after, policy)
 
 
-def _again(code: int, lived: float, history: History, policy: Policy) -> Restart:
+def _restart(code: int, lived: float, history: History, policy: Policy) -> Restart:
     early = 0 if lived > policy.healthy_after else history.early_ends
     # 2 ** 30 is past any longest delay; the exponent is bounded because a loop of uncounted restarts has no end.
     delay = min(policy.longest_delay, policy.first_delay * 2 ** min(early - 1, 30)) if early else 0.0

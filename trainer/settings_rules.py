@@ -25,7 +25,7 @@ _OF_PROGRAMS = ("workload", "params", "data", "seed")  # all the settings of a p
 
 
 @dataclass(frozen=True)
-class Misfit:
+class Conflict:
     """Two settings that do not fit: where below `train`, what is wrong, what was expected, what to do."""
 
     path: tuple[str, ...]
@@ -34,19 +34,19 @@ class Misfit:
     remedy: str
 
 
-def misfits(train: Train, strategy: Strategy) -> list[Misfit]:
+def conflicts(train: Train, strategy: Strategy) -> list[Conflict]:
     """Return everything in `train` that does not fit the rest of it, or the strategy."""
     rules = RULES if strategy in TRAINING else RULES_OF_PROGRAMS
     return [one for rule in rules for one in rule(train, strategy)]
 
 
-def _one_length(train: Train, _: Strategy) -> Iterator[Misfit]:
+def _one_length(train: Train, _: Strategy) -> Iterator[Conflict]:
     if train.steps is not None and train.epochs is not None:
         message = f"`epochs` ({train.epochs}) beside `steps` ({train.steps}): both say how long to train"
-        yield Misfit(("epochs",), message, "one of the two", "remove `steps` or `epochs`; `--set train.steps=` takes one of a file away")
+        yield Conflict(("epochs",), message, "one of the two", "remove `steps` or `epochs`; `--set train.steps=` takes one of a file away")
 
 
-def _schedule(train: Train, _: Strategy) -> Iterator[Misfit]:
+def _schedule(train: Train, _: Strategy) -> Iterator[Conflict]:
     rate = train.learning_rate
     if rate is None:
         return
@@ -56,77 +56,77 @@ def _schedule(train: Train, _: Strategy) -> Iterator[Misfit]:
         if name not in allowed:
             owners = " or ".join(schedule for schedule, (fields, _) in _OF_SCHEDULE.items() if name in fields)
             message = f"`{name}` means nothing to the schedule {rate.schedule}"
-            yield Misfit(("learning_rate", name), message, f"schedule {owners}", f"remove `{name}`, or set `schedule` to {owners}")
+            yield Conflict(("learning_rate", name), message, f"schedule {owners}", f"remove `{name}`, or set `schedule` to {owners}")
     for name in required:
         if name not in given:
             message = f"the schedule {rate.schedule} needs `{name}`, and there is none"
-            yield Misfit(("learning_rate",), message, f"`{name}`", f"add `{name}`")
+            yield Conflict(("learning_rate",), message, f"`{name}`", f"add `{name}`")
     yield from _pieces(rate)
 
 
-def _pieces(rate: LearningRate) -> Iterator[Misfit]:
+def _pieces(rate: LearningRate) -> Iterator[Conflict]:
     boundaries, factors = rate.boundaries or [], rate.factors or []
     if rate.schedule != "piecewise" or not boundaries or not factors:
         return
     if len(boundaries) != len(factors):
         message = f"{len(boundaries)} boundaries and {len(factors)} factors"
-        yield Misfit(("learning_rate", "factors"), message, "one factor a boundary", f"give {len(boundaries)} factors")
+        yield Conflict(("learning_rate", "factors"), message, "one factor a boundary", f"give {len(boundaries)} factors")
     if sorted(set(boundaries)) != boundaries:
         message = f"the boundaries {boundaries} do not ascend"
-        yield Misfit(("learning_rate", "boundaries"), message, "each larger than the one before", f"write {sorted(set(boundaries))}")
+        yield Conflict(("learning_rate", "boundaries"), message, "each larger than the one before", f"write {sorted(set(boundaries))}")
 
 
-def _one_clip(train: Train, _: Strategy) -> Iterator[Misfit]:
+def _one_clip(train: Train, _: Strategy) -> Iterator[Conflict]:
     given = [name for name in _CLIPS if getattr(train.gradients, name) is not None]
     for name in given[1:]:
         message = f"`{name}` beside `{given[0]}`: gradients are cut in one way"
-        yield Misfit(("gradients", name), message, f"one of {', '.join(_CLIPS)}", f"remove `{name}` or `{given[0]}`")
+        yield Conflict(("gradients", name), message, f"one of {', '.join(_CLIPS)}", f"remove `{name}` or `{given[0]}`")
 
 
-def _wire(train: Train, strategy: Strategy) -> Iterator[Misfit]:
+def _wire(train: Train, strategy: Strategy) -> Iterator[Conflict]:
     if train.gradients.wire != "float32" and not (STRATEGIES[strategy].in_step or STRATEGIES[strategy].on_servers):
         message = f"gradients do not travel between tasks with strategy {strategy}"
         remedy = "remove `wire`"
-        yield Misfit(("gradients", "wire"), message, "strategy multi_worker_mirrored or parameter_server", remedy)
+        yield Conflict(("gradients", "wire"), message, "strategy multi_worker_mirrored or parameter_server", remedy)
 
 
-def _embeddings(train: Train, strategy: Strategy) -> Iterator[Misfit]:
+def _embeddings(train: Train, strategy: Strategy) -> Iterator[Conflict]:
     if train.embeddings is None:
         return
     if STRATEGIES[strategy].on_devices or not STRATEGIES[strategy].trains:
         message = f"a step updates the whole matrix of embedding layers with strategy {strategy}"
-        yield Misfit(("embeddings",), message, "another strategy", "remove `embeddings`, or change the strategy")
+        yield Conflict(("embeddings",), message, "another strategy", "remove `embeddings`, or change the strategy")
     for name in sorted({*train.embeddings.sharded} & {*train.embeddings.whole}):
-        yield Misfit(("embeddings", "whole"), f"{name!r} is also in `sharded`", "each layer in one of them", f"remove {name!r} from one")
+        yield Conflict(("embeddings", "whole"), f"{name!r} is also in `sharded`", "each layer in one of them", f"remove {name!r} from one")
 
 
-def _loss_scale(train: Train, strategy: Strategy) -> Iterator[Misfit]:
+def _loss_scale(train: Train, strategy: Strategy) -> Iterator[Conflict]:
     if train.precision == "mixed_float16" and STRATEGIES[strategy].on_servers:
         message = "mixed_float16 scales the loss step by step, which parameter servers do not do"
-        yield Misfit(("precision",), message, "float32 or mixed_bfloat16", "write mixed_bfloat16, which needs no scaling")
+        yield Conflict(("precision",), message, "float32 or mixed_bfloat16", "write mixed_bfloat16, which needs no scaling")
 
 
-def _determinism(train: Train, strategy: Strategy) -> Iterator[Misfit]:
+def _determinism(train: Train, strategy: Strategy) -> Iterator[Conflict]:
     if train.deterministic and STRATEGIES[strategy].on_servers:
         message = "on parameter_server gradients come in whatever order workers send them, so no two runs are alike"
-        yield Misfit(("deterministic",), message, "another strategy", "remove `deterministic`, or change `strategy`")
+        yield Conflict(("deterministic",), message, "another strategy", "remove `deterministic`, or change `strategy`")
 
 
-def _better(train: Train, _: Strategy) -> Iterator[Misfit]:
+def _better(train: Train, _: Strategy) -> Iterator[Conflict]:
     rule = train.early_stopping
     if rule and direction(rule.metric, rule.mode) is None:
         message = f"{rule.metric!r} does not show whether more or less of it is better"
-        yield Misfit(("early_stopping", "metric"), message, "`mode: max` or `mode: min` beside it", "add `mode: max`, if more is better")
+        yield Conflict(("early_stopping", "metric"), message, "`mode: max` or `mode: min` beside it", "add `mode: max`, if more is better")
 
 
-def _unrolled(train: Train, strategy: Strategy) -> Iterator[Misfit]:
+def _unrolled(train: Train, strategy: Strategy) -> Iterator[Conflict]:
     if STRATEGIES[strategy].on_devices and train.gradients.accumulate > _MAX_MIRRORED:
         message = f"{train.gradients.accumulate} batches a step: with mirrored each is a part of the graph of its own"
         remedy = "use larger batches, or another strategy"
-        yield Misfit(("gradients", "accumulate"), message, f"at most {_MAX_MIRRORED} with mirrored", remedy)
+        yield Conflict(("gradients", "accumulate"), message, f"at most {_MAX_MIRRORED} with mirrored", remedy)
 
 
-def _unused(train: Train, _: Strategy) -> Iterator[Misfit]:
+def _unused(train: Train, _: Strategy) -> Iterator[Conflict]:
     entry = CATALOG.get(train.workload)
     if entry is None:
         return
@@ -135,10 +135,10 @@ def _unused(train: Train, _: Strategy) -> Iterator[Misfit]:
     for name in entry.unused:
         if getattr(train, name) not in (getattr(plain, name), getattr(entry.defaults, name)):
             message = f"`{name}` means nothing to {train.workload}"
-            yield Misfit((name,), message, f"no `{name}`", f"remove `{name}`; docs/workloads.md has what it takes in `params`")
+            yield Conflict((name,), message, f"no `{name}`", f"remove `{name}`; docs/workloads.md has what it takes in `params`")
 
 
-def _never_learns(train: Train, _: Strategy) -> Iterator[Misfit]:
+def _never_learns(train: Train, _: Strategy) -> Iterator[Conflict]:
     entry = CATALOG.get(train.workload)
     if entry is None or not entry.agent:
         return
@@ -146,20 +146,20 @@ def _never_learns(train: Train, _: Strategy) -> Iterator[Misfit]:
     steps = train.steps or entry.defaults.steps
     if isinstance(first, int) and steps and steps <= first:  # other cases are reported for params
         message = f"{steps} steps, and the first {first} are at random: nothing is learned"
-        yield Misfit(("steps",), message, f"more than {first}", "raise `steps`, or lower `params.random_steps`")
+        yield Conflict(("steps",), message, f"more than {first}", "raise `steps`, or lower `params.random_steps`")
 
 
-def _trains_nothing(train: Train, strategy: Strategy) -> Iterator[Misfit]:
+def _trains_nothing(train: Train, strategy: Strategy) -> Iterator[Conflict]:
     # By the value, not by what is set: the settings that tasks get are complete.
     plain = Train(workload=train.workload)
     for name in Train.model_fields:
         if name not in _OF_PROGRAMS and getattr(train, name) != getattr(plain, name):
             message = f"`{name}` means nothing to strategy {strategy}, which runs a program and trains no model"
             remedy = f"remove `{name}`; put the program's arguments into `params`"
-            yield Misfit((name,), message, f"{', '.join(_OF_PROGRAMS[:-1])} and {_OF_PROGRAMS[-1]} alone", remedy)
+            yield Conflict((name,), message, f"{', '.join(_OF_PROGRAMS[:-1])} and {_OF_PROGRAMS[-1]} alone", remedy)
 
 
-RULES: tuple[Callable[[Train, Strategy], Iterator[Misfit]], ...] = (
+RULES: tuple[Callable[[Train, Strategy], Iterator[Conflict]], ...] = (
     _one_length,
     _schedule,
     _one_clip,
@@ -172,4 +172,4 @@ RULES: tuple[Callable[[Train, Strategy], Iterator[Misfit]], ...] = (
     _unused,
     _never_learns,
 )
-RULES_OF_PROGRAMS: tuple[Callable[[Train, Strategy], Iterator[Misfit]], ...] = (_trains_nothing,)
+RULES_OF_PROGRAMS: tuple[Callable[[Train, Strategy], Iterator[Conflict]], ...] = (_trains_nothing,)

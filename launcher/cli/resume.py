@@ -64,8 +64,8 @@ def exclusive(runs: Path, name: str) -> Iterator[None]:
 def check_place(started_by: Sequence[str], runs: Path, name: str, *, fresh: bool) -> str:
     """Return what a person should know about where the run on this machine is, empty for nothing.
 
-    Runs are in the working directory, and a spec may be in another: one that was started beside its spec is not to start again here, from
-    the first step. Raises UsageError where it would, unless `fresh` asks for that. `started_by` are the words after `up`, the spec's file first.
+    A run is kept in the working directory, which need not be its spec's. A run that was started in its spec's directory must not start from the
+    first step in this one: that raises UsageError, unless `fresh` asks for it. `started_by` are the words after `up`, the spec's file first.
     """
     found = runs_next_to(Path(started_by[0]), runs, name)
     if found is None or DEFAULT not in homes(found, name):

@@ -30,7 +30,7 @@ class Channel:
     url_file: str | None = None
     allow_http: bool = False
 
-    def order(self, message: Message, seconds: float) -> dict[str, Any]:
+    def request(self, message: Message, seconds: float) -> dict[str, Any]:
         """Return what a sender is asked for that tries for `seconds`."""
         is_command = self.kind == "command"
         where: dict[str, Any] = (
@@ -44,7 +44,7 @@ class Channel:
 class Sending:
     """One message on its way; `outcome` is None until its sender has ended."""
 
-    def __init__(self, order: Mapping[str, Any], *, outcomes: Path | None = None, log: int | None = subprocess.DEVNULL) -> None:
+    def __init__(self, request: Mapping[str, Any], *, outcomes: Path | None = None, log: int | None = subprocess.DEVNULL) -> None:
         """Start the sender. It writes to the file `outcomes` how it went, where that is given, and a failure in a line to `log`, None for this process's own stderr. Raises OSError."""
         source = source_directory()
         environment = os.environ | ({"PYTHONPATH": search_path(os.environ.get("PYTHONPATH"), source)} if source else {})
@@ -60,11 +60,11 @@ class Sending:
             )
         assert self._process.stdin is not None  # noqa: S101
         with contextlib.suppress(OSError):  # it has ended at once, which is seen by its outcome
-            self._process.stdin.write(json.dumps(order).encode())
+            self._process.stdin.write(json.dumps(request).encode())
             self._process.stdin.close()
         self.pid = self._process.pid
         self._reads_outcome = outcomes is None
-        self._event = str(order["payload"]["event"])
+        self._event = str(request["payload"]["event"])
 
     def outcome(self) -> ledger.Entry | None:
         """Return how it has ended; None while it has not."""

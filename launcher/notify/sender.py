@@ -1,6 +1,6 @@
 """Sends one message: `python -m launcher.notify.sender`, a process of its own, so that nothing that hangs holds up a run, its supervisor or a launcher.
 
-It reads an order from stdin, JSON with `payload`, `channel` (command or webhook), `seconds` for which it is tried, and `command` with the `directory` in which it runs, or for
+It reads a request from stdin, JSON with `payload`, `channel` (command or webhook), `seconds` for which it is tried, and `command` with the `directory` in which it runs, or for
 a webhook `url` or `url_file`, and `allow_http`. It writes one line of JSON to stdout, how it ended, and where that is a failure a line to stderr. An URL is a
 password: no line, argument or variable has it.
 """
@@ -53,16 +53,16 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def deliver(
-    order: Mapping[str, Any], delays: tuple[float, float] = _DELAYS, failed_first: Callable[[str], object] = str
+    request: Mapping[str, Any], delays: tuple[float, float] = _DELAYS, failed_first: Callable[[str], object] = str
 ) -> tuple[str, int]:
-    """Try until the message was taken, or for the order's `seconds`; return why it was not, empty where it was, and how often it was tried.
+    """Try until the message was taken, or for the request's `seconds`; return why it was not, empty where it was, and how often it was tried.
 
     `failed_first` is called with why the first try has failed, where there is a second.
     """
-    until, delay = time.monotonic() + float(order["seconds"]), delays[0]
+    until, delay = time.monotonic() + float(request["seconds"]), delays[0]
     for tries in itertools.count(1):
         try:
-            (_post if order["channel"] == "webhook" else _call)(order)
+            (_post if request["channel"] == "webhook" else _call)(request)
         except FailedError as error:
             if time.monotonic() + delay > until:
                 return str(error), tries
@@ -75,12 +75,12 @@ def deliver(
     raise AssertionError
 
 
-def _post(order: Mapping[str, Any]) -> None:
-    url = _url(order)
-    body = json.dumps(order["payload"]).encode()
+def _post(request: Mapping[str, Any]) -> None:
+    url = _url(request)
+    body = json.dumps(request["payload"]).encode()
     try:
-        request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "tf-launcher"}, method="POST")  # noqa: S310  its scheme was looked at
-        with _within(_REQUEST_TIMEOUT), urllib.request.build_opener(_NoRedirects()).open(request, timeout=_REQUEST_TIMEOUT):
+        posting = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "tf-launcher"}, method="POST")  # noqa: S310  its scheme was looked at
+        with _within(_REQUEST_TIMEOUT), urllib.request.build_opener(_NoRedirects()).open(posting, timeout=_REQUEST_TIMEOUT):
             pass
     except urllib.error.HTTPError as error:
         error.close()
@@ -94,10 +94,10 @@ def _post(order: Mapping[str, Any]) -> None:
         raise FailedError(f"the webhook was not reached: {_why(error)}") from None
 
 
-def _url(order: Mapping[str, Any]) -> str:
+def _url(request: Mapping[str, Any]) -> str:
     """Return the URL to send to. Raises FailedError where there is none that may be used."""
     try:
-        url = str(order["url"] if "url" in order else Path(order["url_file"]).read_text(encoding="utf-8")).strip()
+        url = str(request["url"] if "url" in request else Path(request["url_file"]).read_text(encoding="utf-8")).strip()
         parts = urlsplit(url)
         known = bool(parts.hostname) and url.isprintable() and " " not in url and (parts.port is None or parts.port > 0)
     except OSError:
@@ -106,7 +106,7 @@ def _url(order: Mapping[str, Any]) -> str:
         known = False
     if not known or parts.scheme not in {"http", "https"}:
         raise FailedError("what the webhook's Secret has is no URL that begins with https:")
-    if parts.scheme == "http" and not order["allow_http"]:
+    if parts.scheme == "http" and not request["allow_http"]:
         raise FailedError("the webhook's URL begins with http:, which everybody on the way reads; notify.webhook.allow_http allows it")
     if parts.username is not None:
         raise FailedError("the webhook's URL has a user's name, which is not supported")
@@ -144,10 +144,10 @@ def _within(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _call(order: Mapping[str, Any]) -> None:
-    payload, words = order["payload"], order["command"]
-    within = float(order.get("ends_within", _COMMAND_TIMEOUT))
-    directory = str(order.get("directory") or "")
+def _call(request: Mapping[str, Any]) -> None:
+    payload, words = request["payload"], request["command"]
+    within = float(request.get("ends_within", _COMMAND_TIMEOUT))
+    directory = str(request.get("directory") or "")
     if directory and not Path(directory).is_dir():
         raise FailedError(f"{words[0]} cannot be started: there is no directory {directory}")
     try:
@@ -206,25 +206,25 @@ def _last_line(process: "subprocess.Popen[bytes]", seconds: float) -> str:
 
 def main() -> int:
     """Send the message that stdin has."""
-    order = json.loads(sys.stdin.buffer.read())
-    guard = threading.Timer(float(order["seconds"]) + _GIVES_UP, os._exit, (1,))
+    request = json.loads(sys.stdin.buffer.read())
+    guard = threading.Timer(float(request["seconds"]) + _GIVES_UP, os._exit, (1,))
     guard.daemon = True
     guard.start()
-    payload, began = order["payload"], time.time()
+    payload, began = request["payload"], time.time()
 
     def note(state: str, words: str) -> None:
-        done = {"key": payload["id"], "channel": order["channel"], "state": state, "at": round(time.time(), 3)}
+        done = {"key": payload["id"], "channel": request["channel"], "state": state, "at": round(time.time(), 3)}
         with contextlib.suppress(OSError):
             sys.stdout.write(json.dumps({**done, "words": f"{payload['event']}: {words}"}) + "\n")
             sys.stdout.flush()
 
-    again = f"it is tried until {to_the_second(began + float(order['seconds']))}"
-    why, tries = deliver(order, failed_first=lambda why: note(CLAIMED, f"nobody is told yet by {order['channel']}: {why}; {again}"))
+    again = f"it is tried until {to_the_second(began + float(request['seconds']))}"
+    why, tries = deliver(request, failed_first=lambda why: note(CLAIMED, f"nobody is told yet by {request['channel']}: {why}; {again}"))
     often = "" if tries == 1 else f" ({tries} tries)"
     if not why:
-        note(SENT, f"told by {order['channel']} at {to_the_second(time.time())}{often}")
+        note(SENT, f"told by {request['channel']} at {to_the_second(time.time())}{often}")
         return 0
-    words = f"nobody was told by {order['channel']}: {why}{often}"
+    words = f"nobody was told by {request['channel']}: {why}{often}"
     note(FAILED, words)
     with contextlib.suppress(OSError):
         print(f"{rfc3339(time.time())} {payload['name']}, {payload['event']}: {words}", file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ from launcher.notify.outbox import VARIABLE, Sending
 from launcher.runs.state_writer import say
 from launcher.runs.status import RunStatus
 
-_SECONDS = 600.0  # for which a message is tried
+_NOTIFY_TIMEOUT = 600.0  # seconds for which a message is tried
 _STALL_POLL_INTERVAL = 5.0  # seconds, while a task is stalled
 
 
@@ -55,11 +55,11 @@ class SupervisorNotifier:
             sending.detach()
 
     def _send(self, channel: outbox.Channel, message: Message) -> None:
-        order = channel.order(message, _SECONDS)
+        request = channel.request(message, _NOTIFY_TIMEOUT)
         say(f"telling by {channel.kind}: {message.text}")
         for outcomes in (self._outcomes, Path(os.devnull)):  # its directory may be gone, or full
             try:
-                self._sent.append(Sending(order, outcomes=outcomes, log=None))
+                self._sent.append(Sending(request, outcomes=outcomes, log=None))
             except OSError as error:
                 say(f"nobody was told by {channel.kind}: {error.strerror}")
             else:

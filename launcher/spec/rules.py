@@ -17,7 +17,7 @@ from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, ne
 from launcher.spec.role_programs import containers_of, leads, roles_of, volumes_of
 from launcher.spec.rule_context import RuleContext, resolved
 from trainer.settings import Train, direction
-from trainer.settings_rules import misfits
+from trainer.settings_rules import conflicts
 from trainer.strategies import STRATEGIES, TRAINING
 from trainer.workloads import catalog
 
@@ -160,8 +160,8 @@ def settings_fit(subject: RuleContext) -> Iterator[Finding]:
     """The train settings fit one another and the strategy; of a workload that does not run with it, no more is to say."""
     train, strategy = subject.spec.train, subject.spec.strategy
     entry = catalog.CATALOG.get(train.workload) if train else None
-    for misfit in misfits(train, strategy) if train and (entry is None or strategy in entry.strategies) else ():
-        yield Finding(("train", *misfit.path), misfit.message, misfit.expected, misfit.remedy, on="key")
+    for conflict in conflicts(train, strategy) if train and (entry is None or strategy in entry.strategies) else ():
+        yield Finding(("train", *conflict.path), conflict.message, conflict.expected, conflict.remedy, on="key")
 
 
 def early_stopping_has_evaluations(subject: RuleContext) -> Iterator[Finding]:

@@ -85,9 +85,9 @@ def test_a_changed_spec_asks_and_fresh_keeps_the_old_run(tmp_path: Path) -> None
         assert run.status()["state"] == "stopped"
 
         # Of another model: what is saved does not fit, and is not touched.
-        misfit = run.launcher("up", *changed, "--set", "train.steps=1000000", "--resume", "--json", check=False, timeout=90)
-        assert misfit.returncode == 1
-        summary = json.loads(misfit.stdout.splitlines()[-1])
+        refused = run.launcher("up", *changed, "--set", "train.steps=1000000", "--resume", "--json", check=False, timeout=90)
+        assert refused.returncode == 1
+        summary = json.loads(refused.stdout.splitlines()[-1])
         assert "another model" in summary["reason"]
         assert summary["restarts"] == {}
         assert checkpoints(run.directory) == [step]

@@ -4,8 +4,8 @@ The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=
 A checkpoint is complete before the `checkpoint` file names it, so a kill at any moment leaves the one before. It is made in memory first (`capture`), and
 `write` needs nothing of TensorFlow's state: another thread can do that while training goes on.
 
-`learning_rate` is the rate that the optimizer was built with, as text (see `schedules.described`). The optimizer's own, in
-the checkpoint as well, may be lower by now. A resume with another rate is known by the first and takes nothing of the second.
+`learning_rate` is the rate that the optimizer was built with, as text (see `schedules.described`). The checkpoint also has the optimizer's
+current rate, which may be lower by now. Where the spec's rate is no longer that text, a resume uses the spec's and ignores the current one.
 `callbacks` are the bytes of callback_state, empty without callbacks.
 """
 
@@ -180,7 +180,7 @@ class Checkpoints:
 
     def _load(self, path: str, optimizer: keras.optimizers.Optimizer) -> None:
         saved = tf.train.Checkpoint(**{**self._parts, "optimizer": optimizer})
-        if self._rows and (other := self._rows.misfit(path, saved)):
+        if self._rows and (other := self._rows.mismatch(path, saved)):
             raise self._other_model(path, ValueError(other))
         try:
             saved.restore(path).assert_existing_objects_matched().expect_partial()

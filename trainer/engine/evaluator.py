@@ -146,11 +146,11 @@ class _EvaluatedCheckpoints:
                 return ""
             return f"{_VANISHED} checkpoints in a row were deleted before they were read; raise train.checkpoint.keep, or save less often"
         self._failures[path, written] += 1
-        misfit = isinstance(problem, AssertionError | ValueError)
-        if self._failures[path, written] < _TRIES and not misfit:
+        is_of_another_model = isinstance(problem, AssertionError | ValueError)
+        if self._failures[path, written] < _TRIES and not is_of_another_model:
             return ""
         self._skipped.add((path, written))
-        what = "is of another model" if misfit else "cannot be read"
+        what = "is of another model" if is_of_another_model else "cannot be read"
         return f"the checkpoint {path} {what} and is passed over: {next(iter(str(problem).splitlines()), repr(problem))}"
 
 

@@ -111,7 +111,7 @@ class Notifier:
         if not self._write(holder, ledger.with_claim(entries, message, kind, now, self._seconds + _SLACK)):
             return _RETRY_INTERVAL
         try:
-            self._sent.append(_InFlight(message, kind, Sending(channel.order(message, self._seconds))))
+            self._sent.append(_InFlight(message, kind, Sending(channel.request(message, self._seconds))))
         except OSError as error:
             raise NoChannelError(
                 f"the process that sends it cannot be started ({error.strerror})", "see what this machine lacks"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.backend.kubernetes import diagnosis, tied
+from launcher.backend.kubernetes import diagnosis, volume_affinity
 from launcher.backend.kubernetes.diagnosis import Diagnosis
 from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import RunEvents
@@ -236,8 +236,10 @@ def _task(seen: ClusterSnapshot, job: Object, name: str, attempts: list[Object],
     pod = attempts[-1]
     phase = pod.get("status", {}).get("phase", "Pending")
     about = seen.about(pod)
-    has_led = any(leads(seen, job) and condition(job, "Complete") for job in seen.jobs)
-    found = tied.of_pod(pod, seen.pods, seen.claims, about, has_led=has_led) or diagnosis.of_pod(pod, about, seen.nodes)
+    leader_completed = any(leads(seen, job) and condition(job, "Complete") for job in seen.jobs)
+    found = volume_affinity.of_pod(pod, seen.pods, seen.claims, about, leader_completed=leader_completed) or diagnosis.of_pod(
+        pod, about, seen.nodes
+    )
     made = TaskStatus(
         name,
         _STATES.get(phase, _pending)(job, pod),

@@ -11,7 +11,7 @@ from typing import Any
 from kubernetes.client import ApiClient, CoreV1Api
 from kubernetes.stream import portforward
 
-from launcher.backend.kubernetes import diagnosis, pod_status, status_source, tied
+from launcher.backend.kubernetes import diagnosis, pod_status, status_source, volume_affinity
 from launcher.backend.kubernetes.client import ERRORS, Cluster, Object
 from launcher.backend.kubernetes.pod_status import COMPONENT
 from launcher.errors import LauncherError, UsageError
@@ -39,7 +39,7 @@ def await_board(cluster: Cluster, run: str) -> None:
         if any(pod_status.condition(pod, "Ready") for pod in boards):
             return
         words = f"waiting up to {_START_TIMEOUT:.0f} s for TensorBoard of {run} to start"
-        if not moved and any(tied.waits_for_none(pod, of_run) for pod in boards) and _is_over(cluster, run, of_run):
+        if not moved and any(volume_affinity.waits_for_none(pod, of_run) for pod in boards) and _is_over(cluster, run, of_run):
             cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
             words = f"TensorBoard of {run} goes to a node where its volume can be used, and has {_START_TIMEOUT:.0f} s to start there"
             moved, announced = True, False
@@ -63,7 +63,7 @@ def _is_to_come(cluster: Cluster, run: str) -> bool:
 def _is_over(cluster: Cluster, run: str, pods: Sequence[Object]) -> bool:
     """Return whether no task of a run is yet to come but those that wait for TensorBoard: one that waits in a queue has no pod either."""
     jobs = [job for job in cluster.listed("Job", status_source.labels_of(run)) if pod_status.is_role(job)]
-    waiting = {pod_status.role_of(pod) for pod in pods if tied.waits_for_none(pod, pods)}
+    waiting = {pod_status.role_of(pod) for pod in pods if volume_affinity.waits_for_none(pod, pods)}
     to_come = [job for job in jobs if not pod_status.condition(job, "Complete")]
     return any(pod_status.condition(job, "Failed") for job in jobs) or all(pod_status.role_of(job) in waiting for job in to_come)
 

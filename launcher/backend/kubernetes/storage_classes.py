@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.tied import NODE_LOCAL
+from launcher.backend.kubernetes.volume_affinity import NODE_LOCAL
 from launcher.render.kubernetes.objects import Run
 from launcher.render.kubernetes.storage import fewer_mount
 

@@ -76,7 +76,7 @@ def _failure_rules(run: Run, group: Group, *, in_jobset: bool, may_outgrow: bool
         _on_exit("FailJob", "In", final),
     ]
     if pods.outlasts_eviction(run, group) or not may_outgrow:
-        # Else it is also of a pod that was evicted as it has outgrown its storage, which has no condition that distinguishes it from a deleted one.
+        # Otherwise a pod that outgrew its storage may end with this code, too, and no condition sets its eviction apart from a deletion.
         found.append(_on_exit("Ignore", "In", [int(ExitCode.STOPPED)]))
     if role_rules.supervised(group.task):
         # It has tried limits.max_restarts times before it left with a failure.

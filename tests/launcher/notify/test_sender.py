@@ -28,22 +28,22 @@ FAST = (0.01, 0.02)  # seconds until another try
 
 
 def posted(url: str, *, seconds: float = 0.0, allow_http: bool = True) -> tuple[str, int]:
-    order = {"payload": PAYLOAD, "channel": "webhook", "url": url, "allow_http": allow_http, "seconds": seconds}
-    return sender.deliver(order, FAST)
+    request = {"payload": PAYLOAD, "channel": "webhook", "url": url, "allow_http": allow_http, "seconds": seconds}
+    return sender.deliver(request, FAST)
 
 
 def called(*command: str, seconds: float = 0.0, ends_within: float = 60.0) -> tuple[str, int]:
-    order = {"payload": PAYLOAD, "channel": "command", "command": list(command), "seconds": seconds, "ends_within": ends_within}
-    return sender.deliver(order, FAST)
+    request = {"payload": PAYLOAD, "channel": "command", "command": list(command), "seconds": seconds, "ends_within": ends_within}
+    return sender.deliver(request, FAST)
 
 
 def test_a_program_runs_in_its_directory_and_one_that_is_gone_is_named(tmp_path: Path) -> None:
     assert END is not None
-    order = outbox.Channel("command", ("touch", "here"), str(tmp_path)).order(END, 0.0)
-    assert sender.deliver(order) == ("", 1)
+    request = outbox.Channel("command", ("touch", "here"), str(tmp_path)).request(END, 0.0)
+    assert sender.deliver(request) == ("", 1)
     assert (tmp_path / "here").exists()
     lacking = f"touch cannot be started: there is no directory {tmp_path}/gone"
-    assert sender.deliver(order | {"directory": f"{tmp_path}/gone"}) == (lacking, 1)
+    assert sender.deliver(request | {"directory": f"{tmp_path}/gone"}) == (lacking, 1)
 
 
 def test_a_webhook_gets_the_message_as_json() -> None:
@@ -179,7 +179,7 @@ def ended(sending: outbox.Sending) -> ledger.Entry:
 def test_a_sender_is_a_process_that_tells_how_it_went_and_never_the_url() -> None:
     assert END is not None
     with serving(200) as server:
-        sending = outbox.Sending(outbox.Channel("webhook", url=f"{server.address}/{PLACE}", allow_http=True).order(END, 0.0))
+        sending = outbox.Sending(outbox.Channel("webhook", url=f"{server.address}/{PLACE}", allow_http=True).request(END, 0.0))
         outcome = ended(sending)
     assert (outcome["state"], outcome["key"]) == (ledger.SENT, PAYLOAD["id"])
     assert outcome["words"].startswith("failed: told by webhook at ")
@@ -188,22 +188,22 @@ def test_a_sender_is_a_process_that_tells_how_it_went_and_never_the_url() -> Non
 
 def test_the_url_is_read_from_its_file_at_each_try(tmp_path: Path) -> None:
     with serving(200) as server:
-        order = {"payload": PAYLOAD, "channel": "webhook", "url_file": str(tmp_path / "url"), "allow_http": True, "seconds": 60}
+        request = {"payload": PAYLOAD, "channel": "webhook", "url_file": str(tmp_path / "url"), "allow_http": True, "seconds": 60}
 
         def make(why: str) -> None:
             assert why == "the Secret with the webhook's URL is not there, or not its key"
             (tmp_path / "url").write_text(f"{server.address}\n")
 
-        assert sender.deliver(order, FAST, make) == ("", 2)
+        assert sender.deliver(request, FAST, make) == ("", 2)
 
 
 def test_what_has_become_of_messages_is_kept_in_a_file_and_failures_in_a_line(tmp_path: Path) -> None:
     assert END is not None
     outcomes, log = tmp_path / "notified.jsonl", tmp_path / "log"
     with log.open("wb") as file:
-        order = outbox.Channel("webhook", url=f"http://127.0.0.1:1/{PLACE}", allow_http=True).order(END, 1.5)
-        ended(outbox.Sending(order, outcomes=outcomes, log=file.fileno()))
-        ended(outbox.Sending(outbox.Channel("command", ("true",)).order(END, 0.0), outcomes=outcomes, log=file.fileno()))
+        request = outbox.Channel("webhook", url=f"http://127.0.0.1:1/{PLACE}", allow_http=True).request(END, 1.5)
+        ended(outbox.Sending(request, outcomes=outcomes, log=file.fileno()))
+        ended(outbox.Sending(outbox.Channel("command", ("true",)).request(END, 0.0), outcomes=outcomes, log=file.fileno()))
     assert len(outcomes.read_text().splitlines()) == 3
     failed, told = outbox.read_outcomes(outcomes)
     assert failed == "failed: nobody was told by webhook: the webhook was not reached: Connection refused (2 tries)"
@@ -216,8 +216,8 @@ def test_what_has_become_of_messages_is_kept_in_a_file_and_failures_in_a_line(tm
 def test_no_argument_or_variable_of_a_sender_has_the_url() -> None:
     assert END is not None
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        order = outbox.Channel("webhook", url=f"http://127.0.0.1:{silent.getsockname()[1]}/{PLACE}", allow_http=True).order(END, 0.0)
-        sending = outbox.Sending(order)
+        request = outbox.Channel("webhook", url=f"http://127.0.0.1:{silent.getsockname()[1]}/{PLACE}", allow_http=True).request(END, 0.0)
+        sending = outbox.Sending(request)
         connection, _ = silent.accept()
         with connection:
             for what in ("cmdline", "environ"):

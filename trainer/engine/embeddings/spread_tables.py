@@ -175,7 +175,7 @@ class Tables:
         others, values = row_updates.clipped(
             optimizer, [one for one in gradients if not isinstance(one, RowGradients)], [one.values for one in used]
         )
-        with tf.device(device(dense.home)):
+        with tf.device(device(dense.server)):
             rate, count = row_updates.rate_and_count(optimizer)
         for one, clipped in zip(used, values, strict=True):
             group = one.lookup.group
@@ -192,7 +192,7 @@ class Tables:
         others, values = row_updates.clipped(optimizer, gradients, [one.values for one in rows])
         rate, count = row_updates.rate_and_count(optimizer)
         for group, one, gradient in zip(self.trained, rows, values, strict=True):
-            self.update(group, dense.home, one.indices, gradient, optimizer, rate, count)
+            self.update(group, dense.server, one.indices, gradient, optimizer, rate, count)
         return others
 
     # Checkpoints

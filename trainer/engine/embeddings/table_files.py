@@ -54,7 +54,7 @@ class TableFiles:
         keys = {(self._tables.all[index], slot): _name(paths[place]) for (index, slot), place in self._places.items()}
         return Streamed.of(checkpoint, self._tables, by_file(self._tables.parts()), keys)
 
-    def misfit(self, path: str, saved: tf.train.Checkpoint) -> str:
+    def mismatch(self, path: str, saved: tf.train.Checkpoint) -> str:
         """Return which table has other rows in a checkpoint; nothing where all fit, or it cannot be seen."""
         paths, graph, shapes = _paths(saved), object_graph(path), tf.train.load_checkpoint(path).get_variable_to_shape_map()
         for (index, _), place in self._places.items():

@@ -19,7 +19,7 @@ class RowFiles(Protocol):
     def streamed(self, checkpoint: "InMemoryCheckpoint", saved: tf.train.Checkpoint) -> "InMemoryCheckpoint":
         """Return `checkpoint`, of `saved`, with rows, which are read while it is written."""
 
-    def misfit(self, path: str, saved: tf.train.Checkpoint) -> str:
+    def mismatch(self, path: str, saved: tf.train.Checkpoint) -> str:
         """Return what rows a checkpoint of `saved` has that are not those wanted here; nothing where it fits."""
 
     def restore(self, path: str, saved: tf.train.Checkpoint) -> None:

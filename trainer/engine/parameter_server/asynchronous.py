@@ -24,7 +24,7 @@ from trainer.engine.parameter_server.worker_pool import (
 from trainer.engine.session import NotFinite, Progress
 from trainer.workloads.protocol import Workload
 
-# Steps in a turn of the loop of a call, for a model of few operations: of a larger one messages are a small part, and each copy takes seconds to trace.
+# A call's loop is unrolled: four steps a turn, which saves messages. A model of more operations gains little by that, and takes seconds longer to trace.
 _UNROLLED, FEW_OPERATIONS = 4, 300
 
 
@@ -110,11 +110,11 @@ class AsynchronousSession(ServerSession):
         return self._step // self._workers.count
 
     def _run(self, iterator: Any, steps: int, assignment: Assignment) -> CallResult:
-        *totals, own, finite, start, done, global_step = self._call(iterator, constant(steps), constant(assignment.worker)).numpy()
+        *totals, began_here, finite, start, done, global_step = self._call(iterator, constant(steps), constant(assignment.worker)).numpy()
         first_non_finite = round(start + finite) + 1 if finite < done else None  # others have taken steps meanwhile: not before this one
         numbers = np.array(totals, np.float32)
         return CallResult(
-            totals=numbers, steps=round(done), global_step=round(global_step), first_non_finite=first_non_finite, inherited=not own
+            totals=numbers, steps=round(done), global_step=round(global_step), first_non_finite=first_non_finite, inherited=not began_here
         )
 
     def _make_call(self) -> Any:
@@ -136,8 +136,9 @@ class AsynchronousSession(ServerSession):
                     group.apply([_over_wire(g, wire, pack.server) for g, pack in zip(packed, group.packs, strict=True)])
                 for variable, old, new in zip(state.averages, averages, new_averages, strict=True):
                     variable.assign_add(new - old)
-                own = tf.cond(tf.math.is_finite(measured[0]), lambda: tf.constant(False), lambda: _all_finite(values))
-                return tf.concat([measured, [tf.cast(own, tf.float32)]], 0)
+                # A loss that is not finite began here if the weights were finite.
+                began_here = tf.cond(tf.math.is_finite(measured[0]), lambda: tf.constant(False), lambda: _all_finite(values))
+                return tf.concat([measured, [tf.cast(began_here, tf.float32)]], 0)
 
             small = replica.operations is not None and replica.operations <= FEW_OPERATIONS
             totals = model_ops.repeat(steps, step, replica.width + 1, unrolled=_UNROLLED if small else 1)

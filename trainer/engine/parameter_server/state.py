@@ -13,11 +13,11 @@ from trainer.engine.parameter_server.packing import Pack
 
 
 class Group:
-    """Packs that are updated together, by one optimizer, and count their updates on server `home`."""
+    """Packs that are updated together, by one optimizer, and count their updates on one server, number `server`."""
 
-    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, packs: Sequence[Pack], home: int) -> None:
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, packs: Sequence[Pack], server: int) -> None:
         self._model, self._original = model, optimizer
-        self.packs, self.home = packs, home
+        self.packs, self.server = packs, server
         self.variables: list[keras.Variable] = []
         for pack in packs:
             members = [model.trainable_variables[i] for i in pack.members]
@@ -26,7 +26,7 @@ class Group:
                 name = "pack" if pack.flat else members[0].name
                 self.variables.append(keras.Variable(value, dtype=pack.dtype, name=name))
                 self.variables[-1].constraint = None if pack.flat else members[0].constraint
-        with tf.device(device(home)):
+        with tf.device(device(server)):
             # Slots stand beside their variables; Keras makes them like the variable they belong to.
             self.optimizer = type(optimizer).from_config(optimizer.get_config())
             self._build_slots()
@@ -49,7 +49,7 @@ class Group:
         del self.optimizer.add_variable_from_reference
 
     def _update_colocated(self) -> None:
-        """Let each variable be updated where it is: else its slots would travel to `home`, and the changes back."""
+        """Let each variable be updated where it is: else its slots would travel to `server`, and the changes back."""
         update = self.optimizer.update_step
 
         def update_step(gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
@@ -60,7 +60,7 @@ class Group:
 
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:
         """Update the variables, on the servers, with one gradient a pack; counts a step."""
-        with tf.device(device(self.home)):
+        with tf.device(device(self.server)):
             fused_updates.apply(self.optimizer, gradients, self.variables)
             if not self._counts:
                 self.optimizer.iterations.value.assign(tf.cast(self.step.assign_add(1), self.optimizer.iterations.value.dtype))

@@ -26,14 +26,14 @@ _ASKED, _REPLIED = 2, 1  # numbers in front of a request (worker, step), and of 
 class Server:
     """The queues of one server, and what is run on it and against it.
 
-    A message is a list with one vector of bytes a tensor: the group's packs, `averages` behind them, and in a request, for the rows of each
-    of `tables` that are trained, their places on the server and their gradients.
+    A message is a list of vectors of bytes, one for each tensor: first the group's packs, then `averages`. A request also has, for each of
+    `tables` that is trained, the places of its rows on the server and their gradients.
     """
 
     def __init__(self, group: Group, averages: Sequence[tf.Variable], workers: int, short: tf.DType, tables: Tables | None = None) -> None:
         self._group, self._averages, self._workers, self._tables = group, averages, workers, tables
         self._rows = tables.trained if tables else []
-        self._device = device(group.home)
+        self._device = device(group.server)
         self._shapes = [tuple(v.value.shape) for v in group.variables] + [tuple(a.shape) for a in averages]
         self._types = [v.value.dtype for v in group.variables] + [a.dtype for a in averages]
         # Gradients of float32 may travel shorter; the moving averages' changes never do.
@@ -68,7 +68,7 @@ class Server:
         """Ask with the gradients of `step`, one tensor a pack, the changes of the averages, and gradients of rows."""
         of_tables = {one.lookup.group: one for one in rows}
         for group in self._rows:
-            tensors = [*tensors, *(of_tables[group].of_server(self._group.home) if group in of_tables else group.no_rows())]
+            tensors = [*tensors, *(of_tables[group].of_server(self._group.server) if group in of_tables else group.no_rows())]
         self._ask([write_message([worker, step], tf.cast(t, sent)) for t, sent in zip(tensors, self._sent, strict=True)])
 
     def _ask(self, parts: list[tf.Tensor]) -> None:

@@ -26,11 +26,11 @@ _RELEASE = 'kubectl patch pod {0} --subresource=status --type=merge -p \'{{"stat
 
 
 def of_pod(
-    pod: Object, pods: Sequence[Object], claims: Sequence[Object], events: Iterable[Object], *, has_led: bool = False
+    pod: Object, pods: Sequence[Object], claims: Sequence[Object], events: Iterable[Object], *, leader_completed: bool = False
 ) -> Diagnosis | None:
     """Return what keeps a pod that waits from the node of its volume, None where that is not the reason or the node is not known.
 
-    `pods` and `claims` are the run's, `events` those about the pod; `has_led` says that the task that leads has ended well.
+    `pods` and `claims` are the run's, `events` those about the pod; `leader_completed` says that the task that leads has ended well.
     """
     if pod.get("status", {}).get("phase") != "Pending":
         return None
@@ -39,7 +39,7 @@ def of_pod(
         claim = _placed(pod, claims)
         return _on_its_node(claim[_SELECTED_NODE], claim.get(_PROVISIONER, ""), pods, message) if claim else None
     if _AFFINITY_UNMET in message and VOLUME_LABEL in (pod["metadata"].get("labels") or {}):
-        return _of_affinity(pod, pods, message, has_led=has_led)
+        return _of_affinity(pod, pods, message, leader_completed=leader_completed)
     held = [event for event in diagnosis.attaching(events) if _ATTACHED.search(str(event.get("message", "")))]
     found = [_attached(pod, pods, claims, event) for event in held]
     words, remedies = ("; ".join(dict.fromkeys(one[part] for one in found)) for part in (0, 1))
@@ -78,7 +78,7 @@ def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: s
     )
 
 
-def _of_affinity(pod: Object, pods: Sequence[Object], message: str, *, has_led: bool) -> Diagnosis | None:
+def _of_affinity(pod: Object, pods: Sequence[Object], message: str, *, leader_completed: bool) -> Diagnosis | None:
     others = [one for one in pods if one is not pod and _node(one) and _is_followed(one)]
     there = [one for one in others if one.get("status", {}).get("phase") in {"Running", "Pending"}]
     held = next((one for one in there if one["metadata"].get("deletionTimestamp") and _is_lost(_node(one), pods)), None)
@@ -89,7 +89,7 @@ def _of_affinity(pod: Object, pods: Sequence[Object], message: str, *, has_led: 
             f"the run's volume ties it to the node {_node(held)}, which is lost: the pod {name} still counts there",
             f"`launcher wait` releases that pod; or: {_RELEASE.format(name)}",
         )
-    if not there and has_led:
+    if not there and leader_completed:
         return Diagnosis(
             "nodes", "the task that leads has ended, and no other pod shows where the run's volume can be used", _again(pod, pods)
         )
