@@ -81,7 +81,7 @@ def _wait_stop(code: int, reported: dict[str, tuple[float, str]], stop_seconds: 
 
 
 def _linger(code: int, reported_at: float) -> None:
-    """Wait a moment after `reported_at`, as a container's program that would only fail again, unless asked to stop.
+    """Wait until a moment after `reported_at` where a container would only fail again; a request to stop ends that.
 
     Its engine would start it again at once, unless anyone who reads why it failed is faster and tells the engine not to.
     """
@@ -186,7 +186,7 @@ def _make_results(run_dir: str | None) -> None:
 
 
 def _recording(report: Report, reported: dict[str, tuple[float, str]]) -> Report:
-    """Return `report`, which also puts into `reported`, per kind of event, the time of the last, and why it failed."""
+    """Return `report`, which also puts into `reported`, per kind of event, the time of the last, and of `failed` the cause."""
 
     def record(kind: str, /, **fields: typing.Any) -> None:
         reported[kind] = time.monotonic(), f"{fields['cause']}: {fields['detail']}" if kind == "failed" else ""

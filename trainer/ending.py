@@ -27,7 +27,7 @@ _POLL_INTERVAL = 1.0  # seconds between two questions of a task
 _TASKS_PER_SECOND = 100  # that the leader answers at most: those of a larger cluster ask less often
 _TIMEOUT = 2.0  # seconds for an answer
 _MAX_BYTES = 4096  # of a question or an answer
-LINGER = 60.0  # seconds at most: of the leader, for tasks that do not know the end; of a failed needed task, for a silent leader
+LINGER = 60.0  # seconds at most that a leader waits for tasks that do not know the end, or a failed needed task for a silent leader
 _SHORT_LINGER = 5.0  # the same where it is to stop, or has failed and all have asked before; longer where tasks ask less often
 _CHECK_INTERVAL = 0.1  # seconds between its checks whether all know
 
@@ -198,7 +198,7 @@ class Leader:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Called in the loop's thread: when the run has `ended`, when the leader is lost, and with a `notice` to show."""
+    """Called in the loop's thread: when the run has `ended`, on `leader_lost`, and with a `notice` to show."""
 
     ended: Callable[[Status], None]
     leader_lost: Callable[[str], None]

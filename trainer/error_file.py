@@ -11,7 +11,7 @@ from pathlib import Path
 
 VARIABLE = "TRAINER_ERROR_FILE"
 # In front of the cause, where a fingerprint says why another attempt is useless.
-PERMANENT = "for good: "
+FINAL = "for good: "
 _MAX_LINE = 2000
 
 

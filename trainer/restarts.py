@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 
-from trainer.error_file import PERMANENT
+from trainer.error_file import FINAL
 from trainer.exit_codes import OF_SIGNALS, ExitCode, RestartWhen, describe, final
 
 
@@ -91,7 +91,7 @@ def decide_restart(
     """Decide what follows when a process that nobody asked to stop ended with `code` after `lived` seconds.
 
     Final are:
-    - WRONG_CONFIGURATION; a `fingerprint` that begins with PERMANENT says why, where the code itself does not;
+    - WRONG_CONFIGURATION; a `fingerprint` that begins with FINAL says why, where the code itself does not;
     - a second failure with the `fingerprint` of the first and no step forward between (user_errors.py, tracebacks.py): a third would be the same.
       Of a program that has gone on for `recovers_after`, only more than `max_restarts` in a row are final;
     - with `policy.restart: exit_code`, exit codes below 128.
@@ -105,7 +105,7 @@ def decide_restart(
     if code == ExitCode.DONE:
         return _restart(code, lived, history, policy) if policy.restart == "always" else End(ExitCode.DONE)
     if code == ExitCode.WRONG_CONFIGURATION:
-        return End(code, fingerprint[len(PERMANENT) :] if fingerprint.startswith(PERMANENT) else cause_of(code))
+        return End(code, fingerprint[len(FINAL) :] if fingerprint.startswith(FINAL) else cause_of(code))
     if policy.restart == "exit_code" and 0 < code < OF_SIGNALS:
         return End(final(code), f"{_with_code(code)}; `restart: exit_code` makes exit codes below {OF_SIGNALS} final")
     lost_from = int(fingerprint) if code == ExitCode.PEER_LOST and fingerprint.strip().isdecimal() else history.lost_from

@@ -148,7 +148,7 @@ class StallWatch:
         elif not self._stopped_at:
             self._stopped_at = now
         if self._stopped_at and now - self._stopped_at >= (self._limit or MIN_LIMIT):
-            self._report_stall(now - self._stopped_at, Activity("stopped"))
+            self._handle_stall(now - self._stopped_at, Activity("stopped"))
         elif self._phase in _TIMED and now - self._last >= self.limit() * (1 + self._stalled) and not (self._stopped_at or self._again):
             if now >= self._suspect_from:
                 self._suspect_from = now + _ASK_AGAIN
@@ -199,9 +199,9 @@ class StallWatch:
         self._asking = False
         seconds = time.monotonic() - last
         if self._pid is not None and self._last == last and (doing.kind != "compiling" or seconds >= _FIRST):
-            self._report_stall(seconds, doing)
+            self._handle_stall(seconds, doing)
 
-    def _report_stall(self, seconds: float, doing: Activity) -> None:
+    def _handle_stall(self, seconds: float, doing: Activity) -> None:
         lasts = seconds >= 2 * self.limit()
         if not self._stalled or (lasts and not self._again):
             self._stalled, self._again = True, lasts

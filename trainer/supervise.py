@@ -87,7 +87,7 @@ class _Supervisor:
         self._exit_code = int(ExitCode.FAILURE)
         self._leader: Leader | None = None
         self._follower: Follower | None = None
-        self._succeeded = False  # the run: however this task ends now, it is done
+        self._succeeded = False  # the run has, however this task ends now
         self._exiting = False  # it has ended, and lingers for others
 
     def run(self) -> int:
@@ -314,7 +314,7 @@ class _Supervisor:
             leader.succeed(finish)
 
     def _notify_leader(self, until: float) -> None:
-        """Exit once the leader knows that this task has ended, or is silent. One that fails the run asks `until` a time: the leader may be starting."""
+        """Exit once the leader knows that this task has ended, or is silent. Where it fails the run it asks again `until` a time: the leader may be starting."""
         follower = self._follower
         assert follower is not None  # noqa: S101 - only called where it is
 

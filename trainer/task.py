@@ -117,7 +117,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
         _show_error(str(error), "" if report.start is None else str(report.start))
         return ExitCode.PEER_LOST
     except (DivergedError, SaveError) as error:
-        _show_error(str(error), f"{error_file.PERMANENT}{error.reason}")
+        _show_error(str(error), f"{error_file.FINAL}{error.reason}")
         return ExitCode.WRONG_CONFIGURATION  # the code alone is final: there may be no file for the parent
     except StopError as error:
         _show_error(str(error))

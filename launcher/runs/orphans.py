@@ -103,7 +103,7 @@ def kill_leftover_processes(layout: RunPaths) -> int:
 
 
 def await_none(layout: RunPaths, within: float) -> None:
-    """Wait until no leftover task is left: a supervisor whose directory is gone ends them. Raises UsageError when some stay."""
+    """Wait until no leftover process is there: a supervisor whose directory is gone ends them. Raises UsageError when some stay."""
     deadline = time.monotonic() + within
     while process_identity.tasks_of(str(layout.run_dir)):
         if time.monotonic() >= deadline:

@@ -28,7 +28,7 @@ _FIRST_STATE_TIMEOUT = 10.0  # seconds that a supervisor may take to write its f
 
 
 class SupervisedRuns:
-    """The runs below a directory that one backend supervises."""
+    """The runs of one backend, below a directory, that supervisor processes watch over."""
 
     def __init__(self, runs: Path, backend: str) -> None:
         self._runs = runs.absolute()
@@ -159,12 +159,12 @@ class SupervisedRuns:
 
     def _status(self, layout: RunPaths) -> RunStatus:
         # The lock is asked first: a supervisor writes its last state before it lets go.
-        is_supervised = locks.held(layout.lock)
-        snapshot = _await_snapshot(layout) if is_supervised else state_file.read(layout.state)
+        has_supervisor = locks.held(layout.lock)
+        snapshot = _await_snapshot(layout) if has_supervisor else state_file.read(layout.state)
         if snapshot is None:
             raise LauncherError(f"{layout.state} cannot be read", f"start the run {layout.name} again, or remove {layout.run_dir}")
         status = snapshot.status
-        if not is_supervised and status.state not in ENDED:
+        if not has_supervisor and status.state not in ENDED:
             status = orphans.interrupted(layout, snapshot)
         notified = outbox.read_outcomes(layout.notified)
         return _with_summary(dataclasses.replace(status, name=layout.name, notified=notified), layout)

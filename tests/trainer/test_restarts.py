@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.golden_messages import Golden
-from trainer.error_file import PERMANENT
+from trainer.error_file import FINAL
 from trainer.restarts import SAME_AGAIN, End, History, Policy, Restart, cause_of, decide_restart
 
 POLICY = Policy(max_restarts=3)
@@ -124,7 +124,7 @@ def test_the_same_failure_after_long_runs_is_tried_as_often_as_the_limit_allows(
 
 
 def test_a_failure_for_good_ends_it_at_once_with_its_own_cause() -> None:
-    assert decide_restart(2, 10, History(), POLICY, f"{PERMANENT}training has diverged") == End(2, "training has diverged")
+    assert decide_restart(2, 10, History(), POLICY, f"{FINAL}training has diverged") == End(2, "training has diverged")
 
 
 def test_a_lost_peer_between_two_failures_does_not_make_them_two() -> None:

@@ -31,7 +31,7 @@ _WAITS = ("input_wait", "peer_wait", "dropped")
 _RECORD_INTERVAL = 10.0  # seconds after which run.json says again that the run is alive
 
 _WRITE_TIMEOUT = 1.0  # seconds that an evaluation waits until it is written: early stopping reads it there
-_LAST_TIMEOUT = 10.0  # the same at the end, where all else is done
+_LAST_WRITES_TIMEOUT = 10.0  # the same at the end, where all else is done
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,8 @@ class _Chief:
             return
         self.saver.wait()
         if self._best and kind is not None:
-            self._best.wait(_LAST_TIMEOUT)
-        self._files.close(_LAST_TIMEOUT)
+            self._best.wait(_LAST_WRITES_TIMEOUT)
+        self._files.close(_LAST_WRITES_TIMEOUT)
 
     def _note_checkpoint(self, step: int, path: str) -> None:
         """Note what was saved, before that is reported; the thread that saves calls this, and training may have come further."""
@@ -279,13 +279,13 @@ class _Chief:
                 self._best.finish(until, step, finished=finished)
             self._export_last(step, until, finished=finished)
         elif self._best and not self._spread:  # a server is to stop, and the next attempt goes on with this: rows would hold that up
-            self._best.wait(_LAST_TIMEOUT)
+            self._best.wait(_LAST_WRITES_TIMEOUT)
         self.logs.close()
         self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
         return Outcome(step, finished, self._metrics, early)
 
     def _export_until(self, in_grace_period: Callable[[], bool], asked: float | None) -> Callable[[], float]:
-        """Return until when exports are waited for, as a function: as a save is, also when it is `in_grace_period` meanwhile, or was `asked` to stop."""
+        """Return until when exports are waited for, as a function: as a save is, also where the task comes to be `in_grace_period` meanwhile, or was `asked` to stop."""
         end = time.monotonic() + self._timeouts.timeout if asked is None else asked + self._timeouts.stop
 
         def until() -> float:

@@ -21,10 +21,9 @@ def load(data: str) -> ImageSet:
     can be compared. Raises DataError if files are missing or wrong, or the download fails.
     """
     if data == "synthetic":
-        return ImageSet(lambda: split(*patterns.draw(10_000, seed=1), _SHAPE), lambda: split(*patterns.draw(2_000, seed=2), _SHAPE))
-    if data == "download":
+        train, test = patterns.draw(10_000, seed=1), patterns.draw(2_000, seed=2)
+    elif data == "download":
         train, test = download("CIFAR-10", keras.datasets.cifar10.load_data, "binary")
     else:
         train, test = (cifar_binary.read_files(data, names) for names in (cifar_binary.TRAIN_FILES, cifar_binary.TEST_FILES))
-    training, held_out = split(*train, _SHAPE), split(*test, _SHAPE)
-    return ImageSet(lambda: training, lambda: held_out)
+    return ImageSet(split(*train, _SHAPE), split(*test, _SHAPE))

@@ -68,13 +68,13 @@ def _place(rng: np.random.Generator, atlas: np.ndarray, glyph: np.ndarray) -> np
     right = grid - shift[1].astype(np.float32)[:, np.newaxis]
     index = (glyph * ATLAS_SIDE**2).astype(np.int32)[:, np.newaxis, np.newaxis]
     place = np.empty((count, SIDE, SIDE), np.float32)
-    for axis, pixels in (0, ATLAS_SIDE), (1, 1):
+    for axis, stride in (0, ATLAS_SIDE), (1, 1):
         from_down, from_right = by_row[axis][:, np.newaxis] * down, by_column[axis][:, np.newaxis] * right
         np.add(from_down[:, :, np.newaxis], from_right[:, np.newaxis, :], out=place)
         place += np.float32(0.5)
         place *= ATLAS_SIDE
         # The atlas has an empty border, so what falls outside is background.
-        index = index + np.clip(place, 0, ATLAS_SIDE - 1, out=place).astype(np.int32) * pixels
+        index = index + np.clip(place, 0, ATLAS_SIDE - 1, out=place).astype(np.int32) * stride
     ink = atlas[index].reshape(count, -1)
     noise = rng.integers(0, NOISE + 1, ink.shape, dtype=np.uint8)
     # Noise darkens ink and speckles the background; neither leaves 0 to 255.
@@ -108,11 +108,8 @@ def _distance(ends: np.ndarray) -> np.ndarray:
     # The digit's box is the middle of the atlas, so that pen and warp stay inside.
     axis = ((np.arange(ATLAS_SIDE, dtype=np.float32) + 0.5) / ATLAS_SIDE - 0.5) * 1.4 + 0.5
     nearest = np.full((len(ends), ATLAS_SIDE, ATLAS_SIDE), np.inf, np.float32)
-    along, off, squared = (
-        np.empty_like(nearest),
-        np.empty_like(nearest),
-        np.empty_like(nearest),
-    )  # made once: new memory costs as much as sums
+    # Made once: new memory costs as much as the sums.
+    along, off, squared = (np.empty_like(nearest) for _ in range(3))
     for (x0, y0), (x1, y1) in ends.transpose(1, 2, 3, 0)[..., np.newaxis, np.newaxis]:
         dx, dy = x1 - x0, y1 - y0
         x, y = axis - x0, axis[:, np.newaxis] - y0

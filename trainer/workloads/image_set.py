@@ -2,14 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from trainer.workloads.errors import DataError
-
-Pictures = tuple[np.ndarray, np.ndarray]  # and their labels, as files have them
 
 
 @dataclass(frozen=True)
@@ -22,20 +19,10 @@ class Split:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A training set and a held-out test set, each made when it is first asked for: a worker needs the one, an evaluator the other."""
+    """A training set and a held-out test set."""
 
-    make_train: Callable[[], Split]
-    make_test: Callable[[], Split]
-
-    @cached_property
-    def train(self) -> Split:
-        """The pictures to train on."""
-        return self.make_train()
-
-    @cached_property
-    def test(self) -> Split:
-        """The pictures that are held out."""
-        return self.make_test()
+    train: Split
+    test: Split
 
 
 def split(images: np.ndarray, labels: np.ndarray, shape: tuple[int, ...]) -> Split:
@@ -43,17 +30,16 @@ def split(images: np.ndarray, labels: np.ndarray, shape: tuple[int, ...]) -> Spl
     return Split(np.ascontiguousarray(images.reshape(-1, *shape)), labels.reshape(-1).astype(np.int32))
 
 
-def download(name: str, load_data: Callable[[], Any], files: str) -> tuple[Pictures, Pictures]:
+def download(name: str, load_data: Callable[[], Any], files: str) -> Any:
     """Return ((images, labels), (images, labels)), training and test, from Keras's `load_data`.
 
     `name` is the data set's and `files` the kind of its published files. Raises DataError if the download fails.
     """
     try:
-        train, test = load_data()
+        return load_data()
     except Exception as error:
         message = (
             f"train.data download: {name} could not be fetched ({type(error).__name__}: {error}). "
             f"Without a network, set train.data to `synthetic` or to a directory with the {files} files."
         )
         raise DataError(message) from error
-    return train, test

@@ -20,10 +20,9 @@ def load(data: str) -> ImageSet:
     the run's seed, so runs can be compared. Raises DataError if files are missing or wrong, or the download fails.
     """
     if data == "synthetic":
-        return ImageSet(lambda: split(*digits.draw(20_000, seed=1), (PIXELS,)), lambda: split(*digits.draw(5_000, seed=2), (PIXELS,)))
-    if data == "download":
+        train, test = digits.draw(20_000, seed=1), digits.draw(5_000, seed=2)
+    elif data == "download":
         train, test = download("MNIST", keras.datasets.mnist.load_data, "IDX")
     else:
         train, test = idx.read_pair(data, "train"), idx.read_pair(data, "t10k")
-    training, held_out = split(*train, (PIXELS,)), split(*test, (PIXELS,))
-    return ImageSet(lambda: training, lambda: held_out)
+    return ImageSet(split(*train, (PIXELS,)), split(*test, (PIXELS,)))

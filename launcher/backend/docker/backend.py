@@ -303,7 +303,7 @@ def _locked(layout: RunPaths) -> Iterator[bool]:
     deadline = time.monotonic() + _LOCK_TIMEOUT
     with explained(f"locking the run {layout.name}"):
         # Another `down` is waited for; a supervisor is not.
-        while lock_fd is None and time.monotonic() < deadline and not _is_supervised(layout):
+        while lock_fd is None and time.monotonic() < deadline and not _has_supervisor(layout):
             lock_fd = locks.acquire(layout.lock, timeout=_LOCK_STEP)
     try:
         yield lock_fd is not None
@@ -312,7 +312,7 @@ def _locked(layout: RunPaths) -> Iterator[bool]:
             os.close(lock_fd)
 
 
-def _is_supervised(layout: RunPaths) -> bool:
+def _has_supervisor(layout: RunPaths) -> bool:
     """Return whether a supervisor that lives holds the run's lock."""
     snapshot = state_file.read(layout.state) if locks.held(layout.lock) else None
     return snapshot is not None and snapshot.supervisor is not None and process_identity.alive(snapshot.supervisor)

@@ -99,10 +99,8 @@ class ContainerTask(ControlledTask):
     def over_for(self, *, seen: bool) -> float | None:
         """Return for how many seconds the engine has left it ended, None while it runs, and where it was not `seen` now."""
         if not seen or not self._is_over:
-            self._over_since, self._exit_reported = (
-                None,
-                self._exit_reported and not seen,
-            )  # one that an engine has reported is reported once
+            # An exit that the engine has reported is reported once.
+            self._over_since, self._exit_reported = None, self._exit_reported and not seen
             return None
         self._over_since = self._over_since or time.monotonic()
         return time.monotonic() - self._over_since

@@ -172,9 +172,8 @@ class RunContainers(Runtime):
         return any(changed)
 
     def _report_exits(self, run: RunController) -> None:
-        seen = (
-            time.monotonic() - self._engine_seen <= _POLL_INTERVAL
-        )  # what an engine that is away does with containers it will report later
+        # An engine that is away reports later what it does with containers meanwhile.
+        seen = time.monotonic() - self._engine_seen <= _POLL_INTERVAL
         for task in self.tasks:
             over_for = task.over_for(seen=seen)
             if over_for is None:

@@ -17,8 +17,8 @@ from launcher.render.kubernetes.objects import CLUSTER_LABEL, COMPONENT, HOUSEKE
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
 _TIMEOUT = 300.0  # seconds, an image that is pulled first and a node that is added for it included
 # Kind of trouble that seldom mends itself -> seconds that a pod with it is waited for nevertheless.
-_TIMEOUTS: dict[str, float] = {"image": 20.0, "config": 20.0}
-_PROBE_TIMEOUTS = {**_TIMEOUTS, "nodes": 60.0}  # a caller that only asks does not wait for what may come
+_TROUBLE_TIMEOUTS: dict[str, float] = {"image": 20.0, "config": 20.0}
+_PROBE_TIMEOUTS = {**_TROUBLE_TIMEOUTS, "nodes": 60.0}  # a caller that only asks does not wait for what may come
 _POLL_INTERVAL = 0.5
 _MODES = ("ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod")  # the widest first
 _SERVES_FOR = 4 * 3600.0  # seconds, of a pod whose launcher was killed and that does not end by itself
@@ -36,13 +36,15 @@ def on_its_claim(cluster: Cluster, run: Run) -> Run:
 def move_aside(cluster: Cluster, run: Run, aside: str) -> None:
     """Rename the run's directory on its volume; nothing happens where it is not there."""
     source, target = f"{CONTAINER_RUNS}/{run.name}", f"{CONTAINER_RUNS}/{aside}"
-    _run_command(cluster, run, ["sh", "-c", f"if [ -e '{source}' ]; then mv '{source}' '{target}'; fi"], "moving its data aside", _TIMEOUTS)
+    _run_command(
+        cluster, run, ["sh", "-c", f"if [ -e '{source}' ]; then mv '{source}' '{target}'; fi"], "moving its data aside", _TROUBLE_TIMEOUTS
+    )
 
 
 def remove(cluster: Cluster, run: Run) -> None:
     """Remove the run's directory from a volume that is not its own alone; nothing happens where the claim is not there."""
     if cluster.get("PersistentVolumeClaim", run.claim) is not None:
-        _run_command(cluster, run, ["rm", "-rf", f"{CONTAINER_RUNS}/{run.name}"], "deleting its data", _TIMEOUTS)
+        _run_command(cluster, run, ["rm", "-rf", f"{CONTAINER_RUNS}/{run.name}"], "deleting its data", _TROUBLE_TIMEOUTS)
 
 
 class FailedPodError(LauncherError):
@@ -75,7 +77,7 @@ def serving(cluster: Cluster, run: Run, command: list[str], doing: str, *, is_pr
     made["metadata"]["namespace"] = cluster.namespace
     name = str(cluster.create(made)["metadata"]["name"])
     try:
-        _await_phase(cluster, name, doing, _PROBE_TIMEOUTS if is_probe else _TIMEOUTS, "Running")
+        _await_phase(cluster, name, doing, _PROBE_TIMEOUTS if is_probe else _TROUBLE_TIMEOUTS, "Running")
         yield name
     finally:
         cluster.delete("Pod", name, grace=1)
@@ -173,7 +175,7 @@ def _await_phase(cluster: Cluster, name: str, doing: str, timeouts: dict[str, fl
             return
         waited = time.monotonic() - began
         found = diagnosis.of_pod(pod)
-        is_overdue = found is not None and waited > (_TIMEOUTS["config"] if found.final else timeouts.get(found.kind, _TIMEOUT))
+        is_overdue = found is not None and waited > (_TROUBLE_TIMEOUTS["config"] if found.final else timeouts.get(found.kind, _TIMEOUT))
         if phase in {"Failed", "Succeeded"} or is_overdue or waited > _TIMEOUT:
             why = found.words if found else f"it is {phase} after {_TIMEOUT:.0f} s"
             remedy = found.remedy if found else f"see kubectl describe pod {name}"

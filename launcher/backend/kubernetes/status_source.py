@@ -180,7 +180,7 @@ class Watcher:
     """Looks at one run again and again, not more often than is worth it, and reads only what is new."""
 
     def __init__(self, cluster: Cluster, run: str, *, with_past_attempts: bool = True) -> None:
-        """Watch `run`; `with_past_attempts` includes the attempts whose pods are gone."""
+        """Watch `run`; `with_past_attempts` includes attempts whose pods are gone, and why no node takes a pod."""
         self.cluster, self.run, self._with_past_attempts = cluster, run, with_past_attempts
         self.seen = ClusterSnapshot(run, ())
         self.logs = PodLogs(cluster)

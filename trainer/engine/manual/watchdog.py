@@ -18,7 +18,7 @@ from trainer.exit_codes import ExitCode
 from trainer.peers import RESET_ON_CLOSE, outcome
 from trainer.tf_config import split_address
 
-_POLL_INTERVAL = 0.1  # seconds between checks whether a stop was asked for
+_STOP_CHECK_INTERVAL = 0.1  # seconds between checks whether a stop was asked for
 _CONNECT_TIMEOUT = 1.0
 
 # Ends this process; the text says why.
@@ -39,7 +39,7 @@ class Watch:
     timeout: float = 20.0
     poll_interval: float = 2.0  # seconds between rounds of asking every server for a connection
     alive_interval: float = 5.0  # seconds after which run.json says again that the run is alive
-    _connected: set[str] = field(default_factory=set)
+    _reached: set[str] = field(default_factory=set)
     _connections: dict[str, socket.socket] = field(default_factory=dict)  # name -> the connection that it gave last
     _ended: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)  # of the two above
@@ -54,7 +54,7 @@ class Watch:
 
     def all_connected(self) -> None:
         """Note that every server is connected, and the program begins."""
-        self._connected |= set(self.servers)
+        self._reached |= set(self.servers)
         self._started = True
 
     def stop(self) -> None:
@@ -75,7 +75,7 @@ class Watch:
         last_poll = last_alive = time.monotonic()
         started = False
         silent: dict[str, float] = {}  # server -> since when
-        while not self._done.wait(_POLL_INTERVAL):
+        while not self._done.wait(_STOP_CHECK_INTERVAL):
             now = time.monotonic()
             if self.stopped():
                 self.exit_process(ExitCode.STOPPED, "")
@@ -101,8 +101,8 @@ class Watch:
             now = time.monotonic()
             if reason is None:
                 silent.pop(name, None)
-                self._connected.add(name)
-            elif name in self._connected and now - silent.setdefault(name, now) >= self.timeout:
+                self._reached.add(name)
+            elif name in self._reached and now - silent.setdefault(name, now) >= self.timeout:
                 return f"{name} ({address}) is gone: {reason} for {self.timeout:g} s"
         return None
 

@@ -37,7 +37,7 @@ _CONNECT_TIMEOUT = 1.0  # seconds for a ps to take a connection
 # Seconds after the end of a connection in which a ps that gives no other has ended: one that was killed may listen for a moment more.
 _SHUTDOWN_SECONDS = 2.0
 _REFUSED = "connection refused"  # what the kernel of a machine says where nobody listens
-_FOLLOW_INTERVAL = 5.0  # seconds between checks where the workers are
+_FOLLOW_INTERVAL = 5.0  # seconds between checks of the workers' addresses
 _ASK_INTERVAL = 1.0  # seconds between questions whether a ps was asked to stop, or where one is that gives no connection
 _CALL_TIMEOUT = 3.0  # seconds that a call into TensorFlow may take once a ps that it may wait for is gone
 
@@ -59,7 +59,7 @@ def tracked_call() -> Iterator[None]:
             _calls[thread] = before
 
 
-def file_exists(path: Path, device: str) -> Callable[[], bool]:
+def file_check(path: Path, device: str) -> Callable[[], bool]:
     """Return what asks the task of a device whether it has a file. TensorFlow must be connected."""
 
     @tf.function(autograph=False)
@@ -233,5 +233,5 @@ def _plain(host: str) -> str:
 def watch(servers: Mapping[str, str], scratch_dir: str, report: Reporter) -> ServerWatch:
     """Watch the ps and workers of the cluster, name -> address, that this process is connected to."""
     devices = {name: f"/job:ps/replica:0/task:{name.rpartition('-')[2]}/device:CPU:0" for name in servers if name.startswith("ps-")}
-    asked = {name: file_exists(leaving_file(scratch_dir, name), device) for name, device in devices.items()}
+    asked = {name: file_check(leaving_file(scratch_dir, name), device) for name, device in devices.items()}
     return ServerWatch(servers, asked, lambda message: report("notice", message=message), lambda reason: exit_process(report, reason))

@@ -32,7 +32,7 @@ from trainer.engine.parameter_server import server_watch, servers
 cluster = json.loads(sys.argv[1])["cluster"]
 tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(cluster), job_name="chief", task_index=0, protocol="grpc")
 tf.config.list_logical_devices()  # which connects
-asked = server_watch.file_exists(servers.leaving_file(sys.argv[2], "ps-0"), "/job:ps/replica:0/task:0/device:CPU:0")
+asked = server_watch.file_check(servers.leaving_file(sys.argv[2], "ps-0"), "/job:ps/replica:0/task:0/device:CPU:0")
 before = asked()
 for pid in sys.argv[3:]:
     os.kill(int(pid), signal.SIGURG)
