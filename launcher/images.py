@@ -23,7 +23,7 @@ USER = 1000
 HEALTH_COMMAND = ("python", "-P", "-m", "trainer", "--health")
 
 # The label with the digest of the sources that an image was built from: launcher/image_build/context.py.
-SOURCES = "tf-launcher.sources"
+SOURCE_DIGEST = "tf-launcher.sources"
 BASE_NAME = "org.opencontainers.image.base.name"
 
 # How Docker says that it has no such image, and Podman in its place.

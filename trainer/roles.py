@@ -179,7 +179,7 @@ def _train(context: Context) -> ExitCode:
     if not peer_wait.wait(context.task, strategy, context.port, context.stopped, context.job.start_timeout):
         return ExitCode.STOPPED
     ready = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
-    job = epochs.counted(context.job, workload, ready.replicas)  # not before: to look at a user's data may start TensorFlow
+    job = epochs.with_steps(context.job, workload, ready.replicas)  # not before: to look at a user's data may start TensorFlow
     session = ready.make(job)
     _alive.append(session)
     context.report("ready", seconds=time.time() - context.began)

@@ -9,7 +9,7 @@ from typing import cast, get_args
 from launcher.backend.model import Backend, Where
 from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces, of_clusters, of_this_machine
 from launcher.cli.options import resolve_cluster_ref
-from launcher.cli.run_lookup import find_run, home, homes, looks_like_file, run_names, run_names_here, runs_next_to
+from launcher.cli.run_lookup import backends_of, find_run, looks_like_file, run_names, run_names_here, runs_directory, runs_next_to
 from launcher.errors import LauncherError, UsageError, did_you_mean
 from launcher.plan.models import Target
 from launcher.runs import orphans
@@ -54,7 +54,7 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
     if len(names) > 1:
         raise UsageError(f"there are {len(names)} runs under {runs}", f"say which one: {', '.join(names)}")
     run = find_run(names[0] if names else None, open_backend(DEFAULT, runs), runs)
-    there = homes(runs, run)
+    there = backends_of(runs, run)
     if there and DEFAULT not in there and orphans.leftover_processes(RunPaths(runs.absolute() / run)):
         there.insert(0, DEFAULT)  # its directory was removed while it ran
     if not there and name and looks_like_file(name) and (found := runs_next_to(Path(name), runs, run)):
@@ -117,7 +117,7 @@ def known_runs(on: str | None, runs: Path, where: Where) -> list[RunStatus]:
     if on is not None:
         return open_backend(on, runs, where).runs()
     known = open_backend(DEFAULT, runs).runs()
-    for other in (other for other in of_this_machine() if other != DEFAULT and home(runs, other).is_dir()):
+    for other in (other for other in of_this_machine() if other != DEFAULT and runs_directory(runs, other).is_dir()):
         try:
             known += open_backend(other, runs).runs()
         except LauncherError as error:

@@ -10,7 +10,7 @@ import typer
 from launcher.backend.model import ComparesObjects, PlannedRun, Where
 from launcher.backend.registry import in_namespaces, of_clusters
 from launcher.cli.options import TARGETS, Context, Json, Namespace, Runs, Set, SpecFile, complete_backend, resolve_cluster_ref
-from launcher.cli.run_lookup import DEFAULT_RUNS, homes
+from launcher.cli.run_lookup import DEFAULT_RUNS, backends_of
 from launcher.plan.models import Target
 
 EXAMPLES = (
@@ -55,10 +55,10 @@ def diff(
 
 
 def _where(file: Path, overrides: Sequence[str], runs: Path) -> str:
-    """Return where the run of a spec was started from here; a cluster where it is in several places or in none, as there are objects there."""
+    """Return the backend on which a spec's run was started from here. A cluster's comes first, as it has objects to compare; also where there is none."""
     from launcher.spec.loader import load
 
-    there = homes(runs, load(file, overrides).name)
+    there = backends_of(runs, load(file, overrides).name)
     return next((on for on in there if in_namespaces(on)), there[0] if there else of_clusters())
 
 
@@ -77,11 +77,11 @@ def _of_spec(file: Path, overrides: Sequence[str], target: Target, runs: Path, w
     """Return what has changed in a spec since its run was started last: for `--json`, and as a table."""
     from launcher.cli.backends import open_backend
     from launcher.cli.planning import planned
-    from launcher.cli.resume import before, change_table, changed
+    from launcher.cli.resume import change_table, changed, previous_status
 
     spec, plan = planned(file, overrides, target, runs)
     backend = open_backend(target, runs, where)
-    old = before(backend, spec.name)
+    old = previous_status(backend, spec.name)
     found = None if old is None else changed(backend, spec, plan, runs)
     document = {"on": target, "name": spec.name, "state": old and old.state, "differs": found is None or bool(found)}
     if found is None:

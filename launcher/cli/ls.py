@@ -7,7 +7,7 @@ from launcher.backend.model import Where
 from launcher.backend.registry import DEFAULT, in_namespaces, of_clusters
 from launcher.cli import formats
 from launcher.cli.options import Context, Json, Namespace, OnRun, Runs
-from launcher.cli.run_lookup import DEFAULT_RUNS, command, home, place
+from launcher.cli.run_lookup import DEFAULT_RUNS, command, place, runs_directory
 from launcher.runs.status import ENDED, RunStatus
 
 EXAMPLES = (
@@ -47,7 +47,7 @@ def ls(
     console = Console(highlight=False)
     rows = [_row(status, marked=console.is_terminal) for status in known]
     show(console, _HEADERS, rows, right=("TASKS", "STEP"), unwrapped=("NAME", "STATE"), spare=_SPARE)
-    if on is None and any(home(runs, of_clusters()).glob("*/*/*/place.json")):
+    if on is None and any(runs_directory(runs, of_clusters()).glob("*/*/*/place.json")):
         print(f"`{command(runs, 'ls', on=of_clusters())}` lists runs on clusters", file=sys.stderr)
 
 

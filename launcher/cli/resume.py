@@ -12,7 +12,7 @@ from typing import Any, Literal
 from launcher.backend.model import Backend
 from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces
 from launcher.cli import owners
-from launcher.cli.run_lookup import command, homes, relative_path, runs_next_to, stored
+from launcher.cli.run_lookup import backends_of, command, relative_path, runs_next_to, stored
 from launcher.errors import UsageError
 from launcher.plan import code
 from launcher.plan.models import Plan, Target
@@ -50,10 +50,10 @@ def exclusive(runs: Path, name: str) -> Iterator[None]:
     Raises UsageError when another is at it, and LauncherError when `runs` cannot be written.
     """
     from launcher.runs import locks
-    from launcher.runs.os_errors import explained
+    from launcher.runs.os_errors import translate_os_errors
 
     with contextlib.ExitStack() as held:
-        with explained(f"starting the run {name}"):
+        with translate_os_errors(f"starting the run {name}"):
             runs.mkdir(parents=True, exist_ok=True)
             locked = held.enter_context(locks.exclusive(runs / f".{name}.lock", timeout=_LOCK_TIMEOUT))
         if not locked:
@@ -68,7 +68,7 @@ def check_place(started_by: Sequence[str], runs: Path, name: str, *, fresh: bool
     first step in this one: that raises UsageError, unless `fresh` asks for it. `started_by` are the words after `up`, the spec's file first.
     """
     found = runs_next_to(Path(started_by[0]), runs, name)
-    if found is None or DEFAULT not in homes(found, name):
+    if found is None or DEFAULT not in backends_of(found, name):
         return ""
     other = command(found, "up", *started_by)
     if is_there(runs, name):
@@ -91,7 +91,7 @@ def other_spec(runs: Path, plan: Plan) -> str:
     )
 
 
-def before(backend: Backend, name: str) -> RunStatus | None:
+def previous_status(backend: Backend, name: str) -> RunStatus | None:
     """Return the status of the run of that name that is there already, or None when there is none or its state cannot be read."""
     try:
         return backend.status(name)

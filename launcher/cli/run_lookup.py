@@ -21,23 +21,23 @@ def looks_like_file(name: str) -> bool:
     return name.endswith(SPEC_FILES) or os.sep in name
 
 
-def home(runs: Path, on: str) -> Path:
+def runs_directory(runs: Path, on: str) -> Path:
     """Return the directory that holds what this machine keeps of a backend's runs, one directory a run."""
     found = entry(on)
     return runs / found.home if found else runs
 
 
-def homes(runs: Path, name: str) -> list[str]:
+def backends_of(runs: Path, name: str) -> list[str]:
     """Return the backends on which a run of that name was started from here, without asking any."""
     # Of a cluster's runs it is in a directory a cluster and namespace.
     where = {on: f"*/*/{name}/place.json" if found.in_namespaces else f"{name}/launcher" for on, found in BACKENDS.items()}
-    return [on for on, pattern in where.items() if any(home(runs, on).glob(pattern))]
+    return [on for on, pattern in where.items() if any(runs_directory(runs, on).glob(pattern))]
 
 
 def runs_next_to(file: Path, runs: Path, name: str) -> Path | None:
     """Return the directory `runs` beside a spec's file where that has a run of that name and is another one than `runs`, else None."""
     found = file.parent / DEFAULT_RUNS
-    return found if homes(found, name) and found.resolve() != runs.resolve() else None
+    return found if backends_of(found, name) and found.resolve() != runs.resolve() else None
 
 
 def place(runs: Path, on: str | None) -> str:
@@ -80,7 +80,7 @@ def relative_path(path: str) -> str:
 def command(runs: Path, verb: str, *rest: str, on: str = DEFAULT) -> str:
     """Return the command line a user types next, with --on and --runs where the run is not where a verb looks by itself."""
     words = ["launcher", verb, *rest]
-    if on != DEFAULT or any(len(homes(runs, word)) > 1 for word in rest if _RUN_NAME.match(word)):
+    if on != DEFAULT or any(len(backends_of(runs, word)) > 1 for word in rest if _RUN_NAME.match(word)):
         words += ["--on", on]
     if runs != Path(os.environ.get("LAUNCHER_RUNS") or DEFAULT_RUNS):
         words += ["--runs", str(runs)]
@@ -93,18 +93,18 @@ def stored(runs: Path, name: str, document: str, on: str | None = None) -> dict[
     `on` names the backend; where left out, here or in containers. Of a run on Kubernetes the cluster alone has them.
     """
     for target in (one for one in of_this_machine() if on in {None, one}):
-        if (content := read_json(home(runs, target) / name / "launcher" / f"{document}.json")) is not None:
+        if (content := read_json(runs_directory(runs, target) / name / "launcher" / f"{document}.json")) is not None:
             return content
     return None
 
 
 def run_names(runs: Path) -> list[str]:
     """Return the names of the runs under a directory, without asking a backend: completion must be quick."""
-    on_clusters = [path.parent.name for path in home(runs, of_clusters()).glob("*/*/*/place.json")]
+    on_clusters = [path.parent.name for path in runs_directory(runs, of_clusters()).glob("*/*/*/place.json")]
     return sorted({*run_names_here(runs), *(name for name in on_clusters if "." not in name)})
 
 
 def run_names_here(runs: Path) -> list[str]:
     """Return those of processes and containers: what is noted of runs on clusters stays when they, or even the cluster, are gone."""
-    local_runs = [path.parent.name for on in of_this_machine() for path in home(runs, on).glob("*/launcher")]
+    local_runs = [path.parent.name for on in of_this_machine() for path in runs_directory(runs, on).glob("*/launcher")]
     return sorted({name for name in local_runs if "." not in name})

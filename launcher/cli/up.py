@@ -15,7 +15,7 @@ from launcher.backend.model import Backend, PlannedRun, Prepares, Reconciles, Re
 from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces
 from launcher.cli.errors import INTERRUPTED
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, resolve_cluster_ref
-from launcher.cli.run_lookup import DEFAULT_RUNS, command, home
+from launcher.cli.run_lookup import DEFAULT_RUNS, command, runs_directory
 from launcher.errors import UsageError
 from launcher.plan.models import Plan
 from launcher.runs.status import RunStatus, State
@@ -52,7 +52,6 @@ def up(
     from launcher.cli.planning import plan_for_cluster
     from launcher.cli.resume import (
         ResumeFlags,
-        before,
         changed,
         check_place,
         decide,
@@ -61,6 +60,7 @@ def up(
         is_there,
         move_aside,
         other_spec,
+        previous_status,
     )
     from launcher.cli.secrets import supply
     from launcher.spec.loader import dump
@@ -80,9 +80,9 @@ def up(
     with ExitStack() as starting:
         # Until the run is on its way: what is decided here must still be so when it starts.
         starting.enter_context(exclusive(runs, spec.name))
-        old = before(backend, spec.name)
+        old = previous_status(backend, spec.name)
         # A cluster keeps the spec itself; of what another machine started on an engine its digest is known.
-        elsewhere = BACKENDS[plan.target].by_labels and not is_there(home(runs, on), spec.name)
+        elsewhere = BACKENDS[plan.target].by_labels and not is_there(runs_directory(runs, on), spec.name)
         run = PlannedRun(plan, dump(spec))
         changes, asked = changed(backend, spec, plan, runs), ResumeFlags(fresh, resume, may_prompt, yes)
         decision = decide(old, changes, asked, runs, digest=plan.spec_digest, elsewhere=elsewhere)
@@ -92,7 +92,7 @@ def up(
             )
             return _finish(backend, old, runs, (), as_json=as_json, code=0)
         lacking = () if in_namespaces(on) else supply(plan, spec)
-        if decision == "fresh" and (old is not None or (not in_namespaces(on) and is_there(home(runs, on), spec.name))):
+        if decision == "fresh" and (old is not None or (not in_namespaces(on) and is_there(runs_directory(runs, on), spec.name))):
             # Others may start it from elsewhere: neither is to move the other's run.
             starting.enter_context(_reserved(backend, run))
             aside = " and ".join(map(str, move_aside(backend, spec.name, old)))

@@ -13,7 +13,7 @@ from typing import IO
 from launcher import __version__, images
 from launcher.docker_cli import DockerError, docker, last_line, program
 from launcher.errors import LauncherError, UsageError
-from launcher.image_build.context import DOCKERFILE, archive, default_base_image, sources
+from launcher.image_build.context import DOCKERFILE, archive, default_base_image, source_digest
 from launcher.image_build.failures import failure
 from launcher.image_build.steps import Output, Step, Steps
 from launcher.images import Image
@@ -92,7 +92,7 @@ def _arguments(request: Request) -> list[str]:
     arguments = ["--file", DOCKERFILE, "--target", "gpu" if request.gpu else "cpu", "--tag", request.ours]
     arguments += ["--build-arg", f"VERSION={__version__}", "--build-arg", f"BASE_IMAGE={request.base}"]
     # Not in the Dockerfile: a label is no layer, but an argument is part of every step after it.
-    arguments += ["--label", f"{images.SOURCES}={sources()}"]
+    arguments += ["--label", f"{images.SOURCE_DIGEST}={source_digest()}"]
     arguments += ["--platform", request.platform] if request.platform else []
     for argument in request.build_args:
         arguments += ["--build-arg", argument]

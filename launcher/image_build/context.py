@@ -38,8 +38,8 @@ def archive(packages: Sequence[str] = PACKAGES) -> bytes:
     return stream.getvalue()
 
 
-def sources() -> str:
-    """Return the digest of what tasks are made of, which is the label of images built from it: another launcher makes no task old."""
+def source_digest() -> str:
+    """Return the digest of the trainer's files, the label of images built from them. The launcher's files are left out: a change of them makes no image stale."""
     return hashlib.sha256(archive(["trainer"])).hexdigest()[:16]
 
 

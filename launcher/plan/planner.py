@@ -74,7 +74,7 @@ def plan(
     else:
         _check_local(spec)
         machine = machine or machines.detect(with_gpus=any(member.resources.gpus for member in members))
-        shares, notices = _local_environments(members, machine, least, _alike(spec, members))
+        shares, notices = _local_environments(members, machine, least, _all_or_none(spec, members))
     common = _Common(spec, rules, str(run_dir), settings, Path(spec_dir or os.curdir).absolute(), machine)
     runs = {role: common.runs(role) for role in {member.role for member in members}}
     leads = role_rules.leader(names)
@@ -331,18 +331,18 @@ def _threads(count: int, least: int) -> dict[str, str]:
     }
 
 
-def _alike(spec: ClusterSpec, members: list[_TaskSpec]) -> list[str]:
+def _all_or_none(spec: ClusterSpec, members: list[_TaskSpec]) -> list[str]:
     """Return the tasks that all train on GPUs or all on CPUs: gradients go by NCCL or by connections, see the trainer's AllReduce."""
     together = spec.train is not None and STRATEGIES[spec.strategy].in_step
     return [member.name for member in members if together and member.role != "evaluator"]
 
 
 def _local_environments(
-    members: list[_TaskSpec], machine: Machine, least: int, alike: list[str]
+    members: list[_TaskSpec], machine: Machine, least: int, all_or_none: list[str]
 ) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
     """Return each task's share of the machine as environment variables, and what a person should know about it."""
     counts = share_cores({member.name: member.resources.cpu for member in members}, machine.cores)
-    gpus = share_gpus({member.name: member.resources for member in members}, machine.gpus, alike=alike)
+    gpus = share_gpus({member.name: member.resources for member in members}, machine.gpus, all_or_none=all_or_none)
     environments = {
         member.name: _threads(counts[member.name], least) | {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible[member.name])}
         for member in members
@@ -375,16 +375,16 @@ class GpuShares:
     short: tuple[str, ...]
 
 
-def share_gpus(wanted: Mapping[str, Resources], available: Sequence[str], *, alike: Collection[str] = ()) -> GpuShares:
+def share_gpus(wanted: Mapping[str, Resources], available: Sequence[str], *, all_or_none: Collection[str] = ()) -> GpuShares:
     """Give each task its own GPUs, first come first served; a task gets all it asked for, or none.
 
-    Of the tasks in `alike` all do, or none.
+    Of the tasks in `all_or_none` all do, or none.
     """
     given = _first_come(wanted, available)
-    if not set(alike).intersection(given.short):
+    if not set(all_or_none).intersection(given.short):
         return given
-    others = _first_come({name: Resources() if name in alike else one for name, one in wanted.items()}, available)
-    without = [name for name, one in wanted.items() if name in others.short or (name in alike and one.gpus)]
+    others = _first_come({name: Resources() if name in all_or_none else one for name, one in wanted.items()}, available)
+    without = [name for name, one in wanted.items() if name in others.short or (name in all_or_none and one.gpus)]
     return GpuShares(others.visible, tuple(without))
 
 

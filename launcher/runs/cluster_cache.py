@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from launcher import files
 from launcher.runs import state_file
-from launcher.runs.os_errors import explained
+from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import OF_CLUSTERS
 
 _ROOT = OF_CLUSTERS
@@ -46,7 +46,7 @@ def remember(runs: Path, place: Place, run: str) -> Callable[[], None]:
     file = directory(runs, place, run) / _PLACE
     before = files.read_json(file)
     noted = {"context": place.context, "namespace": place.namespace, "said": place.is_explicit, "started": time.time()}
-    with explained(f"noting where {run} is"):
+    with translate_os_errors(f"noting where {run} is"):
         file.parent.mkdir(parents=True, exist_ok=True)
         state_file.write_json(file, noted)
     return lambda: _put_back(file, before)
@@ -73,7 +73,7 @@ def last(runs: Path, run: str, context: str | None, namespace: str | None) -> Pl
 
 def forget(runs: Path, place: Place, run: str) -> None:
     """Delete all that is stored of a run. Raises LauncherError when it cannot be."""
-    with explained(f"deleting what is kept of {run}"):
+    with translate_os_errors(f"deleting what is kept of {run}"):
         if directory(runs, place, run).exists():
             shutil.rmtree(directory(runs, place, run))
 

@@ -38,7 +38,7 @@ def explain(error: OSError, doing: str) -> LauncherError:
 
 
 @contextlib.contextmanager
-def explained(doing: str) -> Iterator[None]:
+def translate_os_errors(doing: str) -> Iterator[None]:
     """Raise the error for an OSError of a `with` block, in which that is done."""
     try:
         yield

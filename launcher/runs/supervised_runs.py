@@ -15,7 +15,7 @@ from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
 from launcher.notify import outbox
 from launcher.runs import locks, orphans, process_identity, run_json, state_file
 from launcher.runs.log_merge import merged
-from launcher.runs.os_errors import explained
+from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import RunPaths
 from launcher.runs.reasons import killed
 from launcher.runs.state_file import Snapshot
@@ -72,7 +72,7 @@ class SupervisedRuns:
     def runs(self) -> list[RunStatus]:
         """Return the status of every run below the directory, newest first."""
         found: list[RunPaths] = []
-        with explained("listing the runs"), contextlib.suppress(FileNotFoundError):  # nothing was started yet
+        with translate_os_errors("listing the runs"), contextlib.suppress(FileNotFoundError):  # nothing was started yet
             # No run's name has a dot: `<name>.<time>` is what `up --fresh` moved aside.
             found = [RunPaths(path) for path in self._runs.iterdir() if "." not in path.name and (path / "launcher").is_dir()]
         known = [self._status(layout) for layout in found if self._has_run(layout)]

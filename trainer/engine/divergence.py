@@ -1,7 +1,7 @@
 """The reaction to divergence, that is a loss or weights that are not finite: `train.on_nan`.
 
-A mixed_float16 optimizer leaves out such a step and halves its loss scale, as Keras does; that is no fault until the scale has come
-down to 1, nor where a step has one batch.
+A mixed_float16 optimizer skips such a step and halves its loss scale, as Keras does. That is no fault while a step has one batch and the
+scale is above 1.
 """
 
 import keras
@@ -26,14 +26,14 @@ class Divergence:
         variables = session.model.variables if session.is_chief else []
         self._weights = [v for v in variables if v.value.dtype.is_floating and _finite(v)]
 
-    def check(self, where: NotFinite | None) -> None:
+    def check(self, not_finite: NotFinite | None) -> None:
         """Report where a loss was not finite, if one was.
 
         Raises:
             DivergedError: there was one, and `train.on_nan` is `stop`.
         """
-        if where is not None and not self._left_out():
-            self._report_divergence(f"the loss of {where.task or self._report.task} is nan or infinite at step {where.step}")
+        if not_finite is not None and not self._is_skipped():
+            self._report_divergence(f"the loss of {not_finite.task or self._report.task} is nan or infinite at step {not_finite.step}")
 
     def may_save(self, step: int) -> bool:
         """Return whether all weights of the chief's model, as they are after `pull`, are finite. Those that never were do not count.
@@ -51,7 +51,8 @@ class Divergence:
             self._report_divergence(f"the weights are not finite at step {step}, {non_finite} for one, and are not saved")
         return non_finite is None
 
-    def _left_out(self) -> bool:
+    def _is_skipped(self) -> bool:
+        """Return whether loss scaling skips the step, see above."""
         optimizer = self._session.optimizer
         if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not self._one_batch:
             return False

@@ -29,8 +29,8 @@ class Pass:
         return step * self.per_step // self.examples
 
 
-def counted(job: "Job", workload: "Workload | Agent", replicas: int) -> "Job":
-    """Return the job with `train.epochs` in steps, of which each takes a batch of `replicas`; where it has steps these stay.
+def with_steps(job: "Job", workload: "Workload | Agent", replicas: int) -> "Job":
+    """Return the job with `train.epochs` turned into steps; a step takes a batch from each of `replicas`. `train.steps` stay as they are.
 
     Raises:
         WorkloadError: it has epochs, and how many examples there are is not known.

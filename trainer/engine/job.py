@@ -28,7 +28,7 @@ class Job:
     save_timeout: float
     grace_period: float
     train: Train  # what `load_workload` takes
-    steps: int  # 0 while `train.epochs` are not counted, see epochs.counted
+    steps: int  # 0 while `train.epochs` are not counted, see epochs.with_steps
     batch_size: int
     seed: int
     examples_per_step: int  # of one replica
@@ -41,7 +41,7 @@ class Job:
     export: Export | None  # of the best model, by the task that evaluates; None: by none
     summaries_every: int
     profile_every: int
-    one_pass: Pass | None = None  # over the training data, where its length is known; see epochs.counted
+    one_pass: Pass | None = None  # over the training data, where its length is known; see epochs.with_steps
 
 
 def job(settings: TrainerSettings) -> Job:

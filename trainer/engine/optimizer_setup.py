@@ -14,7 +14,7 @@ _CLIPS = {"clip_value": "clipvalue", "clip_norm": "clipnorm", "clip_global_norm"
 
 
 # Option of an optimizer for some steps alone -> the kinds of strategies on which TensorFlow cannot, and what to do instead.
-_STEP_DEPENDENT = {
+_UNSUPPORTED_OPTIONS = {
     "gradient_accumulation_steps": (("on_devices", "on_servers"), "leave it out and set train.gradients.accumulate"),
     "ema_overwrite_frequency": (("on_devices",), "leave it out: evaluations and exports use the averages of use_ema anyway"),
 }
@@ -41,7 +41,7 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
     made = scheduled(examples_per_step) if scheduled else workload.optimizer()
     if job.train.precision == "mixed_float16":
         made = getattr(made, "inner_optimizer", made)  # Keras's compile may have wrapped it already
-    for setting, (kinds, remedy) in _STEP_DEPENDENT.items():
+    for setting, (kinds, remedy) in _UNSUPPORTED_OPTIONS.items():
         cannot = any(getattr(STRATEGIES[job.strategy], kind) for kind in kinds)
         if cannot and (value := getattr(getattr(made, "inner_optimizer", made), setting)):
             raise WorkloadError(

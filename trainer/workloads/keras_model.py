@@ -29,12 +29,12 @@ class KerasModel:
     through the whole held-out set as in Keras's `evaluate`, also those that are no means, such as AUC (`held_out_metrics`).
     """
 
-    def __init__(self, source: Any, siblings: Mapping[str, Any], given: CallArguments) -> None:
+    def __init__(self, source: Any, definitions: Mapping[str, Any], given: CallArguments) -> None:
         self._source, self._given = source, given
-        self.callbacks = UserCallbacks(siblings.get("callbacks"), given)
-        weight = siblings.get(CLASS_WEIGHT)
-        self._train = UserData(siblings["train_data"], given, "train_data", None if weight is None else ClassWeight(weight, given))
-        self._held_out = UserData(siblings["eval_data"], given, "eval_data")
+        self.callbacks = UserCallbacks(definitions.get("callbacks"), given)
+        weight = definitions.get(CLASS_WEIGHT)
+        self._train = UserData(definitions["train_data"], given, "train_data", None if weight is None else ClassWeight(weight, given))
+        self._held_out = UserData(definitions["eval_data"], given, "eval_data")
         self._model: keras.Model | None = None
         self._own_loss = False
         self._steps: KerasSteps | None = None

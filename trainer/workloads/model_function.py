@@ -32,15 +32,15 @@ class ModelFunction:
         self,
         function: Callable[..., Any],
         arguments: int,
-        siblings: Mapping[str, Any],
+        definitions: Mapping[str, Any],
         metrics: Callable[..., Any] | None,
         given: CallArguments,
     ) -> None:
         self._call = _Call(function, arguments, given)
         self._measure = converted(metrics) if metrics is not None else None
-        self.callbacks = UserCallbacks(siblings.get("callbacks"), given)
-        self._train = UserData(siblings["train_data"], given, "train_data")
-        self._held_out = UserData(siblings["eval_data"], given, "eval_data")
+        self.callbacks = UserCallbacks(definitions.get("callbacks"), given)
+        self._train = UserData(definitions["train_data"], given, "train_data")
+        self._held_out = UserData(definitions["eval_data"], given, "eval_data")
         self._optimizer: keras.optimizers.Optimizer | None = None
 
     def model(self) -> keras.Model:

@@ -19,7 +19,7 @@ from docker.models.containers import Container
 
 from launcher import files, timestamps
 from launcher.backend.docker import container_status
-from launcher.backend.docker.engine import COMPOSE_TIMEOUT, Engine, asking, compose, endpoint
+from launcher.backend.docker.engine import COMPOSE_TIMEOUT, Engine, compose, endpoint, translate_errors
 from launcher.backend.docker.run_containers import COMPOSE_FILE
 from launcher.backend.docker.stop import stop_running
 from launcher.backend.model import Board, PlannedRun
@@ -29,7 +29,7 @@ from launcher.plan.models import Plan
 from launcher.plan.plan_json import from_document
 from launcher.render import labels
 from launcher.runs import locks, ports, process_identity, spawn, state_file
-from launcher.runs.os_errors import explained
+from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import OF_CONTAINERS, RunPaths
 from launcher.runs.reasons import killed
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State
@@ -68,7 +68,7 @@ class DockerBackend:
         """Start the containers; return once each has started. Raises UsageError when the run runs already."""
         plan, spec, detach = run.plan, run.spec, wanted is None
         layout = self._layout(plan.name)
-        with explained(f"starting the run {plan.name}"):
+        with translate_os_errors(f"starting the run {plan.name}"):
             lock_fd = spawn.lock(layout)
             try:
                 self._write(layout, plan, self._with_free_port(plan.name, spec))
@@ -83,7 +83,7 @@ class DockerBackend:
         wanted = spec.get("tensorboard")
         if not wanted or not self._engine.place.is_local:
             return spec
-        with asking(f"looking for TensorBoard of {name}"):
+        with translate_errors(f"looking for TensorBoard of {name}"):
             if container_status.board(self._engine.containers(name)).endswith(f":{wanted['port']}"):
                 return spec
         return {**spec, "tensorboard": {**wanted, "port": ports.next_free(wanted["host"], wanted["port"]) or wanted["port"]}}
@@ -110,7 +110,7 @@ class DockerBackend:
     def _status(self, layout: RunPaths) -> RunStatus:
         name = layout.name
         snapshot = state_file.read(layout.state)
-        with asking(f"looking for the run {name}"):
+        with translate_errors(f"looking for the run {name}"):
             containers = self._engine.containers(name)
             if snapshot is not None and _is_current(snapshot.status, containers):
                 return dataclasses.replace(_with_board(snapshot.status, containers), notified=outbox.read_outcomes(layout.notified))
@@ -130,7 +130,7 @@ class DockerBackend:
 
     def runs(self) -> list[RunStatus]:
         """Return the status of every run that this directory or the engine knows, newest first."""
-        with asking("listing the runs"):
+        with translate_errors("listing the runs"):
             labelled = [container.labels.get(labels.RUN) for container in self._engine.containers()]
             labelled += [(volume.attrs.get("Labels") or {}).get(labels.RUN) for volume in self._engine.volumes()]
         here = [status.name for status in self._supervised.runs()]
@@ -145,7 +145,7 @@ class DockerBackend:
         """Yield the lines of `tasks` (all when empty) in order of time; `tail` counts for each task."""
         layout = self._layout(name)
         snapshot = state_file.read(layout.state)
-        with asking(f"reading the logs of {name}"):
+        with translate_errors(f"reading the logs of {name}"):
             containers = [] if locks.held(layout.lock) else self._engine.containers(name)
         there = container_status.members(containers)
         if not there or (snapshot is not None and _is_current(snapshot.status, containers)):
@@ -154,14 +154,14 @@ class DockerBackend:
         return self._engine_lines(name, tasks, follow=follow, since=since, tail=tail)
 
     def _engine_lines(self, name: str, tasks: list[str], **chosen: Any) -> Iterator[LogLine]:
-        with asking(f"reading the logs of {name}"):
+        with translate_errors(f"reading the logs of {name}"):
             yield from container_status.lines(self._engine, name, tasks, **chosen)
 
     def stacks(self, name: str, task: str) -> "tuple[ProcessStacks, ...]":
         """Return the Python stacks of a task's processes at this moment. Raises LauncherError where nobody can be asked for them."""
         from launcher.runs import task_stacks
 
-        with asking(f"asking {task} of {name} for its stacks"):
+        with translate_errors(f"asking {task} of {name} for its stacks"):
             container = container_status.members(self._engine.containers(name)).get(task)
             if container is None or container.status not in {"running", "paused"}:
                 raise task_stacks.unanswered(task)
@@ -179,7 +179,7 @@ class DockerBackend:
         with _locked(layout) as locked:
             if not locked:
                 return {}  # what ran has stopped, and a new `up` of that name has begun since
-            with asking(f"stopping {name}"):
+            with translate_errors(f"stopping {name}"):
                 stopped = not now and stop_running(self._engine.containers(name))
                 if stopped:  # with the checkpoint that it has saved last
                     before = container_status.status(self._engine, name, self._engine.containers(name))
@@ -195,12 +195,12 @@ class DockerBackend:
         with _locked(layout) as locked:
             if not locked:
                 raise still_runs(name, BACKEND)
-            with asking(f"deleting the data of {name}"):
+            with translate_errors(f"deleting the data of {name}"):
                 self._engine.remove(name)
                 self._engine.remove_readers(name)
                 for volume in self._engine.volumes(name):
                     volume.remove()
-            with explained(f"deleting the data of {name}"):
+            with translate_os_errors(f"deleting the data of {name}"):
                 if layout.run_dir.exists():
                     shutil.rmtree(layout.run_dir)
 
@@ -210,7 +210,7 @@ class DockerBackend:
 
         layout = self._layout(name)
         stored = files.read_json(layout.spec)
-        with asking(f"moving the run {name} aside"):
+        with translate_errors(f"moving the run {name} aside"):
             self._engine.remove(name)
             volume = volumes.set_aside(self._engine, name, aside, None if stored is None else _spec(stored))
         directory = Location("directory", str(layout.set_aside(aside))) if layout.run_dir.exists() else None
@@ -222,7 +222,7 @@ class DockerBackend:
         from launcher.backend.docker import volumes
 
         stored = files.read_json(self._layout(name).spec)
-        with asking(f"reading the {artifact} of {name}"):
+        with translate_errors(f"reading the {artifact} of {name}"):
             if not self._engine.volumes(name):
                 self.status(name)  # says so where there is no such run
                 raise missing_artifact(name, artifact, ())
@@ -241,7 +241,7 @@ class DockerBackend:
                 f"{layout.directory} has no {COMPOSE_FILE}: the run {name} was not started from here",
                 "start its service with `docker compose -f FILE up -d tensorboard`, FILE being what it was started from",
             )
-        with asking(f"looking for the logs of {name}"):
+        with translate_errors(f"looking for the logs of {name}"):
             has_logs = bool(self._engine.volumes(name))
         spec = files.read_json(layout.spec)
         if spec is not None and spec.get("tensorboard") is False:
@@ -258,7 +258,7 @@ class DockerBackend:
         if layout.plan.is_file():
             self._write(layout, from_document(files.read_json(layout.plan) or {}), spec)
         compose(name, file, "up", "--detach", "--no-deps", labels.TENSORBOARD, doing=f"starting TensorBoard of {name}")
-        with asking(f"starting TensorBoard of {name}"):
+        with translate_errors(f"starting TensorBoard of {name}"):
             where = container_status.board(self._engine.containers(name))
         if not where:
             raise LauncherError(f"TensorBoard of {name} ended at once", f"see what it says: docker logs {name}-{labels.TENSORBOARD}-1")
@@ -277,7 +277,7 @@ class DockerBackend:
             ended_before = before.state in ENDED and not stopped
             outcome = (before.state, before.reason) if ended_before or before.state is State.SUCCEEDED else (State.STOPPED, "asked to stop")
             status = dataclasses.replace(before, state=outcome[0], reason=outcome[1], reason_task="", ended=time.time(), eta=None)
-        with explained(f"noting that {layout.name} has ended"):
+        with translate_os_errors(f"noting that {layout.name} has ended"):
             state_file.write(layout.state, dataclasses.replace(snapshot, status=dataclasses.replace(status, tensorboard="")))
 
 
@@ -301,7 +301,7 @@ def _locked(layout: RunPaths) -> Iterator[bool]:
         return
     lock_fd = None
     deadline = time.monotonic() + _LOCK_TIMEOUT
-    with explained(f"locking the run {layout.name}"):
+    with translate_os_errors(f"locking the run {layout.name}"):
         # Another `down` is waited for; a supervisor is not.
         while lock_fd is None and time.monotonic() < deadline and not _has_supervisor(layout):
             lock_fd = locks.acquire(layout.lock, timeout=_LOCK_STEP)

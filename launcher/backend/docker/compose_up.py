@@ -8,7 +8,7 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from launcher.backend.docker.container_status import volume_of
-from launcher.backend.docker.engine import ERRORS, Engine, asking, compose
+from launcher.backend.docker.engine import ERRORS, Engine, compose, translate_errors
 from launcher.backend.docker.stop import stop_running
 from launcher.errors import LauncherError
 from launcher.render import labels
@@ -27,12 +27,12 @@ def begin(engine: Engine, run: str, file: Path, within: float = 0.0) -> list[Con
     doing = f"starting the containers of {run}"
     had_data = True
     try:
-        with asking(doing):
+        with translate_errors(doing):
             had_data = _has_data(engine, run)
             stop_running(engine.containers(run))  # one without a supervisor saves what it has
             engine.remove(run)
         compose(run, file, "up", "--detach", "--no-build", "--quiet-pull", doing=doing, within=within)
-        with asking(doing):
+        with translate_errors(doing):
             return engine.containers(run)
     except BaseException as error:
         if isinstance(error, LauncherError):

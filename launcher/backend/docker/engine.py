@@ -66,12 +66,12 @@ def endpoint() -> Endpoint:
 
 
 class Engine:
-    """A client of the engine. Calls raise LauncherError, inside `asking`, with what the engine said."""
+    """A client of the engine. Calls raise LauncherError, inside `translate_errors`, with what the engine said."""
 
     def __init__(self, place: Endpoint) -> None:
         self.place = place
         self._timeout = TIMEOUT
-        with asking("asking the Docker engine"):
+        with translate_errors("asking the Docker engine"):
             self.client = self.connect()
 
     def set_timeout(self, timeout: int) -> None:
@@ -156,7 +156,7 @@ def _label(run: str | None) -> str:
 
 
 @contextlib.contextmanager
-def asking(doing: str) -> Iterator[None]:
+def translate_errors(doing: str) -> Iterator[None]:
     """Turn what the client raises in a `with` block into a LauncherError with a remedy."""
     try:
         yield

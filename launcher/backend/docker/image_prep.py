@@ -11,7 +11,7 @@ from launcher.backend.docker.engine import Endpoint, check_compose
 from launcher.backend.docker.errors import explain
 from launcher.docker_cli import DockerError, docker
 from launcher.errors import LauncherError, UsageError
-from launcher.image_build.context import sources
+from launcher.image_build.context import source_digest
 from launcher.images import Image
 from launcher.spec.container_rules import is_mounted
 from launcher.spec.models import ClusterSpec
@@ -53,15 +53,15 @@ def _image(spec: ClusterSpec, name: str) -> Iterator[str]:
 
 def _is_stale(spec: ClusterSpec, found: Image) -> bool:
     """Return whether our image is known to be of other sources: a change of the trainer would not be in what runs."""
-    of = found.labels.get(images.SOURCES)
-    return images.is_ours(found.name) and spec.image is None and of is not None and of != sources()
+    of = found.labels.get(images.SOURCE_DIGEST)
+    return images.is_ours(found.name) and spec.image is None and of is not None and of != source_digest()
 
 
 def _why(spec: ClusterSpec, found: Image) -> str:
     if spec.image or not images.is_ours(found.name):
         return "the spec names it"
     ours = "the trainer's own, for a spec with GPUs" if found.name == images.GPU_IMAGE else "the trainer's own, for a spec without GPUs"
-    if images.SOURCES in found.labels:
+    if images.SOURCE_DIGEST in found.labels:
         return ours
     return f"{ours}; from which sources it does not tell, so `{images.build_command(found.name)}` after changes of the trainer"
 

@@ -88,7 +88,7 @@ class Cluster:
     """One namespace. Calls raise LauncherError with a remedy: UnreachableError where asking again may help."""
 
     def __init__(self, context: str | None = None, namespace: str | None = None) -> None:
-        with asking("reading the kubeconfig"):
+        with translate_errors("reading the kubeconfig"):
             self.context, own = _context(context)
             self._log_in()
             self.namespace = namespace or own
@@ -111,7 +111,7 @@ class Cluster:
     def request(self, method: str, path: str, *, doing: str, **options: Any) -> Any:
         """Ask the API server for a path; the answer is what its JSON says."""
         try:
-            with asking(doing):
+            with translate_errors(doing):
                 return json.loads(self._ask(method, path, **options).data)
         except ForbiddenError as error:
             if f"/namespaces/{self.namespace}/" in path and self.has_no_access():
@@ -222,7 +222,7 @@ class Cluster:
         https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
         """
         doing = f"watching {KINDS[kind][1]}"
-        with asking(doing):
+        with translate_errors(doing):
             answer = self._ask(
                 "get",
                 self.path(kind),
@@ -293,7 +293,7 @@ class Cluster:
 
     def log(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> bytes:
         """Return what a container of a pod wrote, as `query` asks for it."""
-        with asking(f"reading the log of {pod}"):
+        with translate_errors(f"reading the log of {pod}"):
             content: bytes = self._log(pod, container, query, timeout).data
         return content
 
@@ -305,7 +305,7 @@ class Cluster:
         yield from _complete_lines(self._log(pod, container, [*query, ("follow", "true")], timeout), f"following the log of {pod}")
 
     def _log(self, pod: str, container: str, query: list[tuple[str, str]], timeout: float) -> Any:
-        with asking(f"reading the log of {pod}"):
+        with translate_errors(f"reading the log of {pod}"):
             return self._ask(
                 "get",
                 f"{self.path('Pod', pod)}/log",
@@ -322,7 +322,7 @@ def _selector(wanted: Mapping[str, str] | None) -> str | None:
 def _complete_lines(answer: Any, doing: str) -> Iterator[bytes]:
     """Yield an answer as it comes, one whole line or several at once; what is cut off within a line is left out."""
     partial = b""
-    with asking(doing), contextlib.closing(answer):
+    with translate_errors(doing), contextlib.closing(answer):
         for piece in answer.stream():
             lines, end, partial = (partial + piece).rpartition(b"\n")
             if end:
@@ -330,7 +330,7 @@ def _complete_lines(answer: Any, doing: str) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def asking(doing: str) -> Iterator[None]:
+def translate_errors(doing: str) -> Iterator[None]:
     """Turn what the client raises in a `with` block into a LauncherError with a remedy."""
     try:
         yield

@@ -23,7 +23,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import portforward
 
 from launcher.backend.kubernetes import helper_pod, status_source
-from launcher.backend.kubernetes.client import ERRORS, Cluster, asking, claims_of
+from launcher.backend.kubernetes.client import ERRORS, Cluster, claims_of, translate_errors
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.errors import LauncherError, UsageError
 from launcher.files import json_object
@@ -171,7 +171,7 @@ def _answer(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[http
 def _ask(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
     # A client of its own: while one opens a stream it is of no other use.
     api = CoreV1Api(ApiClient(configuration=cluster.client.configuration))
-    with asking(f"forwarding a port to the pod {pod}"):
+    with translate_errors(f"forwarding a port to the pod {pod}"):
         try:
             stream: Any = portforward(api.connect_get_namespaced_pod_portforward, pod, cluster.namespace, ports=str(_PORT))
         except ApiException as error:
@@ -204,7 +204,7 @@ def _meant(error: Any) -> Any:
 
 def _pieces(answer: http.client.HTTPResponse, reads: RawIOBase, pod: str) -> Iterator[bytes]:
     read = 0
-    with asking(f"reading from the pod {pod}"):
+    with translate_errors(f"reading from the pod {pod}"):
         try:
             while data := answer.read(_PIECE):
                 windows, read = read // archive.WINDOW, read + len(data)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher.backend.model import PlannedRun
 from launcher.runs import archive, locks, orphans, spawn
-from launcher.runs.os_errors import explained
+from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import Location, RunStatus
 from launcher.runs.stored import PLACES, Artifact, Stored, missing_artifact, still_runs
@@ -32,7 +32,7 @@ class LocalBackend(SupervisedRuns):
     def start(self, run: PlannedRun, *, wanted: Callable[[], bool] | None = None) -> None:
         """Start the run; return once every task has a process. Raises UsageError when it runs already."""
         layout, name = self.layout(run.plan.name), run.plan.name
-        with explained(f"starting the run {name}"):
+        with translate_os_errors(f"starting the run {name}"):
             orphans.clear(layout, now=False)
             new, began = not layout.run_dir.exists(), time.time()
             lock_fd = spawn.lock(layout)
@@ -59,7 +59,7 @@ class LocalBackend(SupervisedRuns):
         if locks.held(layout.lock):
             raise still_runs(name, BACKEND)
         orphans.clear(layout, now=True)
-        with explained(f"deleting the data of {name}"):
+        with translate_os_errors(f"deleting the data of {name}"):
             if layout.run_dir.exists():
                 shutil.rmtree(layout.run_dir)
 
@@ -71,7 +71,7 @@ class LocalBackend(SupervisedRuns):
     def fetch(self, name: str, artifact: Artifact) -> Iterator[Stored]:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
         layout = self._known(name)
-        with explained(f"reading the {artifact} of {name}"):
+        with translate_os_errors(f"reading the {artifact} of {name}"):
             there = archive.found(layout.run_dir, PLACES)
             if artifact not in there:
                 raise missing_artifact(name, artifact, there)

@@ -10,7 +10,7 @@ import pytest
 
 from launcher import __version__, images
 from launcher.docker_cli import docker
-from launcher.image_build.context import sources
+from launcher.image_build.context import source_digest
 from tests.e2e.docker.built import greets, inspected, layers, output, wheel
 from tests.e2e.docker.conftest import ROOT, Build, Built
 from tests.e2e.docker.running import cleaned, launch, unique
@@ -36,7 +36,7 @@ def test_a_change_of_the_source_makes_one_small_layer(image: Built, build: Build
 
 
 def test_up_builds_an_image_that_is_not_there_and_one_of_other_sources_and_says_so(image: Built, project: Path, tmp_path: Path) -> None:
-    assert image.facts["Config"]["Labels"][images.SOURCES] == sources()
+    assert image.facts["Config"]["Labels"][images.SOURCE_DIGEST] == source_digest()
     # A launcher of another version has an image of its own, which no other test uses.
     version = project / "launcher" / "__init__.py"
     name = unique("first")
@@ -58,9 +58,9 @@ def test_up_builds_an_image_that_is_not_there_and_one_of_other_sources_and_says_
             built = inspected(other)
             assert built["Config"]["Labels"]["org.opencontainers.image.version"] == f"0.0.{name}"
             # The same layers under a label that tells of other sources.
-            docker("build", "--tag", other, "-", stdin=f"FROM {other}\nLABEL {images.SOURCES}=other\n", deadline=300)
+            docker("build", "--tag", other, "-", stdin=f"FROM {other}\nLABEL {images.SOURCE_DIGEST}=other\n", deadline=300)
             assert f"{other} is there, of other sources than this launcher's: it is built again" in up("--fresh")
-            assert inspected(other)["Config"]["Labels"][images.SOURCES] == sources()
+            assert inspected(other)["Config"]["Labels"][images.SOURCE_DIGEST] == source_digest()
             assert layers(inspected(other)) == layers(built)
         finally:
             launch("down", name, runs=tmp_path / "runs")

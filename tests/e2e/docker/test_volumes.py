@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.docker.engine import READER, Engine, asking, endpoint
+from launcher.backend.docker.engine import READER, Engine, endpoint, translate_errors
 from launcher.backend.docker.volumes import ASIDE, set_aside
 from launcher.docker_cli import docker
 from launcher.errors import LauncherError
@@ -112,7 +112,7 @@ def test_a_copy_that_fails_leaves_the_old_one(client: Engine, stored: Stored, im
     bare = f"tf-launcher/test:{uuid.uuid4().hex[:12]}"
     docker("build", "--tag", bare, "-", stdin=f"FROM {'scratch' if 'nothing' in layer else image.name}\n{layer}\n", deadline=300)
     try:
-        with pytest.raises(LauncherError, match=said), asking("moving it aside"):
+        with pytest.raises(LauncherError, match=said), translate_errors("moving it aside"):
             set_aside(client, stored.name, stored.aside, spec(bare))
         assert stored.volumes == {f"{stored.name}_run"}
         assert docker("ps", "--all", "--quiet", "--filter", f"ancestor={bare}") == ""

@@ -13,7 +13,7 @@ import pytest
 from launcher.backend.local.backend import LocalBackend
 from launcher.backend.model import Backend, Where
 from launcher.cli.backends import _choose, open_run
-from launcher.cli.run_lookup import find_run, home, homes, run_names
+from launcher.cli.run_lookup import backends_of, find_run, run_names, runs_directory
 from launcher.errors import LauncherError, UsageError
 from launcher.runs.status import RunStatus, State
 from tests.golden_messages import Golden
@@ -22,10 +22,10 @@ from tests.launcher.backend.local.running import FOREVER, Runs
 
 @pytest.fixture
 def places(tmp_path: Path) -> Iterator[dict[str, Runs]]:
-    found = {on: Runs(home(tmp_path, on)) for on in ("local", "docker")}
+    found = {on: Runs(runs_directory(tmp_path, on)) for on in ("local", "docker")}
     yield found
     for on, runs in found.items():
-        if on in homes(tmp_path, "run"):
+        if on in backends_of(tmp_path, "run"):
             runs.backend.stop("run", now=True)
 
 
@@ -41,7 +41,7 @@ def test_a_live_run_goes_before_one_that_has_ended_and_then_the_newest(
     places["local"].start({"chief": FOREVER})
     places["docker"].start({"chief": "print('done')"})
     places["docker"].wait()
-    assert homes(tmp_path, "run") == ["local", "docker"]
+    assert backends_of(tmp_path, "run") == ["local", "docker"]
     assert run_names(tmp_path) == ["run"]
     assert choose(places, one=True) == "local"
     told = "run is on local (running), on docker (succeeded): this is the one on local; --on names another\n"

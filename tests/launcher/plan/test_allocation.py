@@ -32,8 +32,8 @@ def test_tasks_that_must_be_alike_all_get_gpus_or_none() -> None:
     one = Resources(gpus=1)
     wanted = {"chief": one, "worker-0": one, "worker-1": one, "evaluator": one}
     alike = ("chief", "worker-0", "worker-1")
-    enough = share_gpus(wanted, ["0", "1", "2"], alike=alike)
+    enough = share_gpus(wanted, ["0", "1", "2"], all_or_none=alike)
     assert (enough.visible["worker-1"], enough.short) == (("2",), ("evaluator",))
-    short = share_gpus(wanted, ["0", "1"], alike=alike)
+    short = share_gpus(wanted, ["0", "1"], all_or_none=alike)
     assert short.visible == {"chief": (), "worker-0": (), "worker-1": (), "evaluator": ("0",)}
     assert short.short == alike

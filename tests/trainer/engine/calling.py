@@ -34,7 +34,7 @@ def calling_job(workload: Calling, run_dir: Path, replicas: int = 1, **train: An
     base = {"workload": "small:Small", "batch_size": 16, "summaries": {"every_steps": 0, "profile_every_steps": 0}}
     base |= {"checkpoint": {"keep": 2}, "evaluate": {"batch_size": 100}}
     settings = {"run": "small", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": {**base, **train}}
-    return epochs.counted(job(TrainerSettings.model_validate(settings)), workload, replicas)
+    return epochs.with_steps(job(TrainerSettings.model_validate(settings)), workload, replicas)
 
 
 class Changing(keras.callbacks.Callback):

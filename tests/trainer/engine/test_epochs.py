@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.engine.small import Small
-from trainer.engine.epochs import Pass, counted
+from trainer.engine.epochs import Pass, with_steps
 from trainer.engine.job import Job, job
 from trainer.settings import TrainerSettings
 from trainer.workloads.errors import WorkloadError
@@ -36,24 +36,24 @@ class Sized(Small):
 def test_epochs_are_as_many_steps_as_all_replicas_need(epochs: int, batch_size: int, accumulate: int, replicas: int, steps: int) -> None:
     known = of(epochs=epochs, batch_size=batch_size, gradients={"accumulate": accumulate})
     assert known.steps == 0
-    known = counted(known, Sized({}), replicas)
+    known = with_steps(known, Sized({}), replicas)
     assert known.steps == steps == int(np.ceil(epochs * 400 / (batch_size * accumulate * replicas)))
     assert known.one_pass == Pass(400, batch_size * accumulate * replicas)
 
 
 def test_steps_stay_what_they_are() -> None:
-    assert counted(of(steps=7), Sized({}), 2).steps == 7
+    assert with_steps(of(steps=7), Sized({}), 2).steps == 7
 
 
 @pytest.mark.parametrize("name, examples", [("linear_regression", 100), ("mnist_mlp", 20_000), ("mnist", 20_000)])
 def test_built_in_workloads_know_their_examples(name: str, examples: int) -> None:
     known = of(workload=name, epochs=2, batch_size=10)
-    assert counted(known, load_workload(known.train), 1).steps == 2 * examples // 10
+    assert with_steps(known, load_workload(known.train), 1).steps == 2 * examples // 10
 
 
 def test_a_class_that_does_not_tell_how_many_examples_it_has_is_refused_by_name() -> None:
     with pytest.raises(WorkloadError, match=r"train\.epochs is 3, and how many examples linear_regression .*; .* train\.steps"):
-        counted(of(epochs=3), Small({}), 1)
+        with_steps(of(epochs=3), Small({}), 1)
 
 
 def pairs(count: int) -> tf.data.Dataset:

@@ -175,7 +175,7 @@ def clipped(
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Return the gradients of a step clipped as the optimizer is to: by value, or by the norm of all together.
 
-    The optimizer clips what is dense once more: by value to the same, by norm not at all, as it is below the limit by then.
+    The optimizer then clips the dense gradients again, which changes nothing: their values, or their norm, are within the limit already.
     """
     limit = optimizer.clipvalue
     if limit:

@@ -10,7 +10,7 @@ import requests
 import urllib3
 from docker.errors import DockerException
 
-from launcher.backend.docker.engine import asking
+from launcher.backend.docker.engine import translate_errors
 from launcher.errors import LauncherError
 from tests.golden_messages import Golden
 
@@ -40,14 +40,14 @@ def nobody() -> OSError:
 def test_who_may_not_ask_is_told_from_who_gets_no_answer(
     wrapped: Callable[[OSError], Exception], inner: OSError, message: str, remedy: str
 ) -> None:
-    with pytest.raises(LauncherError) as caught, asking("listing the runs"):
+    with pytest.raises(LauncherError) as caught, translate_errors("listing the runs"):
         raise wrapped(inner)
     assert message in caught.value.message
     assert remedy in caught.value.remedy
 
 
 def test_a_disk_of_this_machine_that_is_full_is_not_taken_for_the_engine(tmp_path: Path, golden: Golden) -> None:
-    with pytest.raises(LauncherError) as caught, asking("starting the run"):
+    with pytest.raises(LauncherError) as caught, translate_errors("starting the run"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "state.json"))
     golden(caught.value.message)
     assert "free some space" in caught.value.remedy

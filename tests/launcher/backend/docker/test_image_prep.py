@@ -8,7 +8,7 @@ from launcher import images
 from launcher.backend.docker.engine import Endpoint
 from launcher.backend.docker.image_prep import _is_stale, check_directories
 from launcher.errors import UsageError
-from launcher.image_build.context import sources
+from launcher.image_build.context import source_digest
 from launcher.images import Image
 from launcher.spec.models import ClusterSpec
 
@@ -34,10 +34,10 @@ def test_an_engine_elsewhere_mounts_no_directory_of_this_machine(tmp_path: Path)
 
 @pytest.mark.parametrize(
     "named, of, stale",
-    [(None, "0123", True), (None, sources(), False), (None, None, False), ("mine:1", "0123", False)],
+    [(None, "0123", True), (None, source_digest(), False), (None, None, False), ("mine:1", "0123", False)],
     ids=["other sources", "these", "not known", "the user's own"],
 )
 def test_an_image_of_other_sources_is_not_taken_for_ours(named: str | None, of: str | None, stale: bool) -> None:
-    labelled = {} if of is None else {images.SOURCES: of}
+    labelled = {} if of is None else {images.SOURCE_DIGEST: of}
     one = spec(image=named) if named else spec()
     assert _is_stale(one, Image(images.image_for(one), "sha256:1", 1, labelled)) is stale

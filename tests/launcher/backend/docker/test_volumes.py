@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from launcher.backend.docker import volumes
-from launcher.backend.docker.engine import COPY, READER, Endpoint, Engine, asking
+from launcher.backend.docker.engine import COPY, READER, Endpoint, Engine, translate_errors
 from launcher.errors import LauncherError, UsageError
 from launcher.runs.stored import Artifact
 
@@ -88,7 +88,7 @@ def test_an_engine_that_fails_does_not_say_that_there_is_nothing(engine: Engine,
     served.archive = 500
     with (
         pytest.raises(LauncherError, match="reading the model of toy failed: 500"),
-        asking("reading the model of toy"),
+        translate_errors("reading the model of toy"),
         volumes.opened(engine, "toy", Artifact.MODEL, None),
     ):
         pass
