@@ -71,11 +71,14 @@ def mounted(device: str, place: Path) -> Iterator[Volume]:
     """Mount a device; another place where it is mounted has the same file system."""
     place.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", device, place], check=True)
+    # A frozen disk must not outlive this process, however that ends: whatever reads it would wait for good, `rm` of its directory as well.
+    script = 'cat; fsfreeze --unfreeze "$0" 2>/dev/null; exec umount --lazy "$0"'
+    guard = subprocess.Popen(["sh", "-c", script, place], stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield Volume(place)
     finally:
-        subprocess.run(["fsfreeze", "--unfreeze", place], check=False, stderr=subprocess.DEVNULL)
-        subprocess.run(["umount", "-l", place], check=True)
+        guard.communicate()
+        assert guard.returncode == 0, f"{place} is still mounted"
 
 
 @contextmanager
