@@ -25,7 +25,7 @@ class Policy:
 class History:
     """The history of a task: restarts counted against the limit, attempts in a row that ended early, how the last one failed, lost peers.
 
-    `lost_from` is the step from which an attempt had gone on that lost a peer, the last one that had come so far.
+    `lost_from`: of the attempts that lost a peer, the furthest step that one started from.
     """
 
     restarts: int = 0

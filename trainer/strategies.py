@@ -10,7 +10,7 @@ Strategy = Literal["single", "mirrored", "multi_worker_mirrored", "parameter_ser
 Scope = Literal["alone", "all"]
 
 
-class Kind(NamedTuple):
+class Traits(NamedTuple):
     """The properties of a strategy.
 
     `required` and `optional`: its roles. `restarts`: role -> who starts again with a task of it, "alone" or "all".
@@ -41,16 +41,16 @@ class Kind(NamedTuple):
 
 
 # Roles: https://www.tensorflow.org/guide/distributed_training; in multi_worker_mirrored worker-0 is the chief where none is named.
-STRATEGIES: Dict[Strategy, Kind] = {  # noqa: UP006
-    "single": Kind(("chief",), ("evaluator",), {"chief": "alone", "evaluator": "alone"}, 1),
-    "mirrored": Kind(("chief",), ("evaluator",), {"chief": "alone", "evaluator": "alone"}, 2, on_devices=True),
-    "multi_worker_mirrored": Kind(
+STRATEGIES: Dict[Strategy, Traits] = {  # noqa: UP006
+    "single": Traits(("chief",), ("evaluator",), {"chief": "alone", "evaluator": "alone"}, 1),
+    "mirrored": Traits(("chief",), ("evaluator",), {"chief": "alone", "evaluator": "alone"}, 2, on_devices=True),
+    "multi_worker_mirrored": Traits(
         ("worker",), ("chief", "evaluator"), {"chief": "all", "worker": "all", "evaluator": "alone"}, 1, in_step=True
     ),
-    "parameter_server": Kind(
+    "parameter_server": Traits(
         ("chief", "worker", "ps"), ("evaluator",), {"chief": "alone", "worker": "alone", "ps": "all", "evaluator": "alone"}, 4, served=True
     ),
-    "manual": Kind(("chief", "worker"), ("ps",), {"chief": "alone", "worker": "all", "ps": "all"}, 4, trains=False, served=True),
+    "manual": Traits(("chief", "worker"), ("ps",), {"chief": "alone", "worker": "all", "ps": "all"}, 4, trains=False, served=True),
 }
 TRAINING: Tuple[Strategy, ...] = tuple(name for name, kind in STRATEGIES.items() if kind.trains)  # noqa: UP006
 SERVED = frozenset(name for name, kind in STRATEGIES.items() if kind.served)

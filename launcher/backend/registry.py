@@ -1,4 +1,4 @@
-"""The backends: where each one is, and what sets it apart for the command line. A new backend is a package and an entry here."""
+"""The backends: where each one is, and what sets it apart for the command line. docs/architecture.md says how to add one."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ DEFAULT: Target = "local"  # where a verb looks by itself
 
 @dataclass(frozen=True)
 class Entry:
-    """A backend. `target`: its class as module:name, made with the runs directory, and with a Where if it is `in_namespaces`.
+    """A backend. `class_path`: its class as module:name, made with the runs directory, and with a Where if it is `in_namespaces`.
 
     `examiner`: the module of its checks for `launcher doctor`, whose function `examine` is a `launcher.backend.findings.Check`.
     `home`: below the runs directory, where this machine keeps what it knows of the backend's runs. `in_namespaces`: its runs are in
@@ -18,7 +18,7 @@ class Entry:
     `by_labels`: runs that other machines have started are seen there, and known by their labels: of their spec the digest alone.
     """
 
-    target: str
+    class_path: str
     examiner: str
     home: str = ""
     in_namespaces: bool = False
@@ -26,7 +26,7 @@ class Entry:
     by_labels: bool = False
 
 
-# Each is called as the target of its plans.
+# A backend's name is also the target of its plans.
 BACKENDS: dict[Target, Entry] = {
     "local": Entry("launcher.backend.local.backend:LocalBackend", "launcher.backend.local.doctor", in_directories=True),
     "docker": Entry("launcher.backend.docker.backend:DockerBackend", "launcher.backend.docker.doctor", home=OF_CONTAINERS, by_labels=True),

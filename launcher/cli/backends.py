@@ -42,8 +42,8 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
     """Return the backend of the run that NAME means, and the run's name.
 
     Without `on`, of runs of that name on several backends a live run is taken before one that has ended, and then the newest;
-    which it is goes to stderr. `one`: there must not be several live ones, as the verb ends a run or waits for its end; nor may none
-    be seen to live where a backend cannot be asked.
+    which it is goes to stderr. `one` is for verbs that end a run or wait for its end: they need exactly one that may be live, so several live
+    ones are refused, and so is none where a backend cannot be asked.
 
     Raises UsageError where it is not known which is meant, and what the backends raise.
     """
@@ -101,7 +101,7 @@ def open_backend(name: str, runs: Path, where: Where | None = None) -> Backend:
 
     Raises UsageError for a name that is none, and for a cluster where there is none.
     """
-    module, _, attribute = BACKENDS[check_backend(name)].target.partition(":")
+    module, _, attribute = BACKENDS[check_backend(name)].class_path.partition(":")
     make = getattr(importlib.import_module(module), attribute)
     if in_namespaces(name):
         where = where or Where()

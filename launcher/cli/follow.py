@@ -19,7 +19,7 @@ STATUS_INTERVAL = 0.25
 # After a run has ended its last lines are read, however many there are; a reader that brings none for so long is left.
 LAST_LINES_TIMEOUT = 60.0
 
-STOPPING = "stopping: {asking}; press Ctrl-C again to stop at once"
+STOPPING = "stopping: {stop_description}; press Ctrl-C again to stop at once"
 STOPPING_NOW = "stopping at once"
 
 _END = object()
@@ -41,10 +41,14 @@ class View(Protocol):
         """Show a line of the launcher's own."""
 
 
-def follow(backend: Backend, name: str, tasks: list[str], view: View, interrupts: Interrupts, *, since: float, asking: str) -> RunStatus:
-    """Return the run's last status once it has ended and every line is shown. `asking` says what a stop does (stopping.py)."""
+def follow(
+    backend: Backend, name: str, tasks: list[str], view: View, interrupts: Interrupts, *, since: float, stop_description: str
+) -> RunStatus:
+    """Return the run's last status once it has ended and every line is shown. `stop_description` says what a stop does (stopping.py)."""
     try:
-        return _follow(backend, name, view, Stopper(backend, name, view, interrupts, asking), LogPump(backend, name, tasks, since))
+        return _follow(
+            backend, name, view, Stopper(backend, name, view, interrupts, stop_description), LogPump(backend, name, tasks, since)
+        )
     except OutOfSightError:
         raise  # nor could it be stopped
     except BaseException:
@@ -99,9 +103,9 @@ def _show(line: LogLine, view: View) -> None:
 class Stopper:
     """Turns the first signal into a graceful stop and the second into one at once, each on a thread of its own."""
 
-    def __init__(self, backend: Backend, name: str, view: View, interrupts: Interrupts, asking: str) -> None:
+    def __init__(self, backend: Backend, name: str, view: View, interrupts: Interrupts, stop_description: str) -> None:
         self._backend, self._name, self._view, self._interrupts = backend, name, view, interrupts
-        self._says = (STOPPING.format(asking=asking), STOPPING_NOW)
+        self._says = (STOPPING.format(stop_description=stop_description), STOPPING_NOW)
         self._threads: list[threading.Thread] = []
         self._errors: list[Exception] = []
         self._messages: list[str] = []  # by the threads, for the one that shows it

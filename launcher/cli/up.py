@@ -185,7 +185,7 @@ def _foreground(
             backend.start(run, wanted=lambda: not interrupts.count)
         started()
         with _view(name, tasks, as_json=as_json) as view:
-            status = follow(backend, name, tasks, view, interrupts, since=since, asking=stop_action(run.spec))
+            status = follow(backend, name, tasks, view, interrupts, since=since, stop_description=stop_action(run.spec))
         for note in backend.finish(name) if isinstance(backend, Reconciles) else ():
             print(f"notice: {note}", file=sys.stderr, flush=True)
     code = EXIT_CODES[status.state]

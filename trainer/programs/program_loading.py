@@ -28,7 +28,7 @@ def load_program(train: Train) -> Program:
         WorkloadError: there is no such program, its code cannot be imported, or it does not take what the settings give.
     """
     entry = CATALOG.get(train.workload)
-    _, found = find(entry.target if entry else train.workload)
+    _, found = find(entry.class_path if entry else train.workload)
     if entry:
         params = parse_params(entry.params, train.params)
         if train.data != "synthetic":

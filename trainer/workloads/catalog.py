@@ -127,7 +127,7 @@ class Entry:
     `unused` are the settings of `train` that mean nothing to it. An `agent` learns from what it does itself.
     """
 
-    target: str
+    class_path: str
     summary: str
     params: type[Settings]
     defaults: Train
@@ -142,7 +142,7 @@ def _program(name: str, summary: str, params: type[Settings]) -> Entry:
 
 CATALOG: dict[str, Entry] = {
     "mnist_mlp": Entry(
-        target="trainer.workloads.mnist_mlp:MnistMlp",
+        class_path="trainer.workloads.mnist_mlp:MnistMlp",
         summary="MLP 784-100-10, the distributed benchmark",
         params=MnistMlpParams,
         defaults=Train(
@@ -155,7 +155,7 @@ CATALOG: dict[str, Entry] = {
         ),
     ),
     "mnist": Entry(
-        target="trainer.workloads.mnist:Mnist",
+        class_path="trainer.workloads.mnist:Mnist",
         summary="MLP 784-500-10 with dropout and everything TensorBoard shows",
         params=MnistParams,
         defaults=Train(
@@ -168,7 +168,7 @@ CATALOG: dict[str, Entry] = {
         ),
     ),
     "cifar10": Entry(
-        target="trainer.workloads.cifar10:Cifar10",
+        class_path="trainer.workloads.cifar10:Cifar10",
         summary="CNN on small pictures, with augmentation and averaged weights",
         params=Cifar10Params,
         defaults=Train(
@@ -182,7 +182,7 @@ CATALOG: dict[str, Entry] = {
         ),
     ),
     "linear_regression": Entry(
-        target="trainer.workloads.linear_regression:LinearRegression",
+        class_path="trainer.workloads.linear_regression:LinearRegression",
         summary="one weight and one bias, the smallest run with recovery",
         params=LinearRegressionParams,
         defaults=Train(
@@ -195,7 +195,7 @@ CATALOG: dict[str, Entry] = {
         ),
     ),
     "click_through": Entry(
-        target="trainer.workloads.click_through:ClickThrough",
+        class_path="trainer.workloads.click_through:ClickThrough",
         summary="wide and deep on Criteo's click logs: embedding tables",
         params=ClickThroughParams,
         defaults=Train(
@@ -208,7 +208,7 @@ CATALOG: dict[str, Entry] = {
         ),
     ),
     "gridworld_dqn": Entry(
-        target="trainer.workloads.gridworld_dqn:GridworldDqn",
+        class_path="trainer.workloads.gridworld_dqn:GridworldDqn",
         summary="deep Q-learning of GridWorld: workers play, the chief learns",
         params=GridworldDqnParams,
         defaults=Train(

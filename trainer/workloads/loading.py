@@ -25,9 +25,9 @@ def load_workload(train: Train) -> Workload:
     `params`, or methods of the protocol are missing; DataError if its data is missing or wrong.
     """
     entry = CATALOG.get(train.workload)
-    module, found = find(entry.target if entry else train.workload)
+    module, found = find(entry.class_path if entry else train.workload)
     if entry:
-        return _made(found, entry.target, train)
+        return _made(found, entry.class_path, train)
     from trainer.workloads.autograph import convert_workload
     from trainer.workloads.module_forms import made_from
     from trainer.workloads.user_callbacks import NAME, UserCallbacks, source_in
@@ -48,8 +48,8 @@ def load_agent(train: Train) -> Agent | None:
     entry = CATALOG.get(train.workload)
     if entry is None or not entry.agent:
         return None
-    _, found = find(entry.target)
-    return cast("Agent", _constructed(found, entry.target, train))
+    _, found = find(entry.class_path)
+    return cast("Agent", _constructed(found, entry.class_path, train))
 
 
 def _constructed(make: Any, target: str, train: Train) -> Any:

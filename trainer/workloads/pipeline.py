@@ -144,14 +144,14 @@ def batches(examples: tf.data.Dataset, facts: Facts, shard: Shard) -> tf.data.Da
         return shuffled(own, facts.buffer, seed, number)
 
     if facts.endless:
-        row = epoch(start)
+        ordered = epoch(start)
     elif facts.count is None:
-        row = tf.data.Dataset.range(start, ENDLESS).flat_map(epoch)
+        ordered = tf.data.Dataset.range(start, ENDLESS).flat_map(epoch)
     else:
         own_count = (facts.count - index + count - 1) // count
         drawn = start * shard.batch_size
-        row = tf.data.Dataset.range(drawn // own_count, ENDLESS).flat_map(epoch).skip(drawn % own_count)
-    return batched(row, shard.batch_size, padding(examples), drop_remainder=True).prefetch(tf.data.AUTOTUNE).with_options(options())
+        ordered = tf.data.Dataset.range(drawn // own_count, ENDLESS).flat_map(epoch).skip(drawn % own_count)
+    return batched(ordered, shard.batch_size, padding(examples), drop_remainder=True).prefetch(tf.data.AUTOTUNE).with_options(options())
 
 
 def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Dataset:

@@ -1,4 +1,4 @@
-"""The attendant of a run: a Job whose pod does what otherwise only a launcher does that watches, its account and what that may do. Pure."""
+"""The attendant of a run, as objects: a Job whose pod does for the run what a launcher does while it watches; its account, and that account's rights (RBAC). Pure."""
 
 from launcher.errors import UsageError
 from launcher.images import attendant_image
@@ -11,7 +11,8 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.quantities import parse_duration
 
 MODULE = "launcher.backend.kubernetes.attendant"
-# As often its pod is replaced, on nodes that come and go: all that ended count, as a failure policy would have the Job wait for a lost node.
+# So often the Job may replace its pod, on nodes that come and go. Each pod that ended counts: a failure policy, which could leave some out, would have
+# the Job wait for a lost node.
 _REPLACED = 1000
 _LEAVES_AFTER = 30  # seconds without its node until another one is made
 _GRACE_PERIOD = 10  # seconds

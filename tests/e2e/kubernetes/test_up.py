@@ -227,7 +227,7 @@ def test_an_api_server_that_is_away_ends_no_watch(long: Path, launcher: Launcher
         assert [logs.poll(), status.poll()] == [None, None]
 
 
-class ClusterSnapshot:
+class RecordingView:
     """A display of a run in the foreground: it takes what comes, and goes away at a time of `time.monotonic`."""
 
     def __init__(self, until: float) -> None:
@@ -267,9 +267,9 @@ def test_who_follows_a_run_asks_the_cluster_less_than_once_in_two_seconds(
     tasks = [task.name for task in backend.status(long.stem).tasks]
     assert len(tasks) == 4
     began, seconds = time.monotonic() + 5, 20.0
-    view = ClusterSnapshot(began + seconds)
+    view = RecordingView(began + seconds)
     with pytest.raises(OutOfSightError, match="seen long enough"):
-        follow(backend, long.stem, tasks, view, Interrupts(), since=time.time(), asking="")
+        follow(backend, long.stem, tasks, view, Interrupts(), since=time.time(), stop_description="")
     requests = [path for when, path in asked if began < when <= began + seconds]
     assert len(requests) / seconds < 0.5, requests
     assert len([when for when in view.lines if when > began]) > seconds

@@ -42,7 +42,7 @@ def followed(lines: Iterator[LogLine], monkeypatch: pytest.MonkeyPatch) -> Shown
     monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=lambda: next(clock), time=time.time, sleep=time.sleep))
     backend = SimpleNamespace(status=lambda _: ENDED, reconcile=lambda _: [], logs=lambda *_, **__: lines)
     shown = Shown()
-    assert follow.follow(cast("Backend", backend), "digits", ["chief"], shown, Interrupts(), since=0.0, asking="") is ENDED
+    assert follow.follow(cast("Backend", backend), "digits", ["chief"], shown, Interrupts(), since=0.0, stop_description="") is ENDED
     return shown
 
 
