@@ -151,7 +151,7 @@ class Leader:
         silent = {one for one in missing if now - self._asked.get(one, self._awaited_from) > self._own.orphan}
         lost = silent | (missing & self._failed)
         if lost:
-            self._notified |= silent  # nobody waits for them any more
+            self._notified |= silent  # nobody waits for them
             self.fail(f"{min(lost)} has failed" if self._failed else f"{min(lost)} was gone for {self._own.orphan:g} s", then)
         elif missing:
             self._loop.call_later(_CHECK_INTERVAL, lambda: self.succeed(then))
@@ -206,7 +206,7 @@ class Callbacks:
 
 
 class Follower:
-    """Another task: its parent asks the leader's until it knows that the run has ended."""
+    """Another task: its parent asks the leader's until the run has ended."""
 
     def __init__(self, own: Member, loop: EventLoop, callbacks: Callbacks) -> None:
         self._own, self._loop, self._callbacks = own, loop, callbacks
@@ -239,7 +239,7 @@ class Follower:
                 self._call(partial(then, status))
             if reported:
                 continue
-            # One that never answered here may have a way to its program alone.
+            # Its program may be reached where its parent is not.
             if status is not None or (not answered and _connects(self._own.program)):
                 answered, seen = answered or status is not None, time.monotonic()
                 if silent:
@@ -263,12 +263,13 @@ class Follower:
 def ask(own: Member, state: str = RUNNING) -> Status | None:
     """Ask the leader's parent for the state of the run, and send that of this task; None where that does not answer, or is another run's."""
     question = json.dumps({"run": own.run, "task": own.task, "state": state}).encode() + b"\n"
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, UnicodeError):
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, UnicodeError):  # noqa: SIM117 - Python 3.8 has no long form of it
         with socket.create_connection(split_address(own.address), timeout=_TIMEOUT) as connection:
             connection.sendall(question)
             answer = json.loads(connection.makefile("rb").readline(_MAX_BYTES))
-        if answer["run"] == own.run and answer["state"] in {RUNNING, SUCCEEDED, FAILED}:
-            return Status(answer["state"], str(answer["reason"]))
+            if answer["run"] == own.run and answer["state"] in {RUNNING, SUCCEEDED, FAILED}:
+                connection.sendall(b"\n")
+                return Status(answer["state"], str(answer["reason"]))
     return None
 
 
@@ -289,9 +290,10 @@ def _server(answer: Callable[[Any], Any], port: int) -> socketserver.BaseServer 
                 question = json.loads(self.rfile.readline(_MAX_BYTES))
                 answered = answer(question)
                 if answered is not None:
-                    status, on_sent = answered
+                    status, on_received = answered
                     self.wfile.write(json.dumps({"run": question["run"], **vars(status)}).encode() + b"\n")
-                    on_sent()
+                    if self.rfile.readline(_MAX_BYTES):  # else it asks again
+                        on_received()
 
     class Server(socketserver.ThreadingTCPServer):
         allow_reuse_address = True
@@ -305,7 +307,7 @@ def _server(answer: Callable[[Any], Any], port: int) -> socketserver.BaseServer 
             super().server_bind()
 
         def handle_error(self, *_: Any) -> None:
-            """Say nothing: a client asked something else, or is gone."""
+            """Say nothing: a client may be gone."""
 
     with contextlib.suppress(OSError):
         server = Server(("", port), Handler)

@@ -1,5 +1,6 @@
 """How the tasks of a user's program end with their run, by the trainer's own parents; no launcher, no engine, no TensorFlow."""
 
+import contextlib
 import json
 import signal
 import socket
@@ -243,6 +244,19 @@ def test_one_that_is_done_and_asked_to_stop_before_the_run_has_succeeded_comes_b
     chief.line("begun")
     chief.send(signal.SIGTERM)
     assert chief.code() == 143
+
+
+def test_a_task_that_was_answered_and_did_not_receive_it_is_waited_for(start: Start) -> None:
+    """As one does whose machine is busy: it gives the answer up, and asks again."""
+    port, answer, end = free_port(), b"", time.monotonic() + 60
+    chief = start("chief", "exit 0", sizes=WORKERS, port=port)
+    while b"succeeded" not in answer:
+        assert time.monotonic() < end, f"waited 60 s for the chief's parent to say that the run has succeeded; last: {answer!r}"
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            connection.sendall(b'{"run": "r/", "task": "worker-0", "state": "running"}\n')
+            answer = connection.recv(4096)
+    worker = start("worker-0", SLEEPS, sizes=WORKERS, port=port, orphan_timeout=20)
+    assert [chief.code(), worker.code()] == [0, 0]
 
 
 def test_another_runs_chief_is_not_believed(start: Start) -> None:
