@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-_LOOK_EVERY = 0.5  # seconds
+_POLL_INTERVAL = 0.5  # seconds
 _PEAK = re.compile(rb"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 _OWN = re.compile(rb"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
@@ -36,7 +36,7 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         """Look until told to stop."""
-        while not self._over.wait(_LOOK_EVERY):
+        while not self._over.wait(_POLL_INTERVAL):
             self._look()
 
     def stop(self) -> dict[str, Peak]:

@@ -33,7 +33,7 @@ from trainer.workloads.errors import WorkloadError
 
 HERE = Path(__file__).parent
 _SILENT = 120.0  # seconds, where a spec says nothing else; a peer that is only paused is waited for
-_LOOK_EVERY = 0.05
+_POLL_INTERVAL = 0.05
 _LEAVE_WITHIN = 5.0  # seconds that a leader gives followers to take its last answer and end
 
 
@@ -154,10 +154,10 @@ def _serve(context: Context) -> ExitCode:
         return "here"
 
     _Listener(context.task.address, answer)
-    while not ended.wait(_LOOK_EVERY):
+    while not ended.wait(_POLL_INTERVAL):
         if context.stopped():
             return ExitCode.STOPPED
-    time.sleep(_LOOK_EVERY)  # the answer is on its way
+    time.sleep(_POLL_INTERVAL)  # the answer is on its way
     context.report("done", step=None, seconds=time.time() - context.began, metrics={})
     return ExitCode.DONE
 
@@ -232,7 +232,7 @@ class _Barrier:
         began = time.monotonic()
         with self.changed:
             while len(self.arrived) < self.followers:
-                self.changed.wait(_LOOK_EVERY)
+                self.changed.wait(_POLL_INTERVAL)
                 if len(self.members) == self.followers and time.monotonic() - began > self.silent:
                     raise PeerLostError(f"a worker was lost: it has said nothing for {self.silent:.0f} s")
                 if any(_closed(connection) for connection in self.members):
@@ -252,7 +252,7 @@ class _Barrier:
         """Wait until all followers have left with the last answer; a follower that hangs does not keep the leader."""
         until = time.monotonic() + _LEAVE_WITHIN
         while time.monotonic() < until and not all(_closed(connection) for connection in list(self.members)):
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_POLL_INTERVAL)
 
 
 def _closed(connection: socket.socket) -> bool:

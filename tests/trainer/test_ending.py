@@ -255,6 +255,7 @@ def test_a_task_that_was_answered_and_did_not_receive_it_is_waited_for(start: St
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
             connection.sendall(b'{"run": "r/", "task": "worker-0", "state": "running"}\n')
             answer = connection.recv(4096)
+        time.sleep(0.1)
     worker = start("worker-0", SLEEPS, sizes=WORKERS, port=port, orphan_timeout=20)
     assert [chief.code(), worker.code()] == [0, 0]
 
