@@ -122,6 +122,13 @@ class Process:
         return int(number)
 
 
+class Unended(subprocess.TimeoutExpired):
+    """A command that has not ended in time; its message has the end of what it wrote, where `Process.show` has put its threads' stacks."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; it wrote, in the end:\n{(self.output + self.stderr)[-6000:]}"
+
+
 def launcher(
     *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 60, engine: str = ""
 ) -> "subprocess.CompletedProcess[str]":
@@ -134,7 +141,7 @@ def run(
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end, as subprocess.run does.
 
-    Raises TimeoutExpired, with what it wrote, after `timeout` seconds, also where it has ended and somebody keeps its output open.
+    Raises Unended after `timeout` seconds, also where it has ended and somebody keeps its output open.
     """
     end = time.monotonic() + timeout
     given, output, errors = (os.pipe() for _ in range(3))
@@ -155,8 +162,7 @@ def run(
     finally:
         process.close()
     if not ended:
-        print(*(reader.text(1) for reader in readers), sep="\n")  # pytest shows this, and of the error not what it carries
-        raise subprocess.TimeoutExpired(words, timeout, *(reader.text(1) for reader in readers))
+        raise Unended(words, timeout, *(reader.text(1) for reader in readers))
     return subprocess.CompletedProcess(words, code, *(reader.text(0) for reader in readers))
 
 

@@ -172,6 +172,13 @@ def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int) -
     return ModelEvaluator(workload, model, batch_size)
 
 
+def held_out_data(workload: Workload, batch_size: int) -> tf.data.Dataset:
+    """Return the held-out set, untuned: pipeline.options says why; an iterator of it ends with each evaluation."""
+    untuned = tf.data.Options()
+    untuned.autotune.enabled = False
+    return workload.eval_data(batch_size).with_options(untuned)
+
+
 class Evaluator(ABC):
     """Evaluates the weights that a model has. `names` are those of the loss and the metrics."""
 
@@ -203,7 +210,7 @@ class StepEvaluator(Evaluator):
 
     def __init__(self, workload: Any, model: keras.Model, batch_size: int) -> None:
         self.names = ("loss", *metric_names(workload, model))
-        self._workload, self._data = workload, workload.eval_data(batch_size)
+        self._workload, self._data = workload, held_out_data(workload, batch_size)
         self._batch = tf.function(workload.test_step, reduce_retracing=True, autograph=False)
 
     def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
@@ -222,7 +229,7 @@ class ModelEvaluator(Evaluator):
 
     def __init__(self, workload: Workload, model: keras.Model, batch_size: int) -> None:
         self.names = ("loss", *metric_names(workload, model))
-        self._data = workload.eval_data(batch_size)
+        self._data = held_out_data(workload, batch_size)
         self._held_out: HeldOutMetrics | None = workload.held_out_metrics() if hasattr(workload, "held_out_metrics") else None
         held_out = self._held_out
 

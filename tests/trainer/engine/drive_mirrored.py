@@ -33,11 +33,13 @@ def main() -> None:
     import numpy as np
 
     from tests.trainer.engine import drive_callbacks
+    from tests.trainer.engine.drivers import keep_sessions
     from tests.trainer.engine.small import Small, small_job
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.mirrored import MirroredSession, devices
     from trainer.engine.replicated import LocalSession
 
+    keep_sessions()
     names = devices(2)
     report: dict[str, Any] = {}
     for name, (params, train) in CASES.items():

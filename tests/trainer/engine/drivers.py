@@ -1,5 +1,6 @@
 """Drivers of an all-reduce: one process a task, each told its place and everybody's address."""
 
+import gc
 import json
 import os
 import signal
@@ -44,6 +45,11 @@ def driven(module: str, count: int) -> Iterator[list[Task]]:
             stack.callback(process.kill)
             tasks.append(Task(process, stdout))
         yield tasks
+
+
+def keep_sessions() -> None:
+    """Let no session end before the process: where it is mirrored, TensorFlow may take a minute for each iterator (pipeline.options)."""
+    gc.disable()
 
 
 def report_and_stay(report: dict[str, Any]) -> NoReturn:

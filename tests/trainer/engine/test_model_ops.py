@@ -20,6 +20,15 @@ def test_an_evaluation_is_the_mean_over_examples_also_when_the_last_batch_is_sma
         assert pieces[name] == pytest.approx(value, rel=1e-5)
 
 
+def test_an_iterator_of_held_out_data_has_no_thread_that_tunes_it_and_may_take_a_minute_to_end() -> None:
+    class Tuned(Small):
+        def eval_data(self, batch_size: int) -> tf.data.Dataset:
+            return tf.data.Dataset.range(9).map(lambda n: (n, n), num_parallel_calls=tf.data.AUTOTUNE).batch(batch_size)
+
+    assert Tuned({}).eval_data(3).options().autotune.enabled is None
+    assert model_ops.held_out_data(Tuned({}), 3).options().autotune.enabled is False
+
+
 def test_start_weights_follow_the_seed() -> None:
     first, again, other = (model_ops.build(Small({}), small_job(seed)).model.trainable_variables[0].numpy() for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)

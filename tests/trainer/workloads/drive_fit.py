@@ -97,6 +97,7 @@ def train_all(strategy: str) -> dict[str, Any]:
 
 def _sessions(strategy: str) -> tuple[Any, int]:
     """Return what makes a session for a workload, and the place of this task."""
+    from tests.trainer.engine.drivers import keep_sessions
     from tests.trainer.workloads.fitting import BATCH, job_of
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.mirrored import MirroredSession, devices
@@ -110,6 +111,7 @@ def _sessions(strategy: str) -> tuple[Any, int]:
         return lambda made: AsynchronousSession(made, job_of(strategy=strategy), connection, lambda: False), 0
     job = job_of(BATCH // 2, strategy)
     if strategy == "mirrored":
+        keep_sessions()
         names = devices(2)
         return lambda made: MirroredSession(made, job, names), 0
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]

@@ -164,6 +164,7 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
 
 
 def _sessions(strategy: str, tf_config: str) -> Any:
+    from tests.trainer.engine.drivers import keep_sessions
     from trainer.engine import mirrored
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
@@ -178,6 +179,7 @@ def _sessions(strategy: str, tf_config: str) -> Any:
             workload, work, connection, lambda: False
         )
     if strategy == "mirrored":
+        keep_sessions()
         names = mirrored.devices(2)
         return lambda workload, work: mirrored.MirroredSession(workload, work, names)
     ring = AllReduce(2, json.loads(tf_config)["task"]["index"]) if tf_config else AllReduce()

@@ -118,6 +118,12 @@ def generated() -> tf.data.Dataset:
     return tf.data.Dataset.from_generator(generate, output_signature=(tf.TensorSpec([1]), tf.TensorSpec([], tf.int64)))
 
 
+@pytest.mark.parametrize("made", [pipeline.once, lambda few, facts, size: pipeline.batches(few, facts, Shard(size, seed=0))])
+def test_no_iterator_has_a_thread_that_tunes_it_and_may_take_a_minute_to_end(made: Any) -> None:
+    few = examples(4).map(lambda *parts: parts, num_parallel_calls=tf.data.AUTOTUNE)
+    assert made(few, pipeline.inspect(few, "train_data"), 2).options().autotune.enabled is False
+
+
 def test_a_generator_is_seen_to_run_python() -> None:
     assert pipeline.inspect(generated(), "train_data").python
     assert not pipeline.inspect(examples(3), "train_data").python
