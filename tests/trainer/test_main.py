@@ -210,3 +210,12 @@ sys.exit(trainer.main())
         [sys.executable, "-c", stops, "--", "echo", "started"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
     )
     assert (ended.returncode, "started" in ended.stdout) == (143, False)
+
+
+@pytest.mark.timeout(30)
+def test_one_that_is_asked_to_stop_while_it_reads_its_settings_ends_as_stopped(tmp_path: Path) -> None:
+    os.mkfifo(settings := tmp_path / "settings")
+    with subprocess.Popen([sys.executable, "-m", "trainer", "--settings", str(settings)], cwd=REPOSITORY) as ours:
+        with settings.open("w"):  # which waits until it is read
+            ours.terminate()
+            assert ours.wait() == 143
