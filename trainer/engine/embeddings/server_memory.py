@@ -1,8 +1,7 @@
 """The memory that there is for tables, on parameter servers or in this process, before these are made."""
 
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import keras
@@ -21,12 +20,13 @@ _LIMITS = (
 )
 _MOUNTS, _IN_MEMORY = "/proc/self/mountinfo", {"tmpfs", "ramfs"}
 _MACHINE, _NAME, _HOST = "/proc/meminfo", "/proc/sys/kernel/random/boot_id", "/proc/sys/kernel/hostname"
+_FILES = (*_LIMITS[0], *_LIMITS[1], _MACHINE, _NAME, _HOST)
 
 
 def check(wanted: int, servers: int) -> None:
     """Raise WorkloadError where `wanted` bytes of tables on each of `servers` are more than it has; with how many servers would do."""
     machines: dict[str, list[int]] = {}
-    free_of = [_free(partial(_lines, server)) for server in range(servers)]
+    free_of = [_free(lines) for lines in _lines_of_servers(servers)]
     for server, (_, machine) in enumerate(free_of):
         machines.setdefault(machine, []).append(server)
     for server, (free, machine) in enumerate(free_of):
@@ -47,7 +47,7 @@ def check(wanted: int, servers: int) -> None:
 
 def check_of_evaluator(copies: int) -> Callable[[Sequence[keras.layers.Embedding]], None]:
     """Return what raises WorkloadError where an evaluator has not the memory, as it is now, for layers' matrices, `copies` of each."""
-    free, _ = _free(_local_lines)
+    free, _ = _free({path: _local_lines(path) for path in _FILES})
 
     def check(found: Sequence[keras.layers.Embedding]) -> None:
         wanted = copies * sum(layers.bytes_of(layer) for layer in found)
@@ -70,19 +70,19 @@ def is_memory(directory: str) -> bool:
     )
 
 
-def _free(lines: Callable[[str], Sequence[str]]) -> tuple[int, str]:
-    """Return the free bytes where `lines` reads files, and the name of what they are shared with: a machine, or a container."""
+def _free(lines: Mapping[str, Sequence[str]]) -> tuple[int, str]:
+    """Return the free bytes by the `lines` of `_FILES`, and the name of what they are shared with: a machine, or a container."""
 
     def first(path: str) -> str:
-        return next(iter(lines(path)), "")
+        return next(iter(lines[path]), "")
 
     found: list[int] = []
     for limit, used, stat in _LIMITS:
         numbers = [first(name) for name in (limit, used)]
         if all(number.isdigit() for number in numbers):
-            cached = [int(line.split()[1]) for line in lines(stat) if line.startswith(("inactive_file ", "total_inactive_file "))]
+            cached = [int(line.split()[1]) for line in lines[stat] if line.startswith(("inactive_file ", "total_inactive_file "))]
             found.append(int(numbers[0]) - int(numbers[1]) + max(cached, default=0))
-    machine = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines(_MACHINE) if line.endswith("kB")}
+    machine = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines[_MACHINE] if line.endswith("kB")}
     total = machine.get("MemAvailable", 2**62)
     if found and min(found) < total:
         return max(0, min(found)), first(_NAME) + first(_HOST)
@@ -97,13 +97,31 @@ def _local_lines(path: str) -> list[str]:
         return []
 
 
-def _lines(server: int, path: str) -> list[str]:
-    """Return the lines of a file of a server, none where there is no such file. Files of /proc have no size, so that `read_file` is of no use."""
+def _lines_of_servers(servers: int) -> list[dict[str, list[str]]]:
+    """Return the lines of each of `_FILES` on each server, none where there is no such file; they have no size, so that `read_file` is of no use.
+
+    One function reads all of them: each function that TensorFlow makes on a server takes it some hundredths of a second.
+    """
+
+    def lines(path: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.TextLineDataset(tf.io.matching_files(path)).map(lambda line: tf.strings.join([path, line], "\n"))
 
     def read() -> tf.Tensor:
-        found = tf.data.TextLineDataset(tf.io.matching_files(path))
+        found = tf.data.Dataset.from_tensor_slices(list(_FILES)).flat_map(lines)
         return found.reduce(tf.constant(""), lambda before, line: tf.strings.join([before, line], "\n"))
 
-    with tf.device(device(server)):
-        text: str = tf.function(read, autograph=False).get_concrete_function()().numpy().decode()
-    return text.strip().splitlines()
+    read_here = tf.function(read, autograph=False).get_concrete_function()
+
+    @tf.function(autograph=False)
+    def read_everywhere() -> list[tf.Tensor]:
+        texts = []
+        for server in range(servers):
+            with tf.device(device(server)):
+                texts.append(read_here())
+        return texts
+
+    result: list[dict[str, list[str]]] = []
+    for text in read_everywhere():
+        _, *words = text.numpy().decode(errors="replace").split("\n")
+        result.append({path: [line for name, line in zip(words[::2], words[1::2], strict=True) if name == path] for path in _FILES})
+    return result
