@@ -48,13 +48,15 @@ def frozen(tmp_path: Path) -> Iterator[Volume]:
 
 
 def fill(disk: Path) -> None:
-    """Leave no byte."""
+    """Leave no byte, once what was to be saved before is."""
+    saving.wait_for_saves()
     with (disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
             pass
 
 
 def remount(disk: Path, how: str) -> None:
+    saving.wait_for_saves()
     subprocess.run(["mount", "-o", f"remount,{how}", disk], check=True)
 
 
@@ -139,12 +141,16 @@ def test_a_volume_that_does_not_answer_holds_up_no_step(
     def told() -> list[dict[str, Any]]:
         return [event for event in output.events("save_failed") if event["step"] == 20]
 
+    def freeze() -> None:
+        saving.wait_for_saves()
+        frozen.freeze()
+
     def thaw() -> None:  # training has come so far meanwhile
         eventually("the volume to be told of", told, told=output.getvalue)
         frozen.thaw()
 
     # Its best model is exported, of every evaluation, also the one while nothing answers.
-    outcome = run(frozen.place, watched(s12=frozen.freeze, s45=thaw), steps=60, output=output, export=Export(formats=["keras"]))
+    outcome = run(frozen.place, watched(s12=freeze, s45=thaw), steps=60, output=output, export=Export(formats=["keras"]))
     assert outcome.step == 60
     assert output.events("exported")
     failed = told()[0]
