@@ -93,8 +93,8 @@ def _summary(made: Imported, title: str, output: Path | None) -> str:
     lines = [f"{written}: {made.name}, {count(sum(made.tasks.values()), 'task')} ({roles}), {made.strategy}, from {title}"]
     if made.remarks:
         lines += ["", "Fields that are other than they were, or left out:"]
-        for places, paths, remark in grouped(made.remarks):
-            lines.append(f"  {title}:{places}: {paths}: {remark.message}")
+        for line_numbers, paths, remark in grouped(made.remarks):
+            lines.append(f"  {title}:{line_numbers}: {paths}: {remark.message}")
             lines += [f"      to do: {remark.remedy}"] * bool(remark.remedy)
     if made.others:
         lines += ["", "Objects beside it, which are left alone; have them in the cluster before the run, by `kubectl apply`:"]

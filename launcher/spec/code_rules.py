@@ -22,7 +22,7 @@ from trainer.strategies import STRATEGIES
 _HIDES = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr", "__getattr__"})
 _DATA = ("train_data", "eval_data")
 _WORKLOAD: Path = ("train", "workload")
-_PROGRAM = "cluster"  # the first argument of a program placed by hand, see trainer/workloads/module_forms.py
+_PROGRAM = "cluster"  # the first argument of a program with manual placement, see trainer/workloads/module_forms.py
 _LISTED = 8
 
 
@@ -183,7 +183,7 @@ def _program_is_there(subject: RuleContext, directory: FilePath, path: Path, com
     if not FilePath(command[0]).name.startswith("python"):
         return
     position, word = next(
-        ((place, word) for place, word in enumerate(command[1:], 1) if not word.startswith("-") or word in {"-c", "-m"}), (0, "")
+        ((index, word) for index, word in enumerate(command[1:], 1) if not word.startswith("-") or word in {"-c", "-m"}), (0, "")
     )
     if not word.endswith(".py") or FilePath(word).is_absolute() or os.path.lexists(directory / word):
         return
@@ -206,20 +206,20 @@ def _code(subject: RuleContext) -> FilePath | None:
 
 
 def _find(directory: FilePath, parts: list[str]) -> tuple[FilePath | None, int | None]:
-    """Return the file of a module below a directory, None where it has no source, and the place of the part of its name that is not there."""
-    place = directory
+    """Return the file of a module below a directory, None where it has no source, and the index of the part of its name that is not there."""
+    package_dir = directory
     for position, part in enumerate(parts):
-        found = {path.name: path for path in _entries(place) if path.name.partition(".")[0] == part}
+        found = {path.name: path for path in _entries(package_dir) if path.name.partition(".")[0] == part}
         package = found.get(part)
         if package is not None and package.is_dir():
-            place = package
+            package_dir = package
         elif f"{part}.py" in found and position == len(parts) - 1:
             return found[f"{part}.py"], None
         elif any(name.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)) for name in found):
             return None, None
         else:
             return None, position
-    init = place / "__init__.py"
+    init = package_dir / "__init__.py"
     return (init if init.is_file() else None), None
 
 
@@ -242,9 +242,9 @@ def _is_package(path: FilePath) -> bool:
     return path.is_dir() and path.name.isidentifier() and any(path.glob("*.py"))
 
 
-def _entries(place: FilePath) -> list[FilePath]:
+def _entries(directory: FilePath) -> list[FilePath]:
     try:
-        return sorted(place.iterdir())
+        return sorted(directory.iterdir())
     except OSError:
         return []
 

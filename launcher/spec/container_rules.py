@@ -17,11 +17,11 @@ def _listed(subject: RuleContext) -> Iterator[tuple[Path, Volume]]:
 
 
 def volumes_apart(subject: RuleContext) -> Iterator[Finding]:
-    """No two volumes have one name, or one place."""
+    """No two volumes have the same name or mount path."""
     seen: dict[tuple[str, str], Path] = {}
     for path, volume in _listed(subject):
-        place = _plain(volume.mount_path) if volume.mount_path else None
-        for field, value in (("name", volume.name), ("mount_path", place)):
+        mount_path = _plain(volume.mount_path) if volume.mount_path else None
+        for field, value in (("name", volume.name), ("mount_path", mount_path)):
             if value is not None and seen.setdefault((field, value), path) != path:
                 message = f"`{value}` is the {field} of two volumes"
                 yield Finding((*path, field), message, "one of its own for each", "change one of them")
@@ -42,7 +42,7 @@ def containers_apart(subject: RuleContext) -> Iterator[Finding]:
         kind, section = path[-2], path[:-2]
         other = "sidecars" if kind == "init_containers" else "init_containers"
         taken = [(*section, kind), (*section, other), (other,)]
-        if any((place, one.name) in seen for place in taken):
+        if any((section, one.name) in seen for section in taken):
             message = f"two containers of a task are called {shown(one.name)}"
             yield Finding((*path, "name"), message, "a name of its own for each", "rename one of them")
         seen[path[:-1], one.name] = path
@@ -72,21 +72,21 @@ def containers_run_something(subject: RuleContext) -> Iterator[Finding]:
 
 
 def mounts_apart(subject: RuleContext) -> Iterator[Finding]:
-    """No two mounts of a container have one place, or a place where every container has something of its own."""
+    """No two mounts of a container have the same path, or a path where every container has something of its own."""
     is_hardened = subject.spec.security == "hardened"
     taken = ("/", *([names.TMP] if is_hardened else []))
     for path, one in containers_of(subject.spec):
         seen: set[str] = set()
         for index, mount in enumerate(one.mounts):
-            place = _plain(mount.mount_path)
+            mount_path = _plain(mount.mount_path)
             at = (*path, "mounts", index, "mount_path")
-            if place in taken:
-                message = f"`{place}` is where the container {one.name} has something of its own"
+            if mount_path in taken:
+                message = f"`{mount_path}` is where the container {one.name} has something of its own"
                 yield Finding(at, message, f"a path other than {any_of(taken)}", "write a path such as /data")
-            elif place in seen:
-                message = f"`{place}` is the mount_path of two mounts of the container {one.name}"
+            elif mount_path in seen:
+                message = f"`{mount_path}` is the mount_path of two mounts of the container {one.name}"
                 yield Finding(at, message, "one of its own for each", "change one of them")
-            seen.add(place)
+            seen.add(mount_path)
 
 
 def volumes_are_mounted(subject: RuleContext) -> Iterator[Finding]:
@@ -116,5 +116,5 @@ def is_in_compose(volume: Volume) -> bool:
 def is_mounted(volumes: Iterable[Volume], path: str) -> bool:
     """Return whether a path is on one of these volumes, where tasks mount it; this machine then need not have it."""
     plain = _plain(path)
-    places = (_plain(volume.mount_path) for volume in volumes if volume.mount_path)
-    return any(f"{plain}/".startswith(f"{place}/") for place in places)
+    mount_paths = (_plain(volume.mount_path) for volume in volumes if volume.mount_path)
+    return any(f"{plain}/".startswith(f"{mount_path}/") for mount_path in mount_paths)

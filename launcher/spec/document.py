@@ -1,4 +1,4 @@
-"""The nodes of a spec as plain values, with the place of every key and value.
+"""The nodes of a spec as plain values, with the source location of every key and value.
 
 Values are read as YAML 1.1 (what PyYAML resolves) with two exceptions where that surprises people: `1e-3` is a
 number, and dates and base-60 numbers (`12:30`) stay text. Octal numbers such as `010` are refused.
@@ -14,7 +14,7 @@ import yaml
 from yaml.constructor import SafeConstructor
 
 from launcher.errors import Problem, SpecError
-from launcher.spec.problems import Finding, Path, Place, named, path_text, shown
+from launcher.spec.problems import Finding, Path, SourceLocation, named, path_text, shown
 
 _TAG = "tag:yaml.org,2002:"
 _EXPONENT = re.compile(r"[-+]?(?:[0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})[eE][-+]?[0-9]{1,4}\Z")
@@ -31,8 +31,8 @@ _READ_AS = {"bool": "a boolean", "int": "a number", "float": "a number", "null":
 class Source:
     """The origin of a value. `text` is a scalar as it is written; None for mappings and lists."""
 
-    key: Place
-    value: Place
+    key: SourceLocation
+    value: SourceLocation
     text: str | None = None
     quoted: bool = False
 
@@ -47,19 +47,19 @@ class Document:
     # Paths whose value means nothing because of a finding; they are left out of `value`.
     unusable: set[Path] = field(default_factory=set)
 
-    def place(self, path: Path, on: Literal["key", "value"] = "value") -> Place:
-        """Return the place of a path, or of the nearest thing around it that the file has."""
+    def location(self, path: Path, on: Literal["key", "value"] = "value") -> SourceLocation:
+        """Return the source location of a path, or of the nearest thing around it that the file has."""
         length = next(length for length in range(len(path), -1, -1) if path[:length] in self.sources)
         source = self.sources[path[:length]]
-        # An empty value has no place of its own.
+        # An empty value has no location of its own.
         of_key = length < len(path) or on == "key" or (source.text == "" and not source.quoted)
         return source.key if of_key else source.value
 
     def problem(self, finding: Finding) -> Problem:
-        """Return the finding with its place looked up."""
-        place = finding.place or self.place(finding.path, finding.on)
+        """Return the finding with its source location."""
+        location = finding.location or self.location(finding.path, finding.on)
         path = path_text(finding.path)
-        return Problem(place.file, place.line, place.column, path, finding.message, finding.expected, finding.remedy)
+        return Problem(location.file, location.line, location.column, path, finding.message, finding.expected, finding.remedy)
 
 
 class _Unusable(Exception):  # noqa: N818 - not an error of the program: it is caught in this module
@@ -73,7 +73,7 @@ class _Unusable(Exception):  # noqa: N818 - not an error of the program: it is c
 class Reader:
     """Turns one tree of nodes into a Document. Guards the state of the reading: its size, the nodes it is inside of.
 
-    Places are shifted by `line` and `column`, for text that does not start at a file's first character.
+    Locations are shifted by `line` and `column`, for text that does not start at a file's first character.
     """
 
     def __init__(self, file: str, line: int = 1, column: int = 1) -> None:
@@ -84,29 +84,29 @@ class Reader:
         self._inside: list[yaml.Node] = []
         self._count = 0
 
-    def read(self, node: yaml.Node, path: Path = (), key: Place | None = None) -> Document:
+    def read(self, node: yaml.Node, path: Path = (), key: SourceLocation | None = None) -> Document:
         """Return the node's value, as it stands at `path`, and the sources of all in it.
 
         Raises SpecError when the whole value means nothing, or aliases make it endless.
         """
         try:
-            self._document.value = self._value(node, path, key or self._place(node))
+            self._document.value = self._value(node, path, key or self._location(node))
         except _Unusable as unusable:
-            self._document.sources.setdefault((), Source(self._place(node), self._place(node)))
+            self._document.sources.setdefault((), Source(self._location(node), self._location(node)))
             raise SpecError([self._document.problem(unusable.finding)]) from None
         return self._document
 
-    def _place(self, node: yaml.Node) -> Place:
+    def _location(self, node: yaml.Node) -> SourceLocation:
         mark = node.start_mark
-        return Place(self._file, mark.line + self._line, mark.column + (self._column if mark.line == 0 else 1))
+        return SourceLocation(self._file, mark.line + self._line, mark.column + (self._column if mark.line == 0 else 1))
 
-    def _value(self, node: yaml.Node, path: Path, key: Place) -> Any:
-        place = self._place(node)
+    def _value(self, node: yaml.Node, path: Path, key: SourceLocation) -> Any:
+        location = self._location(node)
         self._step(node, path)
         if isinstance(node, yaml.ScalarNode):
-            self._document.sources[path] = Source(key, place, node.value, quoted=bool(node.style))
+            self._document.sources[path] = Source(key, location, node.value, quoted=bool(node.style))
             return scalar(node, path)
-        self._document.sources[path] = Source(key, place)
+        self._document.sources[path] = Source(key, location)
         self._inside.append(node)
         try:
             if isinstance(node, yaml.MappingNode):
@@ -126,8 +126,8 @@ class Reader:
             message = f"aliases nest values deeper than {_MAX_DEPTH} levels"
         else:
             return
-        place = self._place(node)
-        raise SpecError([Problem(place.file, place.line, place.column, path_text(path), message, "", "write the values out")])
+        location = self._location(node)
+        raise SpecError([Problem(location.file, location.line, location.column, path_text(path), message, "", "write the values out")])
 
     def _sequence(self, node: yaml.Node, path: Path) -> list[Any]:
         if node.tag != f"{_TAG}seq":
@@ -136,20 +136,20 @@ class Reader:
         for index, item in enumerate(node.value):
             below = (*path, index)
             try:
-                values.append(self._value(item, below, self._place(item)))
+                values.append(self._value(item, below, self._location(item)))
             except _Unusable as unusable:
                 self._note_unusable(below, unusable)
-                values.append(None)  # so that the items after it keep their index, and with it their place
+                values.append(None)  # so that the items after it keep their index, and with it their path
         return values
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         if node.tag != f"{_TAG}map":
             raise _Unusable(_unknown_tag(node, path))
         values: dict[str, Any] = {}
-        for name, (place, value_node) in self._pairs(node, path).items():
+        for name, (location, value_node) in self._pairs(node, path).items():
             below = (*path, name)
             try:
-                values[name] = self._value(value_node, below, place)
+                values[name] = self._value(value_node, below, location)
             except _Unusable as unusable:
                 self._note_unusable(below, unusable)
         return values
@@ -158,50 +158,50 @@ class Reader:
         self._document.findings.append(unusable.finding)
         self._document.unusable.add(path)
 
-    def _pairs(self, node: yaml.MappingNode, path: Path) -> dict[str, tuple[Place, yaml.Node]]:
-        """Return the mapping's keys with their places and values; its own keys win over what `<<` brings."""
-        pairs: dict[str, tuple[Place, yaml.Node]] = {}
+    def _pairs(self, node: yaml.MappingNode, path: Path) -> dict[str, tuple[SourceLocation, yaml.Node]]:
+        """Return the mapping's keys with their locations and values; its own keys win over what `<<` brings."""
+        pairs: dict[str, tuple[SourceLocation, yaml.Node]] = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
-            place = self._place(key_node)
+            location = self._location(key_node)
             if key_node.tag == f"{_TAG}merge":
                 merged += value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
                 continue
-            name = self._key(key_node, path, place)
+            name = self._key(key_node, path, location)
             if name in pairs:
                 first = pairs[name][0].line
                 message = f"the key {named(str(name))} stands here a second time; the first is in line {first}"
-                self._note((*path, name), place, message, "each key once", "remove one of the two")
+                self._note((*path, name), location, message, "each key once", "remove one of the two")
             elif name is not None:
-                pairs[name] = (place, value_node)
+                pairs[name] = (location, value_node)
         self._inside.append(node)
         for source in merged:
             if not isinstance(source, yaml.MappingNode):
                 message = "`<<` brings in something that is not a mapping"
-                self._note(path, self._place(source), message, "a mapping, or a list of mappings", "name a mapping")
+                self._note(path, self._location(source), message, "a mapping, or a list of mappings", "name a mapping")
             else:
                 self._step(source, path)
                 pairs = self._pairs(source, path) | pairs
         self._inside.pop()
         return pairs
 
-    def _key(self, node: yaml.Node, path: Path, place: Place) -> str | None:
+    def _key(self, node: yaml.Node, path: Path, location: SourceLocation) -> str | None:
         if not isinstance(node, yaml.ScalarNode):
-            self._note(path, place, "a key is a list or a mapping", "a word", "write `key: value`")
+            self._note(path, location, "a key is a list or a mapping", "a word", "write `key: value`")
             return None
         text = str(node.value)
         if unwritable(text):
-            self._note(path, place, f"the key {shown(text)} holds characters that are not text", "a word", "remove them")
+            self._note(path, location, f"the key {shown(text)} holds characters that are not text", "a word", "remove them")
             return None
         kind = _READ_AS.get(node.tag.removeprefix(_TAG))
         if kind is None or node.style:
             return text
         message = f"the key `{text}` is read as {kind}" if text else "a key is empty"
-        self._note(path, place, message, "a word", f'write "{text}" in quotes' if text else "write the key before the colon")
+        self._note(path, location, message, "a word", f'write "{text}" in quotes' if text else "write the key before the colon")
         return None
 
-    def _note(self, path: Path, place: Place, message: str, expected: str, remedy: str) -> None:
-        finding = Finding(path, message, expected, remedy, on="key", place=place)
+    def _note(self, path: Path, location: SourceLocation, message: str, expected: str, remedy: str) -> None:
+        finding = Finding(path, message, expected, remedy, on="key", location=location)
         if finding not in self._document.findings:  # what an alias repeats is said once
             self._document.findings.append(finding)
 

@@ -34,7 +34,7 @@ def load_as_written(path: Path, overrides: Sequence[str] = ()) -> tuple[ClusterS
     """Return the spec in a file, with `overrides` (`path=value`) applied: with its paths made absolute, and as they are written.
 
     Relative paths in the file start at the file's directory, those in an override at the current directory.
-    Raises SpecError with every problem, in the order of their places.
+    Raises SpecError with every problem, in the order of their locations in the file.
     """
     document = _read(path)
     problems: list[Problem] = []
@@ -44,8 +44,8 @@ def load_as_written(path: Path, overrides: Sequence[str] = ()) -> tuple[ClusterS
         except SpecError as error:
             problems += error.problems
 
-    def directory(place: SpecPath) -> Path:
-        return Path.cwd() if document.place(place).file == override.FILE else path.absolute().parent
+    def directory(spec_path: SpecPath) -> Path:
+        return Path.cwd() if document.location(spec_path).file == override.FILE else path.absolute().parent
 
     spec, findings = _examine(document, directory)
     problems += map(document.problem, findings)
@@ -56,12 +56,12 @@ def load_as_written(path: Path, overrides: Sequence[str] = ()) -> tuple[ClusterS
 
 
 def problems_of(text: str, file: str, directory: Path) -> list[tuple[Finding, Problem]]:
-    """Return what is wrong with the text of a spec, each with its place: `file` is what it is called, `directory` where it would lie.
+    """Return what is wrong with the text of a spec, each with its location: `file` is what it is called, `directory` where it would lie.
 
     Raises SpecError for a text that cannot be read at all.
     """
     document = Reader(file).read(syntax.parse(text.encode(), file))
-    _, findings = _examine(document, lambda _place: directory)
+    _, findings = _examine(document, lambda _path: directory)
     return [(finding, document.problem(finding)) for finding in findings]
 
 

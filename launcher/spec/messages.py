@@ -154,10 +154,10 @@ def _unknown_key(path: Path, model: schema_lookup.Model, prefix: Path) -> Findin
         return Finding(path, f"unknown key {named(key)}", expected, f"write `{meant}`", on="key")
     if brought := _BROUGHT.get(key.lower().replace("-", "_")):
         return Finding(path, f"unknown key {named(key)}", expected, brought, on="key")
-    elsewhere = [(*prefix, *place) for place in schema_lookup.places_of(model, key)]
+    elsewhere = [(*prefix, *found) for found in schema_lookup.paths_of(model, key)]
     if elsewhere:
-        places = any_of(f"`{path_text(place)}`" for place in elsewhere[:4])
-        return Finding(path, f"unknown key {named(key)}", expected, f"move it: {places} takes it", on="key")
+        paths = any_of(f"`{path_text(found)}`" for found in elsewhere[:4])
+        return Finding(path, f"unknown key {named(key)}", expected, f"move it: {paths} takes it", on="key")
     return Finding(path, f"unknown key {named(key)}", expected, "remove it", on="key")
 
 

@@ -5,27 +5,27 @@ from typing import Any
 from launcher.errors import Problem, SpecError
 from launcher.spec import syntax
 from launcher.spec.document import Document, Reader, Source
-from launcher.spec.problems import Path, Place, path_text, shown
+from launcher.spec.problems import Path, SourceLocation, path_text, shown
 
 FILE = "--set"
 _EXPECTED = "path=value, such as train.steps=500 or roles.ps={replicas: 2}"
 
 
 def apply(document: Document, text: str, number: int) -> None:
-    """Set one value in the document; `number` counts the overrides from 1 and stands for the line of its places.
+    """Set one value in the document; `number` counts the overrides from 1 and stands for the line of its source locations.
 
     The value is YAML. Mappings on the way are made. Raises SpecError when the text is no override, or the path
     leads through something that is not a mapping.
     """
-    start = Place(FILE, number, 1)
+    start = SourceLocation(FILE, number, 1)
     written, equals, value_text = text.partition("=")
     path: Path = tuple(part.strip() for part in written.split("."))
     if not equals or not all(path):
         raise _error(start, (), f"{shown(text)} sets nothing", _EXPECTED, "write the path of a field, `=`, and its value")
     node = syntax.parse_value(value_text, FILE, number, column=len(written) + 2)
-    value_place = Place(FILE, number, len(written) + 2)
+    value_location = SourceLocation(FILE, number, len(written) + 2)
     if node is None:
-        read = Document(None, {path: Source(start, value_place, "")})
+        read = Document(None, {path: Source(start, value_location, "")})
     else:
         read = Reader(FILE, number, len(written) + 2).read(node, path, start)
     parent = _mapping_at(document, path[:-1], start)
@@ -36,7 +36,7 @@ def apply(document: Document, text: str, number: int) -> None:
     document.unusable |= read.unusable
 
 
-def _mapping_at(document: Document, path: Path, start: Place) -> dict[str, Any]:
+def _mapping_at(document: Document, path: Path, start: SourceLocation) -> dict[str, Any]:
     """Return the mapping at a path, with those on the way made where there is none."""
     mapping: dict[str, Any] = document.value
     for length, part in enumerate(path, 1):
@@ -56,10 +56,10 @@ def _mapping_at(document: Document, path: Path, start: Place) -> dict[str, Any]:
 def _forget(document: Document, path: Path) -> None:
     """Drop what is known about the value that is replaced."""
     size = len(path)
-    document.sources = {place: source for place, source in document.sources.items() if place[:size] != path}
+    document.sources = {known: source for known, source in document.sources.items() if known[:size] != path}
     document.findings = [finding for finding in document.findings if finding.path[:size] != path]
-    document.unusable = {place for place in document.unusable if place[:size] != path}
+    document.unusable = {known for known in document.unusable if known[:size] != path}
 
 
-def _error(place: Place, path: Path, message: str, expected: str, remedy: str) -> SpecError:
-    return SpecError([Problem(place.file, place.line, place.column, path_text(path), message, expected, remedy)])
+def _error(location: SourceLocation, path: Path, message: str, expected: str, remedy: str) -> SpecError:
+    return SpecError([Problem(location.file, location.line, location.column, path_text(path), message, expected, remedy)])

@@ -1,4 +1,4 @@
-"""Problems of a spec before and after their place is known, and as the text a user reads."""
+"""Problems of a spec before and after their location in the file is known, and as the text a user reads."""
 
 import json
 import re
@@ -17,8 +17,8 @@ _LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place in a file; lines and columns count from 1."""
+class SourceLocation:
+    """A location in a source file; lines and columns count from 1."""
 
     file: str
     line: int
@@ -29,7 +29,7 @@ class Place:
 class Finding:
     """Something wrong at a path of the document; `on` says whether the key or the value is at fault.
 
-    `place` is set only where the path is ambiguous, as for a key that stands twice.
+    `location` is set only where the path is ambiguous, as for a key that stands twice.
     """
 
     path: Path
@@ -37,7 +37,7 @@ class Finding:
     expected: str = ""
     remedy: str = ""
     on: Literal["key", "value"] = "value"
-    place: Place | None = None
+    location: SourceLocation | None = None
 
 
 class FieldError(ValueError):
@@ -108,7 +108,7 @@ def _fold(word: str) -> str:
 
 
 def render(problems: Iterable[Problem]) -> str:
-    """Write problems as plain text: a line with the place and what is wrong, then what was expected and what to do."""
+    """Write problems as plain text: a line with the location and what is wrong, then what was expected and what to do."""
     blocks = []
     for problem in problems:
         path = f"{problem.path}: " if problem.path else ""

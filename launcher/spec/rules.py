@@ -51,12 +51,12 @@ def roles_fit_strategy(subject: RuleContext) -> Iterator[Finding]:
     strategy, present = subject.spec.strategy, roles_of(subject.spec)
     shape = (SHAPES_OF_A_COMMAND if program_rules.runs_a_program(subject) else SHAPES)[strategy]
     expected = f"{all_of(shape.required)}; {all_of(shape.optional)} if you like"
-    # Without `roles` in the file, the strategy is the place to look at.
-    place = None if ("roles",) in subject.document.sources else subject.document.place(("strategy",))
+    # Without `roles` in the file, the strategy is the line to look at.
+    location = None if ("roles",) in subject.document.sources else subject.document.location(("strategy",))
     for role in shape.required:
         if role not in present:
             message = f"strategy {strategy} needs a {role}, and there is none"
-            yield Finding(("roles", role), message, expected, f"add `{role}: {{}}` to `roles`", place=place)
+            yield Finding(("roles", role), message, expected, f"add `{role}: {{}}` to `roles`", location=location)
     for role in present:
         if role not in shape.required + shape.optional:
             fitting = any_of(name for name, other in SHAPES.items() if role in other.required + other.optional)
@@ -243,22 +243,22 @@ def is_directory_name(train: Train) -> bool:
 
 def _directory(subject: RuleContext, path: Path, name: str, expected: str, words: tuple[str, ...] = ()) -> Iterator[Finding]:
     try:
-        place = resolved(subject.directory(path), name)
-        exists, is_directory = place.exists(), place.is_dir()
+        target = resolved(subject.directory(path), name)
+        exists, is_directory = target.exists(), target.is_dir()
     except (OSError, FieldError) as error:
         yield Finding(path, f"{shown(name)} is not a usable path: {error}", expected, "name a directory")
         return
     if is_directory:
         return
     if exists:
-        yield Finding(path, f"{shown(name)} is a file", expected, f"name the directory it is in, {place.parent}")
+        yield Finding(path, f"{shown(name)} is a file", expected, f"name the directory it is in, {target.parent}")
         return
-    siblings = [entry.name for entry in place.parent.iterdir() if entry.is_dir()] if place.parent.is_dir() else []
-    meant = nearest(name, words) or next((str(FilePath(name).parent / near) for near in [nearest(place.name, siblings)] if near), None)
-    place_tried = f" (looked for {place})" if str(place) != name else ""
+    siblings = [entry.name for entry in target.parent.iterdir() if entry.is_dir()] if target.parent.is_dir() else []
+    meant = nearest(name, words) or next((str(FilePath(name).parent / near) for near in [nearest(target.name, siblings)] if near), None)
+    tried = f" (looked for {target})" if str(target) != name else ""
     yield Finding(
         path,
-        f"the directory {shown(name)} does not exist{place_tried}",
+        f"the directory {shown(name)} does not exist{tried}",
         expected,
         f"write {meant}" if meant else "make it, or name another",
     )
@@ -328,13 +328,13 @@ def notify_program_is_there(subject: RuleContext) -> Iterator[Finding]:
         yield Finding(path, "the command starts with an empty word", expected, "name the program")
     elif "/" in program:
         try:
-            place = resolved(subject.directory(path), program)
-            exists = place.is_file()
+            target = resolved(subject.directory(path), program)
+            exists = target.is_file()
         except (OSError, FieldError) as error:
             yield Finding(path, f"{shown(program)} is not a usable path: {error}", expected, "name a file")
             return
         if not exists:
-            yield Finding(path, f"there is no file {shown(program)} (looked for {place})", expected, "write it, or name another")
+            yield Finding(path, f"there is no file {shown(program)} (looked for {target})", expected, "write it, or name another")
 
 
 def one_mounts(subject: RuleContext) -> Iterator[Finding]:

@@ -65,7 +65,7 @@ def choices(model: Model, path: Path) -> tuple[str, ...]:
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
-def places_of(model: Model, key: str, path: Path = ()) -> Iterator[Path]:
+def paths_of(model: Model, key: str, path: Path = ()) -> Iterator[Path]:
     """Yield every path of the document where a key belongs, nearest to the top first."""
     deeper: list[tuple[Model, Path]] = []
     for name, field in model.model_fields.items():
@@ -76,7 +76,7 @@ def places_of(model: Model, key: str, path: Path = ()) -> Iterator[Path]:
         if _is_section(section):
             deeper.append((section, below))
     for section, below in deeper:
-        yield from places_of(section, key, below)
+        yield from paths_of(section, key, below)
 
 
 def _is_section(annotation: Any) -> bool:

@@ -131,17 +131,17 @@ def _words(role: RoleDraft, path: Path, known: variables.Known) -> None:
     words += [((*path, "args", index), word) for index, word in enumerate(args)]
     first = next((index for index, (_, word) in enumerate(words) if known.is_late(word)), len(words))
     if first < len(words):
-        place, word = words[first]
+        word_path, word = words[first]
         if command and first == 0:
             message = f"{shown(word)} names the program by a variable whose value only the cluster knows"
-            role.reading.refuse(place, message, "a program", "write its name")
+            role.reading.refuse(word_path, message, "a program", "write its name")
         first = first if command else 0  # an override replaces the args of an entrypoint as a whole
         role.container["args"] = [known.for_later(text) for _, text in words[first:]]
         message = "Kubernetes completes it, as before: from here on the words stand in `kubernetes.overrides`, and are for Kubernetes alone"
-        role.reading.remark(place, message, "have the program, or a shell, read the variable itself, if it is to run elsewhere, too")
+        role.reading.remark(word_path, message, "have the program, or a shell, read the variable itself, if it is to run elsewhere, too")
     done = [known.expanded(text) for _, text in words[:first]]
-    for place, word in words:
-        known.remark(role, place, word)
+    for word_path, word in words:
+        known.remark(role, word_path, word)
     role.is_entrypoint = not command
     if command:
         role.put("command", done[: len(command)], (*path, "command"))

@@ -68,27 +68,27 @@ def _chosen(jobs: list[Document], file: str, name: str | None) -> Document:
     fitting = [job for job in jobs if name in {None, _name(job)}]
     if len(fitting) == 1:
         return fitting[0]
-    place = (fitting or jobs)[-1].place(())
+    location = (fitting or jobs)[-1].location(())
     message = f"there are {len(fitting)} TFJobs in the file" if fitting else f"there is no TFJob called {name} in the file"
     if len(there) > 1 or not fitting:
         problem = Problem(
-            file, place.line, 1, "", f"{message}: {all_of(there)}", "one at a time", f"choose one: --name {next(iter(there))}"
+            file, location.line, 1, "", f"{message}: {all_of(there)}", "one at a time", f"choose one: --name {next(iter(there))}"
         )
     else:
         message = f"{message}, all called {next(iter(there)) or 'nothing'}"
-        problem = Problem(file, place.line, 1, "", message, "one at a time", "put each into a file of its own")
+        problem = Problem(file, location.line, 1, "", message, "one at a time", "put each into a file of its own")
     raise SpecError([problem], documents.WHAT)
 
 
 def _raise_for(problems: list[Problem]) -> None:
     """Raise SpecError where there are problems: each field once, with what was found out about it first."""
-    by_place = {(problem.line, problem.column, problem.path): problem for problem in reversed(problems)}
-    if by_place:
-        raise SpecError([by_place[place] for place in sorted(by_place)], documents.WHAT)
+    by_location = {(problem.line, problem.column, problem.path): problem for problem in reversed(problems)}
+    if by_location:
+        raise SpecError([by_location[location] for location in sorted(by_location)], documents.WHAT)
 
 
 def _check(draft: Draft, text: str, output: str, directory: Path) -> None:
-    """Raise SpecError where the spec would not be valid, with the places of the TFJob's fields."""
+    """Raise SpecError where the spec would not be valid, with the locations of the TFJob's fields."""
     reading = draft.reading
     for finding, problem in loader.problems_of(text, output, directory):
         origin = draft.origin(finding.path)

@@ -1,4 +1,4 @@
-"""The TFJobs of a file, with the place of everything in them: several documents, lists, and other objects beside them."""
+"""The TFJobs of a file, with the source location of everything in them: several documents, lists, and other objects beside them."""
 
 import re
 from dataclasses import dataclass, replace
@@ -55,8 +55,8 @@ def read(data: bytes, file: str) -> Contents:
             jobs.append(Reader(file).read(node))
         elif kind == "TFJob":
             message = f"{shown(version)} is no version of a TFJob that can be read" if version else "the TFJob has no apiVersion"
-            place = _child(node, "apiVersion") or node
-            problems.append(_problem(place, file, "apiVersion", message, "write kubeflow.org/v1, if it is one"))
+            faulty = _child(node, "apiVersion") or node
+            problems.append(_problem(faulty, file, "apiVersion", message, "write kubeflow.org/v1, if it is one"))
         else:
             others.append(OtherObject(kind or "something without a kind", _name(node), node.start_mark.line + 1))
     if not jobs and not problems:

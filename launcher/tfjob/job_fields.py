@@ -39,8 +39,8 @@ def _namespace(draft: Draft, path: Path) -> None:
 
 def _labels(draft: Draft, path: Path) -> None:
     for key, value in draft.reading.labels(path).items():
-        place = ("kubernetes", "queue") if key == QUEUE_LABEL else ("kubernetes", "labels", key)
-        draft.put(place, value, (*path, key))
+        spec_path = ("kubernetes", "queue") if key == QUEUE_LABEL else ("kubernetes", "labels", key)
+        draft.put(spec_path, value, (*path, key))
 
 
 def _annotations(draft: Draft, path: Path) -> None:

@@ -59,22 +59,22 @@ def read_mounts(role: RoleDraft, path: Path) -> None:
         if plain == _PARENT:
             message = f"{plain} is where the parent of the task's program is"
             role.reading.refuse((*below, "mountPath"), message, f"a path other than {_PARENT}", "mount it elsewhere")
-        place = plain if plain in _OURS else where
-        role.mounts.append({**given, "name": role.renamed.get(name, name), "mountPath": place})
+        mount_path = plain if plain in _OURS else where
+        role.mounts.append({**given, "name": role.renamed.get(name, name), "mountPath": mount_path})
 
 
 def share(draft: Draft) -> None:
     """Move volumes that a spec can say in `volumes` there, from the roles' overrides."""
     listed: list[dict[str, Any]] = []
-    places: set[str] = set()
+    mount_paths: set[str] = set()
     for name in dict.fromkeys(volume["name"] for role in draft.roles for volume in role.volumes):
         users = {role.name: _spec_form(role, name) for role in draft.roles if any(volume["name"] == name for volume in role.volumes)}
         form = _agreed(list(users.values()))
-        place = posixpath.normpath(form["mount_path"]) if form and "mount_path" in form else None
-        if form is None or place in places:
+        mount_path = posixpath.normpath(form["mount_path"]) if form and "mount_path" in form else None
+        if form is None or mount_path in mount_paths:
             continue
-        if place is not None:
-            places.add(place)
+        if mount_path is not None:
+            mount_paths.add(mount_path)
             mounting = [role for role, one in users.items() if one and "mount_path" in one]
             form |= {"roles": mounting} if len(mounting) < len(draft.roles) else {}
         listed.append(form)

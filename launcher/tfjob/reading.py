@@ -34,7 +34,7 @@ class Reading:
 
     def line(self, path: Path) -> int:
         """Return the line of a field."""
-        return self.document.place(path, "key").line
+        return self.document.location(path, "key").line
 
     def remark(self, path: Path, message: str, remedy: str = "") -> None:
         """Note what becomes of a field."""
@@ -140,7 +140,7 @@ def grouped(remarks: list[Remark]) -> Iterator[tuple[str, str, Remark]]:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The row of a field that a spec has no place for: why, and what to do instead."""
+    """The row of a field that a spec has no counterpart of: why, and what to do instead."""
 
     why: str
     instead: str = ""

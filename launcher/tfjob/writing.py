@@ -88,8 +88,8 @@ def _head(draft: Draft, file: str, differences: list[Difference]) -> str:
     lines = [f"# {made}", "#"]
     if draft.reading.remarks:
         lines.append("# Of the TFJob's fields these are other than they were, or left out:")
-        for places, paths, remark in grouped(draft.reading.remarks):
-            comment = f"line {places}, {_printable(paths)}: {_printable(remark.message)}"
+        for line_numbers, paths, remark in grouped(draft.reading.remarks):
+            comment = f"line {line_numbers}, {_printable(paths)}: {_printable(remark.message)}"
             lines += textwrap.wrap(comment, _WIDTH, initial_indent="#   ", subsequent_indent="#     ", break_long_words=False)
         lines.append("#")
     lines.append("# The run differs from the TFJob's:")

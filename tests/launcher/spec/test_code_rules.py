@@ -81,7 +81,7 @@ def test_a_module_may_be_in_another_image_or_directory(more: str, tmp_path: Path
     assert check(tmp_path, None, more=more) == []
 
 
-def test_a_program_placed_by_hand_needs_no_data_nor_does_an_installed_package(tmp_path: Path) -> None:
+def test_a_program_with_manual_placement_needs_no_data_nor_does_an_installed_package(tmp_path: Path) -> None:
     assert check(tmp_path, "def model(cluster): ...", more="strategy: manual\nroles: {chief: {}, worker: {}}\n") == []
     (tmp_path / "other").mkdir()
     assert check(tmp_path / "other", None, workload="json.decoder:JSONDecoder") == []

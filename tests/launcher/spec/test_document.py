@@ -1,4 +1,4 @@
-"""YAML as specs read it: values, and the places of keys and values."""
+"""YAML as specs read it: values, and the source locations of keys and values."""
 
 from typing import Any
 
@@ -56,12 +56,13 @@ def test_values_that_mean_nothing_are_left_out_and_reported(written: str) -> Non
     assert document.unusable == {("a",)}
 
 
-def test_places_count_from_one_and_fall_back_to_what_is_around() -> None:
+def test_locations_count_from_one_and_fall_back_to_what_is_around() -> None:
     document = read("a:\n  b: [1, two]\n  c:\n")
-    places = {
-        path: (document.place(path, "key"), document.place(path)) for path in [("a", "b"), ("a", "b", 1), ("a", "c"), ("a", "missing")]
+    locations = {
+        path: (document.location(path, "key"), document.location(path))
+        for path in [("a", "b"), ("a", "b", 1), ("a", "c"), ("a", "missing")]
     }
-    assert {path: [(place.line, place.column) for place in both] for path, both in places.items()} == {
+    assert {path: [(location.line, location.column) for location in both] for path, both in locations.items()} == {
         ("a", "b"): [(2, 3), (2, 6)],
         ("a", "b", 1): [(2, 10), (2, 10)],
         ("a", "c"): [(3, 3), (3, 3)],
@@ -69,11 +70,11 @@ def test_places_count_from_one_and_fall_back_to_what_is_around() -> None:
     }
 
 
-def test_merged_keys_lose_to_the_mappings_own_and_keep_their_place() -> None:
+def test_merged_keys_lose_to_the_mappings_own_and_keep_their_location() -> None:
     document = read("one: &one {a: 1, b: 1}\ntwo: &two {b: 2, c: 2}\nall:\n  <<: [*one, *two]\n  a: 3\n")
     assert document.value["all"] == {"a": 3, "b": 1, "c": 2}
-    assert document.place(("all", "c")).line == 2
-    assert document.place(("all", "a")).line == 5
+    assert document.location(("all", "c")).line == 2
+    assert document.location(("all", "a")).line == 5
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from launcher.errors import Problem
 from launcher.spec.problems import all_of, any_of, named, nearest, path_text, render, shown
 
 
-def test_a_problem_is_a_line_with_its_place_and_what_to_do_below() -> None:
+def test_a_problem_is_a_line_with_its_location_and_what_to_do_below() -> None:
     whole = Problem("a.yaml", 3, 7, "name", "it is wrong", "another", "write another")
     bare = Problem("b.yaml", 1, 1, "", "there is no such file")
     assert render([whole, bare]) == (

@@ -25,6 +25,6 @@ def test_choices_of_a_field() -> None:
     assert schema_lookup.choices(ClusterSpec, ("name",)) == ()
 
 
-def test_every_place_of_a_key_is_found() -> None:
-    assert list(schema_lookup.places_of(ClusterSpec, "steps")) == [("train", "steps")]
-    assert ("roles", "ps", "replicas") in schema_lookup.places_of(ClusterSpec, "replicas")
+def test_every_path_of_a_key_is_found() -> None:
+    assert list(schema_lookup.paths_of(ClusterSpec, "steps")) == [("train", "steps")]
+    assert ("roles", "ps", "replicas") in schema_lookup.paths_of(ClusterSpec, "replicas")

@@ -71,7 +71,7 @@ VOLUME_SOURCES: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
         {"hostPath": {"path": "/mnt"}},
     ]
 )
-PLACES = st.sampled_from(["/runs", "/data", "/data/inner", "/tmp", "/dev/shm", "/code", "/sets/", "/tmp/deep"])
+MOUNT_PATHS = st.sampled_from(["/runs", "/data", "/data/inner", "/tmp", "/dev/shm", "/code", "/sets/", "/tmp/deep"])
 SHAPES = [
     {"Worker": 1}, {"Worker": 3}, {"Chief": 1}, {"MASTER": 1, "worker": 2}, {"PS": 1}, {"PS": 2, "Worker": 2}, {"Chief": 1, "Ps": 1, "Worker": 1},
     {"Worker": 1, "Evaluator": 1}, {"Chief": 1, "Evaluator": 1}, {"PS": 1, "Worker": 2, "Evaluator": 1},
@@ -80,11 +80,11 @@ SHAPES = [
 
 @st.composite
 def mounts(draw: Draw, names: list[str]) -> list[dict[str, Any]]:
-    places = draw(st.lists(PLACES, max_size=4 if names else 0, unique=True))
+    mount_paths = draw(st.lists(MOUNT_PATHS, max_size=4 if names else 0, unique=True))
     how: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
         [{}, {"readOnly": True}, {"readOnly": False}, {"subPath": "part"}, {"mountPropagation": "None"}]
     )
-    return [{"name": draw(st.sampled_from(names)), "mountPath": place, **draw(how)} for place in places]
+    return [{"name": draw(st.sampled_from(names)), "mountPath": path, **draw(how)} for path in mount_paths]
 
 
 @st.composite
