@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """The subject of an examination: a place, and whether it fits a spec where there is one."""
+    """The subject of an examination: where runs are to be, and whether that fits a spec where there is one."""
 
     spec: ClusterSpec | None
     where: Where

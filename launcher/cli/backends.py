@@ -33,7 +33,7 @@ def check_target(name: str) -> Target:
     raise UsageError(f"there is nothing called {name!r} to plan for", f"use one of: {', '.join(get_args(Target))}")
 
 
-def of_place(on: str | None, where: Where) -> str | None:
+def selected_backend_name(on: str | None, where: Where) -> str | None:
     """Return the backend that --on names, or else that of clusters where a context or a namespace is given."""
     return of_clusters() if on is None and (where.context or where.namespace) else on
 
@@ -47,7 +47,7 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
 
     Raises UsageError where it is not known which is meant, and what the backends raise.
     """
-    if (on := of_place(on, where)) is not None:
+    if (on := selected_backend_name(on, where)) is not None:
         backend = open_backend(on, runs, where)
         return backend, find_run(name, backend, runs, on)
     names = [name] if name else run_names_here(runs) or run_names(runs)

@@ -1,4 +1,4 @@
-"""`launcher doctor`: whether a place can run clusters, and this one."""
+"""`launcher doctor`: whether a backend can run clusters, and this one."""
 
 import importlib
 import json

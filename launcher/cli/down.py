@@ -73,10 +73,10 @@ def down(
 
 def _down_finished(on: str | None, runs: Path, where: Where, older: str | None, *, delete_data: bool, yes: bool, as_json: bool) -> None:
     """Remove what runs have left that have ended, without those of other users; those that say when, where `older` names a time since."""
-    from launcher.cli.backends import known_runs, of_place, open_backend
+    from launcher.cli.backends import known_runs, open_backend, selected_backend_name
     from launcher.cli.formats import seconds_of
 
-    on = of_place(on, where)
+    on = selected_backend_name(on, where)
     before = time.time() - seconds_of(older, "--older") if older else None
     found = [
         one

@@ -7,7 +7,7 @@ from launcher.backend.model import Where
 from launcher.backend.registry import DEFAULT, in_namespaces, of_clusters
 from launcher.cli import formats
 from launcher.cli.options import Context, Json, Namespace, OnRun, Runs
-from launcher.cli.run_lookup import DEFAULT_RUNS, command, place, runs_directory
+from launcher.cli.run_lookup import DEFAULT_RUNS, command, listing_scope, runs_directory
 from launcher.runs.status import ENDED, RunStatus
 
 EXAMPLES = (
@@ -28,17 +28,17 @@ def ls(
     as_json: Json = False,
 ) -> None:
     """List the runs."""
-    from launcher.cli.backends import known_runs, of_place
+    from launcher.cli.backends import known_runs, selected_backend_name
 
     where = Where(context, namespace)
-    on = of_place(on, where)
+    on = selected_backend_name(on, where)
     known = known_runs(on, runs, where)
     if as_json:
         print(json.dumps([formats.document(status) for status in known]))
         return
     if not known:
         elsewhere = "" if in_namespaces(on) else "; --runs names another directory"
-        print(f"there are no runs {place(runs, on)}{elsewhere}; start one with `{command(runs, 'up', 'FILE', on=on or DEFAULT)}`")
+        print(f"there are no runs {listing_scope(runs, on)}{elsewhere}; start one with `{command(runs, 'up', 'FILE', on=on or DEFAULT)}`")
         return
     from rich.console import Console
 

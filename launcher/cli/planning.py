@@ -24,7 +24,7 @@ def planned(file: Path, overrides: Sequence[str], target: Target, runs: Path) ->
 
 
 def plan_for_cluster(file: Path, overrides: Sequence[str], target: Target, runs: Path, where: Where) -> tuple[ClusterSpec, Plan, Where]:
-    """Return the same, and the place that is meant: the namespace that `where` names stands for the spec's own.
+    """Return the same, and the cluster that is meant: the namespace that `where` names stands for the spec's own.
 
     Where neither names one, a namespace that was named when the run was started last holds on: it is the same run.
     """

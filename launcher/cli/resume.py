@@ -61,7 +61,7 @@ def exclusive(runs: Path, name: str) -> Iterator[None]:
         yield
 
 
-def check_place(started_by: Sequence[str], runs: Path, name: str, *, fresh: bool) -> str:
+def check_runs_directory(started_by: Sequence[str], runs: Path, name: str, *, fresh: bool) -> str:
     """Return what a person should know about where the run on this machine is, empty for nothing.
 
     A run is kept in the working directory, which need not be its spec's. A run that was started in its spec's directory must not start from the
@@ -280,10 +280,10 @@ def last_checkpoint(status: RunStatus) -> int | None:
 
 def is_there(runs: Path, name: str) -> bool:
     """Return whether there is anything where the run of that name keeps its data, whether or not it can be read as a run."""
-    place = runs / name
-    if place.is_dir() and not place.is_symlink():
-        return any(place.iterdir())
-    return os.path.lexists(place)
+    directory = runs / name
+    if directory.is_dir() and not directory.is_symlink():
+        return any(directory.iterdir())
+    return os.path.lexists(directory)
 
 
 def move_aside(backend: Backend, name: str, old: RunStatus | None) -> tuple[Location, ...]:

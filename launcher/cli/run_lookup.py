@@ -40,7 +40,7 @@ def runs_next_to(file: Path, runs: Path, name: str) -> Path | None:
     return found if backends_of(found, name) and found.resolve() != runs.resolve() else None
 
 
-def place(runs: Path, on: str | None) -> str:
+def listing_scope(runs: Path, on: str | None) -> str:
     """Return in words where the runs of a backend are listed."""
     return "in the namespace" if in_namespaces(on) else f"under {runs}"
 
@@ -64,9 +64,9 @@ def find_run(name: str | None, backend: Backend, runs: Path, on: str | None = No
         return known[0].name
     if not known:
         elsewhere = "say --namespace" if in_namespaces(on) else "name their directory with --runs"
-        raise UsageError(f"there are no runs {place(runs, on)}", f"start one with `launcher up FILE`, or {elsewhere}")
+        raise UsageError(f"there are no runs {listing_scope(runs, on)}", f"start one with `launcher up FILE`, or {elsewhere}")
     names = ", ".join(run.name for run in known)
-    raise UsageError(f"there are {len(known)} runs {place(runs, on)}", f"say which one: {names}")
+    raise UsageError(f"there are {len(known)} runs {listing_scope(runs, on)}", f"say which one: {names}")
 
 
 def relative_path(path: str) -> str:

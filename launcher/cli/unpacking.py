@@ -32,10 +32,10 @@ def check(destination: Path, runs: Path, *, replace: bool) -> None:
         return
     if not replace:
         raise _is_there(destination)
-    place, home = destination.resolve(), runs.resolve()
-    if Path.cwd().is_relative_to(place):
+    target, home = destination.resolve(), runs.resolve()
+    if Path.cwd().is_relative_to(target):
         raise UsageError(f"{destination} holds the working directory, and is not replaced", "give the name of a directory to make in it")
-    if home.is_relative_to(place) or place.is_relative_to(home):
+    if home.is_relative_to(target) or target.is_relative_to(home):
         raise UsageError(
             f"{destination} is in {runs}, or that in it, and is not replaced", "give a destination outside the directory of runs"
         )
@@ -90,34 +90,34 @@ def _put(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, top: str, wor
 
     Not by tarfile's `filter="data"`, which Python has from 3.11.4 on alone.
     """
-    place = work / name
-    if not _inside(work, place.parent) or (os.path.lexists(place) and not member.isdir()):
+    path = work / name
+    if not _inside(work, path.parent) or (os.path.lexists(path) and not member.isdir()):
         return False
-    place.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     if member.isdir():
-        place.mkdir(exist_ok=True)
+        path.mkdir(exist_ok=True)
     elif member.issym():
-        if posixpath.isabs(member.linkname) or not _inside(work, place.parent / member.linkname):
+        if posixpath.isabs(member.linkname) or not _inside(work, path.parent / member.linkname):
             return False
-        place.symlink_to(member.linkname)
+        path.symlink_to(member.linkname)
     elif member.islnk():
         target = work / _within(top, member.linkname)
         if not _inside(work, target) or not target.is_file():
             return False
-        place.hardlink_to(target)
+        path.hardlink_to(target)
     elif (content := tar.extractfile(member)) is not None:
-        with place.open("xb") as file:
+        with path.open("xb") as file:
             shutil.copyfileobj(content, file, _BUFFER)
-        place.chmod(member.mode & 0o755 | 0o600)
-        os.utime(place, (member.mtime, member.mtime))
+        path.chmod(member.mode & 0o755 | 0o600)
+        os.utime(path, (member.mtime, member.mtime))
     else:
         return False
     return True
 
 
-def _inside(work: Path, place: Path) -> bool:
+def _inside(work: Path, path: Path) -> bool:
     # Path.resolve raises for links in a circle.
-    return Path(os.path.realpath(place)).is_relative_to(os.path.realpath(work))
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(work))
 
 
 def _within(top: str, name: str) -> str:

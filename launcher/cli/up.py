@@ -53,7 +53,7 @@ def up(
     from launcher.cli.resume import (
         ResumeFlags,
         changed,
-        check_place,
+        check_runs_directory,
         decide,
         exclusive,
         from_where,
@@ -75,8 +75,8 @@ def up(
     say = _sayer(as_json=as_json)
     source = command_line.get_parameter_source("runs")
     is_named = source is not None and source.name != "DEFAULT"  # as `--runs runs`, too
-    if BACKENDS[plan.target].in_directories and not is_named and (place := check_place(started_by, runs, spec.name, fresh=fresh)):
-        say(f"notice: {place}")
+    if BACKENDS[plan.target].in_directories and not is_named and (note := check_runs_directory(started_by, runs, spec.name, fresh=fresh)):
+        say(f"notice: {note}")
     with ExitStack() as starting:
         # Until the run is on its way: what is decided here must still be so when it starts.
         starting.enter_context(exclusive(runs, spec.name))

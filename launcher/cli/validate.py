@@ -58,7 +58,7 @@ def _notices(spec: ClusterSpec) -> list[str]:
     without = "in containers the run has no volume, no RUN_DIR and no TensorBoard, as its images are your own; with `storage: {}` it has"
     found = [without] if storage_of(spec) is None else []
     found += [f"{old} is deprecated: {instead}" for old, instead in _deprecated(spec)]
-    return found + [f"{rules.place}: {words}" for rules in TARGETS.values() for words in rules.notices(spec)]
+    return found + [f"{rules.display_name}: {words}" for rules in TARGETS.values() for words in rules.notices(spec)]
 
 
 def _deprecated(spec: ClusterSpec) -> Iterator[tuple[str, str]]:

@@ -61,7 +61,7 @@ def plan(
     members = list(_members(spec))
     names = [member.name for member in members if member.role != "evaluator"]
     rules = TARGETS[target]
-    where = {name: rules.address(spec.name, name, place) for place, name in enumerate(names)}
+    where = {name: rules.address(spec.name, name, index) for index, name in enumerate(names)}
     types = {"chief": "master"} if spec.tf_config.master else {}
     by_role = cluster((types.get(member.role, member.role), where[member.name]) for member in members if member.role != "evaluator")
     check_size(by_role)
@@ -363,7 +363,7 @@ def share_cores(wanted: Mapping[str, float | None], cores: int) -> dict[str, int
     others = [name for name in wanted if name not in given]
     rest = max(0, cores - sum(given.values()))
     each, left_over = divmod(rest, len(others)) if others else (0, 0)
-    shared = {name: max(1, each + (1 if place < left_over else 0)) for place, name in enumerate(others)}
+    shared = {name: max(1, each + (1 if index < left_over else 0)) for index, name in enumerate(others)}
     return {name: given.get(name) or shared[name] for name in wanted}
 
 

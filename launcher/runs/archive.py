@@ -19,7 +19,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import BinaryIO
 
-TOKEN_HEADER, SIZE_HEADER, PLACE_HEADER = "X-Token", "X-Size", "X-Place"
+TOKEN_HEADER, SIZE_HEADER, PATH_HEADER = "X-Token", "X-Size", "X-Place"
 LISTENS = "listening"  # the line that the server writes once it does
 _CHUNK = 1 << 20
 WINDOW = 1 << 20  # bytes of a stream after each of which its reader writes one byte: not more than that is on its way
@@ -27,10 +27,10 @@ _MAX_OPEN_FILES = 100  # files of a directory; a system may allow a process 256
 _TRIES = 5  # to list and open files of which a run deletes some meanwhile, as it does old checkpoints
 
 
-def found(run_dir: Path, places: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return for each of `places`, names with directories or files of the run's, the first that is there and, a directory, not empty."""
+def found(run_dir: Path, paths: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return for each of `paths`, names with directories or files of the run's, the first that is there and, a directory, not empty."""
     there: dict[str, str] = {}
-    for name, candidates in places.items():
+    for name, candidates in paths.items():
         for candidate in candidates:
             path = run_dir / candidate
             if path.is_file() or (path.is_dir() and any(path.iterdir())):
@@ -134,8 +134,8 @@ def _paced(pieces: Iterator[bytes], reader: BinaryIO | BufferedIOBase) -> Iterat
             raise ConnectionError("the reader is gone")
 
 
-def serve(run_dir: Path, places: Mapping[str, Sequence[str]], digest: str, port: int, idle: float) -> None:
-    """Serve `GET /<name of a place>` on loopback, as a tar stream in chunks, until nobody has asked for `idle` seconds.
+def serve(run_dir: Path, paths: Mapping[str, Sequence[str]], digest: str, port: int, idle: float) -> None:
+    """Serve `GET /<name of one of the paths>` on loopback, as a tar stream in chunks, until nobody has asked for `idle` seconds.
 
     It waits for its reader after each WINDOW: what forwards a port holds all that it has no reader for, and copies it for each piece that comes.
     The caller has to know the text of which `digest` is the SHA-256. The answer is 404 with the JSON list of what there is where that is nothing.
@@ -150,7 +150,7 @@ def serve(run_dir: Path, places: Mapping[str, Sequence[str]], digest: str, port:
             if not hmac.compare_digest(token_digest, digest):
                 self._answer(403, b"")
                 return
-            there = found(run_dir, places)
+            there = found(run_dir, paths)
             name = self.path.strip("/")
             if name not in there:
                 self._answer(404, json.dumps(sorted(there)).encode())
@@ -159,7 +159,7 @@ def serve(run_dir: Path, places: Mapping[str, Sequence[str]], digest: str, port:
                 self.send_response(200)
                 self.send_header("Transfer-Encoding", "chunked")
                 self.send_header(SIZE_HEADER, str(tree.size))
-                self.send_header(PLACE_HEADER, there[name])
+                self.send_header(PATH_HEADER, there[name])
                 self.end_headers()
                 for data in _paced(tree.stream(), self.rfile):
                     self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
@@ -188,5 +188,5 @@ def serve(run_dir: Path, places: Mapping[str, Sequence[str]], digest: str, port:
 
 
 if __name__ == "__main__":
-    _run_dir, _places, _digest, _port, _idle = sys.argv[1:]
-    serve(Path(_run_dir), json.loads(_places), _digest, int(_port), float(_idle))
+    _run_dir, _paths, _digest, _port, _idle = sys.argv[1:]
+    serve(Path(_run_dir), json.loads(_paths), _digest, int(_port), float(_idle))

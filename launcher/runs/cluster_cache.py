@@ -1,6 +1,6 @@
 """Notes of this machine on runs on clusters: where each was started, and the output of pods that are gone since.
 
-One directory a run and place, `runs`/.kubernetes/<context>/<namespace>/<run>: the same name may run in several places.
+One directory a run and namespace, `runs`/.kubernetes/<context>/<namespace>/<run>: the same name may run in several namespaces.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import OF_CLUSTERS
 
 _ROOT = OF_CLUSTERS
-_PLACE = "place.json"
+_START_FILE = "place.json"
 _IN_CLUSTER = "@"  # in a pod, where no kubeconfig names the cluster; what is quoted has none of these
 
 
 @dataclass(frozen=True)
-class Place:
+class NamespaceRef:
     """One namespace of one cluster. `is_explicit`: it was named by the user or the spec, and is not merely the context's own."""
 
     context: str | None
@@ -31,21 +31,21 @@ class Place:
     is_explicit: bool = False
 
 
-def directory(runs: Path, place: Place, run: str) -> Path:
+def directory(runs: Path, ref: NamespaceRef, run: str) -> Path:
     """Return where this machine keeps what it knows of a run."""
-    return runs / _ROOT / _quoted(place.context) / _quoted(place.namespace) / run
+    return runs / _ROOT / _quoted(ref.context) / _quoted(ref.namespace) / run
 
 
-def logs(runs: Path, place: Place, run: str) -> Path:
+def logs(runs: Path, ref: NamespaceRef, run: str) -> Path:
     """Return where the output of a run's pods is stored."""
-    return directory(runs, place, run) / "logs"
+    return directory(runs, ref, run) / "logs"
 
 
-def remember(runs: Path, place: Place, run: str) -> Callable[[], None]:
+def remember(runs: Path, ref: NamespaceRef, run: str) -> Callable[[], None]:
     """Note where a run is started now; return what puts back what was noted before. Raises LauncherError when that cannot be written."""
-    file = directory(runs, place, run) / _PLACE
+    file = directory(runs, ref, run) / _START_FILE
     before = files.read_json(file)
-    noted = {"context": place.context, "namespace": place.namespace, "said": place.is_explicit, "started": time.time()}
+    noted = {"context": ref.context, "namespace": ref.namespace, "said": ref.is_explicit, "started": time.time()}
     with translate_os_errors(f"noting where {run} is"):
         file.parent.mkdir(parents=True, exist_ok=True)
         state_file.write_json(file, noted)
@@ -60,64 +60,64 @@ def _put_back(file: Path, before: dict[str, Any] | None) -> None:
             state_file.write_json(file, before)
 
 
-def last(runs: Path, run: str, context: str | None, namespace: str | None) -> Place:
-    """Return where a run was started last, among the places that fit what the user gives; where the user points if it is not known."""
+def last(runs: Path, run: str, context: str | None, namespace: str | None) -> NamespaceRef:
+    """Return where a run was started last, among the namespaces that fit what the user gives; where the user points if it is not known."""
     _adopt(runs, run)
-    known = [place for _, place in sorted(_places(runs, run), key=lambda noted: noted[0], reverse=True)]
-    for place in known:
-        if context in {None, place.context} and namespace in {None, place.namespace}:
-            return place
+    known = [ref for _, ref in sorted(_starts(runs, run), key=lambda noted: noted[0], reverse=True)]
+    for ref in known:
+        if context in {None, ref.context} and namespace in {None, ref.namespace}:
+            return ref
     # A namespace where it was never started, in the cluster that is meant.
-    return Place(known[0].context if context is None and known else context, namespace)
+    return NamespaceRef(known[0].context if context is None and known else context, namespace)
 
 
-def forget(runs: Path, place: Place, run: str) -> None:
+def forget(runs: Path, ref: NamespaceRef, run: str) -> None:
     """Delete all that is stored of a run. Raises LauncherError when it cannot be."""
     with translate_os_errors(f"deleting what is kept of {run}"):
-        if directory(runs, place, run).exists():
-            shutil.rmtree(directory(runs, place, run))
+        if directory(runs, ref, run).exists():
+            shutil.rmtree(directory(runs, ref, run))
 
 
-def rename(runs: Path, place: Place, run: str, aside: str) -> None:
+def rename(runs: Path, ref: NamespaceRef, run: str, aside: str) -> None:
     """Rename a run's stored output; where the run is stays known, as it starts from the first step there."""
-    there = logs(runs, place, run)
+    there = logs(runs, ref, run)
     if there.exists():
-        target = logs(runs, place, aside)
+        target = logs(runs, ref, aside)
         target.parent.mkdir(parents=True, exist_ok=True)
         there.rename(target)
 
 
 def _adopt(runs: Path, run: str) -> None:
-    """Move what was kept when a run's name alone said where, `runs`/.kubernetes/<run>, to the place that was noted with it."""
+    """Move what was kept when a run's name alone said where, `runs`/.kubernetes/<run>, to the namespace that was noted with it."""
     old = runs / _ROOT / run
-    noted = files.read_json(old / _PLACE)
+    noted = files.read_json(old / _START_FILE)
     if noted is None or "namespace" not in noted:
         return
-    place = Place(noted.get("context"), noted["namespace"])
-    new = directory(runs, place, run)
+    ref = NamespaceRef(noted.get("context"), noted["namespace"])
+    new = directory(runs, ref, run)
     with contextlib.suppress(OSError):  # it stays where it is, and a verb that only looks goes on
         for log in old.glob("logs/*/*.log"):  # the name of each is that of a pod, of which there is one
             target = new / log.relative_to(old)
             target.parent.mkdir(parents=True, exist_ok=True)
             if not target.exists():
                 log.rename(target)
-        if not (new / _PLACE).exists():
+        if not (new / _START_FILE).exists():
             new.mkdir(parents=True, exist_ok=True)
             state_file.write_json(
-                new / _PLACE,
-                {"context": place.context, "namespace": place.namespace, "said": False, "started": (old / _PLACE).stat().st_mtime},
+                new / _START_FILE,
+                {"context": ref.context, "namespace": ref.namespace, "said": False, "started": (old / _START_FILE).stat().st_mtime},
             )
-        (old / _PLACE).unlink()
+        (old / _START_FILE).unlink()
         for emptied in (*old.glob("logs/*"), old / "logs", old):  # a context may have the run's name: what has anything in it stays
             emptied.rmdir()
 
 
-def _places(runs: Path, run: str) -> list[tuple[float, Place]]:
+def _starts(runs: Path, run: str) -> list[tuple[float, NamespaceRef]]:
     found = []
-    for file in (runs / _ROOT).glob(f"*/*/{run}/{_PLACE}"):
+    for file in (runs / _ROOT).glob(f"*/*/{run}/{_START_FILE}"):
         noted = files.read_json(file) or {}
         try:
-            found.append((float(noted["started"]), Place(noted["context"], noted["namespace"], bool(noted["said"]))))
+            found.append((float(noted["started"]), NamespaceRef(noted["context"], noted["namespace"], bool(noted["said"]))))
         except (KeyError, TypeError, ValueError):  # another version's
             continue
     return found

@@ -26,7 +26,7 @@ from launcher.runs import locks
 
 # Below both the IANA dynamic range (49152 and up: macOS) and Linux's (32768 and up).
 _QUIET_RANGE = range(20_000, 32_000)
-_OWN_PLACE = "remove it, or set TMPDIR to a directory of your own"
+_REMEDY = "remove it, or set TMPDIR to a directory of your own"
 
 
 # As many ports after a wanted one are tried as TensorBoard itself would try.
@@ -89,9 +89,9 @@ def reserve_by_binding(count: int) -> PortReservation:
 
 def reserve_by_locking(count: int, directory: Path | None = None) -> PortReservation:
     """Reserve ports by a lock file each, in a directory of this user's own. Raises LauncherError when it is not."""
-    # One place for all runs of a user.
-    place = directory or Path(tempfile.gettempdir()) / f"launcher-ports-{os.getuid()}"
-    _make_own(place)
+    # One directory for all runs of a user.
+    locks_directory = directory or Path(tempfile.gettempdir()) / f"launcher-ports-{os.getuid()}"
+    _make_own(locks_directory)
     stack = contextlib.ExitStack()
     ports: list[int] = []
     candidates = random.sample(_QUIET_RANGE, len(_QUIET_RANGE))
@@ -99,7 +99,7 @@ def reserve_by_locking(count: int, directory: Path | None = None) -> PortReserva
         for port in candidates:
             if len(ports) == count:
                 break
-            fd = locks.acquire(place / str(port))
+            fd = locks.acquire(locks_directory / str(port))
             if fd is None:
                 continue
             if not _is_free(port):
@@ -116,15 +116,15 @@ def reserve_by_locking(count: int, directory: Path | None = None) -> PortReserva
     return PortReservation(tuple(ports), stack.close)
 
 
-def _make_own(place: Path) -> None:
+def _make_own(directory: Path) -> None:
     """Make the directory; refuse one that another user has made: links in it would have us write files elsewhere."""
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = place.lstat()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.lstat()
     except OSError as error:
-        raise LauncherError(f"{place} cannot be made: {error.strerror}", _OWN_PLACE) from error
+        raise LauncherError(f"{directory} cannot be made: {error.strerror}", _REMEDY) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise LauncherError(f"{place} is not a directory that only you can use", _OWN_PLACE)
+        raise LauncherError(f"{directory} is not a directory that only you can use", _REMEDY)
 
 
 def _is_free(port: int) -> bool:

@@ -87,12 +87,12 @@ def belongs(pid: int, *, run_dir: str) -> bool:
 
 def tasks_of(run_dir: str) -> list[int]:
     """Return the processes that any launcher has started as tasks of the run in `run_dir`; none off Linux."""
-    place, started = b"RUN_DIR=" + os.fsencode(run_dir), b"TRAINER_LIFELINE="
+    run_dir_entry, started = b"RUN_DIR=" + os.fsencode(run_dir), b"TRAINER_LIFELINE="
     found = []
     for pid in _running() if _LINUX else ():
         with contextlib.suppress(OSError):
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if place in environment and any(entry.startswith(started) for entry in environment):
+            if run_dir_entry in environment and any(entry.startswith(started) for entry in environment):
                 found.append(pid)
     return found
 

@@ -130,7 +130,7 @@ class Runtime(ABC):
     """A backend's part in one run: it waits for events of tasks, starts them, and cleans up after them."""
 
     backend: str
-    place: Location | None = None  # of the run's directory
+    location: Location | None = None  # of the run's directory
     board = ""  # where TensorBoard answers
     stop_slack = 0.0  # seconds that a stop takes beyond the grace period
 
@@ -479,7 +479,7 @@ class RunController:
             state=self._ending.state if self._ending and ended else underway,
             reason=self._ending.reason if self._ending else "",
             reason_task=self._ending.task if self._ending else "",
-            run_dir=self._runtime.place,
+            run_dir=self._runtime.location,
             spec_digest=self._plan.spec_digest,
             strategy=self._plan.strategy,
             started=self._started,

@@ -77,7 +77,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Location:
-    """A place where a run keeps its files: a directory of this machine, a volume of a container engine, or a directory on a cluster's claim."""
+    """The location where a run keeps its files: a directory of this machine, a volume of a container engine, or a directory on a cluster's claim."""
 
     kind: Literal["directory", "volume", "claim"]
     name: str  # the directory's path, or what the volume or the claim is called
@@ -85,7 +85,7 @@ class Location:
     cluster: str = ""  # of a claim: its namespace and context, as a cluster writes them
 
     def __str__(self) -> str:
-        """Return the place for people."""
+        """Return the location for people."""
         if self.kind == "directory":
             return self.name
         below = f", {self.path}" if self.path else ""
@@ -153,10 +153,10 @@ class RunStatus:
 
 def run_status_of(document: dict[str, Any]) -> RunStatus:
     """Return the status of which these are the fields, as `dataclasses.asdict` and JSON give them. Raises KeyError, TypeError or ValueError."""
-    place = document.get("run_dir")  # a text in what an older launcher has written
+    location = document.get("run_dir")  # a text in what an older launcher has written
     typed = {
         "state": State(document["state"]),
-        "run_dir": Location(**place) if isinstance(place, dict) else None,
+        "run_dir": Location(**location) if isinstance(location, dict) else None,
         "tasks": tuple(map(_task_of, document["tasks"])),
         "missing": tuple(document.get("missing", ())),
         "save_failed": SaveFailure(**failure) if (failure := document.get("save_failed")) else None,

@@ -17,7 +17,7 @@ class Artifact(StrEnum):
 
 
 # Artifact -> its directory in the run directory: the first of these that is there.
-PLACES: dict[str, tuple[str, ...]] = {
+ARTIFACT_DIRECTORIES: dict[str, tuple[str, ...]] = {
     Artifact.MODEL: ("export/best", "export/last"),
     Artifact.CHECKPOINTS: ("checkpoints",),
     Artifact.LOGS: ("logs",),

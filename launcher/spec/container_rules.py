@@ -42,7 +42,7 @@ def containers_apart(subject: RuleContext) -> Iterator[Finding]:
         kind, section = path[-2], path[:-2]
         other = "sidecars" if kind == "init_containers" else "init_containers"
         taken = [(*section, kind), (*section, other), (other,)]
-        if any((section, one.name) in seen for section in taken):
+        if any((parent, one.name) in seen for parent in taken):
             message = f"two containers of a task are called {shown(one.name)}"
             yield Finding((*path, "name"), message, "a name of its own for each", "rename one of them")
         seen[path[:-1], one.name] = path

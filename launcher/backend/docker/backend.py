@@ -62,7 +62,7 @@ class DockerBackend:
         """Find or make the image; yield which and why."""
         from launcher.backend.docker import image_prep
 
-        return image_prep.prepare(_spec(run.spec), self._engine.place)
+        return image_prep.prepare(_spec(run.spec), self._engine.endpoint)
 
     def start(self, run: PlannedRun, *, wanted: Callable[[], bool] | None = None) -> None:
         """Start the containers; return once each has started. Raises UsageError when the run runs already."""
@@ -81,7 +81,7 @@ class DockerBackend:
     def _with_free_port(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
         """Return the spec with the next free port for TensorBoard where another has its own on this machine, as far as that can be seen."""
         wanted = spec.get("tensorboard")
-        if not wanted or not self._engine.place.is_local:
+        if not wanted or not self._engine.endpoint.is_local:
             return spec
         with translate_errors(f"looking for TensorBoard of {name}"):
             if container_status.board(self._engine.containers(name)).endswith(f":{wanted['port']}"):
@@ -214,7 +214,7 @@ class DockerBackend:
             self._engine.remove(name)
             volume = volumes.set_aside(self._engine, name, aside, None if stored is None else _spec(stored))
         directory = Location("directory", str(layout.set_aside(aside))) if layout.run_dir.exists() else None
-        return tuple(place for place in (volume, directory) if place)
+        return tuple(location for location in (volume, directory) if location)
 
     @contextlib.contextmanager
     def fetch(self, name: str, artifact: Artifact) -> Iterator[Stored]:

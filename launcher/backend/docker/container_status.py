@@ -35,10 +35,10 @@ def task_name(container: Container) -> str | None:
 def members(containers: Iterable[Container]) -> dict[str, Container]:
     """Return the tasks' containers by task, in the order of plans."""
     found = {name: container for container in containers if (name := task_name(container))}
-    return dict(sorted(found.items(), key=lambda item: _place(item[0])))
+    return dict(sorted(found.items(), key=lambda item: _sort_key(item[0])))
 
 
-def _place(task: str) -> tuple[int, int]:
+def _sort_key(task: str) -> tuple[int, int]:
     role, _, index = task.partition("-")
     return _ROLES.index(role) if role in _ROLES else len(_ROLES), int(index or 0)
 
@@ -85,7 +85,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
         state=state,
         reason=reason,
         reason_task=of,
-        run_dir=place_of(containers, name),
+        run_dir=location_of(containers, name),
         spec_digest=common.get(labels.DIGEST, ""),
         strategy=common.get(labels.STRATEGY, ""),
         started=min(started, default=None),
@@ -126,7 +126,7 @@ def run_state(tasks: tuple[TaskStatus, ...], decisive: list[str], *, ready: bool
     return State.STOPPED, "its containers were stopped", ""
 
 
-def place_of(containers: Iterable[Container], name: str) -> Location | None:
+def location_of(containers: Iterable[Container], name: str) -> Location | None:
     """Return where the run stores its files: a volume of the engine; None where its containers have none."""
     known = list(containers)
     for container in known:

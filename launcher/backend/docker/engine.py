@@ -54,7 +54,7 @@ class Endpoint:
 
 
 def endpoint() -> Endpoint:
-    """Return the engine's place. Raises DockerError without the docker command, or with a context that cannot be used."""
+    """Return the engine's endpoint. Raises DockerError without the docker command, or with a context that cannot be used."""
     context = json.loads(docker_cli.docker("context", "inspect"))[0]
     host = context["Endpoints"]["docker"]["Host"]
     directory = Path((context.get("Storage") or {}).get("TLSPath") or "", "docker")
@@ -68,8 +68,8 @@ def endpoint() -> Endpoint:
 class Engine:
     """A client of the engine. Calls raise LauncherError, inside `translate_errors`, with what the engine said."""
 
-    def __init__(self, place: Endpoint) -> None:
-        self.place = place
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
         self._timeout = TIMEOUT
         with translate_errors("asking the Docker engine"):
             self.client = self.connect()
@@ -80,12 +80,12 @@ class Engine:
 
     def connect(self) -> DockerClient:
         """Return a new client. Raises one of ERRORS when the engine does not answer."""
-        over_ssh = self.place.host.startswith("ssh://")
+        over_ssh = self.endpoint.host.startswith("ssh://")
         if "DOCKER_HOST" in os.environ:
             client = docker.from_env(timeout=self._timeout, use_ssh_client=over_ssh)
         else:
-            tls = TLSConfig(**self.place.tls) if self.place.tls else False
-            client = DockerClient(base_url=self.place.host, tls=tls, timeout=self._timeout, use_ssh_client=over_ssh)
+            tls = TLSConfig(**self.endpoint.tls) if self.endpoint.tls else False
+            client = DockerClient(base_url=self.endpoint.host, tls=tls, timeout=self._timeout, use_ssh_client=over_ssh)
         client.ping()
         return client
 

@@ -20,10 +20,10 @@ from launcher.spec.rules import is_directory_name
 _PULL_TIMEOUT = 3600.0
 
 
-def prepare(spec: ClusterSpec, place: Endpoint) -> Iterator[str]:
+def prepare(spec: ClusterSpec, endpoint: Endpoint) -> Iterator[str]:
     """Yield what is found or made, as it comes. Raises LauncherError with what is missing and what to do."""
     check_compose()
-    check_directories(spec, place)
+    check_directories(spec, endpoint)
     if spec.train is not None and spec.train.data == "download":
         yield "data: download puts the tasks on a network where programs of the engine's host reach TensorFlow's port (docs/docker.md)"
     for name in images.all_for(spec):
@@ -66,13 +66,13 @@ def _why(spec: ClusterSpec, found: Image) -> str:
     return f"{ours}; from which sources it does not tell, so `{images.build_command(found.name)}` after changes of the trainer"
 
 
-def check_directories(spec: ClusterSpec, place: Endpoint) -> None:
+def check_directories(spec: ClusterSpec, endpoint: Endpoint) -> None:
     """Raise UsageError where the engine is on another machine and the spec needs directories of this one."""
-    if place.is_local:
+    if endpoint.is_local:
         if missing := next((volume for volume in spec.volumes if volume.path and not Path(volume.path).is_dir()), None):
             raise UsageError(f"the volume {missing.name} is the directory {missing.path}, which is not there", "make it, or name another")
         return
-    where = f"the Docker engine is on another machine ({place.host}), which cannot mount directories of this one"
+    where = f"the Docker engine is on another machine ({endpoint.host}), which cannot mount directories of this one"
     if spec.code is not None:
         raise UsageError(
             f"{where}: code: {spec.code}",

@@ -54,7 +54,7 @@ class RunContainers(Runtime):
         self.tasks = [ContainerTask(task, layout.log(task.name), engine, plan.name) for task in plan.tasks]
         self.sidecars = Sidecars(plan.grace_period)
         self.watch: Watch | None = None
-        self.place = Location("volume", container_status.volume_of(plan.name)) if plan.run_dir else None
+        self.location = Location("volume", container_status.volume_of(plan.name)) if plan.run_dir else None
         self._by_name = {task.name: task for task in self.tasks}
         self._inbox: Inbox = queue.SimpleQueue()
         self._stop_requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # apart: a request waits behind no lines
@@ -168,7 +168,7 @@ class RunContainers(Runtime):
             if member.status == "running":
                 self.sidecars.restart_outdated(member)
         self.board = container_status.board(containers) or self.board
-        self.place = container_status.place_of(containers, self._plan.name)
+        self.location = container_status.location_of(containers, self._plan.name)
         return any(changed)
 
     def _report_exits(self, run: RunController) -> None:

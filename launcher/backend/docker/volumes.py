@@ -18,7 +18,7 @@ from launcher.errors import LauncherError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render import labels
 from launcher.runs.status import Location
-from launcher.runs.stored import PLACES, Artifact, Stored, missing_artifact
+from launcher.runs.stored import ARTIFACT_DIRECTORIES, Artifact, Stored, missing_artifact
 from launcher.spec.models import ClusterSpec
 
 ASIDE = f"{labels.PREFIX}set-aside"  # of which run
@@ -68,7 +68,12 @@ def opened(engine: Engine, name: str, artifact: Artifact, spec: ClusterSpec | No
     )
     try:
         archive = _Archive(engine, str(container.id), f"{CONTAINER_RUNS}/{name}")
-        there = {known: place for known, places in PLACES.items() for place in reversed(places) if archive.has(place)}
+        there = {
+            known: directory
+            for known, directories in ARTIFACT_DIRECTORIES.items()
+            for directory in reversed(directories)
+            if archive.has(directory)
+        }
         if artifact not in there:
             raise missing_artifact(name, artifact, there)
         with archive.read(there[artifact]) as chunks:
@@ -85,23 +90,23 @@ class _Archive:
         self._api, self._root = engine.client.api, root
         self._url = f"{self._api.base_url}/v{self._api.api_version}/containers/{container}/archive"
 
-    def has(self, place: str) -> bool:
+    def has(self, directory: str) -> bool:
         """Return whether a directory is there. Raises one of engine.ERRORS."""
-        answer = self._api.head(self._url, params=self._of(place), timeout=TIMEOUT)
+        answer = self._api.head(self._url, params=self._of(directory), timeout=TIMEOUT)
         if answer.status_code == http.client.NOT_FOUND:
             return False
         _check(answer)
         return True
 
     @contextlib.contextmanager
-    def read(self, place: str) -> Iterator[Iterator[bytes]]:
+    def read(self, directory: str) -> Iterator[Iterator[bytes]]:
         """Open a directory as the pieces of a tar file. Raises one of engine.ERRORS."""
-        with contextlib.closing(self._api.get(self._url, params=self._of(place), timeout=TIMEOUT, stream=True)) as answer:
+        with contextlib.closing(self._api.get(self._url, params=self._of(directory), timeout=TIMEOUT, stream=True)) as answer:
             _check(answer)
             yield answer.iter_content(_PIECE)
 
-    def _of(self, place: str) -> dict[str, str]:
-        return {"path": f"{self._root}/{place}/."}  # the dot lets the engine follow a link
+    def _of(self, directory: str) -> dict[str, str]:
+        return {"path": f"{self._root}/{directory}/."}  # the dot lets the engine follow a link
 
 
 def _check(answer: requests.Response) -> None:

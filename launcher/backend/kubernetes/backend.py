@@ -83,7 +83,7 @@ class KubernetesBackend:
 
     def __init__(self, runs: Path, where: Where) -> None:
         self._runs, self._where = runs.absolute(), where
-        self._placed: dict[str, Cluster] = {}  # where each run is
+        self._clusters: dict[str, Cluster] = {}  # where each run is
         self._watched_runs: dict[str, _WatchedRun] = {}
         self._leases: dict[str, run_record.StartLease] = {}  # of what this process is about to start again
         self._ended: dict[str, RunStatus] = {}  # what this process stopped, where the cluster has no record of it
@@ -122,7 +122,7 @@ class KubernetesBackend:
         self._spec_dirs[name] = plan.spec_dir
         # Before anything is made: whatever becomes of this process, the other verbs find it.
         is_explicit = made.options.namespace is not None
-        put_back = cluster_cache.remember(self._runs, dataclasses.replace(_place(cluster), is_explicit=is_explicit), name)
+        put_back = cluster_cache.remember(self._runs, dataclasses.replace(_namespace_ref(cluster), is_explicit=is_explicit), name)
         with contextlib.ExitStack() as refused:
             refused.callback(put_back)
             lease = self._leases.pop(name, None) or submit.reserve(cluster, made, wanted)
@@ -131,9 +131,9 @@ class KubernetesBackend:
         start.apply(run.spec, put_back)
         known = self._watched(name)
         tasks = tuple(TaskStatus(task.name, State.PENDING) for task in plan.tasks)
-        place = status_source.on_claim(made.claim, cluster, name) if made.storage else None
+        location = status_source.on_claim(made.claim, cluster, name) if made.storage else None
         # From here on it runs: a cluster that does not answer now is waited for as later.
-        known.last = RunStatus(name, BACKEND, State.PENDING, run_dir=place, strategy=plan.strategy, started=cluster.now(), tasks=tasks)
+        known.last = RunStatus(name, BACKEND, State.PENDING, run_dir=location, strategy=plan.strategy, started=cluster.now(), tasks=tasks)
         known.answered = time.monotonic()
         known.start = None if start.try_finalize() else start
         teardown.sweep_tensorboards(cluster)
@@ -386,7 +386,7 @@ class KubernetesBackend:
                 run_objects.delete_claim(cluster, name)
         cluster.delete("ConfigMap", run_record.name_of(name))
         self._forget(name)
-        cluster_cache.forget(self._runs, _place(cluster), name)
+        cluster_cache.forget(self._runs, _namespace_ref(cluster), name)
 
     def set_aside(self, name: str, aside: str) -> tuple[Location, ...]:
         """Rename the run's directory on its volume, and what is stored of it here."""
@@ -406,7 +406,7 @@ class KubernetesBackend:
             helper_pod.move_aside(cluster, run, aside)
         if lease is not None:  # nor does the cluster know of the old run any more, should nothing come of the new one
             self._leases[name] = run_record.empty(cluster, lease)
-        cluster_cache.rename(self._runs, _place(cluster), name, aside)
+        cluster_cache.rename(self._runs, _namespace_ref(cluster), name, aside)
         self._forget(name)
         return (status_source.on_claim(run.claim, cluster, aside),) if stays else ()
 
@@ -447,21 +447,21 @@ class KubernetesBackend:
 
     def _cluster(self, name: str) -> Cluster:
         """Return where a run is: where the user says, else where it was started from here, else where the kubeconfig points."""
-        if name not in self._placed:  # found once: what is kept of it may be moved or deleted meanwhile
-            place = cluster_cache.last(self._runs, name, self._where.context, self._where.namespace)
-            self._placed[name] = Cluster(place.context, place.namespace)
-        return self._placed[name]
+        if name not in self._clusters:  # found once: what is kept of it may be moved or deleted meanwhile
+            ref = cluster_cache.last(self._runs, name, self._where.context, self._where.namespace)
+            self._clusters[name] = Cluster(ref.context, ref.namespace)
+        return self._clusters[name]
 
     def _log_directory(self, cluster: Cluster, name: str) -> Path:
-        return cluster_cache.logs(self._runs, _place(cluster), name)
+        return cluster_cache.logs(self._runs, _namespace_ref(cluster), name)
 
 
 def _records(cluster: Cluster) -> list[Object]:
     return cluster.listed("ConfigMap", {**status_source.OURS, COMPONENT: run_record.COMPONENT})
 
 
-def _place(cluster: Cluster) -> cluster_cache.Place:
-    return cluster_cache.Place(cluster.context, cluster.namespace)
+def _namespace_ref(cluster: Cluster) -> cluster_cache.NamespaceRef:
+    return cluster_cache.NamespaceRef(cluster.context, cluster.namespace)
 
 
 def _spec(dumped: dict[str, Any]) -> ClusterSpec:

@@ -79,12 +79,12 @@ except OSError as error:
 # Writes where the tasks would, and says whose that is where it may not.
 _WRITE = f"""
 import os, sys, tempfile
-place = next(one for one in ({CONTAINER_RUNS!r} + "/" + sys.argv[1], {CONTAINER_RUNS!r}) if os.path.isdir(one))
-owner = os.stat(place)
+directory = next(one for one in ({CONTAINER_RUNS!r} + "/" + sys.argv[1], {CONTAINER_RUNS!r}) if os.path.isdir(one))
+owner = os.stat(directory)
 try:
-    tempfile.TemporaryFile(dir=place).close()
+    tempfile.TemporaryFile(dir=directory).close()
 except OSError as error:
-    raise SystemExit(f"{{error.strerror}}: {{place}} belongs to user {{owner.st_uid}}, group {{owner.st_gid}}")
+    raise SystemExit(f"{{error.strerror}}: {{directory}} belongs to user {{owner.st_uid}}, group {{owner.st_gid}}")
 """
 _OWNER = re.compile(r"(/\S*) belongs to user (\d+), group (\d+)")
 
@@ -327,8 +327,8 @@ def _of_claim(run: Run, error: LauncherError) -> Finding:
     owned = _OWNER.search(error.message)
     if owned is None:  # whether it is the claim's fault shows without it
         return warning("claim", f"whether it can be written to is not known: {error.message}", error.remedy)
-    place, user, group = owned.groups()
-    words = f"{place} of {run.claim} belongs to user {user}, group {group}; user {run.options.user} may not write there"
+    directory, user, group = owned.groups()
+    words = f"{directory} of {run.claim} belongs to user {user}, group {group}; user {run.options.user} may not write there"
     return problem("claim", words, f"set kubernetes.user to {user}, or give the directory to {run.options.user}")
 
 

@@ -71,7 +71,7 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = 
         )
         others = []
     take(nodes, others)
-    left = unplaced(nodes, spec, tied)
+    left = unschedulable_roles(nodes, spec, tied)
     if left:
         taints = sorted({taint for role in roles_of(spec).values() for one in nodes for taint in one.repels(_wanted(spec, role))})
         tolerate = f"; {', '.join(taints)} keeps pods off nodes: kubernetes.tolerations lets them on" if taints else ""
@@ -108,8 +108,8 @@ def take(nodes: Sequence[Node], pods: Sequence[Object]) -> None:
                 on.free[key] = on.free.get(key, 0.0) - amount(value)
 
 
-def unplaced(nodes: Sequence[Node], spec: ClusterSpec, tied: Collection[str] = ()) -> list[str]:
-    """Return the roles, with how many tasks of each, that find no place; the largest tasks are placed first.
+def unschedulable_roles(nodes: Sequence[Node], spec: ClusterSpec, tied: Collection[str] = ()) -> list[str]:
+    """Return the roles, with how many tasks of each, that fit on no node; the largest tasks are scheduled first.
 
     Tasks of the `tied` roles are put on one node, as one.
     """
@@ -120,12 +120,12 @@ def unplaced(nodes: Sequence[Node], spec: ClusterSpec, tied: Collection[str] = (
         asked.append((joint or all_of(together), _sum(spec, together.values()), 1))
     for name, wanted, count in sorted(asked, key=lambda one: _size(spec, one[1])):
         for _ in range(count):
-            place = next((one for one in nodes if one.takes(wanted)), None)
-            if place is None:
+            chosen = next((one for one in nodes if one.takes(wanted)), None)
+            if chosen is None:
                 left[name] = left.get(name, 0) + 1
                 continue
             for key, value in wanted.amounts.items():
-                place.free[key] -= value
+                chosen.free[key] -= value
     return [name if name == joint else f"{count} {name}" for name, count in left.items()]
 
 

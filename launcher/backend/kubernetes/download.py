@@ -32,7 +32,7 @@ from launcher.plan import planner
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes.objects import TRAINER, Run
 from launcher.runs import archive
-from launcher.runs.stored import PLACES, Artifact, Stored, missing_artifact
+from launcher.runs.stored import ARTIFACT_DIRECTORIES, Artifact, Stored, missing_artifact
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import RUN_VOLUME
 
@@ -65,11 +65,11 @@ def opened(cluster: Cluster, name: str, run: Run | None, artifact: Artifact) -> 
         )
     if cluster.get("PersistentVolumeClaim", run.claim) is None:
         raise missing_artifact(name, artifact, ())
-    with _served(cluster, run, artifact, PLACES) as (answer, pieces):
+    with _served(cluster, run, artifact, ARTIFACT_DIRECTORIES) as (answer, pieces):
         if answer.status == http.client.NOT_FOUND:
             raise missing_artifact(run.name, artifact, json.loads(answer.read()))
-        place = answer.headers[archive.PLACE_HEADER]
-        where = f"{status_source.on_claim(run.claim, cluster, run.name)}{place}"
+        directory = answer.headers[archive.PATH_HEADER]
+        where = f"{status_source.on_claim(run.claim, cluster, run.name)}{directory}"
         yield Stored(where, pieces, int(answer.headers[archive.SIZE_HEADER]))
 
 
@@ -88,11 +88,11 @@ def run_json(cluster: Cluster, run: Run) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _served(
-    cluster: Cluster, run: Run, artifact: str, places: Mapping[str, Sequence[str]], *, is_probe: bool = False
+    cluster: Cluster, run: Run, artifact: str, paths: Mapping[str, Sequence[str]], *, is_probe: bool = False
 ) -> Iterator[tuple[http.client.HTTPResponse, Iterator[bytes]]]:
     """Give the answer of a pod that has the run's volume, OK or NOT_FOUND, and its content in pieces; the pod is gone afterwards."""
     token, doing = secrets.token_urlsafe(32), f"reading the {artifact} of {run.name}"
-    with _quiet(), helper_pod.serving(cluster, run, _command(run, token, places), doing, is_probe=is_probe) as pod:
+    with _quiet(), helper_pod.serving(cluster, run, _command(run, token, paths), doing, is_probe=is_probe) as pod:
         answer, reads = _answer(cluster, pod, artifact, token)
         with contextlib.closing(answer), reads:
             if answer.status not in {http.client.OK, http.client.NOT_FOUND}:
@@ -139,10 +139,10 @@ def _of_jobs(cluster: Cluster, name: str) -> Run | None:
     return None
 
 
-def _command(run: Run, token: str, places: Mapping[str, Sequence[str]]) -> list[str]:
+def _command(run: Run, token: str, paths: Mapping[str, Sequence[str]]) -> list[str]:
     digest = hashlib.sha256(token.encode()).hexdigest()
     text = Path(archive.__file__).read_text(encoding="utf-8")
-    return ["python", "-c", text, f"{CONTAINER_RUNS}/{run.name}", json.dumps(places), digest, str(_PORT), str(_IDLE)]
+    return ["python", "-c", text, f"{CONTAINER_RUNS}/{run.name}", json.dumps(paths), digest, str(_PORT), str(_IDLE)]
 
 
 def _answer(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:

@@ -19,12 +19,12 @@ def status(cluster: Cluster, seen: pod_status.ClusterSnapshot, directory: Path, 
     """
     run = seen.name
     noted = cluster.get("ConfigMap", run_record.name_of(run))
-    place = status_source.on_claim(run_record.claim_name(run, noted), cluster, run)
+    location = status_source.on_claim(run_record.claim_name(run, noted), cluster, run)
     spec = run_record.spec(noted) or {}
     known = tasks(noted) or stored_tasks(directory)
 
     def made(state: State, reason: str, of: Iterable[TaskStatus]) -> RunStatus:
-        return RunStatus(run, BACKEND, state, reason, run_dir=place, strategy=str(spec.get("strategy", "")), tasks=tuple(of))
+        return RunStatus(run, BACKEND, state, reason, run_dir=location, strategy=str(spec.get("strategy", "")), tasks=tuple(of))
 
     if pods := status_source.pods_of(cluster, run):
         return made(State.RUNNING, "it is being stopped", _leaving(known, pods))

@@ -99,7 +99,7 @@ def run_status(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], events: R
         name=seen.name,
         backend="kubernetes",
         reason_code=why.code if state is State.PENDING else "",
-        run_dir=context.place,
+        run_dir=context.location,
         spec_digest=annotations.get(_DIGEST, ""),
         strategy=annotations.get(_STRATEGY, ""),
         started=min(started, default=None),

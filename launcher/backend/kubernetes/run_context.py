@@ -42,7 +42,7 @@ class Differences:
 class RunContext:
     """Facts that the status of a run has beside what its Jobs, pods and tasks tell."""
 
-    place: Location | None = None
+    location: Location | None = None
     user: str = ""  # empty where that is not known
     is_own: bool = True
     attended: bool = True

@@ -242,8 +242,10 @@ class Watcher:
         if not self.seen.jobs:
             return None
         notified = ledger.words(notifier.noted(self.attendant)) or context.notified
-        context = dataclasses.replace(context, place=place_of(self.seen, self.cluster), attended=self.is_attended(), notified=notified)
-        noted = self._expired() or self._attended(context.place)
+        context = dataclasses.replace(
+            context, location=location_of(self.seen, self.cluster), attended=self.is_attended(), notified=notified
+        )
+        noted = self._expired() or self._attended(context.location)
         return context.of(noted) if noted else self._read(context)
 
     def _add_past_attempts(self, seen: ClusterSnapshot) -> ClusterSnapshot:
@@ -285,14 +287,14 @@ class Watcher:
             self._record = self.cluster.get("ConfigMap", run_record.name_of(self.run))
         return run_record.final(self._record) if run_record.roles(self._record) - there else None
 
-    def _attended(self, place: Location | None) -> RunStatus | None:
+    def _attended(self, location: Location | None) -> RunStatus | None:
         """Return how the run has ended by its attendant, which saw what pods told that are gone since; None while its Jobs are at work."""
         noted = attendant_notes.final(self._source.attendant)
         if noted is None or not all(map(pod_status.is_at_rest, self.seen.jobs)):
             return None
         if noted.state is State.FAILED and all(pod_status.condition(job, "Complete") for job in self.seen.jobs):
             return None  # somebody has let it go on since
-        return dataclasses.replace(noted, run_dir=place)
+        return dataclasses.replace(noted, run_dir=location)
 
     def _read(self, context: RunContext) -> RunStatus:
         tasks = pod_status.tasks(self.seen, self.cluster.now())
@@ -311,7 +313,7 @@ class Watcher:
         return pod_status.run_status(self.seen, tasks, self._run_events, context)
 
 
-def place_of(seen: ClusterSnapshot, cluster: Cluster) -> Location | None:
+def location_of(seen: ClusterSnapshot, cluster: Cluster) -> Location | None:
     """Return where the run stores its files, None where it has no volume."""
     claim = next((claims[RUN_VOLUME] for job in seen.jobs if RUN_VOLUME in (claims := _mounted(job))), None)
     return on_claim(claim, cluster, seen.name) if claim else None

@@ -36,7 +36,7 @@ def of_pod(
         return None
     message = _scheduling(pod)
     if _ELSEWHERE.search(message):
-        claim = _placed(pod, claims)
+        claim = _selected_node_annotations(pod, claims)
         return _on_its_node(claim[_SELECTED_NODE], claim.get(_PROVISIONER, ""), pods, message) if claim else None
     if _AFFINITY_UNMET in message and VOLUME_LABEL in (pod["metadata"].get("labels") or {}):
         return _of_affinity(pod, pods, message, leader_completed=leader_completed)
@@ -150,7 +150,7 @@ def _scheduling(pod: Object) -> str:
     return str(scheduled.get("message", "")) if scheduled.get("status") == "False" else ""
 
 
-def _placed(pod: Object, claims: Iterable[Object]) -> Mapping[str, str]:
+def _selected_node_annotations(pod: Object, claims: Iterable[Object]) -> Mapping[str, str]:
     """Return the annotations of the pod's claim whose volume was made for a node, none where none was."""
     wanted = _claims(pod)
     noted = (one["metadata"].get("annotations") or {} for one in claims if one["metadata"]["name"] in wanted)

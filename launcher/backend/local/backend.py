@@ -14,7 +14,7 @@ from launcher.runs import archive, locks, orphans, spawn
 from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import Location, RunStatus
-from launcher.runs.stored import PLACES, Artifact, Stored, missing_artifact, still_runs
+from launcher.runs.stored import ARTIFACT_DIRECTORIES, Artifact, Stored, missing_artifact, still_runs
 from launcher.runs.supervised_runs import KILL_TIMEOUT, SupervisedRuns
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class LocalBackend(SupervisedRuns):
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
         layout = self._known(name)
         with translate_os_errors(f"reading the {artifact} of {name}"):
-            there = archive.found(layout.run_dir, PLACES)
+            there = archive.found(layout.run_dir, ARTIFACT_DIRECTORIES)
             if artifact not in there:
                 raise missing_artifact(name, artifact, there)
             tree = archive.Tree(layout.run_dir / there[artifact])
@@ -80,12 +80,17 @@ class LocalBackend(SupervisedRuns):
             yield Stored(str(layout.run_dir / there[artifact]), tree.stream(), tree.size)
 
     def _status(self, layout: RunPaths) -> RunStatus:
-        """Return how a run is, with places as they are now: its directory may have been moved aside or copied since."""
+        """Return how a run is, with paths as they are now: its directory may have been moved aside or copied since."""
         status = super()._status(layout)
-        checkpoint = status.checkpoint and str(layout.run_dir / PLACES[Artifact.CHECKPOINTS][0] / Path(status.checkpoint).name)
+        checkpoint = status.checkpoint and str(
+            layout.run_dir / ARTIFACT_DIRECTORIES[Artifact.CHECKPOINTS][0] / Path(status.checkpoint).name
+        )
         return dataclasses.replace(status, run_dir=Location("directory", str(layout.run_dir)), model=_model(layout), checkpoint=checkpoint)
 
 
 def _model(layout: RunPaths) -> str | None:
     """Return where the run's exported model is, None where it has none."""
-    return next((str(layout.run_dir / place) for place in PLACES[Artifact.MODEL] if (layout.run_dir / place).is_dir()), None)
+    return next(
+        (str(layout.run_dir / directory) for directory in ARTIFACT_DIRECTORIES[Artifact.MODEL] if (layout.run_dir / directory).is_dir()),
+        None,
+    )

@@ -17,11 +17,11 @@ class Lifelines:
 
     def of(self, task: str) -> int:
         """Return the read end whose closing tells the task to stop."""
-        return self._pipes[self._place(task)][0]
+        return self._pipes[self._wave_index(task)][0]
 
     def inherited_by(self, task: str) -> tuple[int, ...]:
         """Return the write ends that the task is to hold as well: those of the wave after its own."""
-        return tuple(writing for _, writing in self._pipes[self._place(task) + 1 :][:1])
+        return tuple(writing for _, writing in self._pipes[self._wave_index(task) + 1 :][:1])
 
-    def _place(self, task: str) -> int:
-        return next(place for place, wave in enumerate(self._waves) if task in wave)
+    def _wave_index(self, task: str) -> int:
+        return next(index for index, wave in enumerate(self._waves) if task in wave)

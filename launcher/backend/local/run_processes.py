@@ -1,6 +1,6 @@
 """The tasks of a local run as processes of this machine: what is seen of them, for the controller that supervises the run.
 
-It waits for output, signals and deadlines in one place. Imports neither TensorFlow nor what draws on terminals.
+It waits for output, signals and deadlines in one loop. Imports neither TensorFlow nor what draws on terminals.
 `python -m launcher.backend.local RUN_DIR` is started by launcher.runs.spawn.
 """
 
@@ -43,7 +43,7 @@ class RunProcesses(Runtime):
 
     def __init__(self, layout: RunPaths, plan: Plan, reservation: ports.PortReservation, lifeline: int | None) -> None:
         self._layout, self._plan, self._ports = layout, plan, reservation
-        self.place = Location("directory", str(layout.run_dir))
+        self.location = Location("directory", str(layout.run_dir))
         lifelines = Lifelines(stop_order.waves(plan))
         self.tasks = [ProcessTask(task, layout, lifelines, self._follow) for task in plan.tasks]
         self._selector = selectors.DefaultSelector()

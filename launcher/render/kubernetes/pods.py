@@ -207,7 +207,7 @@ def _volumes(run: Run, group: Group) -> list[Object]:
     elif _has_scratch(run):
         own.insert(0, storage.scratch())
     if run.spec.code is not None:
-        own.append({"name": "code", "configMap": {"name": code_name(run), "defaultMode": _EXECUTABLE, **_places(run)}})
+        own.append({"name": "code", "configMap": {"name": code_name(run), "defaultMode": _EXECUTABLE, **_key_to_path(run)}})
     if role_rules.brings_parent(group.task):
         own.append({"name": _PARENT, "configMap": {"name": parent_name(run)}})
     extra_mounts = extra_containers.mounted(run, group.role)
@@ -223,7 +223,7 @@ def _has_scratch(run: Run) -> bool:
     return run.spec.train is None and run.storage is not None
 
 
-def _places(run: Run) -> Object:
+def _key_to_path(run: Run) -> Object:
     listed = items(run)
     return {"items": listed} if any(item["key"] != item["path"] for item in listed) else {}
 

@@ -21,7 +21,7 @@ from tests.launcher.backend.local.running import FOREVER, Runs
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Iterator[dict[str, Runs]]:
+def runs_on(tmp_path: Path) -> Iterator[dict[str, Runs]]:
     found = {on: Runs(runs_directory(tmp_path, on)) for on in ("local", "docker")}
     yield found
     for on, runs in found.items():
@@ -29,33 +29,33 @@ def places(tmp_path: Path) -> Iterator[dict[str, Runs]]:
             runs.backend.stop("run", now=True)
 
 
-def choose(places: dict[str, Runs], *, one: bool = False) -> str:
-    backends: dict[str, Backend] = {on: LocalBackend(runs.directory) for on, runs in places.items()}
+def choose(runs_on: dict[str, Runs], *, one: bool = False) -> str:
+    backends: dict[str, Backend] = {on: LocalBackend(runs.directory) for on, runs in runs_on.items()}
     chosen = _choose("run", backends, one=one)
     return next(on for on, backend in backends.items() if backend is chosen)
 
 
 def test_a_live_run_goes_before_one_that_has_ended_and_then_the_newest(
-    places: dict[str, Runs], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs_on: dict[str, Runs], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    places["local"].start({"chief": FOREVER})
-    places["docker"].start({"chief": "print('done')"})
-    places["docker"].wait()
+    runs_on["local"].start({"chief": FOREVER})
+    runs_on["docker"].start({"chief": "print('done')"})
+    runs_on["docker"].wait()
     assert backends_of(tmp_path, "run") == ["local", "docker"]
     assert run_names(tmp_path) == ["run"]
-    assert choose(places, one=True) == "local"
+    assert choose(runs_on, one=True) == "local"
     told = "run is on local (running), on docker (succeeded): this is the one on local; --on names another\n"
     assert capsys.readouterr().err == told
-    places["local"].backend.stop("run", now=True)
-    assert choose(places, one=True) == "docker"
+    runs_on["local"].backend.stop("run", now=True)
+    assert choose(runs_on, one=True) == "docker"
 
 
-def test_of_several_live_ones_none_is_stopped_and_the_newest_is_shown(places: dict[str, Runs], golden: Golden) -> None:
+def test_of_several_live_ones_none_is_stopped_and_the_newest_is_shown(runs_on: dict[str, Runs], golden: Golden) -> None:
     for on in ("docker", "local"):
-        places[on].start({"chief": FOREVER})
-    assert choose(places) == "local"
+        runs_on[on].start({"chief": FOREVER})
+    assert choose(runs_on) == "local"
     with pytest.raises(UsageError, match="run runs on local and on docker") as refused:
-        choose(places, one=True)
+        choose(runs_on, one=True)
     golden(refused.value.remedy)
 
 
@@ -68,9 +68,9 @@ class Unreachable(LocalBackend):
 
 
 def test_a_live_run_is_stopped_though_a_cluster_cannot_be_asked_and_one_that_has_ended_is_not(
-    places: dict[str, Runs], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs_on: dict[str, Runs], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    local = places["local"]
+    local = runs_on["local"]
     local.start({"chief": FOREVER})
     backends: dict[str, Backend] = {"local": local.backend, "kubernetes": Unreachable(tmp_path)}
     assert _choose("run", backends, one=True) is local.backend
@@ -82,39 +82,39 @@ def test_a_live_run_is_stopped_though_a_cluster_cannot_be_asked_and_one_that_has
         _choose("run", backends, one=True)
 
 
-def test_without_a_name_what_is_noted_of_clusters_counts_only_where_nothing_is_here(places: dict[str, Runs], tmp_path: Path) -> None:
-    place = tmp_path / ".kubernetes" / "context" / "namespace" / "gone" / "place.json"
-    place.parent.mkdir(parents=True)
-    place.touch()
+def test_without_a_name_what_is_noted_of_clusters_counts_only_where_nothing_is_here(runs_on: dict[str, Runs], tmp_path: Path) -> None:
+    note = tmp_path / ".kubernetes" / "context" / "namespace" / "gone" / "place.json"
+    note.parent.mkdir(parents=True)
+    note.touch()
     assert run_names(tmp_path) == ["gone"]
-    places["local"].start({"chief": "print('done')"})
-    places["local"].wait()
+    runs_on["local"].start({"chief": "print('done')"})
+    runs_on["local"].wait()
     assert open_run(None, None, tmp_path, Where())[1] == "run"
     assert run_names(tmp_path) == ["gone", "run"]
 
 
 @pytest.mark.parametrize("removed", [False, True])
-def test_processes_of_an_interrupted_run_go_before_a_newer_run_that_has_ended(places: dict[str, Runs], removed: bool) -> None:
-    local = places["local"]
+def test_processes_of_an_interrupted_run_go_before_a_newer_run_that_has_ended(runs_on: dict[str, Runs], removed: bool) -> None:
+    local = runs_on["local"]
     local.start({"chief": FOREVER})
     local.until_line("up")
-    places["docker"].start({"chief": "print('done')"})
-    places["docker"].wait()
+    runs_on["docker"].start({"chief": "print('done')"})
+    runs_on["docker"].wait()
     os.kill(local.supervisor(), signal.SIGKILL)
     local.until("the run to be interrupted", lambda: local.backend.status("run").state is State.INTERRUPTED)
     if removed:
         shutil.rmtree(local.layout().run_dir)
-    assert choose(places, one=True) == "local"
+    assert choose(runs_on, one=True) == "local"
     local.backend.stop("run", now=True)
     assert local.processes() == []
-    assert choose(places, one=True) == "docker"
+    assert choose(runs_on, one=True) == "docker"
 
 
-def test_without_a_name_every_run_is_counted_wherever_it_is(places: dict[str, Runs], tmp_path: Path, golden: Golden) -> None:
-    places["docker"].start({"chief": "print('done')"}, name="other")
-    places["docker"].wait("other")
-    places["local"].start({"chief": "print('done')"})
-    places["local"].wait()
+def test_without_a_name_every_run_is_counted_wherever_it_is(runs_on: dict[str, Runs], tmp_path: Path, golden: Golden) -> None:
+    runs_on["docker"].start({"chief": "print('done')"}, name="other")
+    runs_on["docker"].wait("other")
+    runs_on["local"].start({"chief": "print('done')"})
+    runs_on["local"].wait()
     with pytest.raises(UsageError, match="there are 2 runs") as refused:
         open_run(None, None, tmp_path, Where())
     golden(refused.value.remedy)

@@ -95,27 +95,27 @@ def test_of_a_stream_that_ends_early_nothing_is_left(length: int, tmp_path: Path
 
 
 def test_what_is_there_is_replaced_as_a_whole_and_only_when_asked_to(tmp_path: Path) -> None:
-    place = tmp_path / "copy"
-    place.mkdir()
-    (place / "old").touch()
+    target = tmp_path / "copy"
+    target.mkdir()
+    (target / "old").touch()
     with pytest.raises(UsageError, match="is there already") as refused:
-        unpacking.check(place, tmp_path / "runs", replace=False)
+        unpacking.check(target, tmp_path / "runs", replace=False)
     assert "--force" in refused.value.remedy
-    unpacking.check(place, tmp_path / "runs", replace=True)
-    unpack(packed(("top/new", b"x")), place, replace=True)
+    unpacking.check(target, tmp_path / "runs", replace=True)
+    unpack(packed(("top/new", b"x")), target, replace=True)
     assert [path.name for path in tmp_path.rglob("*")] == ["copy", "new"]
 
 
 def test_what_was_made_there_during_the_copy_is_not_replaced_unasked(tmp_path: Path) -> None:
-    place = tmp_path / "copy"
+    target = tmp_path / "copy"
 
     def chunks() -> Iterator[bytes]:
         yield from pieces(packed(("top/new", b"x")))
-        place.mkdir()
-        (place / "mine").touch()
+        target.mkdir()
+        (target / "mine").touch()
 
     with pytest.raises(UsageError, match="is there already"):
-        unpacking.unpack(chunks(), place, replace=False, seen=lambda _: None)
+        unpacking.unpack(chunks(), target, replace=False, seen=lambda _: None)
     assert [path.name for path in tmp_path.rglob("*")] == ["copy", "mine"]
 
 

@@ -159,9 +159,9 @@ def test_of_a_run_on_a_cluster_another_data_set_or_code_is_a_change(
     "target, path, found", [("docker", "/b/sets", []), ("docker", "/b/other", ["volumes"]), ("kubernetes", "/b/other", [])]
 )
 def test_a_volume_s_directory_is_compared_as_from_the_spec_s(target: Target, path: str, found: list[str], tmp_path: Path) -> None:
-    place = tmp_path / (".docker/toy" if target == "docker" else "toy") / "launcher"
-    place.mkdir(parents=True)
-    (place / "plan.json").write_text(json.dumps({"spec_dir": "/a"}))
+    directory = tmp_path / (".docker/toy" if target == "docker" else "toy") / "launcher"
+    directory.mkdir(parents=True)
+    (directory / "plan.json").write_text(json.dumps({"spec_dir": "/a"}))
 
     def made(path: str) -> ClusterSpec:
         volume = {"name": "data", "mount_path": "/sets", "path": path, "source": {"persistentVolumeClaim": {"claimName": "data"}}}

@@ -114,8 +114,8 @@ def test_validate_tells_of_every_file_and_every_problem(here: Path, spec: Spec, 
     assert run(["validate", good, "one.yaml", "missing.yaml"]) == 2
     told = capsys.readouterr()
     assert told.out.startswith("toy.yaml: ok: 1 task (1 chief), single, python ")
-    for place in ("one.yaml:3:1", "one.yaml:5:1", "missing.yaml:1:1"):
-        assert place in told.err
+    for location in ("one.yaml:3:1", "one.yaml:5:1", "missing.yaml:1:1"):
+        assert location in told.err
     assert "error: 3 problems" in told.err
     assert run(["validate", good, "one.yaml", "--json"]) == 2
     told = capsys.readouterr()

@@ -73,7 +73,7 @@ def test_the_evaluator_is_told_of_the_cluster_but_is_not_in_it() -> None:
 
 def test_readdress_changes_the_addresses_everywhere_and_nothing_else() -> None:
     made = planned(strategy="parameter_server", roles=PS_ROLES)
-    held = {name: f"127.0.0.1:{40000 + place}" for place, name in enumerate(["chief", "worker-0", "worker-1", "ps-0", "ps-1"])}
+    held = {name: f"127.0.0.1:{40000 + index}" for index, name in enumerate(["chief", "worker-0", "worker-1", "ps-0", "ps-1"])}
     moved = readdress(made, held)
     assert {task.name: task.address for task in moved.tasks} == {**held, "evaluator": ""}
     cluster = {"chief": [held["chief"]], "worker": [held["worker-0"], held["worker-1"]], "ps": [held["ps-0"], held["ps-1"]]}

@@ -18,7 +18,7 @@ import pytest
 
 from launcher.backend.kubernetes import download
 from launcher.runs import archive
-from launcher.runs.stored import PLACES
+from launcher.runs.stored import ARTIFACT_DIRECTORIES
 
 TOKEN = "who knows it may read"  # noqa: S105 - of this test
 
@@ -76,10 +76,10 @@ def test_a_file_that_becomes_shorter_is_no_end_of_the_stream(tmp_path: Path) -> 
 
 
 def test_an_empty_directory_is_nothing(run_dir: Path) -> None:
-    assert archive.found(run_dir, PLACES) == {"model": "export/best"}
+    assert archive.found(run_dir, ARTIFACT_DIRECTORIES) == {"model": "export/best"}
     (run_dir / "export" / "best").unlink()
     (run_dir / "export" / "last").symlink_to("best-3-abc")
-    assert archive.found(run_dir, PLACES) == {"model": "export/last"}
+    assert archive.found(run_dir, ARTIFACT_DIRECTORIES) == {"model": "export/last"}
     (run_dir / "run.json").write_text("{}")
     assert archive.found(run_dir, {"run": ("run.json",)}) == {"run": "run.json"}
     with contextlib.closing(archive.Tree(run_dir / "run.json")) as tree, tarfile.open(fileobj=io.BytesIO(b"".join(tree.stream()))) as tar:
@@ -89,7 +89,9 @@ def test_an_empty_directory_is_nothing(run_dir: Path) -> None:
 def server(run_dir: Path, port: int, idle: float) -> subprocess.Popen[bytes]:
     text = Path(archive.__file__).read_text(encoding="utf-8")
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
-    return subprocess.Popen([sys.executable, "-I", "-c", text, str(run_dir), json.dumps(PLACES), digest, str(port), str(idle)])
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", text, str(run_dir), json.dumps(ARTIFACT_DIRECTORIES), digest, str(port), str(idle)]
+    )
 
 
 @pytest.fixture
@@ -124,7 +126,7 @@ def test_the_server_gives_a_directory_to_the_holder_of_the_token_alone(port: int
     assert (status, json.loads(body)) == (404, ["model"])
     assert ask(port, "/../checkpoints", TOKEN)[0] == 404
     status, headers, body = ask(port, "/model", TOKEN)
-    assert (status, headers[archive.SIZE_HEADER], headers[archive.PLACE_HEADER]) == (200, "7004", "export/best")
+    assert (status, headers[archive.SIZE_HEADER], headers[archive.PATH_HEADER]) == (200, "7004", "export/best")
     assert members(body)["model.keras"] == b"weights" * 1000
 
 

@@ -20,12 +20,12 @@ from tests import forked
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 600 kB, in memory."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", place], check=False).returncode:
+    mount_point = tmp_path / "disk"
+    mount_point.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", mount_point], check=False).returncode:
         pytest.skip("only root can mount a disk of the test's own")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
+    yield mount_point
+    subprocess.run(["umount", "-l", mount_point], check=True)
 
 
 def fill(disk: Path) -> None:

@@ -55,27 +55,27 @@ def test_held_ports_are_given_to_nobody_who_asks_for_any() -> None:
 
 
 def test_locked_ports_are_below_those_that_systems_give_out_and_free_again_later(tmp_path: Path) -> None:
-    place = tmp_path / "ports"
-    with by_locking(place)(5) as held:
+    directory = tmp_path / "ports"
+    with by_locking(directory)(5) as held:
         assert all(20_000 <= port < 32_000 for port in held.ports)
-    assert {path.name for path in place.iterdir()} >= {str(port) for port in held.ports}
-    with by_locking(place)(5):
+    assert {path.name for path in directory.iterdir()} >= {str(port) for port in held.ports}
+    with by_locking(directory)(5):
         pass
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "open to all"])
 def test_locks_are_made_in_no_directory_that_others_can_use(kind: str, tmp_path: Path) -> None:
-    place = tmp_path / "ports"
+    directory = tmp_path / "ports"
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     if kind == "link":
-        place.symlink_to(tmp_path / "elsewhere")
+        directory.symlink_to(tmp_path / "elsewhere")
     elif kind == "file":
-        place.write_text("")
+        directory.write_text("")
     else:
-        place.mkdir()
-        place.chmod(0o777)
-    with pytest.raises(LauncherError, match=str(place)) as error:
-        ports.reserve_by_locking(1, place)
+        directory.mkdir()
+        directory.chmod(0o777)
+    with pytest.raises(LauncherError, match=str(directory)) as error:
+        ports.reserve_by_locking(1, directory)
     assert "TMPDIR" in error.value.remedy
     assert list((tmp_path / "elsewhere").iterdir()) == []
 

@@ -18,7 +18,7 @@ from trainer.exit_codes import describe
 from trainer.strategies import Scope, Strategy
 
 
-class Placed(ControlledTask):
+class ScriptedTask(ControlledTask):
     """A task that a test runs: it ends when the test says so, and what is done to it is noted."""
 
     ran_for = 0.0
@@ -72,7 +72,7 @@ class Script(Runtime):
 
     backend = "local"
 
-    def __init__(self, tasks: list[Placed]) -> None:
+    def __init__(self, tasks: list[ScriptedTask]) -> None:
         self.tasks = tasks
         self.steps: list[Callable[[], object]] = []
         self.outcome: Outcome | None = None
@@ -120,7 +120,7 @@ class Made:
         )
         where, decisive = str(self.layout.run_dir), (names[0],)
         plan = Plan("run", "local", strategy, "", tasks, where, 600.0, 30.0, None, decisive, restarts_stalled=restarts_stalled)
-        self.tasks = {task.name: Placed(task, self.layout.log(task.name)) for task in tasks}
+        self.tasks = {task.name: ScriptedTask(task, self.layout.log(task.name)) for task in tasks}
         self.script = Script(list(self.tasks.values()))
         self.run = RunController(self.layout, plan, self.script.tasks, self.script)
 

@@ -43,10 +43,10 @@ def test_a_tensorboard_that_has_ended_answers_nowhere() -> None:
 
 def test_the_volume_is_the_one_that_is_mounted() -> None:
     mounts = [{"Destination": "/code", "Source": "/home/me/src"}, {"Destination": "/runs", "Name": "other_run"}]
-    assert container_status.place_of([container("ps-0"), container("chief", Mounts=mounts)], "toy") == Location("volume", "other_run")
+    assert container_status.location_of([container("ps-0"), container("chief", Mounts=mounts)], "toy") == Location("volume", "other_run")
     for known in ([container("ps-0", Config={"Env": ["RUN_DIR=/runs/toy"]})], []):
-        assert container_status.place_of(known, "toy") == Location("volume", "toy_run")
-    assert container_status.place_of([container("ps-0", Config={"Env": ["HOME=/tmp"]})], "toy") is None
+        assert container_status.location_of(known, "toy") == Location("volume", "toy_run")
+    assert container_status.location_of([container("ps-0", Config={"Env": ["HOME=/tmp"]})], "toy") is None
 
 
 @pytest.mark.parametrize("created, started", [("2026-01-31T10:00:00Z", 1769853600.0), ("some day", None), (None, None)])

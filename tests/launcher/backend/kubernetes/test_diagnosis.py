@@ -299,10 +299,10 @@ def test_a_configmap_of_the_runs_own_is_not_for_the_user_to_make(name: str, *, i
     assert ("kubernetes.env_from" in found.remedy) is not is_own
 
 
-@pytest.mark.parametrize("place, is_volume", [("/runs/digits/checkpoints", True), ("/srv/runs", False)])
-def test_a_volume_of_another_user_names_the_field(place: str, *, is_volume: bool) -> None:
+@pytest.mark.parametrize("path, is_volume", [("/runs/digits/checkpoints", True), ("/srv/runs", False)])
+def test_a_volume_of_another_user_names_the_field(path: str, *, is_volume: bool) -> None:
     found = diagnosis.of_pod(
-        container(terminated={"reason": "Error", "exitCode": 1, "message": f"PermissionError: [Errno 13] Permission denied: '{place}'\n"})
+        container(terminated={"reason": "Error", "exitCode": 1, "message": f"PermissionError: [Errno 13] Permission denied: '{path}'\n"})
     )
     assert found is not None
     assert ("kubernetes.user" in found.remedy) is is_volume

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.kubernetes.doctor_capacity import Node, node, take, unplaced
+from launcher.backend.kubernetes.doctor_capacity import Node, node, take, unschedulable_roles
 from launcher.backend.kubernetes.node_capacity import amount
 from launcher.spec.models import ClusterSpec
 from tests.golden_messages import Golden
@@ -29,7 +29,7 @@ def test_quantities_are_read_as_kubernetes_writes_them(quantity: object, number:
 def test_tasks_that_fit_one_by_one_and_not_together_are_named() -> None:
     nodes = [node(a_node("a", gpus="2")), node(a_node("b", gpus="1"))]
     asked = spec(chief={}, ps={}, worker={"replicas": 4, "gpus": 1})
-    assert unplaced(nodes, asked) == ["1 worker"]
+    assert unschedulable_roles(nodes, asked) == ["1 worker"]
 
 
 def test_what_other_pods_have_is_not_free() -> None:
@@ -39,7 +39,7 @@ def test_what_other_pods_have_is_not_free() -> None:
     ended = {"spec": {"nodeName": "a", "containers": [container]}, "status": {"phase": "Succeeded"}}
     take(nodes, [running, ended])
     assert nodes[0].free["cpu"] == 2
-    assert unplaced(nodes, spec(chief={"cpu": 3}, ps={}, worker={})) == ["1 chief"]
+    assert unschedulable_roles(nodes, spec(chief={"cpu": 3}, ps={}, worker={})) == ["1 chief"]
 
 
 TAINT = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}
@@ -59,31 +59,31 @@ TAINT = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}
 def test_a_taint_keeps_off_who_does_not_tolerate_it(tolerations: list[dict[str, str]], left: list[str]) -> None:
     tainted = a_node("a") | {"spec": {"taints": [TAINT, {"key": "soft", "effect": "PreferNoSchedule"}]}}
     asked = {"version": 1, "name": "digits", "kubernetes": {"tolerations": tolerations}}
-    assert unplaced([node(tainted)], ClusterSpec.model_validate(asked)) == left
+    assert unschedulable_roles([node(tainted)], ClusterSpec.model_validate(asked)) == left
 
 
 def test_a_gpus_own_taint_is_tolerated_by_tasks_with_gpus_alone() -> None:
     own = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
     nodes = [node(a_node("a", gpus="2") | {"spec": {"taints": [own]}})]
-    assert unplaced(nodes, spec(chief={}, ps={}, worker={"gpus": 1})) == ["1 chief", "1 ps"]
+    assert unschedulable_roles(nodes, spec(chief={}, ps={}, worker={"gpus": 1})) == ["1 chief", "1 ps"]
 
 
 def test_a_gpu_of_another_type_does_not_do() -> None:
     nodes = [node(a_node("a", gpus="8"))]
     asked = spec(chief={}, ps={}, worker={"gpus": 1, "gpu_type": "NVIDIA-H100-80GB-HBM3"})
-    assert unplaced(nodes, asked) == ["1 worker"]
-    assert unplaced([Node("none", {})], asked) == ["1 worker", "1 chief", "1 ps"]
+    assert unschedulable_roles(nodes, asked) == ["1 worker"]
+    assert unschedulable_roles([Node("none", {})], asked) == ["1 worker", "1 chief", "1 ps"]
 
 
 @pytest.mark.parametrize("beside, left", [("sidecars", ["1 chief"]), ("init_containers", [])])
 def test_sidecars_take_beside_their_task_and_init_containers_before_it(beside: str, left: list[str]) -> None:
     one = [{"name": "one", "image": "one:1", "cpu": 5, "memory": "1Gi"}]
-    assert unplaced([node(a_node("a"))], spec(chief={"cpu": 4, beside: one}, ps={}, worker={})) == left
+    assert unschedulable_roles([node(a_node("a"))], spec(chief={"cpu": 4, beside: one}, ps={}, worker={})) == left
 
 
 def test_tasks_that_a_volume_ties_have_to_fit_on_one_node(golden: Golden) -> None:
     asked = spec(chief={"cpu": 5}, evaluator={"cpu": 5}, ps={"cpu": 1}, worker={"cpu": 2})
     apart, tied = ([node(a_node("a")), node(a_node("b"))] for _ in range(2))
-    assert unplaced(apart, asked) == []
-    golden(*unplaced(tied, asked, ("chief", "evaluator")))
-    assert unplaced([node(a_node("a", cpu="10")), node(a_node("b"))], asked, ("chief", "evaluator")) == []
+    assert unschedulable_roles(apart, asked) == []
+    golden(*unschedulable_roles(tied, asked, ("chief", "evaluator")))
+    assert unschedulable_roles([node(a_node("a", cpu="10")), node(a_node("b"))], asked, ("chief", "evaluator")) == []

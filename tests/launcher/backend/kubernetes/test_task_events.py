@@ -26,11 +26,11 @@ def test_progress_of_the_chief_is_the_runs_and_it_speaks_for_workers() -> None:
         ]
     )
     tasks = (TaskStatus("chief", State.RUNNING), TaskStatus("worker-0", State.RUNNING))
-    place = Location("claim", "digits", "digits/", "namespace team-a")
-    told = run_status(ClusterSnapshot("digits", ()), tasks, run_events, RunContext(place))
+    location = Location("claim", "digits", "digits/", "namespace team-a")
+    told = run_status(ClusterSnapshot("digits", ()), tasks, run_events, RunContext(location))
     assert (told.step, told.steps, told.loss, told.checkpoint_step, told.eta) == (40, 100, 0.5, 30, 30.0)
     assert (told.tasks[1].local_step, told.tasks[1].examples_per_second) == (20, 50.0)
-    assert (told.run_dir, str(told.run_dir)) == (place, "claim digits in namespace team-a, digits/")
+    assert (told.run_dir, str(told.run_dir)) == (location, "claim digits in namespace team-a, digits/")
 
 
 def test_who_waits_for_peers_does_not_run_yet() -> None:

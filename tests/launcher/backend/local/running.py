@@ -50,7 +50,7 @@ class Runs:
             "env": {"RUN_DIR": run_dir, "RUN_NAME": name, "PYTHONPATH": os.getcwd(), **fields.pop("env", {})},  # noqa: PTH109
             "supervised": fields.pop("supervised", False),
         }
-        tasks = tuple(_task(task, text, place, **task_fields) for place, (task, text) in enumerate(programs.items()))
+        tasks = tuple(_task(task, text, index, **task_fields) for index, (task, text) in enumerate(programs.items()))
         settings: dict[str, Any] = {
             "target": "local", "strategy": "parameter_server", "spec_digest": "d1", "start_timeout": 20.0, "grace_period": 5.0,
             "deadline": None, "decisive": (tasks[0].name,), "graces": {"worker": 0.5, "ps": 0.0, "evaluator": 0.5},
@@ -113,7 +113,7 @@ class Runs:
         ]
 
 
-def _task(name: str, text: str, place: int, *, scope: Scope, max_restarts: int, env: dict[str, str], supervised: bool) -> Task:
+def _task(name: str, text: str, port_offset: int, *, scope: Scope, max_restarts: int, env: dict[str, str], supervised: bool) -> Task:
     role, _, index = name.partition("-")
     roles: dict[str, RoleName] = {"chief": "chief", "worker": "worker", "ps": "ps", "evaluator": "evaluator"}
     program = (sys.executable, "-u", "-c", "import os, sys, time, signal, subprocess\n" + text)
@@ -121,7 +121,7 @@ def _task(name: str, text: str, place: int, *, scope: Scope, max_restarts: int, 
         name=name,
         role=roles[role],
         index=int(index or 0),
-        address=f"127.0.0.1:{2222 + place}",
+        address=f"127.0.0.1:{2222 + port_offset}",
         tf_config={"cluster": {}, "task": {"type": role, "index": int(index or 0)}},
         command=(sys.executable, "-P", "-m", "trainer", "--", *program) if supervised else program,
         env=env,
