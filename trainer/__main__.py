@@ -98,8 +98,8 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
     """Part the trainer's own arguments from the user's command; None where there is no `--`."""
     if "--" not in arguments:
         return arguments, None
-    place = arguments.index("--")
-    return arguments[:place], arguments[place + 1 :]
+    index = arguments.index("--")
+    return arguments[:index], arguments[index + 1 :]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -155,11 +155,11 @@ def settings_of(document: Any, origin: str) -> CommandSettings:
     return CommandSettings(**document)
 
 
-def _problem(place: str, value: Any, field: Field[Any] | None, known: list[str]) -> list[str]:
+def _problem(path: str, value: Any, field: Field[Any] | None, known: list[str]) -> list[str]:
     if field is None:
-        near = difflib.get_close_matches(place.rpartition(".")[2], known, n=1)
+        near = difflib.get_close_matches(path.rpartition(".")[2], known, n=1)
         remedy = f"did you mean {near[0]!r}?" if near else "remove it"
-        return [f"{place} is an unknown key; expected one of {', '.join(known)}; {remedy}"]
+        return [f"{path} is an unknown key; expected one of {', '.join(known)}; {remedy}"]
     expected, fits = _EXPECTED.get(field.name) or _EXPECTED[str(field.type)]
     shown = repr(value)
-    return [] if fits(value) else [f"{place} is {shown if len(shown) <= 60 else shown[:57] + '...'}; expected {expected}; correct it"]
+    return [] if fits(value) else [f"{path} is {shown if len(shown) <= 60 else shown[:57] + '...'}; expected {expected}; correct it"]

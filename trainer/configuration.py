@@ -100,21 +100,21 @@ def _workload_problems(origin: str, document: dict[str, Any]) -> list[str]:
 
 
 def _explain(origin: str, model: type[Settings], problem: ErrorDetails) -> str:
-    """Say one of pydantic's errors as place, value, expectation and remedy."""
+    """Say one of pydantic's errors as path, value, expectation and remedy."""
     *above, last = problem["loc"] or ("",)
-    place = ".".join([origin, *map(str, problem["loc"])])
+    path = ".".join([origin, *map(str, problem["loc"])])
     parent = _model_at(model, above)
     fields = parent.model_fields if parent else {}
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(last), fields, n=1)
-        return f"{place} is an unknown key; expected one of {', '.join(fields)}; {f'did you mean {near[0]!r}?' if near else 'remove it'}"
+        return f"{path} is an unknown key; expected one of {', '.join(fields)}; {f'did you mean {near[0]!r}?' if near else 'remove it'}"
     field = fields.get(str(last))
     about = f" ({field.description.rstrip('.')})" if field and field.description else ""
     if problem["type"] == "missing":
-        return f"{place} is missing{about}; add it"
+        return f"{path} is missing{about}; add it"
     message = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     shown = repr(problem["input"])
-    return f"{place} is {shown if len(shown) <= 60 else shown[:57] + '...'}; expected {message}{about}; correct it"
+    return f"{path} is {shown if len(shown) <= 60 else shown[:57] + '...'}; expected {message}{about}; correct it"
 
 
 def _model_at(model: type[BaseModel] | None, path: list[int | str]) -> type[BaseModel] | None:

@@ -117,7 +117,7 @@ class Prober:
         if not found:
             self._finish(probe, reason)
             return
-        family, kind, protocol, _, place = found[0]
+        family, kind, protocol, _, address = found[0]
         try:
             connection = socket.socket(family, kind, protocol)
         except OSError as error:
@@ -125,7 +125,7 @@ class Prober:
             return
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-        code = connection.connect_ex(place)
+        code = connection.connect_ex(address)
         if code not in {0, errno.EINPROGRESS}:
             connection.close()
             self._connect(probe, found[1:], _describe(code))

@@ -202,13 +202,13 @@ def _train(context: Context) -> ExitCode:
 
 
 def _run_program(context: Context) -> ExitCode:
-    """Run a program placed by hand on the servers of the cluster."""
+    """Run a program with manual placement on the servers of the cluster."""
     from trainer.engine.manual import program
     from trainer.programs.program_loading import load_program
 
-    placed = load_program(context.job.train)
+    loaded = load_program(context.job.train)
     _check_not_started(context)
-    outcome = program.run(placed, context.task, context.job, context.port, context.report, context.stopped, context.began)
+    outcome = program.run(loaded, context.task, context.job, context.port, context.report, context.stopped, context.began)
     _dismiss(context)
     _done(context, outcome.step, outcome.metrics)
     return ExitCode.DONE

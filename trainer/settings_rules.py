@@ -21,7 +21,7 @@ _OF_SCHEDULE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _SPECIAL = ("decay_steps", "decay_rate", "staircase", "final", "boundaries", "factors")
 _MAX_MIRRORED = 32  # batches a step
 _CLIPS = ("clip_value", "clip_norm", "clip_global_norm")
-_OF_PROGRAMS = ("workload", "params", "data", "seed")  # all the settings of a program placed by hand
+_OF_PROGRAMS = ("workload", "params", "data", "seed")  # all the settings of a program with manual placement
 
 
 @dataclass(frozen=True)

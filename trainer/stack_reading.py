@@ -49,10 +49,10 @@ class Activity:
     """The activity of a task: a key of WORDS, and the innermost call that says so, where there is one."""
 
     kind: str
-    place: str = ""
+    call: str = ""
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (WORDS.get(self.kind, self.kind), self.place)))
+        return ", ".join(filter(None, (WORDS.get(self.kind, self.kind), self.call)))
 
 
 def no_progress(seconds: float, doing: Activity) -> str:
@@ -78,7 +78,7 @@ def activity(stacks: str) -> Activity:
         return Activity("silent")
     *others, main = every
     if any(_TRACES.search(frame.file) for frame in main):
-        return Activity("compiling", _place(main))
+        return Activity("compiling", _call(main))
     for frames in [main, *others]:
         users = [frame for frame in frames if _is_users(frame)]
         if users and (frames is main or any(_CALLS.search(frame.file) for frame in frames)):
@@ -87,11 +87,11 @@ def activity(stacks: str) -> Activity:
         if any(_OF_PEERS.search(frame.file) for frame in frames[:12]):
             return Activity("peers")
     if any(_INPUT.search(frame.file) for frame in main):
-        return Activity("input", _place(main))
-    return Activity("tensorflow" if any(_TENSORFLOW.search(frame.file) for frame in main) else "code", _place(main))
+        return Activity("input", _call(main))
+    return Activity("tensorflow" if any(_TENSORFLOW.search(frame.file) for frame in main) else "code", _call(main))
 
 
-def _place(frames: list[Frame]) -> str:
+def _call(frames: list[Frame]) -> str:
     return str(next((frame for frame in frames if not frame.file.startswith("<frozen ")), frames[0]))
 
 

@@ -24,7 +24,7 @@ from trainer import stack_signal
 from trainer.event_loop import EventLoop, Timer
 from trainer.process_group import is_dead, is_stopped, process_stat
 
-PLACE = "TRAINER_STACKS"  # the path of a socket; without it, PORT of the loopback address
+SOCKET = "TRAINER_STACKS"  # the path of a socket; without it, PORT of the loopback address
 PORT = 2225
 _FIRST = 3.0  # seconds within which a process has to begin
 _QUIET = 0.3  # seconds without more after which it has written all
@@ -64,7 +64,7 @@ class Stacks:
             if directory is not None:
                 self._make_pipes(directory)
         with contextlib.suppress(OSError):  # the port is another's, or the file system has no sockets: nobody gets a connection
-            self._server = _listen(os.environ.get(PLACE, ""))
+            self._server = _listen(os.environ.get(SOCKET, ""))
             loop.on_ready(self._server, selectors.EVENT_READ, self._accept)
 
     def _make_pipes(self, directory: Path) -> None:
@@ -94,9 +94,9 @@ class Stacks:
         if self._server is not None:
             self._loop.forget(self._server)
             self._server.close()
-            if place := os.environ.get(PLACE):
+            if path := os.environ.get(SOCKET):
                 with contextlib.suppress(OSError):
-                    Path(place).unlink()
+                    Path(path).unlink()
 
     def ask(self, then: Callable[[list[ProcessStacks]], None]) -> None:
         """Call `then`, in the loop's thread, with the stacks of every process that registered and lives."""
@@ -224,12 +224,12 @@ class _Reading:
         self._ended(self._read)
 
 
-def _listen(place: str) -> socket.socket:
+def _listen(name: str) -> socket.socket:
     """Return the socket on which the stacks are asked for. Raises OSError."""
-    if not place:
+    if not name:
         server = socket.create_server(("127.0.0.1", PORT))
     else:
-        path = Path(place)
+        path = Path(name)
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         server = socket.socket(socket.AF_UNIX)

@@ -458,7 +458,7 @@ class _Supervisor:
         if missing:
             report(timeout=self._job.timeouts.start)
         else:
-            self._stalls.ask(lambda doing: report(doing=doing.kind, place=doing.place))
+            self._stalls.ask(lambda doing: report(doing=doing.kind, place=doing.call))
 
     def _peers_connected(self, seconds: float) -> None:
         self._peers_missing = False
@@ -479,10 +479,10 @@ class _Supervisor:
     def _watch_for(self, who: str, addresses: tuple[str, ...], back: str, within: float) -> Watch:
         """End the task, `within` so many seconds, when none of `addresses` gave a connection for limits.orphan_timeout."""
         orphan = self._job.timeouts.orphan
-        place = listed(addresses, MAX_LISTED)
+        shown = listed(addresses, MAX_LISTED)
 
         def lost(reason: str) -> None:
-            self._report("notice", message=f"{who} ({place}) does not answer: {reason}; this task ends when that lasts {orphan:g} s")
+            self._report("notice", message=f"{who} ({shown}) does not answer: {reason}; this task ends when that lasts {orphan:g} s")
 
         return Watch(
             self._loop,
@@ -491,5 +491,5 @@ class _Supervisor:
             timeout=orphan,
             lost=lost,
             back=lambda: self._report("notice", message=back),
-            timed_out=lambda reason: self._end_task(f"{who} was gone for {orphan:g} s", f"{place}: {reason}", within),
+            timed_out=lambda reason: self._end_task(f"{who} was gone for {orphan:g} s", f"{shown}: {reason}", within),
         )

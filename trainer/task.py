@@ -133,7 +133,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
             print(user_errors.shown(error, frames, task.name), file=sys.stderr)
         else:
             traceback.print_exc()
-        line = error_line(error) + user_errors.place(error, frames) + _remedy(error)
+        line = error_line(error) + user_errors.location(error, frames) + _remedy(error)
         error_file.write(line, user_errors.fingerprint(error, frames, report.start or 0))
         return ExitCode.FAILURE
 

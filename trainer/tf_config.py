@@ -104,7 +104,7 @@ def parse(text: str | None, *, has_master: bool = False) -> TaskConfig:
         cluster = _cluster(document["cluster"], problems)
     if "task" in document:
         role, index = _task(document["task"], problems)
-        _check_place(role, index, document.get("cluster"), problems)
+        _check_member(role, index, document.get("cluster"), problems)
     if problems or cluster is None:
         raise ConfigurationError(problems)
     return TaskConfig(cluster=cluster, role=role, index=index)
@@ -173,60 +173,58 @@ def _check_keys(document: dict[str, Any], problems: list[str]) -> None:
     _unknown_keys("TF_CONFIG", document, (*_TOP_KEYS, *_TOLERATED_KEYS), problems)
 
 
-def _unknown_keys(place: str, value: dict[str, Any], known: tuple[str, ...], problems: list[str]) -> None:
+def _unknown_keys(path: str, value: dict[str, Any], known: tuple[str, ...], problems: list[str]) -> None:
     for key in value:
         if key not in known:
             near = difflib.get_close_matches(key.lower(), known, n=1)
             remedy = f"did you mean {near[0]!r}?" if near else "remove it"
-            problems.append(f"{place} has an unknown key {key!r}; expected {', '.join(known)}; {remedy}")
+            problems.append(f"{path} has an unknown key {key!r}; expected {', '.join(known)}; {remedy}")
 
 
 def _cluster(value: Any, problems: list[str]) -> dict[str, tuple[str, ...]]:
-    place = "TF_CONFIG.cluster"
+    path = "TF_CONFIG.cluster"
     if not isinstance(value, dict):
-        problems.append(f'{place} is {_kind(value)}; expected an object {{"worker": ["host:port", ...]}}')
+        problems.append(f'{path} is {_kind(value)}; expected an object {{"worker": ["host:port", ...]}}')
         return {}
     cluster: dict[str, tuple[str, ...]] = {}
     for role, listed in value.items():
         if role == "evaluator":
             problems.append(
-                f"{place}.evaluator must not be there: the evaluator is no member of the cluster; remove it, and leave it in task only"
+                f"{path}.evaluator must not be there: the evaluator is no member of the cluster; remove it, and leave it in task only"
             )
             continue
         if role not in CLUSTER_ROLES:
-            problems.append(f"{place} has an unknown task type {role!r}; expected {', '.join(CLUSTER_ROLES)}; {_role_remedy(role)}")
+            problems.append(f"{path} has an unknown task type {role!r}; expected {', '.join(CLUSTER_ROLES)}; {_role_remedy(role)}")
             continue
-        cluster[role] = _addresses(f"{place}.{role}", listed, problems)
+        cluster[role] = _addresses(f"{path}.{role}", listed, problems)
     _check_shape(value, problems)
     _check_shared(cluster, problems)
     return cluster
 
 
-def _addresses(place: str, listed: Any, problems: list[str]) -> tuple[str, ...]:
+def _addresses(path: str, listed: Any, problems: list[str]) -> tuple[str, ...]:
     """Return a job's addresses; what is no address is reported and left as an empty text, so that indexes hold."""
     if isinstance(listed, dict):  # TensorFlow takes {index: address} too
         expected = [str(index) for index in range(len(listed))]
         if sorted(listed) != sorted(expected):
-            problems.append(f"{place} has the indexes {', '.join(listed)}; expected {', '.join(expected)} without gaps; give every address")
+            problems.append(f"{path} has the indexes {', '.join(listed)}; expected {', '.join(expected)} without gaps; give every address")
             return ()
         listed = [listed[index] for index in expected]
     if not isinstance(listed, list):
-        problems.append(f'{place} is {_kind(listed)}; expected a list of addresses ["host:port", ...]')
+        problems.append(f'{path} is {_kind(listed)}; expected a list of addresses ["host:port", ...]')
         return ()
     if not listed:
-        problems.append(
-            f"{place} is empty; expected at least one address; give one or remove {place.rpartition('.')[2]!r} from the cluster"
-        )
+        problems.append(f"{path} is empty; expected at least one address; give one or remove {path.rpartition('.')[2]!r} from the cluster")
     checked = []
     for index, address in enumerate(listed):
         if not isinstance(address, str):
-            problems.append(f'{place}[{index}] is {_kind(address)}; expected a text "host:port"')
+            problems.append(f'{path}[{index}] is {_kind(address)}; expected a text "host:port"')
             checked.append("")
             continue
         try:
             split_address(address)
         except ValueError as error:
-            problems.append(f"{place}[{index}]: {address!r} {error}")
+            problems.append(f"{path}[{index}]: {address!r} {error}")
         checked.append(address)
     return tuple(checked)
 
@@ -255,32 +253,32 @@ def _check_shared(cluster: dict[str, tuple[str, ...]], problems: list[str]) -> N
 
 def _task(value: Any, problems: list[str]) -> tuple[str, int]:
     """Return the task's role and index; an empty role or -1 stands for what was reported as wrong."""
-    place = "TF_CONFIG.task"
+    path = "TF_CONFIG.task"
     if not isinstance(value, dict):
-        problems.append(f'{place} is {_kind(value)}; expected an object {{"type": "worker", "index": 0}}')
+        problems.append(f'{path} is {_kind(value)}; expected an object {{"type": "worker", "index": 0}}')
         return "", -1
-    _unknown_keys(place, value, ("type", "index"), problems)
+    _unknown_keys(path, value, ("type", "index"), problems)
     role, index = value.get("type"), value.get("index")
     if "type" not in value:
-        problems.append(f"{place}.type is missing; expected one of {', '.join(ROLES)}")
+        problems.append(f"{path}.type is missing; expected one of {', '.join(ROLES)}")
     elif not isinstance(role, str):
-        problems.append(f"{place}.type is {_kind(role)}; expected one of {', '.join(ROLES)}, in quotes")
+        problems.append(f"{path}.type is {_kind(role)}; expected one of {', '.join(ROLES)}, in quotes")
     elif role not in ROLES:
-        problems.append(f"{place}.type: unknown task type {role!r}; expected one of {', '.join(ROLES)}; {_role_remedy(role)}")
+        problems.append(f"{path}.type: unknown task type {role!r}; expected one of {', '.join(ROLES)}; {_role_remedy(role)}")
     if "index" not in value:
-        problems.append(f"{place}.index is missing; expected the task's place in its list of addresses, from 0")
+        problems.append(f"{path}.index is missing; expected the task's place in its list of addresses, from 0")
     elif isinstance(index, bool) or not isinstance(index, int):
         remedy = "; remove the quotes" if isinstance(index, str) and index.isdecimal() else ""
-        problems.append(f"{place}.index is {_kind(index)}; expected an integer, from 0{remedy}")
+        problems.append(f"{path}.index is {_kind(index)}; expected an integer, from 0{remedy}")
     elif index < 0:
-        problems.append(f"{place}.index is {index}; expected 0 or more")
+        problems.append(f"{path}.index is {index}; expected 0 or more")
     return (
         role if isinstance(role, str) and role in ROLES else "",
         index if isinstance(index, int) and not isinstance(index, bool) and index >= 0 else -1,
     )
 
 
-def _check_place(role: str, index: int, cluster: Any, problems: list[str]) -> None:
+def _check_member(role: str, index: int, cluster: Any, problems: list[str]) -> None:
     """Report a task that is not in its cluster. No problem is reported twice."""
     if role == "evaluator":
         if index > 0:

@@ -92,8 +92,8 @@ def _last(lines: list[str]) -> Raised | None:
         return _last(lines[: first - 1])
     found = _EXCEPTION.match(lines[end])
     assert found is not None  # noqa: S101 - _find says so
-    places = [(_GENERATED.sub("autograph", match[1]), match[2]) for line in lines[first:end] if (match := _FRAME.match(line))]
-    own = next((place for place in reversed(places) if not _FOREIGN.search(place[0])), None)
+    frames = [(_GENERATED.sub("autograph", match[1]), match[2]) for line in lines[first:end] if (match := _FRAME.match(line))]
+    own = next((frame for frame in reversed(frames) if not _FOREIGN.search(frame[0])), None)
     kind = found[1].rpartition(".")[2]
     line = line_of(kind, "\n".join([found[2] or "", *lines[end + 1 :]]))
     line = line[:-2] if line.endswith(": ") else line
@@ -102,7 +102,7 @@ def _last(lines: list[str]) -> Raised | None:
     # The first of the exceptions that led to each other names a lost peer.
     printed = "\n".join(lines[_chain(lines, first) :])
     transient = _is_transient(kind) or any(map(_is_transient, _KIND.findall(printed))) or _TRANSIENT_TEXT.search(printed)
-    fingerprint = f"{kind} at {':'.join(own or places[-1])}, in {':'.join(places[-1])}"
+    fingerprint = f"{kind} at {':'.join(own or frames[-1])}, in {':'.join(frames[-1])}"
     # It may be one that the program has shown, and went on: then what it wrote since must be the same, too.
     since = [one for one in lines[end + 1 :] if one.strip() and not _LOG.match(one)]
     fingerprint += f", {zlib.crc32(_TIME.sub('#', chr(10).join(since)).encode()):08x} since" if since and not remedy else ""

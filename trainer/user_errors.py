@@ -20,7 +20,7 @@ from trainer.tf_config import task_name
 # Directories with nothing of the user's own: Python, what is installed into it, and the trainer.
 _FOREIGN = tuple({*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parent)})
 _GENERATED = "__autograph_generated_file"
-# The place in the source, in messages of AutoGraph and of errors of graphs.
+# The location in the source, in messages of AutoGraph and of errors of graphs.
 _IN_MESSAGE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 # The task on which an operation of the chief's failed, in TensorFlow's messages.
 _ON_TASK = re.compile(r"from remote target /job:(\w+)/replica:\d+/task:(\d+)")
@@ -37,7 +37,7 @@ _PERMANENT = frozenset({"FileNotFoundError", "PermissionError", "IsADirectoryErr
 
 @dataclass(frozen=True)
 class Frame:
-    """A place in the user's code."""
+    """A stack frame in the user's code."""
 
     file: str
     line: int
@@ -61,7 +61,7 @@ def failed_on(error: BaseException) -> str:
     return task_name(found[1], int(found[2])) if found else ""
 
 
-def place(error: BaseException, frames: list[Frame]) -> str:
+def location(error: BaseException, frames: list[Frame]) -> str:
     """Return where it happened, as it stands behind an error line: the user's file and line, and the task if it was another one."""
     parts = [f"{frames[-1].file}:{frames[-1].line}"] if frames else []
     parts += [f"on {task}"] if (task := failed_on(error)) else []
@@ -108,7 +108,7 @@ def _is_users(file: str, own: str | None) -> bool:
     path = str(Path(file).resolve())
     if own and path.startswith(own):
         return True
-    return not any(path.startswith((f"{place}/", f"{Path(place).resolve()}/")) for place in _FOREIGN)
+    return not any(path.startswith((f"{directory}/", f"{Path(directory).resolve()}/")) for directory in _FOREIGN)
 
 
 def _package_of(module: str) -> str | None:

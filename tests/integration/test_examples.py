@@ -48,7 +48,7 @@ TRAINED: dict[str, tuple[tuple[str, ...], Bounds]] = {
 }
 COMMANDS = ("custom-command", "custom-ps")
 
-# Programs placed by hand: between which bounds each metric ends, and which files the results are.
+# Programs with manual placement: between which bounds each metric ends, and which files the results are.
 PROGRAMS: dict[str, tuple[Bounds, set[str]]] = {
     "placement": ({"y": (238, 238), "y1": (302, 302), "y2": (-64, -64)}, set()),
     "map-reduce": ({"mean": (0.499, 0.501), "sum": (4.99e6, 5.01e6), "relative_error": (0, 1e-6)}, {"slices.txt"}),
@@ -129,7 +129,7 @@ def test_the_small_agent_learns_from_its_workers_and_they_from_it(tmp_path: Path
 
 @pytest.mark.timeout(330)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "placement" else pytest.mark.slow) for name in PROGRAMS])
-def test_programs_placed_by_hand(name: str, tmp_path: Path) -> None:
+def test_programs_with_manual_placement(name: str, tmp_path: Path) -> None:
     done = up(name, tmp_path)
     assert_kept(done)
     expected, files = PROGRAMS[name]

@@ -125,12 +125,12 @@ def test_a_server_that_takes_no_connection_gives_no_answer(loop: EventLoop) -> N
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        place = full.getsockname()
+        bound = full.getsockname()
         held = [socket.socket() for _ in range(4)]
         for connection in held:
             connection.setblocking(False)
-            connection.connect_ex(place)
-        address = f"127.0.0.1:{place[1]}"
+            connection.connect_ex(bound)
+        address = f"127.0.0.1:{bound[1]}"
         found = answers(loop, [address])
         for connection in held:
             connection.close()

@@ -70,10 +70,10 @@ def test_what_failed_on_another_task_names_it(code: ModuleType) -> None:
 
 no
 Additional GRPC error information from remote target /job:worker/replica:0/task:12 while calling /tensorflow.eager.EagerService/Enqueue:""")
-    assert user_errors.place(error, own(error)) == f" ({code.__file__}:5, on worker-12)"
+    assert user_errors.location(error, own(error)) == f" ({code.__file__}:5, on worker-12)"
     assert user_errors.shown(error, own(error), "chief").startswith("chief: an error in your code, on worker-12; ")
-    assert user_errors.place(error, []) == " (on worker-12)"
-    assert user_errors.place(ValueError("no"), []) == ""
+    assert user_errors.location(error, []) == " (on worker-12)"
+    assert user_errors.location(ValueError("no"), []) == ""
 
 
 def test_an_error_of_the_library_shows_the_users_error_that_led_to_it(code: ModuleType) -> None:

@@ -64,7 +64,7 @@ class TrackedAttributes:
         return file.getvalue()
 
     def restore(self, packed: bytes) -> None:
-        """Restore what `pack` saved of callbacks of the same class and place."""
+        """Restore what `pack` saved of callbacks of the same class and position."""
         found, arrays = _unpacked(packed)
         for name, callback, made in zip(self._names, self._callbacks, self._made, strict=True):
             for key, (now, before) in found["callbacks"].get(name, {}).items():

@@ -1,7 +1,7 @@
 """Calls Keras's callbacks between steps, as `fit` does: on the chief, with the logs that `fit` would give them.
 
-Every task goes through the same places, since what a callback changes on the chief is to hold on all from the same step on
-(`Session.between`); those that the chief has decide which places these are, whatever a task makes for itself. An epoch is a pass over the training data where `train.epochs` says how long to train; else the steps from one evaluation to
+Every task goes through the same points, since what a callback changes on the chief is to hold on all from the same step on
+(`Session.between`); those that the chief has decide which points these are, whatever a task makes for itself. An epoch is a pass over the training data where `train.epochs` says how long to train; else the steps from one evaluation to
 the next, where `train.evaluate.every_steps` says so; else a pass again, or the whole run where the data's length is not known.
 """
 
@@ -39,13 +39,13 @@ _ON_NAN = "`train.on_nan: stop` fails the run before it would be called; with `t
 
 
 class Hooks:
-    """The places between steps where callbacks are called. Without any, all of it does nothing."""
+    """The points between steps at which callbacks are called. Without any, all of it does nothing."""
 
     def __init__(self, session: Session, workload: Workload | Agent, job: Job, report: Reporter) -> None:
         self._session, self._job, self._report = session, job, report
         made = workload.callbacks() if hasattr(workload, "callbacks") and not isinstance(workload, Agent) else []
         self._callbacks = self._selected(made)
-        place_files(self._callbacks, job.run_dir / "results")
+        resolve_file_paths(self._callbacks, job.run_dir / "results")
         self._tracked = callback_state.TrackedAttributes(self._callbacks)
         self._span = _span(job)
         self._epoch = 0
@@ -205,12 +205,12 @@ class Hooks:
         self._call("on_train_end", logs=self._logs, after_training=True)
         return before.changed()
 
-    def _call(self, hook: str, *place: int, logs: dict[str, float] | None = None, after_training: bool = False) -> None:
+    def _call(self, hook: str, *indices: int, logs: dict[str, float] | None = None, after_training: bool = False) -> None:
         model = self._session.model
         logs = {} if logs is None else logs
         for callback in self._callbacks:
             before = None if after_training or self._session.follows_weights or not _has(callback, hook) else Snapshot(model.weights)
-            getattr(callback, hook)(*place, logs)
+            getattr(callback, hook)(*indices, logs)
             name = f"{type(callback).__name__}.{hook}"
             if before is not None and before.changed():
                 raise WorkloadError(
@@ -277,7 +277,7 @@ def _uses_batches(callback: keras.callbacks.Callback) -> bool:
     return any(_overrides(callback, name) for name in _BATCH_HOOKS)
 
 
-def place_files(callbacks: Iterable[keras.callbacks.Callback], results: Path) -> None:
+def resolve_file_paths(callbacks: Iterable[keras.callbacks.Callback], results: Path) -> None:
     """Let relative paths of callbacks begin in `results`; absolute ones and URLs stay."""
     for callback in callbacks:
         for kind, name in _FILES.items():

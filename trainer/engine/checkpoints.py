@@ -64,7 +64,7 @@ class InMemoryCheckpoint:
     """A checkpoint in memory, in TensorFlow's file system of that kind, until it is discarded. `files` are the names and sizes of its files."""
 
     step: int
-    place: str
+    directory: str
     files: Sequence[tuple[str, int]] = field(default=())
 
     @property
@@ -78,12 +78,12 @@ class InMemoryCheckpoint:
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Return the content of a file."""
-        return read_file(f"{self.place}/{name}")
+        return read_file(f"{self.directory}/{name}")
 
     def discard(self) -> None:
         """Free the memory."""
         for name, _ in self.files:
-            tf.io.gfile.remove(f"{self.place}/{name}")
+            tf.io.gfile.remove(f"{self.directory}/{name}")
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Checkpoints:
 
     @property
     def directory(self) -> Path:
-        """Return the place where they are."""
+        """Return the directory where they are."""
         return self._directory
 
     @property
@@ -253,12 +253,12 @@ class Checkpoints:
         self._step.assign(step)
         self._callbacks.assign(callbacks)
         self._saved.save_counter.assign_add(1)  # as tf.train.CheckpointManager does; a part of each checkpoint
-        place, name = f"ram://checkpoints-{next(_captures)}", f"ckpt-{step}"
+        directory, name = f"ram://checkpoints-{next(_captures)}", f"ckpt-{step}"
         if self._rows:
             self._rows.mark()
-        self._saved.write(f"{place}/{name}")
-        names = sorted(n for n in tf.io.gfile.listdir(place) if n.startswith(f"{name}."))  # the data before the index
-        checkpoint = InMemoryCheckpoint(step, place, [(n, tf.io.gfile.stat(f"{place}/{n}").length) for n in names])
+        self._saved.write(f"{directory}/{name}")
+        names = sorted(n for n in tf.io.gfile.listdir(directory) if n.startswith(f"{name}."))  # the data before the index
+        checkpoint = InMemoryCheckpoint(step, directory, [(n, tf.io.gfile.stat(f"{directory}/{n}").length) for n in names])
         return self._rows.streamed(checkpoint, self._saved) if self._rows else checkpoint
 
     def write(self, checkpoint: InMemoryCheckpoint) -> str:
@@ -344,8 +344,8 @@ def write_file(path: Path, chunks: Iterable[bytes]) -> Iterator[int]:
 
 def _files_of(path: str) -> list[Path]:
     """Return the files of a checkpoint, the index first: without it the others are none."""
-    place = Path(path)
-    return [*place.parent.glob(f"{place.name}.index"), *place.parent.glob(f"{place.name}.data-*")]
+    prefix = Path(path)
+    return [*prefix.parent.glob(f"{prefix.name}.index"), *prefix.parent.glob(f"{prefix.name}.data-*")]
 
 
 def _delete(paths: Sequence[str]) -> None:

@@ -93,8 +93,8 @@ class _Chief:
         if facts.get("updated") != self._updated:
             self._last_seen, self._updated = time.monotonic(), facts.get("updated")
         elif not ended and time.monotonic() - self._last_seen > self._job.orphan_timeout:
-            place = self._job.run_dir / "run.json"
-            raise PeerLostError(f"the chief has written nothing to {place} for {self._job.orphan_timeout:.0f} s; see its log")
+            path = self._job.run_dir / "run.json"
+            raise PeerLostError(f"the chief has written nothing to {path} for {self._job.orphan_timeout:.0f} s; see its log")
         if not ended:
             self._ended_since = None
         elif self._ended_since is None:

@@ -42,15 +42,15 @@ class SavedFiles:
     can_wait = True
 
     def __init__(self) -> None:
-        self._place = Path(tempfile.mkdtemp(prefix="export-"))  # its parent removes it where this is killed
+        self._directory = Path(tempfile.mkdtemp(prefix="export-"))  # its parent removes it where this is killed
         self.formats: list[str] = []
 
     def add(self, name: str, model: keras.Model, notify: Callable[[str], None]) -> None:
         """Save the model in a format as well, where that can hold it; see unless_refused."""
         file, write_format = FORMATS[name]
-        left_out = unless_refused(name, lambda: write_format(model, self._place / file), notify)
+        left_out = unless_refused(name, lambda: write_format(model, self._directory / file), notify)
         if left_out is None:
-            _remove(self._place / file)
+            _remove(self._directory / file)
             return
         self.formats.append(name)
         if left_out:
@@ -59,12 +59,12 @@ class SavedFiles:
     @property
     def bytes(self) -> int:
         """Return what it takes on a disk."""
-        return sum(file.stat().st_size for file in self._place.rglob("*"))
+        return sum(file.stat().st_size for file in self._directory.rglob("*"))
 
-    def write(self, place: Path) -> None:
+    def write(self, destination: Path) -> None:
         """Copy it into a directory. Raises OSError: the disk does not take it."""
-        for source in sorted(self._place.rglob("*")):
-            copy = place / source.relative_to(self._place)
+        for source in sorted(self._directory.rglob("*")):
+            copy = destination / source.relative_to(self._directory)
             if source.is_dir():
                 copy.mkdir(exist_ok=True)
             else:
@@ -72,7 +72,7 @@ class SavedFiles:
 
     def discard(self) -> None:
         """Remove it."""
-        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def blocks_training(self, _: Callable[[], bool]) -> bool:
         """Return that training goes on while it is written."""

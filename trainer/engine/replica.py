@@ -234,4 +234,4 @@ def _seeds(count: int, own: tf.Tensor) -> list[tf.Tensor]:
     if not count:
         return []
     drawn = tf.random.stateless_uniform([count, 2], tf.random.fold_in(own[:2], own[2]), maxval=2**31 - 1, dtype=tf.int32)
-    return [drawn[place] for place in range(count)]
+    return [drawn[index] for index in range(count)]

@@ -52,7 +52,7 @@ class ServedAgentSession(AgentSession):
             with tf.device(_CHIEF):
                 super().__init__(agent, job, stopped)
             self._packs = packing.lay_out(self.model.trainable_variables, connection.servers, flat=True)
-            self._published = [self._place(pack) for pack in self._packs]
+            self._published = [self._server_variable(pack) for pack in self._packs]
         self._players = count()
         self._call = self._make_call()
         self._results: list[Result] = []
@@ -62,7 +62,7 @@ class ServedAgentSession(AgentSession):
         """End what is still played; `servers.stop_all` stops the servers."""
         self._workers.close()
 
-    def _place(self, pack: packing.Pack) -> tf.Variable:
+    def _server_variable(self, pack: packing.Pack) -> tf.Variable:
         with tf.device(device(pack.server)):
             return tf.Variable(self._joined(pack))
 
@@ -108,8 +108,8 @@ class ServedAgentSession(AgentSession):
         def call(*arguments: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             weights: list[Any] = [None] * number
             for pack, variable in zip(packs, published, strict=True):
-                for place, part in zip(pack.members, pack.split(tf.identity(variable)), strict=True):
-                    weights[place] = part
+                for index, part in zip(pack.members, pack.split(tf.identity(variable)), strict=True):
+                    weights[index] = part
             return agent.play(weights, *arguments)
 
         return call

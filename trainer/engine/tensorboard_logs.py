@@ -27,10 +27,10 @@ class _Writer:
         self._open()
 
     def _open(self) -> None:
-        place, self._taken = f"ram://logs-{next(_count)}", 0
-        self.events = tf.summary.create_file_writer(place)
-        (name,) = tf.io.gfile.listdir(place)
-        self._memory = f"{place}/{name}"
+        directory, self._taken = f"ram://logs-{next(_count)}", 0
+        self.events = tf.summary.create_file_writer(directory)
+        (name,) = tf.io.gfile.listdir(directory)
+        self._memory = f"{directory}/{name}"
         self._name = self._name or name  # a file of events may go on with another's
 
     def take(self) -> None:

@@ -74,7 +74,7 @@ class UserStep:
     def __call__(self, inputs: Any, targets: Any, exchange: TcpAllReduce | None, task: int = 0) -> tf.Tensor:
         """Take a step; return the loss and `metrics` of its batch, float32 [1 + metrics].
 
-        `exchange` is None where there is one replica; `task` is the place of this process among several.
+        `exchange` is None where there is one replica; `task` is the index of this process among several.
         """
         graph = tf.compat.v1.get_default_graph()
         graph.seed = self._seed + task  # of tf.random: replicas draw different numbers
@@ -89,10 +89,10 @@ class UserStep:
             if calls:
                 raise self._refused(f"applies gradients more than once, {_SEVERAL}")
             before = len(graph.get_operations())
-            present = [place for place, one in enumerate(gradients) if one is not None]
-            means = exchange([tf.convert_to_tensor(gradients[place]) for place in present])
-            by_place = dict(zip(present, means, strict=True))
-            original([by_place.get(place) for place in range(len(gradients))], variables)
+            present = [index for index, one in enumerate(gradients) if one is not None]
+            means = exchange([tf.convert_to_tensor(gradients[index]) for index in present])
+            by_index = dict(zip(present, means, strict=True))
+            original([by_index.get(index) for index in range(len(gradients))], variables)
             calls.append(range(before, len(graph.get_operations())))
 
         with self._applying(apply):
@@ -145,8 +145,8 @@ class UserStep:
 
     def _check_written(self, graph: Any, first: int, applying: range) -> None:
         trained = {id(graph.capture(v.value.handle)): v for v in self._model.trainable_variables}
-        for place, operation in enumerate(graph.get_operations()[first:], first):
-            if place not in applying:
+        for index, operation in enumerate(graph.get_operations()[first:], first):
+            if index not in applying:
                 _, written = get_read_write_resource_inputs(operation)
                 for variable in (trained[id(one)] for one in written if id(one) in trained):
                     raise self._refused(f"changes {variable.path} by other means than self.optimizer, {_SEVERAL}")

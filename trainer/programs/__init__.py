@@ -1,1 +1,1 @@
-"""Programs placed by hand: the chief says which operation runs on which task and device."""
+"""Programs with manual placement: the chief says which operation runs on which task and device."""

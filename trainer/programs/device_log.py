@@ -32,7 +32,7 @@ _Row = tuple[str, str, str, str]  # operation, name, device, device that was ask
 class _Call:
     """A function's call, whose device is asked for later: to name it, TensorFlow waits for the call's end."""
 
-    place: int
+    order: int
     operation: str
     name: str
     asked: str
@@ -41,7 +41,7 @@ class _Call:
 
 @dataclass
 class _Count:
-    place: int  # among all that ran, of the first time
+    order: int  # among all that ran, of the first time
     times: int = 0
 
 
@@ -50,7 +50,7 @@ class DeviceLog:
 
     def __init__(self) -> None:
         self._counts: dict[_Row, _Count] = {}
-        self._places = itertools.count()
+        self._order = itertools.count()
         # One a device at most: with the next call under way there, asking after the last one keeps nobody from working.
         self._open: dict[str, _Call] = {}
         self._left_out = 0
@@ -81,7 +81,7 @@ class DeviceLog:
     def rows(self) -> list[tuple[str, ...]]:
         """Return the table's rows in the order in which operations first ran: HEADERS says what is in them."""
         return [
-            (operation, name, str(count.times), (place := _device(ran)).task or "", place.own, asked)
+            (operation, name, str(count.times), (device := _device(ran)).task or "", device.own, asked)
             for (operation, name, ran, asked), count in self._ordered()
         ]
 
@@ -107,7 +107,7 @@ class DeviceLog:
             _await(call)
             self._count_call(call)
         with self._lock:
-            return sorted(self._counts.items(), key=lambda counted: counted[1].place)
+            return sorted(self._counts.items(), key=lambda counted: counted[1].order)
 
     def _ran(
         self,
@@ -129,7 +129,7 @@ class DeviceLog:
         name = (own if own.startswith(scope) else scope + own).rstrip("/")
         operation = f"function {function[1].lstrip('_')}" if function else operation
         tensors = (*outputs, *(one for one in inputs if one.dtype == tf.resource))
-        call = _Call(next(self._places), operation, name, asked, tensors)
+        call = _Call(next(self._order), operation, name, asked, tensors)
         if not function:
             self._count_call(call)
             return
@@ -152,8 +152,8 @@ class DeviceLog:
         row = (call.operation, call.name, ran, missed)
         with self._lock:
             if row in self._counts or len(self._counts) < _MAX_ROWS:
-                count = self._counts.setdefault(row, _Count(call.place))
-                count.place = min(count.place, call.place)
+                count = self._counts.setdefault(row, _Count(call.order))
+                count.order = min(count.order, call.order)
                 count.times += 1
             else:
                 self._left_out += 1

@@ -1,4 +1,4 @@
-"""From `train.workload` to a program placed by hand: a built-in by its name, or `package.module:name` of the user's code."""
+"""From `train.workload` to a program with manual placement: a built-in by its name, or `package.module:name` of the user's code."""
 
 import functools
 import inspect

@@ -34,7 +34,7 @@ def read(text: str, origin: str) -> Board:
     board = _empty(lines[0][1], f"{origin}:{lines[0][0]}")
     height, width = board.shape
     row = column = 0
-    for place, count, letter in _items(lines[1:], origin):
+    for location, count, letter in _items(lines[1:], origin):
         if letter == "!":
             return board
         if letter == "$":
@@ -42,23 +42,25 @@ def read(text: str, origin: str) -> Board:
             continue
         if column + count > width or (row >= height and letter == "o"):
             raise _wrong(
-                place, f"cells in row {row + 1}, column {column + count}", f"no more than x = {width}, y = {height}, as the header has it"
+                location,
+                f"cells in row {row + 1}, column {column + count}",
+                f"no more than x = {width}, y = {height}, as the header has it",
             )
         board[row : row + 1, column : column + count] = letter == "o"
         column += count
     raise _wrong(f"{origin}:{lines[-1][0]}", "no end", "! after the last row")
 
 
-def _empty(header: str, place: str) -> Board:
+def _empty(header: str, location: str) -> Board:
     """Return a board of the size that the header says, without life."""
     match = _HEADER.fullmatch(header)
     if match is None:
-        raise _wrong(place, "no header", _A_HEADER)
+        raise _wrong(location, "no header", _A_HEADER)
     width, height, rule = int(match[1]), int(match[2]), (match[3] or _CONWAY[0]).partition(":")[0].lower()
     if rule not in _CONWAY:
-        raise _wrong(place, f"rule {match[3]}", "B3/S23, Conway's own")
+        raise _wrong(location, f"rule {match[3]}", "B3/S23, Conway's own")
     if not 0 < width * height <= _MAX_CELLS:
-        raise _wrong(place, f"x = {width}, y = {height}", f"a pattern of 1 to {_MAX_CELLS:,} cells")
+        raise _wrong(location, f"x = {width}, y = {height}", f"a pattern of 1 to {_MAX_CELLS:,} cells")
     return np.zeros((height, width), np.uint8)
 
 
@@ -97,5 +99,5 @@ def _run(count: int, letter: str) -> str:
     return f"{count if count > 1 else ''}{letter}"
 
 
-def _wrong(place: str, found: str, expected: str) -> WorkloadError:
-    return WorkloadError(f"{place}: found {found}; expected {expected}. Correct it there, or name another file in train.params.pattern.")
+def _wrong(location: str, found: str, expected: str) -> WorkloadError:
+    return WorkloadError(f"{location}: found {found}; expected {expected}. Correct it there, or name another file in train.params.pattern.")

@@ -1,10 +1,10 @@
 """Pictures as a network sees them: cropped, mirrored and lit at random for training, cut from the middle for evaluation.
 
-Training batches are a pure function of the seed and of each example's place in the endless row of training examples (see
+Training batches are a pure function of the seed and of each example's position in the endless row of training examples (see
 in_memory), as every example takes its own 256 random bits from there. So a resumed run sees what it would have seen, and two
 replicas with half the batch each see what one sees with the whole.
 
-Whole batches are worked on at once: 128 pictures of 32x32 take 1.7 ms of one core, their place in the row included; one by one
+Whole batches are worked on at once: 128 pictures of 32x32 take 1.7 ms of one core, their position in the row included; one by one
 with tf.image's functions 3.9 ms.
 """
 
@@ -26,7 +26,7 @@ def distorted(images: tf.Tensor, seed: tf.Tensor, first: tf.Tensor) -> tf.Tensor
     """Return uint8 images [n, rows, columns, channels] as float32 [n, 24, 24, channels], each distorted in its own way.
 
     Each is cropped anywhere, mirrored or not, changed in brightness and contrast, and standardised. `first` is the first
-    image's place in the row of training examples, an int64 scalar like `seed`. After standardisation brightness makes no
+    image's position in the row of training examples, an int64 scalar like `seed`. After standardisation brightness makes no
     difference and contrast little, as neither is clipped to 0 to 255; so it is in the published program.
     """
     count = tf.shape(images)[0]
@@ -72,7 +72,7 @@ def _draws(seed: tf.Tensor, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 
 def _cropped(images: tf.Tensor, down: tf.Tensor, right: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
-    """Cut 24x24 out of each image at its own place, from 0 to 1 of what is free, and mirror those that are to be mirrored."""
+    """Cut 24x24 out of each image at its own position, from 0 to 1 of what is free, and mirror those that are to be mirrored."""
     _, height, width, channels = images.shape
     top, left = (tf.cast(draw * (size - CROP + 1), tf.int32) for draw, size in ((down, height), (right, width)))
     along = tf.range(CROP)

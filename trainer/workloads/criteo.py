@@ -139,14 +139,14 @@ def _check(path: Path) -> None:
     if path.suffix != ".gz" and first == GZIP_MAGIC:
         raise wrong_file(path, "first bytes 1f 8b, gzip", "text", "Add .gz to its name.")
     try:
-        lines, places, _ = next(iter(_lines([path]).batch(CHECKED)), (None, None, None))
+        lines, numbers, _ = next(iter(_lines([path]).batch(CHECKED)), (None, None, None))
     except tf.errors.DataLossError as error:
         raise wrong_file(path, "damaged gzip data", "a whole gzip file", "Copy the published file there again.") from error
     if lines is None:
         raise wrong_file(path, "no lines", "at least one", "Copy the published file there again.")
     _, _, ok = _fields(lines)
     if not tf.reduce_all(ok):
-        raise DataError(_error_message(lines, places, tf.zeros_like(places), [path]).numpy().decode(errors="replace"))
+        raise DataError(_error_message(lines, numbers, tf.zeros_like(numbers), [path]).numpy().decode(errors="replace"))
 
 
 def _compression(path: Path) -> str:
@@ -209,7 +209,7 @@ def _error_message(lines: tf.Tensor, numbers: tf.Tensor, files: tf.Tensor, paths
     at = tf.argmax(tf.cast(~ok, tf.int32))
     row, count = values[at], counts[at]
     column = tf.argmax(tf.cast(~tf.strings.regex_full_match(row[1 : 1 + NUMBERS], _NUMBER), tf.int32))
-    place = tf.strings.join([tf.gather([str(path) for path in paths], files[at]), ", line ", tf.strings.as_string(numbers[at])])
+    location = tf.strings.join([tf.gather([str(path) for path in paths], files[at]), ", line ", tf.strings.as_string(numbers[at])])
     many = tf.strings.join([tf.strings.as_string(count), " fields in `", tf.strings.substr(lines[at], 0, _MAX_SHOWN), "`"])
     label = tf.strings.join(["label `", row[0], "`"])
     number = tf.strings.join(["`", row[1 + column], "` as number ", tf.strings.as_string(column + 1)])
@@ -221,4 +221,4 @@ def _error_message(lines: tf.Tensor, numbers: tf.Tensor, files: tf.Tensor, paths
     found, expected = kinds[-1][1], tf.constant(kinds[-1][2])
     for applies, what, wanted in reversed(kinds[:-1]):
         found, expected = tf.where(applies, what, found), tf.where(applies, wanted, expected)
-    return tf.strings.join([place, ": found ", found, "; expected ", expected, ". ", _REMEDY])
+    return tf.strings.join([location, ": found ", found, "; expected ", expected, ". ", _REMEDY])

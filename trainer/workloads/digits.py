@@ -46,11 +46,11 @@ def draw(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     images = np.empty((count, SIDE * SIDE), np.uint8)
     for begin in range(0, count, CHUNK):
         part = slice(begin, min(begin + CHUNK, count))
-        images[part] = _place(rng, atlas, glyph[part])
+        images[part] = _render(rng, atlas, glyph[part])
     return images.reshape(count, SIDE, SIDE), labels
 
 
-def _place(rng: np.random.Generator, atlas: np.ndarray, glyph: np.ndarray) -> np.ndarray:
+def _render(rng: np.random.Generator, atlas: np.ndarray, glyph: np.ndarray) -> np.ndarray:
     """Render glyphs of the atlas as images [n, 784]: each pixel looks up where the transformation took it from."""
     count = len(glyph)
     turn = rng.uniform(-TURN, TURN, count)
@@ -67,14 +67,14 @@ def _place(rng: np.random.Generator, atlas: np.ndarray, glyph: np.ndarray) -> np
     down = grid - shift[0].astype(np.float32)[:, np.newaxis]
     right = grid - shift[1].astype(np.float32)[:, np.newaxis]
     index = (glyph * ATLAS_SIDE**2).astype(np.int32)[:, np.newaxis, np.newaxis]
-    place = np.empty((count, SIDE, SIDE), np.float32)
+    coordinate = np.empty((count, SIDE, SIDE), np.float32)
     for axis, stride in (0, ATLAS_SIDE), (1, 1):
         from_down, from_right = by_row[axis][:, np.newaxis] * down, by_column[axis][:, np.newaxis] * right
-        np.add(from_down[:, :, np.newaxis], from_right[:, np.newaxis, :], out=place)
-        place += np.float32(0.5)
-        place *= ATLAS_SIDE
+        np.add(from_down[:, :, np.newaxis], from_right[:, np.newaxis, :], out=coordinate)
+        coordinate += np.float32(0.5)
+        coordinate *= ATLAS_SIDE
         # The atlas has an empty border, so what falls outside is background.
-        index = index + np.clip(place, 0, ATLAS_SIDE - 1, out=place).astype(np.int32) * stride
+        index = index + np.clip(coordinate, 0, ATLAS_SIDE - 1, out=coordinate).astype(np.int32) * stride
     ink = atlas[index].reshape(count, -1)
     noise = rng.integers(0, NOISE + 1, ink.shape, dtype=np.uint8)
     # Noise darkens ink and speckles the background; neither leaves 0 to 255.

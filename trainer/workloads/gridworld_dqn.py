@@ -192,9 +192,9 @@ class GridworldDqn:
         """Put the moves that follow `step` into the replay, make `count` updates; return the sum of their losses."""
         known = self._params
         replay, new = model.replay.value, tf.shape(experience)[0]
-        places = tf.math.floormod(step + tf.range(new), known.replay)
+        indices = tf.math.floormod(step + tf.range(new), known.replay)
         # In a graph a variable's own method keeps the order of writes and reads.
-        replay.scatter_update(tf.IndexedSlices(experience, places))
+        replay.scatter_update(tf.IndexedSlices(experience, indices))
         filled = tf.minimum(step + new, known.replay)
         online, target = ([weight.value for weight in network.weights] for network in (model.online, model.target))
 

@@ -51,8 +51,8 @@ def batches(inputs: Any, targets: Any, shard: Shard) -> tf.data.Dataset:
     @tf.autograph.experimental.do_not_convert
     def draw(first: tf.Tensor) -> tuple[Any, Any]:
         batch = first + tf.range(block, dtype=tf.int64)
-        place = ((batch * readers + index) * shard.batch_size)[:, tf.newaxis] + tf.range(shard.batch_size, dtype=tf.int64)
-        picked = shuffled(place, examples, seed)
+        positions = ((batch * readers + index) * shard.batch_size)[:, tf.newaxis] + tf.range(shard.batch_size, dtype=tf.int64)
+        picked = shuffled(positions, examples, seed)
         drawn: tuple[Any, Any] = tf.nest.map_structure(lambda array: tf.gather(array, picked), everything)
         return drawn
 
@@ -75,9 +75,9 @@ def once(inputs: Any, targets: Any, batch_size: int) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(batch_size).with_options(options())
 
 
-def shuffled(place: tf.Tensor, examples: int, seed: tf.Tensor) -> tf.Tensor:
-    """Map places in the endless row of epochs to examples; each epoch is a permutation of its own."""
-    flat = tf.reshape(place, [-1])
+def shuffled(positions: tf.Tensor, examples: int, seed: tf.Tensor) -> tf.Tensor:
+    """Map positions in the endless row of epochs to examples; each epoch is a permutation of its own."""
+    flat = tf.reshape(positions, [-1])
     epoch, position = flat // examples, flat % examples
     keys = tf.stack([tf.fill(tf.shape(flat), seed), epoch, tf.zeros_like(flat)], axis=1)
     # The raw operation, because tf.random.experimental.index_shuffle cannot take one seed an index (TensorFlow 2.21).
@@ -87,7 +87,7 @@ def shuffled(place: tf.Tensor, examples: int, seed: tf.Tensor) -> tf.Tensor:
         max_index=tf.fill(tf.shape(flat), tf.constant(examples - 1, tf.int64)),
         rounds=ROUNDS,
     )
-    return tf.ensure_shape(tf.reshape(picked, tf.shape(place)), place.shape)
+    return tf.ensure_shape(tf.reshape(picked, tf.shape(positions)), positions.shape)
 
 
 def _batches_per_block(inputs: Any, targets: Any, batch_size: int) -> int:

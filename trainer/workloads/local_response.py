@@ -1,4 +1,4 @@
-"""Local response normalisation: each channel is divided by what its neighbours show at the same place."""
+"""Local response normalisation: each channel is divided by what its neighbours show at the same position."""
 
 from typing import Any
 
@@ -42,8 +42,8 @@ class LocalResponse(keras.layers.Layer):
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return inputs [..., channels] normalised; computed in float32 at least, as squares leave float16's range."""
         channels = inputs.shape[-1]
-        place = np.arange(channels)
-        near = abs(place[:, np.newaxis] - place) <= self.radius
+        channel = np.arange(channels)
+        near = abs(channel[:, np.newaxis] - channel) <= self.radius
         values = tf.reshape(inputs, [-1, channels])
         precise = tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values
         return tf.reshape(tf.cast(_normalised(precise, near * self.alpha, self.bias), inputs.dtype), tf.shape(inputs))

@@ -159,8 +159,8 @@ class _Model(keras.Model):
         }
         stand_ins = {key: CapturedVariable(tf.convert_to_tensor(values[id(v)]), key) for key, v in self._own.made.items()}
         outputs = self._outputs(inputs, stand_ins, training=training)
-        places = {id(self._own.made[key]): stand_in for key, stand_in in stand_ins.items()}
-        after = [places[id(variable)].current for variable in self.non_trainable_variables]
+        captured = {id(self._own.made[key]): stand_in for key, stand_in in stand_ins.items()}
+        after = [captured[id(variable)].current for variable in self.non_trainable_variables]
         return (outputs, after, []) if return_losses else (outputs, after)
 
     def export(self, filepath: str, format: str = "tf_saved_model", **options: Any) -> None:  # noqa: A002 - Keras's name for it

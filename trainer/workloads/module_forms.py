@@ -18,7 +18,7 @@ from trainer.workloads.user_call import CallArguments
 
 # The first argument of a model function, which distinguishes it from one that returns a Keras model.
 FEATURES = "features"
-# The first argument of a program placed by hand, which strategy manual runs.
+# The first argument of a program with manual placement, which strategy manual runs.
 CLUSTER = "cluster"
 SIGNATURES = (("features", "targets"), ("features", "targets", "mode"), ("features", "targets", "mode", "params"))
 DATA = ("train_data", "eval_data")

@@ -52,6 +52,6 @@ def buckets(values: np.ndarray) -> np.ndarray:
         counts = np.zeros(BUCKETS)
         counts[-1] = finite.size
     else:
-        place = ((finite - low) * (BUCKETS / (high - low))).astype(np.int64)
-        counts = np.bincount(np.minimum(place, BUCKETS - 1), minlength=BUCKETS).astype(np.float64)
+        bucket = ((finite - low) * (BUCKETS / (high - low))).astype(np.int64)
+        counts = np.bincount(np.minimum(bucket, BUCKETS - 1), minlength=BUCKETS).astype(np.float64)
     return np.stack([edges[:-1], edges[1:], counts], axis=1)

@@ -52,8 +52,8 @@ def batches(rows: Sequence[int], exponent: float, examples: int, shard: Shard) -
     seed, index, readers = (tf.cast(value, tf.int64) for value in (shard.seed, shard.index, shard.count))
 
     def draw(number: tf.Tensor) -> tuple[Features, tf.Tensor]:
-        place = (number * readers + index) * shard.batch_size + tf.range(shard.batch_size, dtype=tf.int64)
-        return drawn(in_memory.shuffled(place, examples, seed), rows, exponent)
+        positions = (number * readers + index) * shard.batch_size + tf.range(shard.batch_size, dtype=tf.int64)
+        return drawn(in_memory.shuffled(positions, examples, seed), rows, exponent)
 
     numbers = tf.data.Dataset.range(tf.cast(shard.start, tf.int64), in_memory.ENDLESS)
     return in_memory.prefetched(numbers.map(_unconverted(draw)), tf.config.list_physical_devices("GPU")).with_options(in_memory.options())
@@ -115,8 +115,8 @@ def best_auc(rows: tuple[int, ...], exponent: float, examples: int) -> float:
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:
     """Return the probability that a click's score is above another example's, exactly; ties count half."""
-    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     clicks = labels > 0
     some = int(clicks.sum())
     return float((ranks[clicks].sum() - some * (some + 1) / 2) / (some * (len(labels) - some)))

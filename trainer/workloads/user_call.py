@@ -62,7 +62,7 @@ def check_params(functions: Iterable[Any], given: CallArguments) -> None:
 
 
 def where(function: Callable[..., Any]) -> str:
-    """Return a function's name and place, for messages."""
+    """Return a function's name and location, for messages."""
     function = function.func if isinstance(function, functools.partial) else function
     code = getattr(inspect.unwrap(function), "__code__", None)
     name = getattr(function, "__name__", type(function).__name__)

@@ -40,10 +40,10 @@ class UserCallbacks:
         name = f"train.workload {self._given.workload}: {where(source) if callable(source) else NAME}"
         if not isinstance(found, list | tuple):
             raise WorkloadError(f"{name} gives {type(made).__name__}; expected a list of Keras callbacks, or a function that returns one")
-        for place, one in enumerate(found):
+        for index, one in enumerate(found):
             if not isinstance(one, keras.callbacks.Callback):
                 kind = f"the class {one.__name__}" if isinstance(one, type) else type(one).__name__
                 raise WorkloadError(
-                    f"{name}: number {place} of its list is {kind}; expected an object of a class of keras.callbacks.Callback"
+                    f"{name}: number {index} of its list is {kind}; expected an object of a class of keras.callbacks.Callback"
                 )
         return list(found)

@@ -135,8 +135,8 @@ class CapturedVariable:
         """Take from the value, as tf.Variable does."""
         return self.assign(self.current - tf.cast(delta, self.dtype))
 
-    def __getitem__(self, place: Any) -> tf.Tensor:
-        return self.current[place]
+    def __getitem__(self, index: Any) -> tf.Tensor:
+        return self.current[index]
 
 
 def _operator(name: str) -> Callable[..., Any]:

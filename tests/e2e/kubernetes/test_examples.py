@@ -1,4 +1,4 @@
-"""Examples train on the cluster, to the accuracy they are there for, and a program placed by hand computes what it should."""
+"""Examples train on the cluster, to the accuracy they are there for, and a program with manual placement computes what it should."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -20,7 +20,7 @@ from trainer.tf_config import split_address
 from trainer.workloads.errors import WorkloadError
 
 _GROUP, _ON_CPUS = 1, 2  # of the devices that train, and of a CPU in each task
-_GRADIENTS, _CONTROL, _INVITATIONS, _MET, _COMPATIBLE, _AGREED, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one a place in the program
+_GRADIENTS, _CONTROL, _INVITATIONS, _MET, _COMPATIBLE, _AGREED, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one a call site
 _NAMED = 5  # tasks that a message names
 _MEETING = 15.0  # seconds for all tasks to connect to each other
 
@@ -140,12 +140,12 @@ class AllReduce:
         result: list[tf.Tensor] = list(dense)
         packs = []
         for dtype in sorted({g.dtype.name for g in dense}):
-            places = [i for i, g in enumerate(dense) if g.dtype.name == dtype]
-            packs.append((places, tf.concat([tf.reshape(dense[i], [-1]) for i in places], 0)))
+            indices = [i for i, g in enumerate(dense) if g.dtype.name == dtype]
+            packs.append((indices, tf.concat([tf.reshape(dense[i], [-1]) for i in indices], 0)))
         vectors = [packed for _, packed in packs]
         means, waited = self._exchanged(self._exchange, vectors) if self._exchange else self._collected(vectors)
-        for (places, _), mean in zip(packs, means, strict=True):
-            for i, part in zip(places, tf.split(mean, [int(np.prod(dense[i].shape)) for i in places]), strict=True):
+        for (indices, _), mean in zip(packs, means, strict=True):
+            for i, part in zip(indices, tf.split(mean, [int(np.prod(dense[i].shape)) for i in indices]), strict=True):
                 result[i] = tf.reshape(part, dense[i].shape)
         return result, waited
 

@@ -30,10 +30,10 @@ class Probe:
         self._last_check = monotonic()
 
     def __call__(self, waiting: AbstractSet[int]) -> bool:
-        """Ask the tasks at these places of `names`; return whether there is hope. To be called after a second of silence."""
+        """Ask the tasks at these indices of `names`; return whether there is hope. To be called after a second of silence."""
         if self._monotonic() - self._last_check > _SAME_SILENCE:
             self._unanswered = 0
-        self._unanswered = 0 if all(_answers(self._tasks[place]) for place in sorted(waiting)) else self._unanswered + 1
+        self._unanswered = 0 if all(_answers(self._tasks[index]) for index in sorted(waiting)) else self._unanswered + 1
         self._last_check = self._monotonic()
         return self._unanswered < _MAX_UNANSWERED
 

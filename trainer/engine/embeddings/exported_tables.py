@@ -73,7 +73,7 @@ class ExportedModel:
             PeerLostError: a server is gone.
             Exception: whatever the model's own code raises when it is to be exported.
         """
-        self._place = f"ram://exports-{next(_exports)}"
+        self._directory = f"ram://exports-{next(_exports)}"
         self._blocks, self._cancelled = tables.blocked_while_saved, False
         try:
             self._variables = self._made(model, tables)
@@ -88,22 +88,24 @@ class ExportedModel:
         names = {table: f"tables/{number}" for number, table in enumerate(tables.all)}
         matrices = {table: _Matrix(table, name, tables.read(RowRange(table, "", 0, 1))) for table, name in names.items()}
         with layers.looking_up(lambda table, ids: tf.gather(matrices[table], check_ids(table, ids))):
-            model.export(self._place, format="tf_saved_model", verbose=False)
-        tf.io.gfile.remove(f"{self._place}/{_FINGERPRINT}")
-        place = f"{self._place}/{_VARIABLES}"
-        keys = _keys(f"{place}/{_VARIABLES}")
+            model.export(self._directory, format="tf_saved_model", verbose=False)
+        tf.io.gfile.remove(f"{self._directory}/{_FINGERPRINT}")
+        variables_directory = f"{self._directory}/{_VARIABLES}"
+        keys = _keys(f"{variables_directory}/{_VARIABLES}")
         used = {table: keys[name] for table, name in names.items() if name in keys}  # a model may have one that it does not call
         parts = (part for table in used for part in tables.rows(table, _READ))
-        files = [(name, tf.io.gfile.stat(f"{place}/{name}").length) for name in sorted(tf.io.gfile.listdir(place))]
+        files = [
+            (name, tf.io.gfile.stat(f"{variables_directory}/{name}").length) for name in sorted(tf.io.gfile.listdir(variables_directory))
+        ]
         rows = {(table, ""): key for table, key in used.items()}
-        return Streamed.of(InMemoryCheckpoint(0, place, files), tables, by_file(parts), rows)
+        return Streamed.of(InMemoryCheckpoint(0, variables_directory, files), tables, by_file(parts), rows)
 
     @property
     def bytes(self) -> int:
         """Return what its variables take on a disk, about."""
         return self._variables.size
 
-    def write(self, place: Path) -> None:
+    def write(self, destination: Path) -> None:
         """Write it into a directory.
 
         Raises:
@@ -111,23 +113,23 @@ class ExportedModel:
             PeerLostError: a server is gone.
             NotFiniteError: rows are not finite.
         """
-        for _ in self._pieces(place / FORMATS[_FORMAT][0]):
+        for _ in self._pieces(destination / FORMATS[_FORMAT][0]):
             silent, self._progress_at = time.monotonic() - self._progress_at, time.monotonic()
             if silent > _SILENT:
                 raise OSError(f"it did not answer for {silent:.0f} s, while rows were written")
             if self._cancelled:
                 raise OSError("the task was asked to stop, while rows were written")
 
-    def _pieces(self, place: Path) -> Iterator[int]:
+    def _pieces(self, destination: Path) -> Iterator[int]:
         """Write it into a new directory; yield the size of each piece that is on the disk."""
-        for directory, _, names in tf.io.gfile.walk(self._place):
-            target = place / directory.removeprefix(self._place).strip("/")
+        for directory, _, names in tf.io.gfile.walk(self._directory):
+            target = destination / directory.removeprefix(self._directory).strip("/")
             target.mkdir()
             if target.name != _VARIABLES:
                 for name in names:
                     yield from write_file(target / name, read_file(f"{directory}/{name}"))
         for name, _ in self._variables.files:
-            yield from self._variables.write(name, place / _VARIABLES / name)
+            yield from self._variables.write(name, destination / _VARIABLES / name)
 
     def blocks_training(self, stopped: Callable[[], bool]) -> bool:
         """Return whether training waits for it: where rows change in rounds, as long as the disk answers. It is cancelled once `stopped`."""
@@ -136,7 +138,7 @@ class ExportedModel:
 
     def discard(self) -> None:
         """Free the memory."""
-        tf.io.gfile.rmtree(self._place)
+        tf.io.gfile.rmtree(self._directory)
 
 
 def save(tables: Tables, model: keras.Model, formats: Sequence[str], notify: Callable[[str], None]) -> ExportedModel | None:

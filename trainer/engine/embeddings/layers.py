@@ -22,7 +22,7 @@ Rows = Callable[["Table", tf.Tensor], tf.Tensor]
 
 _NAMED = 4  # layers in a message
 GIVEN = "_given_rows"  # the attribute of a layer that has the rows which the model gives it
-_WEIGHTS = 6  # place of `weights` among the arguments of Keras's layer
+_WEIGHTS = 6  # index of `weights` among the arguments of Keras's layer
 # Options of Keras's layer for its matrix that a layer with rows elsewhere cannot have.
 _UNSHARDED_ONLY = {
     "embeddings_regularizer": "a regularizer reads every row in every step",

@@ -16,7 +16,7 @@ from trainer.workloads.errors import WorkloadError
 
 
 class UsedRows:
-    """Some rows of a variable and of its slots, each [_, dimension], for one update. `at` are their places, each once."""
+    """Some rows of a variable and of its slots, each [_, dimension], for one update. `at` are their indices, each once."""
 
     def __init__(self, variable: tf.Variable, slots: Mapping[str, tf.Variable], at: tf.Tensor) -> None:
         self._variables, self._at = {"": variable, **slots}, at
@@ -192,5 +192,5 @@ def summed(gradient: Any) -> tf.IndexedSlices:
     if not isinstance(gradient, tf.IndexedSlices):  # the model uses the whole matrix, or several batches make a step
         used = tf.where(tf.reduce_any(tf.not_equal(gradient, 0), 1))[:, 0]
         return tf.IndexedSlices(tf.gather(gradient, used), used, tf.shape(gradient))
-    rows, place = tf.unique(gradient.indices)
-    return tf.IndexedSlices(tf.math.unsorted_segment_sum(gradient.values, place, tf.size(rows)), rows, gradient.dense_shape)
+    rows, inverse = tf.unique(gradient.indices)
+    return tf.IndexedSlices(tf.math.unsorted_segment_sum(gradient.values, inverse, tf.size(rows)), rows, gradient.dense_shape)

@@ -164,7 +164,7 @@ class ServerRows:
     def look_up(self, calls: Sequence[Call]) -> "Lookup":
         """Return the rows of all `calls` of these tables; on the caller's device."""
         keys = tf.concat([tf.reshape(self._keys(call), [-1]) for call in calls], 0)
-        unique, place = tf.unique(keys, tf.int32)
+        unique, inverse = tf.unique(keys, tf.int32)
         if self.servers == 1:
             local, positions = [unique], [tf.range(tf.size(unique))]
         else:
@@ -177,18 +177,18 @@ class ServerRows:
                 found.append(UsedRows(self._variables[""][server], {}, at).get())
         rows = found[0] if self.servers == 1 else tf.dynamic_stitch(positions, found)
         rows = tf.reshape(rows, [-1, self.dimension])
-        return Lookup(self, rows, place, local, positions, [call.ids for call in calls])
+        return Lookup(self, rows, inverse, local, positions, [call.ids for call in calls])
 
     def _keys(self, call: Call) -> tf.Tensor:
         """Return keys for a call's ids; see `check_ids`."""
         return tf.cast(check_ids(call.table, call.ids), self.key) + tf.constant(self._bases[call.table], self.key)
 
     def no_rows(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the places of no rows on a server, and their gradients."""
+        """Return the indices of no rows on a server, and their gradients."""
         return tf.zeros([0], self.key), tf.zeros([0, self.dimension], self.dtype)
 
     def used(self, server: int, at: tf.Tensor) -> UsedRows:
-        """Return the rows at places `at` of a server, to be updated there."""
+        """Return the rows at indices `at` of a server, to be updated there."""
         return UsedRows(self._variables[""][server], {slot: self._variables[slot][server] for slot in self._start}, at)
 
 
@@ -223,7 +223,7 @@ class Lookup:
 
     group: ServerRows
     rows: tf.Tensor
-    place: tf.Tensor
+    inverse: tf.Tensor
     local: Sequence[tf.Tensor]
     positions: Sequence[tf.Tensor]
     ids: Sequence[tf.Tensor]
@@ -232,8 +232,8 @@ class Lookup:
         """Return the rows of each call, shaped like its ids, out of `rows`, which stand for the unique ones."""
         sizes = tf.stack([tf.size(ids) for ids in self.ids])
         found = []
-        for ids, place in zip(self.ids, tf.split(self.place, sizes, num=len(self.ids)), strict=True):
-            taken = tf.gather(rows, tf.reshape(place, tf.shape(ids)))
+        for ids, inverse in zip(self.ids, tf.split(self.inverse, sizes, num=len(self.ids)), strict=True):
+            taken = tf.gather(rows, tf.reshape(inverse, tf.shape(ids)))
             taken.set_shape([*ids.shape, self.group.dimension])
             found.append(taken)
         return found

@@ -1,4 +1,4 @@
-"""The tables of one model on parameter servers: their place, their part in a step, and their rows for checkpoints."""
+"""The tables of one model on parameter servers: their placement, their part in a step, and their rows for checkpoints."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ class RowGradients:
     values: tf.Tensor
 
     def of_server(self, server: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the places of a server's rows on it, and their gradients."""
+        """Return the indices of a server's rows on it, and their gradients."""
         alone = self.lookup.group.servers == 1
         return self.lookup.local[server], self.values if alone else tf.gather(self.values, self.lookup.positions[server])
 
@@ -47,9 +47,9 @@ class Lookups:
     def given(self) -> Iterator[None]:
         """Let the layers get their rows, in the calls that were looked up, in the same order."""
         rows: list[Any] = [None] * len(self._calls)
-        for lookup, places in self._lookups:
-            for place, each in zip(places, lookup.each(lookup.rows), strict=True):
-                rows[place] = each
+        for lookup, indices in self._lookups:
+            for index, each in zip(indices, lookup.each(lookup.rows), strict=True):
+                rows[index] = each
         with layers.looking_up(layers.replay(self._calls, rows)):
             yield
 
@@ -143,9 +143,9 @@ class Tables:
         calls = layers.calls_of(run)
         lookups = []
         for group in self._groups:
-            places = [place for place, call in enumerate(calls) if self._group_of[call.table] is group]
-            if places:
-                lookups.append((group.look_up([calls[place] for place in places]), places))
+            indices = [index for index, call in enumerate(calls) if self._group_of[call.table] is group]
+            if indices:
+                lookups.append((group.look_up([calls[index] for index in indices]), indices))
         return Lookups(calls, lookups)
 
     def _rows_of(self, table: Table, ids: tf.Tensor) -> tf.Tensor:
@@ -161,7 +161,7 @@ class Tables:
     def update(
         self, group: ServerRows, server: int, at: tf.Tensor, gradient: tf.Tensor, optimizer: Any, rate: tf.Tensor, count: tf.Tensor
     ) -> None:
-        """Update the rows at places `at` of a server, each there once, on the caller's device."""
+        """Update the rows at indices `at` of a server, each there once, on the caller's device."""
         row_updates.update(self._rule, optimizer, group.used(server, at), gradient, rate, count, decays=self._decays)
 
     def apply(self, gradients: Sequence[Any], dense: Group, sent: Callable[[tf.Tensor, int], tf.Tensor]) -> list[tf.Tensor]:

@@ -34,40 +34,40 @@ class TableFiles:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._places: dict[tuple[int, str], RemoteRows] = {}
+        self._remote_rows: dict[tuple[int, str], RemoteRows] = {}
         layers: dict[str, tf.train.Checkpoint] = {}
         for index, table in enumerate(tables.all):
-            self._places[index, ""] = table
+            self._remote_rows[index, ""] = table
             slots = {slot: RemoteRows(table.rows, table.dimension, table.dtype) for slot in tables.slots(table) if slot}
-            self._places |= {(index, slot): place for slot, place in slots.items()}
+            self._remote_rows |= {(index, slot): remote for slot, remote in slots.items()}
             layers[str(index)] = tf.train.Checkpoint(**slots)
         self.parts = {"tables": tf.train.Checkpoint(**layers)}
 
     def mark(self) -> None:
         """Take the first row of each table and slot, for the part of a checkpoint that is written now."""
-        for (index, slot), place in self._places.items():
-            place.mark(self._tables.read(RowRange(self._tables.all[index], slot, 0, 1)))
+        for (index, slot), remote in self._remote_rows.items():
+            remote.mark(self._tables.read(RowRange(self._tables.all[index], slot, 0, 1)))
 
     def streamed(self, checkpoint: InMemoryCheckpoint, saved: tf.train.Checkpoint) -> "Streamed":
         """Return a checkpoint whose other parts are `checkpoint`, of `saved`, with the rows."""
         paths = _paths(saved)
-        keys = {(self._tables.all[index], slot): _name(paths[place]) for (index, slot), place in self._places.items()}
+        keys = {(self._tables.all[index], slot): _name(paths[remote]) for (index, slot), remote in self._remote_rows.items()}
         return Streamed.of(checkpoint, self._tables, by_file(self._tables.parts()), keys)
 
     def mismatch(self, path: str, saved: tf.train.Checkpoint) -> str:
         """Return which table has other rows in a checkpoint; nothing where all fit, or it cannot be seen."""
         paths, graph, shapes = _paths(saved), object_graph(path), tf.train.load_checkpoint(path).get_variable_to_shape_map()
-        for (index, _), place in self._places.items():
+        for (index, _), remote in self._remote_rows.items():
             with suppress(StopIteration, IndexError):  # it has no such table: TensorFlow reports that
-                saved_shape = shapes.get(_key(graph, paths[place]))
-                if saved_shape and saved_shape != [place.rows, place.dimension]:
-                    return f"the layer {self._tables.all[index].name} has {saved_shape} there, and {[place.rows, place.dimension]} here"
+                saved_shape = shapes.get(_key(graph, paths[remote]))
+                if saved_shape and saved_shape != [remote.rows, remote.dimension]:
+                    return f"the layer {self._tables.all[index].name} has {saved_shape} there, and {[remote.rows, remote.dimension]} here"
         return ""
 
     def restore(self, path: str, saved: tf.train.Checkpoint) -> None:
         """Read all rows from a checkpoint of `saved`, one whose other parts fit."""
         paths, graph = _paths(saved), object_graph(path)
-        keys = {(self._tables.all[index], slot): _key(graph, paths[place]) for (index, slot), place in self._places.items()}
+        keys = {(self._tables.all[index], slot): _key(graph, paths[remote]) for (index, slot), remote in self._remote_rows.items()}
         for part in self._tables.parts():
             table = part.table
             name = part_of(table.rows, table.dimension, part.first, part.count)
@@ -132,14 +132,14 @@ class Streamed(InMemoryCheckpoint):
         (data, size), (index, index_size) = checkpoint.files
         name, count = index.removesuffix(".index"), len(contents) + 1
         rows = [sum(p.count * p.table.dimension * p.table.dtype.size for p in parts) for parts in contents]
-        files = [(f"{name}.data-{place:05d}-of-{count:05d}", bytes_) for place, bytes_ in enumerate([size, *rows])]
-        return cls(checkpoint.step, checkpoint.place, [*files, (index, index_size)], data, tables, contents, keys)
+        files = [(f"{name}.data-{shard:05d}-of-{count:05d}", bytes_) for shard, bytes_ in enumerate([size, *rows])]
+        return cls(checkpoint.step, checkpoint.directory, [*files, (index, index_size)], data, tables, contents, keys)
 
     def write(self, name: str, path: Path) -> Iterator[int]:
         """Write a file to `path`; the index when the others are written."""
-        place = [one for one, _ in self.files].index(name)
-        if 0 < place < len(self.files) - 1:
-            yield self._write_rows(place, path)
+        shard = [one for one, _ in self.files].index(name)
+        if 0 < shard < len(self.files) - 1:
+            yield self._write_rows(shard, path)
         else:
             yield from super().write(name, path)
 
@@ -149,13 +149,13 @@ class Streamed(InMemoryCheckpoint):
 
     def discard(self) -> None:
         """Free the memory."""
-        tf.io.gfile.rmtree(self.place)
+        tf.io.gfile.rmtree(self.directory)
 
-    def _write_rows(self, place: int, path: Path) -> int:
+    def _write_rows(self, shard: int, path: Path) -> int:
         """Write a file of rows, and return its size. It goes to the disk at once: each way through memory takes longer than the disk does."""
         assert self.tables is not None  # noqa: S101 - see `of`
         names, slices, tensors = [], [], []
-        for part in self.contents[place - 1]:
+        for part in self.contents[shard - 1]:
             known = 1 if part.first == 0 else 0  # the skeleton has it
             if part.count == known:
                 continue
@@ -172,7 +172,7 @@ class Streamed(InMemoryCheckpoint):
                 os.fsync(file.fileno())
                 if hasattr(os, "posix_fadvise"):  # gigabytes would push out what the machine works with
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            tf.io.gfile.copy(f"{path}.index", f"{self.place}/{place}.index", overwrite=True)
+            tf.io.gfile.copy(f"{path}.index", f"{self.directory}/{shard}.index", overwrite=True)
             return written.replace(path).stat().st_size
         finally:
             for left in path.parent.glob(f"{path.name}.*"):
@@ -182,12 +182,12 @@ class Streamed(InMemoryCheckpoint):
     def _index(self) -> Iterator[bytes]:
         index, _ = self.files[-1]
         # Merging takes the files of what it merges away, and this may be asked for again.
-        tf.io.gfile.copy(f"{self.place}/{index}", f"{self.place}/0.index", overwrite=True)
-        for place in range(len(self.contents) + 1):  # merging looks for them, and at nothing in them
-            _empty(f"{self.place}/{place}.data-00000-of-00001")
+        tf.io.gfile.copy(f"{self.directory}/{index}", f"{self.directory}/0.index", overwrite=True)
+        for shard in range(len(self.contents) + 1):  # merging looks for them, and at nothing in them
+            _empty(f"{self.directory}/{shard}.data-00000-of-00001")
         tf.raw_ops.MergeV2Checkpoints(
-            checkpoint_prefixes=[f"{self.place}/{place}" for place in range(len(self.contents) + 1)],
-            destination_prefix=f"{self.place}/merged",
+            checkpoint_prefixes=[f"{self.directory}/{shard}" for shard in range(len(self.contents) + 1)],
+            destination_prefix=f"{self.directory}/merged",
             delete_old_dirs=False,
         )
         yield from super().chunks("merged.index")

@@ -1,1 +1,1 @@
-"""Programs that place their operations by hand."""
+"""Programs with manual placement: they assign their operations to devices themselves."""

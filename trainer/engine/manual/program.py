@@ -1,4 +1,4 @@
-"""Runs a program placed by hand: connects the chief to every ps and worker, calls the program, keeps what it came to.
+"""Runs a program with manual placement: connects the chief to every ps and worker, calls the program, keeps what it came to.
 
 Nothing of a program is saved midway. When a server is lost, or the chief, the program runs again from its beginning; so what it writes
 replaces what was there.

@@ -86,7 +86,7 @@ def elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
 
 @dataclass(frozen=True)
 class Slots:
-    """The places of an optimizer's state in `optimizer.variables`.
+    """The indices of an optimizer's state in `optimizer.variables`.
 
     `scalars` belong to no variable (iterations, learning rate); `slots[k][j]` is slot k of variable j.
     """
@@ -106,14 +106,14 @@ def find_slots(optimizer: keras.optimizers.Optimizer, count: int) -> Slots:
     owners = [{(2,): 0, (3,): 1}.get(tuple(v.shape)) for v in twin.variables]
     scalars: list[int] = []
     slots: list[tuple[int, ...]] = []
-    here = place = 0  # in the twin's list, and in the optimizer's
+    here = index = 0  # in the twin's list, and in the optimizer's
     while here < len(owners):
         if owners[here] is None:
-            scalars.append(place)
-            here, place = here + 1, place + 1
+            scalars.append(index)
+            here, index = here + 1, index + 1
             continue
         # A block of slots: so many of the first variable's, then as many of the second's.
         kinds = owners.index(1, here) - here
-        slots += [tuple(place + j * kinds + kind for j in range(count)) for kind in range(kinds)]
-        here, place = here + 2 * kinds, place + count * kinds
+        slots += [tuple(index + j * kinds + kind for j in range(count)) for kind in range(kinds)]
+        here, index = here + 2 * kinds, index + count * kinds
     return Slots(tuple(scalars), tuple(slots))

@@ -141,17 +141,17 @@ class ServerWatch:
 
     def _follow(self, workers: Mapping[str, str]) -> None:
         """Look where the workers are; end the connections to one that is somewhere else now."""
-        places: dict[str, str] = {}
+        known_ips: dict[str, str] = {}
         while not self._done.wait(_FOLLOW_INTERVAL):
             for name, address in workers.items():
                 connection, _ = watchdog.connect(address, _CONNECT_TIMEOUT)
                 if connection is None:
                     continue
                 with connection:
-                    place, port = _peer(connection)
-                before, places[name] = places.get(name, place), place or places.get(name, "")
-                if place and before != place and _moved_to(address, before) and end_connections(before, port):
-                    self._notice(f"{name} is at {place}, no longer at {before}; this task connects to it again")
+                    ip, port = _peer(connection)
+                before, known_ips[name] = known_ips.get(name, ip), ip or known_ips.get(name, "")
+                if ip and before != ip and _moved_to(address, before) and end_connections(before, port):
+                    self._notice(f"{name} is at {ip}, no longer at {before}; this task connects to it again")
 
     def _ask(self, name: str, ask: Callable[[], bool]) -> None:
         """Ask a ps, again and again, whether it was asked to stop."""
@@ -192,13 +192,13 @@ def exit_process(report: Reporter, reason: str) -> None:
     os._exit(ExitCode.PEER_LOST)
 
 
-def _moved_to(address: str, place: str) -> str:
-    """Return where the name in `address` leads to, where that is not `place`; nothing where it leads there, or nobody knows it."""
+def _moved_to(address: str, ip: str) -> str:
+    """Return where the name in `address` leads to, where that is not `ip`; nothing where it leads there, or nobody knows it."""
     try:
         found = {str(one[4][0]) for one in socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)}
     except OSError:
         return ""
-    return "" if place in found else min(found)
+    return "" if ip in found else min(found)
 
 
 def end_connections(host: str, port: int) -> int:

@@ -75,8 +75,8 @@ class Group:
     def pull(self) -> None:
         """Copy the servers' state to the chief's variables and optimizer."""
         for pack, variable in zip(self.packs, self.variables, strict=True):
-            for place, part in zip(pack.members, pack.split(tf.convert_to_tensor(variable.value.numpy())), strict=True):
-                self._model.trainable_variables[place].value.assign(part)
+            for index, part in zip(pack.members, pack.split(tf.convert_to_tensor(variable.value.numpy())), strict=True):
+                self._model.trainable_variables[index].value.assign(part)
         self._copy_optimizer(to_servers=False)
 
     def _copy_optimizer(self, *, to_servers: bool) -> None:
@@ -90,13 +90,13 @@ class Group:
         for i, j in zip(chief_slots.scalars, server_slots.scalars, strict=True):
             _copy(chief_variables[i], server_variables[j]) if to_servers else _copy(server_variables[j], chief_variables[i])
         for own, packed in zip(chief_slots.slots, server_slots.slots, strict=True):
-            for pack, place in zip(self.packs, packed, strict=True):
+            for pack, index in zip(self.packs, packed, strict=True):
                 if to_servers:
-                    server_variables[place].value.assign(
+                    server_variables[index].value.assign(
                         pack.join([tf.convert_to_tensor(chief_variables[own[i]].value) for i in pack.members])
                     )
                 else:
-                    parts = pack.split(tf.convert_to_tensor(server_variables[place].value.numpy()))
+                    parts = pack.split(tf.convert_to_tensor(server_variables[index].value.numpy()))
                     for i, part in zip(pack.members, parts, strict=True):
                         chief_variables[own[i]].value.assign(part)
 
@@ -136,8 +136,8 @@ class ServerState:
         values: list[Any] = [None] * len(self._model.trainable_variables)
         for group, tensors in zip(self.groups, packed, strict=True):
             for pack, tensor in zip(group.packs, tensors, strict=True):
-                for place, part in zip(pack.members, pack.split(tensor), strict=True):
-                    values[place] = part
+                for index, part in zip(pack.members, pack.split(tensor), strict=True):
+                    values[index] = part
         return values
 
     def packed(self, gradients: Sequence[Any]) -> list[list[tf.Tensor]]:

@@ -16,9 +16,9 @@ from trainer.engine.embeddings.row_updates import summed
 from trainer.engine.embeddings.spread_tables import RowGradients, Tables
 from trainer.engine.parameter_server.state import Group, device
 
-_HELLO = -1  # in the place of the step: a worker's first request, without a gradient
-LAST = -2  # in the place of the step: after the end, nothing that wants an answer
-_ENDED = -1  # in the place of the step of a reply: there is nothing more to compute
+_HELLO = -1  # instead of the step: a worker's first request, without a gradient
+LAST = -2  # instead of the step: after the end, nothing that wants an answer
+_ENDED = -1  # instead of the step of a reply: there is nothing more to compute
 _NEVER = -3  # a step that no gradient is of
 _ASKED, _REPLIED = 2, 1  # numbers in front of a request (worker, step), and of a reply (step)
 
@@ -27,7 +27,7 @@ class Server:
     """The queues of one server, and what is run on it and against it.
 
     A message is a list of vectors of bytes, one for each tensor: first the group's packs, then `averages`. A request also has, for each of
-    `tables` that is trained, the places of its rows on the server and their gradients.
+    `tables` that is trained, the indices of its rows on the server and their gradients.
     """
 
     def __init__(self, group: Group, averages: Sequence[tf.Variable], workers: int, short: tf.DType, tables: Tables | None = None) -> None:
@@ -140,7 +140,7 @@ class Server:
     def _gather(self, reply: list[tf.Tensor], needed: int, now: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
         """Take requests until `needed` gradients are of step `now`; return sums, who sent them, the late ones, whether ended.
 
-        Rows are not added up: they come one after the other, their places before them.
+        Rows are not added up: they come one after the other, their indices before them.
         """
 
         def body(count: tf.Tensor, late: tf.Tensor, _: tf.Tensor, asked: tf.Tensor, sums: list[tf.Tensor]) -> Any:
@@ -193,8 +193,8 @@ class Server:
         dense = means[:packs]
         if self._tables:
             rows = [
-                summed(tf.IndexedSlices(values / tf.cast(needed, values.dtype), places, tf.constant([0])))
-                for places, values in zip(sums[known::2], sums[known + 1 :: 2], strict=True)
+                summed(tf.IndexedSlices(values / tf.cast(needed, values.dtype), row_indices, tf.constant([0])))
+                for row_indices, values in zip(sums[known::2], sums[known + 1 :: 2], strict=True)
             ]
             dense = self._tables.apply_mean(self._group, dense, rows)
         self._group.apply(dense)
@@ -228,11 +228,11 @@ def _listed(parts: Any) -> list[tf.Tensor]:
 
 
 def _each(indices: tf.Tensor, act: Any) -> None:
-    def body(place: tf.Tensor) -> tf.Tensor:
-        act(indices[place])
-        return place + 1
+    def body(position: tf.Tensor) -> tf.Tensor:
+        act(indices[position])
+        return position + 1
 
-    tf.while_loop(lambda place: place < tf.size(indices), body, (tf.constant(0),), parallel_iterations=1)
+    tf.while_loop(lambda position: position < tf.size(indices), body, (tf.constant(0),), parallel_iterations=1)
 
 
 # Messages: numbers and tensors in one vector of bytes, so that they travel in one go.

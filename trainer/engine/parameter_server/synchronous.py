@@ -127,8 +127,8 @@ class SynchronousSession(ServerSession):
                 moving = time.monotonic()
             if time.monotonic() - moving > _POLL_INTERVAL:
                 # Workers wait for each server: one that is done goes on answering them.
-                for place in self._starving(under_way, counts) - answering.keys():
-                    answering[place] = self._threads.submit(_late, self._answering[place])
+                for server in self._starving(under_way, counts) - answering.keys():
+                    answering[server] = self._threads.submit(_late, self._answering[server])
             # A call's gradients may all come too late, so there is always another one.
             while self._workers.in_flight < self._workers.count * IN_FLIGHT:
                 self._workers.schedule(max(counts))
@@ -143,8 +143,8 @@ class SynchronousSession(ServerSession):
     def _done(self, under_way: list[Future[tuple[int, int]]], answering: dict[int, Future[int]]) -> list[int]:
         try:
             with translate_peer_errors():
-                for place in answering:
-                    self._servers[place].interrupt()
+                for server in answering:
+                    self._servers[server].interrupt()
                 self._dropped += sum(one.result(_INTERRUPT_TIMEOUT) for one in answering.values())
                 results = [one.result(_INTERRUPT_TIMEOUT) for one in under_way]
         except TimeoutError:
@@ -157,8 +157,8 @@ class SynchronousSession(ServerSession):
 
         Where every worker is needed each sends to all servers in each round; so only a server that had none to do does.
         """
-        done = [place for place, one in enumerate(under_way) if one.done()]
-        return {place for place in done if self._needed < self._workers.count or counts[place] == 0}
+        done = [server for server, one in enumerate(under_way) if one.done()]
+        return {server for server in done if self._needed < self._workers.count or counts[server] == 0}
 
     def _interrupted(self, under_way: list[Future[tuple[int, int]]], deadline: float) -> float:
         """Interrupt rounds that lack workers, or that a stop has waited for until `deadline`; return the deadline now."""

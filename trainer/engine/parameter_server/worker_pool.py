@@ -214,7 +214,7 @@ def not_finite(results: Iterable[Result]) -> NotFinite | None:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The place of a call: the worker, and whether it is the first call there, or the first since `start_over`."""
+    """The worker that a call runs on, and whether it is the first call there, or the first since `start_over`."""
 
     worker: int
     first: bool

@@ -116,11 +116,11 @@ class Name:
     """A name that leads where it is told to, though only on loopback."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.places = ["127.0.0.1"]
+        self.ips = ["127.0.0.1"]
         known = socket.getaddrinfo
 
         def look_up(host: str, port: Any, *arguments: Any, **options: Any) -> list[Any]:
-            hosts = self.places if host == "server.test" else [host]
+            hosts = self.ips if host == "server.test" else [host]
             return [found for one in hosts for found in known(one, port, *arguments, **options)]
 
         monkeypatch.setattr(socket, "getaddrinfo", look_up)
@@ -134,11 +134,11 @@ def test_a_ps_at_another_address_is_lost_though_its_connection_stands(
     server.address = there = server.address.replace("127.0.0.1", "server.test")
     with watched(server) as (watch, _, _):
         eventually("a connection", lambda: server.taken, told=lambda: server.taken)
-        name.places = ["127.0.0.2", "127.0.0.1"]  # one more, which gives none
+        name.ips = ["127.0.0.2", "127.0.0.1"]  # one more, which gives none
         before = len(server.taken)
         eventually("another connection", lambda: len(server.taken) > before + 1, told=lambda: server.taken)
         watch.check()
-        name.places = ["127.0.0.2"]
+        name.ips = ["127.0.0.2"]
         assert lost(watch) == f"ps-0 ({there}) was lost: its address was 127.0.0.1, and is 127.0.0.2"
 
 
@@ -174,7 +174,7 @@ def test_connections_to_a_worker_that_is_at_another_address_are_ended(
     ):
         watch = ServerWatch({"worker-0": f"server.test:{port}"}, {}, notices.append, notices.append)
         eventually("a look", lambda: len(server.taken) > 2, told=lambda: server.taken)
-        name.places = ["127.0.0.2"]
+        name.ips = ["127.0.0.2"]
         eventually("a notice", lambda: notices, told=lambda: server.taken)
         ended(watch, server)
         assert mine.recv(100) == b"settings"
