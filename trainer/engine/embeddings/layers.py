@@ -60,7 +60,7 @@ class RemoteRows(tf.__internal__.tracking.Trackable):
 
 
 class Table(RemoteRows):
-    """A layer's table. In a checkpoint it has the place and the name of the layer's own variable.
+    """A layer's table. In a checkpoint it has the path and the name of the layer's own variable.
 
     `look_up` has the rows that the layer gets outside of training steps: zeros while the model is being built.
     """

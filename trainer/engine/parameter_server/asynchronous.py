@@ -106,7 +106,7 @@ class AsynchronousSession(ServerSession):
         return results
 
     def _worker_step(self) -> int:
-        # A worker's place in its own stream is not known after a restart: it starts at its fair share.
+        # A worker's position in its own stream is not known after a restart: it starts at its fair share.
         return self._step // self._workers.count
 
     def _run(self, iterator: Any, steps: int, assignment: Assignment) -> CallResult:

@@ -48,7 +48,7 @@ class Server:
     # Run by workers
 
     def hello(self, worker: tf.Tensor) -> None:
-        """Ask for the current values without a gradient; replies to an earlier process in this place are thrown away."""
+        """Ask for the current values without a gradient; replies to an earlier process of this worker are thrown away."""
         self._ask([write_message([worker, tf.constant(_HELLO)], tf.zeros([0])) for _ in self._sent])
 
     def replies_to(self, worker: tf.Tensor) -> tf.Tensor:
