@@ -215,7 +215,7 @@ sys.exit(trainer.main())
 @pytest.mark.timeout(30)
 def test_one_that_is_asked_to_stop_while_it_reads_its_settings_ends_as_stopped(tmp_path: Path) -> None:
     os.mkfifo(settings := tmp_path / "settings")
-    with subprocess.Popen([sys.executable, "-m", "trainer", "--settings", str(settings)], cwd=REPOSITORY) as ours:
-        with settings.open("w"):  # which waits until it is read
-            ours.terminate()
-            assert ours.wait() == 143
+    command = [sys.executable, "-m", "trainer", "--settings", str(settings)]
+    with subprocess.Popen(command, cwd=REPOSITORY) as ours, settings.open("w"):  # opened once it reads
+        ours.terminate()
+        assert ours.wait() == 143
