@@ -173,7 +173,7 @@ def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int) -
 
 
 def held_out_data(workload: Workload, batch_size: int) -> tf.data.Dataset:
-    """Return the held-out set, untuned: pipeline.options says why; an iterator of it ends with each evaluation."""
+    """Return the held-out set, untuned: decision 22 says why; an iterator of it ends with each evaluation."""
     untuned = tf.data.Options()
     untuned.autotune.enabled = False
     return workload.eval_data(batch_size).with_options(untuned)

@@ -260,8 +260,8 @@ def options() -> tf.data.Options:
     """Return the options of a pipeline that has threads of its own."""
     options = tf.data.Options()
     options.deterministic = True
-    # The end of an iterator of 60 s waits 60 s for TensorFlow's tuner, once in ten times, and holds Python's lock: OptimizeLoop in
-    # core/data/model.cc waits on where it is woken before CancellationManager says so. Untuned, AUTOTUNE means all THREADS.
+    # The end of an iterator may wait a minute for the thread that tunes it (docs/decisions/0022-datasets-are-not-tuned.md).
+    # Untuned, AUTOTUNE means all THREADS.
     options.autotune.enabled = False
     options.threading.private_threadpool_size = THREADS
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF

@@ -48,7 +48,7 @@ def driven(module: str, count: int) -> Iterator[list[Task]]:
 
 
 def keep_sessions() -> None:
-    """Let no session end before the process: where it is mirrored, TensorFlow may take a minute for each iterator (pipeline.options)."""
+    """Let no session end before the process: where it is mirrored, TensorFlow may take a minute for each iterator (decision 22)."""
     gc.disable()
 
 
