@@ -123,7 +123,7 @@ class Process:
 
 
 class Unended(subprocess.TimeoutExpired):
-    """A command that has not ended in time; its message has the end of what it wrote, where `Process.show` has put its threads' stacks."""
+    """A command that has not ended in time. Its message has the end of what it wrote, and with that the stacks of its threads if it still ran."""
 
     def __str__(self) -> str:
         return f"{super().__str__()}; it wrote, in the end:\n{(self.output + self.stderr)[-6000:]}"

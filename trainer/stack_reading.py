@@ -46,13 +46,13 @@ class Frame:
 
 @dataclass(frozen=True)
 class Activity:
-    """The activity of a task: a key of WORDS, and the innermost call that says so, where there is one."""
+    """The activity of a task: a key of WORDS, and its detail: the innermost call, or the silent servers."""
 
     kind: str
-    call: str = ""
+    detail: str = ""
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (WORDS.get(self.kind, self.kind), self.call)))
+        return ", ".join(filter(None, (WORDS.get(self.kind, self.kind), self.detail)))
 
 
 def no_progress(seconds: float, doing: Activity) -> str:

@@ -205,7 +205,7 @@ class StallWatch:
         lasts = seconds >= 2 * self.limit()
         if not self._stalled or (lasts and not self._again):
             self._stalled, self._again = True, lasts
-            self._emit("stalled", seconds, step=self._step, doing=doing.kind, place=doing.call)
+            self._emit("stalled", seconds, step=self._step, doing=doing.kind, place=doing.detail)
             waits = doing.kind in _WAITS and not (lasts and self._job.watched_workers)
             if self._job.stalls.on_stall != "tell" and not waits:
                 self._end(no_progress(seconds, doing))

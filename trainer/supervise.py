@@ -458,7 +458,7 @@ class _Supervisor:
         if missing:
             report(timeout=self._job.timeouts.start)
         else:
-            self._stalls.ask(lambda doing: report(doing=doing.kind, place=doing.call))
+            self._stalls.ask(lambda doing: report(doing=doing.kind, place=doing.detail))
 
     def _peers_connected(self, seconds: float) -> None:
         self._peers_missing = False

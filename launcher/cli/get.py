@@ -50,37 +50,37 @@ def get(
     from launcher.cli.backends import open_run
 
     backend, run = open_run(name, on, runs, Where(context, namespace))
-    target = Path(destination or f"{run}-{what}").absolute()
-    unpacking.check(target, runs, replace=force)
+    directory = Path(destination or f"{run}-{what}").absolute()
+    unpacking.check(directory, runs, replace=force)
     began = time.monotonic()
     with ending(), backend.fetch(run, what) as stored:
         with _progress(stored, f"{run}: {what}", quiet=as_json) as seen:
-            unpacked = unpacking.unpack(stored.chunks, target, replace=force, seen=seen)
+            unpacked = unpacking.unpack(stored.chunks, directory, replace=force, seen=seen)
         origin = stored.origin
     if not unpacked.files:
         raise missing_artifact(run, what, ())
     if as_json:
-        facts = {"name": run, "what": what, "path": str(target), "origin": origin, "files": unpacked.files, "bytes": unpacked.size}
+        facts = {"name": run, "what": what, "path": str(directory), "origin": origin, "files": unpacked.files, "bytes": unpacked.size}
         print(json.dumps({**facts, "left_out": unpacked.left_out, "seconds": round(time.monotonic() - began, 3)}))
         return
-    _print_result(run, what, target, unpacked)
+    _print_result(run, what, directory, unpacked)
 
 
-def _print_result(run: str, what: Artifact, target: Path, unpacked: Unpacked) -> None:
-    shown = relative_path(str(target))
-    print(f"{run}: the {_called(what, target)} in {shown}, {formats.count(unpacked.files, 'file')}, {formats.memory(unpacked.size)}")
+def _print_result(run: str, what: Artifact, directory: Path, unpacked: Unpacked) -> None:
+    shown = relative_path(str(directory))
+    print(f"{run}: the {_called(what, directory)} in {shown}, {formats.count(unpacked.files, 'file')}, {formats.memory(unpacked.size)}")
     if unpacked.left_out:
         print(f"left out, as they lead elsewhere or are no files: {', '.join(unpacked.left_out)}", file=sys.stderr)
-    if what is Artifact.MODEL and (target / "model.keras").is_file():
+    if what is Artifact.MODEL and (directory / "model.keras").is_file():
         print(f'load it with keras.models.load_model("{shown}/model.keras")')
-    elif what is Artifact.MODEL and (target / "saved_model").is_dir():
+    elif what is Artifact.MODEL and (directory / "saved_model").is_dir():
         print(f'load it with tf.saved_model.load("{shown}/saved_model")')
 
 
-def _called(what: Artifact, target: Path) -> str:
+def _called(what: Artifact, directory: Path) -> str:
     if what is not Artifact.MODEL:
         return f"{what} are"
-    facts = read_json(target / "metrics.json") or {}
+    facts = read_json(directory / "metrics.json") or {}
     if not isinstance(facts.get("step"), int):
         return "model is"
     by = f", {facts['metric']} {formats.number(facts.get('value'))}" if facts.get("metric") else ""

@@ -32,10 +32,10 @@ def check(destination: Path, runs: Path, *, replace: bool) -> None:
         return
     if not replace:
         raise _is_there(destination)
-    target, home = destination.resolve(), runs.resolve()
-    if Path.cwd().is_relative_to(target):
+    resolved, home = destination.resolve(), runs.resolve()
+    if Path.cwd().is_relative_to(resolved):
         raise UsageError(f"{destination} holds the working directory, and is not replaced", "give the name of a directory to make in it")
-    if home.is_relative_to(target) or target.is_relative_to(home):
+    if home.is_relative_to(resolved) or resolved.is_relative_to(home):
         raise UsageError(
             f"{destination} is in {runs}, or that in it, and is not replaced", "give a destination outside the directory of runs"
         )

@@ -61,7 +61,7 @@ def plan(
     members = list(_members(spec))
     names = [member.name for member in members if member.role != "evaluator"]
     rules = TARGETS[target]
-    where = {name: rules.address(spec.name, name, index) for index, name in enumerate(names)}
+    where = {name: rules.address(spec.name, name, position) for position, name in enumerate(names)}
     types = {"chief": "master"} if spec.tf_config.master else {}
     by_role = cluster((types.get(member.role, member.role), where[member.name]) for member in members if member.role != "evaluator")
     check_size(by_role)

@@ -14,7 +14,7 @@ from launcher.spec.models import ClusterSpec
 
 @dataclass(frozen=True)
 class TargetRules:
-    """One target. `display_name`: how messages call it. `address`: run, task, the task's index among those of the cluster -> host:port.
+    """One target. `display_name`: how messages call it. `address`: run, task, the task's position among those of the cluster -> host:port.
 
     `left_out`: the functions that name the fields of a spec for which it has no counterpart. `in_containers`: tasks run in containers,
     with paths of their own, else as processes of this machine. `parent` starts the trainer's parent in an image without the trainer.
@@ -49,13 +49,13 @@ class TargetRules:
 TARGETS: dict[Target, TargetRules] = {
     "local": TargetRules(
         "on this machine",
-        lambda _run, _task, index: f"{LOOPBACK}:{PORT + index}",  # until the backend holds ports
+        lambda _run, _task, position: f"{LOOPBACK}:{PORT + position}",  # until the backend holds ports
         (left_out.extra_containers, left_out.volumes),
         in_containers=False,
     ),
     "docker": TargetRules(
         "in Compose",
-        lambda _run, task, _index: f"{task}:{PORT}",
+        lambda _run, task, _position: f"{task}:{PORT}",
         (left_out.volumes_of_kubernetes, left_out.run_volume),
         parent=role_rules.PARENT_IN_VARIABLE,
         mounts_data=True,
@@ -63,7 +63,7 @@ TARGETS: dict[Target, TargetRules] = {
     "kubernetes": TargetRules(
         "on Kubernetes",
         # The name that an Indexed Job gives a pod, in the run's headless Service; relative, so it holds in any namespace.
-        lambda run, task, _index: f"{run}-{task}{'' if task[-1].isdigit() else '-0'}.{run}:{PORT}",
+        lambda run, task, _position: f"{run}-{task}{'' if task[-1].isdigit() else '-0'}.{run}:{PORT}",
         (left_out.env_file, left_out.tensorboard_host),
         parent=role_rules.PARENT_IN_FILE,
         has_storage_mount=True,

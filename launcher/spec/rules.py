@@ -243,19 +243,19 @@ def is_directory_name(train: Train) -> bool:
 
 def _directory(subject: RuleContext, path: Path, name: str, expected: str, words: tuple[str, ...] = ()) -> Iterator[Finding]:
     try:
-        target = resolved(subject.directory(path), name)
-        exists, is_directory = target.exists(), target.is_dir()
+        found = resolved(subject.directory(path), name)
+        exists, is_directory = found.exists(), found.is_dir()
     except (OSError, FieldError) as error:
         yield Finding(path, f"{shown(name)} is not a usable path: {error}", expected, "name a directory")
         return
     if is_directory:
         return
     if exists:
-        yield Finding(path, f"{shown(name)} is a file", expected, f"name the directory it is in, {target.parent}")
+        yield Finding(path, f"{shown(name)} is a file", expected, f"name the directory it is in, {found.parent}")
         return
-    siblings = [entry.name for entry in target.parent.iterdir() if entry.is_dir()] if target.parent.is_dir() else []
-    meant = nearest(name, words) or next((str(FilePath(name).parent / near) for near in [nearest(target.name, siblings)] if near), None)
-    tried = f" (looked for {target})" if str(target) != name else ""
+    siblings = [entry.name for entry in found.parent.iterdir() if entry.is_dir()] if found.parent.is_dir() else []
+    meant = nearest(name, words) or next((str(FilePath(name).parent / near) for near in [nearest(found.name, siblings)] if near), None)
+    tried = f" (looked for {found})" if str(found) != name else ""
     yield Finding(
         path,
         f"the directory {shown(name)} does not exist{tried}",
@@ -328,13 +328,13 @@ def notify_program_is_there(subject: RuleContext) -> Iterator[Finding]:
         yield Finding(path, "the command starts with an empty word", expected, "name the program")
     elif "/" in program:
         try:
-            target = resolved(subject.directory(path), program)
-            exists = target.is_file()
+            found = resolved(subject.directory(path), program)
+            exists = found.is_file()
         except (OSError, FieldError) as error:
             yield Finding(path, f"{shown(program)} is not a usable path: {error}", expected, "name a file")
             return
         if not exists:
-            yield Finding(path, f"there is no file {shown(program)} (looked for {target})", expected, "write it, or name another")
+            yield Finding(path, f"there is no file {shown(program)} (looked for {found})", expected, "write it, or name another")
 
 
 def one_mounts(subject: RuleContext) -> Iterator[Finding]:

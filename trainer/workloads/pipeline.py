@@ -166,6 +166,11 @@ def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Da
     return (once.cache() if facts.fits_in_memory else once).prefetch(tf.data.AUTOTUNE).with_options(options())
 
 
+def first(examples: tf.data.Dataset, size: int) -> tf.data.Dataset:
+    """Return the examples in order, in batches of at most `size`; not cached, as the rest is not read."""
+    return batched(examples, size, padding(examples)).with_options(options())
+
+
 def padding(examples: tf.data.Dataset) -> list[tf.Tensor]:
     """Return the values that batches were padded with which `examples` were taken from, one a part; none where those are zeros."""
     padded = next((part for part in _chain(examples) if _kind(part) == "PaddedBatchDataset"), None)

@@ -60,7 +60,7 @@ class UserData:
         with tf.init_scope():
             few = self._made(
                 lambda inputs, targets: in_memory.once(inputs, targets, size),
-                lambda examples, _facts: pipeline.batched(examples, size, pipeline.padding(examples)),  # not cached: the rest is not read
+                lambda examples, _facts: pipeline.first(examples, size),
             )
             batch: tuple[Any, Any] = next(iter(few))
         return batch

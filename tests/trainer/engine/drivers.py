@@ -48,7 +48,10 @@ def driven(module: str, count: int) -> Iterator[list[Task]]:
 
 
 def keep_sessions() -> None:
-    """Let no session end before the process: where it is mirrored, TensorFlow may take a minute for each iterator (decision 22)."""
+    """Collect no session, each of which is in a cycle of references: a mirrored one has an iterator for each device, whose end may take a minute.
+
+    No options of ours reach those (docs/decisions/0022-datasets-are-not-tuned.md); the trainer itself leaves with its one session.
+    """
     gc.disable()
 
 

@@ -48,7 +48,7 @@ def frozen(tmp_path: Path) -> Iterator[Volume]:
 
 
 def fill(disk: Path) -> None:
-    """Leave no byte, once what was to be saved before is."""
+    """Wait for saves that are under way, then leave no byte."""
     saving.wait_for_saves()
     with (disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):

@@ -98,9 +98,10 @@ def _local_lines(path: str) -> list[str]:
 
 
 def _lines_of_servers(servers: int) -> list[dict[str, list[str]]]:
-    """Return the lines of each of `_FILES` on each server, none where there is no such file; they have no size, so that `read_file` is of no use.
+    """Return the lines of each of `_FILES` on each server, none where there is no such file.
 
-    One function reads all of them: each function that TensorFlow makes on a server takes it some hundredths of a second.
+    Files of /proc have no size, so that `read_file` is of no use. One function reads all files on all servers: each that TensorFlow makes on a server
+    takes that some hundredths of a second.
     """
 
     def lines(path: tf.Tensor) -> tf.data.Dataset:

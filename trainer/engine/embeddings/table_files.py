@@ -132,14 +132,14 @@ class Streamed(InMemoryCheckpoint):
         (data, size), (index, index_size) = checkpoint.files
         name, count = index.removesuffix(".index"), len(contents) + 1
         rows = [sum(p.count * p.table.dimension * p.table.dtype.size for p in parts) for parts in contents]
-        files = [(f"{name}.data-{shard:05d}-of-{count:05d}", bytes_) for shard, bytes_ in enumerate([size, *rows])]
+        files = [(f"{name}.data-{number:05d}-of-{count:05d}", bytes_) for number, bytes_ in enumerate([size, *rows])]
         return cls(checkpoint.step, checkpoint.directory, [*files, (index, index_size)], data, tables, contents, keys)
 
     def write(self, name: str, path: Path) -> Iterator[int]:
         """Write a file to `path`; the index when the others are written."""
-        shard = [one for one, _ in self.files].index(name)
-        if 0 < shard < len(self.files) - 1:
-            yield self._write_rows(shard, path)
+        number = [one for one, _ in self.files].index(name)
+        if 0 < number < len(self.files) - 1:
+            yield self._write_rows(number, path)
         else:
             yield from super().write(name, path)
 
@@ -151,11 +151,11 @@ class Streamed(InMemoryCheckpoint):
         """Free the memory."""
         tf.io.gfile.rmtree(self.directory)
 
-    def _write_rows(self, shard: int, path: Path) -> int:
+    def _write_rows(self, number: int, path: Path) -> int:
         """Write a file of rows, and return its size. It goes to the disk at once: each way through memory takes longer than the disk does."""
         assert self.tables is not None  # noqa: S101 - see `of`
         names, slices, tensors = [], [], []
-        for part in self.contents[shard - 1]:
+        for part in self.contents[number - 1]:
             known = 1 if part.first == 0 else 0  # the skeleton has it
             if part.count == known:
                 continue
@@ -172,7 +172,7 @@ class Streamed(InMemoryCheckpoint):
                 os.fsync(file.fileno())
                 if hasattr(os, "posix_fadvise"):  # gigabytes would push out what the machine works with
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            tf.io.gfile.copy(f"{path}.index", f"{self.directory}/{shard}.index", overwrite=True)
+            tf.io.gfile.copy(f"{path}.index", f"{self.directory}/{number}.index", overwrite=True)
             return written.replace(path).stat().st_size
         finally:
             for left in path.parent.glob(f"{path.name}.*"):
@@ -183,10 +183,10 @@ class Streamed(InMemoryCheckpoint):
         index, _ = self.files[-1]
         # Merging takes the files of what it merges away, and this may be asked for again.
         tf.io.gfile.copy(f"{self.directory}/{index}", f"{self.directory}/0.index", overwrite=True)
-        for shard in range(len(self.contents) + 1):  # merging looks for them, and at nothing in them
-            _empty(f"{self.directory}/{shard}.data-00000-of-00001")
+        for number in range(len(self.contents) + 1):  # merging looks for them, and at nothing in them
+            _empty(f"{self.directory}/{number}.data-00000-of-00001")
         tf.raw_ops.MergeV2Checkpoints(
-            checkpoint_prefixes=[f"{self.directory}/{shard}" for shard in range(len(self.contents) + 1)],
+            checkpoint_prefixes=[f"{self.directory}/{number}" for number in range(len(self.contents) + 1)],
             destination_prefix=f"{self.directory}/merged",
             delete_old_dirs=False,
         )
