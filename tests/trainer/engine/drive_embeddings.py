@@ -80,7 +80,7 @@ def connected(tf_config: str) -> Any:
     return connect(parse(tf_config))
 
 
-def report(_: Any, scratch: Path, connection: Any) -> dict[str, Any]:
+def report(here: Any, scratch: Path, connection: Any) -> dict[str, Any]:
     from tests.trainer.engine.drive_table_exports import best, frozen, memory
 
     found: dict[str, Any] = {"cases": {}}
@@ -92,6 +92,7 @@ def report(_: Any, scratch: Path, connection: Any) -> dict[str, Any]:
     found["too large"] = too_large(job_of(scratch, {"model": "too_large"}), connection)
     found["start"] = start(scratch, connection)
     found["memory"] = memory(scratch, connection)
+    found["held"] = held(here, scratch, connection)
     found["best"] = best(scratch, connection)
     found["frozen"] = [frozen(scratch / str(held), connection, held=held) for held in (False, True)]
     return found
@@ -308,6 +309,20 @@ def outside(job: Any, connection: Any) -> str:
     except WorkloadError as error:
         return str(error)
     return ""
+
+
+def held(here: Any, scratch: Path, connection: Any) -> dict[str, int]:
+    """Return the bytes of a table, and what its servers take more than before once it is drawn; 0 where that cannot be seen."""
+
+    def taken() -> int:
+        pids = [process.pid for name, process in here.processes.items() if name.startswith("ps-")]
+        lines = [line for pid in pids if (file := Path(f"/proc/{pid}/status")).exists() for line in file.read_text().splitlines()]
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+    before = taken()
+    one = session(job_of(scratch, {"model": "large", "rows": 4_000_000}), connection)
+    one.push(0)
+    return {"bytes": one.tables.all[0].bytes, "taken": taken() - before}
 
 
 def start(scratch: Path, connection: Any) -> dict[str, Any]:

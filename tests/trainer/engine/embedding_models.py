@@ -98,9 +98,9 @@ def drawn(params: dict[str, Any]) -> keras.Model:
 
 
 def large(params: dict[str, Any]) -> keras.Model:
-    """A table of 51 MB."""
+    """A table of 51 MB, or of so many rows of 128 bytes."""
     user = keras.Input([], dtype="int64")
-    return _compiled(keras.Model(user, _head(keras.layers.Embedding(400_000, 32, name="large")(user))), params)
+    return _compiled(keras.Model(user, _head(keras.layers.Embedding(params.get("rows", 400_000), 32, name="large")(user))), params)
 
 
 def few(params: dict[str, Any]) -> keras.Model:

@@ -171,6 +171,10 @@ def test_the_chief_evaluates_through_look_ups_what_one_process_evaluates_of_the_
     assert found["spread"]["loss"] > 0
 
 
+def test_rows_are_once_in_the_memory_of_their_servers(report: dict[str, Any]) -> None:
+    assert report["held"]["taken"] < 1.5 * report["held"]["bytes"]
+
+
 def test_a_table_is_never_whole_in_the_process_that_exports_it(report: dict[str, Any]) -> None:
     assert report["memory"]["bytes"] > 50_000_000
     assert report["memory"]["grown"] < 0.5 * report["memory"]["bytes"]

@@ -62,8 +62,19 @@ class ServerRows:
 
     def create(self) -> None:
         """Allocate all rows on the servers that hold them; slots have their first values."""
-        for slot in self.slots:
-            self._variables[slot] = [self._filled(server, self._start.get(slot, 0.0)) for server in range(self.servers)]
+        shape = [self._local, self.dimension]
+
+        def allocated(server: int) -> tf.Variable:
+            with tf.device(device(server)):
+                return UninitializedVariable(shape=shape, dtype=self.dtype, trainable=False)
+
+        # A shape that is no constant: TensorFlow would make the rows a constant of the function, and keep that beside those that change.
+        def fill(server: int, shape: tf.Tensor) -> None:
+            for slot, variables in self._variables.items():
+                variables[server].assign(tf.fill(shape, tf.cast(self._start.get(slot, 0.0), self.dtype)))
+
+        self._variables = {slot: [allocated(server) for server in range(self.servers)] for slot in self.slots}
+        self._on_each(fill, tf.constant(shape))
 
     def draw(self, seed: Sequence[int]) -> None:
         """Let all rows be as they are before training, on the servers that hold them."""
@@ -76,23 +87,25 @@ class ServerRows:
                 of_table = int(np.random.SeedSequence([*seed, index]).generate_state(1)[0]) % 2**30
                 fills.append(partial(self._fill, table, draw, of_table))
 
-        def fill_all(variable: tf.Variable, server: int) -> None:
+        def fill_all(server: int) -> None:
             for fill in fills:
-                fill(variable, server)
+                fill(self._variables[""][server], server)
 
-        # One function for all: to begin each takes a server longer than a table's rows, where those are few.
-        for server, variable in enumerate(self._variables[""]):
-            with tf.device(device(server)):
-                _function(partial(fill_all, variable, server))()
+        self._on_each(fill_all)
         self._draws = []  # given rows may be many
 
-    def _filled(self, server: int, value: float) -> tf.Variable:
-        shape = [self._local, self.dimension]
-        with tf.device(device(server)):
-            variable = UninitializedVariable(shape=shape, dtype=self.dtype, trainable=False)
-            # In a function the variable takes the tensor over; else there would be two of them for a moment.
-            _function(lambda: variable.assign(tf.fill(shape, tf.cast(value, self.dtype))))()
-        return variable
+    def _on_each(self, work: Callable[..., None], *arguments: tf.Tensor) -> None:
+        """Call `work` with the number of each server and `arguments`, on all servers at the same time.
+
+        It is one function, in which a variable takes a tensor over; else there would be two of that for a moment.
+        """
+
+        def on_each(*given: tf.Tensor) -> None:
+            for server in range(self.servers):
+                with tf.device(device(server)):
+                    work(server, *given)
+
+        _function(on_each, *map(tf.TensorSpec.from_tensor, arguments))(*arguments)
 
     def _fill(self, table: Table, draw: start_rows.Draw, seed: int, variable: tf.Variable, server: int) -> None:
         """Draw the rows that a server has of a table, a block at a time."""
