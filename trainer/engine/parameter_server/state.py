@@ -1,6 +1,7 @@
 """The training state on the parameter servers: packed variables, the optimizer's slots, the global step."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -79,14 +80,18 @@ class Group:
                 self._model.trainable_variables[index].value.assign(part)
         self._copy_optimizer(to_servers=False)
 
+    @cached_property
+    def _slots(self) -> tuple[packing.Slots, packing.Slots]:
+        """The slots of the chief's optimizer and of the servers', which stay where they are; to find them takes as long as to copy a small model."""
+        return packing.find_slots(self._original, len(self._model.trainable_variables)), packing.find_slots(self.optimizer, len(self.packs))
+
     def _copy_optimizer(self, *, to_servers: bool) -> None:
         chief_variables, server_variables = self._original.variables, self.optimizer.variables
         if not all(pack.flat for pack in self.packs):  # each variable by itself, in the model's order
             for chief, server in zip(chief_variables, server_variables, strict=True):
                 _copy(chief, server) if to_servers else _copy(server, chief)
             return
-        chief_slots = packing.find_slots(self._original, len(self._model.trainable_variables))
-        server_slots = packing.find_slots(self.optimizer, len(self.packs))
+        chief_slots, server_slots = self._slots
         for i, j in zip(chief_slots.scalars, server_slots.scalars, strict=True):
             _copy(chief_variables[i], server_variables[j]) if to_servers else _copy(server_variables[j], chief_variables[i])
         for own, packed in zip(chief_slots.slots, server_slots.slots, strict=True):
