@@ -15,7 +15,7 @@ from trainer.exit_codes import ExitCode
 from trainer.output import Output
 from trainer.parent_job import ParentJob
 from trainer.process_group import kill_group, reap, spawn
-from trainer.stacks import SOCKET_PATH, Stacks
+from trainer.stacks import SOCKET_ENV, Stacks
 
 
 class Child:
@@ -42,7 +42,7 @@ class Child:
             if self._job.built_in:
                 # TensorFlow writes a file for each function it converts, which no process takes away that is killed.
                 environment["TMPDIR"] = str(self._error_file.parent)
-        for name in ("TRAINER_LIFELINE", SOCKET_PATH):
+        for name in ("TRAINER_LIFELINE", SOCKET_ENV):
             environment.pop(name, None)
         environment.update(self._stacks.environment(built_in=self._job.built_in))
         out = self._output

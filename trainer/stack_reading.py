@@ -46,7 +46,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Activity:
-    """The activity of a task: a key of WORDS, and its detail: the innermost call, or the silent servers."""
+    """The activity of a task: a key of WORDS, and its detail: the innermost call, or the servers that do not answer."""
 
     kind: str
     detail: str = ""

@@ -24,7 +24,7 @@ from trainer import stack_signal
 from trainer.event_loop import EventLoop, Timer
 from trainer.process_group import is_dead, is_stopped, process_stat
 
-SOCKET_PATH = "TRAINER_STACKS"  # the path of a socket; without it, PORT of the loopback address
+SOCKET_ENV = "TRAINER_STACKS"  # the path of a socket; without it, PORT of the loopback address
 PORT = 2225
 _FIRST = 3.0  # seconds within which a process has to begin
 _QUIET = 0.3  # seconds without more after which it has written all
@@ -64,7 +64,7 @@ class Stacks:
             if directory is not None:
                 self._make_pipes(directory)
         with contextlib.suppress(OSError):  # the port is another's, or the file system has no sockets: nobody gets a connection
-            self._server = _listen(os.environ.get(SOCKET_PATH, ""))
+            self._server = _listen(os.environ.get(SOCKET_ENV, ""))
             loop.on_ready(self._server, selectors.EVENT_READ, self._accept)
 
     def _make_pipes(self, directory: Path) -> None:
@@ -94,7 +94,7 @@ class Stacks:
         if self._server is not None:
             self._loop.forget(self._server)
             self._server.close()
-            if path := os.environ.get(SOCKET_PATH):
+            if path := os.environ.get(SOCKET_ENV):
                 with contextlib.suppress(OSError):
                     Path(path).unlink()
 

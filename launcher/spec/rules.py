@@ -243,19 +243,19 @@ def is_directory_name(train: Train) -> bool:
 
 def _directory(subject: RuleContext, path: Path, name: str, expected: str, words: tuple[str, ...] = ()) -> Iterator[Finding]:
     try:
-        found = resolved(subject.directory(path), name)
-        exists, is_directory = found.exists(), found.is_dir()
+        at = resolved(subject.directory(path), name)
+        exists, is_directory = at.exists(), at.is_dir()
     except (OSError, FieldError) as error:
         yield Finding(path, f"{shown(name)} is not a usable path: {error}", expected, "name a directory")
         return
     if is_directory:
         return
     if exists:
-        yield Finding(path, f"{shown(name)} is a file", expected, f"name the directory it is in, {found.parent}")
+        yield Finding(path, f"{shown(name)} is a file", expected, f"name the directory it is in, {at.parent}")
         return
-    siblings = [entry.name for entry in found.parent.iterdir() if entry.is_dir()] if found.parent.is_dir() else []
-    meant = nearest(name, words) or next((str(FilePath(name).parent / near) for near in [nearest(found.name, siblings)] if near), None)
-    tried = f" (looked for {found})" if str(found) != name else ""
+    siblings = [entry.name for entry in at.parent.iterdir() if entry.is_dir()] if at.parent.is_dir() else []
+    meant = nearest(name, words) or next((str(FilePath(name).parent / near) for near in [nearest(at.name, siblings)] if near), None)
+    tried = f" (looked for {at})" if str(at) != name else ""
     yield Finding(
         path,
         f"the directory {shown(name)} does not exist{tried}",
@@ -328,13 +328,13 @@ def notify_program_is_there(subject: RuleContext) -> Iterator[Finding]:
         yield Finding(path, "the command starts with an empty word", expected, "name the program")
     elif "/" in program:
         try:
-            found = resolved(subject.directory(path), program)
-            exists = found.is_file()
+            at = resolved(subject.directory(path), program)
+            exists = at.is_file()
         except (OSError, FieldError) as error:
             yield Finding(path, f"{shown(program)} is not a usable path: {error}", expected, "name a file")
             return
         if not exists:
-            yield Finding(path, f"there is no file {shown(program)} (looked for {found})", expected, "write it, or name another")
+            yield Finding(path, f"there is no file {shown(program)} (looked for {at})", expected, "write it, or name another")
 
 
 def one_mounts(subject: RuleContext) -> Iterator[Finding]:

@@ -167,8 +167,8 @@ def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Da
 
 
 def first(examples: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Return the examples in order, in batches of at most `size`; not cached, as the rest is not read."""
-    return batched(examples, size, padding(examples)).with_options(options())
+    """Return a batch of the first examples, at most `size`; not cached, as the rest is not read."""
+    return batched(examples.take(size), size, padding(examples)).with_options(options())
 
 
 def padding(examples: tf.data.Dataset) -> list[tf.Tensor]:

@@ -68,7 +68,7 @@ class ProcessTask(ControlledTask):
             **self.task.env,
             "TF_CONFIG": tf_config_text(self.task.tf_config),
             "TRAINER_LIFELINE": str(lifeline),
-            stacks.SOCKET_PATH: str(self._stacks_socket),
+            stacks.SOCKET_ENV: str(self._stacks_socket),
         }
         reading, writing = os.pipe()
         try:

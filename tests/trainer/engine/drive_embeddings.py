@@ -92,9 +92,9 @@ def report(here: Any, scratch: Path, connection: Any) -> dict[str, Any]:
     found["too large"] = too_large(job_of(scratch, {"model": "too_large"}), connection)
     found["start"] = start(scratch, connection)
     found["memory"] = memory(scratch, connection)
-    found["held"] = held(here, scratch, connection)
     found["best"] = best(scratch, connection)
     found["frozen"] = [frozen(scratch / str(held), connection, held=held) for held in (False, True)]
+    found["servers"] = taken_by_servers(here, scratch, connection)
     return found
 
 
@@ -311,18 +311,22 @@ def outside(job: Any, connection: Any) -> str:
     return ""
 
 
-def held(here: Any, scratch: Path, connection: Any) -> dict[str, int]:
-    """Return the bytes of a table, and what its servers take more than before once it is drawn; 0 where that cannot be seen."""
+def taken_by_servers(here: Any, scratch: Path, connection: Any) -> dict[str, int]:
+    """Return the bytes of a table, and how many its servers take more than before once it is drawn; -1 where the system does not tell."""
+    from trainer.engine.embeddings import server_rows
+
+    server_rows._BLOCK = 2**20  # what a server's threads keep of blocks that they have freed is little
 
     def taken() -> int:
-        pids = [process.pid for name, process in here.processes.items() if name.startswith("ps-")]
-        lines = [line for pid in pids if (file := Path(f"/proc/{pid}/status")).exists() for line in file.read_text().splitlines()]
+        files = [Path(f"/proc/{process.pid}/status") for name, process in here.processes.items() if name.startswith("ps-")]
+        lines = [line for file in files for line in file.read_text().splitlines()]
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
 
-    before = taken()
+    seen = Path("/proc/self/status").exists()
+    before = taken() if seen else 0
     one = session(job_of(scratch, {"model": "large", "rows": 4_000_000}), connection)
     one.push(0)
-    return {"bytes": one.tables.all[0].bytes, "taken": taken() - before}
+    return {"bytes": one.tables.all[0].bytes, "taken": taken() - before if seen else -1}
 
 
 def start(scratch: Path, connection: Any) -> dict[str, Any]:

@@ -172,7 +172,10 @@ def test_the_chief_evaluates_through_look_ups_what_one_process_evaluates_of_the_
 
 
 def test_rows_are_once_in_the_memory_of_their_servers(report: dict[str, Any]) -> None:
-    assert report["held"]["taken"] < 1.5 * report["held"]["bytes"]
+    found = report["servers"]
+    if found["taken"] < 0:
+        pytest.skip("the system does not tell how much memory a process has")
+    assert 0.9 * found["bytes"] < found["taken"] < 1.5 * found["bytes"]
 
 
 def test_a_table_is_never_whole_in_the_process_that_exports_it(report: dict[str, Any]) -> None:

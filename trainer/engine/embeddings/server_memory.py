@@ -100,8 +100,8 @@ def _local_lines(path: str) -> list[str]:
 def _lines_of_servers(servers: int) -> list[dict[str, list[str]]]:
     """Return the lines of each of `_FILES` on each server, none where there is no such file.
 
-    Files of /proc have no size, so that `read_file` is of no use. One function reads all files on all servers: each that TensorFlow makes on a server
-    takes that some hundredths of a second.
+    Files of /proc have no size, so that `read_file` is of no use. One function reads all files on all servers: each function that
+    TensorFlow makes costs a server some hundredths of a second.
     """
 
     def lines(path: tf.Tensor) -> tf.data.Dataset:

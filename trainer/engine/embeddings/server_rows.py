@@ -68,7 +68,7 @@ class ServerRows:
             with tf.device(device(server)):
                 return UninitializedVariable(shape=shape, dtype=self.dtype, trainable=False)
 
-        # A shape that is no constant: TensorFlow would make the rows a constant of the function, and keep that beside those that change.
+        # The shape is an argument: of a constant one TensorFlow would make the rows a constant of the function, and keep it beside the rows that change.
         def fill(server: int, shape: tf.Tensor) -> None:
             for slot, variables in self._variables.items():
                 variables[server].assign(tf.fill(shape, tf.cast(self._start.get(slot, 0.0), self.dtype)))
@@ -97,7 +97,8 @@ class ServerRows:
     def _on_each(self, work: Callable[..., None], *arguments: tf.Tensor) -> None:
         """Call `work` with the number of each server and `arguments`, on all servers at the same time.
 
-        It is one function, in which a variable takes a tensor over; else there would be two of that for a moment.
+        In a function a variable takes a tensor over, of which there would else be two copies for a moment; one function for all, as it takes
+        a server longer to begin one than to fill a few rows.
         """
 
         def on_each(*given: tf.Tensor) -> None:

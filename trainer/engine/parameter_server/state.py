@@ -82,7 +82,7 @@ class Group:
 
     @cached_property
     def _slots(self) -> tuple[packing.Slots, packing.Slots]:
-        """The slots of the chief's optimizer and of the servers', which stay where they are; to find them takes as long as to copy a small model."""
+        """The slots of the chief's optimizer and of the servers', whose indices do not change; to find them takes as long as to copy a small model."""
         return packing.find_slots(self._original, len(self._model.trainable_variables)), packing.find_slots(self.optimizer, len(self.packs))
 
     def _copy_optimizer(self, *, to_servers: bool) -> None:
