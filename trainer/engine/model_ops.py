@@ -13,6 +13,7 @@ from trainer.engine.embeddings import layers
 from trainer.engine.embeddings.local_tables import LocalTables
 from trainer.engine.job import Job
 from trainer.settings import Embeddings
+from trainer.workloads import pipeline
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Agent, Composing, HeldOutMetrics, Stepping, Values, Workload
 
@@ -173,10 +174,8 @@ def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int) -
 
 
 def held_out_data(workload: Workload, batch_size: int) -> tf.data.Dataset:
-    """Return the held-out set, untuned: decision 22 says why; an iterator of it ends with each evaluation."""
-    untuned = tf.data.Options()
-    untuned.autotune.enabled = False
-    return workload.eval_data(batch_size).with_options(untuned)
+    """Return the held-out set, of which an iterator ends with each evaluation."""
+    return pipeline.untuned(workload.eval_data(batch_size))
 
 
 class Evaluator(ABC):

@@ -55,7 +55,7 @@ class Files:
         """Return how many lines there are to train on; None where counting them would take long."""
         if sum(path.stat().st_size for path in self.train) > COUNTED_BYTES:
             return None
-        files = [tf.data.TextLineDataset(str(path), _compression(path)).with_options(pipeline.options()) for path in self.train]
+        files = [pipeline.untuned(tf.data.TextLineDataset(str(path), _compression(path))) for path in self.train]
         lines = [int(file.reduce(0, lambda n, _: n + 1)) for file in files]
         return sum(lines) if self.held_out else sum(n - n // TENTH for n in lines)
 
@@ -83,7 +83,7 @@ def batches(files: Files, rows: Sequence[int], shard: Shard) -> tf.data.Dataset:
     seed = tf.constant(shard.seed, tf.int64) * 1_000_003 + index * 7_919
     drawn = start * shard.batch_size
     # The reader's lines of an epoch, counted as far as it matters here: beyond `drawn` none is passed over.
-    own_count = own.take(drawn + 1).with_options(pipeline.options()).reduce(tf.constant(0, tf.int64), lambda lines, *_: lines + 1)
+    own_count = pipeline.untuned(own.take(drawn + 1)).reduce(tf.constant(0, tf.int64), lambda lines, *_: lines + 1)
     enough = tf.debugging.assert_positive(
         own_count, f"{files.train[0].parent}: fewer lines than readers, of which there are {shard.count}; train with fewer tasks"
     )

@@ -168,7 +168,7 @@ def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Da
 
 def first(examples: tf.data.Dataset, size: int) -> tf.data.Dataset:
     """Return a batch of the first examples, at most `size`; not cached, as the rest is not read."""
-    return batched(examples.take(size), size, padding(examples)).with_options(options())
+    return untuned(batched(examples.take(size), size, padding(examples)))
 
 
 def padding(examples: tf.data.Dataset) -> list[tf.Tensor]:
@@ -261,13 +261,18 @@ def _bytes(spec: Any) -> int | None:
     return total
 
 
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a dataset whose iterators end at once: a tuned one's may wait a minute for the thread that tunes it (decision 22)."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
 def options() -> tf.data.Options:
     """Return the options of a pipeline that has threads of its own."""
     options = tf.data.Options()
     options.deterministic = True
-    # The end of an iterator may wait a minute for the thread that tunes it (docs/decisions/0022-datasets-are-not-tuned.md).
-    # Untuned, AUTOTUNE means all THREADS.
-    options.autotune.enabled = False
+    options.autotune.enabled = False  # see `untuned`; AUTOTUNE means all THREADS then
     options.threading.private_threadpool_size = THREADS
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options
