@@ -14,14 +14,14 @@ import pytest
 from launcher.images import DEFAULT_IMAGE
 from tests.e2e.kubernetes.cluster import Namespace, kubectl
 from tests.e2e.kubernetes.launching import Launcher
-from tests.e2e.kubernetes.nodes import apart
+from tests.e2e.kubernetes.nodes import apart, held
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put those first that take minutes: the short ones fill what is left where several processes share them.
 
-    Modules that change nodes wait for each other: one that takes minutes comes first of all, a short one last. Where no nodes are set apart,
-    all of them come last: the process that runs them waits for the others to be done.
+    Modules that change nodes wait for each other where there are fewer groups of nodes apart: one that takes minutes comes first of all, a
+    short one last. Where no nodes are set apart, all of them come last: the process that runs them waits for the others to be done.
     """
     items.sort(key=_turn)
 
@@ -33,13 +33,16 @@ def _turn(item: pytest.Item) -> tuple[bool, bool, bool]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let a module that changes nodes run while no other does; where the nodes are everybody's, while no other module runs at all."""
+    """Let a module that changes nodes have a group that is set apart to itself; where the nodes are everybody's, run while no other module does."""
     changes = _changes_nodes(request.node)
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    if apart():
+        with held(shared) if changes else contextlib.nullcontext():
+            yield
+        return
     with (shared / "nodes.lock").open("w") as file:
-        if changes or not apart():
-            fcntl.flock(file, fcntl.LOCK_EX if changes else fcntl.LOCK_SH)
+        fcntl.flock(file, fcntl.LOCK_EX if changes else fcntl.LOCK_SH)
         yield
 
 

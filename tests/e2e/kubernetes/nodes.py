@@ -1,17 +1,22 @@
 """The nodes of a cluster, which some tests power off, cut off, taint, and give GPUs."""
 
+import contextlib
+import fcntl
 import functools
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.kubernetes.cluster import kubectl, until
 
-# A label of nodes that are set apart for these tests, and the key of the taint that keeps all others off them.
+# A label of nodes that are set apart for these tests, whose value is the first of their group, and the key of the taint that keeps all others off.
 APART = "tf-launcher/apart"
+_LONGEST = 1200  # seconds that a module may have a group to itself
 
 
 @dataclass(frozen=True)
@@ -23,22 +28,56 @@ class Nodes:
 
     def spec(self, options: str = "") -> str:
         """Return the section `kubernetes` of a spec, as a line, by which its pods are on these nodes; `options` are others of it."""
-        here = f"node_selector: {{{APART}: ''}}, tolerations: [{{key: {APART}, operator: Exists}}]"
+        here = f"node_selector: {{{APART}: {self.names[0]}}}, tolerations: [{{key: {APART}, operator: Exists}}]"
         return f"kubernetes: {{{', '.join(filter(None, (options, here if self.apart else '')))}}}\n"
 
 
-def apart() -> tuple[str, ...]:
-    """Return the nodes that are set apart, by their label and taint, for tests that change nodes: those that KUBE_APART names."""
-    return tuple(os.environ.get("KUBE_APART", "").split())
+_held: list[Nodes] = []  # what the module that runs in this process has to itself
+
+
+def apart() -> tuple[Nodes, ...]:
+    """Return the groups of nodes that KUBE_APART names, a comma between two: set apart, by label and taint, for tests that change nodes."""
+    groups = (group.split() for group in os.environ.get("KUBE_APART", "").split(","))
+    return tuple(Nodes(tuple(names), apart=True) for names in groups if names)
+
+
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Have a group to itself that no other process has, which locks a file in `directory`; wait while there is none."""
+    with contextlib.ExitStack() as stack:
+        locks = {group: stack.enter_context((directory / f"{group.names[0]}.lock").open("w")) for group in apart()}
+
+        def taken() -> bool:
+            for group, file in locks.items():
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _held.append(group)
+                    return True
+            return False
+
+        until(taken, _LONGEST, "nodes that no other module has", apart)
+        yield
+        _held.pop()
+
+
+def changeable() -> Nodes:
+    """Return the nodes that this module has to itself; where none are set apart, all."""
+    if _held:
+        return _held[-1]
+    assert not apart(), "a module that changes nodes is marked changes_nodes"
+    return Nodes(_all(), apart=False)
+
+
+def unchanged() -> str:
+    """Return a node that no other module changes meanwhile."""
+    others = {name for group in apart() for name in group.names}
+    return next(name for name in _all() if name not in others)
 
 
 @functools.cache
-def changeable() -> Nodes:
-    """Return the nodes that are set apart for tests that change nodes; where there are none, all."""
-    if names := apart():
-        return Nodes(names, apart=True)
+def _all() -> tuple[str, ...]:
     listed = kubectl("get", "nodes", "-o", "name").stdout.split()
-    return Nodes(tuple(name.partition("/")[2] for name in listed), apart=False)
+    return tuple(name.partition("/")[2] for name in listed)
 
 
 def node_tool() -> str:

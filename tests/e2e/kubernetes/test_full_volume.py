@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.kubernetes.cluster import Namespace, kubectl, paced, until
 from tests.e2e.kubernetes.launching import UP, Launcher
-from tests.e2e.kubernetes.nodes import changeable, node_tool
+from tests.e2e.kubernetes.nodes import node_tool, unchanged
 from tests.volumes import FAULTS, Volume, device, mounted
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.trains, pytest.mark.timeout(900)]
@@ -22,7 +22,7 @@ def disk(namespace: Namespace, tmp_path: Path) -> Iterator[Volume]:
     node_tool()
     volume = f"full-{namespace.name}"
     with device(tmp_path / "image", 32_000_000, owner=1000) as path:
-        node = changeable().names[0]
+        node = unchanged()
         here = [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]
         shared: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
         made_of = shared | {
@@ -45,8 +45,7 @@ def disk(namespace: Namespace, tmp_path: Path) -> Iterator[Volume]:
 
 def test_a_claim_that_takes_nothing_for_a_while_costs_no_step(launcher: Launcher, disk: Volume, tmp_path: Path) -> None:
     namespace, file = launcher.namespace, tmp_path / "spec.yaml"
-    kubernetes = changeable().spec("claim: small")
-    spec = f"version: 1\nname: full\nstrategy: single\nroles: {{chief: {{}}}}\ntensorboard: false\n{kubernetes}{paced(2)}"
+    spec = f"version: 1\nname: full\nstrategy: single\nroles: {{chief: {{}}}}\ntensorboard: false\nkubernetes: {{claim: small}}\n{paced(2)}"
     file.write_text(spec)
     launcher("up", str(file), "--detach", timeout=UP)
 
