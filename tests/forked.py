@@ -203,6 +203,7 @@ def serve(path: str, engine: str) -> None:
         os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | {n: os.environ.get(n, v) for n, v in ENVIRONMENT.items()}
         for used in _BY_TASKS:
             importlib.import_module(used)
+        forked_python.draw_pictures()
     forked_python.take_over(os.environ)
     from launcher.cli.main import VERBS
     from launcher.cli.main import run as run_launcher

@@ -2,7 +2,8 @@
 
 A process that has called `take_over` forks where it would start a program of this repository, and so do those that it has forked. Each is
 a process of its own, the child of the one that starts it, with the environment, directory, descriptors, session and signals it is given.
-It imports the code of this repository itself; but it costs a twentieth of a second where importing TensorFlow takes four of a core.
+It imports the code of this repository itself, but for what draws pictures (`draw_pictures`); it costs a twentieth of a second where importing
+TensorFlow takes four of a core.
 
 It lacks Python's own start. Anything else that is started, or with variables that Python or TensorFlow read when they are
 imported, is started from nothing: `_fork_exec` says which.
@@ -13,6 +14,7 @@ import builtins
 import ctypes
 import faulthandler
 import fcntl
+import functools
 import gc
 import importlib
 import importlib.util
@@ -68,6 +70,7 @@ class _Start:
 _start = _Start()
 _real: Callable[..., int] = subprocess._fork_exec  # type: ignore[attr-defined]  # the one place where Popen makes a process
 _stays = tuple({str(Path(sysconfig.get_path(name))) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_drawn: dict[str, types.ModuleType] = {}  # modules that `draw_pictures` has made, by name
 _kept: list[object] = []  # of programs that this process has been: descriptors that they held are others' now, and must not be closed
 
 
@@ -78,6 +81,16 @@ def take_over(environment: Mapping[str, str]) -> None:
     _start.path = [entry for entry in sys.path[1:] if str(Path(entry).resolve()) not in own]
     _start.finders, _start.filters = list(sys.meta_path), list(warnings.filters)
     subprocess._fork_exec = _fork_exec  # type: ignore[attr-defined]
+
+
+def draw_pictures() -> None:
+    """Draw the synthetic digits and patterns, which are the same in every task and cost each a second of a core, for all that are forked."""
+    from trainer.workloads import cifar10_data, digits, mnist_data, patterns
+
+    for module, data in (digits, mnist_data), (patterns, cifar10_data):
+        module.draw = functools.cache(module.draw)  # type: ignore[attr-defined]
+        data.load("synthetic")
+        _drawn[module.__name__] = module
 
 
 def _fork_exec(*arguments: Any) -> int:
@@ -208,6 +221,8 @@ def run(words: Sequence[str]) -> NoReturn:
     ]
     sys.meta_path[:] = _start.finders
     importlib.invalidate_caches()
+    if (trainer := importlib.util.find_spec("trainer")) and trainer.origin == str(ROOT / "trainer" / "__init__.py"):
+        sys.modules.update(_drawn)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __file__=program)
 
