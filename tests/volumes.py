@@ -3,12 +3,13 @@
 import os
 import shutil
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,15 +25,30 @@ class Volume:
     place: Path
 
     def fill(self) -> None:
-        """Leave no byte."""
-        with (self.place / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        """Leave no byte, but for what a file gives back that was being written: see `of_full`."""
+        with (self.place / "filler").open("ab", buffering=0) as file, suppress(OSError):
             while file.write(bytes(4096)):
                 pass
             file.write(b"0")
 
-    def free(self) -> None:
-        """Make room again."""
-        (self.place / "filler").unlink()
+    @contextmanager
+    def _full(self) -> Iterator[None]:
+        """Leave no byte, and none that is given back, for a `with` block."""
+        ended = threading.Event()
+
+        def refill() -> None:
+            while not ended.wait(0.1):
+                self.fill()
+
+        self.fill()
+        thread = threading.Thread(target=refill)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            (self.place / "filler").unlink()  # makes room again
 
     def remount(self, how: str) -> None:
         """Make it read-only (`ro`) once nobody writes, or writable (`rw`)."""
@@ -53,17 +69,29 @@ class Volume:
     @contextmanager
     def failing(self, fault: str) -> Iterator[None]:
         """Have one of FAULTS for a `with` block."""
-        ways: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
-            "full": (self.fill, self.free),
-            "read-only": (partial(self.remount, "ro"), partial(self.remount, "rw")),
-            "frozen": (self.freeze, self.thaw),
-        }
-        begin, end = ways[fault]
-        begin()
+        with {"full": self._full, "read-only": self._read_only, "frozen": self._frozen}[fault]():
+            yield
+
+    @contextmanager
+    def _read_only(self) -> Iterator[None]:
+        self.remount("ro")
         try:
             yield
         finally:
-            end()
+            self.remount("rw")
+
+    @contextmanager
+    def _frozen(self) -> Iterator[None]:
+        self.freeze()
+        try:
+            yield
+        finally:
+            self.thaw()
+
+
+def of_full(report: dict[str, Any]) -> bool:
+    """Return whether a `save_failed` is of a disk that was full before: a file that was being written then has failed, too, and its bytes are free again."""
+    return bool(report["free"] is not None and report["free"] < report["size"])
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A run of each strategy on a disk that is full for a while, read-only, frozen, and full for good: what is told, and that nothing saved is lost."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 from tests import forked
 from tests.integration import leftovers
 from tests.integration.running import Run, checkpoints, paced, started, updates
-from tests.volumes import Volume, volume
+from tests.volumes import Volume, of_full, volume
 from trainer.events import Event
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -39,15 +39,15 @@ class Life:
     run: Run
     chief: str
     disk: Volume
-    failed: dict[str, Event] = field(default_factory=dict)  # fault -> the first that was told of it
+    failed: dict[str, Event] = field(default_factory=dict)  # fault -> the first that was told of it, see of_full
     saved_again: dict[str, Event] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
 
     def after(self, when: float, kind: str) -> list[Event]:
         return [event for event in self.run.events(self.chief, kind) if event["time"] > when]
 
-    def wait(self, kind: str, when: float) -> Event:
-        found: list[Event] = self.run.until(f"{kind} of {self.run.name}", lambda: self.after(when, kind), AT_MOST)
+    def wait(self, kind: str, when: float, such: Callable[[Event], bool] = bool) -> Event:
+        found: list[Event] = self.run.until(f"{kind} of {self.run.name}", lambda: [*filter(such, self.after(when, kind))], AT_MOST)
         return found[0]
 
     def go_on(self) -> None:
@@ -57,17 +57,12 @@ class Life:
 
     def suffer(self) -> None:
         """Have the disk full and read-only for a while."""
-        remount = self.disk.remount
-        for fault, begin, end in (
-            ("full", self.disk.fill, self.disk.free),
-            ("read-only", lambda: remount("ro"), lambda: remount("rw")),
-        ):
+        for fault, such in ("full", of_full), ("read-only", bool):
             began = time.time()
-            begin()
-            self.failed[fault] = self.wait("save_failed", began)
-            self.go_on()
-            ended = time.time()
-            end()
+            with self.disk.failing(fault):
+                self.failed[fault] = self.wait("save_failed", began, such)
+                self.go_on()
+                ended = time.time()
             self.saved_again[fault] = self.wait("checkpoint", ended)
 
     def stop_frozen(self) -> None:
