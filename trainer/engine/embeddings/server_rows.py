@@ -46,6 +46,7 @@ class ServerRows:
         self._local = keys // servers  # rows of each server
         self.key = tf.int32 if keys <= tf.int32.max else tf.int64
         self._variables: dict[str, list[tf.Variable]] = {}
+        self._first_reader: Any = None
         self._readers: dict[str, Any] = {}
         self._writers: dict[str, Any] = {}
         self._draws = [(table, start_rows.draw_of(table), start_rows.given_rows(table)) for table in tables]
@@ -113,14 +114,17 @@ class ServerRows:
         count, block = -(-table.rows // self.servers), max(1, _BLOCK // (self.dimension * self.dtype.size))
         first = self._bases[table] // self.servers
 
-        def body(done: tf.Tensor) -> tf.Tensor:
-            size = tf.minimum(block, count - done)
+        def put(done: Any, size: Any) -> None:
             rows = draw([size, self.dimension], tf.stack([seed + server, done]))
             UsedRows(variable, {}, tf.range(first + done, first + done + size)).put("", rows)
+
+        def body(done: tf.Tensor) -> tf.Tensor:
+            size = tf.minimum(block, count - done)
+            put(done, size)
             return done + size
 
         if count * len(self.tables) <= block:  # those of all tables may be drawn at once
-            body(tf.constant(0))
+            put(0, count)
         else:
             tf.while_loop(lambda done: done < count, body, (tf.constant(0),), parallel_iterations=1)
 
@@ -138,6 +142,19 @@ class ServerRows:
         if part.slot not in self._readers:
             self._readers[part.slot] = self._reader(part.slot)
         return self._readers[part.slot](tf.constant(first), tf.constant(count))[: part.count]
+
+    def first_rows(self) -> dict[tuple[Table, str], tf.Tensor]:
+        """Return the first row of each table and slot, [1, dimension]; the first server has it."""
+
+        def read() -> list[tf.Tensor]:
+            with tf.device(device(0)):
+                at = tf.constant([self._bases[table] // self.servers for table in self.tables])
+                return [UsedRows(self._variables[slot][0], {}, at).get() for slot in self.slots]
+
+        if self._first_reader is None:
+            self._first_reader = _function(read)
+        of_slots = zip(self.slots, self._first_reader(), strict=True)
+        return {(table, slot): rows[index : index + 1] for slot, rows in of_slots for index, table in enumerate(self.tables)}
 
     def write(self, part: RowRange, rows: tf.Tensor) -> None:
         """Replace the rows of a part."""
@@ -227,7 +244,8 @@ def check_ids(table: Table, ids: tf.Tensor) -> tf.Tensor:
     wrong = tf.where(low < 0, low, high)
     valid = tf.logical_or(tf.equal(tf.size(ids), 0), tf.logical_and(low >= 0, tf.cast(high, tf.int64) < table.rows))
     message = f"{OUTSIDE}the layer {table.name} has {table.rows:,} rows, and was given the id"
-    with tf.control_dependencies([tf.debugging.Assert(valid, [message, wrong])]):
+    # Not tf.debugging.Assert, which makes a branch of it: that takes longer to trace than all else of a look-up.
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=valid, data=[message, wrong])]):
         return tf.identity(ids)
 
 

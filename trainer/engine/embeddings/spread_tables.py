@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -148,6 +148,15 @@ class Tables:
                 lookups.append((group.look_up([calls[index] for index in indices]), indices))
         return Lookups(calls, lookups)
 
+    @contextmanager
+    def looked_up(self, run: Callable[[], object]) -> Iterator[None]:
+        """Let `run`, called inside, get the rows of all its calls by one look-up; one by one where a step could not look them up together."""
+        given: AbstractContextManager[None] = nullcontext()
+        with suppress(WorkloadError), keras.StatelessScope():  # this call of the model changes nothing
+            given = self.look_up(run).given()
+        with given:
+            yield
+
     def _rows_of(self, table: Table, ids: tf.Tensor) -> tf.Tensor:
         """Return rows at once, where a model is called to be evaluated."""
         lookup = self._group_of[table].look_up([Call(table, ids, ids)])
@@ -228,6 +237,11 @@ class Tables:
         """Return the rows of a part, [count, dimension]."""
         with _translate_server_errors():
             return self._group_of[part.table].read(part)
+
+    def first_rows(self) -> dict[tuple[Table, str], tf.Tensor]:
+        """Return the first row of each table and slot, [1, dimension]."""
+        with _translate_server_errors():
+            return {which: row for group in self._groups for which, row in group.first_rows().items()}
 
     def write(self, part: RowRange, rows: tf.Tensor) -> None:
         """Replace the rows of a part."""

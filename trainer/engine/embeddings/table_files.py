@@ -45,8 +45,9 @@ class TableFiles:
 
     def mark(self) -> None:
         """Take the first row of each table and slot, for the part of a checkpoint that is written now."""
+        first = self._tables.first_rows()
         for (index, slot), remote in self._remote_rows.items():
-            remote.mark(self._tables.read(RowRange(self._tables.all[index], slot, 0, 1)))
+            remote.mark(first[self._tables.all[index], slot])
 
     def streamed(self, checkpoint: InMemoryCheckpoint, saved: tf.train.Checkpoint) -> "Streamed":
         """Return a checkpoint whose other parts are `checkpoint`, of `saved`, with the rows."""
