@@ -345,7 +345,7 @@ class _Chief:
         began, phase = time.monotonic(), self._report.phase or "training"
         self._report.alive("evaluating", step=step)
         if self._evaluator is None:
-            self._evaluator = model_ops.evaluator(self._workload, self._session.model, self._job.evaluation_batch_size)
+            self._evaluator = model_ops.evaluator(self._workload, self._session.model, self._job.evaluation_batch_size, self._spread)
         with moving_averages.shown(self._session.model, self._session.optimizer):
             self._metrics = self._hooks.evaluation(partial(self._evaluated_batches, self._evaluator))
             if self._best and self._divergence.may_save(step):

@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -16,6 +17,11 @@ from trainer.settings import Embeddings
 from trainer.workloads import pipeline
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Agent, Composing, HeldOutMetrics, Stepping, Values, Workload
+
+if TYPE_CHECKING:
+    from trainer.engine.embeddings.spread_tables import Tables
+
+_TRACED = "_traced_for"  # the attribute of a model that has a workload and what `traced` returns of both
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,15 @@ def metric_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, .
 
 
 def traced(workload: Workload, model: keras.Model) -> tuple[tuple[str, ...], int]:
-    """Return the same, and the number of operations that the model and its metrics take."""
+    """Return the same, and the number of operations that the model and its metrics take; a model is traced once."""
+    of, found = getattr(model, _TRACED, (None, ((), 0)))
+    if of is not workload:
+        found = _trace(workload, model)
+        object.__setattr__(model, _TRACED, (workload, found))  # past Keras, which would track them
+    return found
+
+
+def _trace(workload: Workload, model: keras.Model) -> tuple[tuple[str, ...], int]:
     names: list[str] = []
     spec = next(iter(workload.eval_data(1).take(0).element_spec for _ in range(1)))
 
@@ -164,13 +178,13 @@ def finite_until(before: tf.Tensor, done: tf.Tensor, loss: tf.Tensor) -> tf.Tens
     return before + tf.cast((before == done) & tf.math.is_finite(loss), tf.int32)
 
 
-def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int) -> "Evaluator":
-    """Return what evaluates the model."""
+def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int, tables: "Tables | None" = None) -> "Evaluator":
+    """Return what evaluates the model, of whose large layers `tables` has the rows."""
     if isinstance(workload, Agent):
         return AgentEvaluator(workload, model)
     if isinstance(workload, Stepping) and user_step.own_steps(workload):
-        return StepEvaluator(workload, model, batch_size)
-    return ModelEvaluator(workload, model, batch_size)
+        return StepEvaluator(workload, batch_size)
+    return ModelEvaluator(workload, model, batch_size, tables)
 
 
 def held_out_data(workload: Workload, batch_size: int) -> tf.data.Dataset:
@@ -207,10 +221,10 @@ class AgentEvaluator(Evaluator):
 class StepEvaluator(Evaluator):
     """Evaluates a model by the workload's own step."""
 
-    def __init__(self, workload: Any, model: keras.Model, batch_size: int) -> None:
-        self.names = ("loss", *metric_names(workload, model))
+    def __init__(self, workload: Any, batch_size: int) -> None:
         self._workload, self._data = workload, held_out_data(workload, batch_size)
-        self._batch = tf.function(workload.test_step, reduce_retracing=True, autograph=False)
+        self._batch = tf.function(workload.test_step, autograph=False).get_concrete_function(*self._data.element_spec)
+        self.names = ("loss", *(name for name in self._batch.structured_outputs if name != "loss"))
 
     def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
         """See Evaluator.unless."""
@@ -226,22 +240,25 @@ class StepEvaluator(Evaluator):
 class ModelEvaluator(Evaluator):
     """Evaluates a model by means over the workload's held-out set, or what the workload says of all of it; traced once, with its data open."""
 
-    def __init__(self, workload: Workload, model: keras.Model, batch_size: int) -> None:
-        self.names = ("loss", *metric_names(workload, model))
+    def __init__(self, workload: Workload, model: keras.Model, batch_size: int, tables: "Tables | None" = None) -> None:
+        self.names = ("loss", *metric_names(workload, model))  # a compiled model knows of what is held out once its metrics are traced
         self._data = held_out_data(workload, batch_size)
         self._held_out: HeldOutMetrics | None = workload.held_out_metrics() if hasattr(workload, "held_out_metrics") else None
         held_out = self._held_out
 
-        @tf.function(reduce_retracing=True, autograph=False)
         def batch(inputs: Any, targets: Any) -> tuple[tf.Tensor, tf.Tensor]:
-            outputs = in_float32(model(inputs, **training_argument(model, training=False)))
+            def forward() -> Any:
+                return in_float32(model(inputs, **training_argument(model, training=False)))
+
+            with tables.looked_up(forward) if tables else nullcontext():
+                outputs = forward()
             size = batch_size_of(inputs)
             if held_out is not None:
                 held_out.update(targets, outputs)
             loss = held_out_loss(workload, model, (inputs, targets), outputs)
             return measures(workload, loss, targets, outputs) * size, size
 
-        self._batch: Callable[..., tuple[tf.Tensor, tf.Tensor]] = batch
+        self._batch: Any = tf.function(batch, autograph=False).get_concrete_function(*self._data.element_spec)
 
     def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
         """See Evaluator.unless."""
