@@ -8,9 +8,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.costs import Costs
 from tests.golden_messages import GoldenMessages
 
@@ -52,12 +54,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hear signals also when started in the background or by nohup, where they are ignored for us and so for what tests start."""
+    forked.directory = config.workerinput["forked"] if hasattr(config, "workerinput") else forked.share()
     config.pluginmanager.register(GoldenMessages(write=config.getoption("write_messages")))
     if config.getoption("costs"):
         config.pluginmanager.register(Costs())
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_configure_node(node: Any) -> None:
+    """Let all test processes have what forks tasks in common: one of them imports TensorFlow for it."""
+    node.workerinput["forked"] = forked.directory
 
 
 pytest.register_assert_rewrite("tests.integration.example_runs")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 
 def _own_group() -> Path | None:
     """Return a cgroup into which this process has been moved; None where it may have none."""
@@ -33,6 +35,7 @@ class Costs:
 
     def __init__(self) -> None:
         self._group, self._before, self._new = _own_group(), 0.0, list[tuple[str, float, float]]()
+        forked.group = str(self._group / "cgroup.procs") if self._group else ""
         self._sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])  # of a module or a test: processor seconds, seconds
 
     def _note(self, what: str, seconds: float) -> None:

@@ -8,6 +8,7 @@ tests/launcher/cli starts the real command for that, and wherever signals or ter
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -41,35 +42,47 @@ _SERVER = "import sys; sys.path[0] = sys.argv[1]; from tests import forked; fork
 _LAUNCHER = [sys.executable, "-m", "launcher"]
 
 
-class _Server:
-    """The process that forks. It ends with the one that made this, whose end of its input is closed then."""
-
-    def __init__(self, engine: str) -> None:
-        directory = tempfile.mkdtemp(prefix="launcher-")
-        self.path = str(Path(directory, "socket"))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
-        command, environment = forked_python.padded([sys.executable, "-c", _SERVER, str(ROOT), self.path, engine], environment)
-        self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        atexit.register(shutil.rmtree, directory, ignore_errors=True)
-        atexit.register(self._process.communicate)
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"ready\n", f"the process that forks others did not start: {command}"
+directory = ""  # where the sockets are of what forks, for all test processes of one run of pytest
+group = ""  # the file of the cgroup that processes count to, where `pytest --costs` has one
 
 
-_servers: dict[str, _Server] = {}
+def share() -> str:
+    """Make that directory; what forks ends with this process, which alone keeps a pipe open."""
+    made = tempfile.mkdtemp(prefix="launcher-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    os.mkfifo(f"{made}/alive")
+    os.open(f"{made}/alive", os.O_RDWR)
+    return made
+
+
+def _server(engine: str) -> str:
+    """Return the socket of the process that forks, which is started where none of the run's test processes has done so."""
+    globals()["directory"] = directory or share()
+    path = f"{directory}/{engine or 'launcher'}"
+    with Path(f"{path}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not Path(path).exists():
+            environment = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
+            command, environment = forked_python.padded([sys.executable, "-c", _SERVER, str(ROOT), path, engine], environment)
+            with Path(f"{directory}/alive").open("rb", buffering=0) as alive:
+                process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=alive, stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            with process.stdout as output:
+                assert output.readline() == b"ready\n", f"the process that forks others did not start: {command}"
+            process.returncode = 0  # it ends with the run of pytest: nobody waits for it
+    return path
 
 
 class Process:
     """A process that was forked for a command, `python FILE` or `python -m MODULE` of this repository; named as in subprocess.Popen."""
 
     def __init__(self, words: list[str], *, cwd: Path, env: Mapping[str, str], fds: tuple[int, int, int], engine: str) -> None:
-        if engine not in _servers:
-            _servers[engine] = _Server(engine)
         self.args, self.returncode = words, None
         self._answer = b""
         self._connection = socket.socket(socket.AF_UNIX)
-        self._connection.connect(_servers[engine].path)
-        socket.send_fds(self._connection, [json.dumps({"words": words, "cwd": str(cwd), "environment": dict(env)}).encode()], fds)
+        self._connection.connect(_server(engine))
+        request = {"words": words, "cwd": str(cwd), "environment": dict(env), "group": group}
+        socket.send_fds(self._connection, [json.dumps(request).encode()], fds)
         self._connection.shutdown(socket.SHUT_WR)
         self.pid = self._number(60)
         assert self.pid is not None, "the process that forks others does not answer"
@@ -258,4 +271,6 @@ def _next_request(path: str) -> dict[str, Any] | None:
             os.close(fd)
         request = json.loads(text)
         assert isinstance(request, dict)
+        if request["group"]:
+            Path(request["group"]).write_text("0")  # of this process
         return request

@@ -17,6 +17,8 @@ import fcntl
 import functools
 import gc
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import io
 import itertools
@@ -53,8 +55,10 @@ _WARNINGS = ("", "error", "default")
 _ROOM = 1 << 15  # bytes for the variables of a process that is forked
 _ARGUMENTS = 23  # of Python 3.11 to 3.13's subprocess._fork_exec
 _WRAPPER = parent_death.wrapped([])  # by which a trainer starts a program
-# Programs of examples that start from nothing elsewhere: by the README's commands, in containers and pods, and with Keras 2.
-_EXAMPLES = [str(ROOT / "examples" / name / "train.py") for name in ("custom-command", "keras-fit")]
+# Programs of examples that start from nothing elsewhere, by the README's commands, in containers and pods, and with Keras 2, or whose like do, tests/programs.
+_EXAMPLES = [
+    str(ROOT / "examples" / name) for name in ("custom-command/train.py", "custom-command/parameter_server.py", "keras-fit/train.py")
+]
 
 
 @dataclass
@@ -91,6 +95,23 @@ def draw_pictures() -> None:
         module.draw = functools.cache(module.draw)  # type: ignore[attr-defined]
         data.load("synthetic")
         _drawn[module.__name__] = module
+
+
+class _Drawn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives the modules that `draw_pictures` has made to who imports those of this repository."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        del target
+        ours = name in _drawn and str(ROOT / "trainer" / "workloads") in (path or ())
+        return importlib.util.spec_from_loader(name, self) if ours else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _drawn[spec.name]
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Do nothing: it was executed when it was made."""
 
 
 def _fork_exec(*arguments: Any) -> int:
@@ -219,10 +240,8 @@ def run(words: Sequence[str]) -> NoReturn:
         *(entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry),
         *_start.path,
     ]
-    sys.meta_path[:] = _start.finders
+    sys.meta_path[:] = [_Drawn(), *_start.finders]
     importlib.invalidate_caches()
-    if (trainer := importlib.util.find_spec("trainer")) and trainer.origin == str(ROOT / "trainer" / "__init__.py"):
-        sys.modules.update(_drawn)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __file__=program)
 
