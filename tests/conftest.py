@@ -20,10 +20,6 @@ from tests.golden_messages import GoldenMessages
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Variables that a developer may have set for their own runs must not reach a test.
-FOREIGN = ("TF_CONFIG", "TRAINER_", "LAUNCHER_", "RUN_DIR", "RUN_NAME", "GRPC_", "TF_NUM_", "OMP_NUM_THREADS", "KERAS_BACKEND", "COLUMNS")
-
-
 # Marks whose tests are all below one directory: asked for alone, the others need not even be imported, TensorFlow with them.
 OF_THEIR_OWN = {mark: Path(__file__).parent / "e2e" / mark for mark in ("docker", "kubernetes")}
 
@@ -54,7 +50,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hear signals also when started in the background or by nohup, where they are ignored for us and so for what tests start."""
-    forked.directory = config.workerinput["forked"] if hasattr(config, "workerinput") else forked.share()
+    if hasattr(config, "workerinput"):
+        forked.shared.directory = config.workerinput["forked"]
+    else:
+        forked.shared.make()
     config.pluginmanager.register(GoldenMessages(write=config.getoption("write_messages")))
     if config.getoption("costs"):
         config.pluginmanager.register(Costs())
@@ -66,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_configure_node(node: Any) -> None:
     """Let all test processes have what forks tasks in common: one of them imports TensorFlow for it."""
-    node.workerinput["forked"] = forked.directory
+    node.workerinput["forked"] = forked.shared.directory
 
 
 pytest.register_assert_rewrite("tests.integration.example_runs")
@@ -91,7 +90,7 @@ def pytest_collection_finish() -> None:
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start each test without the variables by which tasks are told what to do."""
     for name in list(os.environ):
-        if name.startswith(FOREIGN):
+        if name.startswith(forked.FOREIGN):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
 

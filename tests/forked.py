@@ -42,35 +42,51 @@ _SERVER = "import sys; sys.path[0] = sys.argv[1]; from tests import forked; fork
 _LAUNCHER = [sys.executable, "-m", "launcher"]
 
 
-directory = ""  # where the sockets are of what forks, for all test processes of one run of pytest
+# How the variables begin that a developer may have set for runs of their own.
+FOREIGN = ("TF_CONFIG", "TRAINER_", "LAUNCHER_", "RUN_DIR", "RUN_NAME", "GRPC_", "TF_NUM_", "OMP_NUM_THREADS", "KERAS_BACKEND", "COLUMNS")
+
 group = ""  # the file of the cgroup that processes count to, where `pytest --costs` has one
 
 
-def share() -> str:
-    """Make that directory; what forks ends with this process, which alone keeps a pipe open."""
-    made = tempfile.mkdtemp(prefix="launcher-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    os.mkfifo(f"{made}/alive")
-    os.open(f"{made}/alive", os.O_RDWR)
-    return made
+class _Shared:
+    """The processes that fork, one for each engine, of one run of pytest."""
+
+    directory = ""  # of their sockets
+
+    def make(self) -> str:
+        """Make the directory. They end with this process, which alone keeps a pipe open."""
+        self.directory = tempfile.mkdtemp(prefix="launcher-")
+        atexit.register(shutil.rmtree, self.directory, ignore_errors=True)
+        os.mkfifo(f"{self.directory}/alive")
+        os.open(f"{self.directory}/alive", os.O_RDWR)
+        return self.directory
+
+    def connect(self, engine: str) -> socket.socket:
+        """Return a connection to the one for an engine, which is started where none of the test processes has done so, or where it has died."""
+        path = f"{self.directory or self.make()}/{engine or 'launcher'}"
+        with Path(f"{path}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(path)
+            except (FileNotFoundError, ConnectionRefusedError):
+                self._start(path, engine)
+                connection.connect(path)
+        return connection
+
+    def _start(self, path: str, engine: str) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+        command, environment = forked_python.padded([sys.executable, "-c", _SERVER, str(ROOT), path, engine], environment)
+        alive = os.open(f"{self.directory}/alive", os.O_RDONLY | os.O_NONBLOCK)
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=alive, stdout=subprocess.PIPE)
+        os.close(alive)
+        assert process.stdout is not None
+        with process.stdout as output:
+            assert output.readline() == b"ready\n", f"the process that forks others did not start: {command}"
+        process.returncode = 0  # it ends with the run of pytest: nobody waits for it
 
 
-def _server(engine: str) -> str:
-    """Return the socket of the process that forks, which is started where none of the run's test processes has done so."""
-    globals()["directory"] = directory or share()
-    path = f"{directory}/{engine or 'launcher'}"
-    with Path(f"{path}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not Path(path).exists():
-            environment = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
-            command, environment = forked_python.padded([sys.executable, "-c", _SERVER, str(ROOT), path, engine], environment)
-            with Path(f"{directory}/alive").open("rb", buffering=0) as alive:
-                process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=alive, stdout=subprocess.PIPE)
-            assert process.stdout is not None
-            with process.stdout as output:
-                assert output.readline() == b"ready\n", f"the process that forks others did not start: {command}"
-            process.returncode = 0  # it ends with the run of pytest: nobody waits for it
-    return path
+shared = _Shared()
 
 
 class Process:
@@ -79,8 +95,7 @@ class Process:
     def __init__(self, words: list[str], *, cwd: Path, env: Mapping[str, str], fds: tuple[int, int, int], engine: str) -> None:
         self.args, self.returncode = words, None
         self._answer = b""
-        self._connection = socket.socket(socket.AF_UNIX)
-        self._connection.connect(_server(engine))
+        self._connection = shared.connect(engine)
         request = {"words": words, "cwd": str(cwd), "environment": dict(env), "group": group}
         socket.send_fds(self._connection, [json.dumps(request).encode()], fds)
         self._connection.shutdown(socket.SHUT_WR)
@@ -240,8 +255,10 @@ def serve(path: str, engine: str) -> None:
 def _next_request(path: str) -> dict[str, Any] | None:
     """Return, in a process of its own, what each connection asks for; None once our input has ended."""
     listening = socket.socket(socket.AF_UNIX)
-    listening.bind(path)
+    made = f"{path}.{os.getpid()}"
+    listening.bind(made)
     listening.listen()
+    Path(made).rename(path)  # perhaps over that of one that has died
     os.write(1, b"ready\n")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait
     while True:

@@ -55,10 +55,8 @@ _WARNINGS = ("", "error", "default")
 _ROOM = 1 << 15  # bytes for the variables of a process that is forked
 _ARGUMENTS = 23  # of Python 3.11 to 3.13's subprocess._fork_exec
 _WRAPPER = parent_death.wrapped([])  # by which a trainer starts a program
-# Programs of examples that start from nothing elsewhere, by the README's commands, in containers and pods, and with Keras 2, or whose like do, tests/programs.
-_EXAMPLES = [
-    str(ROOT / "examples" / name) for name in ("custom-command/train.py", "custom-command/parameter_server.py", "keras-fit/train.py")
-]
+# Programs of examples that start from nothing elsewhere: by the README's commands, in containers and pods, and with Keras 2.
+_EXAMPLES = [str(ROOT / "examples" / name / "train.py") for name in ("custom-command", "keras-fit")]
 
 
 @dataclass

@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,14 +42,14 @@ class Volume:
                 self.fill()
 
         self.fill()
-        thread = threading.Thread(target=refill)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-            (self.place / "filler").unlink()  # makes room again
+        with ThreadPoolExecutor(1) as pool:
+            refilling = pool.submit(refill)
+            try:
+                yield
+            finally:
+                ended.set()
+                refilling.result()
+                (self.place / "filler").unlink()  # makes room again
 
     def remount(self, how: str) -> None:
         """Make it read-only (`ro`) once nobody writes, or writable (`rw`)."""

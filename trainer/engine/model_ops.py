@@ -183,13 +183,22 @@ def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int, t
     if isinstance(workload, Agent):
         return AgentEvaluator(workload, model)
     if isinstance(workload, Stepping) and user_step.own_steps(workload):
-        return StepEvaluator(workload, batch_size)
+        return StepEvaluator(workload, model, batch_size)
     return ModelEvaluator(workload, model, batch_size, tables)
 
 
 def held_out_data(workload: Workload, batch_size: int) -> tf.data.Dataset:
     """Return the held-out set, of which an iterator ends with each evaluation."""
     return pipeline.untuned(workload.eval_data(batch_size))
+
+
+def _of_any_size(batch: Callable[[Any, Any], Any], data: tf.data.Dataset) -> Any:
+    """Return a function of a batch of `data` as a TensorFlow function, traced once; where it needs to know the batch's size, once for each size."""
+    function = tf.function(batch, reduce_retracing=True, autograph=False)
+    try:
+        return function.get_concrete_function(*data.element_spec)
+    except Exception:  # noqa: BLE001 - an error of another kind comes again with the first batch
+        return function
 
 
 class Evaluator(ABC):
@@ -221,10 +230,10 @@ class AgentEvaluator(Evaluator):
 class StepEvaluator(Evaluator):
     """Evaluates a model by the workload's own step."""
 
-    def __init__(self, workload: Any, batch_size: int) -> None:
+    def __init__(self, workload: Any, model: keras.Model, batch_size: int) -> None:
+        self.names = ("loss", *metric_names(workload, model))
         self._workload, self._data = workload, held_out_data(workload, batch_size)
-        self._batch = tf.function(workload.test_step, autograph=False).get_concrete_function(*self._data.element_spec)
-        self.names = ("loss", *(name for name in self._batch.structured_outputs if name != "loss"))
+        self._batch = _of_any_size(workload.test_step, self._data)
 
     def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
         """See Evaluator.unless."""
@@ -258,7 +267,7 @@ class ModelEvaluator(Evaluator):
             loss = held_out_loss(workload, model, (inputs, targets), outputs)
             return measures(workload, loss, targets, outputs) * size, size
 
-        self._batch: Any = tf.function(batch, autograph=False).get_concrete_function(*self._data.element_spec)
+        self._batch = _of_any_size(batch, self._data)
 
     def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
         """See Evaluator.unless."""

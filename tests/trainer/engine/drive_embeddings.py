@@ -94,6 +94,7 @@ def report(here: Any, scratch: Path, connection: Any) -> dict[str, Any]:
     found["memory"] = memory(scratch, connection)
     found["best"] = best(scratch, connection)
     found["frozen"] = [frozen(scratch / str(held), connection, held=held) for held in (False, True)]
+    found["looped"] = looped(scratch / "looped", connection)
     found["servers"] = taken_by_servers(here, scratch, connection)
     return found
 
@@ -212,7 +213,13 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     tf.train.Checkpoint(model=whole).restore(path).expect_partial()
     of_layers = {layer.name: layer.get_weights()[0] for layer in whole.layers if isinstance(getattr(layer, "input_dim", None), int)}
     export(one, scratch, load_workload(job.train), whole)
-    evaluated = {name: evaluator(load_workload(job.train), model, 50)() for name, model in (("spread", one.model), ("whole", whole))}
+    evaluators: dict[str, Any] = {
+        "spread": evaluator(load_workload(job.train), one.model, 50, one.tables),
+        "call by call": evaluator(load_workload(job.train), one.model, 50),
+        "whole": evaluator(load_workload(job.train), whole, 50),
+    }
+    evaluated = {name: evaluate() for name, evaluate in evaluators.items()}
+    look_ups = {name: [op.type for op in made._batch.graph.get_operations()].count("ResourceGather") for name, made in evaluators.items()}
     with layers.taken_out(job.train.embeddings):
         built = build(load_workload(job.train), job)
     fewer = Tables(layers.tables(built.model), built.optimizer, job, 2, per_server=False)
@@ -235,6 +242,7 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
         "moved in one process": min(float(np.max(np.abs(later[name] - value))) for name, value in rows.items()),
         "step there": back.step if back else None,
         "evaluated": evaluated,
+        "look-ups": look_ups,
         "files": len(list((scratch / "checkpoints").iterdir())),
         "read as variables": read_as_variables(path, rows),
         "whole in one process": all(np.array_equal(value, rows[name]) for name, value in of_layers.items()) and len(of_layers),
@@ -309,6 +317,23 @@ def outside(job: Any, connection: Any) -> str:
     except WorkloadError as error:
         return str(error)
     return ""
+
+
+def looped(scratch: Path, connection: Any) -> dict[str, dict[str, float]]:
+    """Return what an evaluation is that cannot look up all rows at once, through the tables and with the layer whole."""
+    from trainer.engine.model_ops import build, evaluator
+    from trainer.workloads.loading import load_workload
+
+    job, whole = job_of(scratch, {"model": "looped"}), job_of(scratch, {"model": "looped"}, embeddings=DENSE)
+    one = session(job, connection)
+    one.push(0)
+    here = load_workload(whole.train)
+    found = {
+        "spread": evaluator(load_workload(job.train), one.model, 50, one.tables)(),
+        "whole": evaluator(here, build(here, whole).model, 50)(),
+    }
+    one.close()
+    return found
 
 
 def taken_by_servers(here: Any, scratch: Path, connection: Any) -> dict[str, int]:

@@ -83,6 +83,26 @@ def ragged(params: dict[str, Any]) -> keras.Model:
     return _compiled(keras.Model(items, _head(pooled)), params)
 
 
+class Decoder(keras.layers.Layer):
+    """Looks up the rows of an example all at once in a step, and in a loop in an evaluation."""
+
+    def __init__(self, rows: keras.layers.Embedding) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def call(self, ids: Any, training: bool = False) -> Any:
+        return self.rows(ids) if training else tf.map_fn(self.rows, ids, fn_output_signature=tf.float32)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return (*shape, DIMENSION)
+
+
+def looped(params: dict[str, Any]) -> keras.Model:
+    """A table whose rows an evaluation cannot look up at once."""
+    items = keras.Input([3], dtype="int32")
+    return _compiled(keras.Model(items, _head(keras.layers.Flatten()(Decoder(table("decoded"))(items)))), params)
+
+
 def alone(params: dict[str, Any]) -> keras.Model:
     """Nothing but tables: the dot product of a user and an item."""
     user, item = keras.Input([], dtype="int64", name="user"), keras.Input([], dtype="int64", name="item")
@@ -178,6 +198,7 @@ def train_data(params: dict[str, Any]) -> Any:
         "sequential": lambda: items.astype(np.int32),
         "ragged": lambda: items,
         "few": lambda: items,
+        "looped": lambda: items.astype(np.int32),
         "drawn": lambda: user,
         "large": lambda: user,
         "frozen": lambda: user,

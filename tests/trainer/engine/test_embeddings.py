@@ -166,8 +166,16 @@ def test_a_server_that_is_lost_beside_the_export_of_a_finished_run_ends_the_atte
 
 
 def test_the_chief_evaluates_through_look_ups_what_one_process_evaluates_of_the_checkpoint(report: dict[str, Any]) -> None:
-    found = report["files"]["evaluated"]
+    found, look_ups = report["files"]["evaluated"], report["files"]["look-ups"]
     assert found["spread"] == pytest.approx(found["whole"], rel=1e-6)
+    assert found["call by call"] == pytest.approx(found["whole"], rel=1e-6)
+    assert found["spread"]["loss"] > 0
+    assert 0 < look_ups["spread"] < look_ups["call by call"]
+
+
+def test_an_evaluation_that_looks_rows_up_in_a_loop_has_them_too(report: dict[str, Any]) -> None:
+    found = report["looped"]
+    assert found["spread"] == pytest.approx(found["whole"], rel=1e-5)
     assert found["spread"]["loss"] > 0
 
 

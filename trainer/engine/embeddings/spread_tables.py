@@ -150,9 +150,13 @@ class Tables:
 
     @contextmanager
     def looked_up(self, run: Callable[[], object]) -> Iterator[None]:
-        """Let `run`, called inside, get the rows of all its calls by one look-up; one by one where a step could not look them up together."""
+        """Let `run`, called inside, get the rows of all its calls by one look-up; one by one where that cannot be.
+
+        For that it is called once more, in which no variable of Keras's changes.
+        """
         given: AbstractContextManager[None] = nullcontext()
-        with suppress(WorkloadError), keras.StatelessScope():  # this call of the model changes nothing
+        # What a step could not look up at once, in whatever error a layer or AutoGraph has wrapped that; `run` raises others again.
+        with suppress(Exception), keras.StatelessScope():
             given = self.look_up(run).given()
         with given:
             yield
