@@ -20,6 +20,32 @@ def test_an_evaluation_is_the_mean_over_examples_also_when_the_last_batch_is_sma
         assert pieces[name] == pytest.approx(value, rel=1e-5)
 
 
+class Sized(Small):
+    """Has a loss that needs to know how many examples a batch has."""
+
+    def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=outputs)
+        return tf.reduce_sum(losses) / float(targets.shape[0])
+
+
+def test_a_loss_may_need_the_size_of_a_batch() -> None:
+    model = model_ops.build(Small({}), small_job(3)).model
+    found, expected = (model_ops.evaluator(workload, model, batch_size=200)() for workload in (Sized({}), Small({})))
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_batch_of_an_evaluation_is_traced_once() -> None:
+    seen = []
+
+    class Counted(Small):
+        def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+            seen.append(targets.shape)
+            return super().loss(targets, outputs)
+
+    model_ops.evaluator(Counted({}), model_ops.build(Small({}), small_job(3)).model, batch_size=150)()
+    assert len(seen) == 1
+
+
 def test_an_iterator_of_held_out_data_has_no_thread_that_tunes_it_and_may_take_a_minute_to_end() -> None:
     class Tuned(Small):
         def eval_data(self, batch_size: int) -> tf.data.Dataset:
