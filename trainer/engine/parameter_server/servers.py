@@ -15,6 +15,7 @@ from trainer.socket_filter import close_to_others
 from trainer.tf_config import TaskConfig
 
 _POLL_INTERVAL = 0.1  # seconds between checks of the stop file
+_TRIES = 3  # to notify a server
 _DELIVERY_TIMEOUT = 10.0  # seconds; a server that has not read it by then ends by its orphan timeout
 # Texts of a stop file: the run is done; or its chief has saved, and needs this server, which was asked to stop, no longer.
 _DONE, _SAVED = "done", "saved"
@@ -118,11 +119,15 @@ def _notify(name: str, file: Path, message: str, done: Callable[[], None]) -> No
     role, _, index = name.partition("-")
     # Made on the chief: on a task that hangs, no other thread would run until it has them.
     path, content = tf.constant(os.fspath(file)), tf.constant(message)
-    with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:{role}/replica:0/task:{index}/device:CPU:0"):
-        tf.identity(content).numpy()  # it is there
-        tf.io.write_file(path, content)
-        # A chief that leaves at once would take with it what is under way. A server that answers has the write, too; it may also have
-        # ended before it could answer.
-        with contextlib.suppress(tf.errors.OpError):
-            tf.identity(content).numpy()
-        done()
+    # TensorFlow informs every task of the first operation of a kind: one that has just ended, as it was to, makes that of another fail.
+    for _ in range(_TRIES):
+        with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:{role}/replica:0/task:{index}/device:CPU:0"):
+            tf.identity(content).numpy()  # it is there
+            tf.io.write_file(path, content)
+            # A chief that leaves at once would take with it what is under way. A server that answers has the write, too; it may also have
+            # ended before it could answer.
+            with contextlib.suppress(tf.errors.OpError):
+                tf.identity(content).numpy()
+            done()
+            return
+        time.sleep(_POLL_INTERVAL)
