@@ -48,8 +48,10 @@ class Volume:
                 yield
             finally:
                 ended.set()
-                refilling.result()
-                (self.place / "filler").unlink()  # makes room again
+                try:
+                    refilling.result()
+                finally:
+                    (self.place / "filler").unlink()  # makes room again
 
     def remount(self, how: str) -> None:
         """Make it read-only (`ro`) once nobody writes, or writable (`rw`)."""

@@ -194,11 +194,12 @@ def held_out_data(workload: Workload, batch_size: int) -> tf.data.Dataset:
 
 def _of_any_size(batch: Callable[[Any, Any], Any], data: tf.data.Dataset) -> Any:
     """Return a function of a batch of `data` as a TensorFlow function, traced once; where it needs to know the batch's size, once for each size."""
-    function = tf.function(batch, reduce_retracing=True, autograph=False)
     try:
-        return function.get_concrete_function(*data.element_spec)
+        return tf.function(batch, autograph=False).get_concrete_function(*data.element_spec)
+    except WorkloadError:
+        raise
     except Exception:  # noqa: BLE001 - an error of another kind comes again with the first batch
-        return function
+        return tf.function(batch, autograph=False)
 
 
 class Evaluator(ABC):

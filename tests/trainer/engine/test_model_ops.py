@@ -30,7 +30,7 @@ class Sized(Small):
 
 def test_a_loss_may_need_the_size_of_a_batch() -> None:
     model = model_ops.build(Small({}), small_job(3)).model
-    found, expected = (model_ops.evaluator(workload, model, batch_size=200)() for workload in (Sized({}), Small({})))
+    found, expected = (model_ops.evaluator(workload, model, batch_size=150)() for workload in (Sized({}), Small({})))
     assert found == pytest.approx(expected, rel=1e-5)
 
 

@@ -155,7 +155,7 @@ class Tables:
         For that it is called once more, in which no variable of Keras's changes.
         """
         given: AbstractContextManager[None] = nullcontext()
-        # What a step could not look up at once, in whatever error a layer or AutoGraph has wrapped that; `run` raises others again.
+        # A step could not look that up at once; a layer or AutoGraph may have wrapped the error. `run` raises others again.
         with suppress(Exception), keras.StatelessScope():
             given = self.look_up(run).given()
         with given:

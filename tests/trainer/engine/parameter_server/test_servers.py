@@ -1,5 +1,6 @@
 """Servers hear that the run is done, also from a chief that leaves at once; who is asked to stop tells its chief."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -7,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from tests.trainer.engine import servers_here
+from trainer.engine.parameter_server import servers
 
 SERVERS = 3
 CHIEF = """
@@ -74,6 +77,21 @@ def test_a_chief_that_leaves_at_once_has_told_every_server(here: servers_here.Se
     done = dismissed(here)
     assert done.returncode == 0, done.stderr[-2000:]
     assert {name: process.wait(timeout=15) for name, process in here.processes.items()} == dict.fromkeys(here.processes, 0)
+
+
+def test_a_server_is_asked_again_where_anothers_end_made_its_first_operation_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity, failures = tf.identity, iter([tf.errors.UnavailableError(None, None, "Socket closed")])
+
+    def failing_once(value: tf.Tensor) -> tf.Tensor:
+        for failure in failures:
+            raise failure
+        return identity(value)
+
+    monkeypatch.setattr(tf, "identity", failing_once)
+    monkeypatch.setattr(tf, "device", lambda _: contextlib.nullcontext())  # this process in the place of the server
+    notified: list[str] = []
+    servers._notify("ps-0", tmp_path / "ps-0.stop", "done", lambda: notified.append("ps-0"))
+    assert (notified, (tmp_path / "ps-0.stop").read_text()) == (["ps-0"], "done")
 
 
 def test_a_ps_that_is_asked_to_stop_ends_when_its_chief_has_saved_and_a_worker_by_itself(here: servers_here.Servers) -> None:
