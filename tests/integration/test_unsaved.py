@@ -128,6 +128,7 @@ def test_each_failure_is_told_with_path_and_free_bytes(life: Life) -> None:
         assert event["cause"].startswith(cause)
         assert (event["path"], event["free"] is None) == (str(life.disk.place), fault == "frozen")
         assert event["saved"] < event["step"]
+    assert life.failed["full"]["free"] < life.failed["full"]["size"]
 
 
 def test_later_steps_are_saved_when_that_works_again(life: Life) -> None:

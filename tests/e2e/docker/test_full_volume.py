@@ -52,6 +52,7 @@ def test_a_volume_that_takes_nothing_for_a_while_costs_no_step(image: Built, tmp
                 failed = wait(f"the {fault} volume to be told of", "save_failed", before, of_full if fault == "full" else bool)
                 print(f"{fault}: told after {time.monotonic() - since:.1f} s: {failed['cause']}")
                 assert (failed["path"], failed["cause"][: len(cause)]) == (f"/runs/{name}/checkpoints", cause)
+                assert fault != "full" or failed["free"] < failed["size"]
                 wait("20 more steps", "progress", len(run.events("chief", "progress")) + 4)
                 told = len(run.events("chief", "checkpoint"))
             # A write that hung goes on where it was.

@@ -71,6 +71,7 @@ def test_a_claim_that_takes_nothing_for_a_while_costs_no_step(launcher: Launcher
             failed = wait(f"the {fault} volume to be told of", "save_failed", before, of_full if fault == "full" else bool)
             print(f"{fault}: told after {time.monotonic() - since:.1f} s: {failed['cause']}")
             assert (failed["path"], failed["cause"][: len(cause)]) == ("/runs/full/checkpoints", cause)
+            assert fault != "full" or failed["free"] < failed["size"]
             wait("more steps", "progress", len(told("progress")) + 1)
             saved = len(told("checkpoint")) + (fault == "frozen")  # a write that hung goes on where it was
         assert wait("later steps to be saved", "checkpoint", saved)["step"] > failed["step"] > failed["saved"]

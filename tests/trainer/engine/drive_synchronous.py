@@ -1,4 +1,4 @@
-"""Trains synchronously on 2 real ps and 3 real workers and prints, as JSON, how that compares with one process.
+"""Trains synchronously on 2 real ps and 4 real workers and prints, as JSON, how that compares with one process.
 
 Usage: drive_synchronous.py SCRATCH. It is a process of its own because a chief's connection is for the whole process.
 """
@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-WORKERS, BATCH, ROUNDS = 3, 8, 50
+WORKERS, BATCH, ROUNDS = 4, 8, 50
 LONGEST = 380  # seconds that a test waits for all of it
 STEP_SECONDS = 0.05  # what the workers of the timed runs wait for each batch, in the place of computing for so long
 SLOWER = 10  # how many times that the slow worker waits
@@ -124,7 +124,7 @@ def rows_of_a_save(scratch: Path, connection: Any) -> dict[str, Any]:
 
 
 def rows_of_some(scratch: Path, connection: Any) -> dict[str, Any]:
-    """Return how far rows move where two of three workers make a round, and why clipping by the norm of all is refused."""
+    """Return how far rows move where three of four workers make a round, and why clipping by the norm of all is refused."""
     import numpy as np
 
     from tests.trainer.engine import embedding_models
@@ -208,7 +208,7 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
     report |= rows_of_some(Path(here.scratch), connection)
     report["rows of a save"] = rows_of_a_save(Path(here.scratch), connection)
 
-    # A round with two of three, all alike, and with the third ten times slower.
+    # A round with three of four, all alike, and with the fourth ten times slower.
     for name, slow in (("alike", 1), ("one slower", SLOWER)):
         timed = session(Delayed({"seconds": STEP_SECONDS, "slower": slow}), WORKERS - 1, 100)
         start = time.perf_counter()
@@ -221,7 +221,7 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
         report[f"steps {name}"] = {w.task: w.local_step for w in (*progress.workers, *last.workers)}
         report[f"workers {name}"] = {w.task: w.examples_per_second for w in (*progress.workers, *last.workers)}
 
-    # All three needed: the others wait for the slow one.
+    # All four needed: the others wait for the slow one.
     held_up = session(Delayed({"seconds": STEP_SECONDS, "slower": SLOWER}), WORKERS, 13)
     held_up.run(1)  # traces
     waiting = held_up.run(12, finish=True).workers
@@ -229,8 +229,8 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
     report["input_wait"] = {w.task: w.input_wait for w in waiting}
     held_up.close()
 
-    # Two servers that may differ about which of three gradients came first.
-    half = session(Small({}), WORKERS - 2, 400)
+    # Two servers that may differ about which two of four gradients came first.
+    half = session(Small({}), WORKERS // 2, 400)
     while half.step < 400:
         half.run(20)
     half.close()
