@@ -12,21 +12,25 @@ WAITING_INTERVAL = 10.0
 
 
 class Throttle:
-    """Remembers what was shown when. The last step of a run is always shown."""
+    """Remembers what was shown when. The last step of a run is always shown, and what a task saves when it stops."""
 
     def __init__(self) -> None:
         self._shown: dict[tuple[str, str], float] = {}
         self._workers: set[str] = set()
+        self._stopping: set[str] = set()
 
     def admits(self, event: Event) -> bool:
         """Return whether an event is to be shown now."""
         kind, task = event["event"], event["task"]
+        if kind == "stopping":
+            self._stopping.add(task)
         interval = self._interval(kind, event)
         if interval == 0:
             return True
         now = time.monotonic()
         last = self._shown.get((kind, task))
-        final = kind == "progress" and "local_step" not in event and event["step"] >= event["steps"]
+        last_step = kind == "progress" and "local_step" not in event and event["step"] >= event["steps"]
+        final = last_step or (kind == "checkpoint" and task in self._stopping)
         if last is not None and now - last < interval and not final:
             return False
         self._shown[kind, task] = now

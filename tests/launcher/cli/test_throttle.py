@@ -27,6 +27,15 @@ def test_progress_of_the_chief_is_shown_once_a_second_and_at_the_last_step(clock
     assert pace.admits(progress(3))
 
 
+def test_the_checkpoint_that_a_stop_saves_is_shown_however_soon_after_another(clock: list[float]) -> None:
+    pace = Throttle()
+    assert pace.admits({"event": "checkpoint", "task": "chief", "step": 270})
+    clock[0] = 0.5
+    assert not pace.admits({"event": "checkpoint", "task": "chief", "step": 272})
+    assert pace.admits({"event": "stopping", "task": "chief"})
+    assert pace.admits({"event": "checkpoint", "task": "chief", "step": 274})
+
+
 def test_workers_together_are_shown_about_every_five_seconds(clock: list[float]) -> None:
     pace = Throttle()
     workers = [f"worker-{index}" for index in range(8)]
