@@ -55,6 +55,7 @@ class Progress:
         elif kind == "checkpoint":
             path = event.get("path")
             self.checkpoint, self.checkpoint_step = path if isinstance(path, str) else None, integer(event, "step")
+            self.step = max((step for step in (self.step, self.checkpoint_step) if step is not None), default=None)
         elif kind == "done":
             self.step = integer(event, "step") or self.step
             self.metrics = numbers(event, "metrics") or self.metrics
