@@ -45,9 +45,9 @@ def doctor(
     spec = None if file is None else load(file, overrides or [])
     own = spec.kubernetes.namespace if spec is not None else None
     context, namespace = resolve_cluster_ref(on, context, namespace)
-    question = CheckRequest(spec, Where(context, namespace or own), str(runs))
+    request = CheckRequest(spec, Where(context, namespace or own), str(runs))
     found = []
-    for finding in _examine(BACKENDS[target].examiner, question):
+    for finding in _examine(BACKENDS[target].examiner, request):
         found.append(finding)
         if not as_json:
             _print(finding)
@@ -57,13 +57,13 @@ def doctor(
     return 0 if well else NOT_WELL
 
 
-def _examine(module: str, question: "CheckRequest") -> "Iterator[Finding]":
+def _examine(module: str, request: "CheckRequest") -> "Iterator[Finding]":
     from launcher.backend.findings import of_error
     from launcher.errors import LauncherError
 
     check = cast("Check", importlib.import_module(module).examine)
     try:
-        yield from check(question)
+        yield from check(request)
     except LauncherError as error:  # what nothing after it could be found out without
         yield of_error("examination", error)
 

@@ -251,7 +251,7 @@ class RunController:
             at_once = number == signal.SIGQUIT or (number is not None and self._requests > 0)
             self._stop(_REQUESTS[number], at_once=at_once)
 
-    def out_of_sight(self, reason: str) -> None:
+    def tasks_unreachable(self, reason: str) -> None:
         """Take in that nothing is heard of the tasks any more, though they may go on."""
         self._ending = Ending(State.INTERRUPTED, reason)
 

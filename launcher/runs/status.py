@@ -62,7 +62,7 @@ class TaskStatus:
 
 
 class OutOfSightError(LauncherError):
-    """A run goes on where it is, but nothing is heard of it any more."""
+    """A run goes on where it is, but its cluster has not answered for as long as one waits for it."""
 
     exit_code = 69  # EX_UNAVAILABLE of sysexits(3)
 

@@ -1,4 +1,4 @@
-"""The number of steps of one call into TensorFlow, few enough to see progress and many enough to cost nothing; and what is due when."""
+"""How many steps one call into TensorFlow has, where no `steps_per_execution` is set, chosen by measurement; and what is due when."""
 
 import time
 
@@ -9,7 +9,7 @@ _GROWTH = 8  # the first calls are slow for other reasons (tracing, caches): gro
 
 
 def next_steps(steps: int, seconds: float) -> int:
-    """Return the steps of the next call, after one of `steps` steps took `seconds`."""
+    """Return the steps of the next call, after one of `steps` steps took `seconds`: few enough to see progress, many enough to cost nothing."""
     fitting = int(steps * _CALL_SECONDS / max(seconds, 1e-6))
     return max(1, min(fitting, steps * _GROWTH, _MAX_STEPS))
 

@@ -13,7 +13,7 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.role_programs import roles_of
 
 
-def examine(question: CheckRequest) -> Iterator[Finding]:
+def examine(request: CheckRequest) -> Iterator[Finding]:
     """Yield what is found; without an engine that answers nothing else can be."""
     try:
         info = json.loads(docker_cli.docker("info", "--format", "{{json .}}"))
@@ -29,10 +29,10 @@ def examine(question: CheckRequest) -> Iterator[Finding]:
         yield ok("compose", f"version {docker_cli.docker('compose', 'version', '--short').strip()}")
     except LauncherError as error:
         yield of_error("compose", error)
-    for name in [images.DEFAULT_IMAGE] if question.spec is None else images.all_for(question.spec):
+    for name in [images.DEFAULT_IMAGE] if request.spec is None else images.all_for(request.spec):
         yield _image(name)
-    if question.spec is not None:
-        yield from _fits(question.spec, info)
+    if request.spec is not None:
+        yield from _fits(request.spec, info)
 
 
 def _image(name: str) -> Finding:

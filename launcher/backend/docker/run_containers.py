@@ -150,7 +150,7 @@ class RunContainers(Runtime):
         except ERRORS as error:
             away = time.monotonic() - self._engine_seen
             if away > _ENGINE_AWAY_TIMEOUT:
-                run.out_of_sight(f"the engine has not answered for {away:.0f} s: {error}")
+                run.tasks_unreachable(f"the engine has not answered for {away:.0f} s: {error}")
                 return
             with contextlib.suppress(*ERRORS):
                 self._engine.client = self._engine.connect()

@@ -89,10 +89,10 @@ except OSError as error:
 _OWNER = re.compile(r"(/\S*) belongs to user (\d+), group (\d+)")
 
 
-def examine(question: CheckRequest) -> Iterator[Finding]:
+def examine(request: CheckRequest) -> Iterator[Finding]:
     """Yield what is found; a cluster that does not answer ends it with the error."""
-    cluster = Cluster(question.where.context, question.where.namespace)
-    spec = question.spec or _ANY
+    cluster = Cluster(request.where.context, request.where.namespace)
+    spec = request.spec or _ANY
     yield ok("cluster", cluster.words())
     yield from _version(cluster, spec)
     if cluster.has_no_access():
@@ -103,11 +103,11 @@ def examine(question: CheckRequest) -> Iterator[Finding]:
     yield from _namespace(cluster)
     yield from _or_unseen("network policies", "whether one keeps pods from sending is not known", lambda: _policies(cluster, spec))
     yield from _or_unseen("quota", "whether one is used up is not known", lambda: _quotas(cluster))
-    yield from _admission(cluster, spec, asked=question.spec is not None)
+    yield from _admission(cluster, spec, asked=request.spec is not None)
     if storage_of(spec):
         wanted = f"ask for a storage class that offers {access_of(spec)}"
         yield from _or_unseen("storage", f"whether there is one is not known; {wanted}", lambda: _storage(cluster, _run(spec)))
-    yield from doctor_capacity.examine(cluster, question.spec, _tied(cluster, spec))
+    yield from doctor_capacity.examine(cluster, request.spec, _tied(cluster, spec))
     yield from _image_and_names(cluster, spec)
 
 

@@ -15,16 +15,16 @@ from launcher.spec.role_programs import roles_of
 _MIN_DISK = 1_000_000_000  # bytes for checkpoints and logs
 
 
-def examine(question: CheckRequest) -> Iterator[Finding]:
+def examine(request: CheckRequest) -> Iterator[Finding]:
     """Yield what is found, in the order in which a run would stumble over it."""
     yield ok("python", f"{sys.version.split()[0]} at {sys.executable}")
-    yield from _packages(question)
-    yield from _processors(question)
-    yield from _disk(Path(question.runs).absolute())
+    yield from _packages(request)
+    yield from _processors(request)
+    yield from _disk(Path(request.runs).absolute())
 
 
-def _packages(question: CheckRequest) -> Iterator[Finding]:
-    needed = question.spec is None or question.spec.train is not None
+def _packages(request: CheckRequest) -> Iterator[Finding]:
+    needed = request.spec is None or request.spec.train is not None
     for package in ("tensorflow", "tensorboard"):
         if importlib.util.find_spec(package) is not None:
             yield ok(package, "installed")
@@ -36,16 +36,16 @@ def _packages(question: CheckRequest) -> Iterator[Finding]:
             yield warning(package, "not installed", "a program of your own may do without")
 
 
-def _processors(question: CheckRequest) -> Iterator[Finding]:
+def _processors(request: CheckRequest) -> Iterator[Finding]:
     machine = detect(with_gpus=True)
     gpus = len(machine.gpus)
     yield ok("processors", f"{machine.cores} cores, {gpus} GPUs")
     total = _memory()
     if total is not None:
         yield ok("memory", memory(total))
-    if question.spec is None:
+    if request.spec is None:
         return
-    wanted = sum(role.gpus * role.replicas for role in roles_of(question.spec).values())
+    wanted = sum(role.gpus * role.replicas for role in roles_of(request.spec).values())
     if wanted > gpus:
         yield problem("GPUs", f"the spec asks for {wanted}, this machine has {gpus}", "ask for fewer, or run it where there are more")
 
