@@ -12,7 +12,7 @@ WAITING_INTERVAL = 10.0
 
 
 class Throttle:
-    """Remembers what was shown when. The last step of a run is always shown, and what a task saves when it stops."""
+    """Remembers what was shown when. The last step of a run is always shown, and what is saved once a task was asked to stop."""
 
     def __init__(self) -> None:
         self._shown: dict[tuple[str, str], float] = {}
@@ -24,13 +24,15 @@ class Throttle:
         kind, task = event["event"], event["task"]
         if kind == "stopping":
             self._stopping.add(task)
+        elif kind == "started":
+            self._stopping.discard(task)
         interval = self._interval(kind, event)
         if interval == 0:
             return True
         now = time.monotonic()
         last = self._shown.get((kind, task))
         last_step = kind == "progress" and "local_step" not in event and event["step"] >= event["steps"]
-        final = last_step or (kind == "checkpoint" and task in self._stopping)
+        final = last_step or (kind == "checkpoint" and bool(self._stopping))
         if last is not None and now - last < interval and not final:
             return False
         self._shown[kind, task] = now

@@ -53,9 +53,7 @@ class Progress:
         elif kind == "restored":
             self.step = integer(event, "step")
         elif kind == "checkpoint":
-            path = event.get("path")
-            self.checkpoint, self.checkpoint_step = path if isinstance(path, str) else None, integer(event, "step")
-            self.step = max((step for step in (self.step, self.checkpoint_step) if step is not None), default=None)
+            self._take_checkpoint(event)
         elif kind == "done":
             self.step = integer(event, "step") or self.step
             self.metrics = numbers(event, "metrics") or self.metrics
@@ -86,6 +84,12 @@ class Progress:
         if self.step is None or self.steps is None or self.seconds_per_step is None:
             return None
         return max(0, self.steps - self.step) * self.seconds_per_step
+
+    def _take_checkpoint(self, event: Event) -> None:
+        path = event.get("path")
+        self.checkpoint, self.checkpoint_step = path if isinstance(path, str) else None, integer(event, "step")
+        if self.step is not None:  # a stop saves steps of which no progress tells
+            self.step = max(self.step, self.checkpoint_step or 0)
 
     def _take_saves(self, event: Event, kind: str) -> None:
         if kind == "save_failed":

@@ -62,7 +62,7 @@ class TaskStatus:
 
 
 class OutOfSightError(LauncherError):
-    """A run goes on where it is, but its cluster has not answered for as long as one waits for it."""
+    """A run goes on where it is, but its cluster has not answered, or not accepted the credentials, for as long as it is waited for."""
 
     exit_code = 69  # EX_UNAVAILABLE of sysexits(3)
 

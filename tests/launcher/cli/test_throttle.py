@@ -32,8 +32,10 @@ def test_the_checkpoint_that_a_stop_saves_is_shown_however_soon_after_another(cl
     assert pace.admits({"event": "checkpoint", "task": "chief", "step": 270})
     clock[0] = 0.5
     assert not pace.admits({"event": "checkpoint", "task": "chief", "step": 272})
-    assert pace.admits({"event": "stopping", "task": "chief"})
+    assert pace.admits({"event": "stopping", "task": "worker-1"})  # for which the chief saves, too
     assert pace.admits({"event": "checkpoint", "task": "chief", "step": 274})
+    assert pace.admits({"event": "started", "task": "worker-1"})  # again
+    assert not pace.admits({"event": "checkpoint", "task": "chief", "step": 275})
 
 
 def test_workers_together_are_shown_about_every_five_seconds(clock: list[float]) -> None:

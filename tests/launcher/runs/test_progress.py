@@ -63,6 +63,8 @@ def test_a_run_is_as_far_as_the_checkpoint_that_its_stop_saved() -> None:
     progress.apply({"event": "progress", "step": 49, "steps": 90}, leads=True)
     progress.apply({"event": "checkpoint", "step": 48, "path": "ckpt-48"}, leads=True)
     assert progress.fields(ended=True)["step"] == 49
+    progress.apply({"event": "restored", "step": 47, "path": "ckpt-47"}, leads=True)
+    assert progress.fields(ended=True)["step"] == 47
 
 
 def test_the_task_that_exports_the_model_tells_where_it_is() -> None:
