@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -131,11 +132,13 @@ class Process:
                 os.kill(self.pid or 0, signal.SIGKILL)
 
     def show(self) -> None:
-        """Have it, and the processes of its own, write to their stderr where each thread is."""
+        """Have it, and the forked ones of its own, write to their stderr where each thread is; the signal would end others."""
         pids = subprocess.run(["pgrep", "-P", str(self.pid)], capture_output=True, text=True, check=False).stdout.split()
-        for pid in (self.pid, *map(int, pids)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid or 0, signal.SIGUSR2)
+        for pid in (str(self.pid), *pids):
+            with contextlib.suppress(OSError):  # it has ended
+                caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+                if caught and int(caught[1], 16) >> (signal.SIGUSR2 - 1) & 1:
+                    os.kill(int(pid), signal.SIGUSR2)
         time.sleep(1)
 
     def _number(self, timeout: float) -> int | None:
