@@ -132,13 +132,12 @@ class Process:
                 os.kill(self.pid or 0, signal.SIGKILL)
 
     def show(self) -> None:
-        """Have it, and the forked ones of its own, write to their stderr where each thread is; the signal would end others."""
-        pids = subprocess.run(["pgrep", "-P", str(self.pid)], capture_output=True, text=True, check=False).stdout.split()
-        for pid in (str(self.pid), *pids):
+        """Have it, and those of its own that were forked, too, write to their stderr where each thread is; the signal would end others."""
+        children = subprocess.run(["pgrep", "-P", str(self.pid)], capture_output=True, text=True, check=False).stdout.split()
+        for pid in (self.pid or 0, *map(int, children)):
             with contextlib.suppress(OSError):  # it has ended
-                caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-                if caught and int(caught[1], 16) >> (signal.SIGUSR2 - 1) & 1:
-                    os.kill(int(pid), signal.SIGUSR2)
+                if pid == self.pid or _catches(pid, signal.SIGUSR2):
+                    os.kill(pid, signal.SIGUSR2)
         time.sleep(1)
 
     def _number(self, timeout: float) -> int | None:
@@ -151,6 +150,12 @@ class Process:
             self._answer += part
         number, _, self._answer = self._answer.partition(b"\n")
         return int(number)
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal (proc_pid_status(5), SigCgt). Raises OSError where it, or /proc, is not there."""
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 class Unended(subprocess.TimeoutExpired):
