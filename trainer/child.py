@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 from collections.abc import Callable
@@ -16,6 +17,20 @@ from trainer.output import Output
 from trainer.parent_job import ParentJob
 from trainer.process_group import kill_group, reap, spawn
 from trainer.stacks import SOCKET_ENV, Stacks
+
+
+def library_path() -> dict[str, str]:
+    """Return the dynamic linker's search path with cuSOLVER's package last, if it is installed.
+
+    TensorFlow 2.21 does not find that package, and without it uses no GPU: https://github.com/tensorflow/tensorflow/pull/112973
+    """
+    try:
+        found = importlib.util.find_spec("nvidia.cusolver")
+    except (ImportError, ValueError):
+        found = None
+    places = found.submodule_search_locations if found else None
+    given = os.environ.get("LD_LIBRARY_PATH")
+    return {"LD_LIBRARY_PATH": os.pathsep.join(([given] if given else []) + [f"{place}/lib" for place in places])} if places else {}
 
 
 class Child:
@@ -36,7 +51,7 @@ class Child:
         if self._error_file:
             error_file.clear(self._error_file)
         self._output.begin()
-        environment = {**os.environ, **self._job.environment, "TRAINER_ATTEMPT": str(attempt)}
+        environment = {**os.environ, **library_path(), **self._job.environment, "TRAINER_ATTEMPT": str(attempt)}
         if self._error_file:
             environment[error_file.VARIABLE] = str(self._error_file)
             if self._job.built_in:

@@ -3,11 +3,13 @@
 TensorFlow is imported by the roles that need all of it, not here: servers start without.
 """
 
+import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.engine import peer_wait
@@ -26,6 +28,8 @@ from trainer.workloads.protocol import Agent, Workload
 if TYPE_CHECKING:
     from trainer.engine.parameter_server.server_watch import ServerWatch
     from trainer.engine.parameter_server.worker_pool import Connection
+
+DEVICES = Path("/dev")  # has nvidia0 and so on, one for each GPU of the machine or container
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,29 @@ def run(context: Context) -> ExitCode:
     strategy, role = context.job.strategy, context.task.role
     if is_server(strategy, role):
         return _serve(context)
+    if unused := unused_gpus():
+        context.report("notice", message=unused)
     if role == "evaluator":
         return _evaluate(context)
     return _train(context) if STRATEGIES[strategy].trains else _run_program(context)
+
+
+def unused_gpus(environ: Mapping[str, str] = os.environ) -> str:
+    """Return that TensorFlow uses none of this task's GPUs, why, and the remedy; nothing where it uses one, or the task has none.
+
+    TensorFlow itself goes on without GPUs, and its log, at the level of a task's, does not say so.
+    """
+    import tensorflow as tf
+
+    count = len(list(DEVICES.glob("nvidia[0-9]*")))
+    hidden = environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in {"", "-1", "NoDevFiles"}
+    if not count or hidden or tf.config.list_physical_devices("GPU"):
+        return ""
+    if tf.test.is_built_with_cuda():
+        cause = "it does not find the driver or a CUDA library; TF_CPP_MIN_LOG_LEVEL=0 and TF_CPP_MAX_VLOG_LEVEL=1 make it say which"
+    else:
+        cause = "it is built without CUDA; install tensorflow[and-cuda], or take the image for GPUs"
+    return f"TensorFlow uses no GPU, and this task has {count}: {cause}"
 
 
 # Keeps what talks to servers from being torn down, with errors in the log, once they are gone.

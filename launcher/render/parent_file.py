@@ -1,7 +1,7 @@
 """The parent of a user's program as one file, for images that have Python and not our trainer. Pure, but for reading the trainer's sources.
 
 It is made of the very modules that `trainer -- COMMAND` imports, which need Python 3.8 and the standard library alone. They stand in the
-file without their comments for linters, line by line: a traceback shows their lines in it.
+file without comments, line by line: a traceback shows their lines in it.
 """
 
 import ast
@@ -71,7 +71,8 @@ from trainer.__main__ import main
 sys.exit(main())
 '''
 
-_TO_LINTERS = re.compile(r"  # (?:noqa|type: ignore)\b.*")  # comments for linters, with the reasons in them: room is scarce
+# Comments on lines of their own, and those for linters, with the reasons in them: room is scarce.
+_COMMENTS = re.compile(r"^ *#.*$|  # (?:noqa|type: ignore)\b.*", re.MULTILINE)
 VARIABLE = "TRAINER_PARENT"  # has the file's text, packed, where no file can be put into a container
 
 
@@ -80,7 +81,7 @@ def text() -> str:
     """Return the file's text."""
     made = _HEAD
     for name in modules():
-        source = _TO_LINTERS.sub("", _path(name).read_text(encoding="utf-8"))
+        source = _COMMENTS.sub("", _path(name).read_text(encoding="utf-8"))
         assert "'''" not in source, name  # noqa: S101 - a test holds it; docstrings have the other quotes
         made += f"\nSOURCES[{name!r}] = ({made.count(chr(10)) + 2}, r'''{source}''')\n"
     return made + _TAIL

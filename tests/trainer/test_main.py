@@ -119,6 +119,18 @@ def test_a_users_program_runs_with_the_trainers_environment() -> None:
     assert "attempt 1 started as worker" in ended.stdout
 
 
+def test_a_users_program_finds_the_cuda_library_that_tensorflow_does_not_find(tmp_path: Path) -> None:
+    """That TensorFlow then uses a GPU is shown by benchmarks/gpu.py, on one."""
+    packages = tmp_path / "nvidia/cusolver"
+    (packages / "lib").mkdir(parents=True)
+    here = {"PYTHONPATH": str(tmp_path)}
+    command = ("--", "sh", "-c", 'echo "path=$LD_LIBRARY_PATH"')
+    assert f"path=/mine:{packages}/lib" in trainer(*command, LD_LIBRARY_PATH="/mine", **here).stdout.splitlines()
+    assert f"path={packages}/lib" in trainer(*command, LD_LIBRARY_PATH="", **here).stdout.splitlines()
+    packages.rename(tmp_path / "nvidia/other")
+    assert "path=/mine" in trainer(*command, LD_LIBRARY_PATH="/mine", **here).stdout.splitlines()
+
+
 def test_a_users_program_finds_the_directories_that_it_writes_to(tmp_path: Path) -> None:
     ended = trainer("--", "sh", "-c", 'echo 1 > "$RUN_DIR/results/a" && echo 1 > "$RUN_DIR/b"', RUN_DIR=str(tmp_path / "runs" / "a"))
     assert ended.returncode == 0, ended.stderr

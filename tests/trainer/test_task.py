@@ -122,8 +122,14 @@ def test_who_waits_for_its_peers_answers_and_hears_a_stop(
 
 
 def test_a_gpus_memory_is_taken_as_it_is_needed(tmp_path: Path) -> None:
-    """The variable is the only way that all of TensorFlow hears of, its servers included; what comes of it shows on a GPU alone."""
+    """The variable is the only way that all of TensorFlow hears of, its servers included; what comes of it shows on a GPU alone.
+
+    And one that has a GPU, which TensorFlow does not use, reports that.
+    """
     (tmp_path / "shows.py").write_text(SHOWS, encoding="utf-8")
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices/nvidia0").touch()
+    with_a_gpu = "import sys; from pathlib import Path; from trainer import roles, task; roles.DEVICES = Path(sys.argv[1]); task.main()"
     settings = {
         "run": "shows",
         "run_dir": str(tmp_path),
@@ -131,12 +137,19 @@ def test_a_gpus_memory_is_taken_as_it_is_needed(tmp_path: Path) -> None:
         "train": {"workload": "shows:Shows", "steps": 1, "batch_size": 1},
     }
     environment = {name: value for name, value in os.environ.items() if name != "TF_FORCE_GPU_ALLOW_GROWTH"} | {
-        "PYTHONPATH": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
         "TF_CONFIG": json.dumps({"cluster": {"chief": ["127.0.0.1:1"]}, "task": {"type": "chief", "index": 0}}),
         "TRAINER_SETTINGS": json.dumps(settings),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "trainer.task"], env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, "-c", with_a_gpu, str(tmp_path / "devices")],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
     )
     assert done.returncode == 2
     assert "growth is true" in done.stderr
+    assert "TensorFlow uses no GPU, and this task has 1: " in done.stdout

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import trainer
 from launcher.plan import role_rules
 from launcher.render import parent_file
 
@@ -202,6 +203,19 @@ def test_a_traceback_tells_the_line_of_the_file() -> None:
     lines = parent_file.text().splitlines()
     first = next(number for number, line in enumerate(lines, 1) if line.startswith("SOURCES['trainer.process_group']"))
     assert f"({first}, r'''" in lines[first - 1]
+
+
+def test_what_is_left_out_of_a_module_is_no_code() -> None:
+    assigned = [node for node in ast.parse(parent_file.text()).body if isinstance(node, ast.Assign)]
+    sources = {
+        ast.literal_eval(node.targets[0].slice): ast.literal_eval(node.value)
+        for node in assigned
+        if isinstance(node.targets[0], ast.Subscript)
+    }
+    assert set(sources) == set(parent_file.modules())
+    for name, (_, left) in sources.items():
+        file = Path(trainer.__file__).parent.joinpath(*(name.split(".")[1:] or ["__init__"])).with_suffix(".py")
+        assert ast.dump(ast.parse(left)) == ast.dump(ast.parse(file.read_text(encoding="utf-8"))), name
 
 
 def test_it_is_the_same_each_time_and_fits_in_the_annotation_of_kubectl() -> None:

@@ -1,0 +1,32 @@
+"""The notice of a task whose GPUs TensorFlow does not use; that it comes is in test_task.py."""
+
+from pathlib import Path
+
+import pytest
+
+from trainer import roles
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(roles, "DEVICES", tmp_path)
+    return tmp_path
+
+
+def test_a_task_without_gpus_has_no_notice(devices: Path) -> None:
+    for name in ("null", "nvidiactl", "nvidia-uvm"):
+        (devices / name).touch()
+    assert not roles.unused_gpus({})
+
+
+def test_a_task_with_gpus_that_it_is_not_to_use_has_none(devices: Path) -> None:
+    (devices / "nvidia0").touch()
+    assert not roles.unused_gpus({"CUDA_VISIBLE_DEVICES": ""})
+    assert not roles.unused_gpus({"CUDA_VISIBLE_DEVICES": "-1"})
+
+
+def test_a_task_whose_gpus_are_not_used_has_one(devices: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (devices / name).touch()
+    assert roles.unused_gpus({}).startswith("TensorFlow uses no GPU, and this task has 2: it ")
+    assert roles.unused_gpus({"CUDA_VISIBLE_DEVICES": "1"})
