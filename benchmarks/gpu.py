@@ -1,17 +1,20 @@
 """The trainer on a GPU: placement, memory, mixed precision, and speed against loops written by hand. See gpu.sh.
 
-    python -m benchmarks.gpu [--steps 2000] [--repeat 3] [--output gpu.json] [--write docs/performance.md]
+    python -m benchmarks.gpu [--steps 10000] [--repeat 3] [--output gpu.json] [--write docs/performance.md]
 
-The examples mnist-single, mnist-mirrored, cifar10-single and cifar10-mirrored run on the GPU (mirrored on all there are) and
-must train; each then is looked at by placement.py in every precision; then `launcher up` and the loops written by hand
-train the benchmark's MLP and cifar10's network in turn, and the rates are compared.
+The examples mnist and cifar10 run on the GPU, with strategies single, mirrored (on all there are) and parameter_server (a worker
+for each), and must train; single and mirrored are looked at by placement.py in every precision; then `launcher up` and the loops
+written by hand train the benchmark's MLP and cifar10's network in turn, and the rates are compared.
 """
 
 import argparse
+import itertools
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +25,21 @@ from benchmarks import ours, report
 from benchmarks.contenders import ROOT, Contender
 from benchmarks.measuring import Figures, MeasurementError, measure, summarize
 from benchmarks.run import machine
+from trainer.child import library_path
 
 AIM = 0.97
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
-EXAMPLES = ("mnist-single", "mnist-mirrored", "cifar10-single", "cifar10-mirrored")
-LEAST_ACCURACY = {"mnist": 0.95, "cifar10": 0.9}
+# Each with the accuracy that it must reach. In its 400 steps cifar10-ps does not get as far as the others, on CPUs neither.
+EXAMPLES = {
+    "mnist-single": 0.95,
+    "mnist-mirrored": 0.95,
+    "mnist-ps": 0.95,
+    "cifar10-single": 0.9,
+    "cifar10-mirrored": 0.9,
+    "cifar10-ps": 0.8,
+}
 CNN_BATCH = 128
+AT_ONCE = 4  # checks beside each other: they look at no times, and none takes a whole GPU
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,10 @@ class Check:
     what: str
     holds: bool
     seen: str
+
+    def __post_init__(self) -> None:
+        """Show it at once: all of them take minutes."""
+        print(f"{'holds' if self.holds else 'DOES NOT HOLD'}: {self.what}: {self.seen}", file=sys.stderr, flush=True)
 
 
 def gpus() -> list[str]:
@@ -56,7 +72,13 @@ def gpus() -> list[str]:
 def example(name: str, count: int) -> Check:
     """Run an example with the GPUs it fits, to its end; it must learn what its documentation says."""
     spec: dict[str, Any] = yaml.safe_load((ROOT / f"examples/{name}.yaml").read_text(encoding="utf-8"))
-    spec.setdefault("roles", {})["chief"] = {"gpus": count if spec["strategy"] == "mirrored" else 1}
+    spec.setdefault("roles", {}).update(
+        {
+            "single": {"chief": {"gpus": 1}},
+            "mirrored": {"chief": {"gpus": count}},
+            "parameter_server": {"worker": {"gpus": 1, "replicas": count}},
+        }[spec["strategy"]]
+    )
     accuracies: list[float] = []
 
     def note(event: Mapping[str, Any]) -> None:
@@ -67,10 +89,9 @@ def example(name: str, count: int) -> Check:
         ours.run(spec, note)
     except SystemExit as error:
         return Check(f"examples/{name}.yaml", holds=False, seen=str(error.code))
-    least = LEAST_ACCURACY[spec["train"]["workload"]]
     return Check(
-        f"examples/{name}.yaml: accuracy of at least {least:.0%}",
-        holds=bool(accuracies) and accuracies[-1] >= least,
+        f"examples/{name}.yaml: accuracy of at least {EXAMPLES[name]:.0%}",
+        holds=bool(accuracies) and accuracies[-1] >= EXAMPLES[name],
         seen=f"{accuracies[-1]:.2%}" if accuracies else "none",
     )
 
@@ -117,41 +138,42 @@ def _timed(workload: str, strategy: str, steps: int, precision: str, count: int)
     """Return a spec that trains on so many GPUs and does nothing else."""
     train = ours.MLP if workload == "mnist_mlp" else {"workload": workload, "batch_size": CNN_BATCH}
     alone = ours.spec(ours.Case("single", {**train, "precision": precision}), steps, 1, "float32")
-    return {**alone, "strategy": strategy, "roles": {"chief": {"gpus": count}}}
+    return {**alone, "strategy": strategy, "roles": {"chief": {"cpu": 1, "gpus": count}}}
 
 
-def programs(steps: int, count: int) -> list[tuple[Contender, Contender]]:
-    """Return pairs of ours and the loop written by hand, in every precision."""
+def programs(steps: int, count: int, precisions: Sequence[str] = PRECISIONS) -> list[tuple[Contender, Contender]]:
+    """Return pairs of ours and the loop written by hand. The CNN, whose steps take longer, takes a fifth of them."""
+    taken = {"mnist_mlp": steps, "cifar10": steps // 5}
 
     def ours_is(workload: str, strategy: str, precision: str) -> Contender:
-        spec = json.dumps(_timed(workload, strategy, steps, precision, count if strategy == "mirrored" else 1))
+        spec = json.dumps(_timed(workload, strategy, taken[workload], precision, count if strategy == "mirrored" else 1))
         command = (sys.executable, "-m", "benchmarks.ours", "--spec", spec)
-        return Contender(
-            f"{workload}-{strategy}-{precision}", "gpu", f"ours: {workload}, {strategy}, {precision}", command, steps, learns=0.9
-        )
+        title = f"ours: {workload}, {strategy}, {precision}"
+        return Contender(f"{workload}-{strategy}-{precision}", "gpu", title, command, taken[workload], learns=0.9)
 
     def by_hand(workload: str, precision: str) -> Contender:
         module = "benchmarks.handwritten" if workload == "mnist_mlp" else "benchmarks.handwritten_cnn"
         batch = () if workload == "mnist_mlp" else ("--batch", str(CNN_BATCH))
         command = (sys.executable, "-m", module, "--precision", precision, *batch)
-        return Contender(f"{workload}-hand-{precision}", "gpu", f"by hand: {workload}, {precision}", command, steps, learns=0.9)
+        return Contender(f"{workload}-hand-{precision}", "gpu", f"by hand: {workload}, {precision}", command, taken[workload], learns=0.9)
 
     return [
         (ours_is(workload, strategy, precision), by_hand(workload, precision))
         for workload in ("mnist_mlp", "cifar10")
         for strategy in ("single", "mirrored")
-        for precision in PRECISIONS
+        for precision in precisions
     ]
 
 
-def speeds(steps: int, repeat: int, count: int) -> tuple[report.Sheet, dict[str, float]]:
+def speeds(steps: int, repeat: int, count: int, precisions: Sequence[str]) -> tuple[report.Sheet, dict[str, float]]:
     """Measure each pair; return the table, and all rates by the programs' names."""
-    pairs = programs(steps, count)
+    pairs = programs(steps, count, precisions)
     found: dict[str, list[Figures]] = {}
     for _ in range(repeat):
         for contender in {c.name: c for pair in pairs for c in pair}.values():
             try:
-                found.setdefault(contender.name, []).append(measure(contender, steps))
+                found.setdefault(contender.name, []).append(measure(contender, contender.steps))
+                print(f"{contender.title}: {found[contender.name][-1].printed}", file=sys.stderr, flush=True)
             except MeasurementError as error:
                 print(f"error: {error}", file=sys.stderr)
     rates = {name: summarize(figures).steps_per_second for name, figures in found.items() if figures}
@@ -166,20 +188,22 @@ def speeds(steps: int, repeat: int, count: int) -> tuple[report.Sheet, dict[str,
 def main() -> int:
     """Do all of it; the exit code is 1 if a check does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2000, help="of each measurement")
+    parser.add_argument("--steps", type=int, default=10_000, help="of each measurement, a fifth of them for the CNN")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions of each measurement")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS, help="those to measure; all are checked")
     parser.add_argument("--output", type=Path, help="write all results to this file, as JSON")
     parser.add_argument("--write", type=Path, help="put the tables into this file, between <!-- gpu --> and <!-- /gpu -->")
     options = parser.parse_args()
     devices = gpus()
+    os.environ.update(library_path())  # as the trainer's parent does: for the loops written by hand
     facts = {**machine(), "gpu": "; ".join(devices)}
-    checks = [example(name, len(devices)) for name in EXAMPLES]
-    for workload in ("mnist", "cifar10"):
-        for strategy in ("single", "mirrored"):
-            for precision in PRECISIONS:
-                checks += placement(workload, strategy, precision)
+    trained = itertools.product(("mnist", "cifar10"), ("single", "mirrored"), PRECISIONS)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        examples = pool.map(lambda name: example(name, len(devices)), EXAMPLES)
+        placements = pool.map(lambda what: placement(*what), trained)
+        checks = [*examples, *itertools.chain.from_iterable(placements)]
     checks.append(growth())
-    speed, rates = speeds(options.steps, options.repeat, len(devices))
+    speed, rates = speeds(options.steps, options.repeat, len(devices), options.precisions)
     held = report.Sheet("Checks", ("check", "holds", "seen"), [(c.what, "yes" if c.holds else "NO", c.seen) for c in checks], texts=3)
     report.show([held, speed], facts, terminal=sys.stdout.isatty())
     if options.output:

@@ -40,7 +40,10 @@ def build() -> tuple[keras.Model, keras.optimizers.Optimizer]:
         )
 
     def normalise() -> keras.layers.Layer:
-        return layers.Lambda(lambda x: tf.nn.local_response_normalization(x, 4, bias=1.0, alpha=0.001 / 9, beta=0.75))
+        def local_response(x: tf.Tensor) -> tf.Tensor:  # TensorFlow has it for float32 alone, on GPUs
+            return tf.cast(tf.nn.local_response_normalization(tf.cast(x, tf.float32), 4, bias=1.0, alpha=0.001 / 9, beta=0.75), x.dtype)
+
+        return layers.Lambda(local_response)
 
     def pool() -> keras.layers.Layer:
         return layers.MaxPooling2D(3, 2, padding="same")
