@@ -25,7 +25,7 @@ def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:
             f"strategy {settings.strategy} saves no checkpoints for an evaluator; TF_CONFIG.task.type is evaluator; leave that task out"
         )
     sync = settings.train.sync
-    if sync is not None and STRATEGIES[settings.strategy].trains and not STRATEGIES[settings.strategy].served:
+    if sync is not None and STRATEGIES[settings.strategy].trains and not STRATEGIES[settings.strategy].uses_servers:
         problems.append(f"train.sync is for parameter_server; the strategy is {settings.strategy}; remove train.sync")
     elif sync is not None and 0 < counts["worker"] < sync.replicas_to_aggregate:
         problems.append(
@@ -46,7 +46,7 @@ def _conflicts(strategy: Strategy, counts: dict[str, int]) -> list[tuple[bool, s
             (not counts[role], f"strategy {strategy} needs {what} in TF_CONFIG.cluster; there is none; add its address")
             for role, what in (("chief", "a chief"), ("worker", "at least one worker"), ("ps", "at least one ps"))
         ]
-    if STRATEGIES[strategy].served:
+    if STRATEGIES[strategy].uses_servers:
         return [
             (not counts["chief"], f"strategy {strategy} needs a chief in TF_CONFIG.cluster; there is none; add its address"),
             (

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Optional
 
 from trainer.event_loop import EventLoop, Timer
-from trainer.strategies import SERVED, STRATEGIES, Strategy, is_server
+from trainer.strategies import SERVER_STRATEGIES, STRATEGIES, Strategy, is_server
 from trainer.tf_config import TaskConfig, split_address
 
 Answer = Optional[str]  # why an address gave no connection; None: it gave one
@@ -48,7 +48,7 @@ def awaited(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
     All-reduce needs everyone. Servers, those of parameter_server and manual, serve anyone who comes; only the chief needs them.
     """
     kind = STRATEGIES[strategy]
-    needs = kind.in_step or (kind.served and task.is_chief)
+    needs = kind.in_step or (kind.uses_servers and task.is_chief)
     return task.peers() if needs and task.role != "evaluator" else {}
 
 
@@ -59,26 +59,26 @@ def watched_chief(task: TaskConfig, strategy: Strategy) -> str | None:
 
 def watched_workers(task: TaskConfig, strategy: Strategy) -> tuple[str, ...]:
     """Return the addresses of the workers without any of which a task has nobody to send work to: on the chief that drives them."""
-    if strategy not in SERVED or not task.is_chief:
+    if strategy not in SERVER_STRATEGIES or not task.is_chief:
         return ()
     return tuple(address for name, address in task.peers().items() if name.startswith("worker-"))
 
 
-class Prober:
+class ConnectionProber:
     """Asks addresses for TCP connections, many at once, and says of each what came of it."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
-        self._waiting: deque[_Probe] = deque()
-        self._open: set[_Probe] = set()
-        self._names: queue.SimpleQueue[_Probe] = queue.SimpleQueue()
+        self._waiting: deque[_Attempt] = deque()
+        self._open: set[_Attempt] = set()
+        self._names: queue.SimpleQueue[_Attempt] = queue.SimpleQueue()
         self._threads = 0
         self._names_from = loop.now() + _DNS_DELAY
         self._filling = False
 
     def ask(self, address: str, then: Callable[[Answer], None]) -> None:
         """Call `then`, in the loop's thread, with why `address` gives no connection, or None when it gave one."""
-        self._waiting.append(_Probe(address, then))
+        self._waiting.append(_Attempt(address, then))
         self._fill()
 
     def _fill(self) -> None:
@@ -94,7 +94,7 @@ class Prober:
                 self._look_up(probe)
         self._filling = False
 
-    def _look_up(self, probe: _Probe) -> None:
+    def _look_up(self, probe: _Attempt) -> None:
         if (early := self._names_from - self._loop.now()) > 0:
             self._loop.call_later(early, lambda: self._look_up(probe))
             return
@@ -112,7 +112,7 @@ class Prober:
                 found = socket.getaddrinfo(probe.host, probe.port, type=socket.SOCK_STREAM)
             self._loop.call_from_thread(partial(self._connect, probe, found))
 
-    def _connect(self, probe: _Probe, found: list[Any], reason: str = "name not known yet") -> None:
+    def _connect(self, probe: _Attempt, found: list[Any], reason: str = "name not known yet") -> None:
         """Try the next of the addresses `found`; `reason` is why the one before gave nothing."""
         if not found:
             self._finish(probe, reason)
@@ -143,13 +143,13 @@ class Prober:
         timer = self._loop.call_later(_CONNECT_TIMEOUT, lambda: done("no answer"))
         self._loop.on_ready(connection, selectors.EVENT_WRITE, lambda: done(outcome(connection)))
 
-    def _finish(self, probe: _Probe, answer: Answer) -> None:
+    def _finish(self, probe: _Attempt, answer: Answer) -> None:
         self._open.discard(probe)
         probe.then(answer)
         self._fill()
 
 
-class _Probe:
+class _Attempt:
     """One question to one address."""
 
     def __init__(self, address: str, then: Callable[[Answer], None]) -> None:
@@ -185,7 +185,7 @@ class PeerWait:
     def __init__(
         self,
         loop: EventLoop,
-        prober: Prober,
+        prober: ConnectionProber,
         peers: Mapping[str, str],
         *,
         timeout: float,
@@ -268,7 +268,7 @@ class PeerWait:
         self._timed_out(self.missing)
 
 
-class Watch:
+class AddressWatch:
     """Watches addresses until it is cancelled; `timed_out(reason)` when none of them gave a connection for `timeout` seconds.
 
     `lost(reason)` is called once all stay silent for a tenth of that, `back()` when one answers after that. The reason is
@@ -278,7 +278,7 @@ class Watch:
     def __init__(
         self,
         loop: EventLoop,
-        prober: Prober,
+        prober: ConnectionProber,
         addresses: Iterable[str],
         *,
         timeout: float,

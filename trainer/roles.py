@@ -219,7 +219,7 @@ def _train(context: Context) -> ExitCode:
                 session.close()
         return ExitCode.STOPPED
     session.close()
-    if STRATEGIES[strategy].served:
+    if STRATEGIES[strategy].uses_servers:
         _dismiss(context)
     _done(context, outcome.step, outcome.metrics, outcome.ended_early)
     return ExitCode.DONE

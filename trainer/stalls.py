@@ -21,7 +21,7 @@ from trainer.tf_config import split_address
 
 if TYPE_CHECKING:
     from trainer.parent_job import ParentJob
-    from trainer.peers import Prober
+    from trainer.peers import ConnectionProber
     from trainer.stacks import ProcessStacks, Stacks
 
 MIN_LIMIT = 60.0  # seconds: the limit where none is set, unless steps are slow
@@ -46,7 +46,13 @@ class StallWatch:
     """
 
     def __init__(
-        self, job: ParentJob, report: Callable[..., None], loop: EventLoop, stacks: Stacks, prober: Prober, end: Callable[[str], None]
+        self,
+        job: ParentJob,
+        report: Callable[..., None],
+        loop: EventLoop,
+        stacks: Stacks,
+        prober: ConnectionProber,
+        end: Callable[[str], None],
     ) -> None:
         self._job, self._report, self._loop, self._stacks, self._prober, self._end = job, report, loop, stacks, prober, end
         self._limit = job.stalls.timeout

@@ -15,7 +15,7 @@ class Traits(NamedTuple):
 
     `required` and `optional`: its roles. `restarts`: role -> who starts again with a task of it, "alone" or "all".
     `threads`: between operations, at the least: with fewer, a task's data pipeline and the loop that reads it can wait for each other.
-    `trains`: a model; else it runs a program that says itself what runs where. `served`: its ps and workers are TensorFlow servers, which
+    `trains`: a model; else it runs a program that says itself what runs where. `uses_servers`: its ps and workers are TensorFlow servers, which
     run the chief's operations until it stops them. `in_step`: its tasks exchange gradients with each other in every step.
     `on_devices`: its replicas are devices of one task.
     """
@@ -25,19 +25,19 @@ class Traits(NamedTuple):
     restarts: Mapping[str, Scope]
     threads: int
     trains: bool = True
-    served: bool = False
+    uses_servers: bool = False
     in_step: bool = False
     on_devices: bool = False
 
     @property
     def single_replica(self) -> bool:
         """Whether one replica trains, in one task."""
-        return self.trains and not (self.served or self.in_step or self.on_devices)
+        return self.trains and not (self.uses_servers or self.in_step or self.on_devices)
 
     @property
     def on_servers(self) -> bool:
         """Whether the variables of the model it trains are on parameter servers."""
-        return self.trains and self.served
+        return self.trains and self.uses_servers
 
 
 # Roles: https://www.tensorflow.org/guide/distributed_training; in multi_worker_mirrored worker-0 is the chief where none is named.
@@ -48,17 +48,21 @@ STRATEGIES: Dict[Strategy, Traits] = {  # noqa: UP006
         ("worker",), ("chief", "evaluator"), {"chief": "all", "worker": "all", "evaluator": "alone"}, 1, in_step=True
     ),
     "parameter_server": Traits(
-        ("chief", "worker", "ps"), ("evaluator",), {"chief": "alone", "worker": "alone", "ps": "all", "evaluator": "alone"}, 4, served=True
+        ("chief", "worker", "ps"),
+        ("evaluator",),
+        {"chief": "alone", "worker": "alone", "ps": "all", "evaluator": "alone"},
+        4,
+        uses_servers=True,
     ),
-    "manual": Traits(("chief", "worker"), ("ps",), {"chief": "alone", "worker": "all", "ps": "all"}, 4, trains=False, served=True),
+    "manual": Traits(("chief", "worker"), ("ps",), {"chief": "alone", "worker": "all", "ps": "all"}, 4, trains=False, uses_servers=True),
 }
 TRAINING: Tuple[Strategy, ...] = tuple(name for name, kind in STRATEGIES.items() if kind.trains)  # noqa: UP006
-SERVED = frozenset(name for name, kind in STRATEGIES.items() if kind.served)
+SERVER_STRATEGIES = frozenset(name for name, kind in STRATEGIES.items() if kind.uses_servers)
 
 
 def is_server(strategy: str, role: str) -> bool:
     """Return whether a task is a TensorFlow server, which runs its chief's operations."""
-    return strategy in SERVED and role in {"ps", "worker"}
+    return strategy in SERVER_STRATEGIES and role in {"ps", "worker"}
 
 
 def likely(tasks: int, *, has_ps: bool) -> Strategy:

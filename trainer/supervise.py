@@ -21,7 +21,7 @@ from trainer.events import FORWARDED, Event, listed
 from trainer.exit_codes import OF_SIGNALS, ExitCode
 from trainer.output import Output
 from trainer.parent_job import ParentJob
-from trainer.peers import MAX_LISTED, PeerWait, Prober, Watch
+from trainer.peers import MAX_LISTED, AddressWatch, ConnectionProber, PeerWait
 from trainer.restarts import End, History, Restart, cause_of, decide_restart, exit_code_of
 from trainer.stacks import Stacks
 from trainer.stalls import StallWatch
@@ -67,7 +67,7 @@ class _Supervisor:
     def __init__(self, job: ParentJob, report: Report, loop: EventLoop, output: Output, stacks: Stacks, directory: Path | None) -> None:
         self._job, self._report, self._loop, self._output = job, report, loop, output
         self._child = Child(job, loop, output, stacks, directory, self._abandon)
-        self._prober = Prober(loop)
+        self._prober = ConnectionProber(loop)
         self._attempt = 0
         self._began = 0.0
         self._history = History()
@@ -75,8 +75,8 @@ class _Supervisor:
         self._recovery: Timer | None = None
         self._backoff: Timer | None = None
         self._wait: PeerWait | None = None
-        self._watch: Watch | None = None  # of the chief, for as long as the task lives
-        self._workers: Watch | None = None  # of all workers, for as long as an attempt lives that had reached them
+        self._watch: AddressWatch | None = None  # of the chief, for as long as the task lives
+        self._workers: AddressWatch | None = None  # of all workers, for as long as an attempt lives that had reached them
         self._peers_missing = False
         self._reached_at: float | None = None  # when every peer was reached, in this attempt
         self._stopping = False
@@ -427,7 +427,7 @@ class _Supervisor:
         """Stop a server once its chief, which saves its state, is gone."""
         self._child.warn()
         self._loop.call_later(self._job.timeouts.serve_on, self._child.terminate)
-        Watch(self._loop, self._prober, [address], timeout=_CHIEF_TIMEOUT, timed_out=lambda _reason: self._child.terminate())
+        AddressWatch(self._loop, self._prober, [address], timeout=_CHIEF_TIMEOUT, timed_out=lambda _reason: self._child.terminate())
 
     def _kill_unless_training(self) -> None:
         if self._peers_missing:
@@ -476,15 +476,15 @@ class _Supervisor:
         named = listed([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], MAX_LISTED)
         self._end_task(f"peers were not there after {timeouts.start:g} s", f"missing: {named}", timeouts.ending)
 
-    def _watch_for(self, who: str, addresses: tuple[str, ...], back: str, within: float) -> Watch:
-        """End the task, `within` so many seconds, when none of `addresses` gave a connection for limits.orphan_timeout."""
+    def _watch_for(self, who: str, addresses: tuple[str, ...], back: str, within: float) -> AddressWatch:
+        """End the task, whose process gets `within` seconds, when no address accepted a connection for limits.orphan_timeout."""
         orphan = self._job.timeouts.orphan
         shown = listed(addresses, MAX_LISTED)
 
         def lost(reason: str) -> None:
             self._report("notice", message=f"{who} ({shown}) does not answer: {reason}; this task ends when that lasts {orphan:g} s")
 
-        return Watch(
+        return AddressWatch(
             self._loop,
             self._prober,
             addresses,

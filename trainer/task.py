@@ -21,7 +21,7 @@ from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.port_holder import PortHolder
 from trainer.settings import TrainerSettings
-from trainer.strategies import SERVED
+from trainer.strategies import SERVER_STRATEGIES
 from trainer.tf_config import TaskConfig, parse
 
 _PIPE = 1 << 16  # bytes that a pipe holds
@@ -88,11 +88,13 @@ def main() -> NoReturn:
     task = parse(os.environ.get("TF_CONFIG"))
     settings = TrainerSettings.model_validate_json(os.environ["TRAINER_SETTINGS"])
     threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")
-    if settings.strategy in SERVED and threads.isdecimal() and 0 < int(threads) < _MIN_INTEROP_THREADS:
+    if settings.strategy in SERVER_STRATEGIES and threads.isdecimal() and 0 < int(threads) < _MIN_INTEROP_THREADS:
         os.environ["TF_NUM_INTEROP_THREADS"] = str(_MIN_INTEROP_THREADS)
     report = Reporter(task.name)
     port = PortHolder(task.address, settings.start_timeout)
-    if settings.strategy in SERVED and task.is_chief:  # its servers end when it stays away: they need not wait for TensorFlow's import
+    if (
+        settings.strategy in SERVER_STRATEGIES and task.is_chief
+    ):  # its servers end when it stays away: they need not wait for TensorFlow's import
         port.open()
     code = _run(task, settings, port, report, stop, began)
     sys.stdout.flush()

@@ -7,7 +7,7 @@ from trainer.strategies import Scope
 
 
 @dataclass(frozen=True)
-class Group:
+class RoleGroup:
     """The tasks of one role, which differ in their index alone. `task` is the first of them."""
 
     role: RoleName
@@ -24,13 +24,13 @@ class Group:
         return self.task.restart.scope
 
 
-def groups(plan: Plan) -> tuple[Group, ...]:
+def groups(plan: Plan) -> tuple[RoleGroup, ...]:
     """Return the plan's roles in the order of its tasks."""
     by_role: dict[RoleName, list[Task]] = {}
     for task in plan.tasks:
         by_role.setdefault(task.role, []).append(task)
     return tuple(
-        Group(
+        RoleGroup(
             role=role,
             count=len(tasks),
             task=tasks[0],

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from launcher.plan.container_paths import CONTAINER_PARENT
 from launcher.plan.models import Plan, RoleName, Task
-from trainer.strategies import SERVED, STRATEGIES, Scope
+from trainer.strategies import SERVER_STRATEGIES, STRATEGIES, Scope
 
 # The order in which tasks are listed, numbered and given their share of scarce things.
 ROLE_ORDER: tuple[RoleName, ...] = ("chief", "worker", "ps", "evaluator")
@@ -38,12 +38,12 @@ def supervised(task: Task) -> bool:
     return not task.is_entrypoint and has_trainer(task.command)
 
 
-def brings_parent(task: Task) -> bool:
+def parent_is_injected(task: Task) -> bool:
     """Return whether the parent of a task's program is not of its image, but comes with the run."""
     return not task.is_entrypoint and _is_parent(task.command)
 
 
-def tells_its_end(plan: Plan) -> bool:
+def can_report_end(plan: Plan) -> bool:
     """Return whether the tasks of a user's program can ask others whether its run has ended: those that decide that have a parent."""
     return all(supervised(task) for task in plan.tasks if task.name in plan.decisive)
 
@@ -87,7 +87,7 @@ def graces(strategy: str, *, worker: float, evaluator: float, peer: float) -> di
 
     `worker` is for one of parameter servers, `peer` for one in step with others; a ps never ends by itself.
     """
-    of_workers = worker if strategy in SERVED else peer
+    of_workers = worker if strategy in SERVER_STRATEGIES else peer
     return {"chief": of_workers, "worker": of_workers, "ps": 0.0, "evaluator": evaluator}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.plan import left_out, role_rules
+from launcher.plan import role_rules, unsupported
 from launcher.plan.addresses import LOOPBACK, PORT
 from launcher.plan.container_paths import CONTAINER_DATA, CONTAINER_RUNS, CONTAINER_SCRATCH
 from launcher.plan.models import Target
@@ -16,14 +16,14 @@ from launcher.spec.models import ClusterSpec
 class TargetRules:
     """One target. `display_name`: how messages call it. `address`: run, task, the task's position among those of the cluster -> host:port.
 
-    `left_out`: the functions that name the fields of a spec for which it has no counterpart. `in_containers`: tasks run in containers,
+    `unsupported`: the functions that name the fields of a spec for which it has no counterpart. `in_containers`: tasks run in containers,
     with paths of their own, else as processes of this machine. `parent` starts the trainer's parent in an image without the trainer.
     `mounts_data`: a directory of this machine is mounted as `train.data`. `has_storage_mount`: the spec's `storage.mount` is obeyed.
     """
 
     display_name: str
     address: Callable[[str, str, int], str]
-    left_out: tuple[Callable[[ClusterSpec], list[str]], ...]
+    unsupported: tuple[Callable[[ClusterSpec], list[str]], ...]
     in_containers: bool = True
     parent: tuple[str, ...] = ()
     mounts_data: bool = False
@@ -31,7 +31,7 @@ class TargetRules:
 
     def notices(self, spec: ClusterSpec) -> list[str]:
         """Return what becomes of the parts of a spec that the target cannot do, a sentence each, without the target."""
-        return [words for rule in self.left_out for words in rule(spec)]
+        return [words for rule in self.unsupported for words in rule(spec)]
 
     def run_dir(self, runs: Path, name: str) -> str:
         """Return the run directory as the tasks of a run see it; `runs` is where this machine keeps those of local runs."""
@@ -50,13 +50,13 @@ TARGETS: dict[Target, TargetRules] = {
     "local": TargetRules(
         "on this machine",
         lambda _run, _task, position: f"{LOOPBACK}:{PORT + position}",  # until the backend holds ports
-        (left_out.extra_containers, left_out.volumes),
+        (unsupported.extra_containers, unsupported.volumes),
         in_containers=False,
     ),
     "docker": TargetRules(
         "in Compose",
         lambda _run, task, _position: f"{task}:{PORT}",
-        (left_out.volumes_of_kubernetes, left_out.run_volume),
+        (unsupported.volumes_of_kubernetes, unsupported.run_volume),
         parent=role_rules.PARENT_IN_VARIABLE,
         mounts_data=True,
     ),
@@ -64,7 +64,7 @@ TARGETS: dict[Target, TargetRules] = {
         "on Kubernetes",
         # The name that an Indexed Job gives a pod, in the run's headless Service; relative, so it holds in any namespace.
         lambda run, task, _position: f"{run}-{task}{'' if task[-1].isdigit() else '-0'}.{run}:{PORT}",
-        (left_out.env_file, left_out.tensorboard_host),
+        (unsupported.env_file, unsupported.tensorboard_host),
         parent=role_rules.PARENT_IN_FILE,
         has_storage_mount=True,
     ),

@@ -66,7 +66,7 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     anchors: dict[str, dict[str, Any]] = {"labels": common, "environment": environment, "container": base, "task": task}
     roles: dict[str, dict[str, Any]] = {role: {MERGE: task, **own} for role, of_role in of_roles.items() if (own := _other(of_role, task))}
     parent = {MERGE: environment, parent_file.VARIABLE: parent_file.packed()}
-    some = any(map(role_rules.brings_parent, plan.tasks)) and parent_file.VARIABLE not in environment
+    some = any(map(role_rules.parent_is_injected, plan.tasks)) and parent_file.VARIABLE not in environment
     anchors |= {"parent": parent} if some else {}
     anchors |= roles | ({"hardened": hardened} if hardened is not base else {})
     devices = _devices(plan)
@@ -79,7 +79,7 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
             "labels": {MERGE: common, **labels.of_task(plan, member)},
             "stop_grace_period": _seconds(_grace(plan, member)),
             "environment": {
-                MERGE: parent if some and role_rules.brings_parent(member) else environment,
+                MERGE: parent if some and role_rules.parent_is_injected(member) else environment,
                 **_own_environment(member, environment),
             },
             **_limits(member, devices.get(member.name)),
@@ -150,7 +150,7 @@ def _notes(source: Source) -> list[str]:
     if _downloads(spec):
         # The host is the gateway of such a network, and TensorFlow listens on every address.
         notes.append("data: download gives tasks a way out, by a network where programs of the host reach TensorFlow's port")
-    if any(map(role_rules.brings_parent, plan.tasks)):
+    if any(map(role_rules.parent_is_injected, plan.tasks)):
         notes.append(
             f"{parent_file.VARIABLE} is the parent of your command, base64 of what zlib made of its text; docs/programs.md says what it does"
         )
@@ -232,7 +232,7 @@ def _other(mapping: dict[str, Any], of: dict[str, Any]) -> dict[str, Any]:
 
 
 def _health(task: Task) -> list[str]:
-    return [*map(escaped, role_rules.PARENT_IN_VARIABLE), "--health"] if role_rules.brings_parent(task) else list(HEALTH_COMMAND)
+    return [*map(escaped, role_rules.PARENT_IN_VARIABLE), "--health"] if role_rules.parent_is_injected(task) else list(HEALTH_COMMAND)
 
 
 def _grace(plan: Plan, task: Task) -> float:
@@ -244,7 +244,7 @@ def _shared_environment(plan: Plan) -> dict[str, str | None]:
     first, *others = map(_variables, plan.tasks)
     shared = {name: value for name, value in first.items() if all(name in other and other[name] == value for other in others)}
     # `TRAINER_EVENTS=text docker compose up` writes progress for people.
-    parent = {parent_file.VARIABLE: parent_file.packed()} if all(map(role_rules.brings_parent, plan.tasks)) else {}
+    parent = {parent_file.VARIABLE: parent_file.packed()} if all(map(role_rules.parent_is_injected, plan.tasks)) else {}
     home = {"HOME": TMP} if plan.tasks[0].is_hardened else {}
     return home | {"TRAINER_EVENTS": "${TRAINER_EVENTS:-json}"} | shared | parent
 

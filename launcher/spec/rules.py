@@ -151,7 +151,7 @@ def workload_fits_strategy(subject: RuleContext) -> Iterator[Finding]:
 def sync_is_possible(subject: RuleContext) -> Iterator[Finding]:
     """Synchronous updates are an option of parameter servers."""
     train, strategy = subject.spec.train, subject.spec.strategy
-    if train and train.sync and STRATEGIES[strategy].trains and not STRATEGIES[strategy].served:
+    if train and train.sync and STRATEGIES[strategy].trains and not STRATEGIES[strategy].uses_servers:
         message = f"`sync` belongs to parameter_server; strategy {strategy} is always synchronous"
         yield Finding(("train", "sync"), message, "strategy parameter_server", "remove `sync`", on="key")
 

@@ -27,7 +27,7 @@ from trainer.engine.session import PeerLostError
 from trainer.exit_codes import ExitCode
 from trainer.roles import Context
 from trainer.socket_filter import listen
-from trainer.strategies import SERVED
+from trainer.strategies import SERVER_STRATEGIES
 from trainer.tf_config import split_address
 from trainer.workloads.errors import WorkloadError
 
@@ -62,7 +62,7 @@ def run(context: Context) -> ExitCode:
         raise WorkloadError(str(wrong))
     if task.role == "evaluator":
         return _evaluate(context)
-    if job.strategy in SERVED and not task.is_chief:
+    if job.strategy in SERVER_STRATEGIES and not task.is_chief:
         return _serve(context)
     if not peer_wait.wait(task, job.strategy, context.port, context.stopped, job.start_timeout):
         return ExitCode.STOPPED
@@ -338,7 +338,7 @@ def _lead(context: Context) -> ExitCode:
     silent = _silent(job)
     barrier = _Barrier(len(task.tasks()) - 1 if job.strategy == "multi_worker_mirrored" else 0, silent)
     _Listener(task.address, lambda connection, line: barrier.come(connection, line) if line in {"step", "stop"} else "here")
-    served = job.strategy in SERVED
+    served = job.strategy in SERVER_STRATEGIES
     servers = [_Peer(name, address, silent) for name, address in task.peers().items() if served and name.startswith("ps-")]
     peers = task.peers().items()
     workers = [_Worker(name, address, seconds, silent) for name, address in peers if served and name.startswith("worker-")]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from trainer.event_loop import EventLoop
-from trainer.peers import Answer, Prober
+from trainer.peers import Answer, ConnectionProber
 
 
 class Clocked(EventLoop):
@@ -28,7 +28,7 @@ class Clocked(EventLoop):
         self._now = end
 
 
-class Answers(Prober):
+class Answers(ConnectionProber):
     """Every address refuses connections but those in `there`."""
 
     def __init__(self, loop: EventLoop) -> None:
@@ -37,6 +37,6 @@ class Answers(Prober):
         self.asked: list[str] = []
 
     def ask(self, address: str, then: Callable[[Answer], None]) -> None:
-        """See Prober.ask."""
+        """See ConnectionProber.ask."""
         self.asked.append(address)
         self._loop.call_later(0, partial(then, None if address in self.there else "connection refused"))

@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.clocked import Answers, Clocked
 from trainer import peers
 from trainer.event_loop import EventLoop
-from trainer.peers import PeerWait, Prober, Watch, awaited, outcome, watched_chief, watched_workers
+from trainer.peers import AddressWatch, ConnectionProber, PeerWait, awaited, outcome, watched_chief, watched_workers
 from trainer.strategies import Strategy
 from trainer.tf_config import TaskConfig, parse
 
@@ -77,7 +77,7 @@ def answers(loop: EventLoop, addresses: list[str]) -> dict[str, str | None]:
         if len(found) == len(addresses):
             loop.stop()
 
-    prober = Prober(loop)
+    prober = ConnectionProber(loop)
     for address in addresses:
         prober.ask(address, lambda answer, address=address: tell(address, answer))  # type: ignore[misc]
     loop.run()
@@ -164,7 +164,7 @@ def test_peers_need_not_be_there_at_the_same_time(loop: EventLoop, ports: Any) -
         pytest.fail("the time has not passed")
 
     peers = {"ps-0": first, "ps-1": second}
-    PeerWait(loop, Prober(loop), peers, timeout=15, waiting=waiting, complete=complete, timed_out=timed_out, first=0.3)
+    PeerWait(loop, ConnectionProber(loop), peers, timeout=15, waiting=waiting, complete=complete, timed_out=timed_out, first=0.3)
     loop.run()
     assert told == [[{"task": "ps-1", "address": second, "reason": "connection refused"}]]
     assert len(completed) == 1
@@ -174,7 +174,7 @@ def test_with_nobody_to_wait_for_nothing_is_told(loop: EventLoop) -> None:
     def never(*_: Any) -> None:
         pytest.fail("nobody was waited for")
 
-    PeerWait(loop, Prober(loop), {}, timeout=0.1, waiting=never, complete=never, timed_out=never, first=0.05)
+    PeerWait(loop, ConnectionProber(loop), {}, timeout=0.1, waiting=never, complete=never, timed_out=never, first=0.05)
     loop.call_later(0.4, loop.stop)
     loop.run()
 
@@ -185,7 +185,7 @@ class Watched:
     def __init__(self, loop: Clocked, addresses: list[str], timeout: float) -> None:
         self.prober, self.told = Answers(loop), list[str]()
         self.prober.there |= set(addresses)
-        self.watch = Watch(
+        self.watch = AddressWatch(
             loop,
             self.prober,
             addresses,

@@ -36,7 +36,7 @@ class Divergence:
             self._report_divergence(f"the loss of {not_finite.task or self._report.task} is nan or infinite at step {not_finite.step}")
 
     def may_save(self, step: int) -> bool:
-        """Return whether all weights of the chief's model, as they are after `pull`, are finite. Those that never were do not count.
+        """Return whether all weights of the chief's model, as they are after `fetch`, are finite. Those that never were do not count.
 
         Raises:
             DivergedError: they are not, and `train.on_nan` is `stop`.
@@ -57,7 +57,7 @@ class Divergence:
         if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not self._one_batch:
             return False
         if self._session.is_chief:
-            self._session.pull()
+            self._session.fetch()
         return float(optimizer.dynamic_scale.numpy()) > 1
 
     def _report_divergence(self, message: str) -> None:

@@ -82,7 +82,7 @@ def _run(
     hooks: Hooks,
     chief: "_Chief | None",
 ) -> Outcome:
-    session.push(chief.restore() if chief else 0)
+    session.broadcast(chief.restore() if chief else 0)
     report.start = session.step
     worker_reporter = _WorkerReporter(job, report)
     every = (job.evaluate_every, job.checkpoint.every_steps, job.summaries_every, job.profile_every, job.report_every)
@@ -230,7 +230,7 @@ class _Chief:
             self._update_record("running", step)
         pulled = False
         if self._summaries_due(step):
-            self._session.pull()
+            self._session.fetch()
             pulled = True
             self.logs.progress(progress, self._session.optimizer, self._written_rate.take()[0])
             if hasattr(self._workload, "write_summaries"):
@@ -238,7 +238,7 @@ class _Chief:
                     self._workload.write_summaries(self._session.model, step)
         if self._evaluate_due(step) and not last:
             if not pulled:
-                self._session.pull()
+                self._session.fetch()
             self.evaluate(step)
 
     def save_when_due(self, progress: Progress) -> None:
@@ -246,7 +246,7 @@ class _Chief:
         due = self._save_due(progress.step) or self.saver.is_due
         if due and progress.step < self._job.steps and not progress.finish:
             self._flush()
-            self._session.pull()
+            self._session.fetch()
             if self._saved_step != self._session.step:  # the save before had waited for these very steps
                 self._save(self._session.step)
 
@@ -262,7 +262,7 @@ class _Chief:
             self._report("notice", message=f"the run ends after step {self._session.step} of {self._job.steps}: {early}")
         self._flush()
         step = self._session.step
-        self._session.pull()
+        self._session.fetch()
         if self._hooks.end(finished=finished):  # the last weights are others than were saved
             self._saved_step = None
         self._report.alive("saving", step=step)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from trainer.engine.manual.watchdog import unreachable
 from trainer.engine.session import PeerLostError
 from trainer.port_holder import PortHolder
-from trainer.strategies import SERVED, STRATEGIES, Strategy
+from trainer.strategies import SERVER_STRATEGIES, STRATEGIES, Strategy
 from trainer.tf_config import TaskConfig
 
 _CONNECT_TIMEOUT = 1.0  # seconds to connect
@@ -50,7 +50,7 @@ def wait(task: TaskConfig, strategy: Strategy, port: PortHolder, stopped: Callab
 
 def _first(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
     """Return name -> address: the chief of servers connects to all of them, a worker among its like to the chief, which waits for nobody."""
-    if strategy in SERVED and task.is_chief:
+    if strategy in SERVER_STRATEGIES and task.is_chief:
         return task.peers()
     return {task.chief_name: task.tasks()[task.chief_name]} if STRATEGIES[strategy].in_step and not task.is_chief else {}
 

@@ -90,7 +90,7 @@ class Progress:
 
 
 class Session(ABC):
-    """A cluster ready to train. Model and optimizer hold the current state after `pull`, on the chief.
+    """A cluster ready to train. Model and optimizer hold the current state after `fetch`, on the chief.
 
     `follows_weights` says whether training goes on with weights that were changed in `between`. `tables` are the large embedding layers
     whose rows a step updates by themselves. Where a method does something here, it is that of a chief whose model and optimizer are where
@@ -110,7 +110,7 @@ class Session(ABC):
         return self._step
 
     @abstractmethod
-    def push(self, step: int) -> None:
+    def broadcast(self, step: int) -> None:
         """Make the state in the chief's `model` and `optimizer` the cluster's, at global step `step`.
 
         Every task calls it once before the first `run`; what the others hold is replaced. Sets `step` on all of them.
@@ -123,7 +123,7 @@ class Session(ABC):
         """
         return None
 
-    def pull(self) -> None:  # noqa: B027 - see the class
+    def fetch(self) -> None:  # noqa: B027 - see the class
         """Bring the cluster's current state into `model` and `optimizer`; called by the chief alone."""
 
     def hold(self, step: int) -> None:  # noqa: B027 - see the class
@@ -141,7 +141,7 @@ class Session(ABC):
         """Call `hooks` between steps, on the chief alone; return what it returns, on every task. Every task calls this.
 
         Its changes to the learning rate, and to the weights, hold on every task from the next step on. With `current`, model and
-        optimizer have the cluster's current state before, as after `flush` and `pull`.
+        optimizer have the cluster's current state before, as after `flush` and `fetch`.
 
         Raises:
             PeerLostError: a task that has to learn of it is gone.

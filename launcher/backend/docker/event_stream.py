@@ -80,7 +80,7 @@ class _Answers:
                 answer.close()
 
 
-class Watch:
+class EngineWatch:
     """Follows the containers of a run until it is closed, through restarts of theirs and of the engine."""
 
     def __init__(self, engine: Engine, run: str, containers: dict[str, str], inbox: Inbox) -> None:

@@ -18,7 +18,7 @@ from launcher.backend.docker.compose_up import begin
 from launcher.backend.docker.container_task import ENGINE_RESTART_TIMEOUT, ContainerTask
 from launcher.backend.docker.container_tracker import is_final
 from launcher.backend.docker.engine import ERRORS, Engine, endpoint
-from launcher.backend.docker.event_stream import ContainerEvent, Ended, Inbox, Watch, Wrote
+from launcher.backend.docker.event_stream import ContainerEvent, Ended, EngineWatch, Inbox, Wrote
 from launcher.backend.docker.sidecars import Sidecars
 from launcher.plan.models import Plan
 from launcher.runs.paths import RunPaths
@@ -53,7 +53,7 @@ class RunContainers(Runtime):
         self._layout, self._plan, self._engine = layout, plan, engine
         self.tasks = [ContainerTask(task, layout.log(task.name), engine, plan.name) for task in plan.tasks]
         self.sidecars = Sidecars(plan.grace_period)
-        self.watch: Watch | None = None
+        self.watch: EngineWatch | None = None
         self.location = Location("volume", container_status.volume_of(plan.name)) if plan.run_dir else None
         self._by_name = {task.name: task for task in self.tasks}
         self._inbox: Inbox = queue.SimpleQueue()
@@ -68,7 +68,7 @@ class RunContainers(Runtime):
         self._engine.set_timeout(_ANSWER_TIMEOUT)
         self._update_tasks(containers, time.monotonic())
         self._started_as = {task: str(container.id) for task, container in container_status.members(containers).items()}
-        self.watch = Watch(self._engine, name, self._started_as, self._inbox)
+        self.watch = EngineWatch(self._engine, name, self._started_as, self._inbox)
 
     def listen(self, lifeline: int | None) -> None:
         """Listen for signals, and for a lifeline that closes with the launcher that ran this in the foreground."""

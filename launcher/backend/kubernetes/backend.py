@@ -65,7 +65,7 @@ class _WatchedRun:
 
     cluster: Cluster
     watcher: status_source.Watcher
-    record_watch: inventory.Watch | None = None  # where it is to be known whether all that the run has is there still
+    record_watch: inventory.ObjectWatch | None = None  # where it is to be known whether all that the run has is there still
     spec: dict[str, Any] | None = None
     without_jobs: tuple[ClusterSnapshot, RunStatus] | None = None  # how it is, by what was seen then
     user: str | None = None  # who started it, empty where that is not known
@@ -439,7 +439,7 @@ class KubernetesBackend:
     def _watched(self, name: str) -> _WatchedRun:
         if name not in self._watched_runs:
             cluster = self._cluster(name)
-            self._watched_runs[name] = _WatchedRun(cluster, status_source.Watcher(cluster, name), inventory.Watch(cluster, name))
+            self._watched_runs[name] = _WatchedRun(cluster, status_source.Watcher(cluster, name), inventory.ObjectWatch(cluster, name))
         return self._watched_runs[name]
 
     def _forget(self, name: str) -> None:

@@ -14,7 +14,7 @@ _COMPARE_INTERVAL = 60.0  # seconds
 _CLAIM = "PersistentVolumeClaim"
 
 
-class Watch:
+class ObjectWatch:
     """Compares one run with its record again and again, not more often than is worth it."""
 
     def __init__(self, cluster: Cluster, run: str) -> None:

@@ -16,7 +16,7 @@ from launcher.backend.kubernetes.diagnosis import Diagnosis
 from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.plan import role_rules
-from launcher.render.kubernetes.objects import ENDS_AFTER, FOLLOWS, TASKS
+from launcher.render.kubernetes.objects import ENDED_BY_RUN, ENDS_AFTER, TASKS
 from launcher.runs.reasons import with_remedy
 from launcher.runs.status import Restart, RunStatus, State, TaskStatus
 from launcher.timestamps import seconds
@@ -118,7 +118,9 @@ def _run_state(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], tasks: tu
         return State.SUCCEEDED, Why()
     since = succeeded_at(seen)
     lost = [
-        job for job in jobs if condition(job, "Failed") and not (since is not None and annotation(job, FOLLOWS) and _failed_at(job) > since)
+        job
+        for job in jobs
+        if condition(job, "Failed") and not (since is not None and annotation(job, ENDED_BY_RUN) and _failed_at(job) > since)
     ]
     failed = bool(lost)
     if seen.jobset and failed and not condition(seen.jobset, "Failed"):
@@ -165,7 +167,7 @@ def leads(seen: ClusterSnapshot, job: Object) -> bool:
 
 def succeeded_at(seen: ClusterSnapshot) -> float | None:
     """Return when all were done whose success is the run's of a user's program, None while they are not."""
-    deciding = [job for job in seen.jobs if leads(seen, job) or not (annotation(job, FOLLOWS) or annotation(job, ENDS_AFTER))]
+    deciding = [job for job in seen.jobs if leads(seen, job) or not (annotation(job, ENDED_BY_RUN) or annotation(job, ENDS_AFTER))]
     ended = [_done_at(seen, job) for job in deciding]
     return max((time for time in ended if time is not None), default=None) if None not in ended else None
 

@@ -64,7 +64,7 @@ def parent_name(run: Run) -> str:
 
 def parent(run: Run) -> list[Object]:
     """Return the ConfigMap with the parent of a command; none where the image has it, or nothing is to have one."""
-    if not any(map(role_rules.brings_parent, run.plan.tasks)):
+    if not any(map(role_rules.parent_is_injected, run.plan.tasks)):
         return []
     text = {posixpath.basename(CONTAINER_PARENT): parent_file.text()}
     return [_immutable(run, parent_name(run)) | {"data": text}]

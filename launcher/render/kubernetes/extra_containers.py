@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from launcher.errors import UsageError
-from launcher.plan.role_groups import Group
-from launcher.render.kubernetes.objects import NO_RIGHTS, Object, Run, env, literal, resources
+from launcher.plan.role_groups import RoleGroup
+from launcher.render.kubernetes.objects import RESTRICTED_SECURITY_CONTEXT, Object, Run, env, literal, resources
 from launcher.spec import role_programs
 from launcher.spec.containers import Container, Mount
 from launcher.spec.kubernetes import Volume
@@ -12,7 +12,7 @@ from launcher.spec.names import RUN_VOLUME, TMP
 from launcher.spec.role_programs import init_containers_of, roles_of, sidecars_of, volumes_of
 
 
-def init_containers(run: Run, group: Group) -> Object:
+def init_containers(run: Run, group: RoleGroup) -> Object:
     """Return the pod's field with the init containers, then the sidecars; no field where there are none.
 
     A sidecar is an init container that is not waited for and restarted whenever it ends, until the task has ended.
@@ -29,7 +29,7 @@ def mounted(run: Run, role_name: str) -> set[str]:
     return {mount.volume for one in role_programs.extra_containers_of(run.spec, roles_of(run.spec)[role_name]) for mount in one.mounts}
 
 
-def _container(run: Run, group: Group, one: Container) -> Object:
+def _container(run: Run, group: RoleGroup, one: Container) -> Object:
     is_hardened = group.task.is_hardened
     home = {"HOME": TMP} if is_hardened and "HOME" not in one.env else {}
     made: Object = {
@@ -41,21 +41,21 @@ def _container(run: Run, group: Group, one: Container) -> Object:
         "workingDir": one.working_dir,
         "env": env({**home, **one.env}),
         "resources": resources(run, one.cpu, one.memory) or None,
-        "securityContext": {"allowPrivilegeEscalation": False, **(NO_RIGHTS if is_hardened else {})},
+        "securityContext": {"allowPrivilegeEscalation": False, **(RESTRICTED_SECURITY_CONTEXT if is_hardened else {})},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(run, group, one),
     }
     return {key: value for key, value in made.items() if value not in (None, [])}
 
 
-def _mounts(run: Run, group: Group, one: Container) -> list[Object]:
+def _mounts(run: Run, group: RoleGroup, one: Container) -> list[Object]:
     volumes = {volume.name: volume for volume in volumes_of(run.spec)}
     # Each has a /tmp of its own, as the task has: nothing else can be written.
     own: list[Object] = [{"name": "tmp", "mountPath": TMP, "subPath": one.name}] if group.task.is_hardened else []
     return own + [_mount(group, one, mount, volumes) for mount in one.mounts]
 
 
-def _mount(group: Group, one: Container, mount: Mount, volumes: Mapping[str, Volume]) -> Object:
+def _mount(group: RoleGroup, one: Container, mount: Mount, volumes: Mapping[str, Volume]) -> Object:
     if mount.volume == RUN_VOLUME:
         if not group.mounts_run_dir:
             raise UsageError(

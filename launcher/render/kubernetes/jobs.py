@@ -4,12 +4,12 @@ import math
 
 from launcher.errors import UsageError
 from launcher.plan import role_rules
-from launcher.plan.role_groups import Group, groups
+from launcher.plan.role_groups import RoleGroup, groups
 from launcher.render.kubernetes import pods
-from launcher.render.kubernetes.objects import ENDS_AFTER, FOLLOWS, TASKS, TRAINER, Object, Run, checked, metadata, provenance, since
+from launcher.render.kubernetes.objects import ENDED_BY_RUN, ENDS_AFTER, TASKS, TRAINER, Object, Run, checked, metadata, provenance, since
 from launcher.spec.quantities import parse_duration
 from trainer.exit_codes import OF_SIGNALS, ExitCode
-from trainer.strategies import SERVED, is_server
+from trainer.strategies import SERVER_STRATEGIES, is_server
 
 # https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -27,7 +27,7 @@ def jobs(run: Run) -> list[Object]:
     return [_job(run, group) for group in groups(run.plan)]
 
 
-def spec_of(run: Run, group: Group, *, retries: int, in_jobset: bool = False) -> Object:
+def spec_of(run: Run, group: RoleGroup, *, retries: int, in_jobset: bool = False) -> Object:
     """Return the specification of a role's Job; each of its tasks is started again `retries` times after failures that count.
 
     `in_jobset`: a JobSet has the run's Jobs. When one fails, it starts all of them again or ends them.
@@ -53,7 +53,7 @@ def spec_of(run: Run, group: Group, *, retries: int, in_jobset: bool = False) ->
     return spec
 
 
-def _limit(run: Run, group: Group, retries: int) -> Object:
+def _limit(run: Run, group: RoleGroup, retries: int) -> Object:
     """Return how often the pods of a Job are replaced after failures.
 
     They are counted for each task, with a back-off of its own. `backoffLimit` counts all pods of a Job together: with it alone, hundred workers
@@ -63,7 +63,7 @@ def _limit(run: Run, group: Group, retries: int) -> Object:
     return per_task if per_task and group.count > 1 else {"backoffLimit": retries}
 
 
-def _failure_rules(run: Run, group: Group, *, in_jobset: bool, may_outgrow: bool) -> list[Object]:
+def _failure_rules(run: Run, group: RoleGroup, *, in_jobset: bool, may_outgrow: bool) -> list[Object]:
     """Return what the exit codes of docs/architecture.md mean to a Job; the first rule that fits holds, all else counts."""
     final = [int(ExitCode.WRONG_CONFIGURATION)]
     if group.task.restart.when == "exit_code" and not role_rules.supervised(group.task):
@@ -84,24 +84,24 @@ def _failure_rules(run: Run, group: Group, *, in_jobset: bool, may_outgrow: bool
     return found
 
 
-def _follows_the_chief(run: Run, group: Group) -> bool:
+def _follows_the_chief(run: Run, group: RoleGroup) -> bool:
     """Return whether the tasks say that a peer was lost when their chief stayed away for limits.orphan_timeout, or has failed for good."""
     if run.spec.train is None:
-        return role_rules.supervised(group.task) and role_rules.tells_its_end(run.plan) and not _leads(run, group)
+        return role_rules.supervised(group.task) and role_rules.can_report_end(run.plan) and not _leads(run, group)
     return group.role == "evaluator" or is_server(run.plan.strategy, group.role)
 
 
-def _leads(run: Run, group: Group) -> bool:
+def _leads(run: Run, group: RoleGroup) -> bool:
     return group.role == role_rules.leading_role(task.name for task in run.plan.tasks)
 
 
-def _waits_for_another_job(run: Run, group: Group) -> bool:
+def _waits_for_another_job(run: Run, group: RoleGroup) -> bool:
     """Return whether the tasks are of no use without those of another Job, for which they then wait for limits.start_timeout.
 
     They are the chief that drives ps and workers, and those who restore together. They do not learn that the other Job has failed
     for good; for a task of their own Job, Kubernetes ends them.
     """
-    if run.plan.strategy in SERVED:
+    if run.plan.strategy in SERVER_STRATEGIES:
         return role_rules.supervised(group.task) and _leads(run, group)
     others = [other for other in groups(run.plan) if other.role != group.role]
     return role_rules.supervised(group.task) and group.scope == "all" and any(other.scope == "all" for other in others)
@@ -123,34 +123,37 @@ def queue_labels(run: Run) -> dict[str, str]:
     return {QUEUE_LABEL: run.options.queue} if run.options.queue else {}
 
 
-def success(run: Run, group: Group) -> Object:
-    """Return when a Job has succeeded whose program ends no task but the first, with which the run ends. Workers in step have their time."""
-    ends = group.decisive and group.count > 1 and run.spec.success == "chief" and run.plan.strategy in SERVED
+def success(run: Run, group: RoleGroup) -> Object:
+    """Return the success policy of a `command` whose other tasks do not end by themselves: the end of index 0 completes the Job.
+
+    A Job of synchronous workers has none: they get the time to end that `limits` gives.
+    """
+    ends = group.decisive and group.count > 1 and run.spec.success == "chief" and run.plan.strategy in SERVER_STRATEGIES
     if not _is_unwatched(run, group) or not ends:
         return {}
     return since(run, {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}})
 
 
-def ends_late(run: Run, group: Group) -> bool:
+def ends_late(run: Run, group: RoleGroup) -> bool:
     """Return whether nobody inside ends a Job when the run has succeeded."""
     alone = not group.decisive or (group.count > 1 and run.spec.success == "chief" and not success(run, group))
     return _is_unwatched(run, group) and alone
 
 
-def _end(run: Run, group: Group) -> dict[str, str]:
+def _end(run: Run, group: RoleGroup) -> dict[str, str]:
     """Return the annotations of a program's Job: that its success is not the run's, and when the launcher that watches is to end it."""
     if run.spec.train is not None:
         return {}
     if not ends_late(run, group):
-        return {} if group.decisive else {FOLLOWS: "true"}
+        return {} if group.decisive else {ENDED_BY_RUN: "true"}
     return {ENDS_AFTER: f"{run.plan.graces[group.role]:g}", TASKS: str(group.count)}
 
 
-def _is_unwatched(run: Run, group: Group) -> bool:
-    return run.spec.train is None and not (role_rules.supervised(group.task) and role_rules.tells_its_end(run.plan))
+def _is_unwatched(run: Run, group: RoleGroup) -> bool:
+    return run.spec.train is None and not (role_rules.supervised(group.task) and role_rules.can_report_end(run.plan))
 
 
-def _job(run: Run, group: Group) -> Object:
+def _job(run: Run, group: RoleGroup) -> Object:
     spec = spec_of(run, group, retries=group.task.restart.max_restarts)
     template = spec.pop("template")
     spec |= time_to_live(run) | success(run, group)

@@ -7,7 +7,7 @@ import dataclasses
 
 from launcher.plan import role_rules
 from launcher.plan.addresses import PORT, readdress
-from launcher.plan.role_groups import Group, groups
+from launcher.plan.role_groups import RoleGroup, groups
 from launcher.render.kubernetes import jobs, storage
 from launcher.render.kubernetes.objects import Object, Run, checked, metadata, provenance
 
@@ -66,7 +66,7 @@ def notes(run: Run) -> list[str]:
     return found
 
 
-def _replicated(run: Run, group: Group) -> Object:
+def _replicated(run: Run, group: RoleGroup) -> Object:
     # Where all have to restore together, the first failure of a pod that counts restarts the set.
     retries = 0 if group.scope == "all" else group.task.restart.max_restarts
     spec = jobs.spec_of(run, group, retries=retries, in_jobset=True) | jobs.success(run, group)
@@ -78,12 +78,12 @@ def _replicated(run: Run, group: Group) -> Object:
     return {"name": group.role, "replicas": 1, "template": {"metadata": head, "spec": spec}}
 
 
-def _ends_by_itself(run: Run, group: Group) -> bool:
+def _ends_by_itself(run: Run, group: RoleGroup) -> bool:
     """Return whether the trainer ends the tasks of a user's program with their run, each in its time."""
-    return run.spec.train is None and role_rules.supervised(group.task) and role_rules.tells_its_end(run.plan)
+    return run.spec.train is None and role_rules.supervised(group.task) and role_rules.can_report_end(run.plan)
 
 
-def _failure_policy(by_role: tuple[Group, ...]) -> Object:
+def _failure_policy(by_role: tuple[RoleGroup, ...]) -> Object:
     """Return which roles are started again together: docs/architecture.md, "Who restarts what"."""
     alone = [group.role for group in by_role if group.scope == "alone"]
     together = [group.role for group in by_role if group.scope == "all"]

@@ -22,8 +22,8 @@ TENSORBOARD = "tensorboard"
 HOUSEKEEPING = "housekeeping"
 ATTENDANT = "attendant"
 
-# Added to every container's security context in a hardened one.
-NO_RIGHTS: Object = {"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+# A hardened container's security context has this besides what that of every container has.
+RESTRICTED_SECURITY_CONTEXT: Object = {"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/
 _NAME = "app.kubernetes.io/name"
@@ -36,10 +36,9 @@ CLUSTER_LABEL = "tf-launcher/cluster"
 VOLUME_LABEL = "tf-launcher/volume"
 _DIGEST = "tf-launcher/spec-digest"
 _STRATEGY = "tf-launcher/strategy"
-# On a Job that does not end with the run by itself: how many seconds after it the launcher is to end it, and how many tasks it had before.
-FOLLOWS = (
-    "tf-launcher/follows"  # "true" on one whose tasks' parents end it with the run: what becomes of it then is not how the run has ended
-)
+# "true" on a Job whose tasks' parents end it with the run: how it ends says nothing of the run.
+ENDED_BY_RUN = "tf-launcher/follows"
+# On a Job that nobody inside ends with the run: the seconds after the run's end at which the launcher ends it, and how many tasks it had.
 ENDS_AFTER = "tf-launcher/ends-after"
 TASKS = "tf-launcher/tasks"
 

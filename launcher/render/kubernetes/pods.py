@@ -9,14 +9,14 @@ from launcher.errors import UsageError
 from launcher.plan import role_rules
 from launcher.plan.container_paths import CONTAINER_CODE, CONTAINER_PARENT
 from launcher.plan.models import Task
-from launcher.plan.role_groups import Group
+from launcher.plan.role_groups import RoleGroup
 from launcher.render.kubernetes import extra_containers, storage
 from launcher.render.kubernetes.configmaps import CLUSTER_KEY, cluster_name, code_name, items, parent_name
 from launcher.render.kubernetes.merge import merge
 from launcher.render.kubernetes.objects import (
     ATTENDANT,
     CLUSTER_LABEL,
-    NO_RIGHTS,
+    RESTRICTED_SECURITY_CONTEXT,
     TENSORBOARD,
     TRAINER,
     Object,
@@ -42,7 +42,7 @@ _OF_NVIDIA, _GPU_TAINT = "nvidia.com/", "nvidia.com/gpu"
 _PARENT = "tf-launcher"  # the volume with the parent of a command
 
 
-def template(run: Run, group: Group) -> Object:
+def template(run: Run, group: RoleGroup) -> Object:
     """Return the pod template of a role, the user's overrides merged in."""
     metadata = pod_metadata(run, group.role)
     metadata["labels"] |= {CLUSTER_LABEL: run.name}
@@ -62,7 +62,7 @@ def template(run: Run, group: Group) -> Object:
     return overridden(run, group.role, {"metadata": metadata, "spec": spec})
 
 
-def outlasts_eviction(run: Run, group: Group) -> bool:
+def outlasts_eviction(run: Run, group: RoleGroup) -> bool:
     """Return whether a task that is evicted for its own excess is killed, rather than ends as one that somebody has deleted."""
     return role_rules.supervised(group.task) and run.plan.grace_period > _STOP_SECONDS
 
@@ -100,7 +100,7 @@ def hardened(run: Run) -> Object:
     return _fields(run, {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, **_of_group(run)})
 
 
-def _unhardened(run: Run, group: Group) -> Object:
+def _unhardened(run: Run, group: RoleGroup) -> Object:
     """Return the same of a pod whose user is its image's own, which can write to the run's volume as one of a group."""
     return _fields(run, _of_group(run) if group.mounts_run_dir else {})
 
@@ -133,7 +133,7 @@ def base_container(run: Run, name: str, command: Sequence[str], *, task: Task | 
         "image": (task and task.image) or run.image,
         **policy,
         **({key: [literal(word) for word in command]} if command else {}),
-        "securityContext": {"allowPrivilegeEscalation": False, **(NO_RIGHTS if task is None or task.is_hardened else {})},
+        "securityContext": {"allowPrivilegeEscalation": False, **(RESTRICTED_SECURITY_CONTEXT if task is None or task.is_hardened else {})},
         # Without a message of its own, a failed pod's status has the last lines that it wrote.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -144,7 +144,7 @@ def tmp() -> tuple[Object, Object]:
     return {"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": TMP}
 
 
-def _task_container(run: Run, group: Group) -> Object:
+def _task_container(run: Run, group: RoleGroup) -> Object:
     made = base_container(run, TRAINER, group.task.command, task=group.task)
     if group.task.cwd is not None:
         made["workingDir"] = group.task.cwd
@@ -160,7 +160,7 @@ def _task_container(run: Run, group: Group) -> Object:
     return {key: value for key, value in made.items() if value != []}
 
 
-def _env(run: Run, group: Group) -> list[Object]:
+def _env(run: Run, group: RoleGroup) -> list[Object]:
     values = ({"HOME": TMP} if group.task.is_hardened else {}) | group.task.env
     if outlasts_eviction(run, group):
         values |= {"TRAINER_STOP_SECONDS": str(_STOP_SECONDS)}
@@ -193,11 +193,11 @@ def _optional(source: EnvSource) -> Object:
     return {"optional": True} if source.optional else {}
 
 
-def _role(run: Run, group: Group) -> Role:
+def _role(run: Run, group: RoleGroup) -> Role:
     return roles_of(run.spec)[group.role]
 
 
-def _volumes(run: Run, group: Group) -> list[Object]:
+def _volumes(run: Run, group: RoleGroup) -> list[Object]:
     own = [
         *([tmp()[0]] if group.task.is_hardened else []),
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": run.options.shm_size}},
@@ -208,7 +208,7 @@ def _volumes(run: Run, group: Group) -> list[Object]:
         own.insert(0, storage.scratch())
     if run.spec.code is not None:
         own.append({"name": "code", "configMap": {"name": code_name(run), "defaultMode": _EXECUTABLE, **_key_to_path(run)}})
-    if role_rules.brings_parent(group.task):
+    if role_rules.parent_is_injected(group.task):
         own.append({"name": _PARENT, "configMap": {"name": parent_name(run)}})
     extra_mounts = extra_containers.mounted(run, group.role)
     return own + [
@@ -228,13 +228,13 @@ def _key_to_path(run: Run) -> Object:
     return {"items": listed} if any(item["key"] != item["path"] for item in listed) else {}
 
 
-def _mounts(run: Run, group: Group) -> list[Object]:
+def _mounts(run: Run, group: RoleGroup) -> list[Object]:
     own = [*([tmp()[1]] if group.task.is_hardened else []), {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
     if group.mounts_run_dir or _has_scratch(run):
         own.insert(0, storage.mount())
     if run.spec.code is not None:
         own.append({"name": "code", "mountPath": CONTAINER_CODE, "readOnly": True})
-    if role_rules.brings_parent(group.task):
+    if role_rules.parent_is_injected(group.task):
         own.append({"name": _PARENT, "mountPath": posixpath.dirname(CONTAINER_PARENT), "readOnly": True})
     for extra in volumes_of(run.spec):
         if _is_mounted(extra, group):
@@ -243,11 +243,11 @@ def _mounts(run: Run, group: Group) -> list[Object]:
     return own
 
 
-def _is_mounted(extra: Volume, group: Group) -> bool:
+def _is_mounted(extra: Volume, group: RoleGroup) -> bool:
     return extra.mount_path is not None and (not extra.roles or group.role in extra.roles)
 
 
-def _scheduling(run: Run, group: Group) -> Object:
+def _scheduling(run: Run, group: RoleGroup) -> Object:
     options, role = run.options, _role(run, group)
     fields: Object = {}
     if options.runtime_class and role.gpus:
@@ -291,7 +291,7 @@ def tolerations(options: Kubernetes, role: Role | None = None, *, on_gpus: bool 
     return [*({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in dict.fromkeys(taints)), *given]
 
 
-def _affinity(run: Run, group: Group) -> Object:
+def _affinity(run: Run, group: RoleGroup) -> Object:
     affinity = storage.together(run, group.role) if group.mounts_run_dir else {}
     if run.options.placement == "pack":
         term = {"labelSelector": {"matchLabels": {CLUSTER_LABEL: run.name}}, "topologyKey": run.options.placement_key}

@@ -271,7 +271,7 @@ def test_tasks_ask_for_the_end_of_their_run_only_where_those_that_decide_it_can_
     document = {"version": 1, "name": "digits", "strategy": "parameter_server", "roles": roles, "success": success}
     document |= {"command": ["./train"]} if roles["worker"] == {} else {}
     made = plan(ClusterSpec.model_validate(document), "kubernetes", run_dir="/runs/digits")
-    assert (settings(made).ending is not None, role_rules.tells_its_end(made)) == (tells, tells)
+    assert (settings(made).ending is not None, role_rules.can_report_end(made)) == (tells, tells)
     assert settings(made).unsupervised == ([role for role, own in roles.items() if "image" in own and "command" not in own] or None)
 
 

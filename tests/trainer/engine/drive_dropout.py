@@ -53,7 +53,7 @@ def losses(here: Any) -> dict[str, dict[str, dict[int, float]]]:
     for name, (made, settings) in kinds.items():
         session = made(Alike({"dropout": True}), small_job(steps=1_000_000, **settings), connection, lambda: False)
         alive.append(session)
-        session.push(0)
+        session.broadcast(0)
         told[name] = steps_of(session)
         if name == "asynchronous":
             here.processes["worker-1"].kill()

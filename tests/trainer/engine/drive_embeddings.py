@@ -120,10 +120,10 @@ def session(job: Any, connection: Any, *, unrolled: bool = False) -> Any:
 
 
 def trained(one: Any) -> Any:
-    one.push(0)
+    one.broadcast(0)
     while one.step < STEPS:
         one.run(STEPS // 2)
-    one.pull()
+    one.fetch()
     one.close()
     return one
 
@@ -231,7 +231,7 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     assert local.tables
     Checkpoints(scratch / "checkpoints", local.model, local.optimizer, 3, local.tables.files()).restore(print)
     alone = rows_here(local)
-    local.push(STEPS)
+    local.broadcast(STEPS)
     local.run(STEPS)
     Checkpoints(scratch / "local", local.model, local.optimizer, 3, local.tables.files()).save(2 * STEPS)
     back = Checkpoints(scratch / "local", built.model, built.optimizer, 3, fewer.files()).restore(print)
@@ -301,7 +301,7 @@ def too_large(job: Any, connection: Any) -> str:
     from trainer.workloads.errors import WorkloadError
 
     try:
-        session(job, connection).push(0)
+        session(job, connection).broadcast(0)
     except WorkloadError as error:
         return str(error)
     return ""
@@ -326,7 +326,7 @@ def looped(scratch: Path, connection: Any) -> dict[str, dict[str, float]]:
 
     job, whole = job_of(scratch, {"model": "looped"}), job_of(scratch, {"model": "looped"}, embeddings=DENSE)
     one = session(job, connection)
-    one.push(0)
+    one.broadcast(0)
     here = load_workload(whole.train)
     found = {
         "spread": evaluator(load_workload(job.train), one.model, 50, one.tables)(),
@@ -350,7 +350,7 @@ def taken_by_servers(here: Any, scratch: Path, connection: Any) -> dict[str, int
     seen = Path("/proc/self/status").exists()
     before = taken() if seen else 0
     one = session(job_of(scratch, {"model": "large", "rows": 4_000_000}), connection)
-    one.push(0)
+    one.broadcast(0)
     return {"bytes": one.tables.all[0].bytes, "taken": taken() - before if seen else -1}
 
 
@@ -367,7 +367,7 @@ def start(scratch: Path, connection: Any) -> dict[str, Any]:
         rows = []
         for _ in range(2 if name == "uniform" else 1):
             one = session(job_of(scratch, {"model": "drawn", "initializer": name}), connection)
-            one.push(0)
+            one.broadcast(0)
             rows.append(rows_of(one.tables)["drawn"])
         dense = np.asarray(keras.initializers.get(name)(rows[0].shape))
         drawn[name] = {

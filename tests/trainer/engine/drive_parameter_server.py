@@ -95,20 +95,20 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
     for name, params in CASES.items():
         settings = SETTINGS.get(name, {})
         local = LocalSession(Small(params), job_of(STEPS, **settings), AllReduce())
-        local.push(0)
+        local.broadcast(0)
         for _ in range(3):
             local.run(STEPS // 3)
         asynchronous.FEW_OPERATIONS = few if name in UNROLLED else 0
         remote = AsynchronousSession(Small(params), job_of(STEPS, **settings), connection, lambda: False)
         alive.append(remote)
-        remote.push(0)
+        remote.broadcast(0)
         before = values(remote)
-        remote.pull()
+        remote.fetch()
         roundtrip = max(float(np.max(np.abs(a - b))) for a, b in zip(before, values(remote), strict=True))
         while remote.step < STEPS:
             # One call at a time: two in flight on one worker would still run one after the other.
             remote.run(STEPS // 3)
-        remote.pull()
+        remote.fetch()
         remote.close()
         difference = max(float(np.max(np.abs(a - b))) for a, b in zip(values(local), values(remote), strict=True))
         report["cases"][name] = {"difference": difference, "roundtrip": roundtrip, "step": remote.step}
@@ -117,7 +117,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
     for compiled in (False, True):
         dropout = AsynchronousSession(Small({"dropout": True}), job_of(200, jit_compile=compiled), connection, lambda: False)
         alive.append(dropout)
-        dropout.push(0)
+        dropout.broadcast(0)
         losses = []
         while dropout.step < 200:
             losses.append(dropout.run(50).loss)
@@ -138,7 +138,7 @@ def ended(params: dict[str, Any], job: Any, connection: Any) -> str:
     try:
         session = AsynchronousSession(Ending(params), job, connection, lambda: False)
         alive.append(session)
-        session.push(0)
+        session.broadcast(0)
         with data_length.translate_end_of_data(job):
             session.run(STEPS)
     except WorkloadError as error:

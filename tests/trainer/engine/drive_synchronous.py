@@ -67,11 +67,11 @@ def rows_compared(scratch: Path, params: dict[str, Any], connection: Any) -> dic
     alive.append(remote)
     one = job_of(scratch, params, steps=ROUNDS, gradients={"accumulate": WORKERS})
     local = LocalSession(load_workload(one.train), one, AllReduce())
-    local.push(0)
+    local.broadcast(0)
     local.run(ROUNDS)
-    remote.push(0)
+    remote.broadcast(0)
     last = [remote.run(ROUNDS // 5) for _ in range(5)][-1]
-    remote.pull()
+    remote.fetch()
     rows, here = rows_of(remote.tables), rows_here(local)
     remote.close()
     pairs = [(rows[name], value) for name, value in here.items()]
@@ -111,7 +111,7 @@ def rows_of_a_save(scratch: Path, connection: Any) -> dict[str, Any]:
     loop.run(remote, workload, job, Reporter("chief", sys.stderr), lambda: False)
     one = job_of(scratch, params, steps=half, gradients={"accumulate": WORKERS})
     local = LocalSession(load_workload(one.train), one, AllReduce())
-    local.push(0)
+    local.broadcast(0)
     local.run(half)
 
     def difference(step: int) -> float:
@@ -142,11 +142,11 @@ def rows_of_some(scratch: Path, connection: Any) -> dict[str, Any]:
     given = job_of(scratch, {"model": "given"}, steps=5, sync={"replicas_to_aggregate": WORKERS})
     fixed = SynchronousSession(load_workload(given.train), given, connection, lambda: False)
     alive.append(fixed)
-    fixed.push(0)
+    fixed.broadcast(0)
     fixed.run(5, finish=True)
     fixed.close()
     made = session()
-    made.push(0)
+    made.broadcast(0)
     made.run(ROUNDS, finish=True)
     rows = rows_of(made.tables)["shared"]
     made.close()
@@ -183,7 +183,7 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
         print(f"{time.monotonic():.0f} s: {len(alive)} sessions before", file=sys.stderr, flush=True)
         made = SynchronousSession(workload, job, connection, stopped)
         alive.append(made)
-        made.push(0)
+        made.broadcast(0)
         return made
 
     def weights(of: Any) -> list[Any]:
@@ -193,12 +193,12 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
     for name, (params, gradients) in CASES.items():
         remote = session(Small(params), WORKERS, ROUNDS, gradients=gradients)
         last = [remote.run(ROUNDS // 5) for _ in range(5)][-1]
-        remote.pull()
+        remote.fetch()
         remote.close()
         batches = gradients.get("accumulate", 1)
         whole = {**gradients, "accumulate": 1, "wire": "float32"}
         local = LocalSession(Small(params), small_job(steps=ROUNDS, batch_size=BATCH * WORKERS * batches, gradients=whole), AllReduce())
-        local.push(0)
+        local.broadcast(0)
         local.run(ROUNDS)
         difference = max(float(np.max(np.abs(a - b))) for a, b in zip(weights(local), weights(remote), strict=True))
         report["cases"][name] = {"difference": difference, "step": remote.step, "dropped": last.dropped}
@@ -244,10 +244,10 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
     began = time.perf_counter()
     progress = stopping.run(39)
     report["stopped"] = {"after": time.perf_counter() - began, "step": stopping.step, "stop": progress.stop}
-    stopping.pull()
+    stopping.fetch()
     stopping.close()
     rest = session(Small({}), WORKERS, 40)
-    rest.push(stopping.step)
+    rest.broadcast(stopping.step)
     rest.run(40 - stopping.step)
     rest.close()
     report["rest step"] = rest.step

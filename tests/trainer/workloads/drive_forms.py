@@ -131,12 +131,12 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
         workload = load_workload(work.train)
         session = make(workload, work)
         alive.append(session)
-        session.push(0)
+        session.broadcast(0)
         losses = []
         while session.step < STEPS:
             losses.append(session.run(STEPS // 5).loss)
         session.flush()
-        session.pull()
+        session.fetch()
         evaluated = model_ops.evaluator(workload, session.model, 64)()
         trained = [np.asarray(v.value).astype(float) for v in session.model.variables if v.value.dtype.is_floating]
         report[name] = {"losses": losses, "evaluated": evaluated, "weights": [value.ravel().tolist() for value in trained]}

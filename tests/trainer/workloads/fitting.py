@@ -66,9 +66,9 @@ def by_keras(source: Source, fit: dict[str, Any] | None = None) -> Fitted:
 
 def by_trainer(session: Any, ours: KerasModel) -> Fitted:
     """Train with a session."""
-    session.push(0)
+    session.broadcast(0)
     progress = session.run(STEPS, finish=True)
-    session.pull()
+    session.fetch()
     with moving_averages.shown(session.model, session.optimizer):
         weights, evaluated = _weights(session.model), model_ops.evaluator(ours, session.model, BATCH)()
     return Fitted(weights, {"loss": progress.loss, **progress.metrics}, evaluated)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import trainer
 from trainer.engine import clock
-from trainer.engine.collectives.liveness import Probe
+from trainer.engine.collectives.liveness import HeartbeatProbe
 from trainer.engine.collectives.rendezvous import MAX_TASKS, Endpoint, Listener
 from trainer.engine.collectives.tcp_all_reduce import TcpAllReduce
 from trainer.engine.session import PeerLostError, cause
@@ -36,7 +36,7 @@ class AllReduce:
     Tasks on GPUs reduce by NCCL. Tasks on CPUs do by TensorFlow's collectives until they `meet`, and by a TcpAllReduce then.
     `MultiWorkerMirroredStrategy` is made because it starts TensorFlow's collective runtime; models and optimizers stay
     outside its scope, where Keras is three times as fast. The runtime drops, for good, a task that has been silent for ten
-    seconds; tasks that have met do without it, and wait for as long as Probe says.
+    seconds; tasks that have met do without it, and wait for as long as HeartbeatProbe says.
     """
 
     def __init__(self, size: int = 1, index: int = 0, wire: str = "float32") -> None:
@@ -80,7 +80,7 @@ class AllReduce:
             met = listener.meet(self.index, hosts, invitations, _MEETING) if listener else None
             reached = int(self._now(np.array([met is not None], np.int64), _MET)[0])
         if met is not None and reached == self.size:
-            self._exchange = TcpAllReduce(self.index, names, met, Probe(names))
+            self._exchange = TcpAllReduce(self.index, names, met, HeartbeatProbe(names))
             return ""
         ports = ", ".join(f"{name} {invitation.port}" for name, invitation in zip(names, invitations, strict=True))
         return (

@@ -19,7 +19,7 @@ _MAX_UNANSWERED = 30
 _SAME_SILENCE = 5.0
 
 
-class Probe:
+class HeartbeatProbe:
     """Asks tasks whether they live, and remembers for how many times in a row one did not answer."""
 
     def __init__(self, names: Sequence[str], monotonic: Callable[[], float] = time.monotonic) -> None:

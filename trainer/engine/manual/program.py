@@ -22,7 +22,7 @@ from trainer import error_file
 from trainer.engine import peer_wait
 from trainer.engine.cadence import REPORT_INTERVAL
 from trainer.engine.job import Job
-from trainer.engine.manual.watchdog import Watch, unreachable
+from trainer.engine.manual.watchdog import ServerWatchdog, unreachable
 from trainer.engine.run_state import Record
 from trainer.engine.session import PeerLostError, cause
 from trainer.events import Reporter
@@ -71,7 +71,7 @@ def run(
     log = DeviceLog()
     progress = _ProgressReporter(report)
     record = Record(job.run_dir, name=job.run, strategy=job.strategy, workload=job.train.workload, spec_digest=job.spec_digest)
-    watch = Watch(task.peers(), stopped, lambda: record.update("running", progress.step), _make_exit(record, progress))
+    watch = ServerWatchdog(task.peers(), stopped, lambda: record.update("running", progress.step), _make_exit(record, progress))
     watch.start()
     try:
         peer_wait.wait(task, job.strategy, port, lambda: False, job.start_timeout)  # `watch` sees to a stop

@@ -26,7 +26,7 @@ Exit = Callable[[ExitCode, str], None]
 
 
 @dataclass
-class Watch:
+class ServerWatchdog:
     """A thread that watches from `start` to `stop`. A server is gone when it gave no connection for `timeout` seconds.
 
     Before a server was there once, it is awaited, as long as it takes: somebody else sees to that.

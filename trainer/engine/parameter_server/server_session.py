@@ -70,18 +70,18 @@ class ServerSession(Session):
         self._data = _worker_data(workload, job, connection.workers)
         self._workers = Workers(connection, self._iterator, self._run, self._replica, stopped)
 
-    def push(self, step: int) -> None:
-        """See Session.push."""
+    def broadcast(self, step: int) -> None:
+        """See Session.broadcast."""
         with translate_peer_errors():
-            self._state.push(step)
+            self._state.broadcast(step)
             if self.tables:
                 self.tables.start()
         self._step = step
 
-    def pull(self) -> None:
-        """See Session.pull."""
+    def fetch(self) -> None:
+        """See Session.fetch."""
         with translate_peer_errors():
-            self._state.pull()
+            self._state.fetch()
 
     @abstractmethod
     def flush(self) -> NotFinite | None:
@@ -95,7 +95,7 @@ class ServerSession(Session):
         """See Session.between."""
         if current:
             self.flush()
-            self.pull()
+            self.fetch()
         before = schedules.constant(self.optimizer)
         stop = hooks()
         if (rate := schedules.constant(self.optimizer)) != before:

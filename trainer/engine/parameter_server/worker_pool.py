@@ -86,8 +86,8 @@ def constant(value: Any, dtype: Any = None) -> tf.Tensor:
     """Return a tensor on the chief, for a call on a worker.
 
     Made under the worker's device it would be sent there at once, while no other Python runs: a worker that hangs would stop the chief.
-    And of a Python number TensorFlow keeps one tensor for good, with the error of a copy that a worker's death has cut off: no call with
-    that number could run on the process that comes in its place. So it is made of an array, each time.
+    TensorFlow also caches one tensor for each Python number. Where a worker dies during its copy, the cached tensor keeps that error, and
+    every later call with the number fails, also on the worker's replacement. A tensor of a new array is not cached.
     """
     kind = _NUMBERS.get(type(value)) if dtype is None else tf.as_dtype(dtype).as_numpy_dtype
     with tf.device(CHIEF):

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.backend.docker import event_stream
 from launcher.backend.docker.engine import Engine
-from launcher.backend.docker.event_stream import Watch, _Answers
+from launcher.backend.docker.event_stream import EngineWatch, _Answers
 
 
 class Answer:
@@ -101,7 +101,7 @@ def test_a_watch_gives_up_answers_that_bring_nothing_and_asks_again(monkeypatch:
     for name, seconds in {"_SILENT": 0.2, "_POLL_INTERVAL": 0.05, "_RETRY_INTERVAL": 0.01, "_IDLE_INTERVAL": 0.01}.items():
         monkeypatch.setattr(event_stream, name, seconds)
     engine = SilentEngine()
-    watching = Watch(cast("Engine", engine), "toy", {"chief": "toy-chief-1"}, queue.SimpleQueue())
+    watching = EngineWatch(cast("Engine", engine), "toy", {"chief": "toy-chief-1"}, queue.SimpleQueue())
     try:
         for of in ("events", "log"):
             first, second = engine.next(of), engine.next(of)

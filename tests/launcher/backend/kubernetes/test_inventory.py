@@ -91,9 +91,9 @@ def test_of_a_run_that_is_being_started_nothing_is_missing() -> None:
     nothing = SimpleNamespace(
         get=lambda kind, _: noted if kind == "ConfigMap" else None, now=lambda: 1010.0, listed=lambda *_: [], namespace="a"
     )
-    assert inventory.Watch(cast("Cluster", nothing), "digits").differences() == Differences()
+    assert inventory.ObjectWatch(cast("Cluster", nothing), "digits").differences() == Differences()
     nothing.now = lambda: 1_000_000.0  # anyone who started it has died over it
-    assert inventory.Watch(cast("Cluster", nothing), "digits").differences().deleted == (ObjectRef("Job", "digits-chief", "1"),)
+    assert inventory.ObjectWatch(cast("Cluster", nothing), "digits").differences().deleted == (ObjectRef("Job", "digits-chief", "1"),)
 
 
 def test_a_run_without_its_attendant_trains_and_is_told_to_lack_it() -> None:

@@ -35,7 +35,7 @@ def test_only_looks_of_one_silence_count(monkeypatch: pytest.MonkeyPatch) -> Non
             found.append(probe({0}))
         return found
 
-    probe = liveness.Probe(["worker-0"], lambda: now[0])
+    probe = liveness.HeartbeatProbe(["worker-0"], lambda: now[0])
     assert looks(29) == [True] * 29
     now[0] += 10  # steps went on
     assert looks(30) == [True] * 29 + [False]

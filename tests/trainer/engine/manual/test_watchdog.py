@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.trainer.conftest import Ports
-from trainer.engine.manual.watchdog import Watch, unreachable
+from trainer.engine.manual.watchdog import ServerWatchdog, unreachable
 from trainer.exit_codes import ExitCode
 from trainer.tf_config import split_address
 
@@ -31,7 +31,7 @@ class Left:
 @contextmanager
 def watched(servers: dict[str, str], left: Left, *, stopped: bool = False, there: bool = True) -> Iterator[list[float]]:
     alive: list[float] = []
-    watch = Watch(
+    watch = ServerWatchdog(
         servers, lambda: stopped, lambda: alive.append(time.monotonic()), left, timeout=0.5, poll_interval=0.1, alive_interval=SAY_EVERY
     )
     watch.start()
@@ -105,7 +105,7 @@ def test_a_server_whose_process_ended_is_known_though_another_serves_in_its_plac
     left, taken = Left(), list[socket.socket]()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        watch = Watch({"worker-0": address}, lambda: False, lambda: None, left, poll_interval=0.1)
+        watch = ServerWatchdog({"worker-0": address}, lambda: False, lambda: None, left, poll_interval=0.1)
         serving = threading.Thread(target=greet, args=(listener, taken))
         serving.start()
         watch.start()

@@ -1,4 +1,4 @@
-"""The fields of a spec that a target has no counterpart for: each is named, so that nothing is left out without a word. Pure.
+"""The fields of a spec that a target does not support: each is named, so that nothing is left out without a word. Pure.
 
 launcher/plan/target_rules.py says which function is of which target.
 """
