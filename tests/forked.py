@@ -252,8 +252,12 @@ def serve(path: str, engine: str) -> None:
     gc.freeze()
     request = _next_request(path)
     if request is not None:
-        words = request["words"]
-        forked_python.become(words, request["environment"], Path(request["cwd"]))
+        words, environment = request["words"], request["environment"]
+        if (
+            words[:3] != _LAUNCHER
+        ):  # TensorFlow's AutoGraph leaves a file of each function where a process is killed: they go with our sockets
+            environment.setdefault("TMPDIR", str(Path(path).parent))
+        forked_python.become(words, environment, Path(request["cwd"]))
         if words[:3] == _LAUNCHER:  # all of it is here
             sys.argv = [str(ROOT / "launcher" / "__main__.py"), *words[3:]]
             forked_python.end_by(lambda: sys.exit(run_launcher(words[3:])))

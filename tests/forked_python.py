@@ -29,6 +29,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import traceback
@@ -220,6 +221,7 @@ def become(words: Sequence[str], environment: Mapping[str, str], cwd: Path) -> N
     if chosen := environment.get("PYTHONWARNINGS"):
         warnings.simplefilter(chosen)  # type: ignore[arg-type]  # one of _WARNINGS
     sys.orig_argv = [*words]
+    tempfile.tempdir = None  # of TMPDIR, which may be another one
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # as at its import
 
