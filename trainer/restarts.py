@@ -25,7 +25,7 @@ class Policy:
 class History:
     """The history of a task: restarts counted against the limit, attempts in a row that ended early, how the last one failed, lost peers.
 
-    `lost_from`: of the attempts that lost a peer, the furthest step that one started from.
+    `lost_from`: the highest step from which an attempt started that then lost a peer.
     """
 
     restarts: int = 0

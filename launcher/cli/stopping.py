@@ -7,7 +7,7 @@ from launcher.spec.quantities import parse_duration
 
 
 def stop_action(spec: Mapping[str, Any] | None) -> str:
-    """Return what a stop does first, of a run with this spec, as dumped; None where the spec is not known."""
+    """Return what a stop does first. `spec` is the run's, as dumped, and None where it is not known."""
     if not spec or spec.get("train"):
         return "saving a checkpoint"
     return f"asking your program to stop, up to {parse_duration(spec['limits']['grace_period']):g} s"

@@ -37,7 +37,10 @@ def exit_code(return_code: int) -> int:
 
 
 def decide(code: int, *, counted: int, max_restarts: int, when: RestartWhen = "on_failure") -> RestartDecision:
-    """Return what follows from `code` when `counted` restarts were used up before; `when` is the role's `restart`, or what a backend has in its place for tasks with a parent."""
+    """Return what follows from `code` when `counted` restarts were used up before.
+
+    `when` is the role's `restart`; a backend may pass another value for tasks that run under the trainer's parent.
+    """
     if when == "exit_code" and 0 < code < OF_SIGNALS:
         return RestartDecision.FAIL
     follows = _BY_CODE.get(code, RestartDecision.RESTART)

@@ -260,7 +260,7 @@ class ModelEvaluator(Evaluator):
             def forward() -> Any:
                 return in_float32(model(inputs, **training_argument(model, training=False)))
 
-            with tables.looked_up(forward) if tables else nullcontext():
+            with tables.look_up_for_evaluation(forward) if tables else nullcontext():
                 outputs = forward()
             size = batch_size_of(inputs)
             if held_out is not None:

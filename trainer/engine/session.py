@@ -93,8 +93,8 @@ class Session(ABC):
     """A cluster ready to train. Model and optimizer hold the current state after `fetch`, on the chief.
 
     `follows_weights` says whether training goes on with weights that were changed in `between`. `tables` are the large embedding layers
-    whose rows a step updates by themselves. Where a method does something here, it is that of a chief whose model and optimizer are where
-    the training happens, and of which nothing is under way between two calls.
+    whose rows a step updates by themselves. The methods that do something here fit a chief that trains its own model and optimizer, with
+    nothing under way between two calls.
     """
 
     model: "keras.Model"

@@ -166,7 +166,7 @@ def leads(seen: ClusterSnapshot, job: Object) -> bool:
 
 
 def succeeded_at(seen: ClusterSnapshot) -> float | None:
-    """Return when all were done whose success is the run's of a user's program, None while they are not."""
+    """Return when every Job that decides the success of a user's program was done; None while one is not."""
     deciding = [job for job in seen.jobs if leads(seen, job) or not (annotation(job, ENDED_BY_RUN) or annotation(job, ENDS_AFTER))]
     ended = [_done_at(seen, job) for job in deciding]
     return max((time for time in ended if time is not None), default=None) if None not in ended else None

@@ -6,7 +6,18 @@ from launcher.errors import UsageError
 from launcher.plan import role_rules
 from launcher.plan.role_groups import RoleGroup, groups
 from launcher.render.kubernetes import pods
-from launcher.render.kubernetes.objects import ENDED_BY_RUN, ENDS_AFTER, TASKS, TRAINER, Object, Run, checked, metadata, provenance, since
+from launcher.render.kubernetes.objects import (
+    ENDED_BY_RUN,
+    ENDS_AFTER,
+    TASKS,
+    TRAINER,
+    Object,
+    Run,
+    checked,
+    metadata,
+    provenance,
+    supported,
+)
 from launcher.spec.quantities import parse_duration
 from trainer.exit_codes import OF_SIGNALS, ExitCode
 from trainer.strategies import SERVER_STRATEGIES, is_server
@@ -45,7 +56,7 @@ def spec_of(run: Run, group: RoleGroup, *, retries: int, in_jobset: bool = False
         "completions": group.count,
         "parallelism": group.count,
         **_limit(run, group, retries),
-        **since(run, {"podFailurePolicy": {"rules": rules_of_failures}, "podReplacementPolicy": "Failed"}),
+        **supported(run, {"podFailurePolicy": {"rules": rules_of_failures}, "podReplacementPolicy": "Failed"}),
     }
     if run.plan.deadline is not None:
         spec["activeDeadlineSeconds"] = math.ceil(run.plan.deadline)
@@ -59,7 +70,7 @@ def _limit(run: Run, group: RoleGroup, retries: int) -> Object:
     They are counted for each task, with a back-off of its own. `backoffLimit` counts all pods of a Job together: with it alone, hundred workers
     on nodes that come and go would soon wait ten minutes for each replacement. A Job of one task needs no other.
     """
-    per_task = since(run, {"backoffLimitPerIndex": retries, "maxFailedIndexes": 0})
+    per_task = supported(run, {"backoffLimitPerIndex": retries, "maxFailedIndexes": 0})
     return per_task if per_task and group.count > 1 else {"backoffLimit": retries}
 
 
@@ -131,7 +142,7 @@ def success(run: Run, group: RoleGroup) -> Object:
     ends = group.decisive and group.count > 1 and run.spec.success == "chief" and run.plan.strategy in SERVER_STRATEGIES
     if not _is_unwatched(run, group) or not ends:
         return {}
-    return since(run, {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}})
+    return supported(run, {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}})
 
 
 def ends_late(run: Run, group: RoleGroup) -> bool:

@@ -116,7 +116,7 @@ class Run:
         return self.options.claim or self.name
 
 
-def since(run: Run, fields: Mapping[str, Any]) -> Object:
+def supported(run: Run, fields: Mapping[str, Any]) -> Object:
     """Return those of an object's fields that the run's version of Kubernetes has."""
     target = parse_version(run.version)
     return {field: value for field, value in fields.items() if _SINCE.get(field, (1, 0)) <= target}

@@ -220,7 +220,7 @@ def files(scratch: Path, connection: Any) -> dict[str, Any]:
     }
     evaluated = {name: evaluate() for name, evaluate in evaluators.items()}
     look_ups = {name: [op.type for op in made._batch.graph.get_operations()].count("ResourceGather") for name, made in evaluators.items()}
-    with layers.taken_out(job.train.embeddings):
+    with layers.sharding(job.train.embeddings):
         built = build(load_workload(job.train), job)
     fewer = Tables(layers.tables(built.model), built.optimizer, job, 2, per_server=False)
     fewer.create()

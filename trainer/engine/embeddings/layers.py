@@ -112,7 +112,7 @@ def _unsharded_layers(model: keras.Model) -> list[keras.layers.Embedding]:
 
 
 def large(model: keras.Model, settings: Embeddings) -> list[keras.layers.Embedding]:
-    """Return the layers that are whole and that `taken_out` would take, but for those that do what only a whole matrix can.
+    """Return the layers that are whole and that `sharding` would take, but for those that do what only a whole matrix can.
 
     Raises:
         WorkloadError: no layer has a name that the settings give.
@@ -132,7 +132,7 @@ def gather_rows(layer: keras.layers.Embedding) -> None:
 
 
 def check_all_taken(model: keras.Model, settings: Embeddings) -> None:
-    """Raise WorkloadError where a large layer of a model that was built with `taken_out` is whole: it was made before that."""
+    """Raise WorkloadError where a large layer of a model that was built with `sharding` is whole: it was made before that."""
     for layer in _unsharded_layers(model):
         if _is_large(layer, settings):
             raise WorkloadError(
@@ -155,7 +155,7 @@ def refuse_all_weights(model: keras.Model) -> None:
 
 
 @contextmanager
-def taken_out(settings: Embeddings) -> Iterator[None]:
+def sharding(settings: Embeddings) -> Iterator[None]:
     """Take the tables of large layers out of models that are built meanwhile.
 
     Raises:

@@ -149,7 +149,7 @@ class Tables:
         return Lookups(calls, lookups)
 
     @contextmanager
-    def looked_up(self, run: Callable[[], object]) -> Iterator[None]:
+    def look_up_for_evaluation(self, run: Callable[[], object]) -> Iterator[None]:
         """Let `run`, called inside, get the rows of all its calls by one look-up; one by one where that cannot be.
 
         For that it is called once more, in which no variable of Keras's changes.

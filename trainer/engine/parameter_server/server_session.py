@@ -42,7 +42,7 @@ class ServerSession(Session):
         with translate_peer_errors():
             with tf.device(CHIEF):
                 wanted = job.train.embeddings or Embeddings()
-                with layers.taken_out(wanted):
+                with layers.sharding(wanted):
                     built = model_ops.build(workload, job, replicas)
                 layers.check_all_taken(built.model, wanted)
                 if steps := user_step.own_steps(workload):

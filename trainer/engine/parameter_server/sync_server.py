@@ -20,7 +20,7 @@ _HELLO = -1  # instead of the step: a worker's first request, without a gradient
 LAST = -2  # instead of the step: after the end, nothing that wants an answer
 _ENDED = -1  # instead of the step of a reply: there is nothing more to compute
 _NEVER = -3  # a step that no gradient is of
-_ASKED, _REPLIED = 2, 1  # numbers in front of a request (worker, step), and of a reply (step)
+_REQUEST_HEADER, _REPLY_HEADER = 2, 1  # numbers in front of a request (worker, step), and of a reply (step)
 
 
 class Server:
@@ -30,15 +30,15 @@ class Server:
     `tables` that is trained, the indices of its rows on the server and their gradients.
     """
 
-    def __init__(self, group: Group, averages: Sequence[tf.Variable], workers: int, short: tf.DType, tables: Tables | None = None) -> None:
+    def __init__(self, group: Group, averages: Sequence[tf.Variable], workers: int, wire: tf.DType, tables: Tables | None = None) -> None:
         self._group, self._averages, self._workers, self._tables = group, averages, workers, tables
         self._rows = tables.trained if tables else []
         self._device = device(group.server)
         self._shapes = [tuple(v.value.shape) for v in group.variables] + [tuple(a.shape) for a in averages]
         self._types = [v.value.dtype for v in group.variables] + [a.dtype for a in averages]
         # Gradients of float32 may travel shorter; the moving averages' changes never do.
-        self._sent = [short if t == tf.float32 and i < len(group.variables) else t for i, t in enumerate(self._types)]
-        self._sent += [kind for rows in self._rows for kind in (rows.key, short if rows.dtype == tf.float32 else rows.dtype)]
+        self._sent = [wire if t == tf.float32 and i < len(group.variables) else t for i, t in enumerate(self._types)]
+        self._sent += [kind for rows in self._rows for kind in (rows.key, wire if rows.dtype == tf.float32 else rows.dtype)]
         self._replied = [tf.uint8] * max(1, len(self._types))  # the step, where it has nothing else
         with tf.device(self._device):
             # Without bounds: a worker that is never waited for cannot be blocked. A worker has one request under way at a time.
@@ -61,8 +61,8 @@ class Server:
         with tf.device(self._device):
             parts = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._replied)
         parts = [tf.identity(part) for part in parts]
-        (step,) = read_numbers(parts[0], _REPLIED)
-        return step, [read_tensor(p, _REPLIED, t, s) for p, t, s in zip(parts, self._types, self._shapes, strict=False)]
+        (step,) = read_numbers(parts[0], _REPLY_HEADER)
+        return step, [read_tensor(p, _REPLY_HEADER, t, s) for p, t, s in zip(parts, self._types, self._shapes, strict=False)]
 
     def send(self, worker: tf.Tensor, step: tf.Tensor, tensors: Sequence[tf.Tensor], rows: Sequence[RowGradients] = ()) -> None:
         """Ask with the gradients of `step`, one tensor a pack, the changes of the averages, and gradients of rows."""
@@ -113,7 +113,7 @@ class Server:
         """Return a TensorFlow function that does so many rounds, an int32 scalar, and returns those done and the gradients dropped."""
 
         def body(done: tf.Tensor, dropped: tf.Tensor, ended: tf.Tensor, reply: list[tf.Tensor]) -> tuple[Any, ...]:
-            (now,) = read_numbers(reply[0], _REPLIED)
+            (now,) = read_numbers(reply[0], _REPLY_HEADER)
             sums, asked, late, ended = self._gather(reply, needed, now)
 
             def update() -> list[tf.Tensor]:
@@ -145,11 +145,11 @@ class Server:
 
         def body(count: tf.Tensor, late: tf.Tensor, _: tf.Tensor, asked: tf.Tensor, sums: list[tf.Tensor]) -> Any:
             parts = _listed(self._requests.dequeue())
-            worker, step = read_numbers(parts[0], _ASKED)
+            worker, step = read_numbers(parts[0], _REQUEST_HEADER)
             here = tf.range(self._workers) == worker
 
             def accept() -> tuple[Any, ...]:
-                arrived = [read_tensor(p, _ASKED, t, s) for p, t, s in zip(parts, self._sent, shapes, strict=True)]
+                arrived = [read_tensor(p, _REQUEST_HEADER, t, s) for p, t, s in zip(parts, self._sent, shapes, strict=True)]
                 known = len(self._types)
                 added = [total + tf.cast(one, total.dtype) for total, one in zip(sums[:known], arrived[:known], strict=True)]
                 added += [

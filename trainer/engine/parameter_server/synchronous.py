@@ -42,12 +42,12 @@ class SynchronousSession(ServerSession):
     def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
         self._needed = job.train.sync.replicas_to_aggregate if job.train.sync else connection.workers
         super().__init__(workload, job, connection, stopped, replicas=self._needed, per_server=True)
-        short = tf.as_dtype(job.train.gradients.wire)
+        wire = tf.as_dtype(job.train.gradients.wire)
         # Moving averages of layers are on the first server; what workers change of them is averaged there, too.
         averages = [self._state.averages, *([] for _ in self._state.groups[1:])]
         with translate_peer_errors():
             self._servers = [
-                Server(group, own, connection.workers, short, self.tables) for group, own in zip(self._state.groups, averages, strict=True)
+                Server(group, own, connection.workers, wire, self.tables) for group, own in zip(self._state.groups, averages, strict=True)
             ]
         self._rounds = [server.rounds(self._needed) for server in self._servers]
         self._answering = [server.answering() for server in self._servers]

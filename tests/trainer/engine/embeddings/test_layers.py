@@ -35,7 +35,7 @@ def names(model: keras.Model) -> list[str]:
     ],
 )
 def test_large_layers_and_those_that_are_named_give_their_tables_away(settings: dict[str, Any], taken: list[str]) -> None:
-    with layers.taken_out(Embeddings.model_validate(settings)):
+    with layers.sharding(Embeddings.model_validate(settings)):
         model = two()
     assert names(model) == taken
     assert {f"{name}/embeddings" for name in ("small", "large") if name not in taken} == {
@@ -44,14 +44,14 @@ def test_large_layers_and_those_that_are_named_give_their_tables_away(settings: 
 
 
 def test_layers_of_many_mebibytes_are_large() -> None:
-    with layers.taken_out(Embeddings()):
+    with layers.sharding(Embeddings()):
         ids = keras.Input([], dtype="int64")
         model = keras.Model(ids, keras.layers.Embedding(20_000, 1024, name="deep")(ids))
     assert names(model) == ["deep"]
 
 
 def test_a_model_that_is_built_later_keeps_its_tables() -> None:
-    with layers.taken_out(Embeddings(min_rows=1)):
+    with layers.sharding(Embeddings(min_rows=1)):
         two()
     assert names(two()) == []
     weights = keras.layers.Embedding(4, 2, weights=np.ones((4, 2), np.float32)).get_weights()
@@ -61,7 +61,7 @@ def test_a_model_that_is_built_later_keeps_its_tables() -> None:
 def test_a_name_that_no_layer_has_is_refused_with_those_that_there_are() -> None:
     with (
         pytest.raises(WorkloadError, match=r"train\.embeddings names user, and the model has no such Embedding layer; it has large, small"),
-        layers.taken_out(Embeddings(sharded=["user"])),
+        layers.sharding(Embeddings(sharded=["user"])),
     ):
         two()
 
@@ -83,14 +83,14 @@ class Own(keras.layers.Embedding):
     ],
 )
 def test_what_needs_the_whole_matrix_is_refused_with_the_way_out(layer: Any, reason: str) -> None:
-    with pytest.raises(WorkloadError) as raised, layers.taken_out(Embeddings(min_rows=1000)):
+    with pytest.raises(WorkloadError) as raised, layers.sharding(Embeddings(min_rows=1000)):
         layer()(keras.Input([], dtype="int64"))
     assert reason in str(raised.value)
     assert "train.embeddings.whole: [it]" in str(raised.value)
 
 
 def test_the_matrix_cannot_be_used_or_saved_without_a_word(tmp_path: Path) -> None:
-    with layers.taken_out(Embeddings(min_rows=1000)):
+    with layers.sharding(Embeddings(min_rows=1000)):
         model = two()
     with pytest.raises(WorkloadError, match="uses the whole matrix of its layer 'large'"):
         tf.matmul(tf.ones([1, 3]), model.get_layer("large").embeddings, transpose_b=True)
@@ -100,7 +100,7 @@ def test_the_matrix_cannot_be_used_or_saved_without_a_word(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("ids", [np.array([[1, 2]]), np.array([[1.0, 2.0]], np.float32)])
 def test_rows_have_the_form_and_the_type_that_keras_gives_them(ids: Any) -> None:
-    with layers.taken_out(Embeddings(min_rows=1)):
+    with layers.sharding(Embeddings(min_rows=1)):
         layer = keras.layers.Embedding(9, 3, dtype="mixed_bfloat16")
         layer.build()
     whole = keras.layers.Embedding(9, 3, dtype="mixed_bfloat16")
@@ -108,7 +108,7 @@ def test_rows_have_the_form_and_the_type_that_keras_gives_them(ids: Any) -> None
 
 
 def test_ragged_ids_have_ragged_rows() -> None:
-    with layers.taken_out(Embeddings(min_rows=1)):
+    with layers.sharding(Embeddings(min_rows=1)):
         layer = keras.layers.Embedding(9, 3)
         layer.build()
     rows = layer.call(tf.ragged.constant([[1, 2], [3]]))
@@ -117,7 +117,7 @@ def test_ragged_ids_have_ragged_rows() -> None:
 
 
 def test_calls_are_noted_in_their_order_and_get_rows_in_it() -> None:
-    with layers.taken_out(Embeddings(min_rows=1)):
+    with layers.sharding(Embeddings(min_rows=1)):
         one, other = (keras.layers.Embedding(9, 3, name=name) for name in ("one", "other"))
         for layer in (one, other):
             layer.build()
@@ -136,7 +136,7 @@ def test_calls_are_noted_in_their_order_and_get_rows_in_it() -> None:
 
 
 def test_ids_that_depend_on_rows_or_come_from_a_loop_are_refused() -> None:
-    with layers.taken_out(Embeddings(min_rows=1)):
+    with layers.sharding(Embeddings(min_rows=1)):
         layer = keras.layers.Embedding(9, 3, name="again")
         layer.build()
 
@@ -154,7 +154,7 @@ def test_ids_that_depend_on_rows_or_come_from_a_loop_are_refused() -> None:
 
 
 def test_ids_that_the_model_draws_are_refused() -> None:
-    with layers.taken_out(Embeddings(min_rows=1)):
+    with layers.sharding(Embeddings(min_rows=1)):
         layer = keras.layers.Embedding(9, 3, name="drawn")
         layer.build()
 
@@ -169,7 +169,7 @@ def test_ids_that_the_model_draws_are_refused() -> None:
 def test_rows_that_a_model_gives_stay_with_their_layer(*, positional: bool) -> None:
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
     for wanted in (True, False):
-        with layers.taken_out(Embeddings(sharded=["it"] if wanted else [])):
+        with layers.sharding(Embeddings(sharded=["it"] if wanted else [])):
             arguments = (3, 2, "uniform", None, None, False, rows) if positional else (3, 2)
             layer = keras.layers.Embedding(*arguments, name="it", **({} if positional else {"weights": [rows]}))
             layer.build()
@@ -180,7 +180,7 @@ def test_rows_that_a_model_gives_stay_with_their_layer(*, positional: bool) -> N
 def test_a_layer_that_was_made_before_is_refused_with_what_to_do() -> None:
     early = keras.layers.Embedding(50, 3, name="early")
     settings = Embeddings(min_rows=40)
-    with layers.taken_out(settings):
+    with layers.sharding(settings):
         ids = keras.Input([], dtype="int64")
         model = keras.Model(ids, early(ids))
     with pytest.raises(WorkloadError, match="make it in the model's function"):
@@ -188,7 +188,7 @@ def test_a_layer_that_was_made_before_is_refused_with_what_to_do() -> None:
 
 
 def test_all_weights_of_a_model_with_tables_are_not_had_without_a_word() -> None:
-    with layers.taken_out(Embeddings(min_rows=1000)):
+    with layers.sharding(Embeddings(min_rows=1000)):
         model = two()
     layers.refuse_all_weights(model)
     for use in (model.get_weights, lambda: model.set_weights([])):
