@@ -117,6 +117,15 @@ def placement(workload: str, strategy: str, precision: str) -> list[Check]:
     ]
 
 
+def found() -> Check:
+    """Check that a program that the trainer starts finds a GPU; show how many it finds by itself, without `library_path`."""
+    program = [sys.executable, "-c", "import tensorflow as tf; print('GPUs:', len(tf.config.list_physical_devices('GPU')))"]
+    commands = ([sys.executable, "-m", "trainer", "--", *program], program)
+    outputs = [subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT).stdout for command in commands]
+    counts = [int(output.partition("GPUs: ")[2].split()[0]) if "GPUs: " in output else 0 for output in outputs]
+    return Check("a program that the trainer starts finds GPUs", counts[0] > 0, f"{counts[0]}; started by itself {counts[1]}")
+
+
 def growth() -> Check:
     """Check that a task takes the memory it needs and not the whole GPU, while the example runs."""
     taken: list[int] = []
@@ -195,13 +204,14 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="put the tables into this file, between <!-- gpu --> and <!-- /gpu -->")
     options = parser.parse_args()
     devices = gpus()
-    os.environ.update(library_path())  # as the trainer's parent does: for the loops written by hand
     facts = {**machine(), "gpu": "; ".join(devices)}
+    seen = found()
+    os.environ.update(library_path())  # as the trainer's parent does: for the loops written by hand
     trained = itertools.product(("mnist", "cifar10"), ("single", "mirrored"), PRECISIONS)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         examples = pool.map(lambda name: example(name, len(devices)), EXAMPLES)
         placements = pool.map(lambda what: placement(*what), trained)
-        checks = [*examples, *itertools.chain.from_iterable(placements)]
+        checks = [seen, *examples, *itertools.chain.from_iterable(placements)]
     checks.append(growth())
     speed, rates = speeds(options.steps, options.repeat, len(devices), options.precisions)
     held = report.Sheet("Checks", ("check", "holds", "seen"), [(c.what, "yes" if c.holds else "NO", c.seen) for c in checks], texts=3)

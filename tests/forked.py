@@ -253,10 +253,9 @@ def serve(path: str, engine: str) -> None:
     request = _next_request(path)
     if request is not None:
         words, environment = request["words"], request["environment"]
-        if (
-            words[:3] != _LAUNCHER
-        ):  # TensorFlow's AutoGraph leaves a file of each function where a process is killed: they go with our sockets
-            environment.setdefault("TMPDIR", str(Path(path).parent))
+        # AutoGraph leaves a file of each function where a process is killed: they go with our sockets, unless the caller wants them elsewhere.
+        if words[:3] != _LAUNCHER and environment.get("TMPDIR") == os.environ.get("TMPDIR"):
+            environment["TMPDIR"] = str(Path(path).parent)
         forked_python.become(words, environment, Path(request["cwd"]))
         if words[:3] == _LAUNCHER:  # all of it is here
             sys.argv = [str(ROOT / "launcher" / "__main__.py"), *words[3:]]

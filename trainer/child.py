@@ -20,17 +20,15 @@ from trainer.stacks import SOCKET_ENV, Stacks
 
 
 def library_path() -> dict[str, str]:
-    """Return the dynamic linker's search path with cuSOLVER's package last, if it is installed.
+    """Return LD_LIBRARY_PATH with the cuSOLVER of this Python's packages behind what it has; nothing where they have none.
 
     TensorFlow 2.21 does not find that package, and without it uses no GPU: https://github.com/tensorflow/tensorflow/pull/112973
     """
-    try:
-        found = importlib.util.find_spec("nvidia.cusolver")
-    except (ImportError, ValueError):
-        found = None
-    places = found.submodule_search_locations if found else None
+    found = importlib.util.find_spec("nvidia")  # imports nothing
+    places = [Path(place, "cusolver/lib") for place in (found and found.submodule_search_locations) or ()]
+    there = [str(place) for place in places if place.is_dir()]
     given = os.environ.get("LD_LIBRARY_PATH")
-    return {"LD_LIBRARY_PATH": os.pathsep.join(([given] if given else []) + [f"{place}/lib" for place in places])} if places else {}
+    return {"LD_LIBRARY_PATH": os.pathsep.join(([given] if given else []) + there)} if there else {}
 
 
 class Child:

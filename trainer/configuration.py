@@ -41,7 +41,7 @@ def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:
 def _conflicts(strategy: Strategy, counts: dict[str, int]) -> list[tuple[bool, str]]:
     """Return, for one strategy, what a cluster may not be."""
     total = sum(counts.values())
-    if STRATEGIES[strategy].on_servers:
+    if STRATEGIES[strategy].variables_on_servers:
         return [
             (not counts[role], f"strategy {strategy} needs {what} in TF_CONFIG.cluster; there is none; add its address")
             for role, what in (("chief", "a chief"), ("worker", "at least one worker"), ("ps", "at least one ps"))

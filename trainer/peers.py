@@ -69,36 +69,36 @@ class ConnectionProber:
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
-        self._waiting: deque[_Attempt] = deque()
-        self._open: set[_Attempt] = set()
-        self._names: queue.SimpleQueue[_Attempt] = queue.SimpleQueue()
+        self._waiting: deque[_ConnectionAttempt] = deque()
+        self._open: set[_ConnectionAttempt] = set()
+        self._names: queue.SimpleQueue[_ConnectionAttempt] = queue.SimpleQueue()
         self._threads = 0
         self._names_from = loop.now() + _DNS_DELAY
         self._filling = False
 
     def ask(self, address: str, then: Callable[[Answer], None]) -> None:
         """Call `then`, in the loop's thread, with why `address` gives no connection, or None when it gave one."""
-        self._waiting.append(_Attempt(address, then))
+        self._waiting.append(_ConnectionAttempt(address, then))
         self._fill()
 
     def _fill(self) -> None:
-        if self._filling:  # a probe that failed at once comes back here: the loop below goes on, nothing nests
+        if self._filling:  # a attempt that failed at once comes back here: the loop below goes on, nothing nests
             return
         self._filling = True
         while self._waiting and len(self._open) < _MAX_OPEN:
-            probe = self._waiting.popleft()
-            self._open.add(probe)
+            attempt = self._waiting.popleft()
+            self._open.add(attempt)
             try:  # an address in numbers needs no look-up, and no thread
-                self._connect(probe, socket.getaddrinfo(probe.host, probe.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
+                self._connect(attempt, socket.getaddrinfo(attempt.host, attempt.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
             except OSError:
-                self._look_up(probe)
+                self._look_up(attempt)
         self._filling = False
 
-    def _look_up(self, probe: _Attempt) -> None:
+    def _look_up(self, attempt: _ConnectionAttempt) -> None:
         if (early := self._names_from - self._loop.now()) > 0:
-            self._loop.call_later(early, lambda: self._look_up(probe))
+            self._loop.call_later(early, lambda: self._look_up(attempt))
             return
-        self._names.put(probe)
+        self._names.put(attempt)
         if self._threads < min(_RESOLVERS, len(self._open)):
             self._threads += 1
             # Daemons: a look-up that hangs for half a minute must not keep the process.
@@ -106,29 +106,29 @@ class ConnectionProber:
 
     def _resolve(self) -> None:
         while True:
-            probe = self._names.get()
+            attempt = self._names.get()
             found: list[Any] = []
             with contextlib.suppress(OSError, UnicodeError):
-                found = socket.getaddrinfo(probe.host, probe.port, type=socket.SOCK_STREAM)
-            self._loop.call_from_thread(partial(self._connect, probe, found))
+                found = socket.getaddrinfo(attempt.host, attempt.port, type=socket.SOCK_STREAM)
+            self._loop.call_from_thread(partial(self._connect, attempt, found))
 
-    def _connect(self, probe: _Attempt, found: list[Any], reason: str = "name not known yet") -> None:
+    def _connect(self, attempt: _ConnectionAttempt, found: list[Any], reason: str = "name not known yet") -> None:
         """Try the next of the addresses `found`; `reason` is why the one before gave nothing."""
         if not found:
-            self._finish(probe, reason)
+            self._finish(attempt, reason)
             return
         family, kind, protocol, _, address = found[0]
         try:
             connection = socket.socket(family, kind, protocol)
         except OSError as error:
-            self._connect(probe, found[1:], _describe(error.errno or 0))
+            self._connect(attempt, found[1:], _describe(error.errno or 0))
             return
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         code = connection.connect_ex(address)
         if code not in {0, errno.EINPROGRESS}:
             connection.close()
-            self._connect(probe, found[1:], _describe(code))
+            self._connect(attempt, found[1:], _describe(code))
             return
 
         def done(reason: Answer) -> None:
@@ -136,20 +136,20 @@ class ConnectionProber:
             self._loop.forget(connection)
             connection.close()
             if reason is None:
-                self._finish(probe, None)
+                self._finish(attempt, None)
             else:
-                self._connect(probe, found[1:], reason)
+                self._connect(attempt, found[1:], reason)
 
         timer = self._loop.call_later(_CONNECT_TIMEOUT, lambda: done("no answer"))
         self._loop.on_ready(connection, selectors.EVENT_WRITE, lambda: done(outcome(connection)))
 
-    def _finish(self, probe: _Attempt, answer: Answer) -> None:
-        self._open.discard(probe)
-        probe.then(answer)
+    def _finish(self, attempt: _ConnectionAttempt, answer: Answer) -> None:
+        self._open.discard(attempt)
+        attempt.then(answer)
         self._fill()
 
 
-class _Attempt:
+class _ConnectionAttempt:
     """One question to one address."""
 
     def __init__(self, address: str, then: Callable[[Answer], None]) -> None:

@@ -58,23 +58,24 @@ def run(context: Context) -> ExitCode:
     strategy, role = context.job.strategy, context.task.role
     if is_server(strategy, role):
         return _serve(context)
-    if unused := unused_gpus():
-        context.report("notice", message=unused)
     if role == "evaluator":
         return _evaluate(context)
     return _train(context) if STRATEGIES[strategy].trains else _run_program(context)
 
 
 def unused_gpus(environ: Mapping[str, str] = os.environ) -> str:
-    """Return that TensorFlow uses none of this task's GPUs, why, and the remedy; nothing where it uses one, or the task has none.
+    """Return that TensorFlow uses none of this task's GPUs, NVIDIA's on Linux, why, and the remedy; nothing where it uses one, or there is none.
 
-    TensorFlow itself goes on without GPUs, and its log, at the level of a task's, does not say so.
+    TensorFlow itself goes on without GPUs, and its log, at the level of a task's, does not say so. Servers, which do not import
+    TensorFlow's Python, and programs of a `command` are not asked.
     """
     import tensorflow as tf
 
     count = len(list(DEVICES.glob("nvidia[0-9]*")))
-    hidden = environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in {"", "-1", "NoDevFiles"}
-    if not count or hidden or tf.config.list_physical_devices("GPU"):
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if count and chosen is not None:
+        count = len([one for one in chosen.split(",") if one.strip() not in {"", "-1", "NoDevFiles"}])
+    if not count or tf.config.list_physical_devices("GPU"):
         return ""
     if tf.test.is_built_with_cuda():
         cause = "it does not find the driver or a CUDA library; TF_CPP_MIN_LOG_LEVEL=0 and TF_CPP_MAX_VLOG_LEVEL=1 make it say which"
@@ -90,7 +91,10 @@ _alive: list[Session] = []
 def _workload(context: Context) -> Workload | Agent:
     from trainer.workloads.loading import load_agent, load_workload
 
-    return load_agent(context.job.train) or load_workload(context.job.train)
+    made = load_agent(context.job.train) or load_workload(context.job.train)
+    if unused := unused_gpus():  # after the user's module, which may say which GPUs are to be used
+        context.report("notice", message=unused)
+    return made
 
 
 @dataclass(frozen=True)
@@ -172,11 +176,11 @@ def _single_agent(context: Context, agent: Agent) -> Prepared:
     return Prepared(1, lambda job: LocalAgentSession(agent, job, context.stopped), context.stopped)
 
 
-def _served_agent(context: Context, agent: Agent) -> Prepared:
-    from trainer.engine.served_agents import ServedAgentSession
+def _server_agent(context: Context, agent: Agent) -> Prepared:
+    from trainer.engine.server_agents import ServerAgentSession
 
     connection, stopped = _connected(context)
-    return Prepared(1, lambda job: ServedAgentSession(agent, job, connection, stopped), stopped, connection.watch)
+    return Prepared(1, lambda job: ServerAgentSession(agent, job, connection, stopped), stopped, connection.watch)
 
 
 _SESSIONS: dict[str, Callable[[Context, Workload], Prepared]] = {
@@ -187,7 +191,7 @@ _SESSIONS: dict[str, Callable[[Context, Workload], Prepared]] = {
 }
 _AGENT_SESSIONS: dict[str, Callable[[Context, Agent], Prepared]] = {
     "single": _single_agent,
-    "parameter_server": _served_agent,
+    "parameter_server": _server_agent,
 }
 
 

@@ -84,7 +84,7 @@ def _one_clip(train: Train, _: Strategy) -> Iterator[Conflict]:
 
 
 def _wire(train: Train, strategy: Strategy) -> Iterator[Conflict]:
-    if train.gradients.wire != "float32" and not (STRATEGIES[strategy].in_step or STRATEGIES[strategy].on_servers):
+    if train.gradients.wire != "float32" and not (STRATEGIES[strategy].in_step or STRATEGIES[strategy].variables_on_servers):
         message = f"gradients do not travel between tasks with strategy {strategy}"
         remedy = "remove `wire`"
         yield Conflict(("gradients", "wire"), message, "strategy multi_worker_mirrored or parameter_server", remedy)
@@ -101,13 +101,13 @@ def _embeddings(train: Train, strategy: Strategy) -> Iterator[Conflict]:
 
 
 def _loss_scale(train: Train, strategy: Strategy) -> Iterator[Conflict]:
-    if train.precision == "mixed_float16" and STRATEGIES[strategy].on_servers:
+    if train.precision == "mixed_float16" and STRATEGIES[strategy].variables_on_servers:
         message = "mixed_float16 scales the loss step by step, which parameter servers do not do"
         yield Conflict(("precision",), message, "float32 or mixed_bfloat16", "write mixed_bfloat16, which needs no scaling")
 
 
 def _determinism(train: Train, strategy: Strategy) -> Iterator[Conflict]:
-    if train.deterministic and STRATEGIES[strategy].on_servers:
+    if train.deterministic and STRATEGIES[strategy].variables_on_servers:
         message = "on parameter_server gradients come in whatever order workers send them, so no two runs are alike"
         yield Conflict(("deterministic",), message, "another strategy", "remove `deterministic`, or change `strategy`")
 

@@ -35,7 +35,7 @@ class Traits(NamedTuple):
         return self.trains and not (self.uses_servers or self.in_step or self.on_devices)
 
     @property
-    def on_servers(self) -> bool:
+    def variables_on_servers(self) -> bool:
         """Whether the variables of the model it trains are on parameter servers."""
         return self.trains and self.uses_servers
 

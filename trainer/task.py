@@ -92,9 +92,8 @@ def main() -> NoReturn:
         os.environ["TF_NUM_INTEROP_THREADS"] = str(_MIN_INTEROP_THREADS)
     report = Reporter(task.name)
     port = PortHolder(task.address, settings.start_timeout)
-    if (
-        settings.strategy in SERVER_STRATEGIES and task.is_chief
-    ):  # its servers end when it stays away: they need not wait for TensorFlow's import
+    # The chief's servers end when it stays away: they need not wait for TensorFlow's import.
+    if settings.strategy in SERVER_STRATEGIES and task.is_chief:
         port.open()
     code = _run(task, settings, port, report, stop, began)
     sys.stdout.flush()

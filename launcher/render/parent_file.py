@@ -1,7 +1,7 @@
 """The parent of a user's program as one file, for images that have Python and not our trainer. Pure, but for reading the trainer's sources.
 
 It is made of the very modules that `trainer -- COMMAND` imports, which need Python 3.8 and the standard library alone. They stand in the
-file without comments, line by line: a traceback shows their lines in it.
+file without comment lines and comments for linters; what is left keeps its lines: a traceback shows them.
 """
 
 import ast

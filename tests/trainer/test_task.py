@@ -17,10 +17,16 @@ from trainer.engine.manual.watchdog import unreachable
 ROOT = Path(__file__).parents[2]
 SHOWS = """
 import os
+from trainer.workloads.errors import WorkloadError
 
 class Shows:
     def __init__(self, params, data, seed):
-        raise RuntimeError("growth is " + os.environ["TF_FORCE_GPU_ALLOW_GROWTH"])
+        pass
+
+    def model(self):
+        raise WorkloadError("growth is " + os.environ["TF_FORCE_GPU_ALLOW_GROWTH"])
+
+    optimizer = loss = metrics = train_data = eval_data = model
 """
 
 # Stands before Keras, which is imported before TensorFlow, until the gate is there.
@@ -138,6 +144,7 @@ def test_a_gpus_memory_is_taken_as_it_is_needed(tmp_path: Path) -> None:
     }
     environment = {name: value for name, value in os.environ.items() if name != "TF_FORCE_GPU_ALLOW_GROWTH"} | {
         "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+        "CUDA_VISIBLE_DEVICES": "99",  # one that no machine has
         "TF_CONFIG": json.dumps({"cluster": {"chief": ["127.0.0.1:1"]}, "task": {"type": "chief", "index": 0}}),
         "TRAINER_SETTINGS": json.dumps(settings),
     }

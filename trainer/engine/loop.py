@@ -228,16 +228,16 @@ class _Chief:
             self._report_progress(progress)
         if time.monotonic() - self._recorded >= _RECORD_INTERVAL:
             self._update_record("running", step)
-        pulled = False
+        fetched = False
         if self._summaries_due(step):
             self._session.fetch()
-            pulled = True
+            fetched = True
             self.logs.progress(progress, self._session.optimizer, self._written_rate.take()[0])
             if hasattr(self._workload, "write_summaries"):
                 with self.logs.training_writer(step):
                     self._workload.write_summaries(self._session.model, step)
         if self._evaluate_due(step) and not last:
-            if not pulled:
+            if not fetched:
                 self._session.fetch()
             self.evaluate(step)
 

@@ -15,7 +15,7 @@ _CLIPS = {"clip_value": "clipvalue", "clip_norm": "clipnorm", "clip_global_norm"
 
 # Option of an optimizer for some steps alone -> the kinds of strategies on which TensorFlow cannot, and what to do instead.
 _UNSUPPORTED_OPTIONS = {
-    "gradient_accumulation_steps": (("on_devices", "on_servers"), "leave it out and set train.gradients.accumulate"),
+    "gradient_accumulation_steps": (("on_devices", "variables_on_servers"), "leave it out and set train.gradients.accumulate"),
     "ema_overwrite_frequency": (("on_devices",), "leave it out: evaluations and exports use the averages of use_ema anyway"),
 }
 

@@ -205,7 +205,7 @@ def test_a_traceback_tells_the_line_of_the_file() -> None:
     assert f"({first}, r'''" in lines[first - 1]
 
 
-def test_what_is_left_out_of_a_module_is_no_code() -> None:
+def test_leaving_comments_out_changes_no_code() -> None:
     assigned = [node for node in ast.parse(parent_file.text()).body if isinstance(node, ast.Assign)]
     sources = {
         ast.literal_eval(node.targets[0].slice): ast.literal_eval(node.value)

@@ -112,7 +112,7 @@ def _unsharded_layers(model: keras.Model) -> list[keras.layers.Embedding]:
 
 
 def large(model: keras.Model, settings: Embeddings) -> list[keras.layers.Embedding]:
-    """Return the layers that are whole and that `sharding` would take, but for those that do what only a whole matrix can.
+    """Return the layers that are whole and that `sharding` would shard, but for those that do what only a whole matrix can.
 
     Raises:
         WorkloadError: no layer has a name that the settings give.
@@ -131,8 +131,8 @@ def gather_rows(layer: keras.layers.Embedding) -> None:
     object.__setattr__(layer, "call", _Call(layer, gather))
 
 
-def check_all_taken(model: keras.Model, settings: Embeddings) -> None:
-    """Raise WorkloadError where a large layer of a model that was built with `sharding` is whole: it was made before that."""
+def check_all_sharded(model: keras.Model, settings: Embeddings) -> None:
+    """Raise WorkloadError where a large layer of a model that was built inside `sharding` is whole: it was made before that."""
     for layer in _unsharded_layers(model):
         if _is_large(layer, settings):
             raise WorkloadError(

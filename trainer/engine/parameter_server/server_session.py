@@ -44,7 +44,7 @@ class ServerSession(Session):
                 wanted = job.train.embeddings or Embeddings()
                 with layers.sharding(wanted):
                     built = model_ops.build(workload, job, replicas)
-                layers.check_all_taken(built.model, wanted)
+                layers.check_all_sharded(built.model, wanted)
                 if steps := user_step.own_steps(workload):
                     raise WorkloadError(
                         f"train.workload {job.train.workload} has {', '.join(steps)} of its own, which parameter_server does not run: there servers "
@@ -73,7 +73,7 @@ class ServerSession(Session):
     def broadcast(self, step: int) -> None:
         """See Session.broadcast."""
         with translate_peer_errors():
-            self._state.broadcast(step)
+            self._state.assign_from_chief(step)
             if self.tables:
                 self.tables.start()
         self._step = step
@@ -81,7 +81,7 @@ class ServerSession(Session):
     def fetch(self) -> None:
         """See Session.fetch."""
         with translate_peer_errors():
-            self._state.fetch()
+            self._state.copy_to_chief()
 
     @abstractmethod
     def flush(self) -> NotFinite | None:

@@ -66,14 +66,14 @@ class Group:
             if not self._counts:
                 self.optimizer.iterations.value.assign(tf.cast(self.step.assign_add(1), self.optimizer.iterations.value.dtype))
 
-    def broadcast(self, step: int) -> None:
+    def assign_from_chief(self, step: int) -> None:
         """Copy the chief's variables and optimizer to the servers and set the step."""
         for pack, variable in zip(self.packs, self.variables, strict=True):
             variable.value.assign(pack.join([tf.convert_to_tensor(self._model.trainable_variables[i].value) for i in pack.members]))
         self._copy_optimizer(to_servers=True)
         self.step.assign(tf.cast(step, self.step.dtype))
 
-    def fetch(self) -> None:
+    def copy_to_chief(self) -> None:
         """Copy the servers' state to the chief's variables and optimizer."""
         for pack, variable in zip(self.packs, self.variables, strict=True):
             for index, part in zip(pack.members, pack.split(tf.convert_to_tensor(variable.value.numpy())), strict=True):
@@ -154,24 +154,24 @@ class ServerState:
         values = self.unpacked([[tf.identity(v.value) for v in group.variables] for group in self.groups])
         return values, [tf.identity(v) for v in self.averages]
 
-    def broadcast(self, step: int) -> None:
+    def assign_from_chief(self, step: int) -> None:
         """Copy the chief's model and optimizer to the servers and set the global step."""
         for average, source in zip(self.averages, self._average_sources(), strict=True):
             average.assign(source.value)
         for group in self.groups:
-            group.broadcast(step)
+            group.assign_from_chief(step)
 
     def set_rate(self, rate: float | None) -> None:
         """Let the servers go on with this learning rate; None leaves a schedule as it is."""
         for group in self.groups:
             schedules.set_rate(group.optimizer, rate)
 
-    def fetch(self) -> None:
+    def copy_to_chief(self) -> None:
         """Copy the servers' state to the chief's model and optimizer."""
         for average, source in zip(self.averages, self._average_sources(), strict=True):
             source.value.assign(average.numpy())
         for group in self.groups:
-            group.fetch()
+            group.copy_to_chief()
 
 
 def _copy(source: keras.Variable, target: keras.Variable) -> None:

@@ -184,7 +184,7 @@ def test_a_layer_that_was_made_before_is_refused_with_what_to_do() -> None:
         ids = keras.Input([], dtype="int64")
         model = keras.Model(ids, early(ids))
     with pytest.raises(WorkloadError, match="make it in the model's function"):
-        layers.check_all_taken(model, settings)
+        layers.check_all_sharded(model, settings)
 
 
 def test_all_weights_of_a_model_with_tables_are_not_had_without_a_word() -> None:

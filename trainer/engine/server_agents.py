@@ -44,7 +44,7 @@ class _Measures:
         return 2 + len(self.metrics)
 
 
-class ServedAgentSession(AgentSession):
+class ServerAgentSession(AgentSession):
     """The chief's session. A worker that is lost costs the moves of its call, and begins new games when it is back."""
 
     def __init__(self, agent: Agent, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
