@@ -150,7 +150,7 @@ def _timed(workload: str, strategy: str, steps: int, precision: str, count: int)
     return {**alone, "strategy": strategy, "roles": {"chief": {"cpu": 1, "gpus": count}}}
 
 
-def programs(steps: int, count: int, precisions: Sequence[str] = PRECISIONS) -> list[tuple[Contender, Contender]]:
+def programs(steps: int, count: int, precisions: Sequence[str]) -> list[tuple[Contender, Contender]]:
     """Return pairs of ours and the loop written by hand. The CNN, whose steps take longer, takes a fifth of them."""
     taken = {"mnist_mlp": steps, "cifar10": steps // 5}
 
