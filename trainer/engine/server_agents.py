@@ -17,7 +17,6 @@ from trainer.engine.job import Job
 from trainer.engine.parameter_server import packing
 from trainer.engine.parameter_server.state import device
 from trainer.engine.parameter_server.worker_pool import (
-    CHIEF,
     IN_FLIGHT,
     Assignment,
     CallResult,
@@ -29,6 +28,8 @@ from trainer.engine.parameter_server.worker_pool import (
 )
 from trainer.engine.session import WorkerProgress
 from trainer.workloads.protocol import Agent
+
+_CHIEF = "/job:chief/replica:0/task:0"  # any of its devices: a GPU learns, where it has one
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class ServerAgentSession(AgentSession):
 
     def __init__(self, agent: Agent, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
         with translate_peer_errors():
-            with tf.device(CHIEF):
+            with tf.device(_CHIEF):
                 super().__init__(agent, job, stopped)
             self._packs = packing.lay_out(self.model.trainable_variables, connection.servers, flat=True)
             self._published = [self._server_variable(pack) for pack in self._packs]
@@ -66,7 +67,7 @@ class ServerAgentSession(AgentSession):
             return tf.Variable(self._joined(pack))
 
     def _joined(self, pack: packing.Pack) -> tf.Tensor:
-        with tf.device(CHIEF):
+        with tf.device(_CHIEF):
             return pack.join([tf.convert_to_tensor(self.model.trainable_variables[i].value) for i in pack.members])
 
     def _publish(self) -> None:
