@@ -6,10 +6,10 @@ BENCH_VENV = .bench-venv
 BIN = $(VENV)/bin
 # Tests to run, or options for pytest: make test TESTS="tests/launcher -k quantities"
 TESTS =
-# How many processes share them, a module each: of `make test` many modules wait, so five keep two cores busy. Those of whole runs, the slow
+# How many processes share them, a module each: of `make test` many modules wait, so six keep two cores busy. Those of whole runs, the slow
 # ones and those in containers, start several TensorFlow processes of 0.4 GB each.
 JOBS = 3
-test: JOBS = 5
+test: JOBS = 6
 KUBERNETES_JOBS = 6
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 # Options for the benchmark: make bench BENCH="--quick --json"

@@ -2,8 +2,10 @@
 
 import ctypes
 import gc
+import json
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -52,14 +54,22 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hear signals also when started in the background or by nohup, where they are ignored for us and so for what tests start."""
     if hasattr(config, "workerinput"):
         forked.shared.directory = config.workerinput["forked"]
-    else:
+    elif not forked.shared.directory:
         forked.shared.make()
     config.pluginmanager.register(GoldenMessages(write=config.getoption("write_messages")))
-    if config.getoption("costs"):
+    if config.getoption("costs") and not config.getoption("collectonly"):
         config.pluginmanager.register(Costs())
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Fork the test processes from one that has collected the tests."""
+    Path(forked.shared.directory, forked.ARGUMENTS).write_text(json.dumps(config.invocation_params.args), encoding="utf-8")
+    for spec in specs:
+        spec.python = shlex.join([sys.executable, str(Path(__file__).with_name("worker.py")), forked.shared.directory])
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist
@@ -81,9 +91,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave the garbage collector with what tests make: what TensorFlow's import and the tests are made of stays anyway."""
+    """Leave the garbage collector with what tests make: what TensorFlow's import and the tests are made of stays anyway.
+
+    It comes less often than it would by itself: tracing makes thousands of objects at a time, most of which stay for a while.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

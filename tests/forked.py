@@ -30,7 +30,7 @@ from typing import Any
 from tests import forked_python
 
 ROOT = Path(__file__).resolve().parents[1]
-TENSORFLOW, DOCKER, KUBERNETES = "tensorflow", "docker", "kubernetes"
+TENSORFLOW, DOCKER, KUBERNETES, TESTS = "tensorflow", "docker", "kubernetes", "tests"
 # Tasks' imports of others; the rest of TensorFlow and Keras comes with them.
 _BY_TASKS = (TENSORFLOW, "keras", "numpy", "pydantic")
 # Verbs' imports when they are used: of all of them, and of those of runs in containers or pods.
@@ -41,6 +41,7 @@ _LATER = {
 }
 _SERVER = "import sys; sys.path[0] = sys.argv[1]; from tests import forked; forked.serve(*sys.argv[2:4])"
 _LAUNCHER = [sys.executable, "-m", "launcher"]
+ARGUMENTS = "arguments"  # the file with those of pytest, beside the sockets
 
 
 # How the variables begin that a developer may have set for runs of their own.
@@ -110,6 +111,8 @@ class Process:
         """Return the exit code; None while it runs."""
         if self.returncode is None:
             self.returncode = self._number(0)
+            if self.returncode is not None:
+                self.close()
         return self.returncode
 
     def close(self) -> None:
@@ -125,11 +128,15 @@ class Process:
             raise subprocess.TimeoutExpired(self.args, timeout)
         return code
 
-    def kill(self) -> None:
-        """Kill it, where it has not ended."""
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, where it has not ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # it may just have ended
-                os.kill(self.pid or 0, signal.SIGKILL)
+                os.kill(self.pid or 0, number)
+
+    def kill(self) -> None:
+        """Kill it, where it has not ended."""
+        self.send_signal(signal.SIGKILL)
 
     def show(self) -> None:
         """Have it, and those of its own that were forked, too, write to their stderr where each thread is; the signal would end others."""
@@ -233,6 +240,9 @@ class _Reader:
 
 def serve(path: str, engine: str) -> None:
     """Fork a process for each connection to `path` until our input ends; return in none of them."""
+    if engine == TESTS:
+        _serve_tests(path)
+        return
     if engine == TENSORFLOW:
         from trainer.task import ENVIRONMENT
 
@@ -261,6 +271,26 @@ def serve(path: str, engine: str) -> None:
             sys.argv = [str(ROOT / "launcher" / "__main__.py"), *words[3:]]
             forked_python.end_by(lambda: sys.exit(run_launcher(words[3:])))
         forked_python.run(words)
+
+
+def _serve_tests(path: str) -> None:
+    """Collect the tests that the run of pytest is asked for, and fork test processes, which are given code to run as `python -c` is."""
+    import pytest
+
+    forked_python.note_start(os.environ)
+    shared.directory = str(Path(path).parent)
+    arguments = json.loads(Path(shared.directory, ARGUMENTS).read_text())
+    output = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    pytest.main([*arguments, "-n0", "--collect-only", "-qq"])  # each test process says itself what is wrong with them
+    os.dup2(output, 1)
+    context = sys.modules.get("tensorflow.python.eager.context")
+    assert not (context and context._context), "a test module uses TensorFlow as it is imported: a fork has none of its threads"
+    request = _next_request(path)
+    if request is not None:
+        forked_python.become(request["words"], request["environment"], Path(request["cwd"]))
+        sys.argv = ["-c"]
+        forked_python.end_by(lambda: exec(request["words"][-1], {"__name__": "__main__"}))  # noqa: S102 - as `python -c` does
 
 
 def _next_request(path: str) -> dict[str, Any] | None:

@@ -79,11 +79,16 @@ _kept: list[object] = []  # of programs that this process has been: descriptors 
 
 def take_over(environment: Mapping[str, str]) -> None:
     """Fork from now on; `environment` is what was set for the imports that have been made."""
+    note_start(environment)
+    subprocess._fork_exec = _fork_exec  # type: ignore[attr-defined]
+
+
+def note_start(environment: Mapping[str, str]) -> None:
+    """Note the state to which `become` and `run` return."""
     own = {str(Path(entry).resolve()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
     _start.environment = dict(environment)
     _start.path = [entry for entry in sys.path[1:] if str(Path(entry).resolve()) not in own]
     _start.finders, _start.filters = list(sys.meta_path), list(warnings.filters)
-    subprocess._fork_exec = _fork_exec  # type: ignore[attr-defined]
 
 
 def draw_pictures() -> None:
@@ -202,8 +207,8 @@ def _detach(keep: Sequence[int], fds: Sequence[int], *, new_session: bool, group
 def become(words: Sequence[str], environment: Mapping[str, str], cwd: Path) -> None:
     """Have the environment, directory, input, output and modules of a Python that was just started by the command."""
     os.chdir(cwd)
+    os.environ.clear()  # before their places are written over: C finds none by its name then
     _show(words, environment)
-    os.environ.clear()
     os.environ.update(environment)
     time.tzset()
     for name in ("stdin", "stdout", "stderr"):

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.integration.running import ROOT
 from tests.trainer.test_socket_filter import own_address, reachable
 
@@ -51,7 +51,8 @@ def test_the_chiefs_port_is_closed_also_while_peers_do_not_answer(
             "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}),
             "TRAINER_SETTINGS": json.dumps(settings),
         }
-        task = subprocess.Popen([sys.executable, "-P", "-m", "trainer.task"], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)
+        words = [sys.executable, "-P", "-m", "trainer.task"]
+        task = forked.Process(words, cwd=ROOT, env=environment, fds=(0, 1, 2), engine=forked.TENSORFLOW)
         stack.callback(task.wait)
         stack.callback(task.kill)
         port = int(addresses[0].rpartition(":")[2])

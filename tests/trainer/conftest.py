@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from trainer.events import Event, parse
 
 REPOSITORY = Path(__file__).parents[2]
@@ -54,17 +55,21 @@ def is_alive(pid: int) -> bool:
 class Running:
     """One trainer process and what it has printed so far."""
 
-    def __init__(self, argv: list[str], env: dict[str, str], pass_fds: tuple[int, ...]) -> None:
+    def __init__(self, argv: list[str], env: dict[str, str], pass_fds: tuple[int, ...], engine: str) -> None:
         self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            argv, cwd=REPOSITORY, env=env, pass_fds=pass_fds, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        self.process: subprocess.Popen[bytes] | forked.Process
+        output, theirs = os.pipe()
+        if engine:
+            self.process = forked.Process(argv, cwd=REPOSITORY, env=env, fds=(0, theirs, theirs), engine=engine)
+        else:
+            self.process = subprocess.Popen(argv, cwd=REPOSITORY, env=env, pass_fds=pass_fds, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        self._output = os.fdopen(output, encoding="utf-8")
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._output:
             self.lines.append(line.rstrip("\n"))
 
     def events(self, kind: str) -> list[Event]:
@@ -103,8 +108,7 @@ class Running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(event["pid"], signal.SIGKILL)
         self._reader.join(5)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._output.close()
 
 
 class Trainers:
@@ -113,15 +117,15 @@ class Trainers:
     def __init__(self) -> None:
         self.running: list[Running] = []
 
-    def start(self, argv: list[str], env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = ()) -> Running:
+    def start(self, argv: list[str], env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), engine: str = "") -> Running:
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINER_", "TF_CONFIG"))}
-        running = Running(argv, {**ours, "TRAINER_EVENTS": "json", "PYTHONPATH": str(REPOSITORY), **(env or {})}, pass_fds)
+        running = Running(argv, {**ours, "TRAINER_EVENTS": "json", "PYTHONPATH": str(REPOSITORY), **(env or {})}, pass_fds, engine)
         self.running.append(running)
         return running
 
-    def trainer(self, *arguments: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = ()) -> Running:
-        """Start the trainer command."""
-        return self.start([sys.executable, "-m", "trainer", *arguments], env, pass_fds)
+    def trainer(self, *arguments: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), engine: str = "") -> Running:
+        """Start the trainer command; `engine` has it and its training process forked, as in tests/forked.py."""
+        return self.start([sys.executable, "-m", "trainer", *arguments], env, pass_fds, engine)
 
     def supervise(self, *command: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), **job: Any) -> Running:
         """Start trainer.supervise with a command in the training process's place."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from trainer.engine import run_state
 
 
@@ -28,7 +29,7 @@ def settings(run_dir: Path, **more: Any) -> str:
 
 
 def test_a_wrong_configuration_is_in_the_record(trainers: Any, tmp_path: Path) -> None:
-    run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path, train={"workload": "no.such:Model"})})
+    run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path, train={"workload": "no.such:Model"})}, engine=forked.TENSORFLOW)
     assert run.code(90) == 2
     found = run_state.read(tmp_path)
     assert (found["state"], found["name"], found["step"]) == ("failed", "small", 0)
@@ -38,7 +39,7 @@ def test_a_wrong_configuration_is_in_the_record(trainers: Any, tmp_path: Path) -
 
 @pytest.mark.timeout(240)
 def test_a_run_that_fails_for_good_says_so_and_one_that_goes_on_says_that(trainers: Any, tmp_path: Path, eventually: Any) -> None:
-    run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)})
+    run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)}, engine=forked.TENSORFLOW)
     saved = eventually("a checkpoint", lambda: run.events("checkpoint"), 90, told=lambda: run.lines)[0]
     assert run_state.read(tmp_path)["state"] == "running"
     os.kill(run.event("started")["pid"], signal.SIGKILL)
@@ -51,7 +52,7 @@ def test_a_run_that_fails_for_good_says_so_and_one_that_goes_on_says_that(traine
     assert Path(found["checkpoint"] + ".index").is_file()
     assert found["versions"]["tensorflow"]
 
-    again = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)})
+    again = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)}, engine=forked.TENSORFLOW)
     eventually("a checkpoint", lambda: again.events("checkpoint"), 90, told=lambda: again.lines)
     assert again.events("restored")
     assert (run_state.read(tmp_path)["state"], run_state.read(tmp_path).get("reason")) == ("running", None)

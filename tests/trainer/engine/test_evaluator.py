@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.trainer.engine.small import Small
 from tests.trainer.engine.test_loop import Output, settings, train
 from tests.trainer.tensorboard_reader import read_events
@@ -38,7 +39,7 @@ def start(trainers: Any, run_dir: Path, role: str = "evaluator", params: dict[st
     environment = {"TRAINER_SETTINGS": told}
     if role == "evaluator":
         environment["TF_CONFIG"] = EVALUATOR
-    return trainers.trainer(env=environment)
+    return trainers.trainer(env=environment, engine=forked.TENSORFLOW)
 
 
 def chief(run_dir: Path, until: int) -> Outcome:

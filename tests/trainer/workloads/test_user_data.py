@@ -75,15 +75,14 @@ def test_what_is_wrong_is_said(source: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source,message",
+    "kind,message",
     [
-        (generated, r"workers of parameter_server run no Python\. Return arrays, write the examples to TFRecord files"),
-        (examples(5), "exists in the chief's memory alone.*Make it a function that returns the Dataset"),
+        ("generator", r"workers of parameter_server run no Python\. Return arrays, write the examples to TFRecord files"),
+        ("value", "exists in the chief's memory alone.*Make it a function that returns the Dataset"),
     ],
-    ids=["generator", "value"],
 )
-def test_what_workers_without_python_cannot_make_is_refused(source: Any, message: str) -> None:
-    held = data(source)
+def test_what_workers_without_python_cannot_make_is_refused(kind: str, message: str) -> None:
+    held = data(generated if kind == "generator" else examples(5))
 
     @tf.function(autograph=False)
     def on_a_worker(index: tf.Tensor) -> tf.data.Dataset:

@@ -1,7 +1,10 @@
 """docs/embeddings.md: its tables of shared rows and of slots are those that hashing and the optimizers have."""
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -10,11 +13,11 @@ import pytest
 from trainer.engine.embeddings.row_updates import rule_of
 
 PAGE = (Path(__file__).parents[4] / "docs" / "embeddings.md").read_text(encoding="utf-8")
-OPTIMIZERS = {
-    "SGD; with momentum": [keras.optimizers.SGD(), keras.optimizers.SGD(momentum=0.9)],
-    "Adagrad": [keras.optimizers.Adagrad()],
-    "RMSprop; each of momentum and centered": [keras.optimizers.RMSprop(), keras.optimizers.RMSprop(momentum=0.9)],
-    "Ftrl, Adam, AdamW; amsgrad": [keras.optimizers.Adam(), keras.optimizers.Adam(amsgrad=True)],
+OPTIMIZERS: dict[str, list[Callable[[], Any]]] = {
+    "SGD; with momentum": [keras.optimizers.SGD, partial(keras.optimizers.SGD, momentum=0.9)],
+    "Adagrad": [keras.optimizers.Adagrad],
+    "RMSprop; each of momentum and centered": [keras.optimizers.RMSprop, partial(keras.optimizers.RMSprop, momentum=0.9)],
+    "Ftrl, Adam, AdamW; amsgrad": [keras.optimizers.Adam, partial(keras.optimizers.Adam, amsgrad=True)],
 }
 
 
@@ -32,6 +35,6 @@ def test_the_slots_are_the_rules() -> None:
     told = dict(re.findall(r"^\| (.*?) \| (\d[^|]*) \|$", section, re.MULTILINE))
     assert told.keys() == OPTIMIZERS.keys()
     for names, optimizers in OPTIMIZERS.items():
-        least, *more = (len(rule_of(one, []).slots(one)) for one in optimizers)
+        least, *more = (len(rule_of(one, []).slots(one)) for one in (made() for made in optimizers))
         assert next(int(number) for number in re.findall(r"\d", told[names])) == least
         assert more == ([] if ";" not in names else [least + 1])
