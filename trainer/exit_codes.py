@@ -21,14 +21,14 @@ class ExitCode(IntEnum):
 
 
 # Codes from here on stand for a signal in shells and containers, and orchestrators restart what was killed.
-OF_SIGNALS = 128
+SIGNAL_BASE = 128
 # After what a program is started again: also after exit code 0, after a failure, or after signals alone.
 RestartWhen = Literal["always", "on_failure", "exit_code"]
 
 # Reactions to a task that makes no progress.
 OnStall = Literal["tell", "restart", "fail"]
 
-SIGKILL = OF_SIGNALS + 9  # a shell's code for a process that was killed, for example out of memory
+SIGKILL = SIGNAL_BASE + 9  # a shell's code for a process that was killed, for example out of memory
 
 MEANING: dict[int, str] = {
     ExitCode.DONE: "done",
@@ -42,8 +42,8 @@ def describe(code: int) -> str:
     """Say in words why a task ended with `code`, not what follows, which others decide; negative numbers are signals, as in `subprocess`."""
     if code in MEANING:
         return MEANING[code].partition(";")[0]
-    signal_number = -code if code < 0 else code - OF_SIGNALS
-    if code < 0 or OF_SIGNALS < code < 160:
+    signal_number = -code if code < 0 else code - SIGNAL_BASE
+    if code < 0 or SIGNAL_BASE < code < 160:
         import signal
 
         try:
@@ -53,10 +53,10 @@ def describe(code: int) -> str:
     return f"failed with exit code {code}"
 
 
-def final(code: int) -> int:
+def unretried(code: int) -> int:
     """Return the exit code of a task that has failed with `code` and is to be started no more, by anyone who runs its container.
 
     It is the same, but where that asks to be started again (75), or may as well be of a container that was killed as a whole or could
     not be started (128 and above), which is worth another attempt: these become a plain failure.
     """
-    return int(ExitCode.FAILURE) if code == ExitCode.PEER_LOST or code >= OF_SIGNALS else code
+    return int(ExitCode.FAILURE) if code == ExitCode.PEER_LOST or code >= SIGNAL_BASE else code

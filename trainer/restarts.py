@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass, replace
 
 from trainer.error_file import FINAL
-from trainer.exit_codes import OF_SIGNALS, ExitCode, RestartWhen, describe, final
+from trainer.exit_codes import SIGNAL_BASE, ExitCode, RestartWhen, describe, unretried
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _with_code(code: int) -> str:
     """Say why a process ended, and with which exit code where the task is not to leave with it."""
     shown = exit_code_of(code)
     cause = cause_of(code)
-    return cause if final(shown) == shown or str(shown) in cause else f"{cause}, exit code {shown}"
+    return cause if unretried(shown) == shown or str(shown) in cause else f"{cause}, exit code {shown}"
 
 
 def decide_restart(
@@ -93,7 +93,7 @@ def decide_restart(
     Final are:
     - WRONG_CONFIGURATION; a `fingerprint` that begins with FINAL says why, where the code itself does not;
     - a second failure with the `fingerprint` of the first and no step forward between (user_errors.py, tracebacks.py): a third would be the same.
-      Of a program that has gone on for `recovers_after`, only more than `max_restarts` in a row are final;
+      If each attempt ran `recovers_after`, only more than `max_restarts` in a row are final;
     - with `policy.restart: exit_code`, exit codes below 128.
 
     All other failures count. Not counted are:
@@ -106,8 +106,8 @@ def decide_restart(
         return _restart(code, lived, history, policy) if policy.restart == "always" else End(ExitCode.DONE)
     if code == ExitCode.WRONG_CONFIGURATION:
         return End(code, fingerprint[len(FINAL) :] if fingerprint.startswith(FINAL) else cause_of(code))
-    if policy.restart == "exit_code" and 0 < code < OF_SIGNALS:
-        return End(final(code), f"{_with_code(code)}; `restart: exit_code` makes exit codes below {OF_SIGNALS} final")
+    if policy.restart == "exit_code" and 0 < code < SIGNAL_BASE:
+        return End(unretried(code), f"{_with_code(code)}; `restart: exit_code` makes exit codes below {SIGNAL_BASE} final")
     lost_from = int(fingerprint) if code == ExitCode.PEER_LOST and fingerprint.strip().isdecimal() else history.lost_from
     repeats = history.repeats + 1 if fingerprint and fingerprint == history.fingerprint else 0
     if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:
@@ -118,7 +118,7 @@ def decide_restart(
         last = fingerprint
     counted = code not in _UNCOUNTED and not (lost_from > history.lost_from and connected > policy.healthy_after)
     if counted and history.restarts >= policy.max_restarts:
-        return End(final(exit_code_of(code)), f"{_with_code(code)}; the limit of {policy.max_restarts} restarts is reached")
+        return End(unretried(exit_code_of(code)), f"{_with_code(code)}; the limit of {policy.max_restarts} restarts is reached")
     after = replace(
         history, restarts=history.restarts + counted, fingerprint=last, lost_from=max(lost_from, history.lost_from), repeats=repeats
     )

@@ -224,7 +224,7 @@ def _train(context: Context) -> ExitCode:
         return ExitCode.STOPPED
     session.close()
     if STRATEGIES[strategy].uses_servers:
-        _dismiss(context)
+        _stop_servers(context)
     _done(context, outcome.step, outcome.metrics, outcome.ended_early)
     return ExitCode.DONE
 
@@ -237,12 +237,12 @@ def _run_program(context: Context) -> ExitCode:
     loaded = load_program(context.job.train)
     _check_not_started(context)
     outcome = program.run(loaded, context.task, context.job, context.port, context.report, context.stopped, context.began)
-    _dismiss(context)
+    _stop_servers(context)
     _done(context, outcome.step, outcome.metrics)
     return ExitCode.DONE
 
 
-def _dismiss(context: Context) -> None:
+def _stop_servers(context: Context) -> None:
     """Inform every server that the run is done."""
     for name in servers.stop_all(context.task, context.job.scratch_dir):
         context.report("notice", message=f"{name} could not be reached at the end of the run; it ends by its orphan timeout")

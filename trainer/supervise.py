@@ -18,7 +18,7 @@ from trainer.child import Child
 from trainer.ending import FAILED, LINGER, RUNNING, SUCCEEDED, Callbacks, Follower, Leader, Member, Status
 from trainer.event_loop import EventLoop, Timer
 from trainer.events import FORWARDED, Event, listed
-from trainer.exit_codes import OF_SIGNALS, ExitCode
+from trainer.exit_codes import SIGNAL_BASE, ExitCode
 from trainer.output import Output
 from trainer.parent_job import ParentJob
 from trainer.peers import MAX_LISTED, AddressWatch, ConnectionProber, PeerWait
@@ -173,7 +173,7 @@ class _Supervisor:
         else:
             now = time.monotonic()
             connected = 0.0 if self._reached_at is None else now - self._reached_at
-            self._follow(code, decide_restart(code, now - self._began, self._history, self._job.policy, fingerprint, connected), detail)
+            self._apply(code, decide_restart(code, now - self._began, self._history, self._job.policy, fingerprint, connected), detail)
 
     def _diagnose(self, code: int) -> tuple[int, str, str]:
         """Return the exit code of the attempt that has ended, its error line, and that line's fingerprint."""
@@ -216,7 +216,7 @@ class _Supervisor:
         else:
             self._fail(exit_code_of(code), f"{cause_of(code)} while it was stopping", detail)
 
-    def _follow(self, code: int, decision: Restart | End, detail: str) -> None:
+    def _apply(self, code: int, decision: Restart | End, detail: str) -> None:
         if self._stall and self._job.stalls.on_stall == "fail":
             self._fail(ExitCode.WRONG_CONFIGURATION, self._stall, "")
             return
@@ -269,12 +269,12 @@ class _Supervisor:
     def _exit(self, code: int, why: str = "") -> None:
         """End with `code`: at once, or when those who wait for this task know."""
         self._exit_code, self._exiting = int(code), True
-        restarted = code in _RESTARTED or code >= OF_SIGNALS or (self._stopping and code != ExitCode.DONE)
+        restarted = code in _RESTARTED or code >= SIGNAL_BASE or (self._stopping and code != ExitCode.DONE)
         if self._leader is not None and not restarted:
             self._notify_all(self._leader, why)
         elif self._follower is not None and not restarted and not self._succeeded:
             self._follower.has_ended(FAILED if code else SUCCEEDED)
-            if code or not self._own.waits or self._stopping:
+            if code or not self._member.waits or self._stopping:
                 self._notify_leader(time.monotonic() + LINGER)
         else:
             self._loop.stop()
@@ -282,7 +282,7 @@ class _Supervisor:
     # The end of the run
 
     @property
-    def _own(self) -> Member:
+    def _member(self) -> Member:
         assert self._job.member is not None  # noqa: S101 - nobody else asks
         return self._job.member
 
@@ -314,15 +314,15 @@ class _Supervisor:
             leader.succeed(finish)
 
     def _notify_leader(self, until: float) -> None:
-        """Exit once the leader knows that this task has ended, or is silent. Where it fails the run it asks again `until` a time: the leader may be starting."""
+        """Exit once the leader knows of this task's end, or does not answer. Where silence would fail the run, ask again `until` then: it may be starting."""
         follower = self._follower
         assert follower is not None  # noqa: S101 - only called where it is
 
         def answered(status: Status | None) -> None:
-            if self._own.waits and self._exit_code == ExitCode.DONE:
+            if self._member.waits and self._exit_code == ExitCode.DONE:
                 if status is None or status.state == RUNNING:
                     self._exit_code = int(ExitCode.STOPPED)  # it comes back, and says so again
-            elif self._own.waits and status is None and time.monotonic() < until:
+            elif self._member.waits and status is None and time.monotonic() < until:
                 self._loop.call_later(_ASK_AGAIN, lambda: follower.ask_now(answered))
                 return
             self._loop.stop()
@@ -331,23 +331,23 @@ class _Supervisor:
 
     def _run_ended(self, status: Status) -> None:
         """Follow the leader: it was done, or has failed for good."""
-        member = self._own
+        member = self._member
         self._succeeded = status.state == SUCCEEDED
         if self._exiting:
-            if not self._succeeded and self._own.waits and self._exit_code == ExitCode.DONE:
+            if not self._succeeded and self._member.waits and self._exit_code == ExitCode.DONE:
                 self._fail_run(f"{member.leader} has failed", status.reason)
             self._loop.stop()
         elif not self._succeeded:
             self._end_task(f"{member.leader} has failed", status.reason, self._job.timeouts.ending)
         elif self._child.pid is not None:
-            self._loop.call_later(member.grace, self._dismiss)
+            self._loop.call_later(member.grace, self._end_program)
         else:
             if self._backoff is not None:
                 self._backoff.cancel()
             self._done()
 
     def _leader_lost(self, reason: str) -> None:
-        member = self._own
+        member = self._member
         cause = f"{member.leader} was gone for {member.orphan:g} s"
         if not self._exiting:
             self._end_task(cause, f"{member.address}: {reason}", self._job.timeouts.ending)
@@ -360,7 +360,7 @@ class _Supervisor:
         self._exit_code = int(code)
         self._loop.stop()
 
-    def _dismiss(self) -> None:
+    def _end_program(self) -> None:
         if self._child.pid is not None and not self._stopping:
             self._report("notice", message="the run has succeeded; this task is ended")
             self._child.terminate()
@@ -368,7 +368,7 @@ class _Supervisor:
 
     def _exit_soon(self) -> None:
         """Linger only until others know of the end: it is asked to stop when it has ended."""
-        unfinished = self._own.waits if self._leader is None else not self._leader.complete
+        unfinished = self._member.waits if self._leader is None else not self._leader.complete
         if self._exit_code == ExitCode.DONE and unfinished and not self._succeeded:
             self._exit_stopped()
         elif self._leader is None or self._signals > 1:

@@ -9,7 +9,7 @@ import typer
 
 from launcher.backend.model import ComparesObjects, PlannedRun, Where
 from launcher.backend.registry import in_namespaces, of_clusters
-from launcher.cli.options import TARGETS, Context, Json, Namespace, Runs, Set, SpecFile, complete_backend, resolve_cluster_ref
+from launcher.cli.options import TARGET_CHOICES, Context, Json, Namespace, Runs, Set, SpecFile, complete_backend, resolve_cluster_ref
 from launcher.cli.run_lookup import DEFAULT_RUNS, backends_of
 from launcher.plan.models import Target
 
@@ -29,7 +29,7 @@ def diff(
         str | None,
         typer.Option(
             "--on",
-            metavar=TARGETS,
+            metavar=TARGET_CHOICES,
             help="The backend of the run; by default the one where it was started from here, a cluster first.",
             autocompletion=complete_backend,
             show_default=False,

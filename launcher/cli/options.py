@@ -11,7 +11,7 @@ from launcher.backend.registry import DEFAULT, in_namespaces
 from launcher.cli.run_lookup import DEFAULT_RUNS, run_names, stored
 from launcher.plan.models import Target
 
-TARGETS = "|".join(get_args(Target))
+TARGET_CHOICES = "|".join(get_args(Target))
 ROLES = ("chief", "worker", "ps", "evaluator")
 
 
@@ -92,13 +92,13 @@ Name = Annotated[
     ),
 ]
 Runs = Annotated[Path, typer.Option("--runs", envvar="LAUNCHER_RUNS", metavar="DIR", help="The directory that holds the runs.")]
-On = Annotated[str, typer.Option("--on", metavar=TARGETS, help="The backend of the run.", autocompletion=complete_backend)]
+On = Annotated[str, typer.Option("--on", metavar=TARGET_CHOICES, help="The backend of the run.", autocompletion=complete_backend)]
 # Of a run that is there: it is found by its name.
 OnRun = Annotated[
     str | None,
     typer.Option(
         "--on",
-        metavar=TARGETS,
+        metavar=TARGET_CHOICES,
         help="The backend of the run; by default the run is found by its name: a live one first, then the newest.",
         autocompletion=complete_backend,
         show_default=False,

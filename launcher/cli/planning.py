@@ -9,7 +9,7 @@ from launcher.backend.model import Where
 from launcher.backend.registry import in_namespaces
 from launcher.plan import code, planner
 from launcher.plan.models import Plan, Target
-from launcher.plan.target_rules import TARGETS
+from launcher.plan.target_rules import TARGET_RULES
 from launcher.spec.loader import digest, load_as_written
 from launcher.spec.models import ClusterSpec
 
@@ -18,7 +18,7 @@ def planned(file: Path, overrides: Sequence[str], target: Target, runs: Path) ->
     """Return the spec in `file` and its plan on `target`; `runs` holds the local runs. Raises SpecError and LauncherError."""
     spec, written = load_as_written(file, overrides)
     directory = file.absolute().parent.resolve()
-    where = TARGETS[target].run_dir(runs, spec.name)
+    where = TARGET_RULES[target].run_dir(runs, spec.name)
     spec_digest = digest(_anywhere(spec, written, directory)) + code.suffix(spec.code)
     return spec, planner.plan(spec, target, run_dir=where, digest=spec_digest, spec_dir=directory)
 

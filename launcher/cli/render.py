@@ -10,7 +10,7 @@ from launcher.cli.options import Json, Set, SpecFile
 from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import UsageError
 from launcher.files import write
-from launcher.render.targets import TARGETS, Source, directory_renderer, renderer, target
+from launcher.render.targets import RENDER_TARGETS, Source, directory_renderer, renderer, target
 
 EXAMPLES = (
     ("launcher render cluster.yaml --to compose", "prints it"),
@@ -22,13 +22,15 @@ EXAMPLES = (
 
 def complete_target(incomplete: str) -> list[str]:
     """Offer what can be rendered to."""
-    return [name for name in TARGETS if name.startswith(incomplete)]
+    return [name for name in RENDER_TARGETS if name.startswith(incomplete)]
 
 
 def render(
     file: SpecFile,
     *,
-    to: Annotated[str, typer.Option("--to", metavar="TARGET", help=f"The target: {', '.join(TARGETS)}.", autocompletion=complete_target)],
+    to: Annotated[
+        str, typer.Option("--to", metavar="TARGET", help=f"The target: {', '.join(RENDER_TARGETS)}.", autocompletion=complete_target)
+    ],
     output: Annotated[
         Path | None,
         typer.Option(

@@ -163,7 +163,7 @@ def _moved(change: Change, old_directory: str, directory: str) -> bool:
     return os.path.relpath(old, old_directory) == os.path.relpath(new, directory)
 
 
-def decide(
+def decide_resume(
     old: RunStatus | None, changes: Sequence[Change] | None, asked: ResumeFlags, runs: Path, *, digest: str = "", elsewhere: bool = False
 ) -> Decision:
     """Return what `up` is to do; `changes` is None when it is not known which spec the old run had.

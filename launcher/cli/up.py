@@ -54,7 +54,7 @@ def up(
         ResumeFlags,
         changed,
         check_runs_directory,
-        decide,
+        decide_resume,
         exclusive,
         from_where,
         is_there,
@@ -85,7 +85,7 @@ def up(
         elsewhere = BACKENDS[plan.target].by_labels and not is_there(runs_directory(runs, on), spec.name)
         run = PlannedRun(plan, dump(spec))
         changes, asked = changed(backend, spec, plan, runs), ResumeFlags(fresh, resume, may_prompt, yes)
-        decision = decide(old, changes, asked, runs, digest=plan.spec_digest, elsewhere=elsewhere)
+        decision = decide_resume(old, changes, asked, runs, digest=plan.spec_digest, elsewhere=elsewhere)
         if decision == "complete" and old is not None:
             say(
                 f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it again from the first step"

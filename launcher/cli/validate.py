@@ -10,7 +10,7 @@ import typer
 from launcher.cli.formats import count
 from launcher.cli.options import Json, Set
 from launcher.errors import Problem, SpecError
-from launcher.plan.target_rules import TARGETS
+from launcher.plan.target_rules import TARGET_RULES
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import may_be_secret
 from launcher.spec.role_programs import described, storage_of
@@ -58,7 +58,7 @@ def _notices(spec: ClusterSpec) -> list[str]:
     without = "in containers the run has no volume, no RUN_DIR and no TensorBoard, as its images are your own; with `storage: {}` it has"
     found = [without] if storage_of(spec) is None else []
     found += [f"{old} is deprecated: {instead}" for old, instead in _deprecated(spec)]
-    return found + [f"{rules.display_name}: {words}" for rules in TARGETS.values() for words in rules.notices(spec)]
+    return found + [f"{rules.display_name}: {words}" for rules in TARGET_RULES.values() for words in rules.notices(spec)]
 
 
 def _deprecated(spec: ClusterSpec) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from launcher.plan.addresses import ENDING_PORT, check_size, cluster
 from launcher.plan.container_paths import CONTAINER_CODE
 from launcher.plan.machine import Machine
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, SecretKey, Target, Task
-from launcher.plan.target_rules import TARGETS, TargetRules
+from launcher.plan.target_rules import TARGET_RULES, TargetRules
 from launcher.spec import role_programs
 from launcher.spec.container_rules import is_in_compose, is_mounted
 from launcher.spec.containers import Env, FromSecret
@@ -60,7 +60,7 @@ def plan(
     """
     members = list(_members(spec))
     names = [member.name for member in members if member.role != "evaluator"]
-    rules = TARGETS[target]
+    rules = TARGET_RULES[target]
     where = {name: rules.address(spec.name, name, position) for position, name in enumerate(names)}
     types = {"chief": "master"} if spec.tf_config.master else {}
     by_role = cluster((types.get(member.role, member.role), where[member.name]) for member in members if member.role != "evaluator")

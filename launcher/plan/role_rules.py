@@ -73,7 +73,7 @@ def task_name(role: RoleName, index: int) -> str:
 
 
 def restart_scope(strategy: str, role: RoleName) -> Scope:
-    """Return which tasks are started again when a task of `role` ends early; `alone` where the table has no row."""
+    """Return which tasks start again when a task of `role` ends early; `alone` where the table has no row."""
     return next((kind.restarts.get(role, "alone") for name, kind in STRATEGIES.items() if name == strategy), "alone")
 
 
@@ -102,7 +102,7 @@ def mounts_run_dir(name: str, *, leads: str) -> bool:
 
 
 def decisive(names: Iterable[str], *, is_command: bool = False, success: str = "chief") -> tuple[str, ...]:
-    """Return the tasks whose success is the run's: the leader, and the evaluator if there is one; not that of a user's own program, which may never end.
+    """Return the tasks whose success is the run's: the leader, and the trainer's own evaluator (that of a user's program may never end).
 
     For a user's own program `success` says whether it is the leader alone, or all workers too.
     """

@@ -46,7 +46,7 @@ class TargetRules:
         return CONTAINER_DATA if self.mounts_data and os.path.isabs(data) else data  # noqa: PTH117 - may be a word or a URL
 
 
-TARGETS: dict[Target, TargetRules] = {
+TARGET_RULES: dict[Target, TargetRules] = {
     "local": TargetRules(
         "on this machine",
         lambda _run, _task, position: f"{LOOPBACK}:{PORT + position}",  # until the backend holds ports

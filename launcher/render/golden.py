@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.cli.planning import planned
-from launcher.render.targets import TARGETS, Source, directory_renderer, renderer, target
+from launcher.render.targets import RENDER_TARGETS, Source, directory_renderer, renderer, target
 
 ROOT = Path(__file__).parents[2]
 # Target -> the directory of its files, one an example; or a directory for each where a target is one.
-DIRECTORIES = {name: found.examples for name, found in TARGETS.items() if found.examples}
+DIRECTORIES = {name: found.examples for name, found in RENDER_TARGETS.items() if found.examples}
 
 
 def files() -> Iterator[tuple[Path, str]]:

@@ -50,7 +50,7 @@ class RenderTarget:
         return found if self.gang is None else lambda source: found(_with_gang(source, self.gang))
 
 
-TARGETS: dict[str, RenderTarget] = {
+RENDER_TARGETS: dict[str, RenderTarget] = {
     "compose": RenderTarget("docker", "launcher.render.compose", examples="compose"),
     "kubernetes": RenderTarget("kubernetes", "launcher.render.kubernetes.manifests", directory=True, examples="k8s"),
     "jobset": RenderTarget("kubernetes", "launcher.render.kubernetes.manifests", directory=True, gang="jobset"),
@@ -59,9 +59,9 @@ TARGETS: dict[str, RenderTarget] = {
 
 def target(name: str) -> RenderTarget:
     """Return the target called `name`. Raises UsageError for a name that is none."""
-    if name not in TARGETS:
-        raise UsageError(f"there is nothing called {name!r} to render to", f"use one of: {', '.join(TARGETS)}")
-    return TARGETS[name]
+    if name not in RENDER_TARGETS:
+        raise UsageError(f"there is nothing called {name!r} to render to", f"use one of: {', '.join(RENDER_TARGETS)}")
+    return RENDER_TARGETS[name]
 
 
 def renderer(name: str) -> Renderer:

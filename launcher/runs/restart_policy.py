@@ -6,7 +6,7 @@ trainer's own parent process ends, and for programs that run without it.
 
 from enum import Enum, auto
 
-from trainer.exit_codes import OF_SIGNALS, ExitCode, RestartWhen
+from trainer.exit_codes import SIGNAL_BASE, ExitCode, RestartWhen
 
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 30.0
@@ -41,7 +41,7 @@ def decide(code: int, *, counted: int, max_restarts: int, when: RestartWhen = "o
 
     `when` is the role's `restart`; a backend may pass another value for tasks that run under the trainer's parent.
     """
-    if when == "exit_code" and 0 < code < OF_SIGNALS:
+    if when == "exit_code" and 0 < code < SIGNAL_BASE:
         return RestartDecision.FAIL
     follows = _BY_CODE.get(code, RestartDecision.RESTART)
     return RestartDecision.FAIL if follows is RestartDecision.RESTART and counted >= max_restarts else follows

@@ -36,7 +36,7 @@ _SWITCHES = {
 # Keys that people bring from Keras and from other launchers -> what to do instead.
 _IN_THE_MODEL = "give it to the model's `compile`, in the code that `train.workload` names"
 _WRITE_WORKERS, _WRITE_GPUS = "write `roles: {worker: {replicas: 4}}`", "write `gpus` under each role: `roles: {worker: {gpus: 1}}`"
-_BROUGHT = {
+_FOREIGN_KEYS = {
     **dict.fromkeys(("num_train_epochs", "training_epochs"), "write `train.epochs`"),
     **dict.fromkeys(("lr", "base_lr"), "write `train.learning_rate: {initial: 0.001}`"),
     **dict.fromkeys(("optimizer", "loss", "metrics"), _IN_THE_MODEL),
@@ -152,7 +152,7 @@ def _unknown_key(path: Path, model: schema_lookup.Model, prefix: Path) -> Findin
     expected = f"one of {', '.join(known)}" if known else "no keys"
     if meant := nearest(key, known):
         return Finding(path, f"unknown key {named(key)}", expected, f"write `{meant}`", on="key")
-    if brought := _BROUGHT.get(key.lower().replace("-", "_")):
+    if brought := _FOREIGN_KEYS.get(key.lower().replace("-", "_")):
         return Finding(path, f"unknown key {named(key)}", expected, brought, on="key")
     elsewhere = [(*prefix, *found) for found in schema_lookup.paths_of(model, key)]
     if elsewhere:

@@ -126,7 +126,7 @@ class Checkpoints:
         self._saved = tf.train.Checkpoint(**self._parts, learning_rate=tf.Variable(self._rate), callbacks=self._callbacks)
         self._directory, self._keep = directory, keep
         self._notices = [notice for notice in (_remove_incomplete(directory), _recover(directory)) if notice]
-        self._paths = list_checkpoints(directory) or _found(directory)
+        self._paths = list_checkpoints(directory) or _on_disk(directory)
         self.written = 0  # bytes, of all that were ever written: shows whether a save moves on
 
     @property
@@ -343,7 +343,7 @@ def write_file(path: Path, chunks: Iterable[bytes]) -> Iterator[int]:
 
 
 def _files_of(path: str) -> list[Path]:
-    """Return the files of a checkpoint, the index first: without it the others are none."""
+    """Return the files of a checkpoint, the index first: without it there is no checkpoint."""
     prefix = Path(path)
     return [*prefix.parent.glob(f"{prefix.name}.index"), *prefix.parent.glob(f"{prefix.name}.data-*")]
 
@@ -389,7 +389,7 @@ def _recover(directory: Path) -> str:
             return ""
     except ValueError:  # there, and empty
         pass
-    found = _found(directory)
+    found = _on_disk(directory)
     with suppress(OSError):  # a volume that is full or read-only: the next save writes it
         if not found:
             (directory / "checkpoint").unlink(missing_ok=True)
@@ -402,7 +402,7 @@ def _recover(directory: Path) -> str:
     )
 
 
-def _found(directory: Path) -> list[str]:
+def _on_disk(directory: Path) -> list[str]:
     """Return the paths of all complete checkpoints, named or not, by their steps."""
     found = sorted((step_of(path.stem), path) for path in directory.glob("ckpt-[0-9]*.index") if _PART not in path.name)
     return [str(path.with_suffix("")) for _, path in found]

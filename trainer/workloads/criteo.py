@@ -31,7 +31,7 @@ CHECKED = 100
 # Files of at most so many bytes together are counted at each start, which takes a second or two.
 COUNTED_BYTES = 2**28
 # Among how many lines the next one is drawn, and how many are filtered in one call.
-SHUFFLED = 10_000
+SHUFFLE_BUFFER = 10_000
 BLOCK = 500
 AHEAD = 2
 
@@ -89,7 +89,9 @@ def batches(files: Files, rows: Sequence[int], shard: Shard) -> tf.data.Dataset:
     )
     with tf.control_dependencies([enough] if enough is not None else []):
         own_count = tf.identity(own_count)
-    row = tf.data.Dataset.range(drawn // own_count, pipeline.ENDLESS).flat_map(lambda epoch: pipeline.shuffled(own, SHUFFLED, seed, epoch))
+    row = tf.data.Dataset.range(drawn // own_count, pipeline.ENDLESS).flat_map(
+        lambda epoch: pipeline.shuffled(own, SHUFFLE_BUFFER, seed, epoch)
+    )
     lines = row.skip(drawn % own_count).batch(shard.batch_size, drop_remainder=True)
     return _parsed(lines, files.train, rows)
 

@@ -21,7 +21,7 @@ from trainer.workloads.protocol import Shard
 # Examples that are cached in memory once they were read; a larger set is read again each epoch.
 CACHE_BYTES = 2**30
 # Among how many examples the next one is drawn, where they are not all in memory.
-SHUFFLED = 10_000
+SHUFFLE_BUFFER = 10_000
 SHUFFLE_BYTES = 2**28
 # Threads of a pipeline's own: with those of TensorFlow's operations, of which a task may have one, a pipeline and the
 # loop that reads it can wait for each other forever.
@@ -75,8 +75,8 @@ class Facts:
         """Return among how many examples the next one is drawn: all of them, where they are in memory."""
         if self.fits_in_memory and self.count:
             return self.count
-        fitting = SHUFFLE_BYTES // max(1, self.example_bytes) if self.example_bytes is not None else SHUFFLED
-        return max(1, min(SHUFFLED, fitting, self.count or SHUFFLED))
+        fitting = SHUFFLE_BYTES // max(1, self.example_bytes) if self.example_bytes is not None else SHUFFLE_BUFFER
+        return max(1, min(SHUFFLE_BUFFER, fitting, self.count or SHUFFLE_BUFFER))
 
 
 def gives_batches(dataset: tf.data.Dataset) -> bool:

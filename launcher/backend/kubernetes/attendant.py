@@ -26,7 +26,7 @@ from launcher.errors import LauncherError
 from launcher.notify.outbox import Channel
 from launcher.render.kubernetes.objects import ATTENDANT
 from launcher.runs.status import RunStatus, State
-from trainer.exit_codes import OF_SIGNALS
+from trainer.exit_codes import SIGNAL_BASE
 
 _POLL_INTERVAL = 1.0  # seconds
 _NOTIFY_TIMEOUT = 600.0  # seconds for which a message to people is tried
@@ -174,7 +174,7 @@ def _say(words: str) -> None:
 
 
 def _stop(number: int, _frame: object) -> NoReturn:
-    sys.exit(OF_SIGNALS + number)
+    sys.exit(SIGNAL_BASE + number)
 
 
 def main() -> int:

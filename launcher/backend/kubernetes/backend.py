@@ -42,7 +42,7 @@ from launcher.images import image_for
 from launcher.notify import ledger
 from launcher.notify.outbox import Channel
 from launcher.plan import planner
-from launcher.plan.target_rules import TARGETS
+from launcher.plan.target_rules import TARGET_RULES
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 from launcher.render.targets import Source
@@ -433,7 +433,7 @@ class KubernetesBackend:
         if stored is None:
             return None
         spec = _spec(stored)
-        plan = planner.plan(spec, "kubernetes", run_dir=TARGETS["kubernetes"].run_dir(self._runs, name))
+        plan = planner.plan(spec, "kubernetes", run_dir=TARGET_RULES["kubernetes"].run_dir(self._runs, name))
         return helper_pod.on_its_claim(self._cluster(name), Run(spec, plan, image_for(spec)))
 
     def _watched(self, name: str) -> _WatchedRun:

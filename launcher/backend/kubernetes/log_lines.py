@@ -31,7 +31,7 @@ class LogSelection:
         """Return the pods of these tasks."""
         return [pod for pod in pods if not self.tasks or task_of(pod) in self.tasks]
 
-    def cut(self, lines: list[LogLine]) -> list[LogLine]:
+    def select(self, lines: list[LogLine]) -> list[LogLine]:
         """Return the lines that are wanted, in order of time."""
         wanted = sorted((line for line in lines if self.since is None or line.time >= self.since), key=lambda line: line.time)
         if self.tail is None:
@@ -49,7 +49,7 @@ def read(cluster: Cluster, run: str, directory: Path, chosen: LogSelection) -> I
     """Yield the lines there are."""
     pods = status_source.pods_of(cluster, run)
     _store_attendant_lines(cluster, run, directory)
-    yield from chosen.cut(_all(pods, _reader(cluster, directory, chosen), directory, chosen))
+    yield from chosen.select(_all(pods, _reader(cluster, directory, chosen), directory, chosen))
 
 
 def follow(
@@ -82,7 +82,7 @@ def follow(
             continue
         answered = time.monotonic()
         if first:
-            yield from chosen.cut(_all(pods, reader, directory, chosen))
+            yield from chosen.select(_all(pods, reader, directory, chosen))
         else:
             yield from reader.new_lines(chosen.pods(pods))  # new lines: the nodes' clocks need not agree with ours
         first = False

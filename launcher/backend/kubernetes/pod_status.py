@@ -87,10 +87,10 @@ def tasks(seen: ClusterSnapshot, now: float) -> tuple[TaskStatus, ...]:
     return tuple(task for job in _by_role(seen.jobs) for task in _tasks(seen, job, now))
 
 
-def run_status(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], events: RunEvents, context: RunContext) -> RunStatus:
+def run_status(seen: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], events: RunEvents, context: RunContext) -> RunStatus:
     """Return the status of a run, made of its objects, of the events that its tasks wrote, and of what `context` knows beside them."""
-    tasks = events.statuses(of_pods)
-    state, why = _run_state(seen, of_pods, tasks, ready=events.progress.ready)
+    tasks = events.statuses(pod_statuses)
+    state, why = _run_state(seen, pod_statuses, tasks, ready=events.progress.ready)
     started = [time for job in seen.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]
     ended = [_ended(job) for job in seen.jobs]
     made = [*_by_role(seen.jobs)[:1], *([seen.jobset] if seen.jobset else [])]
@@ -112,7 +112,9 @@ def _by_role(jobs: Sequence[Object]) -> list[Object]:
     return sorted(jobs, key=lambda job: _order(_label(job, COMPONENT)))
 
 
-def _run_state(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], tasks: tuple[TaskStatus, ...], *, ready: bool) -> tuple[State, Why]:
+def _run_state(
+    seen: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], tasks: tuple[TaskStatus, ...], *, ready: bool
+) -> tuple[State, Why]:
     jobs = _by_role(seen.jobs)
     if seen.jobset and condition(seen.jobset, "Completed"):
         return State.SUCCEEDED, Why()
@@ -130,34 +132,34 @@ def _run_state(seen: ClusterSnapshot, of_pods: tuple[TaskStatus, ...], tasks: tu
         return State.FAILED, _why_failed(seen, tasks)
     if jobs and all(condition(job, "Complete") or (condition(job, "Failed") and job not in lost) for job in jobs):
         return State.SUCCEEDED, Why()
-    return _underway(_lacking(seen, of_pods), of_pods, tasks, ready=ready)
+    return _underway(_pending_reason(seen, pod_statuses), pod_statuses, tasks, ready=ready)
 
 
-def _lacking(seen: ClusterSnapshot, of_pods: Sequence[TaskStatus]) -> Why:
+def _pending_reason(seen: ClusterSnapshot, pod_statuses: Sequence[TaskStatus]) -> Why:
     """Return what a task that has no running pod waits for: the run's claims, else what its pod says; empty where none waits."""
-    waiting = [task for task in of_pods if task.state is State.PENDING]
+    waiting = [task for task in pod_statuses if task.state is State.PENDING]
     claims = (diagnosis.of_claim(claim, seen.about(claim)) for claim in seen.claims if waiting)
-    lacking = [Why(with_remedy(found.words, found.remedy), code=found.kind) for found in claims if found]
+    pending = [Why(with_remedy(found.words, found.remedy), code=found.kind) for found in claims if found]
     pods = (
         Why(with_remedy(f"{task.name}: {task.reason}", task.remedy), task.name, f"{task.name}: {task.reason_code}")
         for task in waiting
         if task.reason
     )
-    return next(iter(lacking), None) or next(pods, Why())
+    return next(iter(pending), None) or next(pods, Why())
 
 
-def _underway(lacking: Why, of_pods: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, ready: bool) -> tuple[State, Why]:
+def _underway(pending: Why, pod_statuses: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, ready: bool) -> tuple[State, Why]:
     """Return the state that fits what tasks tell: a run runs when it trains, not when a pod does."""
     states = [task.state for task in tasks]
     if State.STOPPED in states and not any(state in UNDERWAY for state in states):
-        return State.STOPPED, lacking
+        return State.STOPPED, pending
     # A task that cannot be scheduled, for example, or not pull its image: the run does not run, whatever the others do. Told by the cluster,
     # which has no words for a task that is merely made again.
-    hindered = any(task.state is State.PENDING and task.reason for task in of_pods)
+    hindered = any(task.state is State.PENDING and task.reason for task in pod_statuses)
     if (ready and not hindered) or all(state in {State.RUNNING, State.SUCCEEDED} for state in states):
-        return State.RUNNING, lacking
+        return State.RUNNING, pending
     waiting = (Why(f"{task.name}: {task.reason}", task.name) for task in tasks if task.state is State.PENDING and task.reason)
-    return State.PENDING, lacking if lacking.text else next(waiting, lacking)
+    return State.PENDING, pending if pending.text else next(waiting, pending)
 
 
 def leads(seen: ClusterSnapshot, job: Object) -> bool:

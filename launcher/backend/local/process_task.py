@@ -153,7 +153,7 @@ class ProcessTask(ControlledTask):
             process_identity.kill_session(self._process.pid)
 
     def decide(self, code: int) -> RestartDecision:
-        """Return what follows from this exit; code 75 is the parent's own, and the program's would be another."""
+        """Return what follows from this exit; code 75 is always the parent's, never the program's."""
         return self.decide_by_rule(code, "on_failure" if code == ExitCode.PEER_LOST else self.task.restart.when)
 
     def prevent_restart(self) -> None:

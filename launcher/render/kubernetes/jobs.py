@@ -19,7 +19,7 @@ from launcher.render.kubernetes.objects import (
     supported,
 )
 from launcher.spec.quantities import parse_duration
-from trainer.exit_codes import OF_SIGNALS, ExitCode
+from trainer.exit_codes import SIGNAL_BASE, ExitCode
 from trainer.strategies import SERVER_STRATEGIES, is_server
 
 # https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
@@ -78,7 +78,7 @@ def _failure_rules(run: Run, group: RoleGroup, *, in_jobset: bool, may_outgrow: 
     """Return what the exit codes of docs/architecture.md mean to a Job; the first rule that fits holds, all else counts."""
     final = [int(ExitCode.WRONG_CONFIGURATION)]
     if group.task.restart.when == "exit_code" and not role_rules.supervised(group.task):
-        final = list(range(1, OF_SIGNALS))
+        final = list(range(1, SIGNAL_BASE))
     if _follows_the_chief(run, group) or (not in_jobset and _waits_for_another_job(run, group)):
         # The trainer inside has waited: the run is over, and anyone who waits for these nodes need not wait for more attempts.
         final.append(int(ExitCode.PEER_LOST))
@@ -86,7 +86,7 @@ def _failure_rules(run: Run, group: RoleGroup, *, in_jobset: bool, may_outgrow: 
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         _on_exit("FailJob", "In", final),
     ]
-    if pods.outlasts_eviction(run, group) or not may_outgrow:
+    if pods.killed_if_evicted(run, group) or not may_outgrow:
         # Otherwise a pod that outgrew its storage may end with this code, too, and no condition sets its eviction apart from a deletion.
         found.append(_on_exit("Ignore", "In", [int(ExitCode.STOPPED)]))
     if role_rules.supervised(group.task):

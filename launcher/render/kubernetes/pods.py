@@ -62,7 +62,7 @@ def template(run: Run, group: RoleGroup) -> Object:
     return overridden(run, group.role, {"metadata": metadata, "spec": spec})
 
 
-def outlasts_eviction(run: Run, group: RoleGroup) -> bool:
+def killed_if_evicted(run: Run, group: RoleGroup) -> bool:
     """Return whether a task that is evicted for its own excess is killed, rather than ends as one that somebody has deleted."""
     return role_rules.supervised(group.task) and run.plan.grace_period > _STOP_SECONDS
 
@@ -162,7 +162,7 @@ def _task_container(run: Run, group: RoleGroup) -> Object:
 
 def _env(run: Run, group: RoleGroup) -> list[Object]:
     values = ({"HOME": TMP} if group.task.is_hardened else {}) | group.task.env
-    if outlasts_eviction(run, group):
+    if killed_if_evicted(run, group):
         values |= {"TRAINER_STOP_SECONDS": str(_STOP_SECONDS)}
     single = [_env_value(source) for source in run.options.env_from if source.name is not None]
     taken = {entry["name"] for entry in single}

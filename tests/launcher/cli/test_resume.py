@@ -11,7 +11,7 @@ import pytest
 
 from launcher.backend.local.backend import LocalBackend
 from launcher.backend.model import Backend
-from launcher.cli.resume import Change, ResumeFlags, changed, decide, exclusive, from_where, is_there, move_aside, other_spec
+from launcher.cli.resume import Change, ResumeFlags, changed, decide_resume, exclusive, from_where, is_there, move_aside, other_spec
 from launcher.errors import UsageError
 from launcher.plan import planner
 from launcher.plan.models import Target
@@ -45,7 +45,7 @@ def run(state: State) -> RunStatus:
     ],
 )
 def test_what_is_clear_is_decided_without_asking(state: State, changes: list[Change], asked: ResumeFlags, decision: str) -> None:
-    assert decide(run(state), changes, asked, RUNS) == decision
+    assert decide_resume(run(state), changes, asked, RUNS) == decision
 
 
 LOST = {
@@ -59,31 +59,31 @@ RESUME = ResumeFlags(fresh=False, resume=True, may_prompt=False)
 @pytest.mark.parametrize("changes", [[], [("train.steps", 100, 200)], None])
 def test_a_run_whose_data_is_gone_starts_again_only_when_asked_to(code: str, changes: list[Change] | None, asked: ResumeFlags) -> None:
     with pytest.raises(UsageError, match="the claim mnist was deleted") as refused:
-        decide(LOST[code], changes, asked, RUNS)
+        decide_resume(LOST[code], changes, asked, RUNS)
     assert "--fresh" in refused.value.remedy
     assert "--resume" not in refused.value.remedy
-    assert decide(LOST[code], changes, ResumeFlags(fresh=True, resume=False, may_prompt=False), RUNS) == "fresh"
+    assert decide_resume(LOST[code], changes, ResumeFlags(fresh=True, resume=False, may_prompt=False), RUNS) == "fresh"
 
 
 def test_a_run_goes_on_from_another_claim_only_when_asked_to() -> None:
     with pytest.raises(UsageError) as refused:
-        decide(LOST["replaced"], [], NOTHING_ASKED, RUNS)
+        decide_resume(LOST["replaced"], [], NOTHING_ASKED, RUNS)
     assert "--resume to continue from the data on that one" in refused.value.remedy
-    assert decide(LOST["replaced"], [], RESUME, RUNS) == "resume"
-    assert decide(replace(LOST["replaced"], state=State.SUCCEEDED), [], NOTHING_ASKED, RUNS) == "complete"
+    assert decide_resume(LOST["replaced"], [], RESUME, RUNS) == "resume"
+    assert decide_resume(replace(LOST["replaced"], state=State.SUCCEEDED), [], NOTHING_ASKED, RUNS) == "complete"
 
 
 def test_nothing_there_is_started() -> None:
-    assert decide(None, None, NOTHING_ASKED, RUNS) == "start"
+    assert decide_resume(None, None, NOTHING_ASKED, RUNS) == "start"
 
 
 @pytest.mark.parametrize("old", [None, run(State.FAILED)])
 def test_fresh_is_fresh_also_when_little_is_known_of_the_old_run(old: RunStatus | None) -> None:
-    assert decide(old, None, ResumeFlags(fresh=True, resume=False, may_prompt=False), RUNS) == "fresh"
+    assert decide_resume(old, None, ResumeFlags(fresh=True, resume=False, may_prompt=False), RUNS) == "fresh"
 
 
 def test_a_run_whose_spec_is_not_known_is_started() -> None:
-    assert decide(run(State.FAILED), None, NOTHING_ASKED, RUNS) == "start"
+    assert decide_resume(run(State.FAILED), None, NOTHING_ASKED, RUNS) == "start"
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_a_run_that_was_started_elsewhere_is_known_by_its_spec_s_digest(
     state: State, digest: str, asked: ResumeFlags, decision: str
 ) -> None:
     old = replace(run(state), spec_digest=digest)
-    assert decide(old, None, asked, RUNS, digest="abc", elsewhere=True) == decision
-    assert decide(old, None, asked, RUNS, digest="abc-12345678", elsewhere=True) == decision  # it was started by an earlier version
+    assert decide_resume(old, None, asked, RUNS, digest="abc", elsewhere=True) == decision
+    assert decide_resume(old, None, asked, RUNS, digest="abc-12345678", elsewhere=True) == decision  # it was started by an earlier version
 
 
 @pytest.mark.parametrize(
@@ -108,21 +108,21 @@ def test_a_run_that_was_started_elsewhere_is_known_by_its_spec_s_digest(
     [(State.SUCCEEDED, "abc-1", "complete"), (State.SUCCEEDED, "abc", "complete"), (State.FAILED, "abc-2", "resume")],
 )
 def test_a_run_whose_code_is_mended_goes_on_and_one_that_is_complete_is_so_with_its_code(state: State, digest: str, decision: str) -> None:
-    assert decide(replace(run(state), spec_digest=digest), [], NOTHING_ASKED, RUNS, digest="abc-1") == decision
+    assert decide_resume(replace(run(state), spec_digest=digest), [], NOTHING_ASKED, RUNS, digest="abc-1") == decision
 
 
 def test_a_complete_run_of_other_code_is_asked_about() -> None:
     old = replace(run(State.SUCCEEDED), spec_digest="abc-2")
     with pytest.raises(UsageError, match="mnist is complete, and its code has changed since") as caught:
-        decide(old, [], NOTHING_ASKED, RUNS, digest="abc-1")
+        decide_resume(old, [], NOTHING_ASKED, RUNS, digest="abc-1")
     assert "--fresh" in caught.value.remedy
-    assert decide(old, [], ResumeFlags(fresh=False, resume=True, may_prompt=False), RUNS, digest="abc-1") == "resume"
+    assert decide_resume(old, [], ResumeFlags(fresh=False, resume=True, may_prompt=False), RUNS, digest="abc-1") == "resume"
 
 
 @pytest.mark.parametrize("digest, words", [("other", "from another spec"), ("", "from a spec that is not known any more")])
 def test_a_run_of_another_spec_that_was_started_elsewhere_is_asked_about(digest: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        decide(replace(run(State.STOPPED), spec_digest=digest), None, NOTHING_ASKED, RUNS, digest="abc", elsewhere=True)
+        decide_resume(replace(run(State.STOPPED), spec_digest=digest), None, NOTHING_ASKED, RUNS, digest="abc", elsewhere=True)
     assert "--resume" in caught.value.remedy
 
 
@@ -275,7 +275,7 @@ def test_a_lock_that_was_removed_while_one_waited_for_it_is_not_taken_for_the_lo
 @pytest.mark.parametrize("fresh", [True, False])
 def test_what_runs_is_left_alone(state: State, fresh: bool) -> None:
     with pytest.raises(UsageError) as caught:
-        decide(run(state), [], ResumeFlags(fresh=fresh, resume=False, may_prompt=True), RUNS)
+        decide_resume(run(state), [], ResumeFlags(fresh=fresh, resume=False, may_prompt=True), RUNS)
     assert "launcher logs -f mnist" in caught.value.remedy
     assert "launcher down mnist" in caught.value.remedy
 
@@ -283,7 +283,7 @@ def test_what_runs_is_left_alone(state: State, fresh: bool) -> None:
 @pytest.mark.parametrize("changes", [OTHER_LOSS, [("train.steps", 200, 100)], [("train.steps", 100, 200), *OTHER_LOSS]])
 def test_a_changed_spec_is_shown_and_asked_about(changes: list[Change], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError) as caught:
-        decide(run(State.STOPPED), changes, NOTHING_ASKED, RUNS)
+        decide_resume(run(State.STOPPED), changes, NOTHING_ASKED, RUNS)
     assert caught.value.exit_code == 2
     assert "--resume" in caught.value.remedy
     assert "--fresh" in caught.value.remedy
@@ -307,6 +307,6 @@ def test_the_old_run_is_moved_aside_whole(tmp_path: Path) -> None:
 
 def test_a_run_that_was_started_elsewhere_goes_on_with_other_code_as_one_from_here_does() -> None:
     old = replace(run(State.STOPPED), spec_digest="abc-11111111")
-    assert decide(old, None, NOTHING_ASKED, RUNS, digest="abc-22222222", elsewhere=True) == "resume"
+    assert decide_resume(old, None, NOTHING_ASKED, RUNS, digest="abc-22222222", elsewhere=True) == "resume"
     with pytest.raises(UsageError, match="is complete, and its code has changed since"):
-        decide(replace(old, state=State.SUCCEEDED), None, NOTHING_ASKED, RUNS, digest="abc-22222222", elsewhere=True)
+        decide_resume(replace(old, state=State.SUCCEEDED), None, NOTHING_ASKED, RUNS, digest="abc-22222222", elsewhere=True)

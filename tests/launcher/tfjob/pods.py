@@ -11,7 +11,7 @@ import yaml
 
 from launcher.images import image_for
 from launcher.plan import planner
-from launcher.plan.target_rules import TARGETS
+from launcher.plan.target_rules import TARGET_RULES
 from launcher.render.kubernetes.manifests import objects
 from launcher.render.kubernetes.objects import Run
 from launcher.spec.models import ClusterSpec
@@ -25,7 +25,7 @@ UNITS: dict[str, Decimal | int] = {"m": Decimal("0.001"), "k": 10**3, "M": 10**6
 
 def rendered(spec: ClusterSpec) -> dict[str, dict[str, Any]]:
     """Return the Job of each role."""
-    plan = planner.plan(spec, "kubernetes", run_dir=TARGETS["kubernetes"].run_dir(Path(), spec.name))
+    plan = planner.plan(spec, "kubernetes", run_dir=TARGET_RULES["kubernetes"].run_dir(Path(), spec.name))
     made = objects(Run(spec, plan, image_for(spec)))
     return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one["spec"] for one in made if one["kind"] == "Job"}
 

@@ -101,7 +101,7 @@ def test_a_large_set_is_not_kept_and_shuffled_among_some() -> None:
     large = tf.data.Dataset.range(2**24).map(lambda number: (tf.zeros([100]), number))
     facts = pipeline.inspect(large, "train_data")
     assert not facts.fits_in_memory
-    assert facts.buffer == pipeline.SHUFFLED
+    assert facts.buffer == pipeline.SHUFFLE_BUFFER
 
 
 def test_evaluation_is_once_and_in_order() -> None:

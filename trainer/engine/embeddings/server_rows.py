@@ -37,14 +37,14 @@ class ServerRows:
     def __init__(self, tables: Sequence[Table], servers: int, slots: Mapping[str, float], *, trained: bool) -> None:
         self.tables, self.servers, self.trained = tables, servers, trained
         self.dimension, self.dtype = tables[0].dimension, tables[0].dtype
-        self._start = dict(slots) if trained else {}
+        self._initial_slots = dict(slots) if trained else {}
         self._bases: dict[Table, int] = {}
         keys = 0
         for table in tables:
             self._bases[table] = keys
             keys += -(-table.rows // servers) * servers
-        self._local = keys // servers  # rows of each server
-        self.key = tf.int32 if keys <= tf.int32.max else tf.int64
+        self._rows_per_server = keys // servers  # rows of each server
+        self.key_dtype = tf.int32 if keys <= tf.int32.max else tf.int64
         self._variables: dict[str, list[tf.Variable]] = {}
         self._first_reader: Any = None
         self._readers: dict[str, Any] = {}
@@ -54,16 +54,16 @@ class ServerRows:
     @property
     def slots(self) -> Sequence[str]:
         """Return the names of what is kept for each row: "" for the row itself, then the optimizer's."""
-        return ["", *self._start]
+        return ["", *self._initial_slots]
 
     @property
     def bytes_of_server(self) -> int:
         """Return what each server holds."""
-        return self._local * self.dimension * int(self.dtype.size) * len(self.slots)
+        return self._rows_per_server * self.dimension * int(self.dtype.size) * len(self.slots)
 
     def create(self) -> None:
         """Allocate all rows on the servers that hold them; slots have their first values."""
-        shape = [self._local, self.dimension]
+        shape = [self._rows_per_server, self.dimension]
 
         def allocated(server: int) -> tf.Variable:
             with tf.device(device(server)):
@@ -72,7 +72,7 @@ class ServerRows:
         # The shape is an argument: of a constant one TensorFlow would make the rows a constant of the function, and keep it beside the rows that change.
         def fill(server: int, shape: tf.Tensor) -> None:
             for slot, variables in self._variables.items():
-                variables[server].assign(tf.fill(shape, tf.cast(self._start.get(slot, 0.0), self.dtype)))
+                variables[server].assign(tf.fill(shape, tf.cast(self._initial_slots.get(slot, 0.0), self.dtype)))
 
         self._variables = {slot: [allocated(server) for server in range(self.servers)] for slot in self.slots}
         self._on_each(fill, tf.constant(shape))
@@ -98,8 +98,8 @@ class ServerRows:
     def _on_each(self, work: Callable[..., None], *arguments: tf.Tensor) -> None:
         """Call `work` with the number of each server and `arguments`, on all servers at the same time.
 
-        In a function a variable takes a tensor over, of which there would else be two copies for a moment; one function for all, as it takes
-        a server longer to begin one than to fill a few rows.
+        In a function a variable takes over a tensor's memory, so there is no second copy. One function does it for all servers: to start one takes
+        longer than to fill a few rows.
         """
 
         def on_each(*given: tf.Tensor) -> None:
@@ -212,15 +212,15 @@ class ServerRows:
 
     def _keys(self, call: Call) -> tf.Tensor:
         """Return keys for a call's ids; see `check_ids`."""
-        return tf.cast(check_ids(call.table, call.ids), self.key) + tf.constant(self._bases[call.table], self.key)
+        return tf.cast(check_ids(call.table, call.ids), self.key_dtype) + tf.constant(self._bases[call.table], self.key_dtype)
 
     def no_rows(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the indices of no rows on a server, and their gradients."""
-        return tf.zeros([0], self.key), tf.zeros([0, self.dimension], self.dtype)
+        return tf.zeros([0], self.key_dtype), tf.zeros([0, self.dimension], self.dtype)
 
     def used(self, server: int, at: tf.Tensor) -> UsedRows:
         """Return the rows at indices `at` of a server, to be updated there."""
-        return UsedRows(self._variables[""][server], {slot: self._variables[slot][server] for slot in self._start}, at)
+        return UsedRows(self._variables[""][server], {slot: self._variables[slot][server] for slot in self._initial_slots}, at)
 
 
 _NUMBER = tf.TensorSpec([], tf.int32)

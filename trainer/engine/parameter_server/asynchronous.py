@@ -110,11 +110,17 @@ class AsynchronousSession(ServerSession):
         return self._step // self._workers.count
 
     def _run(self, iterator: Any, steps: int, assignment: Assignment) -> CallResult:
-        *totals, began_here, finite, start, done, global_step = self._call(iterator, constant(steps), constant(assignment.worker)).numpy()
+        *totals, from_finite_weights, finite, start, done, global_step = self._call(
+            iterator, constant(steps), constant(assignment.worker)
+        ).numpy()
         first_non_finite = round(start + finite) + 1 if finite < done else None  # others have taken steps meanwhile: not before this one
         numbers = np.array(totals, np.float32)
         return CallResult(
-            totals=numbers, steps=round(done), global_step=round(global_step), first_non_finite=first_non_finite, inherited=not began_here
+            totals=numbers,
+            steps=round(done),
+            global_step=round(global_step),
+            first_non_finite=first_non_finite,
+            weights_not_finite=not from_finite_weights,
         )
 
     def _make_call(self) -> Any:
@@ -137,8 +143,8 @@ class AsynchronousSession(ServerSession):
                 for variable, old, new in zip(state.averages, averages, new_averages, strict=True):
                     variable.assign_add(new - old)
                 # A loss that is not finite began here if the weights were finite.
-                began_here = tf.cond(tf.math.is_finite(measured[0]), lambda: tf.constant(False), lambda: _all_finite(values))
-                return tf.concat([measured, [tf.cast(began_here, tf.float32)]], 0)
+                from_finite_weights = tf.cond(tf.math.is_finite(measured[0]), lambda: tf.constant(False), lambda: _all_finite(values))
+                return tf.concat([measured, [tf.cast(from_finite_weights, tf.float32)]], 0)
 
             small = replica.operations is not None and replica.operations <= FEW_OPERATIONS
             totals = model_ops.repeat(steps, step, replica.width + 1, unrolled=_UNROLLED if small else 1)

@@ -58,7 +58,11 @@ class ServerSession(Session):
             self.model: keras.Model = built.model
             self.optimizer: keras.optimizers.Optimizer = built.optimizer
             self._state = ServerState(
-                self.model, self.optimizer, connection.servers, per_server=per_server, everywhere=bool(self.tables and self.tables.trained)
+                self.model,
+                self.optimizer,
+                connection.servers,
+                per_server=per_server,
+                count_on_all=bool(self.tables and self.tables.trained),
             )
             if self.tables:
                 self.tables.create()

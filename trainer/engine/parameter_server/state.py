@@ -109,13 +109,19 @@ class Group:
 class ServerState:
     """Variables on the parameter servers that mirror a Keras model and optimizer on the chief.
 
-    `per_server`: each server updates what it holds by itself, and what depends on more than single elements is held by one;
-    else all that the servers hold is updated together. With `everywhere` a server that holds nothing counts updates, too.
+    `per_server`: each server updates its own packs, or one holds all of them if updates are not elementwise; else one optimizer updates all.
+    With `count_on_all` a server that holds nothing counts updates, too.
     Random layers' seeds stay out: each step of each worker has its own, see Replica.
     """
 
     def __init__(
-        self, model: keras.Model, optimizer: keras.optimizers.Optimizer, servers: int, *, per_server: bool = False, everywhere: bool = False
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        servers: int,
+        *,
+        per_server: bool = False,
+        count_on_all: bool = False,
     ) -> None:
         self._model = model
         flat = packing.elementwise(optimizer) and all(v.constraint is None for v in model.trainable_variables)
@@ -123,7 +129,7 @@ class ServerState:
         packs = packing.lay_out(model.trainable_variables, holders, flat=flat)
         by_group = {server: [p for p in packs if p.server == server] for server in range(servers)} if per_server else {0: packs}
         self.groups = [
-            Group(model, optimizer, members, server) for server, members in by_group.items() if members or everywhere or not packs
+            Group(model, optimizer, members, server) for server, members in by_group.items() if members or count_on_all or not packs
         ]
         with tf.device(device(0)):
             self.averages = [tf.Variable(v.value) for v in self._average_sources()]

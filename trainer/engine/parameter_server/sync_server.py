@@ -38,7 +38,7 @@ class Server:
         self._types = [v.value.dtype for v in group.variables] + [a.dtype for a in averages]
         # Gradients of float32 may travel shorter; the moving averages' changes never do.
         self._sent = [wire if t == tf.float32 and i < len(group.variables) else t for i, t in enumerate(self._types)]
-        self._sent += [kind for rows in self._rows for kind in (rows.key, wire if rows.dtype == tf.float32 else rows.dtype)]
+        self._sent += [kind for rows in self._rows for kind in (rows.key_dtype, wire if rows.dtype == tf.float32 else rows.dtype)]
         self._replied = [tf.uint8] * max(1, len(self._types))  # the step, where it has nothing else
         with tf.device(self._device):
             # Without bounds: a worker that is never waited for cannot be blocked. A worker has one request under way at a time.

@@ -181,7 +181,7 @@ class CallResult:
     """Result of a call: `totals`, float32 [Measures.width], are sums over its `steps`.
 
     `global_step` is the cluster's after it, `waited` the seconds that it waited for others' gradients, where it reports that; `first_non_finite` the
-    first global step whose loss was not finite, `inherited` whether weights that were not finite made each such loss, `payload` whatever
+    first global step whose loss was not finite, `weights_not_finite` whether weights that were not finite made each such loss, `payload` whatever
     else it has for the chief.
     """
 
@@ -190,7 +190,7 @@ class CallResult:
     global_step: int = 0
     waited: float | None = None
     first_non_finite: int | None = None
-    inherited: bool = False
+    weights_not_finite: bool = False
     payload: Any = None
 
 
@@ -203,9 +203,9 @@ class Result(CallResult):
 
 
 def not_finite(results: Iterable[Result]) -> NotFinite | None:
-    """Return the first loss that was not finite, by the global step, of those from finite weights if there are some; None where all were."""
+    """Return the first loss that was not finite, by global step, those from finite weights before others; None where all were finite."""
     found = [
-        (result.inherited, NotFinite(result.first_non_finite, f"worker-{result.worker}"))
+        (result.weights_not_finite, NotFinite(result.first_non_finite, f"worker-{result.worker}"))
         for result in results
         if result.first_non_finite is not None
     ]

@@ -337,7 +337,7 @@ def test_a_gap_that_a_node_leaves_which_has_discarded_lines_is_marked_and_what_i
 
 def all_of(answers: Answers, kept: Path) -> list[LogLine]:
     chosen = log_lines.LogSelection()
-    return chosen.cut(log_lines._all([POD], log_lines._reader(cast("Cluster", answers), kept, chosen), kept, chosen))
+    return chosen.select(log_lines._all([POD], log_lines._reader(cast("Cluster", answers), kept, chosen), kept, chosen))
 
 
 def test_what_the_attendant_has_kept_of_pods_that_are_gone_is_shown_unless_more_is_kept_here(

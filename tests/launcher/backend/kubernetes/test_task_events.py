@@ -87,5 +87,5 @@ def test_what_looks_like_an_event_and_is_none_is_passed_over() -> None:
 
 def test_the_last_lines_are_those_of_each_task_over_its_attempts() -> None:
     lines = [LogLine(float(at), task, f"{task} {at}") for at in (3, 1, 2) for task in ("chief", "ps-0")]
-    assert [line.text for line in LogSelection(tail=1).cut(lines)] == ["chief 3", "ps-0 3"]
-    assert [line.text for line in LogSelection(since=2.0).cut(lines)] == ["chief 2", "ps-0 2", "chief 3", "ps-0 3"]
+    assert [line.text for line in LogSelection(tail=1).select(lines)] == ["chief 3", "ps-0 3"]
+    assert [line.text for line in LogSelection(since=2.0).select(lines)] == ["chief 2", "ps-0 2", "chief 3", "ps-0 3"]

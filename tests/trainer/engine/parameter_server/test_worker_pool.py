@@ -56,12 +56,14 @@ def test_an_error_that_names_a_task_or_is_of_another_kind_is_left_to_the_coordin
 
 
 def test_the_worker_is_named_whose_own_weights_were_finite() -> None:
-    def first_non_finite(worker: int, step: int, *, inherited: bool = False) -> Result:
+    def first_non_finite(worker: int, step: int, *, weights_not_finite: bool = False) -> Result:
         totals = np.zeros(2, np.float32)
-        return Result(worker=worker, seconds=1.0, steps=4, totals=totals, first_non_finite=step, inherited=inherited)
+        return Result(worker=worker, seconds=1.0, steps=4, totals=totals, first_non_finite=step, weights_not_finite=weights_not_finite)
 
     assert not_finite([result(0, 4, 0.0, 0.0)]) is None
-    assert not_finite([first_non_finite(0, 122, inherited=True), first_non_finite(1, 130)]) == NotFinite(130, "worker-1")
+    assert not_finite([first_non_finite(0, 122, weights_not_finite=True), first_non_finite(1, 130)]) == NotFinite(130, "worker-1")
     assert not_finite([first_non_finite(1, 61), first_non_finite(0, 62)]) == NotFinite(61, "worker-1")
     # That worker's call was lost with it.
-    assert not_finite([first_non_finite(0, 122, inherited=True), first_non_finite(2, 120, inherited=True)]) == NotFinite(120, "worker-2")
+    assert not_finite([first_non_finite(0, 122, weights_not_finite=True), first_non_finite(2, 120, weights_not_finite=True)]) == NotFinite(
+        120, "worker-2"
+    )
