@@ -10,6 +10,7 @@ TESTS =
 # ones and those in containers, start several TensorFlow processes of 0.4 GB each.
 JOBS = 3
 test: JOBS = 6
+test-slow: JOBS = 4
 KUBERNETES_JOBS = 6
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 # Options for the benchmark: make bench BENCH="--quick --json"

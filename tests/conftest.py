@@ -29,7 +29,7 @@ OF_THEIR_OWN = {mark: Path(__file__).parent / "e2e" / mark for mark in ("docker"
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Look only where tests are that are asked for: `pytest -m docker` says at once why it skips them, "not docker" imports none of them.
 
-    Few modules have a slow test; to import all others takes each test process ten seconds.
+    Few modules have a slow test; to import all others takes ten seconds.
     """
     asked: str = config.getoption("markexpr")
     wanted = OF_THEIR_OWN.get(asked)
@@ -67,7 +67,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """Fork the test processes from one that has collected the tests."""
-    Path(forked.shared.directory, forked.ARGUMENTS).write_text(json.dumps(config.invocation_params.args), encoding="utf-8")
+    given = config.invocation_params
+    asked = {"arguments": [str(word) for word in given.args], "directory": str(given.dir)}
+    Path(forked.shared.directory, forked.ASKED).write_text(json.dumps(asked), encoding="utf-8")
     for spec in specs:
         spec.python = shlex.join([sys.executable, str(Path(__file__).with_name("worker.py")), forked.shared.directory])
 

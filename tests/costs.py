@@ -30,6 +30,9 @@ def _own_group() -> Path | None:
     return None
 
 
+_COLLECTION = "collection, in all test processes"
+
+
 class Costs:
     """Reads the seconds where tests run, and adds them up where they are reported."""
 
@@ -44,7 +47,7 @@ class Costs:
         self._before = now
 
     def pytest_collection_finish(self) -> None:
-        self._note("collection, in all test processes", 0)
+        self._note(_COLLECTION, 0)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -59,6 +62,9 @@ class Costs:
                 self._sums[name] = [self._sums[name][0] + processors, self._sums[name][1] + seconds]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+        collecting = Path(forked.shared.directory, forked.SECONDS)  # of the process from which the test processes are forked
+        if collecting.exists():
+            self._sums[_COLLECTION][0] += float(collecting.read_text())
         rows = sorted(((name, costs[0], costs[1]) for name, costs in self._sums.items()), key=lambda row: -row[1])
         modules, tests = ([row for row in rows if ("::" in row[0]) == is_test] for is_test in (False, True))
         terminalreporter.section(f"costs: {sum(row[1] for row in modules):.0f} processor seconds; the dearest, and their seconds in all")

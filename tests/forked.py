@@ -1,9 +1,9 @@
-"""Processes of Python that are forked from one that has imported what they use: the launcher's command line, or TensorFlow.
+"""Processes of Python that are forked from one that has imported what they use: the launcher's command line, TensorFlow, or the tests.
 
 Each is a process of its own, with the directory, environment, input and output it is given. A command of the launcher costs what it does,
 a twentieth of a second, and not also Python's start and the imports, seven times as much; a process that trains costs four seconds of a
 core less, and so does each task that a launcher starts (`forked_python.py`). Python's own start is not tested so:
-tests/launcher/cli starts the real command for that, and wherever signals or terminals are the subject; tests/trainer starts real tasks.
+tests/launcher/cli starts the real command for that, and wherever signals or terminals are the subject; tests/trainer starts most tasks so, too.
 """
 
 import atexit
@@ -41,7 +41,8 @@ _LATER = {
 }
 _SERVER = "import sys; sys.path[0] = sys.argv[1]; from tests import forked; forked.serve(*sys.argv[2:4])"
 _LAUNCHER = [sys.executable, "-m", "launcher"]
-ARGUMENTS = "arguments"  # the file with those of pytest, beside the sockets
+# Files beside the sockets: what pytest was asked for, and the processor seconds that collecting took.
+ASKED, SECONDS = "asked", "seconds"
 
 
 # How the variables begin that a developer may have set for runs of their own.
@@ -92,7 +93,7 @@ shared = _Shared()
 
 
 class Process:
-    """A process that was forked for a command, `python FILE` or `python -m MODULE` of this repository; named as in subprocess.Popen."""
+    """A process that was forked for a command, `python FILE` or `python -m MODULE` of this repository, or `python -c`; named as subprocess.Popen."""
 
     def __init__(self, words: list[str], *, cwd: Path, env: Mapping[str, str], fds: tuple[int, int, int], engine: str) -> None:
         self.args, self.returncode = words, None
@@ -273,28 +274,46 @@ def serve(path: str, engine: str) -> None:
         forked_python.run(words)
 
 
+class _Collection:
+    """Notes whether all that was to be collected was: no module failed, or left itself out."""
+
+    is_complete = True
+
+    def pytest_collectreport(self, report: Any) -> None:
+        self.is_complete &= report.passed
+
+
 def _serve_tests(path: str) -> None:
     """Collect the tests that the run of pytest is asked for, and fork test processes, which are given code to run as `python -c` is."""
     import pytest
 
     forked_python.note_start(os.environ)
     shared.directory = str(Path(path).parent)
-    arguments = json.loads(Path(shared.directory, ARGUMENTS).read_text())
-    output = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    pytest.main([*arguments, "-n0", "--collect-only", "-qq"])  # each test process says itself what is wrong with them
-    os.dup2(output, 1)
+    asked = json.loads(Path(shared.directory, ASKED).read_text())
+    os.chdir(asked["directory"])
+    collection = _Collection()
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        code = pytest.main([*asked["arguments"], "-n0", "--collect-only", "-qq"], plugins=[collection])
+    if code != pytest.ExitCode.OK or not collection.is_complete:
+        # A module that was imported in part would count as imported, and lose tests without a word: each test process imports it, and says why.
+        kept = {sys.modules[__name__], forked_python}
+        for name in [name for name, module in sys.modules.items() if module not in kept and not forked_python.of_others(module)]:
+            del sys.modules[name]
+    Path(shared.directory, SECONDS).write_text(str(sum(os.times()[:2])))
     context = sys.modules.get("tensorflow.python.eager.context")
     assert not (context and context._context), "a test module uses TensorFlow as it is imported: a fork has none of its threads"
-    request = _next_request(path)
+    request = _next_request(path, end_with_caller=True)
     if request is not None:
         forked_python.become(request["words"], request["environment"], Path(request["cwd"]))
         sys.argv = ["-c"]
         forked_python.end_by(lambda: exec(request["words"][-1], {"__name__": "__main__"}))  # noqa: S102 - as `python -c` does
 
 
-def _next_request(path: str) -> dict[str, Any] | None:
-    """Return, in a process of its own, what each connection asks for; None once our input has ended."""
+def _next_request(path: str, *, end_with_caller: bool = False) -> dict[str, Any] | None:
+    """Return, in a process of its own, what each connection asks for; None once our input has ended.
+
+    `end_with_caller` kills the process if it still runs when the caller has been gone for a while.
+    """
     listening = socket.socket(socket.AF_UNIX)
     made = f"{path}.{os.getpid()}"
     listening.bind(made)
@@ -302,6 +321,7 @@ def _next_request(path: str) -> dict[str, Any] | None:
     Path(made).rename(path)  # perhaps over that of one that has died
     os.write(1, b"ready\n")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for those that we fork
     while True:
         ready, _, _ = select.select([listening.fileno(), 0], [], [])
         if 0 in ready:
@@ -319,11 +339,14 @@ def _next_request(path: str) -> dict[str, Any] | None:
             for fd in fds:
                 os.close(fd)
             connection.sendall(f"{pid}\n".encode())
+            if end_with_caller:
+                threading.Thread(target=_kill_late, args=(connection, pid), daemon=True).start()
             _, status = os.waitpid(pid, 0)
             with contextlib.suppress(BrokenPipeError):
                 connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
             os._exit(0)
         connection.close()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         for number, fd in enumerate(fds):
             os.dup2(fd, number)
             os.close(fd)
@@ -332,3 +355,12 @@ def _next_request(path: str) -> dict[str, Any] | None:
         if request["group"]:
             Path(request["group"]).write_text("0")  # of this process
         return request
+
+
+def _kill_late(connection: socket.socket, pid: int) -> None:
+    """Kill a process ten seconds after its caller has gone: xdist kills the caller where a test process hangs."""
+    gone = select.poll()
+    gone.register(connection, 0)  # reports that it was closed, and nothing else
+    gone.poll()
+    time.sleep(10)
+    os.kill(pid, signal.SIGKILL)

@@ -238,7 +238,7 @@ def run(words: Sequence[str]) -> NoReturn:
     module = "-m" in words[1:3]
     first = str(Path.cwd() if module else Path(program).resolve().parent)
     sys.argv = ["-m" if module else program, *arguments]
-    ours = [name for name, loaded in list(sys.modules.items()) if name in ("__main__", "sitecustomize") or not _of_others(loaded)]
+    ours = [name for name, loaded in list(sys.modules.items()) if name in ("__main__", "sitecustomize") or not of_others(loaded)]
     _kept.extend(sys.modules.pop(name) for name in ours)
     sys.path[:] = [
         *([] if safe else [first]),
@@ -287,7 +287,8 @@ def end_by(work: Callable[[], object]) -> NoReturn:
     os._exit((code or 0) & 0xFF)
 
 
-def _of_others(module: types.ModuleType) -> bool:
+def of_others(module: types.ModuleType) -> bool:
+    """Return whether a module is Python's own, or an installed package's."""
     places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
     return all(not place or place.startswith(_stays) for place in places)
 

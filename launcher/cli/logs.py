@@ -25,7 +25,7 @@ EXAMPLES = (
     ("launcher logs mnist --grep 'error|restart'", "the lines in which one of the words is"),
 )
 # Lines of each task among which the last ones about a task are looked for.
-_MAX_LINES_SEARCHED = 2000
+_LINES_SEARCHED = 2000
 
 
 def logs(
@@ -72,7 +72,7 @@ def logs(
     read = list(dict.fromkeys([role_rules.leader(task.name for task in known), *tasks]))
     position = Position()
     if tail is not None:
-        within = None if grep else max(_MAX_LINES_SEARCHED, tail)
+        within = None if grep else max(_LINES_SEARCHED, tail)
         there = position.note(backend.logs(run, tasks=read, follow=False, since=started_after, tail=within))
         for line in _last(filter(found, there), tasks, tail):
             write(line)

@@ -60,6 +60,7 @@ class Running:
         self.process: subprocess.Popen[bytes] | forked.Process
         output, theirs = os.pipe()
         if engine:
+            assert not pass_fds, "a forked process gets no more than stdin, stdout and stderr"
             self.process = forked.Process(argv, cwd=REPOSITORY, env=env, fds=(0, theirs, theirs), engine=engine)
         else:
             self.process = subprocess.Popen(argv, cwd=REPOSITORY, env=env, pass_fds=pass_fds, stdout=theirs, stderr=theirs)

@@ -38,7 +38,6 @@ def losses(here: Any) -> dict[str, dict[str, dict[int, float]]]:
         import tensorflow  # noqa: F401, ICN001
 
     from tests.trainer.engine.small import Alike, small_job
-    from trainer.engine.parameter_server import asynchronous
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.engine.parameter_server.synchronous import SynchronousSession
     from trainer.engine.parameter_server.worker_pool import connect
@@ -51,9 +50,7 @@ def losses(here: Any) -> dict[str, dict[str, dict[int, float]]]:
         "synchronous": (SynchronousSession, {"sync": {"replicas_to_aggregate": WORKERS}}),
     }
     told: dict[str, dict[str, dict[int, float]]] = {}
-    few = asynchronous.FEW_OPERATIONS
     for name, (made, settings) in kinds.items():
-        asynchronous.FEW_OPERATIONS = few if name == "asynchronous" else 0  # XLA takes seconds for a step that is unrolled
         session = made(Alike({"dropout": True}), small_job(steps=1_000_000, **settings), connection, lambda: False)
         alive.append(session)
         session.broadcast(0)

@@ -35,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 # Cases whose steps are unrolled, as a small model's are: the loop is the same for each optimizer, and an unrolled one takes a second more to trace.
-UNROLLED = ("adam", "adam-averages, clipnorm")
+UNROLLED = ("adam", "adam-averages, clipnorm", "compiled")
 assert set(UNROLLED) <= CASES.keys()
 
 # Settings of `train` for some of them.

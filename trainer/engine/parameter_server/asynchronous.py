@@ -120,7 +120,7 @@ class AsynchronousSession(ServerSession):
             steps=round(done),
             global_step=round(global_step),
             first_non_finite=first_non_finite,
-            weights_not_finite=not from_finite_weights,
+            weights_not_finite=first_non_finite is not None and not from_finite_weights,
         )
 
     def _make_call(self) -> Any:
@@ -142,7 +142,7 @@ class AsynchronousSession(ServerSession):
                     group.apply([_over_wire(g, wire, pack.server) for g, pack in zip(packed, group.packs, strict=True)])
                 for variable, old, new in zip(state.averages, averages, new_averages, strict=True):
                     variable.assign_add(new - old)
-                # A loss that is not finite began here if the weights were finite.
+                # Training diverged here where the weights still were finite.
                 from_finite_weights = tf.cond(tf.math.is_finite(measured[0]), lambda: tf.constant(False), lambda: _all_finite(values))
                 return tf.concat([measured, [tf.cast(from_finite_weights, tf.float32)]], 0)
 

@@ -45,7 +45,7 @@ def test_who_waits_for_peers_does_not_run_yet() -> None:
 
 
 @pytest.mark.parametrize(
-    "of_pods, events, state, reason",
+    "pod_statuses, events, state, reason",
     [
         ([State.RUNNING, State.RUNNING], ["waiting"], State.PENDING, "chief: waiting for worker-1"),
         ([State.RUNNING, State.RUNNING], ["waiting", "ready"], State.RUNNING, ""),
@@ -53,10 +53,12 @@ def test_who_waits_for_peers_does_not_run_yet() -> None:
         ([State.SUCCEEDED, State.STOPPED], [], State.STOPPED, ""),
     ],
 )
-def test_a_run_runs_when_it_trains_and_no_pod_is_lacking(of_pods: list[State], events: list[str], state: State, reason: str) -> None:
+def test_a_run_runs_when_it_trains_and_no_pod_is_lacking(pod_statuses: list[State], events: list[str], state: State, reason: str) -> None:
     run_events = RunEvents("chief")
     run_events.apply([line("chief", event, missing=[{"task": "worker-1"}]) for event in events])
-    told = [TaskStatus(name, of, "no room" if of is State.PENDING else "") for name, of in zip(("chief", "worker-0"), of_pods, strict=True)]
+    told = [
+        TaskStatus(name, of, "no room" if of is State.PENDING else "") for name, of in zip(("chief", "worker-0"), pod_statuses, strict=True)
+    ]
     found = run_status(ClusterSnapshot("digits", ()), tuple(told), run_events, RunContext())
     assert (found.state, found.reason) == (state, reason)
 
