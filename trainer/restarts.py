@@ -93,7 +93,7 @@ def decide_restart(
     Final are:
     - WRONG_CONFIGURATION; a `fingerprint` that begins with FINAL says why, where the code itself does not;
     - a second failure with the `fingerprint` of the first and no step forward between (user_errors.py, tracebacks.py): a third would be the same.
-      If each attempt ran `recovers_after`, only more than `max_restarts` in a row are final;
+      Attempts that each ran `recovers_after` are final only beyond `max_restarts` in a row;
     - with `policy.restart: exit_code`, exit codes below 128.
 
     All other failures count. Not counted are:

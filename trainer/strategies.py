@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, Literal, Mapping, NamedTuple, Tuple
 
 Strategy = Literal["single", "mirrored", "multi_worker_mirrored", "parameter_server", "manual"]
-# When a task ends by itself, what follows. `alone`: only it is started again. `all`: its peers exit 75, too (of a server the chief alone),
+# When a task ends by itself, what follows. `alone`: only it is started again. `all`: its peers exit 75, too (a server's: the chief alone),
 # and training goes on from the last checkpoint.
 Scope = Literal["alone", "all"]
 

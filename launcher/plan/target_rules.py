@@ -1,4 +1,4 @@
-"""The targets of plans: how tasks are addressed, where they find files, and what of a spec they do without. A new target is a row."""
+"""The targets of plans: how tasks are addressed, where they find files, and the spec fields that they lack. A new target is a row."""
 
 import os
 from collections.abc import Callable

@@ -94,7 +94,7 @@ class ControlledTask(ABC):
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing starts it again once it does not run; else it is still to be stopped."""
+        """Whether nothing restarts it once it has ended; else it must still be stopped."""
         return True
 
     def decide_by_rule(self, code: int, when: RestartWhen) -> RestartDecision:

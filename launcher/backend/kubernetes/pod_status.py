@@ -153,8 +153,8 @@ def _underway(pending: Why, pod_statuses: Sequence[TaskStatus], tasks: Sequence[
     states = [task.state for task in tasks]
     if State.STOPPED in states and not any(state in UNDERWAY for state in states):
         return State.STOPPED, pending
-    # A task that cannot be scheduled, for example, or not pull its image: the run does not run, whatever the others do. Told by the cluster,
-    # which has no words for a task that is merely made again.
+    # A task that cannot be scheduled, for example, or not pull its image: the run does not run, whatever the others do. The cluster gives that
+    # a reason, but none to a task that is merely recreated.
     hindered = any(task.state is State.PENDING and task.reason for task in pod_statuses)
     if (ready and not hindered) or all(state in {State.RUNNING, State.SUCCEEDED} for state in states):
         return State.RUNNING, pending
