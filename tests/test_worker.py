@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.trainer.conftest import is_alive, wait_until
+
 ROOT = Path(__file__).parents[1]
 # A module with one quick test, by which pytest finds tests/conftest.py.
 OTHER = "tests/launcher/runs/test_os_errors.py"
@@ -27,3 +31,16 @@ def test_a_test_process_that_dies_fails_its_test_and_another_goes_on(tmp_path: P
     assert "crashed while running" in done.stdout, done.stdout + done.stderr
     assert " 1 failed, " in done.stdout
     assert " passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_test_process_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    stays = "import os, threading, time\nfrom pathlib import Path\n\n\ndef test_it() -> None:\n"
+    stays += (
+        f"    Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n    threading.Thread(target=time.sleep, args=(600,)).start()\n"
+    )
+    (tmp_path / "test_staying.py").write_text(stays)
+    done = run(OTHER, str(tmp_path / "test_staying.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    pid = int((tmp_path / "pid").read_text())
+    wait_until("the test process to be killed", lambda: not is_alive(pid), told=lambda: pid)
