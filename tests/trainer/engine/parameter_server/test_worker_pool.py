@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.engine.parameter_server.worker_pool import Connection, Result, Workers, is_lost_worker_error, not_finite
+from trainer.engine.parameter_server import asynchronous
+from trainer.engine.parameter_server.asynchronous import AsynchronousSession
+from trainer.engine.parameter_server.worker_pool import Assignment, Connection, Result, Workers, is_lost_worker_error, not_finite
 from trainer.engine.session import NotFinite
 
 
@@ -67,3 +69,20 @@ def test_the_worker_is_named_whose_own_weights_were_finite() -> None:
     assert not_finite([first_non_finite(0, 122, weights_not_finite=True), first_non_finite(2, 120, weights_not_finite=True)]) == NotFinite(
         120, "worker-2"
     )
+
+
+@pytest.mark.parametrize(
+    "from_finite_weights,finite_steps,first,weights_not_finite",
+    [(0, 4, None, False), (1, 2, 13, False), (0, 0, 11, True)],
+    ids=["all finite", "weights were", "weights were not"],
+)
+def test_a_call_tells_its_first_loss_that_is_not_finite_and_whose_fault_it_is(
+    from_finite_weights: int, finite_steps: int, first: int | None, weights_not_finite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asynchronous, "constant", tf.constant)  # on this process's device: there is no chief
+    session = object.__new__(AsynchronousSession)
+    loss, start, done, global_step = 0.5, 10, 4, 20
+    session._call = lambda *_: tf.constant([loss, from_finite_weights, finite_steps, start, done, global_step], tf.float64)
+    call = session._run(None, done, Assignment(0, first=False))
+    assert (call.steps, call.global_step) == (done, global_step)
+    assert (call.first_non_finite, call.weights_not_finite) == (first, weights_not_finite)
