@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tests import forked_python
 
@@ -164,6 +164,14 @@ def _catches(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal (proc_pid_status(5), SigCgt). Raises OSError where it, or /proc, is not there."""
     caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+def piped(words: list[str], *, cwd: Path, env: Mapping[str, str], engine: str, errors: int | None = None) -> tuple[Process, TextIO]:
+    """Start a command and return what it writes, with its errors unless those go to the descriptor `errors`."""
+    reading, writing = os.pipe()
+    process = Process(words, cwd=cwd, env=env, fds=(0, writing, writing if errors is None else errors), engine=engine)
+    os.close(writing)
+    return process, os.fdopen(reading, encoding="utf-8")
 
 
 class Unended(subprocess.TimeoutExpired):

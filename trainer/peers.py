@@ -82,7 +82,7 @@ class ConnectionProber:
         self._fill()
 
     def _fill(self) -> None:
-        if self._filling:  # a attempt that failed at once comes back here: the loop below goes on, nothing nests
+        if self._filling:  # an attempt that failed at once comes back here: the loop below goes on, nothing nests
             return
         self._filling = True
         while self._waiting and len(self._open) < _MAX_OPEN:

@@ -152,8 +152,8 @@ def _unknown_key(path: Path, model: schema_lookup.Model, prefix: Path) -> Findin
     expected = f"one of {', '.join(known)}" if known else "no keys"
     if meant := nearest(key, known):
         return Finding(path, f"unknown key {named(key)}", expected, f"write `{meant}`", on="key")
-    if brought := _FOREIGN_KEYS.get(key.lower().replace("-", "_")):
-        return Finding(path, f"unknown key {named(key)}", expected, brought, on="key")
+    if remedy := _FOREIGN_KEYS.get(key.lower().replace("-", "_")):
+        return Finding(path, f"unknown key {named(key)}", expected, remedy, on="key")
     elsewhere = [(*prefix, *found) for found in schema_lookup.paths_of(model, key)]
     if elsewhere:
         paths = any_of(f"`{path_text(found)}`" for found in elsewhere[:4])

@@ -136,7 +136,8 @@ class Limits(Section):
         ge=0,
         le=1000,
         description="Restarts after failures, for each task, before the run fails. Those inside a container count no more once the chief or "
-        "evaluator has a newer checkpoint, or another task or a `command` has run for ten minutes; containers and pods that are replaced count for as long as the run lasts.",
+        "evaluator has a newer checkpoint, or another task or a `command` has run for ten minutes; "
+        "containers and pods that are replaced count for as long as the run lasts.",
     )
     start_timeout: Duration = Field("10m", description="How long tasks wait for their peers.")
     deadline: Duration | None = Field(None, description="The run fails when it takes longer than this. No limit when left out.")

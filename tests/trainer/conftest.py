@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import pytest
 
@@ -57,15 +57,16 @@ class Running:
 
     def __init__(self, argv: list[str], env: dict[str, str], pass_fds: tuple[int, ...], engine: str) -> None:
         self.lines: list[str] = []
-        self.process: subprocess.Popen[bytes] | forked.Process
-        output, theirs = os.pipe()
+        self.process: subprocess.Popen[str] | forked.Process
         if engine:
             assert not pass_fds, "a forked process gets no more than stdin, stdout and stderr"
-            self.process = forked.Process(argv, cwd=REPOSITORY, env=env, fds=(0, theirs, theirs), engine=engine)
+            self.process, self._output = forked.piped(argv, cwd=REPOSITORY, env=env, engine=engine)
         else:
-            self.process = subprocess.Popen(argv, cwd=REPOSITORY, env=env, pass_fds=pass_fds, stdout=theirs, stderr=theirs)
-        os.close(theirs)
-        self._output = os.fdopen(output, encoding="utf-8")
+            self.process = subprocess.Popen(
+                argv, cwd=REPOSITORY, env=env, pass_fds=pass_fds, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            assert self.process.stdout is not None
+            self._output = cast("TextIO", self.process.stdout)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

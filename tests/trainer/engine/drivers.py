@@ -36,11 +36,9 @@ def driven(module: str, count: int) -> Iterator[list[Task]]:
     with ExitStack() as stack:
         tasks: list[Task] = []
         for index in range(count):
-            reading, writing = os.pipe()
-            stdout = stack.enter_context(os.fdopen(reading))
             words = [sys.executable, str(driver), str(index), *addresses]
-            process = forked.Process(words, cwd=Path.cwd(), env=os.environ, fds=(0, writing, 2), engine=forked.TENSORFLOW)
-            os.close(writing)
+            process, stdout = forked.piped(words, cwd=Path.cwd(), env=os.environ, engine=forked.TENSORFLOW, errors=2)
+            stack.enter_context(stdout)
             stack.callback(process.close)
             stack.callback(process.kill)
             tasks.append(Task(process, stdout))

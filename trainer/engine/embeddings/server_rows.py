@@ -43,7 +43,7 @@ class ServerRows:
         for table in tables:
             self._bases[table] = keys
             keys += -(-table.rows // servers) * servers
-        self._rows_per_server = keys // servers  # rows of each server
+        self._rows_per_server = keys // servers
         self.key_dtype = tf.int32 if keys <= tf.int32.max else tf.int64
         self._variables: dict[str, list[tf.Variable]] = {}
         self._first_reader: Any = None
