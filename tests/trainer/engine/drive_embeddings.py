@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adamw": {"model": "few", "optimizer": "AdamW", "arguments": {"weight_decay": 0.1}},
 }
 
-# Cases whose steps are unrolled, as a small model's are: the loop is the same for each model, and an unrolled one takes seconds more to trace.
+# Cases whose steps are unrolled, as a small model's are: the loop is the same for each model, and an unrolled one starts later.
 UNROLLED = ("functional", "adagrad from nothing", "global clipnorm")
 assert set(UNROLLED) <= CASES.keys()
 

@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16": {"optimizer": "SGD"},
 }
 
-# Cases whose steps are unrolled, as a small model's are: the loop is the same for each optimizer, and an unrolled one takes a second more to trace.
+# Cases whose steps are unrolled, as a small model's are: the loop is the same for each optimizer, and an unrolled one starts later.
 UNROLLED = ("adam", "adam-averages, clipnorm", "compiled")
 assert set(UNROLLED) <= CASES.keys()
 

@@ -24,7 +24,7 @@ from trainer.engine.parameter_server.worker_pool import (
 from trainer.engine.session import NotFinite, Progress
 from trainer.workloads.protocol import Workload
 
-# A call's loop is unrolled: four steps a turn, which saves messages. A model of more operations gains little by that, and takes seconds longer to trace.
+# A call's loop is unrolled: four steps a turn, which saves messages. A model of more operations gains little by that, and starts seconds later.
 _UNROLLED, FEW_OPERATIONS = 4, 300
 
 
