@@ -25,7 +25,7 @@ class Timeouts:
     serve_on: float = 20.0  # a server asked to stop, for a chief that saves; below the 30 s that Kubernetes gives
     ending: float = 5.0  # between SIGTERM and SIGKILL where nothing can be lost
     saving: float = 60.0  # the same, at least, where there is a checkpoint to save
-    launcher_lost: float = 30.0  # between SIGTERM and SIGKILL when nobody is left to send the second signal
+    supervisor_lost: float = 30.0  # between SIGTERM and SIGKILL when nobody is left to send the second signal
     dismissed: float = 10.0  # between SIGTERM and SIGKILL for a program whose run has succeeded
     killed: float = 10.0  # for a process to end after SIGKILL; one that waits for a dead disk does not
 
@@ -40,7 +40,7 @@ class Stalls:
 
 @dataclass(frozen=True)
 class ParentJob:
-    """The program to run and the peers that it needs. `environment` is added to the parent's own; `lifeline` is the launcher's pipe."""
+    """The program to run and the peers that it needs. `environment` is added to the parent's own; `lifeline` is the pipe of the run's supervisor."""
 
     command: tuple[str, ...]
     role: str = "chief"

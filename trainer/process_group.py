@@ -29,7 +29,7 @@ def spawn(
 ) -> int:
     """Start `command` as the leader of a new process group and return its pid; it dies when this process does.
 
-    `bound`: the command calls lifeline.die_with_parent itself; other programs are wrapped for it.
+    `bound`: the command calls parent_death.die_with_parent itself; other programs are wrapped for it.
     Standard input is this process's own, and output and error where None is given for them.
     """
     pipe = _parent_pipe() if parent_death.needs_pipe() else None

@@ -23,7 +23,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class History:
-    """The history of a task: restarts counted against the limit, attempts in a row that ended early, how the last one failed, lost peers.
+    """The history of a task: restarts counted against the limit, attempts in a row of which all but the first ended early, how the last one failed, lost peers.
 
     `lost_from`: the highest step from which an attempt started that then lost a peer.
     """

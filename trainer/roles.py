@@ -1,4 +1,4 @@
-"""A task's role and strategy become what the training process does. One function a role.
+"""A task's role and strategy become what the training process does. One function for each kind of work: to serve, to evaluate, to train, to run a program.
 
 TensorFlow is imported by the roles that need all of it, not here: servers start without.
 """
@@ -216,7 +216,7 @@ def _train(context: Context) -> ExitCode:
         ready.watch.stop()
     if not outcome.finished:
         if ready.watch is not None:
-            servers.release(ready.watch.leaving, context.job.scratch_dir)
+            servers.notify_saved(ready.watch.leaving, context.job.scratch_dir)
         if STRATEGIES[strategy].in_step:
             # Nobody leaves before the chief has saved; a peer that is lost now takes nothing with it.
             with suppress(PeerLostError):

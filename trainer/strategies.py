@@ -1,4 +1,4 @@
-"""The strategies, a row each: what sets them apart. Imports nothing else: the parent of a user's program needs it, too."""
+"""The strategies, a row each: what sets them apart. Imports nothing else of the trainer: the parent of a user's program needs it, too."""
 
 from __future__ import annotations
 

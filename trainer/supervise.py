@@ -396,9 +396,9 @@ class _Supervisor:
             if os.read(self._job.lifeline, 4096):
                 return
         self._loop.forget(self._job.lifeline)
-        self._stop("the launcher is gone")
+        self._stop("the run's supervisor is gone")
         self._loop.call_later(
-            self._job.timeouts.launcher_lost, lambda: self._child.kill("the launcher is gone, and the time to stop is over")
+            self._job.timeouts.supervisor_lost, lambda: self._child.kill("the run's supervisor is gone, and the time to stop is over")
         )
 
     def _stop(self, reason: str) -> None:

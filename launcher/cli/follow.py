@@ -1,6 +1,7 @@
 """Follow a run in the foreground: lines and status to a view, Ctrl-C to the backend, until the run has ended.
 
-A run in the foreground never outlives this: however it is left, the run is stopped first.
+However this is left, the run is stopped first, unless its cluster cannot be reached. Where this is killed, a local or Docker run's supervisor
+stops the run; on Kubernetes the run continues.
 """
 
 import queue

@@ -1,6 +1,6 @@
 """Makes the plan: a valid spec and a target become tasks with addresses, TF_CONFIG, environment and rules. Pure.
 
-Facts about the machine come in as a Machine, so the same input always gives the same plan.
+Facts about the machine come in as a Machine, so the same input always gives the same plan; a caller that gives none gets this machine's.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The rules that follow from strategy and role alone: restart rules, who mounts the run directory, whose success is the run's.
 
-Source: docs/architecture.md, "Who restarts what", and the storage contract: only the chief writes.
+Source: docs/architecture.md, "Who restarts what", and the storage contract: only the chief writes, and the evaluator what it evaluated.
 """
 
 import posixpath

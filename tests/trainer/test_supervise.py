@@ -233,18 +233,18 @@ class TestStops:
 class TestLifelines:
     """Processes whose parent is gone."""
 
-    def test_without_the_launcher_it_stops(self, trainers: Any, pipe: tuple[int, int]) -> None:
+    def test_without_its_supervisor_it_stops(self, trainers: Any, pipe: tuple[int, int]) -> None:
         reading, writing = pipe
         run = trainers.supervise(*GRACEFUL, lifeline=reading, pass_fds=(reading,))
         run.line("ready")
         os.close(writing)
         assert run.code() == 143
         assert "saved" in run.lines
-        assert run.event("stopping")["reason"] == "the launcher is gone"
+        assert run.event("stopping")["reason"] == "the run's supervisor is gone"
 
-    def test_without_the_launcher_it_does_not_wait_for_ever(self, trainers: Any, pipe: tuple[int, int]) -> None:
+    def test_without_its_supervisor_it_does_not_wait_for_ever(self, trainers: Any, pipe: tuple[int, int]) -> None:
         reading, writing = pipe
-        run = trainers.supervise(*DEAF, lifeline=reading, pass_fds=(reading,), timeouts={"launcher_lost": 0.3})
+        run = trainers.supervise(*DEAF, lifeline=reading, pass_fds=(reading,), timeouts={"supervisor_lost": 0.3})
         run.line("ready")
         os.close(writing)
         assert run.code() == 137

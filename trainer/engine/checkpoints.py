@@ -1,6 +1,7 @@
 """Saves and restores the chief's model, optimizer and global step, as plain TensorFlow checkpoints.
 
-The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=..., step=..., seeds=[...], learning_rate=..., callbacks=...)`.
+The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=..., step=..., seeds=[...], learning_rate=..., callbacks=...)`, and parts
+of large embedding layers' tables.
 A checkpoint is complete before the `checkpoint` file names it, so a kill at any moment leaves the one before. It is made in memory first (`capture`), and
 `write` needs nothing of TensorFlow's state: another thread can do that while training goes on.
 
@@ -52,7 +53,7 @@ _ANY_SCHEDULE = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 1.0)
 
 
 class CheckpointError(WorkloadError):
-    """Training cannot resume from the run directory. Nothing in it was changed."""
+    """Training cannot resume from the run directory. No complete checkpoint in it was changed."""
 
 
 class NoSpaceError(CheckpointError):
@@ -267,7 +268,7 @@ class Checkpoints:
         Where there is no space beside `keep` others, the oldest goes before instead of afterwards, never the last one.
 
         Raises:
-            OSError: the disk does not take it. The checkpoints before are there, and nothing of this one.
+            OSError: the disk does not take it. The checkpoints before are there, but for those that went to make space, and nothing of this one.
         """
         path = str(self._directory / f"ckpt-{checkpoint.step}")
         others = [one for one in self._paths if one != path and _files_of(one)]  # somebody may have made space

@@ -72,7 +72,7 @@ def follow(workload: Workload | Agent, job: Job, report: Reporter, stopped: Call
 
 
 class _Chief:
-    """The state of the chief according to `run.json`, which it writes at least every few seconds."""
+    """The state of the chief according to `run.json`, which it writes again 10 s later, with its next call."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

@@ -1,4 +1,4 @@
-"""Saves checkpoints in a thread of its own, so that a volume that is full, read-only or broken, or that does not answer, holds up no step.
+"""Saves checkpoints in a thread of its own, so that training goes on where a volume is full, read-only or broken, or does not answer.
 
 The training thread copies the state to memory and goes on. A save that fails is reported at once and given up: a retry, after 1 s
 and up to 30 s, takes the state of its own time. At the end there is no later state: the copy stays until it is written.

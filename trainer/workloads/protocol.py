@@ -1,6 +1,6 @@
 """The interface between a workload and the training engine. The engine owns the loop, the strategy and the files.
 
-A workload says what to compute, never where: the same object trains on every strategy.
+A workload says what to compute, never where: the same object trains on every strategy; an Agent on those of its row in catalog.py.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The status of a run from its Jobs, pods and events. Pure.
 
-It promises: a run has succeeded only when every Job is complete; a task runs only when its container does; a run that
+It promises: a run has succeeded only when every Job is complete, or failed after the run's success; a task runs only when its container does; a run that
 has failed names the task, the attempt, the exit code and the last error line.
 """
 

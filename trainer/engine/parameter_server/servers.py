@@ -81,7 +81,7 @@ def stop_all(task: TaskConfig, scratch_dir: str) -> list[str]:
     return _notify_all(names, scratch_dir, _DONE)
 
 
-def release(leaving: Collection[str], scratch_dir: str) -> list[str]:
+def notify_saved(leaving: Collection[str], scratch_dir: str) -> list[str]:
     """Notify servers that were asked to stop that their state is saved; returns those that could not be notified within some seconds."""
     return _notify_all(leaving, scratch_dir, _SAVED)
 

@@ -41,7 +41,7 @@ for pid in sys.argv[3:]:
     os.kill(int(pid), signal.SIGURG)
 while not asked():
     time.sleep(0.1)
-print(before, *servers.release({"ps-0"}, sys.argv[2]), flush=True)
+print(before, *servers.notify_saved({"ps-0"}, sys.argv[2]), flush=True)
 os._exit(0)
 """
 
