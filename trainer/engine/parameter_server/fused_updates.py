@@ -1,4 +1,4 @@
-"""Applies gradients with a Keras optimizer, by TensorFlow's fused kernel where the arithmetic is the same.
+"""Applies gradients with a Keras optimizer, by TensorFlow's fused kernel, or to the rows in use alone, where the arithmetic is the same.
 
 Keras writes Adam as a dozen operations a variable; ResourceApplyAdam does the same in one. Formula:
 keras.optimizers.Adam.update_step and tf.raw_ops.ResourceApplyAdam both compute
@@ -6,6 +6,7 @@ m += (g - m)(1 - b1); v += (g^2 - v)(1 - b2); w -= lr sqrt(1 - b2^t)/(1 - b1^t) 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -51,8 +52,30 @@ def _tensor(variable: keras.Variable) -> tf.Variable:
     return variable.value
 
 
-def apply(optimizer: keras.optimizers.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> None:
+def _adagrad_rows(
+    optimizer: keras.optimizers.Adagrad, gradients: Sequence[Any], variables: Sequence[keras.Variable]
+) -> tuple[list[Any], list[keras.Variable]]:
+    """Update rows by gradients of rows, IndexedSlices, as keras.optimizers.Adagrad.update_step does; return the other gradients and variables.
+
+    A row that is there twice adds two squares. Keras reads the whole matrix, and writes two conditions a variable, of which 50 take seconds to trace.
+    """
+    others = []
+    for gradient, variable in zip(gradients, variables, strict=True):
+        if not isinstance(gradient, tf.IndexedSlices) or variable.constraint is not None:
+            others.append((gradient, variable))
+            continue
+        values, rows = tf.cast(gradient.values, variable.dtype), gradient.indices
+        squares = _tensor(optimizer._accumulators[optimizer._get_variable_index(variable)])  # noqa: SLF001 - as in `apply`
+        squares.scatter_add(tf.IndexedSlices(tf.square(values), rows))
+        step = tf.cast(optimizer.learning_rate, values.dtype) * values / tf.sqrt(squares.sparse_read(rows) + optimizer.epsilon)
+        _tensor(variable).scatter_sub(tf.IndexedSlices(step, rows))
+    return [gradient for gradient, _ in others], [variable for _, variable in others]
+
+
+def apply(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
     """Update `variables` as `optimizer.apply(gradients, variables)` does; the optimizer must be built on them. Without any this counts a step, too."""
+    if type(optimizer) is keras.optimizers.Adagrad and _plain(optimizer):
+        gradients, variables = _adagrad_rows(optimizer, gradients, variables)
     if not gradients and not fuses(optimizer, variables):
         optimizer.iterations.assign_add(1)
         return

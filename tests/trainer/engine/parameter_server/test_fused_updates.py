@@ -12,13 +12,16 @@ from trainer.engine.parameter_server import fused_updates
 
 def trained(make: Any, apply: Any, steps: int = 25) -> list[np.ndarray]:
     keras.utils.set_random_seed(1)
-    variables = [keras.Variable(np.ones(shape, np.float32)) for shape in ((3, 2), (4,))]
+    variables = [keras.Variable(np.ones(shape, np.float32)) for shape in ((3, 2), (4,), (5, 2))]
     optimizer = make()
     optimizer.build(variables)
     random = np.random.default_rng(2)
-    run = tf.function(lambda a, b: apply(optimizer, [a, b], variables))
+    # The last gradient is of the rows of an embedding layer, one of them used twice.
+    run = tf.function(
+        lambda a, b, rows: apply(optimizer, [a, b, tf.IndexedSlices(rows, tf.constant([4, 1, 4]), tf.constant([5, 2]))], variables)
+    )
     for _ in range(steps):
-        run(*(tf.constant(random.normal(size=v.shape).astype(np.float32)) for v in variables))
+        run(*(tf.constant(random.normal(size=shape).astype(np.float32)) for shape in ((3, 2), (4,), (3, 2))))
     return [np.asarray(v.value) for v in (*variables, *optimizer.variables)]
 
 
@@ -35,6 +38,8 @@ SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
         pytest.param(lambda: keras.optimizers.Adam(0.01, amsgrad=True), id="adam-amsgrad"),
         pytest.param(lambda: keras.optimizers.Adam(0.01, weight_decay=0.1), id="adam-decay"),
         pytest.param(lambda: keras.optimizers.SGD(0.1, momentum=0.9), id="sgd"),
+        pytest.param(lambda: keras.optimizers.Adagrad(SCHEDULE), id="adagrad"),
+        pytest.param(lambda: keras.optimizers.Adagrad(0.1, weight_decay=0.1), id="adagrad-decay"),
     ],
 )
 def test_apply_equals_keras(make: Any) -> None:
