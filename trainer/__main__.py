@@ -161,7 +161,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         _make_results(os.environ.get("RUN_DIR"))
     reported: dict[str, tuple[float, str]] = {}
     output = Output()
-    for number in _STOP_SIGNALS:  # where one comes when the supervisor has ended, the exit code is to be the same
+    for number in _STOP_SIGNALS:  # where one comes when `supervise` has returned, the exit code is to be the same
         signal.signal(number, lambda _number, _frame: None if reported else os._exit(ExitCode.STOPPED))
     code = supervise(_job(task, settings, command, lifeline), _recording(Reporter(name, output), reported), output)
     failed_at, why = reported.get("failed", (time.monotonic(), ""))

@@ -135,7 +135,7 @@ class Output:
             self._sink.push()
             self._arrange()
 
-    # For the supervisor
+    # For the parent
 
     def attach(self, loop: EventLoop) -> None:
         """Pass output on while `loop` runs."""

@@ -273,7 +273,7 @@ def _serve(context: Context) -> ExitCode:
 def _evaluate(context: Context) -> ExitCode:
     from trainer.engine import evaluator
 
-    last = evaluator.follow(_workload(context), context.job, context.report, context.stopped)
+    last = evaluator.evaluate_checkpoints(_workload(context), context.job, context.report, context.stopped)
     if last is None:
         return ExitCode.STOPPED
     _done(context, *last)

@@ -48,7 +48,7 @@ def supervise(job: ParentJob, report: Report, output: Output) -> int:
     with scratch.directory() as own, EventLoop() as loop:
         try:
             with contextlib.closing(Stacks(loop, own)) as stacks:
-                return _Supervisor(job, _unbreakable(report), loop, output, stacks, own).run()
+                return _Parent(job, _unbreakable(report), loop, output, stacks, own).run()
         finally:
             output.detach()
 
@@ -61,7 +61,7 @@ def _unbreakable(report: Report) -> Report:
     return safely
 
 
-class _Supervisor:
+class _Parent:
     """The state of one supervised task."""
 
     def __init__(self, job: ParentJob, report: Report, loop: EventLoop, output: Output, stacks: Stacks, directory: Path | None) -> None:

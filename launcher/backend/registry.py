@@ -13,14 +13,14 @@ class Entry:
     """A backend. `class_path`: its class as module:name, made with the runs directory, and with a Where if it is `in_namespaces`.
 
     `examiner`: the module of its checks for `launcher doctor`, whose function `examine` is a `launcher.backend.findings.Check`.
-    `home`: below the runs directory, where this machine keeps what it knows of the backend's runs. `in_namespaces`: its runs are in
+    `state_directory`: below the runs directory, where this machine keeps what it knows of the backend's runs. `in_namespaces`: its runs are in
     namespaces of clusters, and a `Where` names one. `in_directories`: what a run stores is in a directory of this machine.
     `by_labels`: runs that other machines have started are seen there, and known by their labels alone: of their spec the digest.
     """
 
     class_path: str
     examiner: str
-    home: str = ""
+    state_directory: str = ""
     in_namespaces: bool = False
     in_directories: bool = False
     by_labels: bool = False
@@ -29,11 +29,13 @@ class Entry:
 # A backend's name is also the target of its plans.
 BACKENDS: dict[Target, Entry] = {
     "local": Entry("launcher.backend.local.backend:LocalBackend", "launcher.backend.local.doctor", in_directories=True),
-    "docker": Entry("launcher.backend.docker.backend:DockerBackend", "launcher.backend.docker.doctor", home=OF_CONTAINERS, by_labels=True),
+    "docker": Entry(
+        "launcher.backend.docker.backend:DockerBackend", "launcher.backend.docker.doctor", state_directory=OF_CONTAINERS, by_labels=True
+    ),
     "kubernetes": Entry(
         "launcher.backend.kubernetes.backend:KubernetesBackend",
         "launcher.backend.kubernetes.doctor",
-        home=OF_CLUSTERS,
+        state_directory=OF_CLUSTERS,
         in_namespaces=True,
     ),
 }

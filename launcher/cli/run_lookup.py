@@ -24,7 +24,7 @@ def looks_like_file(name: str) -> bool:
 def runs_directory(runs: Path, on: str) -> Path:
     """Return the directory that holds what this machine keeps of a backend's runs, one directory a run."""
     found = entry(on)
-    return runs / found.home if found else runs
+    return runs / found.state_directory if found else runs
 
 
 def backends_of(runs: Path, name: str) -> list[str]:

@@ -27,7 +27,7 @@ from launcher.runs.reasons import with_remedy
 from launcher.runs.restart_policy import RestartDecision
 from launcher.runs.stalled_tasks import silent_servers
 from launcher.runs.state_file import Snapshot
-from launcher.runs.state_writer import Record, say
+from launcher.runs.state_writer import StateWriter, say
 from launcher.runs.status import Location, RunStatus, State
 from launcher.runs.task_tracker import TaskTracker
 from trainer.events import Event
@@ -188,7 +188,7 @@ class RunController:
         began = time.monotonic()
         self._ready_by: float | None = began + plan.start_timeout if self._trains else None
         self._done_by: float | None = began + plan.deadline if plan.deadline else None
-        self._record = Record(layout.state, self._snapshot)
+        self._state_writer = StateWriter(layout.state, self._snapshot)
         self._notifier = SupervisorNotifier(plan.notify, layout.notified, plan.spec_dir)
         self._lock = locks.HeldLock(layout.lock)
         self._directory_seen, self._directory_lost = self._started, False
@@ -197,15 +197,15 @@ class RunController:
     def start(self) -> None:
         """Start every task. Raises LauncherError or OSError, and leaves none, when one cannot be started."""
         try:
-            self._record.reserve()
-            self._record.save()
+            self._state_writer.reserve()
+            self._state_writer.save()
             for task in self._tasks.values():
                 task.log.note(f"run {self._plan.name} starts")
             self._runtime.start()
         except BaseException as error:
             self.abort(explain(error, "starting the tasks").message if isinstance(error, OSError) else str(error))
             raise
-        self._record.save()
+        self._state_writer.save()
 
     def run(self) -> None:
         """Supervise the run until nothing of it is left."""
@@ -214,7 +214,7 @@ class RunController:
             self._enforce_deadlines()
             self._next_wave()
             self._check_directory()
-            if self._record.save_if_due():
+            if self._state_writer.save_if_due():
                 for task in self._tasks.values():
                     task.log.catch_up()
         self._runtime.close(self)
@@ -242,7 +242,7 @@ class RunController:
 
     def tasks_changed(self) -> None:
         """Note that what is seen of the tasks is something else than before."""
-        self._record.changed()
+        self._state_writer.changed()
 
     def stop_requested(self, number: int | None) -> None:
         """Take in that the run is to stop: by a signal's number, or because the launcher is gone (None)."""
@@ -261,7 +261,7 @@ class RunController:
         own = about is task
         changed = about.tracker.apply(event, own=own)
         self._progress.apply(event, leads=own and task is self._leader)
-        self._record.changed(at_once=changed)
+        self._state_writer.changed(at_once=changed)
         if changed and event["event"] == "stalled":
             self._notifier.stalled()
             self._interrupt_frozen(about, event)
@@ -273,7 +273,7 @@ class RunController:
     def exited(self, task: ControlledTask, code: int | None) -> None:
         """Take in that a task has ended, and that nothing but this starts it again; `code` is None where its container was removed."""
         say(f"{task.name} ended: exit code {code}")
-        self._record.changed()
+        self._state_writer.changed()
         if self._ending:
             self._mark_ended(task, self._ending)
         elif self._state(self._leader.name) is State.SUCCEEDED and task.name not in self._plan.decisive:
@@ -338,7 +338,7 @@ class RunController:
             self._directory_seen = time.time()
             return
         self._directory_lost = True
-        self._record.disable()
+        self._state_writer.disable()
         at_once = self._runtime.on_directory_lost()
         self._stop(f"{self._layout.run_dir} was removed or replaced while the run ran", at_once=at_once)
 
@@ -355,11 +355,11 @@ class RunController:
                 self._stop_all(State.FAILED, f"{task.name}: {cause}", task.name)
             else:
                 self._restart(task, cause, counts=True)
-        self._record.changed()
+        self._state_writer.changed()
 
     def _restart(self, task: ControlledTask, cause: str, *, counts: bool) -> None:
         task.restart_later(cause, counts=counts)
-        self._record.changed()
+        self._state_writer.changed()
         self._revive_peers(task)
 
     def _revive_peers(self, task: ControlledTask) -> None:
@@ -410,7 +410,7 @@ class RunController:
         for task in self._tasks.values():
             if task.restart_at is not None:
                 task.mark_ended(State.STOPPED, task.tracker.state()[1])
-        self._record.changed()
+        self._state_writer.changed()
         return ending
 
     def _next_wave(self) -> None:
@@ -443,7 +443,7 @@ class RunController:
         lost_at = self._directory_seen if self._directory_lost else None
         self._runtime.clean_up(Outcome(ending.state, ending.reason, self._requests > 0, lost_at))
         say(f"{ending.state}: {ending.reason}" if ending.reason else ending.state)
-        self._record.save_at_last()
+        self._state_writer.save_at_last()
         self._notifier.end(self._status())
 
     # Bookkeeping
@@ -461,7 +461,7 @@ class RunController:
 
     def _until_due(self) -> float | None:
         """Return the seconds until something is to be done; None where nothing is."""
-        times = [self._record.due, self._notifier.due, *(() if self._ending else (self._ready_by, self._done_by))]
+        times = [self._state_writer.due, self._notifier.due, *(() if self._ending else (self._ready_by, self._done_by))]
         for task in self._tasks.values():
             times += (task.restart_at, task.stop_at, task.kill_at)
         due = min((at for at in times if at is not None), default=None)

@@ -21,7 +21,7 @@ _RESERVE = 256 * 1024
 _STDOUT = 1
 
 
-class Record:
+class StateWriter:
     """The state file of a run. `due` is when it is to be written next, of `monotonic`; None when it is up to date."""
 
     def __init__(self, path: Path, snapshot: Callable[[], Snapshot], monotonic: Callable[[], float] = time.monotonic) -> None:

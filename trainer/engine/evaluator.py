@@ -36,7 +36,9 @@ _WRITE_TIMEOUT = 1.0  # that an evaluation waits until it is written
 _VANISHED = 5  # checkpoints in a row that were deleted before they could be read; then there is advice to give
 
 
-def follow(workload: Workload | Agent, job: Job, report: Reporter, stopped: Callable[[], bool]) -> tuple[int, dict[str, float]] | None:
+def evaluate_checkpoints(
+    workload: Workload | Agent, job: Job, report: Reporter, stopped: Callable[[], bool]
+) -> tuple[int, dict[str, float]] | None:
     """Evaluate checkpoints until the run's last one is done; return the last evaluation's step and metrics, None when stopped.
 
     Each checkpoint is evaluated once; of those saved while one was being evaluated, the newest. One that cannot be
@@ -46,7 +48,7 @@ def follow(workload: Workload | Agent, job: Job, report: Reporter, stopped: Call
         PeerLostError: the chief has given no sign for `orphan_timeout`.
         WorkloadError: `train.export` does not fit the workload.
     """
-    chief, seen = _Chief(job), _EvaluatedCheckpoints(job.run_dir)
+    chief, seen = _ChiefState(job), _EvaluatedCheckpoints(job.run_dir)
     evaluator = _Evaluator(workload, job, report)
     try:
         while not stopped():
@@ -71,7 +73,7 @@ def follow(workload: Workload | Agent, job: Job, report: Reporter, stopped: Call
     return None
 
 
-class _Chief:
+class _ChiefState:
     """The state of the chief according to `run.json`, which it writes again 10 s later, with its next call."""
 
     def __init__(self, job: Job) -> None:

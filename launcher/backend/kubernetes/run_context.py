@@ -9,7 +9,7 @@ from launcher.render.kubernetes.objects import ATTENDANT
 from launcher.runs.status import ENDED, Location, Loss, RunStatus, State, TaskStatus
 
 # Those of a run's kinds that start tasks. They are made, never changed: one that is there is another launcher's.
-WORKLOADS = frozenset({"JobSet", "Job"})
+JOB_KINDS = frozenset({"JobSet", "Job"})
 _NOT_FOUND = "its Job is not found"
 _OPTIONAL_JOBS = ("-evaluator", f"-{ATTENDANT}")  # Jobs without which a run trains all the same
 
@@ -53,7 +53,7 @@ class RunContext:
         """Return the fields of a RunStatus: of these facts, and of the state, the reason and its task, and the tasks as the run's objects show them."""
         found = self.differences
         made: dict[str, Any] = {"state": state, "reason": reason, "reason_task": reason_task, "tasks": tasks}
-        hidden = [one for one in found.unlabelled if one.kind in WORKLOADS]
+        hidden = [one for one in found.unlabelled if one.kind in JOB_KINDS]
         if (found.deleted or found.unlabelled) and (state not in ENDED or hidden):
             there = {task.name for task in tasks}
             missing = [TaskStatus(name, State.STOPPED, _NOT_FOUND) for name in found.tasks if name not in there]
@@ -64,7 +64,7 @@ class RunContext:
                 "tasks": tuple(by_role),
                 "missing": tuple(map(str, (*found.deleted, *found.unlabelled))),
             }
-            lacking = [one for one in (*found.deleted, *hidden) if one.kind in WORKLOADS]
+            lacking = [one for one in (*found.deleted, *hidden) if one.kind in JOB_KINDS]
             if any(not one.name.endswith(_OPTIONAL_JOBS) for one in lacking):  # it stands still
                 made |= {"state": State.PENDING, "eta": None}
         attended = made["state"] in ENDED or self.attended

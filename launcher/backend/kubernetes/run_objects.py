@@ -10,7 +10,7 @@ from launcher.backend.kubernetes import admission, helper_pod, inventory, pod_st
 from launcher.backend.kubernetes.client import Cluster, Object, status_of
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.reconcile import lost
-from launcher.backend.kubernetes.run_context import WORKLOADS, ObjectRef
+from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
@@ -79,7 +79,7 @@ def dry_run(cluster: Cluster, made: Object) -> Object:
     """Return an object as the API server would have it after it was applied. Raises LauncherError with what it refuses."""
     if made["kind"] == "RoleBinding":
         return _dry_run_of_binding(cluster, made)
-    if made["kind"] not in WORKLOADS:
+    if made["kind"] not in JOB_KINDS:
         return cluster.apply(made, dry_run=True)
     # By another name: one of an earlier start may be there, and cannot be changed. A set's must leave room for those of its pods.
     head = {key: value for key, value in made["metadata"].items() if key != "name"}
@@ -222,7 +222,7 @@ def await_claim_deleted(cluster: Cluster, claim: str, meanwhile: Callable[[], ob
 
 def clear(cluster: Cluster, run: str, meanwhile: Callable[[], object]) -> None:
     """Delete the Jobs of an earlier start, which cannot be changed, and wait until they and their pods are gone, calling `meanwhile`."""
-    workloads = [one for one in existing_objects(cluster, run) if one.kind in WORKLOADS]
+    workloads = [one for one in existing_objects(cluster, run) if one.kind in JOB_KINDS]
     for one in workloads:
         delete(cluster, one)
     if workloads:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from launcher.backend.kubernetes import pod_status, run_objects, run_record, status_source
 from launcher.backend.kubernetes.client import Cluster, Object, status_of
 from launcher.backend.kubernetes.errors import UnreachableError
-from launcher.backend.kubernetes.run_context import WORKLOADS, ObjectRef
+from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import Run
 from launcher.runs.status import ENDED, RunStatus, State
@@ -140,12 +140,12 @@ class Start:
             # Before each: anyone who stops the run takes the lease away first, and deletes what is there only then.
             run_record.verify(self._cluster, self._lease)
             try:
-                return self._cluster.create(one) if kind in WORKLOADS else self._cluster.apply(one)
+                return self._cluster.create(one) if kind in JOB_KINDS else self._cluster.apply(one)
             except UnreachableError as error:
                 unanswered.append(error)
                 raise
             except LauncherError as error:
-                if kind not in WORKLOADS or status_of(error) != 409:
+                if kind not in JOB_KINDS or status_of(error) != 409:
                     raise
                 run_record.verify(self._cluster, self._lease)
                 there = self._cluster.get(kind, name) if unanswered else None
@@ -183,7 +183,7 @@ class Start:
         remove = functools.partial(run_objects.remove, self._cluster, self._run.name)
         steps: list[Callable[[], None]] = []
         if others:
-            steps += [functools.partial(run_objects.delete, self._cluster, one) for one in self._made if one.kind in WORKLOADS]
+            steps += [functools.partial(run_objects.delete, self._cluster, one) for one in self._made if one.kind in JOB_KINDS]
         elif not held:
             steps.append(functools.partial(remove, self._made))
         else:  # nobody else makes anything of the run: all there is, also what a request has made that was not answered

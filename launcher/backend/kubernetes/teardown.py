@@ -12,7 +12,7 @@ from launcher.backend.kubernetes import diagnosis, pod_status, run_objects, run_
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import node_of, task_of
-from launcher.backend.kubernetes.run_context import WORKLOADS, ObjectRef
+from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
 from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import TENSORBOARD
@@ -49,7 +49,7 @@ def stop(
 
     with logs.to_the_end(sorted(pods, key=lambda pod: not events.leads(task_of(pod)))):  # what the tasks write to the last
         for one in there:
-            if one.kind in WORKLOADS:
+            if one.kind in JOB_KINDS:
                 run_objects.delete(cluster, one)
         grace = max((pod["spec"].get("terminationGracePeriodSeconds") or 30 for pod in pods), default=0)
         for pod in pods:

@@ -12,7 +12,7 @@ import pytest
 from launcher.runs import state_file
 from launcher.runs.log_files import LineWriter, LogWriter
 from launcher.runs.state_file import Snapshot
-from launcher.runs.state_writer import Record
+from launcher.runs.state_writer import StateWriter
 from launcher.runs.status import RunStatus, State
 from tests import forked
 
@@ -82,7 +82,7 @@ def test_the_state_is_written_on_a_full_disk_again_and_again(disk: Path, capfd: 
     def snapshot() -> Snapshot:
         return Snapshot(RunStatus("run", "local", State.RUNNING, step=step[0], reason="x" * 20_000), "here")
 
-    record = Record(path, snapshot, lambda: now[0])
+    record = StateWriter(path, snapshot, lambda: now[0])
     record.reserve()
     assert record.save()
     fill(disk)
@@ -110,7 +110,7 @@ def test_the_state_is_written_on_a_full_disk_again_and_again(disk: Path, capfd: 
 def test_the_space_is_kept_again_as_soon_as_there_is_room(disk: Path) -> None:
     now, reserve, more = [1000.0], disk / "reserve", disk / "more"
     reason = ["x" * 300_000]
-    record = Record(
+    record = StateWriter(
         disk / "state.json", lambda: Snapshot(RunStatus("run", "local", State.RUNNING, reason=reason[0]), "here"), lambda: now[0]
     )
     record.reserve()
@@ -132,7 +132,7 @@ def test_the_space_is_kept_again_as_soon_as_there_is_room(disk: Path) -> None:
 
 
 def test_a_last_state_has_its_space_though_others_have_taken_the_room(disk: Path) -> None:
-    record = Record(disk / "state.json", lambda: Snapshot(RunStatus("run", "local", State.SUCCEEDED), "here"))
+    record = StateWriter(disk / "state.json", lambda: Snapshot(RunStatus("run", "local", State.SUCCEEDED), "here"))
     record.reserve()
     fill(disk)
     (disk / "reserve").unlink()

@@ -7,7 +7,7 @@ import pytest
 
 from launcher.runs import state_file
 from launcher.runs.state_file import Snapshot
-from launcher.runs.state_writer import Record
+from launcher.runs.state_writer import StateWriter
 from launcher.runs.status import RunStatus, State
 
 
@@ -20,7 +20,7 @@ def steps() -> Callable[[], Snapshot]:
 
 def test_progress_is_written_a_few_times_a_second_and_a_changed_state_at_once(tmp_path: Path, steps: Callable[[], Snapshot]) -> None:
     now = [1000.0]
-    record = Record(tmp_path / "state.json", steps, lambda: now[0])
+    record = StateWriter(tmp_path / "state.json", steps, lambda: now[0])
     record.save()
     written = []
     for _ in range(100):  # a second
@@ -40,7 +40,7 @@ def test_progress_is_written_a_few_times_a_second_and_a_changed_state_at_once(tm
 
 
 def test_the_last_state_has_its_space_and_gives_it_back(tmp_path: Path, steps: Callable[[], Snapshot]) -> None:
-    record = Record(tmp_path / "state.json", steps)
+    record = StateWriter(tmp_path / "state.json", steps)
     record.reserve()
     assert (tmp_path / "reserve").stat().st_size >= 64 * 1024
     record.save_at_last()
@@ -49,7 +49,7 @@ def test_the_last_state_has_its_space_and_gives_it_back(tmp_path: Path, steps: C
 
 
 def test_what_cannot_be_written_is_tried_again(tmp_path: Path, steps: Callable[[], Snapshot]) -> None:
-    record = Record(tmp_path / "missing" / "state.json", steps)
+    record = StateWriter(tmp_path / "missing" / "state.json", steps)
     assert not record.save()
     assert record.due is not None
     (tmp_path / "missing").mkdir()

@@ -129,7 +129,7 @@ def test_tensorboard_shows_the_film(tmp_path: Path) -> None:
 def test_an_evaluator_plays_the_checkpoints(tmp_path: Path) -> None:
     train(tmp_path, 400, has_evaluator=True)
     output, chosen = Output(), job_of(tmp_path, 400, has_evaluator=True)
-    last = evaluator.follow(GridworldDqn(PARAMS, "synthetic", 0), chosen, Reporter("evaluator", output), lambda: False)
+    last = evaluator.evaluate_checkpoints(GridworldDqn(PARAMS, "synthetic", 0), chosen, Reporter("evaluator", output), lambda: False)
     assert last is not None
     assert last[0] == 400
     assert set(last[1]) == {"loss", "reward", "q"}

@@ -190,7 +190,7 @@ def test_a_run_that_ended_early_is_over_and_one_of_fewer_steps_is_not(tmp_path: 
         return any(time.time() - event["time"] > 1 for event in output.events("evaluated"))
 
     job = settings(tmp_path, STEPS, has_evaluator=True)
-    assert evaluator.follow(Small({}), job, Reporter("evaluator", output), a_second_later) is None
+    assert evaluator.evaluate_checkpoints(Small({}), job, Reporter("evaluator", output), a_second_later) is None
     (tmp_path / "evaluations.json").unlink()
     (tmp_path / "run.json").write_text(json.dumps(facts))
     assert [event["step"] for event in follow(tmp_path).events("evaluated")] == [30]
@@ -198,6 +198,8 @@ def test_a_run_that_ended_early_is_over_and_one_of_fewer_steps_is_not(tmp_path: 
 
 def follow(run_dir: Path, params: dict[str, Any] | None = None) -> Output:
     output = Output()
-    last = evaluator.follow(Small(params or {}), settings(run_dir, STEPS, has_evaluator=True), Reporter("evaluator", output), lambda: False)
+    last = evaluator.evaluate_checkpoints(
+        Small(params or {}), settings(run_dir, STEPS, has_evaluator=True), Reporter("evaluator", output), lambda: False
+    )
     assert last is not None
     return output

@@ -94,7 +94,7 @@ def test_a_run_is_evaluated_with_averages_and_goes_on_with_them(tmp_path: Path) 
 
 def test_the_evaluator_reads_averages_from_the_checkpoint(tmp_path: Path) -> None:
     _, outcome, output = train(tmp_path, 20, params=KERAS_OWN)
-    last = evaluator.follow(Small(KERAS_OWN), settings(tmp_path, 20), Reporter("evaluator", output), lambda: False)
+    last = evaluator.evaluate_checkpoints(Small(KERAS_OWN), settings(tmp_path, 20), Reporter("evaluator", output), lambda: False)
     assert last is not None
     step, metrics = last
     assert step == 20
