@@ -166,35 +166,11 @@ def repeat(steps: tf.Tensor, step: Callable[[tf.Tensor], tf.Tensor], width: int,
         after: tuple[tf.Tensor, ...] = tf.while_loop(lambda done, *_: done + count <= steps, body, state)
         return after
 
-    step = _copied(step) if unrolled > 1 else step
     state = (tf.constant(0), tf.zeros([width]), tf.constant(0))
     for count in dict.fromkeys([unrolled, 1]):
         state = loop(count, state)
     _, totals, finite = state
     return tf.concat([totals, [tf.cast(finite, tf.float32)]], 0)
-
-
-def _copied(step: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return a function that adds the operations of `step` to the graph, which is traced here only: that takes most of a small model's start.
-
-    Calls of a TensorFlow function would be slower: none of a call's operations starts before all effects of the call before it.
-    """
-    traced = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int32)).graph
-    operations = traced.as_graph_def()
-    [returned] = traced.outputs[0].op.inputs  # the output itself waits for all effects of a step, at the cost of more messages
-    captured = [(inner.name, outer) for outer, inner in traced.captures]
-    names = {f"loc:@{node.name}".encode() for node in operations.node}
-    for node in operations.node:
-        if not names.issuperset(node.attr["_class"].list.s):  # colocated with what only the graph around has
-            del node.attr["_class"]
-
-    def copy(done: tf.Tensor) -> tf.Tensor:
-        capture = tf.compat.v1.get_default_graph().capture
-        inputs = {traced.inputs[0].name: done, **{name: capture(outer) for name, outer in captured}}
-        [measured] = tf.graph_util.import_graph_def(operations, inputs, [returned.name], name="step")
-        return measured
-
-    return copy
 
 
 def finite_until(before: tf.Tensor, done: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:

@@ -1,6 +1,7 @@
 """The computation of one replica in a step: batches become one mean gradient, and the numbers that are reported."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -39,7 +40,10 @@ class Replica:
         self._tables = tables
         self._workload, self._model, self._optimizer = workload, model, optimizer
         self._batches = job.train.gradients.accumulate
-        self._jit = job.train.jit_compile
+        jit = job.train.jit_compile
+        self._differentiate = tf.function(self._own, jit_compile=True, autograph=False) if jit else self._own
+        # Traced, and compiled, once for all the steps that a loop on parameter servers is unrolled to. Rows are looked up on other devices, step by step.
+        self._differentiate_at = self._at if tables else tf.function(self._at, jit_compile=jit or None, autograph=False)
         self._seed = job.seed
         self._own_step: user_step.UserStep | None = None
         if isinstance(workload, Stepping) and user_step.own_steps(workload):
@@ -68,7 +72,7 @@ class Replica:
     def step(self, iterator: Any) -> tuple[tf.Tensor, list[Any]]:
         """Take a step's batches from `iterator`; return its numbers and the gradients of the model's own variables."""
         variables = [v.value for v in self._model.trainable_variables]
-        measured, gradients, _ = self._mean(lambda: timed_next(iterator), self._own, [], variables)
+        measured, gradients, _ = self._mean(lambda: timed_next(iterator), self._differentiate, [], variables)
         return measured, gradients
 
     def step_of(self, batches: Any, waited: tf.Tensor) -> tuple[tf.Tensor, list[Any]]:
@@ -83,7 +87,7 @@ class Replica:
             index = next(each)
             return tf.nest.map_structure(lambda t: t[index], batches), waited / count
 
-        measured, gradients, _ = self._mean(take, self._own, [], variables, unrolled=True)
+        measured, gradients, _ = self._mean(take, self._differentiate, [], variables, unrolled=True)
         return measured, gradients
 
     def stateless_step(
@@ -102,33 +106,35 @@ class Replica:
         Random layers draw what no other `worker` does, nor this one in another `step`; both are scalars of integers.
         """
         own = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(worker, tf.int64), tf.cast(step, tf.int64) * self._batches])
-
-        def differentiate(state: Sequence[tf.Tensor], inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
-            fixed = _fixed(self._model, list(state))
-
-            given = [
-                *zip(self._model.trainable_variables, values, strict=True),
-                *zip(self._model.non_trainable_variables, fixed, strict=True),
-            ]
-
-            def forward() -> tuple[Any, list[tf.Tensor], tf.Tensor]:
-                outputs, after, own_losses = _stateless(self._model, values, fixed, list(state), inputs)
-                outputs = model_ops.in_float32(outputs)
-                return outputs, after, model_ops.total_loss(self._workload, (inputs, targets), outputs, own_losses, given)
-
-            with tf.control_dependencies(list(rows_after)):
-                used = self._tables.look_up(forward) if self._tables else NO_LOOKUPS
-            with tf.GradientTape() as tape:
-                tape.watch([*values, *used.rows])
-                with used.given():
-                    outputs, after, loss = forward()
-                scaled = self._optimizer.scale_loss(loss)
-            gradients = tape.gradient(scaled, [*values, *used.rows], unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            own, of_rows = gradients[: len(values)], used.gradients(gradients[len(values) :])
-            return model_ops.measures(self._workload, loss, targets, outputs), [*own, *of_rows], after
-
+        differentiate = partial(self._differentiate_at, values, rows_after)
         measured, gradients, (*after, _) = self._mean(lambda: timed_next(iterator), differentiate, [*averages, own], values)
         return measured, gradients, after
+
+    def _at(
+        self, values: list[tf.Tensor], rows_after: Sequence[tf.Tensor], state: Sequence[tf.Tensor], inputs: Any, targets: Any
+    ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
+        fixed = _fixed(self._model, list(state))
+
+        given = [
+            *zip(self._model.trainable_variables, values, strict=True),
+            *zip(self._model.non_trainable_variables, fixed, strict=True),
+        ]
+
+        def forward() -> tuple[Any, list[tf.Tensor], tf.Tensor]:
+            outputs, after, own_losses = _stateless(self._model, values, fixed, list(state), inputs)
+            outputs = model_ops.in_float32(outputs)
+            return outputs, after, model_ops.total_loss(self._workload, (inputs, targets), outputs, own_losses, given)
+
+        with tf.control_dependencies(list(rows_after)):
+            used = self._tables.look_up(forward) if self._tables else NO_LOOKUPS
+        with tf.GradientTape() as tape:
+            tape.watch([*values, *used.rows])
+            with used.given():
+                outputs, after, loss = forward()
+            scaled = self._optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, [*values, *used.rows], unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        own, of_rows = gradients[: len(values)], used.gradients(gradients[len(values) :])
+        return model_ops.measures(self._workload, loss, targets, outputs), [*own, *of_rows], after
 
     def _own(self, _: Sequence[tf.Tensor], inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
         with tf.GradientTape() as tape:
@@ -149,9 +155,6 @@ class Replica:
         *,
         unrolled: bool = False,
     ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
-        if self._jit:
-            differentiate = tf.function(differentiate, jit_compile=True, autograph=False)
-
         def batch(before: list[tf.Tensor]) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
             (inputs, targets), waited = take()
             measured, gradients, after = differentiate(before, inputs, targets)

@@ -149,20 +149,26 @@ def rows_here(local: Any) -> dict[str, Any]:
 
 def compared(case: str, scratch: Path, connection: Any) -> dict[str, Any]:
     """Train a case spread and by Keras's own updates; return the largest difference of any weight, and which layers are spread."""
+    from unittest.mock import patch
+
     import numpy as np
     import tensorflow as tf
 
     from trainer.engine.collectives.all_reduce import AllReduce
+    from trainer.engine.parameter_server import fused_updates
     from trainer.engine.replicated import LocalSession
     from trainer.workloads.loading import load_workload
 
     params = {"model": case, **CASES[case]}
     dense = job_of(scratch, params, embeddings=DENSE)
     one = LocalSession(load_workload(dense.train), dense, AllReduce())
-    apply = one.optimizer.apply
+    apply = fused_updates.apply
     # Of a row that a batch has twice Keras gets two gradients, and its optimizers square, and clip, each by itself.
-    object.__setattr__(one.optimizer, "apply", lambda gradients, variables: apply([tf.convert_to_tensor(g) for g in gradients], variables))
-    whole, spread = trained(one), trained(session(job_of(scratch, params), connection, unrolled=case in UNROLLED))
+    with patch.object(
+        fused_updates, "apply", lambda optimizer, gradients, of: apply(optimizer, list(map(tf.convert_to_tensor, gradients)), of)
+    ):
+        trained(one)
+    whole, spread = one, trained(session(job_of(scratch, params), connection, unrolled=case in UNROLLED))
     rows = rows_of(spread.tables)
     layers = {layer.name: layer for layer in whole.model._flatten_layers()}
     moved = [layer for name, layer in layers.items() if name in rows]
