@@ -20,7 +20,7 @@ from trainer.engine.session import PeerLostError, Session
 from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.port_holder import PortHolder
-from trainer.socket_filter import closed_to_others
+from trainer.socket_filter import restricted_to_loopback
 from trainer.strategies import STRATEGIES, is_server
 from trainer.tf_config import TaskConfig
 from trainer.workloads.protocol import Agent, Workload
@@ -134,7 +134,7 @@ def _multi_worker(context: Context, workload: Workload) -> Prepared:
 
     addresses = context.task.tasks()
     names = list(addresses)
-    with _signals_restored(), closed_to_others(context.task.address):
+    with _signals_restored(), restricted_to_loopback(context.task.address):
         all_reduce = AllReduce(len(names), names.index(context.task.name), context.job.train.gradients.wire)
     if message := all_reduce.meet(names, list(addresses.values())):
         context.report("notice", message=message)

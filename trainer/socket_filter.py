@@ -72,7 +72,7 @@ def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
     return socket.create_server(("", port), backlog=backlog)
 
 
-def close_to_others(address: str | None) -> int:
+def restrict_to_loopback(address: str | None) -> int:
     """Let only loopback reach what this process listens on at `address`, if that is a loopback address.
 
     Call it as soon as the server listens. Returns how many listening sockets were closed to others; 0 where there
@@ -89,12 +89,12 @@ def close_to_others(address: str | None) -> int:
 
 
 @contextlib.contextmanager
-def closed_to_others(address: str | None) -> Iterator[None]:
-    """Close the port as soon as what runs inside listens on it: TensorFlow does long before all peers are there."""
+def restricted_to_loopback(address: str | None) -> Iterator[None]:
+    """Do so as soon as what runs inside listens, or lets other threads run: TensorFlow may hold Python's lock until all peers are there."""
     done = threading.Event()
 
     def watch() -> None:
-        while not close_to_others(address) and not done.wait(_POLL_INTERVAL):
+        while not restrict_to_loopback(address) and not done.wait(_POLL_INTERVAL):
             pass
 
     needed = sys.platform == "linux" and address is not None and is_loopback(address)
@@ -107,7 +107,7 @@ def closed_to_others(address: str | None) -> Iterator[None]:
         done.set()
         if needed:
             watcher.join()
-            close_to_others(address)
+            restrict_to_loopback(address)
 
 
 def _filter_if_listening(fd: int, port: int) -> bool:

@@ -71,9 +71,11 @@ class Plan:
     start_timeout: float
     grace_period: float
     deadline: float | None
-    # Tasks whose success is the run's: the chief (or worker-0) and the evaluator. The others end with them.
+    # Tasks whose success is the run's, by role_rules.decisive. The others end with them.
     decisive: tuple[str, ...]
-    graces: dict[RoleName, float] = field(default_factory=dict)  # see rules.graces; of a user's own program
+    graces: dict[RoleName, float] = field(
+        default_factory=dict
+    )  # role_rules.graces: to end by itself after the run's success; of a user's own program
     notices: tuple[str, ...] = field(default=())
     spec_dir: str = ""  # the directory of the spec's file, which its relative paths are relative to
     notify: dict[str, Any] | None = None  # the spec's section on messages to people

@@ -179,7 +179,7 @@ class RunController:
         self._layout, self._plan, self._runtime = layout, plan, runtime
         self._tasks = {task.name: task for task in tasks}
         self._leader = self._tasks[plan.decisive[0]]
-        self._trains = any(stop_order.trains(task) for task in plan.tasks)
+        self._trains = any(stop_order.runs_trainer(task) for task in plan.tasks)
         self._progress = Progress()
         self._ending: Ending | None = None
         self._requests = 0  # to stop

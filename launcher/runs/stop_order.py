@@ -13,7 +13,7 @@ from trainer.strategies import is_server
 NOTHING_TO_SAVE = 5.0
 
 
-def trains(task: Task) -> bool:
+def runs_trainer(task: Task) -> bool:
     """Return whether the task runs the built-in trainer, which says when it is ready; a user's own command does not."""
     try:
         settings = json.loads(task.env.get("TRAINER_SETTINGS", "{}"))
@@ -24,7 +24,7 @@ def trains(task: Task) -> bool:
 
 def own_time(plan: Plan, task: Task) -> float:
     """Return the seconds that a task gets to end by itself once the run's work is done."""
-    return plan.grace_period if trains(task) else plan.graces.get(task.role, plan.grace_period)
+    return plan.grace_period if runs_trainer(task) else plan.graces.get(task.role, plan.grace_period)
 
 
 def waves(plan: Plan) -> list[frozenset[str]]:

@@ -153,8 +153,8 @@ class Limits(Section):
     )
     stall_timeout: Duration | None = Field(
         None,
-        description="A task that makes no progress for so long is stalled, and named in `status`. Left out: the longer of 60s and twenty times its median "
-        "step; a `command` is not judged then, else by its output.",
+        description="A task that makes no progress for so long is stalled, and named in `status`. Left out: the longest of 60s, twenty median steps and "
+        "three calls into TensorFlow; a `command` is not judged then, else by its output.",
     )
     on_stall: OnStall = Field(
         "tell",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.socket_filter import close_to_others, is_loopback
+from trainer.socket_filter import is_loopback, restrict_to_loopback
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's")
 
@@ -52,7 +52,7 @@ def test_others_are_shut_out(family: socket.AddressFamily, everywhere: str) -> N
     address = own_address()
     with listening(family, everywhere) as port:
         assert reachable(address, port)
-        assert close_to_others(f"127.0.0.1:{port}") == 1
+        assert restrict_to_loopback(f"127.0.0.1:{port}") == 1
         assert not reachable(address, port)
         assert reachable("127.0.0.1", port)
         if family == socket.AF_INET6:
@@ -61,8 +61,8 @@ def test_others_are_shut_out(family: socket.AddressFamily, everywhere: str) -> N
 
 def test_a_cluster_of_several_machines_stays_open() -> None:
     with listening(socket.AF_INET, "0.0.0.0") as port:
-        assert close_to_others(f"worker-0:{port}") == 0
-        assert close_to_others(None) == 0
+        assert restrict_to_loopback(f"worker-0:{port}") == 0
+        assert restrict_to_loopback(None) == 0
         assert reachable(own_address(), port)
 
 

@@ -111,7 +111,7 @@ class Hooks:
     def _begin(self, step: int) -> bool:
         model, optimizer = self._session.model, self._session.optimizer
         model.optimizer = optimizer  # the one that trains: settings may have made another
-        model._delete_tracking("optimizer")  # noqa: SLF001 - see compute.build: checkpoints have it beside the model
+        model._delete_tracking("optimizer")  # noqa: SLF001 - see model_ops.build: checkpoints have it beside the model
         model.stop_training = False
         epochs = self._span.epoch_at(self._job.steps - 1) + 1
         for callback in self._callbacks:

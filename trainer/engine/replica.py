@@ -94,12 +94,12 @@ class Replica:
         self,
         iterator: Any,
         values: list[tf.Tensor],
-        averages: list[tf.Tensor],
+        non_trainable: list[tf.Tensor],
         worker: tf.Tensor,
         step: tf.Tensor,
         rows_after: Sequence[tf.Tensor] = (),
     ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
-        """Do the same at given trainable values and moving averages; also return the averages after the step.
+        """Do the same at given trainable values and values of the floating variables that are not trained; also return those after the step.
 
         With tables, the gradients of the rows that it used, RowGradients, come after those of `values`; rows are looked up when `rows_after` are known.
 
@@ -107,7 +107,7 @@ class Replica:
         """
         own = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(worker, tf.int64), tf.cast(step, tf.int64) * self._batches])
         differentiate = partial(self._differentiate_at, values, rows_after)
-        measured, gradients, (*after, _) = self._mean(lambda: timed_next(iterator), differentiate, [*averages, own], values)
+        measured, gradients, (*after, _) = self._mean(lambda: timed_next(iterator), differentiate, [*non_trainable, own], values)
         return measured, gradients, after
 
     def _at(
@@ -203,8 +203,8 @@ def timed_next(iterator: Any) -> tuple[Any, tf.Tensor]:
 
 def _fixed(model: keras.Model, state: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return the values of the variables that are not trained, of a batch's state: moving averages, and what random layers' seeds are made of."""
-    *averages, own = state
-    given, drawn = iter(averages), iter(_seeds(len(model_ops.seeds(model)), own))
+    *non_trainable, own = state
+    given, drawn = iter(non_trainable), iter(_seeds(len(model_ops.seeds(model)), own))
     fixed = []
     for variable in model.non_trainable_variables:
         if variable.value.dtype.is_floating:

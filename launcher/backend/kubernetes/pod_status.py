@@ -1,6 +1,6 @@
 """The status of a run from its Jobs, pods and events. Pure.
 
-It promises: a run has succeeded only when every Job is complete, or failed after the run's success; a task runs only when its container does; a run that
+It promises: a run has succeeded when every Job is complete, or failed after the run's success, or when its JobSet is; a task runs only when its container does; a run that
 has failed names the task, the attempt, the exit code and the last error line.
 """
 
@@ -28,7 +28,7 @@ INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _STRATEGY = "tf-launcher/strategy"
-_FAILURES = "batch.kubernetes.io/job-index-failure-count"  # that count, of the pods of an index before this one
+_FAILURES = "batch.kubernetes.io/job-index-failure-count"  # on a pod: how many before it, of its index, failed and count
 _DIGEST = "tf-launcher/spec-digest"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 # Codes with which tasks end because another one did, or because the cluster asked them to.

@@ -86,7 +86,7 @@ class RunProcesses(Runtime):
     def clean_up(self, outcome: Outcome) -> None:
         """Put the outcome into run.json and remove the scratch directory; where the run's directory was lost, what of it came back."""
         if outcome.lost_at is None:
-            if any(stop_order.trains(task) for task in self._plan.tasks):
+            if any(stop_order.runs_trainer(task) for task in self._plan.tasks):
                 run_json.record_outcome(self._layout, outcome.state, outcome.reason)
             shutil.rmtree(self._layout.scratch, ignore_errors=True)
         elif not self._layout.lock.exists():  # else a run that is starting there removes it

@@ -27,7 +27,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 # Exit codes of a whole container that do not say that its trainer failed for good: peers that were not there, a container that could not
 # be started or whose end nobody saw (128 and 255 of containerd), one that was killed, such as one out of memory, and one asked to stop.
-_NOT_THE_TRAINERS = (int(ExitCode.PEER_LOST), 128, 137, int(ExitCode.STOPPED), 255)
+_RETRYABLE = (int(ExitCode.PEER_LOST), 128, 137, int(ExitCode.STOPPED), 255)
 
 # A longer time to live than this would overflow what Kubernetes keeps it in.
 _LONGEST = 2**31 - 1
@@ -91,7 +91,7 @@ def _failure_rules(run: Run, group: RoleGroup, *, in_jobset: bool, may_outgrow: 
         found.append(_on_exit("Ignore", "In", [int(ExitCode.STOPPED)]))
     if role_rules.supervised(group.task):
         # It has tried limits.max_restarts times before it left with a failure.
-        found.append(_on_exit("FailJob", "NotIn", list(_NOT_THE_TRAINERS)))
+        found.append(_on_exit("FailJob", "NotIn", list(_RETRYABLE)))
     return found
 
 

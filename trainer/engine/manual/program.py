@@ -32,7 +32,7 @@ from trainer.programs import devices
 from trainer.programs.cluster import Cluster, Task
 from trainer.programs.device_log import DeviceLog
 from trainer.programs.program_loading import Program
-from trainer.socket_filter import closed_to_others
+from trainer.socket_filter import restricted_to_loopback
 from trainer.tf_config import TaskConfig, task_name
 from trainer.workloads.errors import WorkloadError
 
@@ -109,7 +109,7 @@ def run(
 def _connect(task: TaskConfig) -> list[Task]:
     """Connect to every server; returns the chief and the servers with their devices, workers before ps."""
     cluster = tf.train.ClusterSpec({role: list(addresses) for role, addresses in task.cluster.items()})
-    with closed_to_others(task.address):
+    with restricted_to_loopback(task.address):
         tf.config.experimental_connect_to_cluster(cluster, job_name=task.role, task_index=task.index, protocol="grpc")
         found_devices = tf.config.list_logical_devices()  # the first thing asked for: it listens, and connects, only now
     found: dict[str, list[tuple[devices.Device, str]]] = {name: [] for name in task.tasks()}

@@ -133,14 +133,14 @@ class AsynchronousSession(ServerSession):
             steps = tf.clip_by_value(target - start, 0, steps)
 
             def step(done: tf.Tensor) -> tf.Tensor:
-                values, averages = state.read()
+                values, non_trainable = state.read()
                 # Its next call starts at least as many steps later as this one does.
-                measured, gradients, new_averages = replica.stateless_step(iterator, values, averages, worker, start + done)
+                measured, gradients, new_non_trainable = replica.stateless_step(iterator, values, non_trainable, worker, start + done)
                 if tables:
                     gradients = tables.apply(gradients, state.groups[0], lambda values, server: _over_wire(values, wire, server))
                 for group, packed in zip(state.groups, state.packed(gradients), strict=True):
                     group.apply([_over_wire(g, wire, pack.server) for g, pack in zip(packed, group.packs, strict=True)])
-                for variable, old, new in zip(state.averages, averages, new_averages, strict=True):
+                for variable, old, new in zip(state.non_trainable, non_trainable, new_non_trainable, strict=True):
                     variable.assign_add(new - old)
                 # Training diverged here where the weights still were finite.
                 from_finite_weights = tf.cond(tf.math.is_finite(measured[0]), lambda: tf.constant(False), lambda: _all_finite(values))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainer.engine.parameter_server.bare_server import server_class
 from trainer.engine.parameter_server.row_holder import RowHolder
-from trainer.socket_filter import close_to_others
+from trainer.socket_filter import restrict_to_loopback
 from trainer.tf_config import TaskConfig
 
 _POLL_INTERVAL = 0.1  # seconds between checks of the stop file
@@ -51,7 +51,7 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
     rows = RowHolder(task, scratch_dir) if task.role == "ps" else None  # before a chief can say that this has any
     # The name keeps it alive: a server that nothing refers to is taken down.
     _server = server_class()(cluster, job_name=task.role, task_index=task.index, protocol="grpc", start=True)
-    close_to_others(task.address)
+    restrict_to_loopback(task.address)
     until: float | None = None
     while not (message := _read_message(stop_path)):
         if asked.is_set() and until is None:

@@ -132,14 +132,14 @@ class ServerState:
             Group(model, optimizer, members, server) for server, members in by_group.items() if members or count_on_all or not packs
         ]
         with tf.device(device(0)):
-            self.averages = [tf.Variable(v.value) for v in self._average_sources()]
+            self.non_trainable = [tf.Variable(v.value) for v in self._non_trainable_sources()]
 
     @property
     def step(self) -> tf.Variable:
         """Return the count of updates, which is the global step."""
         return self.groups[0].step
 
-    def _average_sources(self) -> list[keras.Variable]:
+    def _non_trainable_sources(self) -> list[keras.Variable]:
         return [v for v in self._model.non_trainable_variables if v.value.dtype.is_floating]
 
     def unpacked(self, packed: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
@@ -156,14 +156,14 @@ class ServerState:
         return [[pack.join([tf.convert_to_tensor(gradients[i]) for i in pack.members]) for pack in group.packs] for group in self.groups]
 
     def read(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Return the trainable values in the model's order and the moving averages; on the caller's device."""
+        """Return the trainable values in the model's order and the floating ones that are not trained; on the caller's device."""
         values = self.unpacked([[tf.identity(v.value) for v in group.variables] for group in self.groups])
-        return values, [tf.identity(v) for v in self.averages]
+        return values, [tf.identity(v) for v in self.non_trainable]
 
     def assign_from_chief(self, step: int) -> None:
         """Copy the chief's model and optimizer to the servers and set the global step."""
-        for average, source in zip(self.averages, self._average_sources(), strict=True):
-            average.assign(source.value)
+        for variable, source in zip(self.non_trainable, self._non_trainable_sources(), strict=True):
+            variable.assign(source.value)
         for group in self.groups:
             group.assign_from_chief(step)
 
@@ -174,8 +174,8 @@ class ServerState:
 
     def copy_to_chief(self) -> None:
         """Copy the servers' state to the chief's model and optimizer."""
-        for average, source in zip(self.averages, self._average_sources(), strict=True):
-            source.value.assign(average.numpy())
+        for variable, source in zip(self.non_trainable, self._non_trainable_sources(), strict=True):
+            source.value.assign(variable.numpy())
         for group in self.groups:
             group.copy_to_chief()
 

@@ -26,17 +26,19 @@ _REQUEST_HEADER, _REPLY_HEADER = 2, 1  # numbers in front of a request (worker, 
 class Server:
     """The queues of one server, and what is run on it and against it.
 
-    A message is a list of vectors of bytes, one for each tensor: first the group's packs, then `averages`. A request also has, for each of
+    A message is a list of vectors of bytes, one for each tensor: first the group's packs, then `non_trainable`. A request also has, for each of
     `tables` that is trained, the indices of its rows on the server and their gradients.
     """
 
-    def __init__(self, group: Group, averages: Sequence[tf.Variable], workers: int, wire: tf.DType, tables: Tables | None = None) -> None:
-        self._group, self._averages, self._workers, self._tables = group, averages, workers, tables
+    def __init__(
+        self, group: Group, non_trainable: Sequence[tf.Variable], workers: int, wire: tf.DType, tables: Tables | None = None
+    ) -> None:
+        self._group, self._non_trainable, self._workers, self._tables = group, non_trainable, workers, tables
         self._rows = tables.trained if tables else []
         self._device = device(group.server)
-        self._shapes = [tuple(v.value.shape) for v in group.variables] + [tuple(a.shape) for a in averages]
-        self._types = [v.value.dtype for v in group.variables] + [a.dtype for a in averages]
-        # Gradients of float32 may travel shorter; the moving averages' changes never do.
+        self._shapes = [tuple(v.value.shape) for v in group.variables] + [tuple(a.shape) for a in non_trainable]
+        self._types = [v.value.dtype for v in group.variables] + [a.dtype for a in non_trainable]
+        # Gradients of float32 may travel shorter; changes of `non_trainable` never do.
         self._sent = [wire if t == tf.float32 and i < len(group.variables) else t for i, t in enumerate(self._types)]
         self._sent += [kind for rows in self._rows for kind in (rows.key_dtype, wire if rows.dtype == tf.float32 else rows.dtype)]
         self._replied = [tf.uint8] * max(1, len(self._types))  # the step, where it has nothing else
@@ -65,7 +67,7 @@ class Server:
         return step, [read_tensor(p, _REPLY_HEADER, t, s) for p, t, s in zip(parts, self._types, self._shapes, strict=False)]
 
     def send(self, worker: tf.Tensor, step: tf.Tensor, tensors: Sequence[tf.Tensor], rows: Sequence[RowGradients] = ()) -> None:
-        """Ask with the gradients of `step`, one tensor a pack, the changes of the averages, and gradients of rows."""
+        """Ask with the gradients of `step`, one tensor a pack, the changes of `non_trainable`, and gradients of rows."""
         of_tables = {one.lookup.group: one for one in rows}
         for group in self._rows:
             tensors = [*tensors, *(of_tables[group].of_server(self._group.server) if group in of_tables else group.no_rows())]
@@ -198,11 +200,11 @@ class Server:
             ]
             dense = self._tables.apply_mean(self._group, dense, rows)
         self._group.apply(dense)
-        for average, change in zip(self._averages, means[packs:], strict=True):
-            average.assign_add(change)
+        for variable, change in zip(self._non_trainable, means[packs:], strict=True):
+            variable.assign_add(change)
 
     def _reply(self, step: tf.Tensor) -> list[tf.Tensor]:
-        values = [v.value.read_value() for v in self._group.variables] + [a.read_value() for a in self._averages]
+        values = [v.value.read_value() for v in self._group.variables] + [a.read_value() for a in self._non_trainable]
         return [write_message([step], value) for value in values or [tf.zeros([0])]]
 
     def _answer(self, worker: tf.Tensor, reply: Sequence[tf.Tensor]) -> None:

@@ -43,11 +43,12 @@ class SynchronousSession(ServerSession):
         self._needed = job.train.sync.replicas_to_aggregate if job.train.sync else connection.workers
         super().__init__(workload, job, connection, stopped, replicas=self._needed, per_server=True)
         wire = tf.as_dtype(job.train.gradients.wire)
-        # Moving averages of layers are on the first server; what workers change of them is averaged there, too.
-        averages = [self._state.averages, *([] for _ in self._state.groups[1:])]
+        # Variables that are not trained, such as the moving averages of BatchNorm, are on the first server; what workers change of them is averaged there, too.
+        non_trainable = [self._state.non_trainable, *([] for _ in self._state.groups[1:])]
         with translate_peer_errors():
             self._servers = [
-                Server(group, own, connection.workers, wire, self.tables) for group, own in zip(self._state.groups, averages, strict=True)
+                Server(group, own, connection.workers, wire, self.tables)
+                for group, own in zip(self._state.groups, non_trainable, strict=True)
             ]
         self._rounds = [server.rounds(self._needed) for server in self._servers]
         self._answering = [server.answering() for server in self._servers]
@@ -217,12 +218,12 @@ class SynchronousSession(ServerSession):
                 with tf.control_dependencies(steps):
                     waited = clock.since(began)
                 ended = tf.reduce_any([step < 0 for step in steps])
-                averages = received[0][1][len(state.groups[0].packs) :]
+                non_trainable = received[0][1][len(state.groups[0].packs) :]
                 values = state.unpacked([tensors[: len(g.packs)] for (_, tensors), g in zip(received, state.groups, strict=True)])
                 # After the end this computes once more, in vain: cheaper than a condition around every step.
-                measured, gradients, after = replica.stateless_step(iterator, values, averages, worker, steps[0], rows_after=steps)
+                measured, gradients, after = replica.stateless_step(iterator, values, non_trainable, worker, steps[0], rows_after=steps)
                 rows = [one for one in gradients if isinstance(one, RowGradients)]
-                changes = [[new - old for new, old in zip(after, averages, strict=True)], *([] for _ in servers[1:])]
+                changes = [[new - old for new, old in zip(after, non_trainable, strict=True)], *([] for _ in servers[1:])]
                 packed = state.packed(gradients)
                 for server, (step, _), packs, extra in zip(servers, received, packed, changes, strict=True):
                     server.send(worker, tf.where(ended, LAST, step), [*packs, *extra], rows)
