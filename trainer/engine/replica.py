@@ -41,9 +41,10 @@ class Replica:
         self._workload, self._model, self._optimizer = workload, model, optimizer
         self._batches = job.train.gradients.accumulate
         jit = job.train.jit_compile
-        self._differentiate = tf.function(self._own, jit_compile=True, autograph=False) if jit else self._own
-        # Traced, and compiled, once for all the steps that a loop on parameter servers is unrolled to. Rows are looked up on other devices, step by step.
-        self._differentiate_at = self._at if tables else tf.function(self._at, jit_compile=jit or None, autograph=False)
+        self._gradients = tf.function(self._compute, jit_compile=True, autograph=False) if jit else self._compute
+        # Compiled once for all the steps that a loop on parameter servers is unrolled to. Without XLA each is traced: in copies of one function,
+        # random operations that keep a state would draw the same.
+        self._gradients_at = tf.function(self._compute_at, jit_compile=True, autograph=False) if jit else self._compute_at
         self._seed = job.seed
         self._own_step: user_step.UserStep | None = None
         if isinstance(workload, Stepping) and user_step.own_steps(workload):
@@ -72,7 +73,7 @@ class Replica:
     def step(self, iterator: Any) -> tuple[tf.Tensor, list[Any]]:
         """Take a step's batches from `iterator`; return its numbers and the gradients of the model's own variables."""
         variables = [v.value for v in self._model.trainable_variables]
-        measured, gradients, _ = self._mean(lambda: timed_next(iterator), self._differentiate, [], variables)
+        measured, gradients, _ = self._mean(lambda: timed_next(iterator), self._gradients, [], variables)
         return measured, gradients
 
     def step_of(self, batches: Any, waited: tf.Tensor) -> tuple[tf.Tensor, list[Any]]:
@@ -87,7 +88,7 @@ class Replica:
             index = next(each)
             return tf.nest.map_structure(lambda t: t[index], batches), waited / count
 
-        measured, gradients, _ = self._mean(take, self._differentiate, [], variables, unrolled=True)
+        measured, gradients, _ = self._mean(take, self._gradients, [], variables, unrolled=True)
         return measured, gradients
 
     def stateless_step(
@@ -106,11 +107,11 @@ class Replica:
         Random layers draw what no other `worker` does, nor this one in another `step`; both are scalars of integers.
         """
         own = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(worker, tf.int64), tf.cast(step, tf.int64) * self._batches])
-        differentiate = partial(self._differentiate_at, values, rows_after)
+        differentiate = partial(self._gradients_at, values, rows_after)
         measured, gradients, (*after, _) = self._mean(lambda: timed_next(iterator), differentiate, [*non_trainable, own], values)
         return measured, gradients, after
 
-    def _at(
+    def _compute_at(
         self, values: list[tf.Tensor], rows_after: Sequence[tf.Tensor], state: Sequence[tf.Tensor], inputs: Any, targets: Any
     ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
         fixed = _fixed(self._model, list(state))
@@ -136,7 +137,7 @@ class Replica:
         own, of_rows = gradients[: len(values)], used.gradients(gradients[len(values) :])
         return model_ops.measures(self._workload, loss, targets, outputs), [*own, *of_rows], after
 
-    def _own(self, _: Sequence[tf.Tensor], inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
+    def _compute(self, _: Sequence[tf.Tensor], inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             outputs = model_ops.in_float32(self._model(inputs, **model_ops.training_argument(self._model, training=True)))
             loss = model_ops.total_loss(self._workload, (inputs, targets), outputs, self._model.losses)

@@ -59,7 +59,7 @@ def _adagrad_rows(
 
     A row that is there twice adds two squares. Keras reads the whole matrix, and writes two conditions a variable, of which 50 take seconds to trace.
     """
-    others = []
+    others, rate = [], optimizer.learning_rate
     for gradient, variable in zip(gradients, variables, strict=True):
         if not isinstance(gradient, tf.IndexedSlices) or variable.constraint is not None:
             others.append((gradient, variable))
@@ -67,7 +67,7 @@ def _adagrad_rows(
         values, rows = tf.cast(gradient.values, variable.dtype), gradient.indices
         squares = _tensor(optimizer._accumulators[optimizer._get_variable_index(variable)])  # noqa: SLF001 - as in `apply`
         squares.scatter_add(tf.IndexedSlices(tf.square(values), rows))
-        step = tf.cast(optimizer.learning_rate, values.dtype) * values / tf.sqrt(squares.sparse_read(rows) + optimizer.epsilon)
+        step = tf.cast(rate, values.dtype) * values / tf.sqrt(squares.sparse_read(rows) + optimizer.epsilon)
         _tensor(variable).scatter_sub(tf.IndexedSlices(step, rows))
     return [gradient for gradient, _ in others], [variable for _, variable in others]
 

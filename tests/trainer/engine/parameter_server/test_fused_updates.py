@@ -54,3 +54,30 @@ def test_the_fused_kernel_is_used_for_plain_adam_alone() -> None:
     assert fused_updates.fuses(keras.optimizers.Adam(0.1), variables)
     for optimizer in (keras.optimizers.Adam(0.1, clipvalue=1.0), keras.optimizers.AdamW(0.1), keras.optimizers.SGD(0.1)):
         assert not fused_updates.fuses(optimizer, variables)
+
+
+def rows_updated(apply: Any, dtype: str = "float32", constraint: Any = None) -> tuple[list[np.ndarray], Any]:
+    """Return a matrix, and what Adagrad keeps of it, after two updates of rows alone, of which one is there twice; and the optimizer."""
+    matrix = keras.Variable(np.ones((5, 2)), dtype=dtype)
+    matrix.constraint = constraint
+    optimizer = keras.optimizers.Adagrad(SCHEDULE)
+    optimizer.build([matrix])
+    gradient = tf.IndexedSlices(tf.constant([[1.0, -2.0], [3.0, 9.0], [0.5, 40.0]]), tf.constant([4, 1, 4]), tf.constant([5, 2]))
+    for _ in range(2):
+        tf.function(lambda: apply(optimizer, [gradient], [matrix]))()
+    return [np.asarray(tf.cast(v.value, tf.float32)) for v in (matrix, *optimizer.variables)], optimizer
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adagrad_updates_rows_without_keras_and_counts_the_step(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, _ = rows_updated(lambda optimizer, gradients, variables: optimizer.apply(gradients, variables), dtype)
+    monkeypatch.setattr(keras.optimizers.Adagrad, "apply", None)
+    ours, optimizer = rows_updated(fused_updates.apply, dtype)
+    assert int(optimizer.iterations) == 2
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=2e-5 if dtype == "float32" else 2e-2)
+
+
+def test_a_matrix_with_a_constraint_keeps_to_it() -> None:
+    (matrix, *_), _ = rows_updated(fused_updates.apply, constraint=keras.constraints.MaxNorm(1.0, axis=1))
+    assert np.linalg.norm(matrix, axis=1).max() <= 1.001

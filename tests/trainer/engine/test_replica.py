@@ -1,0 +1,61 @@
+"""The steps of a turn on parameter servers, in one process: what each draws, and how often they are compiled."""
+
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tests.trainer.engine.small import Alike, small_job
+from trainer.engine import model_ops
+from trainer.engine.replica import Replica
+from trainer.workloads.protocol import Shard
+
+STEPS = 4
+
+
+class Noisy(Alike):
+    """Adds a number to each output that an operation of TensorFlow draws, which keeps a state. Its loss is that number, its metric the square."""
+
+    def model(self) -> keras.Model:
+        inputs = keras.Input((4,))
+        noise = keras.layers.Lambda(lambda outputs: 0 * outputs + tf.random.uniform([1, 1]), output_shape=(2,))
+        return keras.Model(inputs, noise(keras.layers.Dense(2)(inputs)))
+
+    def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        del targets
+        return tf.reduce_mean(outputs)
+
+    def metrics(self, targets: tf.Tensor, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        del targets
+        return {"square": tf.reduce_mean(outputs) ** 2}
+
+
+def turn(workload: Any, **settings: Any) -> tuple[Replica, Any]:
+    """Return the replica of STEPS steps that one loop takes in a turn, and the sums of their numbers."""
+    job = small_job(**settings)
+    built = model_ops.build(workload, job)
+    replica = Replica(workload, built.model, built.optimizer, job)
+    values = [v.value for v in built.model.trainable_variables]
+
+    @tf.function(autograph=False)
+    def call(iterator: Any) -> tf.Tensor:
+        def step(done: tf.Tensor) -> tf.Tensor:
+            return replica.stateless_step(iterator, [tf.identity(v) for v in values], [], tf.constant(0), done)[0]
+
+        return model_ops.repeat(tf.constant(STEPS), step, replica.width, unrolled=STEPS)
+
+    return replica, call(iter(workload.train_data(Shard(job.batch_size, job.seed)))).numpy()
+
+
+@pytest.mark.parametrize("settings", [{}, {"jit_compile": True}])
+def test_each_step_of_a_turn_draws_numbers_of_its_own(settings: dict[str, Any]) -> None:
+    _, (total, squares, *_) = turn(Noisy({}), **settings)
+    mean = total / STEPS
+    assert squares / STEPS - mean**2 > 1e-4  # their variance
+
+
+def test_the_steps_of_a_turn_are_compiled_once() -> None:
+    replica, _ = turn(Alike({}), jit_compile=True)
+    compiled: Any = replica._gradients_at
+    assert compiled.experimental_get_tracing_count() == 1
