@@ -22,7 +22,7 @@ USER = 1000
 # The health check of a task's container: exit code 0 or 1, and one line that says why.
 HEALTH_COMMAND = ("python", "-P", "-m", "trainer", "--health")
 
-# The label with the digest of the sources that an image was built from: launcher/image_build/context.py.
+# The label with the digest of the trainer's sources that an image was built from: launcher/image_build/context.py.
 SOURCE_DIGEST = "tf-launcher.sources"
 BASE_NAME = "org.opencontainers.image.base.name"
 

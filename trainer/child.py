@@ -79,7 +79,7 @@ class Child:
         raised = tracebacks.last(self._output.tail)
         return (raised.line, raised.fingerprint) if raised else ("", "")
 
-    def warn(self) -> None:
+    def announce_stop(self) -> None:
         """Tell a server that it is to stop when its chief has saved."""
         if self.pid is not None:
             os.kill(self.pid, signal.SIGURG)

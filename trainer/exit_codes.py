@@ -32,7 +32,7 @@ SIGKILL = SIGNAL_BASE + 9  # a shell's code for a process that was killed, for e
 
 MEANING: dict[int, str] = {
     ExitCode.DONE: "done",
-    ExitCode.WRONG_CONFIGURATION: "the configuration is wrong; never started again",
+    ExitCode.WRONG_CONFIGURATION: "the configuration is wrong; not started again",
     ExitCode.PEER_LOST: "a peer was lost or not there; started again",
     ExitCode.STOPPED: "asked to stop, checkpoint saved; started again without counting",
 }

@@ -90,7 +90,7 @@ def restrict_to_loopback(address: str | None) -> int:
 
 @contextlib.contextmanager
 def restricted_to_loopback(address: str | None) -> Iterator[None]:
-    """Do so as soon as what runs inside listens, or lets other threads run: TensorFlow may hold Python's lock until all peers are there."""
+    """Restrict the port to loopback as soon as the code inside listens on it; later where TensorFlow holds Python's lock until all peers are there."""
     done = threading.Event()
 
     def watch() -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Board:
+class TensorBoardAddress:
     """The address of TensorBoard; `serve`, if there is one, has to be called and serves it until the process is interrupted."""
 
     url: str
@@ -40,10 +40,10 @@ class PlannedRun:
 class Backend(Protocol):
     """Runs plans. Every call raises launcher.errors.LauncherError with a remedy when it cannot do its part."""
 
-    def start(self, run: PlannedRun, *, wanted: Callable[[], bool] | None = None) -> None:
-        """Start the run and return as soon as it is on its way. Without `wanted` it is in the background, and outlives this process.
+    def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
+        """Start the run and return as soon as it is on its way. Without `still_wanted` it is in the background, and outlives this process.
 
-        `wanted` tells whether the launcher in the foreground still wants the run. A start that may wait for what was there before asks it
+        `still_wanted` tells whether the launcher in the foreground still wants the run. A start that may wait for what was there before asks it
         again and again: once it says no, nothing is started.
         """
 
@@ -119,7 +119,7 @@ class Reconciles(Protocol):
 class ServesTensorBoard(Protocol):
     """A backend whose logs are not in a directory of this machine."""
 
-    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board:
+    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> TensorBoardAddress:
         """Have TensorBoard serve the run's logs and say where."""
 
 

@@ -15,7 +15,7 @@ class Entry:
     `examiner`: the module of its checks for `launcher doctor`, whose function `examine` is a `launcher.backend.findings.Check`.
     `state_directory`: below the runs directory, where this machine keeps what it knows of the backend's runs. `in_namespaces`: its runs are in
     namespaces of clusters, and a `Where` names one. `in_directories`: what a run stores is in a directory of this machine.
-    `by_labels`: runs that other machines have started are seen there, and known by their labels alone: of their spec the digest.
+    `by_labels`: runs that other machines have started are seen there; only their labels are known, which have the digest of their spec.
     """
 
     class_path: str

@@ -1,7 +1,7 @@
 """Follow a run in the foreground: lines and status to a view, Ctrl-C to the backend, until the run has ended.
 
-However this is left, the run is stopped first, unless its cluster cannot be reached. Where this is killed, a local or Docker run's supervisor
-stops the run; on Kubernetes the run continues.
+If the launcher leaves in any way, it stops the run first, unless its cluster cannot be reached. If it is killed, the supervisor of a local or
+Docker run stops the run; on Kubernetes the run continues.
 """
 
 import queue

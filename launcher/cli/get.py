@@ -12,7 +12,7 @@ import typer
 
 from launcher.backend.model import Where
 from launcher.cli import formats, unpacking
-from launcher.cli.interrupts import ending
+from launcher.cli.interrupts import exit_on_signals
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.cli.unpacking import Unpacked
@@ -53,7 +53,7 @@ def get(
     directory = Path(destination or f"{run}-{what}").absolute()
     unpacking.check(directory, runs, replace=force)
     began = time.monotonic()
-    with ending(), backend.fetch(run, what) as stored:
+    with exit_on_signals(), backend.fetch(run, what) as stored:
         with _progress(stored, f"{run}: {what}", quiet=as_json) as seen:
             unpacked = unpacking.unpack(stored.chunks, directory, replace=force, seen=seen)
         origin = stored.origin

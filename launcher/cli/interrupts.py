@@ -49,7 +49,7 @@ class Interrupts:
 
 
 @contextlib.contextmanager
-def ending() -> Iterator[None]:
+def exit_on_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end a `with` block as Ctrl-C does, so that it removes what it has made: they raise SystemExit, once."""
     before = {number: handler for number in (signal.SIGTERM, signal.SIGHUP) if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
 

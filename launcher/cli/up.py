@@ -182,7 +182,7 @@ def _foreground(
     with Interrupts() as interrupts:
         since = time.time()
         with interrupts.with_exit_code():
-            backend.start(run, wanted=lambda: not interrupts.count)
+            backend.start(run, still_wanted=lambda: not interrupts.count)
         started()
         with _view(name, tasks, as_json=as_json) as view:
             status = follow(backend, name, tasks, view, interrupts, since=since, stop_description=stop_action(run.spec))

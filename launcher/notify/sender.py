@@ -1,7 +1,7 @@
 """Sends one message: `python -m launcher.notify.sender`, a process of its own, so that nothing that hangs holds up a run, its supervisor or a launcher.
 
 It reads a request from stdin, JSON with `payload`, `channel` (command or webhook), `seconds` for which it is tried, and `command` with the `directory` in which it runs, or for
-a webhook `url` or `url_file`, and `allow_http`. It writes one line of JSON to stdout, how it ended, and where that is a failure a line to stderr. An URL is a
+a webhook `url` or `url_file`, and `allow_http`. It writes a line of JSON to stdout when the first try fails, and one when it has ended; where that is a failure, a line to stderr, too. An URL is a
 password: no line, argument or variable has it.
 """
 

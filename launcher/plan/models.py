@@ -73,9 +73,8 @@ class Plan:
     deadline: float | None
     # Tasks whose success is the run's, by role_rules.decisive. The others end with them.
     decisive: tuple[str, ...]
-    graces: dict[RoleName, float] = field(
-        default_factory=dict
-    )  # role_rules.graces: to end by itself after the run's success; of a user's own program
+    # Seconds that a role of a user's own program gets to end by itself once the run has succeeded; see role_rules.graces.
+    graces: dict[RoleName, float] = field(default_factory=dict)
     notices: tuple[str, ...] = field(default=())
     spec_dir: str = ""  # the directory of the spec's file, which its relative paths are relative to
     notify: dict[str, Any] | None = None  # the spec's section on messages to people

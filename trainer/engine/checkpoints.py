@@ -3,7 +3,8 @@
 The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=..., step=..., seeds=[...], learning_rate=..., callbacks=...)`, and parts
 of large embedding layers' tables.
 A checkpoint is complete before the `checkpoint` file names it, so a kill at any moment leaves the one before. It is made in memory first (`capture`), and
-`write` needs nothing of TensorFlow's state: another thread can do that while training goes on.
+`write` needs nothing of TensorFlow's state: another thread can do that while training goes on. Rows on parameter servers are read as they
+are written (table_files.py).
 
 `learning_rate` is the rate that the optimizer was built with, as text (see `schedules.described`). The checkpoint also has the optimizer's
 current rate, which may be lower by now. Where the spec's rate is no longer that text, a resume uses the spec's and ignores the current one.
@@ -256,7 +257,7 @@ class Checkpoints:
         self._saved.save_counter.assign_add(1)  # as tf.train.CheckpointManager does; a part of each checkpoint
         directory, name = f"ram://checkpoints-{next(_captures)}", f"ckpt-{step}"
         if self._rows:
-            self._rows.mark()
+            self._rows.take_first_rows()
         self._saved.write(f"{directory}/{name}")
         names = sorted(n for n in tf.io.gfile.listdir(directory) if n.startswith(f"{name}."))  # the data before the index
         checkpoint = InMemoryCheckpoint(step, directory, [(n, tf.io.gfile.stat(f"{directory}/{n}").length) for n in names])
@@ -269,6 +270,7 @@ class Checkpoints:
 
         Raises:
             OSError: the disk does not take it. The checkpoints before are there, but for those that went to make space, and nothing of this one.
+            PeerLostError: a parameter server that has rows of it is lost.
         """
         path = str(self._directory / f"ckpt-{checkpoint.step}")
         others = [one for one in self._paths if one != path and _files_of(one)]  # somebody may have made space

@@ -74,7 +74,7 @@ def evaluate_checkpoints(
 
 
 class _ChiefState:
-    """The state of the chief according to `run.json`, which it writes again 10 s later, with its next call."""
+    """The state of the chief according to `run.json`. The chief writes that after a call, if the last time is 10 s ago."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

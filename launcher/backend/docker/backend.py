@@ -22,7 +22,7 @@ from launcher.backend.docker import container_status
 from launcher.backend.docker.engine import COMPOSE_TIMEOUT, Engine, compose, endpoint, translate_errors
 from launcher.backend.docker.run_containers import COMPOSE_FILE
 from launcher.backend.docker.stop import stop_running
-from launcher.backend.model import Board, PlannedRun
+from launcher.backend.model import PlannedRun, TensorBoardAddress
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
 from launcher.notify import outbox
 from launcher.plan.models import Plan
@@ -64,9 +64,9 @@ class DockerBackend:
 
         return image_prep.prepare(_spec(run.spec), self._engine.endpoint)
 
-    def start(self, run: PlannedRun, *, wanted: Callable[[], bool] | None = None) -> None:
+    def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
         """Start the containers; return once each has started. Raises UsageError when the run runs already."""
-        plan, spec, detach = run.plan, run.spec, wanted is None
+        plan, spec, detach = run.plan, run.spec, still_wanted is None
         layout = self._layout(plan.name)
         with translate_os_errors(f"starting the run {plan.name}"):
             lock_fd = spawn.lock(layout)
@@ -229,13 +229,13 @@ class DockerBackend:
             with volumes.opened(self._engine, name, artifact, None if stored is None else _spec(stored)) as opened:
                 yield opened
 
-    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board:
+    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> TensorBoardAddress:
         """Have TensorBoard serve the run's logs, at `host` and `port` where given, and say where."""
         status = self.status(name)
         layout = self._layout(name)
         file = layout.directory / COMPOSE_FILE
         if status.tensorboard and host is None and port is None:
-            return Board(status.tensorboard)
+            return TensorBoardAddress(status.tensorboard)
         if not file.is_file():
             raise UsageError(
                 f"{layout.directory} has no {COMPOSE_FILE}: the run {name} was not started from here",
@@ -262,7 +262,7 @@ class DockerBackend:
             where = container_status.board(self._engine.containers(name))
         if not where:
             raise LauncherError(f"TensorBoard of {name} ended at once", f"see what it says: docker logs {name}-{labels.TENSORBOARD}-1")
-        return Board(where)
+        return TensorBoardAddress(where)
 
     def _layout(self, name: str) -> RunPaths:
         return self._supervised.layout(name)

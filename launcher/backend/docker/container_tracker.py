@@ -16,7 +16,7 @@ from trainer.exit_codes import ExitCode
 
 _NO_SUCH_PROGRAM = 127  # the exit code of an engine's `init` that cannot start the program, as a shell's
 
-# The engine's states in which nothing of a container runs, nor will by itself.
+# The engine's states in which nothing of a container runs. The engine may be about to start it again (stop.py).
 OVER = frozenset({"exited", "dead"})
 
 

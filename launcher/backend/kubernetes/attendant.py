@@ -64,14 +64,14 @@ class Attendant:
             yield from self._notifier.record_outcomes()
             return
         self._had_jobs = True
-        seen = self._watcher.seen
-        status = self._checked_status(seen, self._noted or status)
-        self._save_lines(seen)
+        snapshot = self._watcher.snapshot
+        status = self._checked_status(snapshot, self._noted or status)
+        self._save_lines(snapshot)
         if status.state in _OVER:
             yield from self._note(status)
-        yield from self._reconciler.reconcile(seen, status)
+        yield from self._reconciler.reconcile(snapshot, status)
         if status.state is State.FAILED:
-            yield from self._suspend_set(seen)
+            yield from self._suspend_set(snapshot)
         yield from self._notifier.send_due(status)
         self._end_notified = self._noted is not None
 
@@ -81,13 +81,13 @@ class Attendant:
             return False
         if self._missing_since is not None:
             return self._noted is not None or (self._had_jobs and time.monotonic() - self._missing_since > _DELETED_AFTER)
-        return self._end_notified and is_at_rest(self._watcher.seen)
+        return self._end_notified and is_at_rest(self._watcher.snapshot)
 
-    def _checked_status(self, seen: ClusterSnapshot, status: RunStatus) -> RunStatus:
+    def _checked_status(self, snapshot: ClusterSnapshot, status: RunStatus) -> RunStatus:
         """Return how the run is, as failed where it is to be ended because it has not started in time, or has outgrown its storage."""
         if status.state in _OVER:
             return status
-        late = self._reconciler.late(seen, status, self._start_timeout) or reconcile.outgrown(seen)
+        late = self._reconciler.late(snapshot, status, self._start_timeout) or reconcile.outgrown(snapshot)
         if not late or not self._watcher.is_as_seen():
             return status
         return dataclasses.replace(
@@ -103,14 +103,14 @@ class Attendant:
             self._noted = status
             yield f"{self._run} has {status.state}" + (f": {status.reason}" if status.reason else "")
 
-    def _save_lines(self, seen: ClusterSnapshot) -> None:
+    def _save_lines(self, snapshot: ClusterSnapshot) -> None:
         """Save the last lines of pods that are gone, will be in a moment, or are on nodes that do not answer."""
         if self._noted:
             # The status of a run that has ended reads them no more.
             self._watcher.logs.new_lines(
-                [pod for pod in seen.pods if pod["metadata"].get("deletionTimestamp")], tail=attendant_notes.MAX_LINES
+                [pod for pod in snapshot.pods if pod["metadata"].get("deletionTimestamp")], tail=attendant_notes.MAX_LINES
             )
-        there = {pod["metadata"]["name"]: pod for pod in seen.pods}
+        there = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
         going = {name: pod for name, pod in there.items() if reconcile.deleted_since(pod) is not None or _is_removed(pod)}
         found = self._lines.pop({name: pod for name, pod in self._pods.items() if name not in there} | going)
         self._pods = there or self._pods
@@ -120,10 +120,10 @@ class Attendant:
             self._annotate(attendant_notes.of_lines(self._deleted_pods))
             self._has_unsaved_lines = False
 
-    def _suspend_set(self, seen: ClusterSnapshot) -> Iterator[str]:
+    def _suspend_set(self, snapshot: ClusterSnapshot) -> Iterator[str]:
         """Suspend the JobSet of a run that is to be ended and has not failed by itself."""
-        jobset = seen.jobset
-        if jobset and pod_status.is_own_set(seen) and not pod_status.is_over(jobset) and not jobset["spec"].get("suspend"):
+        jobset = snapshot.jobset
+        if jobset and pod_status.is_own_set(snapshot) and not pod_status.is_over(jobset) and not jobset["spec"].get("suspend"):
             self._cluster.patch("JobSet", jobset["metadata"]["name"], {"spec": {"suspend": True}})
             yield f"{jobset['metadata']['name']} is ended"
 
@@ -140,13 +140,13 @@ def _is_removed(pod: Object) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp")) and pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
 
-def is_at_rest(seen: ClusterSnapshot) -> bool:
+def is_at_rest(snapshot: ClusterSnapshot) -> bool:
     """Return whether no Job of a run makes pods any more, and none of its pods is at work or held by a lost node. Pure.
 
     An attendant's own pod on a lost node is among these: its Job is not complete before that has ended.
     """
-    at_work = any(pod.get("status", {}).get("phase") in {"Pending", "Running"} for pod in seen.pods)
-    return not at_work and all(map(pod_status.is_at_rest, seen.jobs))
+    at_work = any(pod.get("status", {}).get("phase") in {"Pending", "Running"} for pod in snapshot.pods)
+    return not at_work and all(map(pod_status.is_at_rest, snapshot.jobs))
 
 
 def attend(attendant: Attendant) -> int:

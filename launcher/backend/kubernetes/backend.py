@@ -36,7 +36,7 @@ from launcher.backend.kubernetes.errors import UnreachableError, out_of_sight
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import COMPONENT, INSTANCE, ClusterSnapshot
 from launcher.backend.kubernetes.run_context import Differences, RunContext
-from launcher.backend.model import Board, PlannedRun, Where
+from launcher.backend.model import PlannedRun, TensorBoardAddress, Where
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
 from launcher.images import image_for
 from launcher.notify import ledger
@@ -112,9 +112,9 @@ class KubernetesBackend:
                 with contextlib.suppress(LauncherError):  # what has kept it from starting is the one to tell
                     run_record.undo(cluster, lease)
 
-    def start(self, run: PlannedRun, *, wanted: Callable[[], bool] | None = None) -> None:
+    def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
         """Apply the run's objects. In the background or not, the cluster keeps the run. Raises UsageError when it runs already."""
-        plan, name, wanted = run.plan, run.plan.name, wanted or submit.always
+        plan, name, still_wanted = run.plan, run.plan.name, still_wanted or submit.always
         cluster, made = self._cluster(name), self._run(run)
         self._forget(name)
         self._ended.pop(name, None)
@@ -125,9 +125,9 @@ class KubernetesBackend:
         put_back = cluster_cache.remember(self._runs, dataclasses.replace(_namespace_ref(cluster), is_explicit=is_explicit), name)
         with contextlib.ExitStack() as refused:
             refused.callback(put_back)
-            lease = self._leases.pop(name, None) or submit.reserve(cluster, made, wanted)
+            lease = self._leases.pop(name, None) or submit.reserve(cluster, made, still_wanted)
             refused.pop_all()
-        start = submit.Start(cluster, made, lease, wanted)
+        start = submit.Start(cluster, made, lease, still_wanted)
         start.apply(run.spec, put_back)
         known = self._watched(name)
         tasks = tuple(TaskStatus(task.name, State.PENDING) for task in plan.tasks)
@@ -164,17 +164,17 @@ class KubernetesBackend:
         """Return the user who started a run, whether that is this one, and which objects of its record the run lacks."""
         lacking = known.record_watch.differences() if known.record_watch else Differences()
         if known.user is None:
-            seen = known.record_watch.noted if known.record_watch else None  # it has just been read
-            known.user = run_record.user(seen or known.cluster.get("ConfigMap", run_record.name_of(name)))
+            record = known.record_watch.record if known.record_watch else None  # it has just been read
+            known.user = run_record.user(record or known.cluster.get("ConfigMap", run_record.name_of(name)))
         is_own = not known.user or known.cluster.user() in {"", known.user}
-        notified = ledger.words(notifier.noted(known.record_watch.noted if known.record_watch else None))
+        notified = ledger.words(notifier.noted(known.record_watch.record if known.record_watch else None))
         return RunContext(user=known.user, is_own=is_own, attended=False, notified=notified, differences=lacking)
 
     def _without_jobs(self, known: _WatchedRun, name: str) -> RunStatus:
         cluster = known.cluster
-        if known.without_jobs and known.without_jobs[0] is known.watcher.seen:
+        if known.without_jobs and known.without_jobs[0] is known.watcher.snapshot:
             return known.without_jobs[1]
-        status = ended_status.status(cluster, known.watcher.seen, self._log_directory(cluster, name), self._ended.get(name))
+        status = ended_status.status(cluster, known.watcher.snapshot, self._log_directory(cluster, name), self._ended.get(name))
         if status is None and known.last is not None:  # it was there a moment ago
             raise LauncherError(
                 f"nothing is left of the run {name} in {cluster.words()}: somebody has deleted all of it, or the namespace",
@@ -190,7 +190,7 @@ class KubernetesBackend:
             )
         if status.state is State.UNKNOWN and known.record_watch is not None:  # that of one run, not of all
             status = self._of_expired(known, name, status)
-        known.without_jobs = known.watcher.seen, status
+        known.without_jobs = known.watcher.snapshot, status
         return status
 
     def _of_expired(self, known: _WatchedRun, name: str, unknown: RunStatus) -> RunStatus:
@@ -214,12 +214,12 @@ class KubernetesBackend:
         try:
             self._finalize_start(known)
             with known.lock:
-                seen, status = known.watcher.seen, known.last
-                is_new = status is not None and seen is not known.reconciled and bool(seen.jobs)
+                snapshot, status = known.watcher.snapshot, known.last
+                is_new = status is not None and snapshot is not known.reconciled and bool(snapshot.jobs)
                 if is_new:
-                    known.reconciled = seen
+                    known.reconciled = snapshot
             if is_new and status is not None:
-                self._reconcile(known, name, seen, status, notes)
+                self._reconcile(known, name, snapshot, status, notes)
             if status is not None:  # last: whatever becomes of it, the run is reconciled
                 notes.extend(self._notifier(name).send_due(status))
         except UnreachableError:
@@ -265,16 +265,16 @@ class KubernetesBackend:
                 raise
             known.start = None
 
-    def _reconcile(self, known: _WatchedRun, name: str, seen: ClusterSnapshot, status: RunStatus, notes: list[str]) -> None:
+    def _reconcile(self, known: _WatchedRun, name: str, snapshot: ClusterSnapshot, status: RunStatus, notes: list[str]) -> None:
         if known.reconciler is None:
             known.spec = self.spec(name) or {}
             logs = PodLogs(known.cluster, self._log_directory(known.cluster, name))
             known.reconciler = reconcile.Reconciler(
                 known.cluster, name, parse_duration(self._limit(known, "node_lost", "60s")), logs.new_lines
             )
-        notes.extend(known.reconciler.reconcile(seen, status))
+        notes.extend(known.reconciler.reconcile(snapshot, status))
         start_timeout = parse_duration(self._limit(known, "start_timeout", "10m"))
-        late = known.reconciler.late(seen, status, start_timeout) or (reconcile.outgrown(seen) if status.state not in ENDED else "")
+        late = known.reconciler.late(snapshot, status, start_timeout) or (reconcile.outgrown(snapshot) if status.state not in ENDED else "")
         if late and known.watcher.is_as_seen():
             notes.append(late)
             failed = dataclasses.replace(
@@ -350,7 +350,7 @@ class KubernetesBackend:
         reserved = name in self._leases
         with known.lock:
             # Without Jobs it has only begun to start, or nothing is left to stop.
-            before = status if known.watcher.seen.jobs or (status.state is State.PENDING and not reserved) else None
+            before = status if known.watcher.snapshot.jobs or (status.state is State.PENDING and not reserved) else None
         if not reserved:
             run_record.free(known.cluster, name)
         self._stopping.append(name)
@@ -417,12 +417,12 @@ class KubernetesBackend:
         self.status(name)  # says so where there is no such run
         return download.opened(self._cluster(name), name, self._of_record(name), artifact)
 
-    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> Board:
+    def tensorboard(self, name: str, *, host: str | None, port: int | None) -> TensorBoardAddress:
         """Forward a port of this machine to the run's TensorBoard in the cluster."""
         from launcher.backend.kubernetes import port_forward  # with all of the client, which takes a second
 
         opened = port_forward.Forward(self._cluster(name), name, host or "127.0.0.1", port)
-        return Board(opened.url, opened.serve)
+        return TensorBoardAddress(opened.url, opened.serve)
 
     def _run(self, run: PlannedRun) -> Run:
         return helper_pod.on_its_claim(self._cluster(run.plan.name), manifests.run_of(Source(_spec(run.spec), run.plan, Path.cwd())))

@@ -12,32 +12,32 @@ from launcher.runs.status import RunStatus, State, TaskStatus
 BACKEND = "kubernetes"
 
 
-def status(cluster: Cluster, seen: pod_status.ClusterSnapshot, directory: Path, ended: RunStatus | None) -> RunStatus | None:
+def status(cluster: Cluster, snapshot: pod_status.ClusterSnapshot, directory: Path, ended: RunStatus | None) -> RunStatus | None:
     """Return how a run without Jobs is, None where there is nothing of it.
 
-    `seen` is what was seen of it last, perhaps a JobSet that has no Jobs yet, `directory` is where this machine keeps what its pods wrote, `ended` how this process ended it, for where the cluster has no record of it.
+    `snapshot` is what was seen of it last, perhaps a JobSet that has no Jobs yet, `directory` is where this machine keeps what its pods wrote, `ended` how this process ended it, for where the cluster has no record of it.
     """
-    run = seen.name
-    noted = cluster.get("ConfigMap", run_record.name_of(run))
-    location = status_source.on_claim(run_record.claim_name(run, noted), cluster, run)
-    spec = run_record.spec(noted) or {}
-    known = tasks(noted) or stored_tasks(directory)
+    run = snapshot.name
+    record = cluster.get("ConfigMap", run_record.name_of(run))
+    location = status_source.on_claim(run_record.claim_name(run, record), cluster, run)
+    spec = run_record.spec(record) or {}
+    known = tasks(record) or stored_tasks(directory)
 
     def made(state: State, reason: str, of: Iterable[TaskStatus]) -> RunStatus:
         return RunStatus(run, BACKEND, state, reason, run_dir=location, strategy=str(spec.get("strategy", "")), tasks=tuple(of))
 
     if pods := status_source.pods_of(cluster, run):
         return made(State.RUNNING, "it is being stopped", _leaving(known, pods))
-    if seen.jobset and not pod_status.is_over(seen.jobset):
-        reason = pod_status.waits(seen) or f"its JobSet {seen.jobset['metadata']['name']} has no Jobs yet"
+    if snapshot.jobset and not pod_status.is_over(snapshot.jobset):
+        reason = pod_status.waits(snapshot) or f"its JobSet {snapshot.jobset['metadata']['name']} has no Jobs yet"
         return made(State.PENDING, reason, (TaskStatus(task, State.PENDING) for task in known))
-    if words := run_record.being_started(noted, cluster.now()):
+    if words := run_record.being_started(record, cluster.now()):
         return made(State.PENDING, f"it is being {words}", (TaskStatus(task, State.PENDING) for task in known))
-    if final := run_record.final(noted) or run_record.announced(noted):
+    if final := run_record.final(record) or run_record.announced(record):
         return final
-    if noted is None and ended is not None:
+    if record is None and ended is not None:
         return ended
-    if noted is None and not _has_claim(cluster, run):
+    if record is None and not _has_claim(cluster, run):
         return None
     ttl = (spec.get("kubernetes") or {}).get("ttl")
     state = State.UNKNOWN if ttl else State.STOPPED
@@ -46,9 +46,9 @@ def status(cluster: Cluster, seen: pod_status.ClusterSnapshot, directory: Path, 
     return made(state, reason, (TaskStatus(task, state) for task in known))
 
 
-def tasks(noted: Object | None) -> list[str]:
+def tasks(record: Object | None) -> list[str]:
     """Return the tasks of the run that was last started, none where they are not known."""
-    roles = (run_record.spec(noted) or {}).get("roles") or {}
+    roles = (run_record.spec(record) or {}).get("roles") or {}
     sizes = {role: int((roles.get(role) or {}).get("replicas", 0)) for role in role_rules.ROLE_ORDER}
     return [role_rules.task_name(role, index) for role, size in sizes.items() for index in range(size)]
 

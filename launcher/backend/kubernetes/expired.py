@@ -23,14 +23,14 @@ def status(cluster: Cluster, unknown: RunStatus, run: Run) -> RunStatus:
 
     Its reason says why where neither tells. A cluster drops events after an hour.
     """
-    noted = cluster.get("ConfigMap", run_record.name_of(unknown.name))
+    record = cluster.get("ConfigMap", run_record.name_of(unknown.name))
     try:
-        found = by_run_json(unknown, _run_json(cluster, run), run_record.digest(noted))
+        found = by_run_json(unknown, _run_json(cluster, run), run_record.digest(record))
         hindrance = ""
     except LauncherError as error:
         found, hindrance = None, f"; its run.json was not read: {error.message}"
     if found is None:
-        jobs = {uid: name for kind, name, uid in run_record.things(noted) if kind == "Job"}
+        jobs = {uid: name for kind, name, uid in run_record.things(record) if kind == "Job"}
         try:
             found = by_events(unknown, jobs, cluster.listed("Event"))
         except LauncherError:  # without the right to read them they tell nothing

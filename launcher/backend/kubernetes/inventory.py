@@ -19,7 +19,7 @@ class ObjectWatch:
 
     def __init__(self, cluster: Cluster, run: str) -> None:
         self._cluster, self._run = cluster, run
-        self.noted: Object | None = None  # the record, as it was read last
+        self.record: Object | None = None  # the record, as it was read last
         self._found = Differences()
         self._next = 0.0
 
@@ -34,21 +34,21 @@ class ObjectWatch:
         return self._found
 
     def _compare(self) -> Differences:
-        self.noted = noted = self._cluster.get("ConfigMap", run_record.name_of(self._run))
-        if run_record.being_started(noted, self._cluster.now()):  # what it notes is still the last one's
+        self.record = record = self._cluster.get("ConfigMap", run_record.name_of(self._run))
+        if run_record.being_started(record, self._cluster.now()):  # what it notes is still the last one's
             return Differences()
-        uid, name = run_record.claim(noted), run_record.claim_name(self._run, noted)
+        uid, name = run_record.claim(record), run_record.claim_name(self._run, record)
         lost = None if uid is None else loss(name, uid, self._cluster.get(_CLAIM, name))
-        if run_record.announced(noted) is not None:  # it is being stopped
+        if run_record.announced(record) is not None:  # it is being stopped
             return Differences(lost)
-        there = {(one.kind, one.name) for kind in {one.kind for one in made(noted)} for one in labelled(self._cluster, self._run, kind)}
-        missed = [one for one in made(noted) if (one.kind, one.name) not in there]
+        there = {(one.kind, one.name) for kind in {one.kind for one in made(record)} for one in labelled(self._cluster, self._run, kind)}
+        missed = [one for one in made(record) if (one.kind, one.name) not in there]
         found = unlabelled(self._cluster, missed)
         left = [one for one, thing in found.items() if not is_over(thing)]
-        expire = {"Job"} if ((run_record.spec(noted) or {}).get("kubernetes") or {}).get("ttl") else set()
+        expire = {"Job"} if ((run_record.spec(record) or {}).get("kubernetes") or {}).get("ttl") else set()
         deleted = tuple(one for one in missed if one not in found and one.kind not in expire)
         return Differences(
-            lost, deleted, tuple(left), tuple(ended_status.tasks(noted)), reason(self._run, deleted, left, self._cluster.namespace)
+            lost, deleted, tuple(left), tuple(ended_status.tasks(record)), reason(self._run, deleted, left, self._cluster.namespace)
         )
 
 
@@ -73,9 +73,9 @@ def is_over(thing: Object) -> bool:
     return any(pod_status.condition(thing, kind) for kind in ("Complete", "Completed", "Failed"))
 
 
-def made(noted: Object | None) -> list[ObjectRef]:
+def made(record: Object | None) -> list[ObjectRef]:
     """Return what the last start of a run has made but its claim, by its record; nothing while it starts."""
-    return [ObjectRef(*one) for one in run_record.things(noted)]
+    return [ObjectRef(*one) for one in run_record.things(record)]
 
 
 def labelled(cluster: Cluster, run: str, kind: str) -> Iterable[ObjectRef]:

@@ -1,6 +1,6 @@
 """The status of a run from its Jobs, pods and events. Pure.
 
-It promises: a run has succeeded when every Job is complete, or failed after the run's success, or when its JobSet is; a task runs only when its container does; a run that
+It promises: a run has succeeded only when its JobSet is complete, or each of its Jobs is, as those count that the run ended after its success; a task runs only when its container does; a run that
 has failed names the task, the attempt, the exit code and the last error line.
 """
 
@@ -77,26 +77,26 @@ class Why:
     code: str = ""
 
 
-def status(seen: ClusterSnapshot, now: float) -> RunStatus:
+def status(snapshot: ClusterSnapshot, now: float) -> RunStatus:
     """Return how a run is at `now`, seconds since the epoch, as far as its objects tell."""
-    return run_status(seen, tasks(seen, now), RunEvents(""), RunContext())
+    return run_status(snapshot, tasks(snapshot, now), RunEvents(""), RunContext())
 
 
-def tasks(seen: ClusterSnapshot, now: float) -> tuple[TaskStatus, ...]:
+def tasks(snapshot: ClusterSnapshot, now: float) -> tuple[TaskStatus, ...]:
     """Return how the tasks of a run are, as far as its objects tell."""
-    return tuple(task for job in _by_role(seen.jobs) for task in _tasks(seen, job, now))
+    return tuple(task for job in _by_role(snapshot.jobs) for task in _tasks(snapshot, job, now))
 
 
-def run_status(seen: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], events: RunEvents, context: RunContext) -> RunStatus:
+def run_status(snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], events: RunEvents, context: RunContext) -> RunStatus:
     """Return the status of a run, made of its objects, of the events that its tasks wrote, and of what `context` knows beside them."""
     tasks = events.statuses(pod_statuses)
-    state, why = _run_state(seen, pod_statuses, tasks, ready=events.progress.ready)
-    started = [time for job in seen.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]
-    ended = [_ended(job) for job in seen.jobs]
-    made = [*_by_role(seen.jobs)[:1], *([seen.jobset] if seen.jobset else [])]
+    state, why = _run_state(snapshot, pod_statuses, tasks, ready=events.progress.ready)
+    started = [time for job in snapshot.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]
+    ended = [_ended(job) for job in snapshot.jobs]
+    made = [*_by_role(snapshot.jobs)[:1], *([snapshot.jobset] if snapshot.jobset else [])]
     annotations = {key: value for one in made for key, value in (one["metadata"].get("annotations") or {}).items()}
     return RunStatus(
-        name=seen.name,
+        name=snapshot.name,
         backend="kubernetes",
         reason_code=why.code if state is State.PENDING else "",
         run_dir=context.location,
@@ -113,32 +113,32 @@ def _by_role(jobs: Sequence[Object]) -> list[Object]:
 
 
 def _run_state(
-    seen: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], tasks: tuple[TaskStatus, ...], *, ready: bool
+    snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], tasks: tuple[TaskStatus, ...], *, ready: bool
 ) -> tuple[State, Why]:
-    jobs = _by_role(seen.jobs)
-    if seen.jobset and condition(seen.jobset, "Completed"):
+    jobs = _by_role(snapshot.jobs)
+    if snapshot.jobset and condition(snapshot.jobset, "Completed"):
         return State.SUCCEEDED, Why()
-    since = succeeded_at(seen)
+    since = succeeded_at(snapshot)
     lost = [
         job
         for job in jobs
         if condition(job, "Failed") and not (since is not None and annotation(job, ENDED_BY_RUN) and _failed_at(job) > since)
     ]
     failed = bool(lost)
-    if seen.jobset and failed and not condition(seen.jobset, "Failed"):
-        why = _why_failed(seen, tasks)
+    if snapshot.jobset and failed and not condition(snapshot.jobset, "Failed"):
+        why = _why_failed(snapshot, tasks)
         return State.RESTARTING, dataclasses.replace(why, text=f"{maker(jobs)} starts it again, or ends it: {why.text}")
-    if failed or (seen.jobset and condition(seen.jobset, "Failed")):
-        return State.FAILED, _why_failed(seen, tasks)
+    if failed or (snapshot.jobset and condition(snapshot.jobset, "Failed")):
+        return State.FAILED, _why_failed(snapshot, tasks)
     if jobs and all(condition(job, "Complete") or (condition(job, "Failed") and job not in lost) for job in jobs):
         return State.SUCCEEDED, Why()
-    return _underway(_pending_reason(seen, pod_statuses), pod_statuses, tasks, ready=ready)
+    return _underway(_pending_reason(snapshot, pod_statuses), pod_statuses, tasks, ready=ready)
 
 
-def _pending_reason(seen: ClusterSnapshot, pod_statuses: Sequence[TaskStatus]) -> Why:
+def _pending_reason(snapshot: ClusterSnapshot, pod_statuses: Sequence[TaskStatus]) -> Why:
     """Return what a task that has no running pod waits for: the run's claims, else what its pod says; empty where none waits."""
     waiting = [task for task in pod_statuses if task.state is State.PENDING]
-    claims = (diagnosis.of_claim(claim, seen.about(claim)) for claim in seen.claims if waiting)
+    claims = (diagnosis.of_claim(claim, snapshot.about(claim)) for claim in snapshot.claims if waiting)
     pending = [Why(with_remedy(found.words, found.remedy), code=found.kind) for found in claims if found]
     pods = (
         Why(with_remedy(f"{task.name}: {task.reason}", task.remedy), task.name, f"{task.name}: {task.reason_code}")
@@ -162,26 +162,26 @@ def _underway(pending: Why, pod_statuses: Sequence[TaskStatus], tasks: Sequence[
     return State.PENDING, pending if pending.text else next(waiting, pending)
 
 
-def leads(seen: ClusterSnapshot, job: Object) -> bool:
+def leads(snapshot: ClusterSnapshot, job: Object) -> bool:
     """Return whether a Job has the task that leads: the chief, or worker-0."""
-    return role_of(job) == role_rules.leading_role(map(role_of, seen.jobs))
+    return role_of(job) == role_rules.leading_role(map(role_of, snapshot.jobs))
 
 
-def succeeded_at(seen: ClusterSnapshot) -> float | None:
+def succeeded_at(snapshot: ClusterSnapshot) -> float | None:
     """Return when every Job that decides the success of a user's program was done; None while one is not."""
-    deciding = [job for job in seen.jobs if leads(seen, job) or not (annotation(job, ENDED_BY_RUN) or annotation(job, ENDS_AFTER))]
-    ended = [_done_at(seen, job) for job in deciding]
+    deciding = [job for job in snapshot.jobs if leads(snapshot, job) or not (annotation(job, ENDED_BY_RUN) or annotation(job, ENDS_AFTER))]
+    ended = [_done_at(snapshot, job) for job in deciding]
     return max((time for time in ended if time is not None), default=None) if None not in ended else None
 
 
-def _done_at(seen: ClusterSnapshot, job: Object) -> float | None:
+def _done_at(snapshot: ClusterSnapshot, job: Object) -> float | None:
     """Return when a Job was complete; of one whose other tasks do not end by themselves, when its first was."""
     if condition(job, "Complete"):
         return seconds(job["status"].get("completionTime"))
     first = re.match(r"0\b", str(job.get("status", {}).get("completedIndexes") or ""))
-    if not annotation(job, ENDS_AFTER) or not leads(seen, job) or not first:
+    if not annotation(job, ENDS_AFTER) or not leads(snapshot, job) or not first:
         return None
-    pods = [pod for pod in seen.pods if role_of(pod) == role_of(job) and _index(pod) == 0]
+    pods = [pod for pod in snapshot.pods if role_of(pod) == role_of(job) and _index(pod) == 0]
     return max((finished(pod) or 0.0 for pod in pods), default=0.0)
 
 
@@ -190,9 +190,9 @@ def annotation(job: Object, key: str) -> str:
     return str((job["metadata"].get("annotations") or {}).get(key, ""))
 
 
-def _why_failed(seen: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Why:
+def _why_failed(snapshot: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Why:
     """Return why a run has failed: the task that was the first to fail, which attempt, and how; `tasks` with all that is known of them."""
-    job = min((job for job in seen.jobs if condition(job, "Failed")), key=_failed_at, default=seen.jobset or {"metadata": {}})
+    job = min((job for job in snapshot.jobs if condition(job, "Failed")), key=_failed_at, default=snapshot.jobset or {"metadata": {}})
     found = condition(job, "Failed") or {}
     if found.get("reason") == "DeadlineExceeded":
         return Why("limits.deadline has passed; raise it; `up` goes on from the last checkpoint")
@@ -207,7 +207,7 @@ def _why_failed(seen: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Why:
     message = str(found.get("message") or found.get("reason", ""))
     if match := re.search(_ENDED_FOR.format(job=re.escape(job["metadata"].get("name", ""))), message):
         return Why(f"{role_rules.task_name(role_of(job), int(match[1]))}: exit code {match[2]}")  # type: ignore[arg-type]  # a label is one of the roles
-    return Why(f"{role_of(job) or maker(seen.jobs)}: {message}")
+    return Why(f"{role_of(job) or maker(snapshot.jobs)}: {message}")
 
 
 def _failed_at(job: Object) -> float:
@@ -221,28 +221,28 @@ def _failure_order(task: TaskStatus) -> tuple[bool, float]:
     return task.exit_code in _AFTER_OTHERS, math.inf if task.ended is None else task.ended
 
 
-def _tasks(seen: ClusterSnapshot, job: Object, now: float) -> Iterable[TaskStatus]:
+def _tasks(snapshot: ClusterSnapshot, job: Object, now: float) -> Iterable[TaskStatus]:
     role = _label(job, COMPONENT)
     pods: dict[int, list[Object]] = {}
-    for pod in seen.pods:
+    for pod in snapshot.pods:
         if _label(pod, COMPONENT) == role:
             pods.setdefault(_index(pod), []).append(pod)
     for index in range(int(annotation(job, TASKS) or job.get("spec", {}).get("completions") or 1)):
         attempts = sorted(pods.get(index, []), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
-        yield _task(seen, job, role_rules.task_name(role, index), attempts, now)  # type: ignore[arg-type]  # a label is one of the roles
+        yield _task(snapshot, job, role_rules.task_name(role, index), attempts, now)  # type: ignore[arg-type]  # a label is one of the roles
 
 
-def _task(seen: ClusterSnapshot, job: Object, name: str, attempts: list[Object], now: float) -> TaskStatus:
-    ended = sorted([*seen.past_attempts.get(name, ()), *map(restart, attempts[:-1])], key=lambda one: one.time)
+def _task(snapshot: ClusterSnapshot, job: Object, name: str, attempts: list[Object], now: float) -> TaskStatus:
+    ended = sorted([*snapshot.past_attempts.get(name, ()), *map(restart, attempts[:-1])], key=lambda one: one.time)
     restarts = tuple(dataclasses.replace(one, attempt=number) for number, one in enumerate(ended, 1))
     if not attempts:
-        return dataclasses.replace(_without_pod(seen, job, name), restarts=restarts)
+        return dataclasses.replace(_without_pod(snapshot, job, name), restarts=restarts)
     pod = attempts[-1]
     phase = pod.get("status", {}).get("phase", "Pending")
-    about = seen.about(pod)
-    leader_completed = any(leads(seen, job) and condition(job, "Complete") for job in seen.jobs)
-    found = volume_affinity.of_pod(pod, seen.pods, seen.claims, about, leader_completed=leader_completed) or diagnosis.of_pod(
-        pod, about, seen.nodes
+    about = snapshot.about(pod)
+    leader_completed = any(leads(snapshot, job) and condition(job, "Complete") for job in snapshot.jobs)
+    found = volume_affinity.of_pod(pod, snapshot.pods, snapshot.claims, about, leader_completed=leader_completed) or diagnosis.of_pod(
+        pod, about, snapshot.nodes
     )
     made = TaskStatus(
         name,
@@ -310,7 +310,7 @@ def _reason(pod: Object, phase: str, found: Diagnosis | None, now: float) -> str
     return f"{waited}{found.words}"
 
 
-def _without_pod(seen: ClusterSnapshot, job: Object, name: str) -> TaskStatus:
+def _without_pod(snapshot: ClusterSnapshot, job: Object, name: str) -> TaskStatus:
     if condition(job, "Complete"):
         return TaskStatus(name, State.SUCCEEDED)
     if condition(job, "Failed"):
@@ -318,10 +318,10 @@ def _without_pod(seen: ClusterSnapshot, job: Object, name: str) -> TaskStatus:
     if job.get("spec", {}).get("suspend"):
         return (
             TaskStatus(name, State.PENDING, words, "queue")
-            if (words := waits(seen, job))
+            if (words := waits(snapshot, job))
             else TaskStatus(name, State.STOPPED, "its Job is suspended")
         )
-    found = diagnosis.of_events(seen.about(job))
+    found = diagnosis.of_events(snapshot.about(job))
     return TaskStatus(name, State.PENDING, found.words, found.kind, found.remedy) if found else TaskStatus(name, State.PENDING)
 
 
@@ -354,9 +354,9 @@ def is_at_rest(job: Object) -> bool:
     return bool(condition(job, "Complete") or condition(job, "Failed") or job.get("spec", {}).get("suspend"))
 
 
-def is_own_set(seen: ClusterSnapshot) -> bool:
+def is_own_set(snapshot: ClusterSnapshot) -> bool:
     """Return whether the run's JobSet is the launcher's: it goes with the run."""
-    return seen.jobset is not None and _label(seen.jobset, INSTANCE) == seen.name
+    return snapshot.jobset is not None and _label(snapshot.jobset, INSTANCE) == snapshot.name
 
 
 def queue_of(thing: Object) -> str:
@@ -364,13 +364,13 @@ def queue_of(thing: Object) -> str:
     return _label(thing, _QUEUE)
 
 
-def waits(seen: ClusterSnapshot, job: Object | None = None) -> str:
+def waits(snapshot: ClusterSnapshot, job: Object | None = None) -> str:
     """Return for which queue a suspended Job waits, or the JobSet that is to make it, and why it is not admitted; empty where none would let it go."""
-    found = [one for one in (job, seen.jobset) if one and queue_of(one)]  # a JobSet is admitted as a whole
+    found = [one for one in (job, snapshot.jobset) if one and queue_of(one)]  # a JobSet is admitted as a whole
     if not found:
         return ""
     uids = {one["metadata"].get("uid") for one in found}
-    owned = (one for one in seen.queued if uids & {owner.get("uid") for owner in one["metadata"].get("ownerReferences") or ()})
+    owned = (one for one in snapshot.queued if uids & {owner.get("uid") for owner in one["metadata"].get("ownerReferences") or ()})
     conditions = [entry for one in owned for entry in one.get("status", {}).get("conditions") or ()]
     kinds = ("QuotaReserved", "Admitted")
     refused = next((entry["message"] for kind in kinds for entry in conditions if entry["type"] == kind and entry["status"] == "False"), "")

@@ -17,7 +17,7 @@ _FIRST_PODS_WITHIN = 120.0  # seconds after a Job's start in which its first pod
 RELEASE = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its node was lost; released by the launcher"}}
 
 
-def lost(seen: ClusterSnapshot, now: float, lost_after: float) -> list[Object]:
+def lost(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[Object]:
     """Return the pods that Kubernetes deleted `lost_after` seconds ago or more, because of their node, and that are there still. Pure.
 
     A node that answers is not lost: a pod there may still be saving, and its replacement would share its volume. `now` is the cluster's time.
@@ -25,9 +25,9 @@ def lost(seen: ClusterSnapshot, now: float, lost_after: float) -> list[Object]:
     scheduler would keep a replacement on the dead node.
     """
     answering = {
-        node_of(pod) for pod in seen.pods if pod_status.condition(pod, "Ready")
+        node_of(pod) for pod in snapshot.pods if pod_status.condition(pod, "Ready")
     }  # else the cluster takes it back, of every pod there
-    pods = [pod for pod in seen.pods if node_of(pod) not in answering]
+    pods = [pod for pod in snapshot.pods if node_of(pod) not in answering]
     deleted = [(pod, now - since >= lost_after) for pod in pods if (since := deleted_since(pod)) is not None]
     silent = {node_of(pod) for pod, due in deleted if due and diagnosis.is_silent(pod)}
     found = [pod for pod, due in deleted if due or (diagnosis.is_silent(pod) and node_of(pod) in silent)]
@@ -52,16 +52,16 @@ def deleted_since(pod: Object) -> float | None:
     return due if diagnosis.is_moved_off(pod) else None
 
 
-def dismissed(seen: ClusterSnapshot, now: float) -> list[tuple[Object, int]]:
+def dismissed(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object, int]]:
     """Return the Jobs whose programs would not end by themselves, once the run has succeeded and they have had their time. Pure.
 
     With each, how many of its tasks stay: the first, where that is the one with which the run ends.
     """
-    waiting = [(job, float(after)) for job in seen.jobs if (after := pod_status.annotation(job, ENDS_AFTER))]
-    since = pod_status.succeeded_at(seen)
-    if pod_status.maker(seen.jobs) or since is None:
+    waiting = [(job, float(after)) for job in snapshot.jobs if (after := pod_status.annotation(job, ENDS_AFTER))]
+    since = pod_status.succeeded_at(snapshot)
+    if pod_status.maker(snapshot.jobs) or since is None:
         return []
-    found = ((job, int(pod_status.leads(seen, job))) for job, after in waiting if now - since >= after and not _is_over(job))
+    found = ((job, int(pod_status.leads(snapshot, job))) for job, after in waiting if now - since >= after and not _is_over(job))
     return [(job, stay) for job, stay in found if job["spec"].get("completions") != stay]  # which was done already
 
 
@@ -69,30 +69,30 @@ def _is_over(job: Object) -> bool:
     return bool(pod_status.condition(job, "Failed") or pod_status.condition(job, "Complete"))
 
 
-def too_late(status: RunStatus, seen: ClusterSnapshot, now: float, start_timeout: float) -> str:
+def too_late(status: RunStatus, snapshot: ClusterSnapshot, now: float, start_timeout: float) -> str:
     """Return why a run that has not started within `start_timeout` seconds is to be ended, empty while it may go on. Pure.
 
     Time counts from when a Job was let go by its queue. A pod that came later than the first ones replaces one that ran.
     """
-    started = [time for job in seen.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]
+    started = [time for job in snapshot.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]
     if status.state is not State.PENDING or status.step is not None or not started or now - min(started) < start_timeout:
         return ""
-    waiting = [pod for pod in seen.pods if pod.get("status", {}).get("phase") == "Pending"]
-    if not waiting and len(seen.pods) >= len(status.tasks):
+    waiting = [pod for pod in snapshot.pods if pod.get("status", {}).get("phase") == "Pending"]
+    if not waiting and len(snapshot.pods) >= len(status.tasks):
         return ""  # all have started: the tasks themselves wait for each other as long as limits.start_timeout says
     if waiting and not any(_is_first(pod, min(started)) for pod in waiting):
         return ""
     return f"not started within limits.start_timeout ({start_timeout:.0f} s)" + (f": {status.reason}" if status.reason else "")
 
 
-def outgrown(seen: ClusterSnapshot) -> str:
+def outgrown(snapshot: ClusterSnapshot) -> str:
     """Return why a run is to be ended of which a task was evicted for its own excess more often than it may fail, empty where none was. Pure.
 
     Its Job counts such a pod like one that somebody has deleted, not at all, where no trainer is in it and the spec does not tell of its limit.
     """
-    for job in [] if pod_status.maker(seen.jobs) else filter(_ignores_stops, seen.jobs):
+    for job in [] if pod_status.maker(snapshot.jobs) else filter(_ignores_stops, snapshot.jobs):
         limit = job["spec"].get("backoffLimitPerIndex", job["spec"].get("backoffLimit"))
-        pods = (pod for pod in seen.pods if pod_status.role_of(pod) == pod_status.role_of(job))
+        pods = (pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job))
         evicted = [pod for pod in pods if diagnosis.has_outgrown(pod["status"]) and pod_status.exit_code(pod) == ExitCode.STOPPED]
         for task, times in Counter(map(task_of, evicted)).items():
             if limit is not None and times > int(limit) and (found := diagnosis.of_pod(evicted[-1])):
@@ -120,32 +120,32 @@ class Reconciler:
         self._pending_since: float | None = None  # of time.monotonic, without a break
         self._ran = False
 
-    def late(self, seen: ClusterSnapshot, status: RunStatus, start_timeout: float) -> str:
+    def late(self, snapshot: ClusterSnapshot, status: RunStatus, start_timeout: float) -> str:
         """Return why the run is to be ended because it has not started, once it was seen to wait for `start_timeout` seconds."""
         now = time.monotonic()
-        again = seen.jobset and seen.jobset.get("status", {}).get("restarts")
-        if pod_status.maker(seen.jobs) and (again or not pod_status.is_own_set(seen)):
+        again = snapshot.jobset and snapshot.jobset.get("status", {}).get("restarts")
+        if pod_status.maker(snapshot.jobs) and (again or not pod_status.is_own_set(snapshot)):
             return ""  # it ran before, or nobody but its maker ends it
         self._ran = self._ran or status.state is State.RUNNING or bool(status.missing)  # it was there, and somebody has deleted a part
         if self._ran or status.state is not State.PENDING:
             self._pending_since = None
             return ""
         self._pending_since = self._pending_since or now
-        return too_late(status, seen, self._cluster.now(), start_timeout) if now - self._pending_since >= start_timeout else ""
+        return too_late(status, snapshot, self._cluster.now(), start_timeout) if now - self._pending_since >= start_timeout else ""
 
-    def reconcile(self, seen: ClusterSnapshot, status: RunStatus) -> Iterator[str]:
+    def reconcile(self, snapshot: ClusterSnapshot, status: RunStatus) -> Iterator[str]:
         """Do what is to be done now; yield what was done, or what hinders the run. Raises LauncherError."""
         yield from self._problems(status)
-        for pod in lost(seen, self._cluster.now(), self._lost_after):
+        for pod in lost(snapshot, self._cluster.now(), self._lost_after):
             if pod["metadata"]["uid"] not in self._done and self._is_as_seen(pod):
                 message = self._release(pod)
                 self._done.add(pod["metadata"]["uid"])  # once done: a cluster that was away meanwhile is asked again
                 yield message
         if status.state is State.FAILED:
-            yield from self._suspend_jobs(seen)
-        for job, stay in dismissed(seen, self._cluster.now()):
+            yield from self._suspend_jobs(snapshot)
+        for job, stay in dismissed(snapshot, self._cluster.now()):
             name = job["metadata"]["name"]
-            self._keep_logs([pod for pod in seen.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
+            self._keep_logs([pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
             self._cluster.patch("Job", name, {"spec": {"parallelism": stay, "completions": stay}})
             yield f"{name} is ended with the run, which has succeeded"
 
@@ -174,18 +174,18 @@ class Reconciler:
             return f"{task_of(pod)} is stuck on the lost node {node}, and you lack permission to release its pod. Somebody who may change pods/status can run: {command}"
         return f"{task_of(pod)}: the node {node} is lost; its pod {name} was released, and is replaced"
 
-    def _suspend_jobs(self, seen: ClusterSnapshot) -> Iterator[str]:
+    def _suspend_jobs(self, snapshot: ClusterSnapshot) -> Iterator[str]:
         """Suspend what still works of a failed run: its pods end, its Jobs stay to tell how they were.
 
         Not the Jobs that something else has made, such as a JobSet: it ends them, or starts all of them again.
         """
-        if pod_status.maker(seen.jobs):
+        if pod_status.maker(snapshot.jobs):
             return
-        for job in seen.jobs:
+        for job in snapshot.jobs:
             name = job["metadata"]["name"]
             if not pod_status.is_at_rest(job) and name not in self._done:
                 # They go with it, also one that has failed and merely waits for its sidecars to end.
-                self._keep_logs([pod for pod in seen.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
+                self._keep_logs([pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
                 self._cluster.patch("Job", name, {"spec": {"suspend": True}})
                 self._done.add(name)
                 yield f"{name} is ended with the run"

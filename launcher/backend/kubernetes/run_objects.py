@@ -222,10 +222,10 @@ def await_claim_deleted(cluster: Cluster, claim: str, meanwhile: Callable[[], ob
 
 def clear(cluster: Cluster, run: str, meanwhile: Callable[[], object]) -> None:
     """Delete the Jobs of an earlier start, which cannot be changed, and wait until they and their pods are gone, calling `meanwhile`."""
-    workloads = [one for one in existing_objects(cluster, run) if one.kind in JOB_KINDS]
-    for one in workloads:
+    jobs = [one for one in existing_objects(cluster, run) if one.kind in JOB_KINDS]
+    for one in jobs:
         delete(cluster, one)
-    if workloads:
+    if jobs:
         await_ended(cluster, run, DELETE_TIMEOUT, meanwhile)
     await_workloads_deleted(cluster, run, meanwhile)
 

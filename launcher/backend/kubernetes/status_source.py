@@ -49,7 +49,7 @@ def pods_of(cluster: Cluster, run: str) -> list[Object]:
 
 def gather(cluster: Cluster, run: str) -> ClusterSnapshot:
     """Return what the cluster has of a run now."""
-    return Source(cluster, run).seen()
+    return Source(cluster, run).snapshot()
 
 
 class Source:
@@ -71,7 +71,7 @@ class Source:
         for one in (self._jobs, self._pods):
             one.poll_soon()
 
-    def seen(self, before: Collection[str] | None = None) -> ClusterSnapshot:
+    def snapshot(self, before: Collection[str] | None = None) -> ClusterSnapshot:
         """Return what there is now.
 
         More about Jobs and pods is asked for when one of them has changed, and with growing pauses while none does: claims and events
@@ -182,7 +182,7 @@ class Watcher:
     def __init__(self, cluster: Cluster, run: str, *, with_past_attempts: bool = True) -> None:
         """Watch `run`; `with_past_attempts` includes attempts whose pods are gone, and why no node takes a pod."""
         self.cluster, self.run, self._with_past_attempts = cluster, run, with_past_attempts
-        self.seen = ClusterSnapshot(run, ())
+        self.snapshot = ClusterSnapshot(run, ())
         self.logs = PodLogs(cluster)
         self._source = Source(cluster, run)
         self._run_events: RunEvents | None = None
@@ -217,7 +217,7 @@ class Watcher:
     def is_as_seen(self) -> bool:
         """Ask the cluster again whether Jobs and pods are as they were seen last, before what cannot be undone. Raises LauncherError."""
         now = gather(self.cluster, self.run)
-        return versions([*now.jobs, *now.pods]) == versions([*self.seen.jobs, *self.seen.pods])
+        return versions([*now.jobs, *now.pods]) == versions([*self.snapshot.jobs, *self.snapshot.pods])
 
     def status(self, context: RunContext = _EMPTY_CONTEXT) -> RunStatus | None:
         """Return how the run is, or None when it has no Jobs. Raises LauncherError when the cluster cannot be asked.
@@ -234,55 +234,57 @@ class Watcher:
             # A node that has just been lost lets us wait for its logs, and the cluster may have noticed meanwhile.
             with contextlib.suppress(LauncherError):
                 self._last = self._refresh(context)
-        self._next = time.monotonic() + max(1.0, len(self.seen.pods) / _PODS_A_SECOND)
+        self._next = time.monotonic() + max(1.0, len(self.snapshot.pods) / _PODS_A_SECOND)
         return self._last
 
     def _refresh(self, context: RunContext) -> RunStatus | None:
-        self.seen = self._with_nodes(self._add_past_attempts(self._source.seen(self._pods.keys() if self._with_past_attempts else None)))
-        if not self.seen.jobs:
+        self.snapshot = self._with_nodes(
+            self._add_past_attempts(self._source.snapshot(self._pods.keys() if self._with_past_attempts else None))
+        )
+        if not self.snapshot.jobs:
             return None
         notified = ledger.words(notifier.noted(self.attendant)) or context.notified
         context = dataclasses.replace(
-            context, location=location_of(self.seen, self.cluster), attended=self.is_attended(), notified=notified
+            context, location=location_of(self.snapshot, self.cluster), attended=self.is_attended(), notified=notified
         )
         noted = self._expired() or self._attended(context.location)
         return context.of(noted) if noted else self._read(context)
 
-    def _add_past_attempts(self, seen: ClusterSnapshot) -> ClusterSnapshot:
+    def _add_past_attempts(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
         """Add the attempts whose pods are gone; they are looked for when other pods are there than before."""
-        there = {pod["metadata"]["name"]: pod for pod in seen.pods}
+        there = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
         if self._with_past_attempts and there.keys() != self._pods.keys():
             found = [
                 name
-                for job in seen.jobs
-                for name in past_attempts.attempts(job, seen.events, seen.pods, self._pods)
+                for job in snapshot.jobs
+                for name in past_attempts.attempts(job, snapshot.events, snapshot.pods, self._pods)
                 if name not in self._past_attempts
             ]
-            events = [*seen.events, *_events(self.cluster, "Pod", "involvedObject.name", found)]
-            for job in seen.jobs:
-                for name, attempt in past_attempts.attempts(job, events, seen.pods, self._pods).items():
+            events = [*snapshot.events, *_events(self.cluster, "Pod", "involvedObject.name", found)]
+            for job in snapshot.jobs:
+                for name, attempt in past_attempts.attempts(job, events, snapshot.pods, self._pods).items():
                     self._past_attempts.setdefault(name, attempt)
         self._pods = there
         by_task: dict[str, list[Restart]] = {}
         for task, restart in self._past_attempts.values():
             by_task.setdefault(task, []).append(restart)
-        return dataclasses.replace(seen, past_attempts=by_task)
+        return dataclasses.replace(snapshot, past_attempts=by_task)
 
-    def _with_nodes(self, seen: ClusterSnapshot) -> ClusterSnapshot:
+    def _with_nodes(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
         """Add what nodes there are, where none takes a pod: what they offer tells whether waiting helps."""
-        if not self._with_past_attempts or not any(map(diagnosis.is_unschedulable, seen.pods)):
-            return seen
+        if not self._with_past_attempts or not any(map(diagnosis.is_unschedulable, snapshot.pods)):
+            return snapshot
         if time.monotonic() >= self._next_nodes:
             with contextlib.suppress(ForbiddenError):
                 self._nodes = self.cluster.nodes()
             self._next_nodes = time.monotonic() + _NODES_INTERVAL
-        return dataclasses.replace(seen, nodes=self._nodes)
+        return dataclasses.replace(snapshot, nodes=self._nodes)
 
     def _expired(self) -> RunStatus | None:
         """Return how the run is noted to have ended, where `kubernetes.ttl` has deleted some of its Jobs since; those left tell half of it."""
-        if all(job.get("spec", {}).get("ttlSecondsAfterFinished") is None for job in self.seen.jobs):
+        if all(job.get("spec", {}).get("ttlSecondsAfterFinished") is None for job in self.snapshot.jobs):
             return None
-        there = frozenset(map(pod_status.role_of, self.seen.jobs))
+        there = frozenset(map(pod_status.role_of, self.snapshot.jobs))
         if self._record_backoff.due(there):
             self._record = self.cluster.get("ConfigMap", run_record.name_of(self.run))
         return run_record.final(self._record) if run_record.roles(self._record) - there else None
@@ -290,14 +292,14 @@ class Watcher:
     def _attended(self, location: Location | None) -> RunStatus | None:
         """Return how the run has ended by its attendant, which saw what pods told that are gone since; None while its Jobs are at work."""
         noted = attendant_notes.final(self._source.attendant)
-        if noted is None or not all(map(pod_status.is_at_rest, self.seen.jobs)):
+        if noted is None or not all(map(pod_status.is_at_rest, self.snapshot.jobs)):
             return None
-        if noted.state is State.FAILED and all(pod_status.condition(job, "Complete") for job in self.seen.jobs):
+        if noted.state is State.FAILED and all(pod_status.condition(job, "Complete") for job in self.snapshot.jobs):
             return None  # somebody has let it go on since
         return dataclasses.replace(noted, run_dir=location)
 
     def _read(self, context: RunContext) -> RunStatus:
-        tasks = pod_status.tasks(self.seen, self.cluster.now())
+        tasks = pod_status.tasks(self.snapshot, self.cluster.now())
         if self._run_events is None:
             self._run_events = RunEvents(tasks[0].name if tasks else "")
         failed = [task.name for task in tasks if task.state is State.FAILED][:_MAX_TASKS_READ]
@@ -306,17 +308,17 @@ class Watcher:
             *(task.name for task in tasks if task.name == "evaluator"),
             *failed,
         }
-        read = [pod for pod in self.seen.pods if task_of(pod) in names]
+        read = [pod for pod in self.snapshot.pods if task_of(pod) in names]
         self._run_events.apply(self.logs.new_lines(read, tail=_LINES))
         if self._last is not None:  # nor for one look alone
             self.logs.stream(read)
-        return pod_status.run_status(self.seen, tasks, self._run_events, context)
+        return pod_status.run_status(self.snapshot, tasks, self._run_events, context)
 
 
-def location_of(seen: ClusterSnapshot, cluster: Cluster) -> Location | None:
+def location_of(snapshot: ClusterSnapshot, cluster: Cluster) -> Location | None:
     """Return where the run stores its files, None where it has no volume."""
-    claim = next((claims[RUN_VOLUME] for job in seen.jobs if RUN_VOLUME in (claims := _mounted(job))), None)
-    return on_claim(claim, cluster, seen.name) if claim else None
+    claim = next((claims[RUN_VOLUME] for job in snapshot.jobs if RUN_VOLUME in (claims := _mounted(job))), None)
+    return on_claim(claim, cluster, snapshot.name) if claim else None
 
 
 def _mounted(job: pod_status.Object) -> dict[str, str]:

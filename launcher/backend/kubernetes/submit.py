@@ -27,7 +27,7 @@ def always() -> bool:
     return True
 
 
-def reserve(cluster: Cluster, run: Run, wanted: Callable[[], bool] = always) -> run_record.StartLease:
+def reserve(cluster: Cluster, run: Run, still_wanted: Callable[[], bool] = always) -> run_record.StartLease:
     """Keep every other launcher from starting the run; return the lease of it. Nothing else has changed then.
 
     Raises UsageError when the run is at work, or when another launcher starts it: of two, one gets the lease.
@@ -40,7 +40,7 @@ def reserve(cluster: Cluster, run: Run, wanted: Callable[[], bool] = always) -> 
         ended = _ended(cluster, run.name, before)
         run_objects.refuse_claim_of_others(cluster, run)
         lease = run_record.new_lease(cluster, run, before, ended)
-        if _retry(functools.partial(run_record.acquire, cluster, run, lease), wanted):
+        if _retry(functools.partial(run_record.acquire, cluster, run, lease), still_wanted):
             return lease
     raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.words()}", "see how it goes: launcher status")
 
@@ -50,23 +50,23 @@ def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None
 
     Raises UsageError when they are at work, or wait for a node or a queue.
     """
-    seen = status_source.gather(cluster, run)
-    if not seen.jobs and seen.jobset is not None and not pod_status.is_over(seen.jobset):
-        name = f"jobset/{seen.jobset['metadata']['name']}"
+    snapshot = status_source.gather(cluster, run)
+    if not snapshot.jobs and snapshot.jobset is not None and not pod_status.is_over(snapshot.jobset):
+        name = f"jobset/{snapshot.jobset['metadata']['name']}"
         raise UsageError(f"{run} waits already in {cluster.words()}: {name}", f"stop it first: launcher down {run} --on kubernetes")
-    if seen.jobs and pod_status.status(seen, cluster.now()).state not in ENDED:
-        names = ", ".join(job["metadata"]["name"] for job in seen.jobs)
+    if snapshot.jobs and pod_status.status(snapshot, cluster.now()).state not in ENDED:
+        names = ", ".join(job["metadata"]["name"] for job in snapshot.jobs)
         raise UsageError(f"{run} runs already in {cluster.words()}: {names}", f"stop it first: launcher down {run} --on kubernetes")
-    status = status_source.Watcher(cluster, run).status() if seen.jobs and run_record.final(noted) is None else None
+    status = status_source.Watcher(cluster, run).status() if snapshot.jobs and run_record.final(noted) is None else None
     return status if status is not None and status.state in {State.SUCCEEDED, State.FAILED} else None
 
 
 class Start:
     """One start of a run, by the launcher that holds its lease. Every call raises LauncherError, LeaseLostError where somebody has stopped the run meanwhile."""
 
-    def __init__(self, cluster: Cluster, run: Run, lease: run_record.StartLease, wanted: Callable[[], bool]) -> None:
-        """Begin nothing yet. `wanted` is asked until the start is made, and where it waits."""
-        self._cluster, self._run, self._lease, self._wanted = cluster, run, lease, wanted
+    def __init__(self, cluster: Cluster, run: Run, lease: run_record.StartLease, still_wanted: Callable[[], bool]) -> None:
+        """Begin nothing yet. `still_wanted` is asked until the start is made, and where it waits."""
+        self._cluster, self._run, self._lease, self._still_wanted = cluster, run, lease, still_wanted
         self._record: Object = {}
         self._made: list[ObjectRef] = []
         self._asked = False  # for the first object: some may be made of which nothing was heard
@@ -80,11 +80,11 @@ class Start:
         When one is refused, or nobody wants the start any more, what was made is removed again, and `undone` called once nothing is left.
         """
         try:
-            _retry(lambda: self._begin(spec), self._wanted)
+            _retry(lambda: self._begin(spec), self._still_wanted)
             for one in run_objects.objects(self._run, self._cluster):
                 self._make(one)
-            _retry(self._note_made, self._wanted)
-            _retry(self._find_unused, self._wanted)
+            _retry(self._note_made, self._still_wanted)
+            _retry(self._find_unused, self._still_wanted)
         except BaseException as error:
             left = self._undo(undone)
             if left and isinstance(error, LauncherError):
@@ -109,7 +109,7 @@ class Start:
     def try_finalize(self) -> bool:
         """Finalize, and return whether that was done: false where the cluster does not answer for a while."""
         try:
-            _retry(self.finalize, self._wanted)
+            _retry(self.finalize, self._still_wanted)
         except UnreachableError:
             return False
         return True
@@ -122,7 +122,7 @@ class Start:
 
     def _check_wanted(self) -> None:
         """Raise LauncherError where nobody wants the start any more."""
-        if not self._wanted():
+        if not self._still_wanted():
             raise LauncherError(
                 f"{self._run.name} in {self._cluster.words()} was not started: its start was interrupted", "start it with `launcher up`"
             )
@@ -153,7 +153,7 @@ class Start:
                     raise
                 return there  # made by a request of ours that was not answered: nobody else may while the lease is ours
 
-        thing = ObjectRef(kind, name, str(_retry(make, self._wanted)["metadata"]["uid"]))
+        thing = ObjectRef(kind, name, str(_retry(make, self._still_wanted)["metadata"]["uid"]))
         if kind != _CLAIM:
             self._made.append(thing)
         elif self._claim_is_new:  # else it has data
@@ -200,13 +200,13 @@ class Start:
         return "; ".join(failed)
 
 
-def _retry(do: Callable[[], Answer], wanted: Callable[[], bool] = always) -> Answer:
-    """Return what a call returns, made again for a while where the cluster does not answer and it is `wanted`. Raises LauncherError."""
+def _retry(do: Callable[[], Answer], still_wanted: Callable[[], bool] = always) -> Answer:
+    """Return what a call returns, made again for a while where the cluster does not answer and it is `still_wanted`. Raises LauncherError."""
     deadline = time.monotonic() + RETRY_TIMEOUT
     while True:
         try:
             return do()
         except UnreachableError:
-            if time.monotonic() >= deadline or not wanted():
+            if time.monotonic() >= deadline or not still_wanted():
                 raise
         time.sleep(_POLL_INTERVAL)

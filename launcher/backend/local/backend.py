@@ -29,7 +29,7 @@ class LocalBackend(SupervisedRuns):
     def __init__(self, runs: Path) -> None:
         super().__init__(runs, BACKEND)
 
-    def start(self, run: PlannedRun, *, wanted: Callable[[], bool] | None = None) -> None:
+    def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
         """Start the run; return once every task has a process. Raises UsageError when it runs already."""
         layout, name = self.layout(run.plan.name), run.plan.name
         with translate_os_errors(f"starting the run {name}"):
@@ -40,7 +40,7 @@ class LocalBackend(SupervisedRuns):
                 orphans.await_none(layout, KILL_TIMEOUT)
                 if new:
                     orphans.remove_returned(layout, began)
-                lifeline = spawn.start(layout, run.plan, run.spec, lock_fd=lock_fd, detach=wanted is None)
+                lifeline = spawn.start(layout, run.plan, run.spec, lock_fd=lock_fd, detach=still_wanted is None)
             finally:
                 os.close(lock_fd)
         self.hold_lifeline(name, lifeline)

@@ -82,24 +82,24 @@ def test_the_state_is_written_on_a_full_disk_again_and_again(disk: Path, capfd: 
     def snapshot() -> Snapshot:
         return Snapshot(RunStatus("run", "local", State.RUNNING, step=step[0], reason="x" * 20_000), "here")
 
-    record = StateWriter(path, snapshot, lambda: now[0])
-    record.reserve()
-    assert record.save()
+    writer = StateWriter(path, snapshot, lambda: now[0])
+    writer.reserve()
+    assert writer.save()
     fill(disk)
     for count in range(1, 5):
         step[0] = count
         now[0] += 2
-        record.changed()
-        assert record.save_if_due()
+        writer.changed()
+        assert writer.save_if_due()
         written = state_file.read(path)
         assert written is not None
         assert written.status.step == count
         assert (disk / "reserve").stat().st_size >= 64 * 1024
-        assert record.due == now[0] + 2  # until it can be written without that
+        assert writer.due == now[0] + 2  # until it can be written without that
     (disk / "filler").unlink()
     now[0] += 2
-    assert record.save_if_due()
-    assert record.due is None
+    assert writer.save_if_due()
+    assert writer.due is None
     said = capfd.readouterr().out.splitlines()
     assert [line[25:] for line in said] == [
         "the state could not be written: No space left on device; it is tried again",
@@ -110,39 +110,39 @@ def test_the_state_is_written_on_a_full_disk_again_and_again(disk: Path, capfd: 
 def test_the_space_is_kept_again_as_soon_as_there_is_room(disk: Path) -> None:
     now, reserve, more = [1000.0], disk / "reserve", disk / "more"
     reason = ["x" * 300_000]
-    record = StateWriter(
+    writer = StateWriter(
         disk / "state.json", lambda: Snapshot(RunStatus("run", "local", State.RUNNING, reason=reason[0]), "here"), lambda: now[0]
     )
-    record.reserve()
+    writer.reserve()
     whole = reserve.stat().st_size
     fill(disk)
-    assert not record.save()  # not even in that space
+    assert not writer.save()  # not even in that space
     assert reserve.stat().st_size == whole
     reserve.unlink()
     more.write_bytes(bytes(whole - 100_000))  # somebody has taken most of it
     reason[0] = "x"
-    assert record.save()
+    assert writer.save()
     assert 0 < reserve.stat().st_size < whole
-    assert record.due == now[0] + 2
+    assert writer.due == now[0] + 2
     (disk / "filler").unlink()
     now[0] += 2
-    assert record.save_if_due()
+    assert writer.save_if_due()
     assert reserve.stat().st_size == whole
-    assert record.due is None
+    assert writer.due is None
 
 
 def test_a_last_state_has_its_space_though_others_have_taken_the_room(disk: Path) -> None:
-    record = StateWriter(disk / "state.json", lambda: Snapshot(RunStatus("run", "local", State.SUCCEEDED), "here"))
-    record.reserve()
+    writer = StateWriter(disk / "state.json", lambda: Snapshot(RunStatus("run", "local", State.SUCCEEDED), "here"))
+    writer.reserve()
     fill(disk)
     (disk / "reserve").unlink()
     fill_again = disk / "more"
     with fill_again.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(4096)):
             pass
-    assert not record.save()
+    assert not writer.save()
     fill_again.unlink()
-    record.save_at_last()
+    writer.save_at_last()
     assert state_file.read(disk / "state.json") is not None
     assert not (disk / "reserve").exists()
 

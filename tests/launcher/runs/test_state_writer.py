@@ -20,38 +20,38 @@ def steps() -> Callable[[], Snapshot]:
 
 def test_progress_is_written_a_few_times_a_second_and_a_changed_state_at_once(tmp_path: Path, steps: Callable[[], Snapshot]) -> None:
     now = [1000.0]
-    record = StateWriter(tmp_path / "state.json", steps, lambda: now[0])
-    record.save()
+    writer = StateWriter(tmp_path / "state.json", steps, lambda: now[0])
+    writer.save()
     written = []
     for _ in range(100):  # a second
         now[0] += 0.01
-        record.changed(at_once=False)
-        record.save_if_due()
-        if record.due is None:
+        writer.changed(at_once=False)
+        writer.save_if_due()
+        if writer.due is None:
             written.append(now[0])
     assert len(written) in {4, 5}
-    record.changed(at_once=False)
-    record.changed()
-    assert record.due is not None
-    assert record.due - now[0] <= 0.02
+    writer.changed(at_once=False)
+    writer.changed()
+    assert writer.due is not None
+    assert writer.due - now[0] <= 0.02
     now[0] += 0.02
-    record.save_if_due()
-    assert record.due is None
+    writer.save_if_due()
+    assert writer.due is None
 
 
 def test_the_last_state_has_its_space_and_gives_it_back(tmp_path: Path, steps: Callable[[], Snapshot]) -> None:
-    record = StateWriter(tmp_path / "state.json", steps)
-    record.reserve()
+    writer = StateWriter(tmp_path / "state.json", steps)
+    writer.reserve()
     assert (tmp_path / "reserve").stat().st_size >= 64 * 1024
-    record.save_at_last()
+    writer.save_at_last()
     assert state_file.read(tmp_path / "state.json") is not None
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 
 def test_what_cannot_be_written_is_tried_again(tmp_path: Path, steps: Callable[[], Snapshot]) -> None:
-    record = StateWriter(tmp_path / "missing" / "state.json", steps)
-    assert not record.save()
-    assert record.due is not None
+    writer = StateWriter(tmp_path / "missing" / "state.json", steps)
+    assert not writer.save()
+    assert writer.due is not None
     (tmp_path / "missing").mkdir()
-    assert record.save()
-    assert record.due is None
+    assert writer.save()
+    assert writer.due is None

@@ -35,7 +35,7 @@ _UNSHARDED_ONLY = {
 class RemoteRows(tf.__internal__.tracking.Trackable):
     """Rows of `dimension` numbers that are not here, in a checkpoint of what is.
 
-    TensorFlow writes the first row alone, as it was at the last `mark`; the others are streamed.
+    TensorFlow writes the first row alone, as it was at the last `take_first_row`; the others are streamed.
     """
 
     def __init__(self, rows: int, dimension: int, dtype: tf.DType) -> None:
@@ -47,7 +47,7 @@ class RemoteRows(tf.__internal__.tracking.Trackable):
         """Return their size."""
         return self.rows * self.dimension * int(self.dtype.size)
 
-    def mark(self, first_row: tf.Tensor) -> None:
+    def take_first_row(self, first_row: tf.Tensor) -> None:
         """Take the first row, [1, dimension], for a checkpoint."""
         self._first_row = first_row
 

@@ -43,11 +43,11 @@ class TableFiles:
             layers[str(index)] = tf.train.Checkpoint(**slots)
         self.parts = {"tables": tf.train.Checkpoint(**layers)}
 
-    def mark(self) -> None:
+    def take_first_rows(self) -> None:
         """Take the first row of each table and slot, for the part of a checkpoint that is written now."""
         first = self._tables.first_rows()
         for (index, slot), remote in self._remote_rows.items():
-            remote.mark(first[self._tables.all[index], slot])
+            remote.take_first_row(first[self._tables.all[index], slot])
 
     def streamed(self, checkpoint: InMemoryCheckpoint, saved: tf.train.Checkpoint) -> "Streamed":
         """Return a checkpoint whose other parts are `checkpoint`, of `saved`, with the rows."""

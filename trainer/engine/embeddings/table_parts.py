@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class RowFiles(Protocol):
     """The rows of large embedding layers, which no machine holds together, in checkpoints."""
 
-    def mark(self) -> None:
+    def take_first_rows(self) -> None:
         """Prepare for a checkpoint of what is not rows."""
 
     def streamed(self, checkpoint: "InMemoryCheckpoint", saved: tf.train.Checkpoint) -> "InMemoryCheckpoint":

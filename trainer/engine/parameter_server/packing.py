@@ -44,7 +44,7 @@ class Pack:
 
 
 def lay_out(variables: Sequence[keras.Variable], servers: int, *, flat: bool) -> list[Pack]:
-    """Share variables out over the servers, the largest first, each to the one that holds the fewest bytes; few bytes stay together."""
+    """Share variables out over the servers, the largest first, each to the one that holds the fewest bytes; few bytes stay together where they are `flat`."""
     sizes = [int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size for v in variables]
     load = [0] * (1 if flat and sum(sizes) <= SINGLE_SERVER_BYTES else servers)
     owned: dict[tuple[int, str], list[int]] = {}

@@ -69,8 +69,8 @@ class Server:
     def send(self, worker: tf.Tensor, step: tf.Tensor, tensors: Sequence[tf.Tensor], rows: Sequence[RowGradients] = ()) -> None:
         """Ask with the gradients of `step`, one tensor a pack, the changes of `non_trainable`, and gradients of rows."""
         of_tables = {one.lookup.group: one for one in rows}
-        for group in self._rows:
-            tensors = [*tensors, *(of_tables[group].of_server(self._group.server) if group in of_tables else group.no_rows())]
+        for held in self._rows:
+            tensors = [*tensors, *(of_tables[held].of_server(self._group.server) if held in of_tables else held.no_rows())]
         self._ask([write_message([worker, step], tf.cast(t, sent)) for t, sent in zip(tensors, self._sent, strict=True)])
 
     def _ask(self, parts: list[tf.Tensor]) -> None:

@@ -245,7 +245,7 @@ def test_who_may_not_watch_asks_seldom_while_nothing_changes(state: State, clust
     state.change("ADDED", of_run(FIRST))
     state.there["jobs"] = [objects.job("worker")]
     source = Source(cluster, "digits")
-    assert source.seen() == source.seen()
+    assert source.snapshot() == source.snapshot()
     until(lambda: not any(thread.name.startswith("watch ") for thread in threading.enumerate()))
     now = [time.monotonic()]
     monkeypatch.setattr(informer, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -254,7 +254,7 @@ def test_who_may_not_watch_asks_seldom_while_nothing_changes(state: State, clust
         before = len(state.asked)
         for _ in range(seconds):
             now[0] += 1
-            source.seen()
+            source.snapshot()
         return len(state.asked) - before
 
     assert asked(10) >= 18  # a run that has just begun is looked at as often as ever
@@ -265,7 +265,7 @@ def test_who_may_not_watch_asks_seldom_while_nothing_changes(state: State, clust
     assert asked(300)
     state.change("MODIFIED", of_run(objects.ended("worker", 1, 0)))
     assert asked(10)
-    assert [pod["status"]["phase"] for pod in source.seen().pods] == ["Failed"]
+    assert [pod["status"]["phase"] for pod in source.snapshot().pods] == ["Failed"]
     waiting = of_run(objects.pod("worker", 0, "Pending"))
     state.change("MODIFIED", waiting)
     assert asked(20)
