@@ -17,6 +17,8 @@ from tests.trainer.conftest import Ports, Running, Trainers
 from trainer.ending import Member, Rules, member
 from trainer.tf_config import TaskConfig, parse
 
+pytestmark = pytest.mark.takes_minutes  # in which they wait, while others compute
+
 SLEEPS = "exec sleep 600"
 CLUSTER = {"chief": 1, "worker": 1, "ps": 1}
 

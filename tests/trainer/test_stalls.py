@@ -13,6 +13,8 @@ import pytest
 
 import trainer
 
+pytestmark = pytest.mark.takes_minutes  # in which they wait, while others compute
+
 LIMIT = 1.0
 OWN = str(Path(trainer.__file__).parent)
 # Says that it trains, with a step of 10 ms, then does what its argument says.
