@@ -80,7 +80,7 @@ class Child:
         return (raised.line, raised.fingerprint) if raised else ("", "")
 
     def announce_stop(self) -> None:
-        """Tell a server that it is to stop when its chief has saved."""
+        """Tell a server that it is to stop: a ps when its chief has saved, a worker soon."""
         if self.pid is not None:
             os.kill(self.pid, signal.SIGURG)
 

@@ -24,10 +24,13 @@ def tensorboard(
     name: Name = None,
     *,
     port: Annotated[
-        int | None, typer.Option(help="The port; the spec's when left out, or the next free one.", min=0, max=65535, show_default=False)
+        int | None,
+        typer.Option(
+            help="The port; when left out the spec's, on Kubernetes 6006, or the next free one.", min=0, max=65535, show_default=False
+        ),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(help="The address to listen on; the spec's when left out: loopback.", show_default=False)
+        str | None, typer.Option(help="The address to listen on; when left out the spec's, on Kubernetes loopback.", show_default=False)
     ] = None,
     on: OnRun = None,
     context: Context = None,
