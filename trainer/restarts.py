@@ -23,9 +23,9 @@ class Policy:
 
 @dataclass(frozen=True)
 class History:
-    """The history of a task: restarts counted against the limit, attempts in a row of which all but the first ended early, how the last one failed, lost peers.
+    """The history of a task: restarts counted against the limit, how the last one failed, lost peers.
 
-    `lost_from`: the highest step from which an attempt started that then lost a peer.
+    `early_ends`: attempts in a row of which all but the first ended early. `lost_from`: the highest step from which an attempt started that then lost a peer.
     """
 
     restarts: int = 0

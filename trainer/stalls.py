@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainer.stacks import ProcessStacks, Stacks
 
 MIN_LIMIT = 60.0  # seconds: the limit where none is set, unless steps are slow
-_STEPS = 20  # or so many median steps; three calls into TensorFlow are the least
+_STEPS = 20  # or so many median steps, and at least three calls into TensorFlow
 _FIRST = 1200.0  # seconds at least for the first of its kind, which traces and compiles
 _MAX_CALLS = 100  # calls
 _CHECK_INTERVAL = 5.0  # seconds between checks, or a fifth of the limit

@@ -136,7 +136,10 @@ def describe(
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command line `argv` (without the program's name) and return the exit code. Raises only SystemExit, for a signal in `get`, and anything where LAUNCHER_DEBUG is set."""
+    """Run the command line `argv` (without the program's name) and return the exit code.
+
+    Raises only SystemExit, for a signal in `get`, and whatever comes up where LAUNCHER_DEBUG is set.
+    """
     try:
         result = typer.main.get_command(app).main(list(argv) or ["--help"], prog_name="launcher", standalone_mode=False)
         sys.stdout.flush()

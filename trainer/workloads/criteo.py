@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from trainer.workloads import pipeline
+from trainer.workloads import in_memory, pipeline
 from trainer.workloads.errors import DataError, check_directory, wrong_file
 from trainer.workloads.idx import GZIP_MAGIC
 from trainer.workloads.protocol import Shard
@@ -90,7 +90,7 @@ def batches(files: Files, rows: Sequence[int], shard: Shard) -> tf.data.Dataset:
     with tf.control_dependencies([enough] if enough is not None else []):
         own_count = tf.identity(own_count)
     row = tf.data.Dataset.range(drawn // own_count, pipeline.ENDLESS).flat_map(
-        tf.autograph.experimental.do_not_convert(lambda epoch: pipeline.shuffled(own, SHUFFLE_BUFFER, seed, epoch))
+        in_memory.unconverted(lambda epoch: pipeline.shuffled(own, SHUFFLE_BUFFER, seed, epoch))
     )
     lines = row.skip(drawn % own_count).batch(shard.batch_size, drop_remainder=True)
     return _parsed(lines, files.train, rows)
@@ -165,13 +165,13 @@ def _lines(paths: Sequence[Path], *, held_out: bool | None = None) -> tf.data.Da
         ([str(path) for path in paths], [_compression(path) for path in paths], tf.range(len(paths), dtype=tf.int64))
     )
 
-    @tf.autograph.experimental.do_not_convert
+    @in_memory.unconverted
     def of_file(name: tf.Tensor, compression: tf.Tensor, file: tf.Tensor) -> tf.data.Dataset:
         lines = tf.data.TextLineDataset(name, compression)
         numbers = tf.data.Dataset.range(1, pipeline.ENDLESS)
         return tf.data.Dataset.zip((lines, numbers, tf.data.Dataset.from_tensors(file).repeat()))
 
-    @tf.autograph.experimental.do_not_convert
+    @in_memory.unconverted
     def picked(*block: tf.Tensor) -> tuple[tf.Tensor, ...]:
         tenth = block[1] % TENTH == 0
         return tuple(tf.boolean_mask(part, tenth if held_out else ~tenth) for part in block)
@@ -182,7 +182,7 @@ def _lines(paths: Sequence[Path], *, held_out: bool | None = None) -> tf.data.Da
 
 
 def _parsed(lines: tf.data.Dataset, paths: Sequence[Path], rows: Sequence[int]) -> tf.data.Dataset:
-    @tf.autograph.experimental.do_not_convert
+    @in_memory.unconverted
     def parse(texts: tf.Tensor, numbers: tf.Tensor, files: tf.Tensor) -> tuple[Features, tf.Tensor]:
         values, _, ok = _fields(texts)
         wrong = tf.cond(tf.reduce_all(ok), lambda: tf.constant(""), lambda: _error_message(texts, numbers, files, paths))

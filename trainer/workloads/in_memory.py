@@ -35,6 +35,10 @@ AHEAD = 2
 ENDLESS = 2**62
 
 
+# Of a function of TensorFlow's operations alone: AutoGraph takes up to a second for each data set to look through it for Python's.
+unconverted = tf.autograph.experimental.do_not_convert
+
+
 def batches(inputs: Any, targets: Any, shard: Shard) -> tf.data.Dataset:
     """Return endless (inputs, targets) batches of `shard.batch_size` examples, shuffled again each epoch.
 
@@ -48,7 +52,7 @@ def batches(inputs: Any, targets: Any, shard: Shard) -> tf.data.Dataset:
     everything = tf.nest.map_structure(tf.constant, (inputs, targets))
     seed, index, readers = (tf.cast(value, tf.int64) for value in (shard.seed, shard.index, shard.count))
 
-    @tf.autograph.experimental.do_not_convert
+    @unconverted
     def draw(first: tf.Tensor) -> tuple[Any, Any]:
         batch = first + tf.range(block, dtype=tf.int64)
         positions = ((batch * readers + index) * shard.batch_size)[:, tf.newaxis] + tf.range(shard.batch_size, dtype=tf.int64)

@@ -40,9 +40,6 @@ _LOG_RANGE = 6.0
 # Multiplied with it, ranks are scattered over a table's rows; a prime above any number of rows, so no two ranks meet.
 _SCATTER = 2_654_435_761
 
-# Of a function of TensorFlow's operations alone: to look through those below for Python's took a second for each data set.
-_unconverted = tf.autograph.experimental.do_not_convert
-
 
 def batches(rows: Sequence[int], exponent: float, examples: int, shard: Shard) -> tf.data.Dataset:
     """Return endless (features, labels) batches of `examples` training examples, shuffled again each epoch; see in_memory.batches.
@@ -56,13 +53,15 @@ def batches(rows: Sequence[int], exponent: float, examples: int, shard: Shard) -
         return drawn(in_memory.shuffled(positions, examples, seed), rows, exponent)
 
     numbers = tf.data.Dataset.range(tf.cast(shard.start, tf.int64), in_memory.ENDLESS)
-    return in_memory.prefetched(numbers.map(_unconverted(draw)), tf.config.list_physical_devices("GPU")).with_options(in_memory.options())
+    return in_memory.prefetched(numbers.map(in_memory.unconverted(draw)), tf.config.list_physical_devices("GPU")).with_options(
+        in_memory.options()
+    )
 
 
 def once(rows: Sequence[int], exponent: float, batch_size: int, examples: int) -> tf.data.Dataset:
     """Return the first `examples` held-out examples in order, as `batches`; the last batch may be smaller."""
     held_out = tf.data.Dataset.range(HELD_OUT, HELD_OUT + examples).batch(batch_size)
-    return held_out.map(_unconverted(lambda indices: drawn(indices, rows, exponent))).with_options(in_memory.options())
+    return held_out.map(in_memory.unconverted(lambda indices: drawn(indices, rows, exponent))).with_options(in_memory.options())
 
 
 def drawn(indices: tf.Tensor, rows: Sequence[int], exponent: float) -> tuple[Features, tf.Tensor]:

@@ -167,8 +167,8 @@ def compared(case: str, scratch: Path, connection: Any) -> dict[str, Any]:
     with patch.object(
         fused_updates, "apply", lambda optimizer, gradients, of: apply(optimizer, list(map(tf.convert_to_tensor, gradients)), of)
     ):
-        trained(one)
-    whole, spread = one, trained(session(job_of(scratch, params), connection, unrolled=case in UNROLLED))
+        whole = trained(one)
+    spread = trained(session(job_of(scratch, params), connection, unrolled=case in UNROLLED))
     rows = rows_of(spread.tables)
     layers = {layer.name: layer for layer in whole.model._flatten_layers()}
     moved = [layer for name, layer in layers.items() if name in rows]

@@ -90,7 +90,10 @@ def test_a_model_without_weights_is_an_error_that_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("unrolled", [1, 4])
 def test_a_loop_takes_each_step_once_whatever_the_number_that_is_unrolled(unrolled: int) -> None:
-    """The sum of 2^step says which steps there were; the one after five has no finite loss, and finite ones after it do not count. A step reads what the one before it wrote."""
+    """The sum of 2^step says which steps there were; the one after five has no finite loss, and finite ones after it do not count.
+
+    A step reads what the one before it wrote.
+    """
     number = tf.Variable(0.0)
 
     @tf.function(autograph=False)

@@ -16,7 +16,10 @@ from trainer.workloads.errors import WorkloadError
 
 
 class UsedRows:
-    """Some rows of a variable and of its slots, each [_, dimension], for one update. `at` are their indices, each once."""
+    """Some rows of a variable and of its slots, each [_, dimension], for one update.
+
+    `at` are their indices, each once; more often where a rule adds alone, as Adagrad's.
+    """
 
     def __init__(self, variable: tf.Variable, slots: Mapping[str, tf.Variable], at: tf.Tensor) -> None:
         self._variables, self._at = {"": variable, **slots}, at

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.engine.embeddings import row_updates
 from trainer.workloads.averaged_sgd import AveragedSGD
 
 # Optimizers whose update of an element depends on that element alone.
@@ -59,22 +60,21 @@ def _adagrad_rows(
 
     A row that is there twice adds two squares. Keras reads the whole matrix, and writes two conditions a variable, of which 50 take seconds to trace.
     """
-    others, rate = [], optimizer.learning_rate
+    rule, (rate, count) = row_updates.rule_of(optimizer, ()), row_updates.rate_and_count(optimizer)
+    others = []
     for gradient, variable in zip(gradients, variables, strict=True):
         if not isinstance(gradient, tf.IndexedSlices) or variable.constraint is not None:
             others.append((gradient, variable))
             continue
-        values, rows = tf.cast(gradient.values, variable.dtype), gradient.indices
-        squares = _tensor(optimizer._accumulators[optimizer._get_variable_index(variable)])  # noqa: SLF001 - as in `apply`
-        squares.scatter_add(tf.IndexedSlices(tf.square(values), rows))
-        step = tf.cast(rate, values.dtype) * values / tf.sqrt(squares.sparse_read(rows) + optimizer.epsilon)
-        _tensor(variable).scatter_sub(tf.IndexedSlices(step, rows))
+        sums = _tensor(optimizer._accumulators[optimizer._get_variable_index(variable)])  # noqa: SLF001 - as in `apply`
+        rows = row_updates.UsedRows(_tensor(variable), {"accumulator": sums}, gradient.indices)
+        row_updates.update(rule, optimizer, rows, tf.cast(gradient.values, variable.dtype), rate, count, decays=False)
     return [gradient for gradient, _ in others], [variable for _, variable in others]
 
 
 def apply(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
     """Update `variables` as `optimizer.apply(gradients, variables)` does; the optimizer must be built on them. Without any this counts a step, too."""
-    if type(optimizer) is keras.optimizers.Adagrad and _plain(optimizer):
+    if type(optimizer) is keras.optimizers.Adagrad and _plain(optimizer) and any(isinstance(g, tf.IndexedSlices) for g in gradients):
         gradients, variables = _adagrad_rows(optimizer, gradients, variables)
     if not gradients and not fuses(optimizer, variables):
         optimizer.iterations.assign_add(1)
