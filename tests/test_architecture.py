@@ -27,7 +27,7 @@ SHARED = {
     "trainer.workloads.catalog",
 }
 # Modules of the trainer's parent process, which must be small and start at once.
-PARENT = sorted({"trainer.__main__", "trainer.supervise", "trainer.peers", "trainer.tf_config"} | SHARED)
+PARENT = sorted({"trainer.__main__", "trainer.parent", "trainer.peers", "trainer.tf_config"} | SHARED)
 HEAVY = ("tensorflow", "keras", "numpy", "tensorboard", "docker", "kubernetes")
 MOST_LINES = 500  # a module fits in your head
 FRAGMENT_LINES = 60  # a module so short with one importer belongs in that one, unless something keeps it apart

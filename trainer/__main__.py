@@ -27,10 +27,10 @@ if typing.TYPE_CHECKING:
 
     from trainer.command_settings import CommandSettings
     from trainer.ending import Member
+    from trainer.parent import Report
     from trainer.parent_job import ParentJob
     from trainer.restarts import Policy
     from trainer.settings import TrainerSettings
-    from trainer.supervise import Report
     from trainer.tf_config import TaskConfig
 
     Settings = Union[TrainerSettings, CommandSettings]
@@ -131,7 +131,7 @@ def _health() -> int:
 def _run(options: argparse.Namespace, command: list[str] | None) -> int:
     from trainer.events import Reporter
     from trainer.output import Output
-    from trainer.supervise import supervise
+    from trainer.parent import run_parent
     from trainer.tf_config import ConfigurationError, TaskConfig, parse
 
     problems: list[str] = []
@@ -161,9 +161,9 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         _make_results(os.environ.get("RUN_DIR"))
     reported: dict[str, tuple[float, str]] = {}
     output = Output()
-    for number in _STOP_SIGNALS:  # where one comes when `supervise` has returned, the exit code is to be the same
+    for number in _STOP_SIGNALS:  # where one comes when `run_parent` has returned, the exit code is to be the same
         signal.signal(number, lambda _number, _frame: None if reported else os._exit(ExitCode.STOPPED))
-    code = supervise(_job(task, settings, command, lifeline), _recording(Reporter(name, output), reported), output)
+    code = run_parent(_job(task, settings, command, lifeline), _recording(Reporter(name, output), reported), output)
     failed_at, why = reported.get("failed", (time.monotonic(), ""))
     if settings is not None and not command and task.is_chief and (why or code != ExitCode.DONE):
         from trainer.engine import run_state

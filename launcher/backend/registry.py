@@ -14,23 +14,26 @@ class Entry:
 
     `examiner`: the module of its checks for `launcher doctor`, whose function `examine` is a `launcher.backend.findings.Check`.
     `state_directory`: below the runs directory, where this machine keeps what it knows of the backend's runs. `in_namespaces`: its runs are in
-    namespaces of clusters, and a `Where` names one. `in_directories`: what a run stores is in a directory of this machine.
-    `by_labels`: runs that other machines have started are seen there; only their labels are known, which have the digest of their spec.
+    namespaces of clusters, and a `Where` names one. `stores_locally`: what a run stores is in a directory of this machine.
+    `shows_runs_of_others`: runs that other machines have started are seen there; only their labels are known, which have the digest of their spec.
     """
 
     class_path: str
     examiner: str
     state_directory: str = ""
     in_namespaces: bool = False
-    in_directories: bool = False
-    by_labels: bool = False
+    stores_locally: bool = False
+    shows_runs_of_others: bool = False
 
 
 # A backend's name is also the target of its plans.
 BACKENDS: dict[Target, Entry] = {
-    "local": Entry("launcher.backend.local.backend:LocalBackend", "launcher.backend.local.doctor", in_directories=True),
+    "local": Entry("launcher.backend.local.backend:LocalBackend", "launcher.backend.local.doctor", stores_locally=True),
     "docker": Entry(
-        "launcher.backend.docker.backend:DockerBackend", "launcher.backend.docker.doctor", state_directory=OF_CONTAINERS, by_labels=True
+        "launcher.backend.docker.backend:DockerBackend",
+        "launcher.backend.docker.doctor",
+        state_directory=OF_CONTAINERS,
+        shows_runs_of_others=True,
     ),
     "kubernetes": Entry(
         "launcher.backend.kubernetes.backend:KubernetesBackend",

@@ -109,7 +109,7 @@ def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list
     if known is None:
         return None
     old, new = redumped(known), dump(spec)
-    if BACKENDS[plan.target].in_directories:
+    if BACKENDS[plan.target].stores_locally:
         old.pop("storage", None)
         new.pop("storage", None)
     for one in (old, new):

@@ -31,7 +31,7 @@ def supply(plan: Plan, spec: ClusterSpec) -> tuple[str, ...]:
     for task in plan.tasks:
         for name, value in task.secrets.items():
             meant.setdefault(name, set()).add(f"{value.key} of {value.secret}")
-    if not BACKENDS[plan.target].in_directories:
+    if not BACKENDS[plan.target].stores_locally:
         for name, secret in container_secrets(spec):
             meant.setdefault(name, set()).add(f"{secret.key} of {secret.secret}")
     env_file = spec.env_file

@@ -75,14 +75,14 @@ def up(
     say = _sayer(as_json=as_json)
     source = command_line.get_parameter_source("runs")
     is_named = source is not None and source.name != "DEFAULT"  # as `--runs runs`, too
-    if BACKENDS[plan.target].in_directories and not is_named and (note := check_runs_directory(started_by, runs, spec.name, fresh=fresh)):
+    if BACKENDS[plan.target].stores_locally and not is_named and (note := check_runs_directory(started_by, runs, spec.name, fresh=fresh)):
         say(f"notice: {note}")
     with ExitStack() as starting:
         # Until the run is on its way: what is decided here must still be so when it starts.
         starting.enter_context(exclusive(runs, spec.name))
         old = previous_status(backend, spec.name)
         # A cluster keeps the spec itself; of what another machine started on an engine its digest is known.
-        elsewhere = BACKENDS[plan.target].by_labels and not is_there(runs_directory(runs, on), spec.name)
+        elsewhere = BACKENDS[plan.target].shows_runs_of_others and not is_there(runs_directory(runs, on), spec.name)
         run = PlannedRun(plan, dump(spec))
         changes, asked = changed(backend, spec, plan, runs), ResumeFlags(fresh, resume, may_prompt, yes)
         decision = decide_resume(old, changes, asked, runs, digest=plan.spec_digest, elsewhere=elsewhere)

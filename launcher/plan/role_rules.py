@@ -33,8 +33,8 @@ NO_PYTHON = "its image has no python3, under which a `command` runs"
 NO_PYTHON_REMEDY = "take an image with Python 3.8 or later, or write `supervise: false`"
 
 
-def supervised(task: Task) -> bool:
-    """Return whether what a task's container runs is the trainer, or a program under it."""
+def has_parent(task: Task) -> bool:
+    """Return whether the trainer's parent runs in a task's container: above the training process, or above a program."""
     return not task.is_entrypoint and has_trainer(task.command)
 
 
@@ -45,7 +45,7 @@ def parent_is_injected(task: Task) -> bool:
 
 def can_report_end(plan: Plan) -> bool:
     """Return whether the tasks of a user's program can ask others whether its run has ended: those that decide that have a parent."""
-    return all(supervised(task) for task in plan.tasks if task.name in plan.decisive)
+    return all(has_parent(task) for task in plan.tasks if task.name in plan.decisive)
 
 
 def has_trainer(command: Sequence[str]) -> bool:

@@ -142,7 +142,7 @@ def _notes(source: Source) -> list[str]:
         notes.append("limits.deadline holds under `launcher up --on docker`; Compose knows no deadline")
     if types := sorted({task.resources.gpu_type for task in plan.tasks if task.resources.gpu_type}):
         notes.append(f"Compose takes the host's GPUs as they are: that they are {', '.join(types)} is not checked")
-    if by_code := sorted({task.role for task in plan.tasks if task.restart.when == "exit_code" and not role_rules.supervised(task)}):
+    if by_code := sorted({task.role for task in plan.tasks if task.restart.when == "exit_code" and not role_rules.has_parent(task)}):
         notes.append(
             f"restart: exit_code of {', '.join(by_code)} holds under `launcher up --on docker`; Compose cannot distinguish exit codes, "
             "and starts none of these containers again"
@@ -158,7 +158,7 @@ def _notes(source: Source) -> list[str]:
     if secrets:
         file = f", or {os.path.relpath(spec.env_file, source.directory)} as `docker compose --env-file` reads it" if spec.env_file else ""
         notes.append(f"the environment that `docker compose up` is called in has to have {', '.join(sorted(secrets))}{file}")
-    if spec.train is None and len(plan.tasks) > 1 and not all(map(role_rules.supervised, plan.tasks)):
+    if spec.train is None and len(plan.tasks) > 1 and not all(map(role_rules.has_parent, plan.tasks)):
         notes.append("tasks without supervision do not end with the run by themselves: `launcher up --on docker` or `down` ends them")
     if has_sidecars(spec):
         notes.append("sidecars continue after their tasks: `launcher up --on docker` or `down` ends them")
@@ -185,7 +185,7 @@ def _container(spec: ClusterSpec, *, is_hardened: bool) -> dict[str, Any]:
 
 def _of_tasks(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
     """Return what the services of a role have in common, of which `task` is one."""
-    supervised = role_rules.supervised(task)
+    has_parent = role_rules.has_parent(task)
     networks = ["cluster", *(["egress"] if _downloads(spec) else [])]
     command = [escaped(word) for word in task.command]
     of_image = not task.is_entrypoint
@@ -199,7 +199,7 @@ def _of_tasks(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
         "sysctls": _DROP_CONNECTIONS,
         "networks": networks,
     }
-    if supervised:
+    if has_parent:
         shared["healthcheck"] = {
             "test": ["CMD", *_health(task)],
             "interval": "30s",
@@ -212,10 +212,10 @@ def _of_tasks(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
 
 def _restart(task: Task) -> str:
     """Return when the engine starts a task's container again: without the trainer's parent nothing else does."""
-    rule, supervised = task.restart, role_rules.supervised(task)
-    if not supervised and rule.when != "on_failure":  # it cannot distinguish exit codes
+    rule, has_parent = task.restart, role_rules.has_parent(task)
+    if not has_parent and rule.when != "on_failure":  # it cannot distinguish exit codes
         return "unless-stopped" if rule.when == "always" else "no"
-    times = min(ENGINE_RESTARTS, rule.max_restarts) if supervised else rule.max_restarts
+    times = min(ENGINE_RESTARTS, rule.max_restarts) if has_parent else rule.max_restarts
     return f"on-failure:{times}" if times else "no"
 
 

@@ -114,8 +114,8 @@ class Progress:
 
 
 @dataclass
-class Pace:
-    """How one task gets on by its own last progress event; the fields are TaskStatus's."""
+class TaskProgress:
+    """Step and speed of one task, of its last progress event; the fields are those of `TaskStatus`."""
 
     step: int | None = None
     local_step: int | None = None
@@ -124,7 +124,7 @@ class Pace:
     peer_wait: float | None = None
 
     @classmethod
-    def of(cls, event: Event) -> "Pace":
+    def of(cls, event: Event) -> "TaskProgress":
         """Return what a progress event tells."""
         speeds = (number(event, key) for key in ("examples_per_second", "input_wait", "peer_wait"))
         return cls(integer(event, "step"), integer(event, "local_step"), *speeds)

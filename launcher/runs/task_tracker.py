@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher.runs.progress import Pace, integer, number
+from launcher.runs.progress import TaskProgress, integer, number
 from launcher.runs.reasons import LastError, Start, cause_with_output, out_of_memory, waiting, was_killed
 from launcher.runs.stalled_tasks import Stall
 from launcher.runs.status import Restart, State, TaskStatus
@@ -34,7 +34,7 @@ class TaskTracker:
     started: float | None = None
     ended: float | None = None
     last: LastError = field(default_factory=LastError)
-    pace: Pace = field(default_factory=Pace)
+    progress: TaskProgress = field(default_factory=TaskProgress)
     stall: Stall = field(default_factory=Stall)
     _start: Start = field(default_factory=Start)
     _left: int | None = None  # restarts in place that its parent may still make
@@ -73,7 +73,7 @@ class TaskTracker:
         kind, before = event["event"], self.reported
         self.stall.apply(event)
         if kind == "progress":
-            self.pace = Pace.of(event)
+            self.progress = TaskProgress.of(event)
         if not own:
             return False
         self.done = kind == "done"
@@ -128,7 +128,7 @@ class TaskTracker:
             exit_code=self.code,
             started=self.started,
             ended=self.ended,
-            **vars(self.pace),
+            **vars(self.progress),
         )
         return self.stall.added_to(made)
 

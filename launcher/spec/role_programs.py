@@ -43,7 +43,7 @@ def program_of(spec: ClusterSpec, role: Role) -> Program:
     return Program(role.image or spec.image, tuple([*command, *role.args] if command else ()), tuple(role.args))
 
 
-def is_supervised(spec: ClusterSpec, role: Role) -> bool:
+def has_parent(spec: ClusterSpec, role: Role) -> bool:
     """Return whether the trainer, or its parent, starts what the containers of a role run; an entrypoint starts by itself."""
     program = program_of(spec, role)
     return spec.train is not None or bool(program.command and (spec.supervise or not program.image))

@@ -19,7 +19,7 @@ from tests import forked
 from trainer.events import Event, parse
 
 REPOSITORY = Path(__file__).parents[2]
-DRIVER = Path(__file__).with_name("drive_supervisor.py")
+DRIVER = Path(__file__).with_name("drive_parent.py")
 DEADLINE = 60.0  # seconds for whatever a test waits for
 
 
@@ -129,8 +129,8 @@ class Trainers:
         """Start the trainer command; `engine` has it and its training process forked, as in tests/forked.py."""
         return self.start([sys.executable, "-m", "trainer", *arguments], env, pass_fds, engine)
 
-    def supervise(self, *command: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), **job: Any) -> Running:
-        """Start trainer.supervise with a command in the training process's place."""
+    def start_parent(self, *command: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), **job: Any) -> Running:
+        """Start trainer.parent with a command in the training process's place."""
         return self.start([sys.executable, str(DRIVER), json.dumps({"command": command, **job})], env, pass_fds)
 
 

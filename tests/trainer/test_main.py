@@ -174,7 +174,7 @@ def test_a_users_program_waits_for_its_peers_by_name(trainers: Any, ports: Any) 
 
 def test_the_parent_is_small_and_quick() -> None:
     program = (
-        "import sys; import trainer.__main__, trainer.supervise, trainer.configuration, trainer.tf_config, trainer.peers\n"
+        "import sys; import trainer.__main__, trainer.parent, trainer.configuration, trainer.tf_config, trainer.peers\n"
         "print(sorted({'tensorflow', 'keras', 'numpy', 'typer', 'rich', 'yaml', 'asyncio', 'launcher'} & set(sys.modules)))"
     )
     ended = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=True)

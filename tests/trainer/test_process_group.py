@@ -1,4 +1,4 @@
-"""Starting and clearing away: what tests of the whole parent process (test_supervise.py) leave out."""
+"""Starting and clearing away: what tests of the whole parent process (test_parent.py) leave out."""
 
 from pathlib import Path
 

@@ -42,7 +42,9 @@ def supervise(trainers: Any, tmp_path: Path) -> Callable[..., Any]:
     """Start a parent that listens at `place(tmp_path)`."""
 
     def start(*command: str, **chosen: Any) -> Any:
-        return trainers.supervise(*command, built_in=False, env={"TRAINER_STACKS": str(place(tmp_path)), **chosen.pop("env", {})}, **chosen)
+        return trainers.start_parent(
+            *command, built_in=False, env={"TRAINER_STACKS": str(place(tmp_path)), **chosen.pop("env", {})}, **chosen
+        )
 
     return start
 

@@ -52,7 +52,7 @@ def stalls(**chosen: Any) -> dict[str, Any]:
 
 
 def test_a_stall_is_told_with_what_the_task_does_and_that_it_goes_on(trainers: Any, tmp_path: Path) -> None:
-    run = trainers.supervise(*write(tmp_path, "trains(); time.sleep(3); trains(); time.sleep(1.5); hangs()"), stalls=stalls())
+    run = trainers.start_parent(*write(tmp_path, "trains(); time.sleep(3); trains(); time.sleep(1.5); hangs()"), stalls=stalls())
     told = run.event("stalled")
     assert told["seconds"] >= LIMIT
     assert (told["step"], told["doing"]) == (4, "code")
@@ -65,7 +65,7 @@ def test_a_stall_is_told_with_what_the_task_does_and_that_it_goes_on(trainers: A
 
 def test_restart_kills_and_starts_again_and_counts(trainers: Any, tmp_path: Path) -> None:
     program = "trains()\nif os.environ['TRAINER_ATTEMPT'] == '1': hangs()"
-    run = trainers.supervise(*write(tmp_path, program), stalls=stalls(on_stall="restart"))
+    run = trainers.start_parent(*write(tmp_path, program), stalls=stalls(on_stall="restart"))
     again = run.event("restarting")
     assert again["restarts"] == 1
     assert "no progress for" in again["detail"]
@@ -75,7 +75,7 @@ def test_restart_kills_and_starts_again_and_counts(trainers: Any, tmp_path: Path
 
 
 def test_fail_ends_the_task_for_good(trainers: Any, tmp_path: Path) -> None:
-    run = trainers.supervise(*write(tmp_path, "trains(); hangs()"), stalls=stalls(on_stall="fail"))
+    run = trainers.start_parent(*write(tmp_path, "trains(); hangs()"), stalls=stalls(on_stall="fail"))
     assert run.code() == 2
     assert run.event("failed")["cause"].startswith("no progress for ")
     assert not run.events("restarting")
@@ -83,27 +83,27 @@ def test_fail_ends_the_task_for_good(trainers: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("phase", ["saving", "waiting"])
 def test_what_other_limits_judge_is_no_stall(trainers: Any, tmp_path: Path, phase: str) -> None:
-    run = trainers.supervise(*write(tmp_path, f"trains(); tell(phase={phase!r}); time.sleep(3)"), stalls=stalls(on_stall="fail"))
+    run = trainers.start_parent(*write(tmp_path, f"trains(); tell(phase={phase!r}); time.sleep(3)"), stalls=stalls(on_stall="fail"))
     assert run.code() == 0
     assert not run.events("stalled")
 
 
 def test_the_first_step_may_take_longer_and_so_may_the_first_batch(trainers: Any, tmp_path: Path) -> None:
     program = "tell(phase='training', step=0); time.sleep(2.5); trains(); tell(phase='evaluating', step=4); time.sleep(2.5)"
-    run = trainers.supervise(*write(tmp_path, program), stalls=stalls(on_stall="fail"))
+    run = trainers.start_parent(*write(tmp_path, program), stalls=stalls(on_stall="fail"))
     assert run.code() == 0
     assert not run.events("stalled")
 
 
 def test_an_evaluation_is_judged_by_its_own_batches(trainers: Any, tmp_path: Path) -> None:
-    run = trainers.supervise(
+    run = trainers.start_parent(
         *write(tmp_path, "trains(); tell(phase='evaluating'); tell(phase='evaluating', seconds=0.1, steps=1); hangs()"), stalls=stalls()
     )
     assert run.event("stalled")["doing"] == "code"
 
 
 def test_a_stopped_process_is_named_also_where_it_only_serves(trainers: Any, tmp_path: Path) -> None:
-    run = trainers.supervise(*write(tmp_path, "hangs()"), stalls=stalls())
+    run = trainers.start_parent(*write(tmp_path, "hangs()"), stalls=stalls())
     run.line("hangs")
     pid = run.event("started")["pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -116,7 +116,7 @@ def test_no_stall_while_a_peer_is_known_to_be_away(trainers: Any, ports: Any, tm
     there, away = ports.address(), ports.address()
     ports.listen(there)
     ports.listen(away)
-    run = trainers.supervise(
+    run = trainers.start_parent(
         *write(tmp_path, "print('begins', flush=True); time.sleep(1); trains(); hangs()"),
         awaited={"worker-0": there, "worker-1": away},
         stalls=stalls(),
@@ -133,7 +133,9 @@ def test_a_server_that_takes_connections_and_does_not_answer_is_named(trainers: 
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as greeting:
         threading.Thread(target=_greet, args=(greeting,), daemon=True).start()
         peers = {name: f"127.0.0.1:{server.getsockname()[1]}" for name, server in (("ps-0", silent), ("worker-0", greeting))}
-        run = trainers.supervise(sys.executable, "-c", AS_THE_TRAINER, awaited=peers, watched_workers=[peers["worker-0"]], stalls=stalls())
+        run = trainers.start_parent(
+            sys.executable, "-c", AS_THE_TRAINER, awaited=peers, watched_workers=[peers["worker-0"]], stalls=stalls()
+        )
         told = run.event("stalled")
     assert (told["doing"], told["place"]) == ("servers", "ps-0")
 
@@ -150,9 +152,9 @@ def _greet(server: socket.socket) -> None:
 
 def test_a_program_is_judged_by_its_output_and_only_with_a_limit(trainers: Any, tmp_path: Path) -> None:
     program = "for _ in range(8): print('goes on', flush=True); time.sleep(0.4)\nhangs()"
-    judged = trainers.supervise(*write(tmp_path, program), built_in=False, stalls=stalls())
+    judged = trainers.start_parent(*write(tmp_path, program), built_in=False, stalls=stalls())
     assert judged.event("stalled")["place"].startswith("task.py:")
     assert judged.lines.count("goes on") == 8
-    free = trainers.supervise(*write(tmp_path, "time.sleep(2)"), built_in=False)
+    free = trainers.start_parent(*write(tmp_path, "time.sleep(2)"), built_in=False)
     assert free.code() == 0
     assert not free.events("stalled")

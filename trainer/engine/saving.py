@@ -27,12 +27,16 @@ _MARGIN = 5.0  # seconds of the grace period, at most half of it, that are left 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Times in seconds: `timeout` for which training goes on unsaved, `grace` for a stop, `silent` after which a volume is taken to hang."""
+    """Times in seconds.
+
+    `timeout` for which training goes on unsaved, `grace` for a stop, `silent` after which a volume is taken to hang, `retry_delay` before
+    a save that failed is tried again, longer each time.
+    """
 
     timeout: float = 1800.0
     grace: float = 30.0
     silent: float = 10.0
-    first_delay: float = _DELAY[0]
+    retry_delay: float = _DELAY[0]
 
     @property
     def stop(self) -> float:
@@ -174,7 +178,7 @@ class Saver:
 
     def _failed(self, checkpoint: InMemoryCheckpoint, error: Exception, began: float) -> None:
         self._failed_at = time.monotonic()
-        self._delay = min(2 * self._delay or self._timeouts.first_delay, _LAST_DELAY if self._is_last else _DELAY[1])
+        self._delay = min(2 * self._delay or self._timeouts.retry_delay, _LAST_DELAY if self._is_last else _DELAY[1])
         self._retry_at = self._failed_at + self._delay
         free = None
         with suppress(OSError):

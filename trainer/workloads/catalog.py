@@ -28,7 +28,9 @@ class Cifar10Params(Settings):
     """Parameters of cifar10."""
 
     learning_rate: float = Field(0.1, gt=0, description="SGD's learning rate; a tenth of it after each 350 epochs.")
-    moving_average: float = Field(0.9999, ge=0, lt=1, description="Decay of the averages of the variables, which are evaluated.")
+    moving_average: float = Field(
+        0.9999, ge=0, lt=1, description="Decay of the moving averages of the variables; evaluations use these averages."
+    )
     filters: int = Field(64, ge=1, le=4096, description="Filters of each of the two convolutions.")
 
 

@@ -39,7 +39,7 @@ class ContainerTask(ControlledTask):
             task.name,
             task.address,
             task.restart.max_restarts,
-            has_trainer=role_rules.supervised(task),
+            has_trainer=role_rules.has_parent(task),
             in_own_image=task.image is not None and task.is_hardened,
         )
         super().__init__(task, log, tracker)

@@ -48,7 +48,7 @@ def _with_events(task: TaskStatus, tracker: TaskTracker) -> TaskStatus:
     both = sorted([*task.restarts, *tracker.restarts], key=lambda restart: restart.time)
     restarts = tuple(dataclasses.replace(restart, attempt=attempt) for attempt, restart in enumerate(both, 1))
     left = min((one for one in (task.restarts_left, tracker.restarts_left) if one is not None), default=None)
-    found: dict[str, Any] = {"restarts": restarts, "restarts_left": left, **vars(tracker.pace)}
+    found: dict[str, Any] = {"restarts": restarts, "restarts_left": left, **vars(tracker.progress)}
     if tracker.reported and task.state is State.RUNNING and not task.reason:
         found |= dict(zip(("state", "reason"), tracker.reported, strict=True))
     return tracker.stall.added_to(dataclasses.replace(task, **found))

@@ -44,7 +44,7 @@ def spec_of(run: Run, group: RoleGroup, *, retries: int, in_jobset: bool = False
     `in_jobset`: a JobSet has the run's Jobs. When one fails, it starts all of them again or ends them.
     """
     checked(f"{run.name}-{group.role}-{group.count - 1}")  # the host name of its last pod
-    if group.task.restart.when == "always" and not role_rules.supervised(group.task):
+    if group.task.restart.when == "always" and not role_rules.has_parent(group.task):
         raise UsageError(
             f"roles.{group.role}.restart is always; Kubernetes starts the pod of a Job again after failures alone",
             "give the role a `command`, which then runs under the trainer's parent, and no `supervise: false`; or remove `restart`",
@@ -77,7 +77,7 @@ def _limit(run: Run, group: RoleGroup, retries: int) -> Object:
 def _failure_rules(run: Run, group: RoleGroup, *, in_jobset: bool, may_outgrow: bool) -> list[Object]:
     """Return what the exit codes of docs/architecture.md mean to a Job; the first rule that fits holds, all else counts."""
     final = [int(ExitCode.WRONG_CONFIGURATION)]
-    if group.task.restart.when == "exit_code" and not role_rules.supervised(group.task):
+    if group.task.restart.when == "exit_code" and not role_rules.has_parent(group.task):
         final = list(range(1, SIGNAL_BASE))
     if _follows_the_chief(run, group) or (not in_jobset and _waits_for_another_job(run, group)):
         # The trainer inside has waited: the run is over, and anyone who waits for these nodes need not wait for more attempts.
@@ -89,7 +89,7 @@ def _failure_rules(run: Run, group: RoleGroup, *, in_jobset: bool, may_outgrow: 
     if pods.killed_if_evicted(run, group) or not may_outgrow:
         # Otherwise a pod that outgrew its storage may end with this code, too, and no condition sets its eviction apart from a deletion.
         found.append(_on_exit("Ignore", "In", [int(ExitCode.STOPPED)]))
-    if role_rules.supervised(group.task):
+    if role_rules.has_parent(group.task):
         # It has tried limits.max_restarts times before it left with a failure.
         found.append(_on_exit("FailJob", "NotIn", list(_RETRYABLE)))
     return found
@@ -98,7 +98,7 @@ def _failure_rules(run: Run, group: RoleGroup, *, in_jobset: bool, may_outgrow: 
 def _follows_the_chief(run: Run, group: RoleGroup) -> bool:
     """Return whether the tasks say that a peer was lost when their chief stayed away for limits.orphan_timeout, or has failed for good."""
     if run.spec.train is None:
-        return role_rules.supervised(group.task) and role_rules.can_report_end(run.plan) and not _leads(run, group)
+        return role_rules.has_parent(group.task) and role_rules.can_report_end(run.plan) and not _leads(run, group)
     return group.role == "evaluator" or is_server(run.plan.strategy, group.role)
 
 
@@ -113,9 +113,9 @@ def _waits_for_another_job(run: Run, group: RoleGroup) -> bool:
     for good; for a task of their own Job, Kubernetes ends them.
     """
     if run.plan.strategy in SERVER_STRATEGIES:
-        return role_rules.supervised(group.task) and _leads(run, group)
+        return role_rules.has_parent(group.task) and _leads(run, group)
     others = [other for other in groups(run.plan) if other.role != group.role]
-    return role_rules.supervised(group.task) and group.scope == "all" and any(other.scope == "all" for other in others)
+    return role_rules.has_parent(group.task) and group.scope == "all" and any(other.scope == "all" for other in others)
 
 
 def _on_exit(action: str, operator: str, values: list[int]) -> Object:
@@ -161,7 +161,7 @@ def _end(run: Run, group: RoleGroup) -> dict[str, str]:
 
 
 def _is_unwatched(run: Run, group: RoleGroup) -> bool:
-    return run.spec.train is None and not (role_rules.supervised(group.task) and role_rules.can_report_end(run.plan))
+    return run.spec.train is None and not (role_rules.has_parent(group.task) and role_rules.can_report_end(run.plan))
 
 
 def _job(run: Run, group: RoleGroup) -> Object:

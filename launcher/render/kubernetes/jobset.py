@@ -80,7 +80,7 @@ def _replicated(run: Run, group: RoleGroup) -> Object:
 
 def _ends_by_itself(run: Run, group: RoleGroup) -> bool:
     """Return whether the trainer ends the tasks of a user's program with their run, each in its time."""
-    return run.spec.train is None and role_rules.supervised(group.task) and role_rules.can_report_end(run.plan)
+    return run.spec.train is None and role_rules.has_parent(group.task) and role_rules.can_report_end(run.plan)
 
 
 def _failure_policy(by_role: tuple[RoleGroup, ...]) -> Object:

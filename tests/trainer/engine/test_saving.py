@@ -94,7 +94,7 @@ def summaries(log: Path) -> list[Any]:
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries come soon."""
     usual = saving.Timeouts
-    monkeypatch.setattr(loop, "Timeouts", lambda timeout, grace: usual(timeout, grace, first_delay=0.05))
+    monkeypatch.setattr(loop, "Timeouts", lambda timeout, grace: usual(timeout, grace, retry_delay=0.05))
 
 
 @pytest.mark.usefixtures("hurried")

@@ -39,7 +39,7 @@ _RESTARTED = frozenset({int(ExitCode.STOPPED), int(ExitCode.PEER_LOST)})  # and 
 _CHIEF_TIMEOUT = 0.6  # seconds without a connection, when the chief is expected to go
 
 
-def supervise(job: ParentJob, report: Report, output: Output) -> int:
+def run_parent(job: ParentJob, report: Report, output: Output) -> int:
     """Run `job` to its end, restarts included, and return the exit code for this process. `report` writes to `output`.
 
     Takes over this process's signals and reaps its children while it runs. Whichever way it ends, the training
@@ -62,7 +62,7 @@ def _unbreakable(report: Report) -> Report:
 
 
 class _Parent:
-    """The state of one supervised task."""
+    """The state of one task and its parent process."""
 
     def __init__(self, job: ParentJob, report: Report, loop: EventLoop, output: Output, stacks: Stacks, directory: Path | None) -> None:
         self._job, self._report, self._loop, self._output = job, report, loop, output

@@ -18,14 +18,14 @@ class TestEnds:
     """A training process that ends by itself."""
 
     def test_done_is_done(self, trainers: Any) -> None:
-        run = trainers.supervise(*shell("echo worked"))
+        run = trainers.start_parent(*shell("echo worked"))
         assert run.code() == 0
         assert "worked" in run.lines
         assert len(run.events("started")) == 1
         assert not run.events("failed")
 
     def test_what_training_writes_for_the_moment_does_not_stay(self, trainers: Any) -> None:
-        run = trainers.supervise(*shell('echo in $TMPDIR; touch "$TMPDIR/converted.py"'))
+        run = trainers.start_parent(*shell('echo in $TMPDIR; touch "$TMPDIR/converted.py"'))
         assert run.code() == 0
         directory = Path(run.line("in").split()[-1])
         assert directory.name.startswith("trainer-")
@@ -35,23 +35,23 @@ class TestEnds:
         users = tmp_path / "trainer-data"
         users.mkdir()
         here = {"TMPDIR": str(tmp_path)}
-        alive, killed = (trainers.supervise(*shell("echo in $TMPDIR; sleep 60"), env=here) for _ in range(2))
+        alive, killed = (trainers.start_parent(*shell("echo in $TMPDIR; sleep 60"), env=here) for _ in range(2))
         kept, left = (Path(run.line("in").split()[-1]) for run in (alive, killed))
         killed.send(signal.SIGKILL)
         killed.code()
         assert left.is_dir()
-        assert trainers.supervise(*shell("true"), env=here).code() == 0
+        assert trainers.start_parent(*shell("true"), env=here).code() == 0
         assert sorted(tmp_path.iterdir()) == sorted([users, kept])
 
     def test_started_names_the_process_that_runs(self, trainers: Any) -> None:
-        run = trainers.supervise(*shell("echo pid $$ of attempt $TRAINER_ATTEMPT"), role="worker", built_in=False)
+        run = trainers.start_parent(*shell("echo pid $$ of attempt $TRAINER_ATTEMPT"), role="worker", built_in=False)
         assert run.code() == 0
         started = run.event("started")
         assert (started["attempt"], started["role"]) == (1, "worker")
         assert f"pid {started['pid']} of attempt 1" in run.lines
 
     def test_wrong_configuration_is_never_tried_again(self, trainers: Any) -> None:
-        run = trainers.supervise(*shell('echo "first line\nno such workload" > "$TRAINER_ERROR_FILE"; exit 2'))
+        run = trainers.start_parent(*shell('echo "first line\nno such workload" > "$TRAINER_ERROR_FILE"; exit 2'))
         assert run.code() == 2
         assert len(run.events("started")) == 1
         failed = run.event("failed")
@@ -69,7 +69,7 @@ class TestEnds:
         ],
     )
     def test_restarts_up_to_the_limit(self, trainers: Any, script: str, code: int, cause: str, left_with: int, last: str) -> None:
-        run = trainers.supervise(*shell(f"echo attempt $TRAINER_ATTEMPT; {script}"), policy={"max_restarts": 2})
+        run = trainers.start_parent(*shell(f"echo attempt $TRAINER_ATTEMPT; {script}"), policy={"max_restarts": 2})
         assert run.code() == left_with
         assert [line for line in run.lines if line.startswith("attempt")] == ["attempt 1", "attempt 2", "attempt 3"]
         restarting = run.events("restarting")
@@ -82,18 +82,18 @@ class TestEnds:
         assert run.event("failed")["process_exit_code"] == code
 
     def test_no_restart_where_none_is_allowed(self, trainers: Any) -> None:
-        run = trainers.supervise(*shell("exit 75"), policy={"max_restarts": 0})
+        run = trainers.start_parent(*shell("exit 75"), policy={"max_restarts": 0})
         assert run.code() == 1
         assert len(run.events("started")) == 1
 
     def test_a_stop_by_somebody_else_does_not_count(self, trainers: Any) -> None:
         script = '[ "$TRAINER_ATTEMPT" -lt 3 ] && exit 143; [ "$TRAINER_ATTEMPT" -lt 4 ] && kill -TERM $$; exit 0'
-        run = trainers.supervise(*shell(script), policy={"max_restarts": 0})
+        run = trainers.start_parent(*shell(script), policy={"max_restarts": 0})
         assert run.code() == 0
         assert [event["restarts"] for event in run.events("restarting")] == [0, 0, 0]
 
     def test_killed_by_hand_it_is_started_again_in_place(self, trainers: Any, golden: Golden) -> None:
-        run = trainers.supervise(*GRACEFUL)
+        run = trainers.start_parent(*GRACEFUL)
         os.kill(int(run.line("ready")), signal.SIGKILL)
         golden(run.event("restarting")["cause"])
         assert run.event("started", 2)["attempt"] == 2
@@ -102,14 +102,14 @@ class TestEnds:
 
     def test_the_error_of_one_attempt_is_not_told_of_the_next(self, trainers: Any) -> None:
         script = '[ "$TRAINER_ATTEMPT" = 1 ] && echo it broke > "$TRAINER_ERROR_FILE"; exit 1'
-        run = trainers.supervise(*shell(script), policy={"max_restarts": 1})
+        run = trainers.start_parent(*shell(script), policy={"max_restarts": 1})
         assert run.code() == 1
         assert run.event("restarting")["detail"] == "it broke"
         assert "it broke" not in run.event("failed")["detail"]
 
     def test_what_fails_the_same_way_twice_is_not_tried_again(self, trainers: Any, golden: Golden) -> None:
         script = 'echo "KeyError: x" > "$TRAINER_ERROR_FILE"; echo "from step 0: KeyError" > "$TRAINER_ERROR_FILE.fingerprint"; exit 1'
-        run = trainers.supervise(*shell(script))
+        run = trainers.start_parent(*shell(script))
         assert run.code() == 2
         assert len(run.events("started")) == 2
         failed = run.event("failed")
@@ -118,18 +118,18 @@ class TestEnds:
 
     def test_what_fails_another_way_each_time_is_tried_again(self, trainers: Any) -> None:
         script = 'echo "from step $TRAINER_ATTEMPT: KeyError" > "$TRAINER_ERROR_FILE.fingerprint"; exit 1'
-        run = trainers.supervise(*shell(script), policy={"max_restarts": 3})
+        run = trainers.start_parent(*shell(script), policy={"max_restarts": 3})
         assert run.code() == 1
         assert len(run.events("started")) == 4
 
     def test_nothing_of_a_process_group_is_left(self, trainers: Any, alive: Any, eventually: Any) -> None:
-        run = trainers.supervise(*shell("sleep 60 & echo left $!; exit 0"))
+        run = trainers.start_parent(*shell("sleep 60 & echo left $!; exit 0"))
         grandchild = int(run.line("left"))
         assert run.code() == 0
         eventually("the grandchild is gone", lambda: not alive(grandchild), told=lambda: run.lines)
 
     def test_nothing_is_left_in_the_temporary_directory(self, trainers: Any, tmp_path: Path) -> None:
-        run = trainers.supervise(*shell('echo x > "$TRAINER_ERROR_FILE"; exit 2'), env={"TMPDIR": str(tmp_path)})
+        run = trainers.start_parent(*shell('echo x > "$TRAINER_ERROR_FILE"; exit 2'), env={"TMPDIR": str(tmp_path)})
         assert run.code() == 2
         assert not list(tmp_path.iterdir())
 
@@ -139,7 +139,7 @@ class TestStops:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     def test_a_signal_lets_it_save_first(self, trainers: Any, number: signal.Signals) -> None:
-        run = trainers.supervise(*GRACEFUL)
+        run = trainers.start_parent(*GRACEFUL)
         run.line("ready")
         run.send(number)
         assert run.code() == 143
@@ -159,7 +159,7 @@ class TestStops:
     LATE = ("sh", "-c", 'trap "" TERM; echo ready; sleep 1.5; trap "echo saved; exit 143" TERM; echo hears; while :; do sleep 0.05; done')
 
     def test_a_signal_that_a_training_process_did_not_hear_comes_again(self, trainers: Any) -> None:
-        run = trainers.supervise(*self.LATE)
+        run = trainers.start_parent(*self.LATE)
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143
@@ -168,26 +168,26 @@ class TestStops:
 
     def test_a_users_program_gets_a_signal_once(self, trainers: Any) -> None:
         count = 'trap "echo signal" TERM; echo ready; n=0; while [ $n -lt 50 ]; do sleep 0.05; n=$((n+1)); done; exit 143'
-        run = trainers.supervise(*shell(count), built_in=False)
+        run = trainers.start_parent(*shell(count), built_in=False)
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143
         assert run.lines.count("signal") == 1
 
     def test_work_that_is_complete_is_no_stop(self, trainers: Any) -> None:
-        run = trainers.supervise(*shell('trap "exit 0" TERM; echo ready; while :; do sleep 0.05; done'))
+        run = trainers.start_parent(*shell('trap "exit 0" TERM; echo ready; while :; do sleep 0.05; done'))
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 0
 
     def test_a_program_without_a_handler_is_stopped_too(self, trainers: Any) -> None:
-        run = trainers.supervise(*shell("echo ready; exec sleep 60"))
+        run = trainers.start_parent(*shell("echo ready; exec sleep 60"))
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143
 
     def test_the_second_signal_kills(self, trainers: Any, alive: Any) -> None:
-        run = trainers.supervise(*DEAF)
+        run = trainers.start_parent(*DEAF)
         child = int(run.line("ready"))
         run.send(signal.SIGTERM)
         run.event("stopping")
@@ -199,14 +199,14 @@ class TestStops:
         assert "second signal" in run.event("failed")["cause"]
 
     def test_between_two_attempts_it_stops_at_once(self, trainers: Any) -> None:
-        run = trainers.supervise(*shell("exit 75"), policy={"first_delay": 30, "longest_delay": 30})
+        run = trainers.start_parent(*shell("exit 75"), policy={"first_delay": 30, "longest_delay": 30})
         run.event("restarting", 2)
         run.send(signal.SIGTERM)
         assert run.code() == 143
         assert len(run.events("started")) == 2
 
     def test_a_failure_while_stopping_is_told_and_not_tried_again(self, trainers: Any, golden: Golden) -> None:
-        run = trainers.supervise(*shell('trap "exit 9" TERM; echo ready; while :; do sleep 0.05; done'))
+        run = trainers.start_parent(*shell('trap "exit 9" TERM; echo ready; while :; do sleep 0.05; done'))
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 9
@@ -214,7 +214,7 @@ class TestStops:
         assert len(run.events("started")) == 1
 
     def test_it_stops_soon_while_peers_are_missing(self, trainers: Any, ports: Any) -> None:
-        run = trainers.supervise(*DEAF, awaited={"ps-0": ports.address()}, timeouts={"ending": 0.3})
+        run = trainers.start_parent(*DEAF, awaited={"ps-0": ports.address()}, timeouts={"ending": 0.3})
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143
@@ -235,7 +235,7 @@ class TestLifelines:
 
     def test_without_its_supervisor_it_stops(self, trainers: Any, pipe: tuple[int, int]) -> None:
         reading, writing = pipe
-        run = trainers.supervise(*GRACEFUL, lifeline=reading, pass_fds=(reading,))
+        run = trainers.start_parent(*GRACEFUL, lifeline=reading, pass_fds=(reading,))
         run.line("ready")
         os.close(writing)
         assert run.code() == 143
@@ -244,7 +244,7 @@ class TestLifelines:
 
     def test_without_its_supervisor_it_does_not_wait_for_ever(self, trainers: Any, pipe: tuple[int, int]) -> None:
         reading, writing = pipe
-        run = trainers.supervise(*DEAF, lifeline=reading, pass_fds=(reading,), timeouts={"supervisor_lost": 0.3})
+        run = trainers.start_parent(*DEAF, lifeline=reading, pass_fds=(reading,), timeouts={"supervisor_lost": 0.3})
         run.line("ready")
         os.close(writing)
         assert run.code() == 137
@@ -261,9 +261,9 @@ class TestLifelines:
     def test_kill_9_takes_the_child_along(self, trainers: Any, alive: Any, eventually: Any, *, built_in: bool) -> None:
         if built_in:
             program = "import os, time; from trainer import parent_death; parent_death.die_with_parent(); print('ready', os.getpid()); time.sleep(60)"
-            run = trainers.supervise(sys.executable, "-uc", program)
+            run = trainers.start_parent(sys.executable, "-uc", program)
         else:
-            run = trainers.supervise(*DEAF, built_in=False)
+            run = trainers.start_parent(*DEAF, built_in=False)
         child = int(run.line("ready"))
         assert alive(child)
         run.process.kill()

@@ -29,7 +29,7 @@ class TestPeers:
     def test_waiting_names_who_is_missing_until_they_are_there(self, trainers: Any, ports: Any) -> None:
         late, there = ports.address(), ports.address()
         ports.listen(there)
-        run = trainers.supervise(
+        run = trainers.start_parent(
             *GRACEFUL, awaited={"worker-1": late, "ps-0": there}, timeouts={"first_waiting": 0.2, "waiting_every": 0.3}
         )
         waiting = run.event("waiting")
@@ -50,7 +50,7 @@ class TestPeers:
     def test_a_task_whose_peers_are_all_there_says_that_no_step_follows(self, trainers: Any, ports: Any) -> None:
         there = ports.address()
         ports.listen(there)
-        run = trainers.supervise(*GRACEFUL, awaited={"ps-0": there}, makes_steps=True, timeouts={"stalled": 0.2})
+        run = trainers.start_parent(*GRACEFUL, awaited={"ps-0": there}, makes_steps=True, timeouts={"stalled": 0.2})
         told = run.event("waiting", 2)
         assert told["missing"] == []
         assert told["seconds"] >= 0.4
@@ -58,7 +58,7 @@ class TestPeers:
 
     def test_a_program_of_ones_own_is_ready_once_the_peers_that_it_waited_for_are_there(self, trainers: Any, ports: Any) -> None:
         late = ports.address()
-        run = trainers.supervise(*GRACEFUL, built_in=False, awaited={"worker-1": late}, timeouts={"first_waiting": 0.2})
+        run = trainers.start_parent(*GRACEFUL, built_in=False, awaited={"worker-1": late}, timeouts={"first_waiting": 0.2})
         run.event("waiting")
         assert not run.events("ready")
         ports.listen(late)
@@ -68,7 +68,7 @@ class TestPeers:
 
     def test_at_the_deadline_it_ends_and_names_who_is_missing(self, trainers: Any, ports: Any, alive: Any, golden: Golden) -> None:
         address = ports.address()
-        run = trainers.supervise(*DEAF, awaited={"ps-1": address}, timeouts={"start": 0.5, "ending": 0.2})
+        run = trainers.start_parent(*DEAF, awaited={"ps-1": address}, timeouts={"start": 0.5, "ending": 0.2})
         child = int(run.line("ready"))
         assert run.code() == 75
         failed = run.event("failed")
@@ -79,13 +79,13 @@ class TestPeers:
         assert not run.events("restarting")
 
     def test_the_training_process_does_not_wait_for_peers(self, trainers: Any, ports: Any) -> None:
-        run = trainers.supervise(*shell("exit 0"), awaited={"ps-0": ports.address()})
+        run = trainers.start_parent(*shell("exit 0"), awaited={"ps-0": ports.address()})
         assert run.code() == 0
 
     def test_hundreds_of_missing_peers_fit_in_a_line_and_are_all_found(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         awaited = {f"worker-{index}": address for index in range(400)}
-        run = trainers.supervise(*GRACEFUL, awaited=awaited, timeouts={"first_waiting": 0.5})
+        run = trainers.start_parent(*GRACEFUL, awaited=awaited, timeouts={"first_waiting": 0.5})
         waiting = run.event("waiting")
         assert len(waiting["missing"]) + waiting["more"] == 400
         assert all(peer["reason"] == "connection refused" for peer in waiting["missing"])
@@ -98,7 +98,7 @@ class TestPeers:
     def test_a_server_ends_when_its_chief_is_gone(self, trainers: Any, ports: Any, golden: Golden) -> None:
         address = ports.address()
         ports.listen(address)
-        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="ps", timeouts={"orphan": 1})
+        run = trainers.start_parent(*GRACEFUL, watched_chief=address, role="ps", timeouts={"orphan": 1})
         run.line("ready")
         ports.close(address)
         assert run.code() == 75
@@ -110,7 +110,7 @@ class TestPeers:
     def test_a_server_serves_on_until_its_chief_has_saved(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         ports.listen(address)
-        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="ps")
+        run = trainers.start_parent(*GRACEFUL, watched_chief=address, role="ps")
         run.line("ready")
         run.send(signal.SIGTERM)
         assert "until the chief has saved" in run.event("stopping")["reason"]
@@ -124,7 +124,7 @@ class TestPeers:
         address = ports.address()
         ports.listen(address)
         program = 'trap "echo warned" URG; trap "exit 143" TERM; echo ready; while :; do sleep 0.05; done'
-        run = trainers.supervise("sh", "-c", program, watched_chief=address, role="ps")
+        run = trainers.start_parent("sh", "-c", program, watched_chief=address, role="ps")
         run.line("ready")
         run.send(signal.SIGTERM)
         run.line("warned")
@@ -135,14 +135,14 @@ class TestPeers:
     def test_a_server_that_stops_alone_serves_on_for_a_while_only(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         ports.listen(address)
-        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="ps", timeouts={"serve_on": 0.3})
+        run = trainers.start_parent(*GRACEFUL, watched_chief=address, role="ps", timeouts={"serve_on": 0.3})
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143
 
     def test_a_chief_that_comes_back_in_time_is_no_loss(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
-        run = trainers.supervise(*GRACEFUL, watched_chief=address, role="worker", timeouts={"orphan": 8, "serve_on": 0.1})
+        run = trainers.start_parent(*GRACEFUL, watched_chief=address, role="worker", timeouts={"orphan": 8, "serve_on": 0.1})
         run.event("notice")
         ports.listen(address)
         assert run.event("notice", 2)["message"] == "the chief answers again"
@@ -154,7 +154,7 @@ class TestPeers:
         ports.listen(second)
         workers = {"worker-0": first, "worker-1": second}
         timeouts = {"orphan": 2, "first_waiting": 0}
-        run = trainers.supervise(*GRACEFUL, awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
+        run = trainers.start_parent(*GRACEFUL, awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
         run.line("ready")
         assert "every peer was reached" in run.event("notice")["message"]
         ports.close(first)
@@ -172,7 +172,7 @@ class TestPeers:
         ports.listen(first)
         workers = {"worker-0": first, "worker-1": second}
         timeouts = {"orphan": 8, "first_waiting": 0}
-        run = trainers.supervise(*GRACEFUL, awaited={"worker-0": first}, watched_workers=list(workers.values()), timeouts=timeouts)
+        run = trainers.start_parent(*GRACEFUL, awaited={"worker-0": first}, watched_workers=list(workers.values()), timeouts=timeouts)
         run.line("ready")
         assert "every peer was reached" in run.event("notice")["message"]
         ports.close(first)
@@ -185,7 +185,7 @@ class TestPeers:
         address = ports.address()
         workers = {"worker-0": address}
         timeouts = {"orphan": 0.2, "start": 60, "first_waiting": 0.1, "waiting_every": 0.2}
-        run = trainers.supervise(*GRACEFUL, awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
+        run = trainers.start_parent(*GRACEFUL, awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
         run.line("ready")
         waits_for_longer_than(run, 0.8)
         ports.listen(address)
@@ -200,7 +200,7 @@ class TestPeers:
         policy = {"max_restarts": 0, "healthy_after": 0.1}
         step = "$((TRAINER_ATTEMPT < 3 ? TRAINER_ATTEMPT : 3))"
         lost = f"sleep 1; echo {step} > $TRAINER_ERROR_FILE.fingerprint; exit 75"
-        run = trainers.supervise(*shell(lost), awaited={"worker-0": address}, policy=policy)
+        run = trainers.start_parent(*shell(lost), awaited={"worker-0": address}, policy=policy)
         assert run.code() == 1
         assert [event["restarts"] for event in run.events("restarting")] == [0, 0, 0]
         assert "the limit of 0 restarts is reached" in run.event("failed")["cause"]
@@ -211,7 +211,7 @@ class TestPeers:
         workers = {"worker-0": address}
         program = 'trap "exit 143" TERM; trap "exit 75" USR1; echo ready; while :; do sleep 0.05; done'
         timeouts = {"orphan": 2, "first_waiting": 0, "waiting_every": 0.2}
-        run = trainers.supervise(*shell(program), awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
+        run = trainers.start_parent(*shell(program), awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
         run.event("notice")
         ports.close(address)
         run.line("ready")
@@ -222,7 +222,7 @@ class TestPeers:
 
     def test_who_is_stopped_and_loses_a_peer_meanwhile_has_stopped(self, trainers: Any) -> None:
         # A Job fails for good on the 75 of some roles; a drained node is no reason for that.
-        run = trainers.supervise(*shell('trap "exit 75" TERM; echo ready; while :; do sleep 0.1; done'))
+        run = trainers.start_parent(*shell('trap "exit 75" TERM; echo ready; while :; do sleep 0.1; done'))
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143

@@ -1,4 +1,4 @@
-"""Runs trainer.supervise on a job given as JSON in argv[1], so that tests choose its timeouts; not a test itself."""
+"""Runs trainer.parent on a job given as JSON in argv[1], so that tests choose its timeouts; not a test itself."""
 
 import json
 import os
@@ -6,9 +6,9 @@ import sys
 
 from trainer.events import Reporter
 from trainer.output import Output
+from trainer.parent import run_parent
 from trainer.parent_job import ParentJob, Stalls, Timeouts
 from trainer.restarts import Policy
-from trainer.supervise import supervise
 
 job = json.loads(sys.argv[1])
 job["command"] = tuple(job["command"])
@@ -17,5 +17,5 @@ job["policy"] = Policy(**{"first_delay": 0.1, "longest_delay": 0.4, **job.get("p
 job["timeouts"] = Timeouts(**job.get("timeouts", {}))
 job["stalls"] = Stalls(**job.get("stalls", {}))
 output = Output()
-code = supervise(ParentJob(**job), Reporter(os.environ.get("TASK", "chief"), output), output)
+code = run_parent(ParentJob(**job), Reporter(os.environ.get("TASK", "chief"), output), output)
 os._exit(code)

@@ -17,7 +17,7 @@ def python(tmp_path: Path, script: str) -> tuple[str, ...]:
 
 
 def test_a_program_that_raises_the_same_twice_is_not_started_a_third_time(trainers: Any, tmp_path: Path) -> None:
-    run = trainers.supervise(*python(tmp_path, "raise ValueError(f'no rows at {os.getpid()}')"), built_in=False)
+    run = trainers.start_parent(*python(tmp_path, "raise ValueError(f'no rows at {os.getpid()}')"), built_in=False)
     assert run.code() == 2
     assert len(run.events("started")) == 2
     failed = run.event("failed")
@@ -29,21 +29,21 @@ def test_a_program_that_raises_the_same_twice_is_not_started_a_third_time(traine
 
 def test_a_program_that_loses_a_peer_each_time_is_tried_up_to_the_limit(trainers: Any, tmp_path: Path) -> None:
     script = "class UnavailableError(Exception): ...\nraise UnavailableError('ps-0 does not answer')"
-    run = trainers.supervise(*python(tmp_path, script), built_in=False, policy={"max_restarts": 3})
+    run = trainers.start_parent(*python(tmp_path, script), built_in=False, policy={"max_restarts": 3})
     assert run.code() == 1
     assert [event["left"] for event in run.events("restarting")] == [2, 1, 0]
     assert run.event("failed")["detail"] == f"UnavailableError: ps-0 does not answer ({tmp_path}/train.py:4)"
 
 
 def test_a_program_without_a_traceback_is_tried_up_to_the_limit(trainers: Any) -> None:
-    run = trainers.supervise(*shell("echo it broke; exit 1"), built_in=False, policy={"max_restarts": 2})
+    run = trainers.start_parent(*shell("echo it broke; exit 1"), built_in=False, policy={"max_restarts": 2})
     assert run.code() == 1
     assert len(run.events("started")) == 3
 
 
 def test_restarts_count_no_more_after_an_attempt_that_ran_for_long(trainers: Any, tmp_path: Path) -> None:
     script = f'until [ -e "{tmp_path}/$TRAINER_ATTEMPT" ]; do sleep 0.05; done; [ "$TRAINER_ATTEMPT" = 4 ] || kill -9 $$'
-    run = trainers.supervise(*shell(script), built_in=False, policy={"max_restarts": 1, "recovers_after": 0.5})
+    run = trainers.start_parent(*shell(script), built_in=False, policy={"max_restarts": 1, "recovers_after": 0.5})
     for attempt in range(1, 5):
         if attempt > 1:
             recovered = run.event("recovered", attempt - 1)
@@ -55,11 +55,11 @@ def test_restarts_count_no_more_after_an_attempt_that_ran_for_long(trainers: Any
 
 def test_a_program_that_is_always_started_again_ends_by_a_failure_or_when_it_is_asked_to(trainers: Any) -> None:
     always = {"restart": "always", "max_restarts": 0}
-    run = trainers.supervise(*shell('[ "$TRAINER_ATTEMPT" = 1 ] || exit 3'), built_in=False, policy=always)
+    run = trainers.start_parent(*shell('[ "$TRAINER_ATTEMPT" = 1 ] || exit 3'), built_in=False, policy=always)
     assert run.code() == 3
     again = run.event("restarting")
     assert (again["exit_code"], again["restarts"], again["left"]) == (0, 0, 0)
-    asked = trainers.supervise(*shell("trap 'exit 0' TERM; echo here; while :; do sleep 0.05; done"), built_in=False, policy=always)
+    asked = trainers.start_parent(*shell("trap 'exit 0' TERM; echo here; while :; do sleep 0.05; done"), built_in=False, policy=always)
     asked.line("here")
     asked.send(signal.SIGTERM)
     assert asked.code() == 0
@@ -74,7 +74,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_restarts_count_no_more_once_there_is_a_newer_checkpoint(trainers: Any, tmp_path: Path) -> None:
-    run = trainers.supervise(*python(tmp_path, CHECKPOINTS), policy={"max_restarts": 2, "recovers_after": 3600.0})
+    run = trainers.start_parent(*python(tmp_path, CHECKPOINTS), policy={"max_restarts": 2, "recovers_after": 3600.0})
     assert run.code() == 1
     # Each of four attempts saves a later step; then three come no further, of which the last is past the limit.
     assert [event["restarts"] for event in run.events("restarting")] == [1, 1, 1, 1, 2]
