@@ -1,7 +1,7 @@
 """Whether a task's peers are there yet: each address is asked for a TCP connection until it gave one.
 
-Nobody waits for this: the training process waits for whom it needs first (engine/peer_wait.py), and connects by itself.
-It names missing peers, and ends a start that will never succeed.
+The parent does this beside the training process, which waits for the peer that it needs first (engine/peer_wait.py) and connects by itself. The
+parent names missing peers, and ends a start that will never succeed.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def decide_restart(
     - a stop that somebody asked for (`_UNCOUNTED`);
     - the end with DONE, where `policy.restart` is `always`;
     - a lost peer (75), where the attempt had been `connected` longer than `healthy_after` to all its peers, and had gone on from a later
-      step than the attempt before, by its `fingerprint`: nodes come and go for as long as a run lasts.
+      step (its `fingerprint`) than any attempt that lost a peer before: nodes come and go for as long as a run lasts.
     """
     if code == ExitCode.DONE:
         return _restart(code, lived, history, policy) if policy.restart == "always" else End(ExitCode.DONE)

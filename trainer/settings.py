@@ -34,7 +34,9 @@ class LearningRate(Settings):
         "constant", description="How the rate falls after the warm-up; `constant` does not."
     )
     initial: float | None = Field(None, gt=0, description="The rate that the schedule starts from; the workload's own when left out.")
-    warmup_steps: int = Field(0, ge=0, le=1_000_000_000, description="Steps over which the rate rises from zero to `initial`.")
+    warmup_steps: int = Field(
+        0, ge=0, le=1_000_000_000, description="Steps over which the rate rises to `initial`, from that divided by their number."
+    )
     decay_steps: Steps | None = Field(
         None, description="cosine, linear: steps of the whole fall, up to the last step when left out. exponential: steps of one factor."
     )
@@ -45,7 +47,7 @@ class LearningRate(Settings):
     final: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="cosine, linear: the part of `initial` that is left at the end; 0 when left out."
     )
-    boundaries: list[Steps] | None = Field(None, description="piecewise: steps after which the rate changes, ascending.")
+    boundaries: list[Steps] | None = Field(None, description="piecewise: steps after the warm-up after which the rate changes, ascending.")
     factors: list[Annotated[float, Field(ge=0)]] | None = Field(
         None, description="piecewise: the part of `initial` after each boundary; as many as boundaries."
     )
@@ -84,7 +86,7 @@ class Checkpoints(Settings):
 
 
 class Evaluation(Settings):
-    """When the chief evaluates on the held-out set, into `logs/eval`; an evaluator evaluates each checkpoint instead."""
+    """When the chief evaluates on the held-out set, into `logs/eval`; with an evaluator it does so at the end alone."""
 
     every_steps: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Evaluate each time this many steps are done; 0 evaluates at the end alone."
@@ -158,9 +160,15 @@ class Train(Settings):
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         None, description="Passes over the training data to train for, in the place of `steps`, where the number of examples is known."
     )
-    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(None, description="Examples a replica takes in one step.")
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        None, description="Examples in one batch of a replica; a step takes `gradients.accumulate` batches."
+    )
     params: dict[str, Any] = Field(default_factory=dict, description="The workload's own parameters; docs/workloads.md lists them.")
-    data: str = Field("synthetic", min_length=1, description="`synthetic`, `download`, or a directory with the published files.")
+    data: str = Field(
+        "synthetic",
+        min_length=1,
+        description="`synthetic`, `download`, or a directory with the published files; which of them a workload has: docs/workloads.md.",
+    )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Seed of start weights, shuffling and dropout.")
     sync: Sync | None = Field(None, description="Synchronous updates on parameter_server; without it they are asynchronous.")
     learning_rate: LearningRate | None = Field(None, description="The learning rate over the steps, instead of the workload's own.")

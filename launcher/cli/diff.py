@@ -30,7 +30,7 @@ def diff(
         typer.Option(
             "--on",
             metavar=TARGET_CHOICES,
-            help="The backend of the run; by default the one where it was started from here, a cluster first.",
+            help="The backend of the run; by default the one where it was started from here, a cluster first; the cluster where there is none.",
             autocompletion=complete_backend,
             show_default=False,
         ),

@@ -22,7 +22,7 @@ EXAMPLES = (
     ("launcher down mnist", "saves a checkpoint and stops; `launcher up` goes on from it"),
     ("launcher down mnist --now", "kills it; the work since the last checkpoint is lost"),
     ("launcher down mnist --delete-data", "stops it and deletes its checkpoints, logs and results"),
-    ("launcher down --finished --older 7d --on kubernetes", "removes the objects of runs in the namespace that ended a week ago"),
+    ("launcher down --finished --older 7d --on kubernetes", "removes the objects of your runs in the namespace that ended a week ago"),
 )
 Say = Callable[[str], None]
 
@@ -33,7 +33,13 @@ def down(
     now: Annotated[bool, typer.Option("--now", help="Kill it without a last checkpoint.")] = False,
     delete_data: Annotated[bool, typer.Option("--delete-data", help="Delete the run directory too: checkpoints, logs, results.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete, and stop another user's run, without asking.")] = False,
-    finished: Annotated[bool, typer.Option("--finished", help="All runs that have ended, in place of one.")] = False,
+    finished: Annotated[
+        bool,
+        typer.Option(
+            "--finished",
+            help="All of your runs that have ended, in place of one; those of a cluster with --on kubernetes. With --delete-data those that succeeded or failed.",
+        ),
+    ] = False,
     older: Annotated[
         str | None,
         typer.Option(

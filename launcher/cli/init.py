@@ -37,7 +37,9 @@ def init(
     strategy: Annotated[
         str, typer.Option(help="How its tasks work together.", autocompletion=_strategies, metavar="|".join(get_args(Strategy)))
     ] = "parameter_server",
-    name: Annotated[str | None, typer.Option(help="The run's name; the workload's when left out.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The run's name; when left out the workload's, or `my-run` for a program.", show_default=False)
+    ] = None,
     program: Annotated[bool, typer.Option("--command", help="Run a program of your own instead of a workload.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
     as_json: Json = False,

@@ -6,7 +6,7 @@ import sys
 from launcher.backend.model import Where
 from launcher.backend.registry import DEFAULT, in_namespaces, of_clusters
 from launcher.cli import formats
-from launcher.cli.options import Context, Json, Namespace, OnRun, Runs
+from launcher.cli.options import Context, Json, Namespace, OnListed, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, command, listing_scope, runs_directory
 from launcher.runs.status import ENDED, RunStatus
 
@@ -21,7 +21,7 @@ _SPARE = ("STRATEGY", "TASKS", "TOOK", "ON", "STARTED", "METRICS", "STEP")
 
 def ls(
     *,
-    on: OnRun = None,
+    on: OnListed = None,
     context: Context = None,
     namespace: Namespace = None,
     runs: Runs = DEFAULT_RUNS,

@@ -104,6 +104,17 @@ OnRun = Annotated[
         show_default=False,
     ),
 ]
+# Of all runs.
+OnListed = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar=TARGET_CHOICES,
+        help="The backend whose runs are listed; by default those of this machine and in containers.",
+        autocompletion=complete_backend,
+        show_default=False,
+    ),
+]
 Context = Annotated[
     str | None,
     typer.Option(

@@ -31,7 +31,9 @@ UNATTENDED = "none; only a launcher that watches (`up`, `wait`) releases pods of
 def status(
     name: Name = None,
     *,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second until the run has ended.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again every second, in a pipe on each change, until the run has ended.")
+    ] = False,
     on: OnRun = None,
     context: Context = None,
     namespace: Namespace = None,

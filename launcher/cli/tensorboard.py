@@ -15,7 +15,10 @@ from launcher.plan.machine import search_path, source_directory
 from launcher.runs import ports
 
 EXAMPLES = (
-    ("launcher tensorboard mnist", "on http://127.0.0.1:6006 unless the spec says otherwise, for a local or Docker run; Ctrl-C ends it"),
+    (
+        "launcher tensorboard mnist",
+        "on http://127.0.0.1:6006 unless the spec says otherwise; Ctrl-C ends it. Of a Docker run it starts a container, and returns",
+    ),
     ("launcher tensorboard mnist --port 0", "on any free port"),
 )
 

@@ -1,7 +1,7 @@
 """A task's log file: how its lines are stamped and written, and how they are read back.
 
-One line a line of output: `<RFC 3339 UTC time with milliseconds> <text>`, the text as it was written, whatever its bytes. Times never go
-back within a file, so a time is found by bisection.
+A line is `<RFC 3339 UTC time with milliseconds> <text>`: a line of output as it was written, whatever its bytes, or a part of one longer than
+LONGEST_LINE; or a note of the launcher. Times never go back within a file, so a time is found by bisection.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """The order in which tasks are asked to stop once a run ends, by strategy and role. Pure.
 
 A run that is done leaves its other tasks time to end by themselves: the trainer's servers do, a user's servers never.
-A run that is stopped asks those first that save a checkpoint, and the servers that hold what is saved after them.
+In a run that is stopped, the tasks that save a checkpoint are asked first. Servers, which hold the variables until then, come second.
 """
 
 import json

@@ -61,7 +61,7 @@ InitContainers = Annotated[
 Sidecars = Annotated[
     list[Container],
     Field(
-        description="Containers that run beside each task, on its network, and end with it. A role's come after the spec's, or in place of one of that "
+        description="Containers that run beside each task, on its network, and end with it, but under `docker compose up` alone. A role's come after the spec's, or in place of one of that "
         "name. Left out on this machine; on Kubernetes from 1.29 on."
     ),
 ]

@@ -225,7 +225,7 @@ class Kubernetes(Section):
         None,
         description="The service account of the run's pods, whose token the tasks get; the namespace's `default`, without a token, when left out.",
     )
-    runtime_class: ObjectName | None = Field(None, description="The pods' runtime class, such as `nvidia`.")
+    runtime_class: ObjectName | None = Field(None, description="The runtime class of the pods that have GPUs, such as `nvidia`.")
     shm_size: Memory = Field("1Gi", description="The most that /dev/shm may hold, in the task's own memory.")
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         None, description="When nodes pull the image; Kubernetes decides by the tag when left out."
@@ -242,7 +242,12 @@ class Kubernetes(Section):
     claim: ObjectName | None = Field(
         None, description="A PersistentVolumeClaim that is there, to be used instead of one of the run's own; runs are directories in it."
     )
-    user: int = Field(1000, ge=1, le=2**31 - 1, description="The user and group id of every process, and the group of the volume's files.")
+    user: int = Field(
+        1000,
+        ge=1,
+        le=2**31 - 1,
+        description="The user and group id of every process in a hardened container, and the group of the volume's files.",
+    )
     ttl: Duration | None = Field(None, description="When finished Jobs are deleted, their logs with them; never when left out.")
     tensorboard_ttl: Duration = Field(
         "7d",

@@ -45,13 +45,16 @@ class Role(Section):
     """The tasks of one role: how many there are, what each of them gets, and what they run where that is not the spec's own."""
 
     replicas: int = Field(1, ge=1, le=10_000, description="How many tasks the role has.")
-    cpu: Cpu | None = Field(None, description="CPU cores a task gets; `500m` or `0.5` is half a core. No limit when left out.")
+    cpu: Cpu | None = Field(
+        None,
+        description="CPU cores a task gets; `500m` or `0.5` is half a core. No limit when left out. On this machine: its number of threads.",
+    )
     memory: Memory | None = Field(
         None, description="Memory a task gets, such as `4Gi`. No limit when left out, nor on this machine without containers."
     )
-    gpus: int = Field(0, ge=0, le=64, description="GPUs a task gets.")
+    gpus: int = Field(0, ge=0, le=64, description="GPUs a task gets. Where this machine has too few, its tasks run without.")
     gpu_type: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="The kind of GPU, by its product label, such as `NVIDIA-H100-80GB-HBM3`."
+        None, description="On Kubernetes: the kind of GPU, by its product label, such as `NVIDIA-H100-80GB-HBM3`."
     )
     image: Image | None = Field(None, description="The role's container image, instead of the spec's.")
     command: Command | None = Field(None, description="The role's program, instead of the spec's `command`.")
@@ -64,11 +67,12 @@ class Role(Section):
     working_dir: Annotated[str, Field(min_length=1)] | None = Field(
         None,
         description="The directory in which the role's program starts: a path in its container, or a directory in `code`, relative to the spec. "
-        "`code` itself, or the image's, when left out.",
+        "When left out `code`; without it the spec's directory on this machine, and the image's own in containers.",
     )
     restart: Literal["always", "on_failure", "never", "exit_code"] = Field(
         "on_failure",
-        description="When a program is started again: `always` also after exit code 0, `exit_code` only after signals (128 and above).",
+        description="When a program is started again: `always` also after exit code 0, `exit_code` only after signals (128 and above). "
+        "`always` is not for the role that decides the run's success, nor on Kubernetes for a role without the trainer's parent.",
     )
     max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = Field(
         None, description="Restarts after failures, for each task of the role; `limits.max_restarts` when left out."
@@ -81,14 +85,18 @@ class Roles(Section):
     chief: Role | None = Field(None, description="The task that coordinates, saves checkpoints and writes logs.")
     worker: Role | None = Field(None, description="The tasks that compute gradients.")
     ps: Role | None = Field(None, description="The parameter servers, which hold the variables.")
-    evaluator: Role | None = Field(None, description="The task that evaluates each checkpoint, outside the cluster.")
+    evaluator: Role | None = Field(
+        None, description="The task that evaluates checkpoints, outside the cluster; the newest one where several wait."
+    )
 
 
 class Storage(Section):
     """The volume that holds the run directory."""
 
-    size: Memory = Field("10Gi", description="How much is asked for, such as `20Gi`.")
-    class_: ObjectName | None = Field(None, alias="class", description="The storage class; the cluster's default when left out.")
+    size: Memory = Field("10Gi", description="On Kubernetes: how much is asked for, such as `20Gi`.")
+    class_: ObjectName | None = Field(
+        None, alias="class", description="On Kubernetes: the storage class; the cluster's default when left out."
+    )
     mount: Literal["one", "all"] | None = Field(
         None,
         description="On Kubernetes, which tasks mount it: `one` is the task that leads (the chief) and, on its node, the evaluator and TensorBoard; `all` is "
@@ -139,10 +147,18 @@ class Limits(Section):
         "evaluator has a newer checkpoint, or another task or a `command` has run for ten minutes; "
         "containers and pods that are replaced count for as long as the run lasts.",
     )
-    start_timeout: Duration = Field("10m", description="How long tasks wait for their peers.")
-    deadline: Duration | None = Field(None, description="The run fails when it takes longer than this. No limit when left out.")
+    start_timeout: Duration = Field(
+        "10m",
+        description="How long tasks wait for their peers, and a run that the launcher or the attendant watches may take to start. "
+        "Then it fails.",
+    )
+    deadline: Duration | None = Field(
+        None, description="The run fails when it takes longer than this; not under `docker compose up` alone. No limit when left out."
+    )
     orphan_timeout: Duration = Field(
-        "10m", description="How long a ps or worker serves while its chief is unreachable, and a chief waits while every worker is."
+        "10m",
+        description="How long a ps or worker serves while its chief is unreachable, a chief waits while every worker is, an evaluator waits for news of "
+        "its chief, and a task of a `command` for the leader's.",
     )
     worker_grace: Duration = Field(
         "10s", description="How long workers of parameter_server get to end by themselves once the run of a `command` has succeeded."
@@ -154,18 +170,22 @@ class Limits(Section):
     stall_timeout: Duration | None = Field(
         None,
         description="A task that makes no progress for so long is stalled, and named in `status`. Left out: the longest of 60s, twenty median steps and "
-        "three calls into TensorFlow; a `command` is not judged then, else by its output.",
+        "three calls into TensorFlow; a `command` is not judged then, else by its output. The start, a compilation and the first call of each kind "
+        "of the built-in trainer have 20 minutes in any case.",
     )
     on_stall: OnStall = Field(
         "tell",
-        description="The action when a task is stalled: `tell` says so, `restart` kills its process and starts it again, which counts, `fail` ends the run.",
+        description="The action when a task is stalled: `tell` says so, `restart` kills its process and starts it again, which counts, `fail` ends the run. "
+        "A task that only waits for others is told of and left; a chief that waits for its servers is left for twice the time.",
     )
     save_timeout: Duration = Field(
         "30m",
         description="How long training goes on while no checkpoint can be saved, as the volume is full, read-only or broken, or does not answer. "
         "Then the run fails.",
     )
-    grace_period: Duration = Field("30s", description="How long a task may take to save its checkpoint when asked to stop.")
+    grace_period: Duration = Field(
+        "30s", description="How long a task may take to stop: all but the last 5s (at most half of it) are for saving its checkpoint."
+    )
 
 
 class ClusterSpec(Section):
@@ -180,7 +200,7 @@ class ClusterSpec(Section):
     )
     security: Literal["hardened", "image"] = Field(
         "hardened",
-        description="The rights of the tasks' containers: `hardened` is uid 1000, no capabilities and a root file system that is read-only; `image` is "
+        description="The rights of the tasks' containers: `hardened` is uid 1000 (on Kubernetes `kubernetes.user`), no capabilities and a root file system that is read-only; `image` is "
         "for images that need root or a writable root file system, and leaves user, capabilities and file system as the image and the engine have them.",
     )
     roles: Roles = Field(default_factory=lambda: Roles(chief=Role()), description="The cluster's tasks by role; one chief when left out.")
@@ -212,8 +232,8 @@ class ClusterSpec(Section):
     sidecars: Sidecars = Field(default_factory=list)
     storage: Annotated[Storage | None, BeforeValidator(_storage, json_schema_input_type=Storage)] = Field(
         None,
-        description="The volume of the run directory. When left out there is one with the defaults, except where all tasks are a `command` in images "
-        "of your own: those have no volume, no RUN_DIR and no TensorBoard in containers. With `storage: {}` they have.",
+        description="The volume of the run directory. When left out there is one with the defaults, except where all tasks run images "
+        "of your own and `kubernetes.claim` names none: those have no volume, no RUN_DIR and no TensorBoard in containers. With `storage: {}` they have.",
     )
     tensorboard: Annotated[TensorBoard | None, BeforeValidator(_tensorboard, json_schema_input_type=TensorBoard | Literal[False])] = Field(
         default_factory=TensorBoard, description="TensorBoard beside the run; `false` for none."
@@ -221,6 +241,8 @@ class ClusterSpec(Section):
     tf_config: TfConfig = Field(default_factory=TfConfig, description="Changes to TF_CONFIG.")
     limits: Limits = Field(default_factory=Limits, description="Limits of time and of restarts.")
     notify: Annotated[Notify | None, BeforeValidator(_notify, json_schema_input_type=Notify)] = Field(
-        None, description="The command or webhook that gets a message when the run succeeds, fails or stalls; none when left out."
+        None,
+        description="The command or webhook that gets a message when the run succeeds, fails or stalls; none when left out. "
+        "Under `docker compose up` alone nobody sends it, and after `kubectl apply` only the attendant, to a webhook.",
     )
     kubernetes: Kubernetes = Field(default_factory=Kubernetes, description="Settings for Kubernetes alone.")

@@ -1,6 +1,6 @@
-"""The evaluator task: follows the chief's checkpoints, evaluates each into `logs/eval`, and exports the best model.
+"""The evaluator task: follows the chief's checkpoints, evaluates the newest into `logs/eval`, and exports the best model.
 
-It reads the run directory and nothing else: no other task knows of it. Its evaluations stand in
+It reads the run directory and nothing else: no other task connects to it. Its evaluations stand in
 `evaluations.json`, so that an evaluator that is started again goes on where it was.
 """
 

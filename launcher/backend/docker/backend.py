@@ -251,9 +251,8 @@ class DockerBackend:
             raise UsageError(f"the run {name} has no volume, and so no TensorBoard", "write `storage: {}` in its spec, and start it again")
         if spec is None or not has_logs:
             raise UsageError(f"the run {name} has no logs: it was never started", "start it with `launcher up --on docker`")
-        if host is not None or port is not None:
-            spec["tensorboard"] |= {key: value for key, value in (("host", host), ("port", port)) if value is not None}
-        else:
+        spec["tensorboard"] |= {key: value for key, value in (("host", host), ("port", port)) if value}
+        if not port:
             spec = self._with_free_port(name, spec)
         if layout.plan.is_file():
             self._write(layout, from_document(files.read_json(layout.plan) or {}), spec)

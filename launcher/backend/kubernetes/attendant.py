@@ -1,7 +1,8 @@
 """A run's attendant: does in the cluster, by the code of a launcher that watches, what no controller does, until the run has ended.
 
-`python -m launcher.backend.kubernetes.attendant RUN --node-lost SECONDS --start-timeout SECONDS [--webhook FILE]`, in a pod whose account may
-do that. It ends with 0 when the run has ended, nothing of it is left to do, and its messages to people were sent. Ended before, by a signal, or because its node is lost, it goes on in
+`python -m launcher.backend.kubernetes.attendant RUN --node-lost SECONDS --start-timeout SECONDS [--webhook FILE [--allow-http]]`, in a pod whose account may
+do that. It ends with 0 when the run has ended, nothing of it is left to do, and its messages to people were
+sent, or could not be for ten minutes. Ended before, by a signal, or because its node is lost, it goes on in
 another pod: all that it knows is in the cluster.
 """
 

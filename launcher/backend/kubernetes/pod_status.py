@@ -1,7 +1,8 @@
 """The status of a run from its Jobs, pods and events. Pure.
 
 It promises: a run has succeeded only when its JobSet is complete, or each of its Jobs is (one that the run ended after its success
-counts as complete); a task runs only when its container does; a run that has failed names the task, the attempt, the exit code and the last error line.
+counts as complete); a task runs only when its container does; a run that has failed because of a task names it, the attempt, the exit
+code and the last error line, as far as its pods tell.
 """
 
 import dataclasses

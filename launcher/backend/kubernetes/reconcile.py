@@ -24,9 +24,8 @@ def lost(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[Objec
     All pods of an unresponsive node expire together. Pods that mount the run's volume come first, non-task pods before tasks; otherwise the
     scheduler would keep a replacement on the dead node.
     """
-    answering = {
-        node_of(pod) for pod in snapshot.pods if pod_status.condition(pod, "Ready")
-    }  # else the cluster takes it back, of every pod there
+    # Of a node that does not answer the cluster sets this condition to false, in every pod there.
+    answering = {node_of(pod) for pod in snapshot.pods if pod_status.condition(pod, "Ready")}
     pods = [pod for pod in snapshot.pods if node_of(pod) not in answering]
     deleted = [(pod, now - since >= lost_after) for pod in pods if (since := deleted_since(pod)) is not None]
     silent = {node_of(pod) for pod, due in deleted if due and diagnosis.is_silent(pod)}

@@ -75,6 +75,7 @@ def _its_logs_are_shown_again(run: Run) -> None:
     for port in (free_port(), free_port()):
         assert run.launcher("tensorboard", run.name, "--port", str(port)).strip() == f"http://127.0.0.1:{port}"
         run.shown(port, "images", "train")
+    assert run.launcher("tensorboard", run.name, "--port", "0").startswith("http://127.0.0.1:")  # where it is, or at a free port
     run.launcher("down", run.name)
     assert left(run.name) == NOTHING | {"volumes": [f"{run.name}_run"]}
 

@@ -1,7 +1,7 @@
 """Finds the large `keras.layers.Embedding` layers of a model: takes their tables out of it as it is built, or has rows read where they are.
 
-A layer whose table is taken out has a `Table` where Keras keeps the matrix. It has no variable: no process but a parameter server ever holds rows
-that it does not use. Calls of the layer ask `lookup` for rows.
+A layer whose table is taken out has a `Table` where Keras keeps the matrix. It has no variable: no chief and no worker ever holds rows that
+it does not use. Calls of the layer ask `lookup` for rows.
 """
 
 import threading

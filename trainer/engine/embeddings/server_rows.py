@@ -1,7 +1,7 @@
 """The rows of tables on parameter servers: row `id` of a table is on server `id % servers`.
 
 Tables of one dimension are one variable on each server, one below the other, so that a step has one look-up and one update a server, whatever
-the number of tables. An id within all of them, a key, is the id within its table and the table's `base`, a multiple of the servers.
+the number of tables. An id within all of them, a key, is the sum of the id within its table and the table's `base`, a multiple of the servers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -36,7 +36,7 @@ _NOT_CONNECTED = ("Primary device is not remote", "Unable to find the relevant t
 # Of Python numbers, as tf.constant has them.
 _NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int32, float: np.float32}
 
-# A server or the whole cluster is gone. Workers' own failures never surface: the coordinator reschedules.
+# A ps or the whole cluster is gone. Workers' own failures never surface: the coordinator reschedules.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 # The coordinator's logs of each worker's error, several times over: the error itself is raised, or reported as a notice.
@@ -56,7 +56,7 @@ class _Repeated(logging.Filter):
 
 @dataclass(frozen=True)
 class Connection:
-    """The chief's connection to every server of a cluster; there is one in a process."""
+    """The chief's connection to all ps, `servers` of them, and all workers of a cluster; there is one in a process."""
 
     coordinator: Any
     servers: int
