@@ -159,7 +159,9 @@ def _notes(source: Source) -> list[str]:
         file = f", or {os.path.relpath(spec.env_file, source.directory)} as `docker compose --env-file` reads it" if spec.env_file else ""
         notes.append(f"the environment that `docker compose up` is called in has to have {', '.join(sorted(secrets))}{file}")
     if spec.train is None and len(plan.tasks) > 1 and not all(map(role_rules.has_parent, plan.tasks)):
-        notes.append("tasks without supervision do not end with the run by themselves: `launcher up --on docker` or `down` ends them")
+        notes.append(
+            "tasks without the trainer's parent do not end with the run by themselves: `launcher up --on docker` or `down` ends them"
+        )
     if has_sidecars(spec):
         notes.append("sidecars continue after their tasks: `launcher up --on docker` or `down` ends them")
     notes += ["nobody sends the messages of `notify`: the supervisor of `launcher up --on docker` does"] if spec.notify else []

@@ -97,7 +97,7 @@ def _start(draft: Draft) -> str:
 
 def _image(draft: Draft) -> str:
     if all(role.is_entrypoint for role in draft.roles):
-        return "its entrypoint runs unsupervised; write its words as `command` to have it supervised (docs/programs.md)."
+        return "its entrypoint runs by itself; write its words as `command` to have it run under the trainer's parent (docs/programs.md)."
     return "the programs run under a small parent, which needs Python 3.8 or later there; for an image without it write `supervise: false`."
 
 

@@ -61,7 +61,7 @@ def notes(run: Run) -> list[str]:
     found = [f"the cluster needs JobSet {MINIMUM} or newer"]
     if any(group.decisive and jobs.ends_late(run, group) for group in groups(run.plan)):
         found.append(
-            "the workers that are not supervised do not end with the first: set kubernetes.version to 1.31 or newer, or delete the set"
+            "the workers without the trainer's parent do not end with the first: set kubernetes.version to 1.31 or newer, or delete the set"
         )
     return found
 

@@ -119,7 +119,7 @@ def _notes(source: Source) -> list[str]:
         return [*jobset.notes(run), *found]
     if run.options.attendant is None and any(ENDS_AFTER in (one["metadata"].get("annotations") or {}) for one in objects(run)):
         found.append(
-            "tasks without supervision do not end with the run by themselves: `launcher up` or `launcher wait` ends them, or an attendant"
+            "tasks without the trainer's parent do not end with the run by themselves: `launcher up` or `launcher wait` ends them, or an attendant"
             " (kubernetes.attendant), or delete their Jobs"
         )
     if run.options.queue:
