@@ -46,7 +46,7 @@ FIELDS: dict[str, str] = {
     "restarting": "attempt (the next), restarts (counted so far), left (how many more there may be), exit_code, cause, "
     "detail (the last error line), delay (seconds)",
     "recovered": "restarts (0), left: those before count no more, as training has come further, or a program has run for long",
-    "stopping": "reason: asked to stop; a checkpoint is saved first",
+    "stopping": "reason: asked to stop; the chief of a run that trains saves a checkpoint first",
     "done": "step, seconds, metrics: the task's work is complete; ended_early: why it was before the last step, where it was",
     "failed": "exit_code, cause, detail (the last error line; empty where the output has it), process_exit_code (of the training process, "
     "where it ended by itself): the task fails for good",

@@ -34,7 +34,7 @@ MEANING: dict[int, str] = {
     ExitCode.DONE: "done",
     ExitCode.WRONG_CONFIGURATION: "the configuration is wrong; not started again",
     ExitCode.PEER_LOST: "a peer was lost or not there; started again",
-    ExitCode.STOPPED: "asked to stop, checkpoint saved; started again without counting",
+    ExitCode.STOPPED: "asked to stop; started again without counting",
 }
 
 

@@ -36,6 +36,8 @@ _ABOUT_TO_END = 10.0  # seconds before the end of a run in which its tasks may f
 _ASK_AGAIN = 0.5  # seconds between two questions meanwhile
 _RESTARTED = frozenset({int(ExitCode.STOPPED), int(ExitCode.PEER_LOST)})  # and signals: this is not the run's end
 
+# How a server goes on that is asked to stop, by role.
+_SERVING = {"ps": "; serving until the chief has saved", "worker": "; serving the calls that have begun"}
 _CHIEF_TIMEOUT = 0.6  # seconds without a connection, when the chief is expected to go
 
 
@@ -364,7 +366,7 @@ class _Parent:
         if self._child.pid is not None and not self._stopping:
             self._report("notice", message="the run has succeeded; this task is ended")
             self._child.terminate()
-            self._loop.call_later(self._job.timeouts.dismissed, lambda: self._child.kill("the run has succeeded"))
+            self._loop.call_later(self._job.timeouts.after_success, lambda: self._child.kill("the run has succeeded"))
 
     def _exit_soon(self) -> None:
         """Linger only until others know of the end: it is asked to stop when it has ended."""
@@ -410,7 +412,7 @@ class _Parent:
             return
         self._stopping = True
         serves = self._job.watched_chief is not None and self._child.pid is not None
-        self._report("stopping", reason=f"{reason}; serving until the chief has saved" if serves else reason)
+        self._report("stopping", reason=reason + _SERVING[self._job.role] if serves else reason)
         if self._child.pid is None:  # between two attempts
             if self._backoff is not None:
                 self._backoff.cancel()

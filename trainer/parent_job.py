@@ -26,7 +26,7 @@ class Timeouts:
     ending: float = 5.0  # between SIGTERM and SIGKILL where nothing can be lost
     saving: float = 60.0  # the same, at least, where there is a checkpoint to save
     supervisor_lost: float = 30.0  # between SIGTERM and SIGKILL when nobody is left to send the second signal
-    dismissed: float = 10.0  # between SIGTERM and SIGKILL for a program whose run has succeeded
+    after_success: float = 10.0  # between SIGTERM and SIGKILL for a program whose run has succeeded
     killed: float = 10.0  # for a process to end after SIGKILL; one that waits for a dead disk does not
 
 

@@ -25,11 +25,12 @@ class Policy:
 class History:
     """The history of a task: restarts counted against the limit, how the last one failed, lost peers.
 
-    `early_ends`: attempts in a row of which all but the first ended early. `lost_from`: the highest step from which an attempt started that then lost a peer.
+    `short_attempts`: attempts in a row that all, but perhaps the first, ended within `healthy_after`. `lost_from`: the highest step from which an
+    attempt started that then lost a peer.
     """
 
     restarts: int = 0
-    early_ends: int = 0
+    short_attempts: int = 0
     fingerprint: str = ""
     lost_from: int = -1
     repeats: int = 0  # of the last failure, in a row
@@ -126,7 +127,7 @@ def decide_restart(
 
 
 def _restart(code: int, lived: float, history: History, policy: Policy) -> Restart:
-    early = 0 if lived > policy.healthy_after else history.early_ends
+    early = 0 if lived > policy.healthy_after else history.short_attempts
     # 2 ** 30 is past any longest delay; the exponent is bounded because a loop of uncounted restarts has no end.
     delay = min(policy.longest_delay, policy.first_delay * 2 ** min(early - 1, 30)) if early else 0.0
-    return Restart(delay, cause_of(code), replace(history, early_ends=early + 1))
+    return Restart(delay, cause_of(code), replace(history, short_attempts=early + 1))

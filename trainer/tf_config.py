@@ -70,7 +70,7 @@ class TaskConfig:
 
     @property
     def chief_name(self) -> str:
-        """Name of the task that leads: the chief, or worker-0 in a cluster of workers alone."""
+        """Name of the task that leads: the chief, or worker-0 where there is none."""
         return "worker-0" if "chief" not in self.cluster and self.cluster.get("worker") else "chief"
 
     @property

@@ -18,7 +18,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One thing that was examined: what, how it is, and where it is not well what to do."""
 
     level: Level
@@ -36,24 +36,24 @@ class CheckRequest:
     runs: str
 
 
-Check = Callable[[CheckRequest], Iterator[Finding]]
+Check = Callable[[CheckRequest], Iterator[CheckResult]]
 
 
-def ok(what: str, words: str) -> Finding:
+def ok(what: str, words: str) -> CheckResult:
     """Return that something is well."""
-    return Finding(Level.OK, what, words)
+    return CheckResult(Level.OK, what, words)
 
 
-def warning(what: str, words: str, remedy: str) -> Finding:
+def warning(what: str, words: str, remedy: str) -> CheckResult:
     """Return that something may not be well."""
-    return Finding(Level.WARNING, what, words, remedy)
+    return CheckResult(Level.WARNING, what, words, remedy)
 
 
-def problem(what: str, words: str, remedy: str) -> Finding:
+def problem(what: str, words: str, remedy: str) -> CheckResult:
     """Return that something is not well."""
-    return Finding(Level.PROBLEM, what, words, remedy)
+    return CheckResult(Level.PROBLEM, what, words, remedy)
 
 
-def of_error(what: str, error: LauncherError) -> Finding:
+def of_error(what: str, error: LauncherError) -> CheckResult:
     """Return the error that an examination ended with."""
     return problem(what, error.message, error.remedy)

@@ -15,7 +15,7 @@ from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, resolv
 from launcher.cli.run_lookup import DEFAULT_RUNS
 
 if TYPE_CHECKING:
-    from launcher.backend.findings import Check, CheckRequest, Finding
+    from launcher.backend.findings import Check, CheckRequest, CheckResult
 
 EXAMPLES = (
     ("launcher doctor", "whether this machine can run clusters"),
@@ -57,7 +57,7 @@ def doctor(
     return 0 if well else NOT_WELL
 
 
-def _examine(module: str, request: "CheckRequest") -> "Iterator[Finding]":
+def _examine(module: str, request: "CheckRequest") -> "Iterator[CheckResult]":
     from launcher.backend.findings import of_error
     from launcher.errors import LauncherError
 
@@ -68,7 +68,7 @@ def _examine(module: str, request: "CheckRequest") -> "Iterator[Finding]":
         yield of_error("examination", error)
 
 
-def _print(finding: "Finding") -> None:
+def _print(finding: "CheckResult") -> None:
     from rich.console import Console
     from rich.text import Text
 

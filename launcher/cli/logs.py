@@ -40,9 +40,17 @@ def logs(
         list[int] | None, typer.Option(help="Only tasks of this index; may be given more than once.", autocompletion=complete_index, min=0)
     ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only lines since then: 10m ago, or 2026-01-31T12:00:00Z.", show_default=False)
+        str | None,
+        typer.Option(metavar="TIME", help="Only lines since then: 10m is ten minutes ago; or 2026-01-31T12:00:00Z.", show_default=False),
     ] = None,
-    tail: Annotated[int | None, typer.Option(help="Only so many lines of each task, the last.", min=0, show_default=False)] = None,
+    tail: Annotated[
+        int | None,
+        typer.Option(
+            help="Only so many lines that each task wrote, the last; with --role, --index or --grep, about each task.",
+            min=0,
+            show_default=False,
+        ),
+    ] = None,
     grep: Annotated[
         str | None, typer.Option(metavar="PATTERN", help="Only lines in which this regular expression is found.", show_default=False)
     ] = None,

@@ -44,7 +44,7 @@ class Task:
     name: str  # chief, evaluator, worker-0, ps-1
     role: RoleName
     index: int
-    address: str  # host:port
+    address: str  # host:port; empty for the evaluator
     tf_config: dict[str, Any]  # {"cluster": {role: [address]}, "task": {"type", "index"}}
     command: tuple[str, ...]
     env: dict[str, str]  # without TF_CONFIG and secrets

@@ -78,7 +78,7 @@ def restart_scope(strategy: str, role: RoleName) -> Scope:
 
 
 def leader(names: Iterable[str]) -> str:
-    """Return the task that leads: the chief, or worker-0 in a cluster of workers alone."""
+    """Return the task that leads: the chief, or worker-0 where there is none."""
     return "chief" if "chief" in set(names) else "worker-0"
 
 

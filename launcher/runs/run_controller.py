@@ -131,7 +131,7 @@ class Runtime(ABC):
 
     backend: str
     location: Location | None = None  # of the run's directory
-    board = ""  # where TensorBoard answers
+    tensorboard_url = ""  # where TensorBoard answers
     stop_slack = 0.0  # seconds that a stop takes beyond the grace period
 
     @abstractmethod
@@ -484,7 +484,7 @@ class RunController:
             strategy=self._plan.strategy,
             started=self._started,
             ended=self._ended,
-            tensorboard=self._runtime.board,
+            tensorboard=self._runtime.tensorboard_url,
             tasks=tuple(task.tracker.status() for task in self._tasks.values()),
             **self._progress.fields(ended=ended),
         )

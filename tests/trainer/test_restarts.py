@@ -33,7 +33,7 @@ def test_always_starts_again_what_was_done_too_and_does_not_count_it(golden: Gol
     always = replace(POLICY, restart="always")
     first = decide_restart(0, 10, History(restarts=3), always)
     assert isinstance(first, Restart)
-    assert (first.delay, first.history) == (0.0, History(restarts=3, early_ends=1))
+    assert (first.delay, first.history) == (0.0, History(restarts=3, short_attempts=1))
     golden(first.cause)
     second = decide_restart(0, 10, first.history, always)
     assert isinstance(second, Restart)
@@ -67,7 +67,7 @@ def test_a_peer_lost_after_a_minute_together_does_not_count_while_training_comes
     used_up = History(restarts=3, fingerprint="an error", lost_from=0)
     late = decide_restart(75, 200, used_up, POLICY, "50", connected=61)
     assert isinstance(late, Restart)
-    assert late.history == History(restarts=3, early_ends=1, fingerprint="an error", lost_from=50)
+    assert late.history == History(restarts=3, short_attempts=1, fingerprint="an error", lost_from=50)
     for fingerprint in ("50", "0", ""):  # no further, or a program that does not say how far it was
         assert isinstance(decide_restart(75, 200, late.history, POLICY, fingerprint, connected=61), End)
     assert isinstance(decide_restart(75, 200, used_up, POLICY, "50", connected=59), End)
@@ -94,10 +94,10 @@ def test_the_first_restart_comes_at_once_and_delays_then_double_to_the_longest()
 
 
 def test_an_attempt_that_lived_starts_the_delays_again_but_not_the_count() -> None:
-    decision = decide_restart(75, 61, History(restarts=2, early_ends=5), POLICY)
+    decision = decide_restart(75, 61, History(restarts=2, short_attempts=5), POLICY)
     assert isinstance(decision, Restart)
     assert decision.delay == 0
-    assert decision.history == History(restarts=3, early_ends=1)
+    assert decision.history == History(restarts=3, short_attempts=1)
 
 
 def test_causes_are_words(golden: Golden) -> None:

@@ -3,7 +3,7 @@
 The facts about the examples that each step needs are found once, on a dataset made outside any graph (`inspect`). The
 batches themselves may be made inside a graph, for workers of parameter_server, which run no Python.
 
-Training examples go on forever, epoch by epoch; each epoch has an order of its own, drawn from (seed, epoch). Reader i
+Training examples go on forever, epoch by epoch; each epoch has an order of its own, drawn from (seed, reader, epoch). Reader i
 of n takes every n-th example. Where the number of examples is known, a reader that starts at batch `start` sees what it
 would have seen from there: whole epochs are passed over for nothing, the rest by reading. Where it is not known, what
 came before `start` is not known either: the reader starts with an epoch of an order that was not there before.

@@ -84,7 +84,7 @@ class DockerBackend:
         if not wanted or not self._engine.endpoint.is_local:
             return spec
         with translate_errors(f"looking for TensorBoard of {name}"):
-            if container_status.board(self._engine.containers(name)).endswith(f":{wanted['port']}"):
+            if container_status.tensorboard_url(self._engine.containers(name)).endswith(f":{wanted['port']}"):
                 return spec
         return {**spec, "tensorboard": {**wanted, "port": ports.next_free(wanted["host"], wanted["port"]) or wanted["port"]}}
 
@@ -258,7 +258,7 @@ class DockerBackend:
             self._write(layout, from_document(files.read_json(layout.plan) or {}), spec)
         compose(name, file, "up", "--detach", "--no-deps", labels.TENSORBOARD, doing=f"starting TensorBoard of {name}")
         with translate_errors(f"starting TensorBoard of {name}"):
-            where = container_status.board(self._engine.containers(name))
+            where = container_status.tensorboard_url(self._engine.containers(name))
         if not where:
             raise LauncherError(f"TensorBoard of {name} ended at once", f"see what it says: docker logs {name}-{labels.TENSORBOARD}-1")
         return TensorBoardAddress(where)
@@ -342,4 +342,4 @@ def _newer(containers: list[Container], ended: float | None) -> bool:
 def _with_board(status: RunStatus, containers: list[Container]) -> RunStatus:
     if status.state is State.STOPPED or not containers:
         return status
-    return dataclasses.replace(status, tensorboard=container_status.board(containers))
+    return dataclasses.replace(status, tensorboard=container_status.tensorboard_url(containers))

@@ -43,7 +43,7 @@ def _sort_key(task: str) -> tuple[int, int]:
     return _ROLES.index(role) if role in _ROLES else len(_ROLES), int(index or 0)
 
 
-def board(containers: Iterable[Container]) -> str:
+def tensorboard_url(containers: Iterable[Container]) -> str:
     """Return where TensorBoard answers, or nothing when it does not run."""
     for container in containers:
         if container.labels.get(labels.SERVICE) == labels.TENSORBOARD and container.status == "running":
@@ -90,7 +90,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
         strategy=common.get(labels.STRATEGY, ""),
         started=min(started, default=None),
         ended=max(ends, default=None) if ended else None,
-        tensorboard=board(containers),
+        tensorboard=tensorboard_url(containers),
         tasks=statuses,
         **progress.fields(ended=ended),
     )

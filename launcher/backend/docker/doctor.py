@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from launcher import docker_cli, images
 from launcher.backend.docker.engine import check_compose, endpoint
 from launcher.backend.docker.image_prep import check_directories
-from launcher.backend.findings import CheckRequest, Finding, of_error, ok, problem, warning
+from launcher.backend.findings import CheckRequest, CheckResult, of_error, ok, problem, warning
 from launcher.cli.formats import decimal
 from launcher.errors import LauncherError
 from launcher.spec.models import ClusterSpec
 from launcher.spec.role_programs import roles_of
 
 
-def examine(request: CheckRequest) -> Iterator[Finding]:
+def examine(request: CheckRequest) -> Iterator[CheckResult]:
     """Yield what is found; without an engine that answers nothing else can be."""
     try:
         info = json.loads(docker_cli.docker("info", "--format", "{{json .}}"))
@@ -35,7 +35,7 @@ def examine(request: CheckRequest) -> Iterator[Finding]:
         yield from _fits(request.spec, info)
 
 
-def _image(name: str) -> Finding:
+def _image(name: str) -> CheckResult:
     found = images.find(name)
     if found is not None:
         return ok("image", f"{name} is there, {decimal(found.size)}")
@@ -44,7 +44,7 @@ def _image(name: str) -> Finding:
     return warning("image", f"{name} is not there yet", "`up` pulls it; `docker pull` tells whether it can be")
 
 
-def _fits(spec: ClusterSpec, info: dict[str, object]) -> Iterator[Finding]:
+def _fits(spec: ClusterSpec, info: dict[str, object]) -> Iterator[CheckResult]:
     try:
         check_directories(spec, endpoint())
     except LauncherError as error:

@@ -119,7 +119,7 @@ class RunContainers(Runtime):
         """Remove the containers of a run that was asked to stop."""
         # A run that was started in the place of this one has removed what was left of it.
         if outcome.asked and not (outcome.lost_at is not None and self._layout.lock.exists()):
-            self.board = ""
+            self.tensorboard_url = ""
             with contextlib.suppress(*ERRORS):
                 self._engine.remove(self._plan.name)
 
@@ -167,7 +167,7 @@ class RunContainers(Runtime):
         for member in found.values():
             if member.status == "running":
                 self.sidecars.restart_outdated(member)
-        self.board = container_status.board(containers) or self.board
+        self.tensorboard_url = container_status.tensorboard_url(containers) or self.tensorboard_url
         self.location = container_status.location_of(containers, self._plan.name)
         return any(changed)
 

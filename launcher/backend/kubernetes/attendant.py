@@ -85,10 +85,10 @@ class Attendant:
         return self._end_notified and is_at_rest(self._watcher.snapshot)
 
     def _checked_status(self, snapshot: ClusterSnapshot, status: RunStatus) -> RunStatus:
-        """Return how the run is, as failed where it is to be ended because it has not started in time, or has outgrown its storage."""
+        """Return how the run is, as failed where it is to be ended because it has not started in time, or has evicted_too_often its storage."""
         if status.state in _OVER:
             return status
-        late = self._reconciler.late(snapshot, status, self._start_timeout) or reconcile.outgrown(snapshot)
+        late = self._reconciler.late(snapshot, status, self._start_timeout) or reconcile.evicted_too_often(snapshot)
         if not late or not self._watcher.is_as_seen():
             return status
         return dataclasses.replace(

@@ -274,7 +274,9 @@ class KubernetesBackend:
             )
         notes.extend(known.reconciler.reconcile(snapshot, status))
         start_timeout = parse_duration(self._limit(known, "start_timeout", "10m"))
-        late = known.reconciler.late(snapshot, status, start_timeout) or (reconcile.outgrown(snapshot) if status.state not in ENDED else "")
+        late = known.reconciler.late(snapshot, status, start_timeout) or (
+            reconcile.evicted_too_often(snapshot) if status.state not in ENDED else ""
+        )
         if late and known.watcher.is_as_seen():
             notes.append(late)
             failed = dataclasses.replace(

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from launcher import images
-from launcher.backend.findings import CheckRequest, Finding, of_error, ok, problem, warning
+from launcher.backend.findings import CheckRequest, CheckResult, of_error, ok, problem, warning
 from launcher.backend.kubernetes import admission, doctor_capacity, doctor_policies, helper_pod, run_objects, storage_classes
 from launcher.backend.kubernetes.client import Cluster, Object, numbers
 from launcher.backend.kubernetes.errors import no_access
@@ -89,7 +89,7 @@ except OSError as error:
 _OWNER = re.compile(r"(/\S*) belongs to user (\d+), group (\d+)")
 
 
-def examine(request: CheckRequest) -> Iterator[Finding]:
+def examine(request: CheckRequest) -> Iterator[CheckResult]:
     """Yield what is found; a cluster that does not answer ends it with the error."""
     cluster = Cluster(request.where.context, request.where.namespace)
     spec = request.spec or _ANY
@@ -111,7 +111,7 @@ def examine(request: CheckRequest) -> Iterator[Finding]:
     yield from _image_and_names(cluster, spec)
 
 
-def _version(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
+def _version(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
     offer = cluster.request("get", "/version", doing="asking for the version")
     wanted = spec.kubernetes.version or DEFAULT_VERSION
     offered = numbers(offer)
@@ -122,7 +122,7 @@ def _version(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
         yield ok("version", f"{offer['gitVersion']}")
 
 
-def _permissions(cluster: Cluster) -> Iterator[Finding]:
+def _permissions(cluster: Cluster) -> Iterator[CheckResult]:
     lacking = _lacking(cluster, RULES)
     for (group, resource), verbs in lacking.items():
         rule = f"have this rule added to a Role: {json.dumps({'apiGroups': [group], 'resources': [resource], 'verbs': verbs})}"
@@ -133,7 +133,7 @@ def _permissions(cluster: Cluster) -> Iterator[Finding]:
         yield ok("permissions", f"all {sum(len(verbs) for _, _, verbs in RULES)} that are needed")
 
 
-def _attendant(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
+def _attendant(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
     """Yield whether an attendant may be made, which is a problem where the spec asks for one that may not."""
     options = spec.kubernetes
     if options.attendant is not None and options.attendant.service_account is not None:
@@ -170,7 +170,7 @@ def _may(cluster: Cluster, group: str, resource: str, verb: str) -> bool:
     return bool(answer.get("status", {}).get("allowed"))
 
 
-def _namespace(cluster: Cluster) -> Iterator[Finding]:
+def _namespace(cluster: Cluster) -> Iterator[CheckResult]:
     made: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "doctor-", "namespace": cluster.namespace}}
     try:
         cluster.create(made, dry_run=True)
@@ -183,7 +183,7 @@ def _listed(cluster: Cluster, path: str, doing: str) -> list[dict[str, Any]]:
     return list(cluster.request("get", path, doing=doing).get("items") or ())
 
 
-def _or_unseen(what: str, lost: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _or_unseen(what: str, lost: str, check: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
     """Yield what a look finds; where it may not look, that it could not, what is `lost` with it, and which rule is missing."""
     try:
         yield from check()
@@ -191,7 +191,7 @@ def _or_unseen(what: str, lost: str, check: Callable[[], Iterator[Finding]]) -> 
         yield warning(what, f"{error.message}: {lost}", error.remedy)
 
 
-def _policies(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
+def _policies(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
     run = _run(spec)
     own = network.policies(run) if run.options.egress == "tasks" else []
     held = doctor_policies.held([*_listed(cluster, cluster.path("NetworkPolicy"), "listing network policies"), *own], run)
@@ -209,7 +209,7 @@ def _policies(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
         yield ok("network policies", "none keeps pods from sending")
 
 
-def _quotas(cluster: Cluster) -> Iterator[Finding]:
+def _quotas(cluster: Cluster) -> Iterator[CheckResult]:
     for quota in _listed(cluster, cluster.path("ResourceQuota"), "listing quotas"):
         status = quota.get("status", {})
         full = [name for name, hard in (status.get("hard") or {}).items() if amount(status.get("used", {}).get(name, "0")) >= amount(hard)]
@@ -217,7 +217,7 @@ def _quotas(cluster: Cluster) -> Iterator[Finding]:
             yield warning("quota", f"{quota['metadata']['name']} is used up: {', '.join(full)}", "free some of it, or have it raised")
 
 
-def _admission(cluster: Cluster, spec: ClusterSpec, *, asked: bool) -> Iterator[Finding]:
+def _admission(cluster: Cluster, spec: ClusterSpec, *, asked: bool) -> Iterator[CheckResult]:
     """Check the pods of a run as `up` does; of one that nobody has asked about, what is refused is merely good to know."""
     run = _run(spec)
     made = run_objects.objects(run, cluster)
@@ -232,7 +232,7 @@ def _admission(cluster: Cluster, spec: ClusterSpec, *, asked: bool) -> Iterator[
         yield of_error("admission", error) if asked else warning("admission", error.message, error.remedy)
 
 
-def _webhook(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
+def _webhook(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
     """Yield whether the webhook of `notify` has its URL, and somebody who may read it: the attendant's pod mounts it."""
     if spec.notify is None or spec.notify.webhook is None:
         return
@@ -245,7 +245,7 @@ def _webhook(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
     yield from lacking or [ok("notify", there if may else f"the attendant's pod mounts the Secret {secret}, which you may not read")]
 
 
-def _storage(cluster: Cluster, made: Run) -> Iterator[Finding]:
+def _storage(cluster: Cluster, made: Run) -> Iterator[CheckResult]:
     run = helper_pod.on_its_claim(cluster, made)
     try:
         sharing(run)
@@ -290,7 +290,7 @@ def _who(run: Run) -> str:
     return sharing(run).words()
 
 
-def _image_and_names(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
+def _image_and_names(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
     """Start a pod that ends at once: the image is there, names are found, and the claim can be written to where it has its volume."""
     run = helper_pod.on_its_claim(cluster, _run(spec))
     names = _PROBE if _asks(run) else "print('image ok', flush=True)"
@@ -312,7 +312,7 @@ def _image_and_names(cluster: Cluster, spec: ClusterSpec) -> Iterator[Finding]:
         yield of_error("DNS" if without_names else "image", error)
 
 
-def _starts(run: Run) -> Iterator[Finding]:
+def _starts(run: Run) -> Iterator[CheckResult]:
     yield ok("image", f"{run.image} starts")
     if _asks(run):
         yield ok("DNS", "pods find kubernetes.default.svc")
@@ -323,7 +323,7 @@ def _asks(run: Run) -> bool:
     return run.options.egress == "any"
 
 
-def _of_claim(run: Run, error: LauncherError) -> Finding:
+def _of_claim(run: Run, error: LauncherError) -> CheckResult:
     owned = _OWNER.search(error.message)
     if owned is None:  # whether it is the claim's fault shows without it
         return warning("claim", f"whether it can be written to is not known: {error.message}", error.remedy)

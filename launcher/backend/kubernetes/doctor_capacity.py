@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.backend.findings import Finding, ok, problem, warning
+from launcher.backend.findings import CheckResult, ok, problem, warning
 from launcher.backend.kubernetes import node_capacity
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.node_capacity import amount
@@ -48,7 +48,7 @@ class Wanted:
     tolerations: Sequence[Object] = ()
 
 
-def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = ()) -> Iterator[Finding]:
+def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = ()) -> Iterator[CheckResult]:
     """Yield what nodes there are and whether the tasks of a spec fit on what is free, those of the `tied` roles on one node."""
     try:
         listed = cluster.nodes()

@@ -1,7 +1,7 @@
 """The status of a run from its Jobs, pods and events. Pure.
 
 It promises: a run has succeeded only when its JobSet is complete, or each of its Jobs is (one that the run ended after its success
-counts as complete); a task runs only when its container does; a run that has failed because of a task names it, the attempt, the exit
+counts as complete); a task runs only when a container of its pod does; a run that has failed because of a task names it, the attempt, the exit
 code and the last error line, as far as its pods tell.
 """
 
@@ -128,7 +128,7 @@ def _run_state(
     failed = bool(lost)
     if snapshot.jobset and failed and not condition(snapshot.jobset, "Failed"):
         why = _why_failed(snapshot, tasks)
-        return State.RESTARTING, dataclasses.replace(why, text=f"{maker(jobs)} starts it again, or ends it: {why.text}")
+        return State.RESTARTING, dataclasses.replace(why, text=f"{controller_of(jobs)} starts it again, or ends it: {why.text}")
     if failed or (snapshot.jobset and condition(snapshot.jobset, "Failed")):
         return State.FAILED, _why_failed(snapshot, tasks)
     if jobs and all(condition(job, "Complete") or (condition(job, "Failed") and job not in lost) for job in jobs):
@@ -208,7 +208,7 @@ def _why_failed(snapshot: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Why:
     message = str(found.get("message") or found.get("reason", ""))
     if match := re.search(_ENDED_FOR.format(job=re.escape(job["metadata"].get("name", ""))), message):
         return Why(f"{role_rules.task_name(role_of(job), int(match[1]))}: exit code {match[2]}")  # type: ignore[arg-type]  # a label is one of the roles
-    return Why(f"{role_of(job) or maker(snapshot.jobs)}: {message}")
+    return Why(f"{role_of(job) or controller_of(snapshot.jobs)}: {message}")
 
 
 def _failed_at(job: Object) -> float:
@@ -339,7 +339,7 @@ def is_role(job: Object) -> bool:
     return role_of(job) in role_rules.ROLE_ORDER
 
 
-def maker(jobs: Iterable[Object]) -> str | None:
+def controller_of(jobs: Iterable[Object]) -> str | None:
     """Return what has made a run's Jobs, and would make them again, as kubectl names it: `jobset/digits`; None where nothing has."""
     owners = (owner for job in jobs for owner in job["metadata"].get("ownerReferences") or ())
     return next((f"{owner['kind'].lower()}/{owner['name']}" for owner in owners if owner.get("controller")), None)

@@ -51,14 +51,14 @@ def deleted_since(pod: Object) -> float | None:
     return due if diagnosis.is_moved_off(pod) else None
 
 
-def dismissed(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object, int]]:
+def surplus_jobs(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object, int]]:
     """Return the Jobs whose programs would not end by themselves, once the run has succeeded and they have had their time. Pure.
 
     With each, how many of its tasks stay: the first, where that is the one with which the run ends.
     """
     waiting = [(job, float(after)) for job in snapshot.jobs if (after := pod_status.annotation(job, ENDS_AFTER))]
     since = pod_status.succeeded_at(snapshot)
-    if pod_status.maker(snapshot.jobs) or since is None:
+    if pod_status.controller_of(snapshot.jobs) or since is None:
         return []
     found = ((job, int(pod_status.leads(snapshot, job))) for job, after in waiting if now - since >= after and not _is_over(job))
     return [(job, stay) for job, stay in found if job["spec"].get("completions") != stay]  # which was done already
@@ -84,12 +84,12 @@ def too_late(status: RunStatus, snapshot: ClusterSnapshot, now: float, start_tim
     return f"not started within limits.start_timeout ({start_timeout:.0f} s)" + (f": {status.reason}" if status.reason else "")
 
 
-def outgrown(snapshot: ClusterSnapshot) -> str:
+def evicted_too_often(snapshot: ClusterSnapshot) -> str:
     """Return why a run is to be ended of which a task was evicted for its own excess more often than it may fail, empty where none was. Pure.
 
     Its Job counts such a pod like one that somebody has deleted, not at all, where no trainer is in it and the spec does not tell of its limit.
     """
-    for job in [] if pod_status.maker(snapshot.jobs) else filter(_ignores_stops, snapshot.jobs):
+    for job in [] if pod_status.controller_of(snapshot.jobs) else filter(_ignores_stops, snapshot.jobs):
         limit = job["spec"].get("backoffLimitPerIndex", job["spec"].get("backoffLimit"))
         pods = (pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job))
         evicted = [pod for pod in pods if diagnosis.has_outgrown(pod["status"]) and pod_status.exit_code(pod) == ExitCode.STOPPED]
@@ -123,8 +123,8 @@ class Reconciler:
         """Return why the run is to be ended because it has not started, once it was seen to wait for `start_timeout` seconds."""
         now = time.monotonic()
         again = snapshot.jobset and snapshot.jobset.get("status", {}).get("restarts")
-        if pod_status.maker(snapshot.jobs) and (again or not pod_status.is_own_set(snapshot)):
-            return ""  # it ran before, or nobody but its maker ends it
+        if pod_status.controller_of(snapshot.jobs) and (again or not pod_status.is_own_set(snapshot)):
+            return ""  # it ran before, or nobody but its controller ends it
         self._ran = self._ran or status.state is State.RUNNING or bool(status.missing)  # it was there, and somebody has deleted a part
         if self._ran or status.state is not State.PENDING:
             self._pending_since = None
@@ -142,7 +142,7 @@ class Reconciler:
                 yield message
         if status.state is State.FAILED:
             yield from self._suspend_jobs(snapshot)
-        for job, stay in dismissed(snapshot, self._cluster.now()):
+        for job, stay in surplus_jobs(snapshot, self._cluster.now()):
             name = job["metadata"]["name"]
             self._keep_logs([pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
             self._cluster.patch("Job", name, {"spec": {"parallelism": stay, "completions": stay}})
@@ -178,7 +178,7 @@ class Reconciler:
 
         Not the Jobs that something else has made, such as a JobSet: it ends them, or starts all of them again.
         """
-        if pod_status.maker(snapshot.jobs):
+        if pod_status.controller_of(snapshot.jobs):
             return
         for job in snapshot.jobs:
             name = job["metadata"]["name"]

@@ -147,7 +147,7 @@ def existing_objects(cluster: Cluster, run: str) -> list[ObjectRef]:
         ObjectRef(kind, one["metadata"]["name"], one["metadata"]["uid"])
         for kind in OWNED
         for one in (cluster.listed_if_any if kind in _OPTIONAL_KINDS else cluster.listed)(kind, status_source.labels_of(run))
-        if pod_status.maker([one]) is None
+        if pod_status.controller_of([one]) is None
     ]
     noted = cluster.get("ConfigMap", run_record.name_of(run))
     found += inventory.unlabelled(cluster, [one for one in inventory.made(noted) if one not in found])
@@ -250,5 +250,5 @@ def _workloads(cluster: Cluster, run: str) -> list[str]:
     """Return the Jobs of a run, and the Service of its JobSet, as kubectl names them."""
     found = [f"job/{job['metadata']['name']}" for job in cluster.listed("Job", status_source.labels_of(run))]
     service = cluster.get("Service", run)
-    is_of_set = service is not None and (pod_status.maker([service]) or "").startswith("jobset/")
+    is_of_set = service is not None and (pod_status.controller_of([service]) or "").startswith("jobset/")
     return [*found, f"service/{run}"] if is_of_set else found

@@ -157,7 +157,7 @@ def _has(thing: Object, label: str) -> bool:
 
 def _jobset(cluster: Cluster, run: str, jobs: Sequence[Object]) -> Object | None:
     """Return the JobSet that has made a run's Jobs, or is to make them: it alone knows whether one that has failed is made again."""
-    kind, _, name = (pod_status.maker(jobs) or "").partition("/")
+    kind, _, name = (pod_status.controller_of(jobs) or "").partition("/")
     if not jobs:
         return next(iter(cluster.listed_if_any("JobSet", labels_of(run))), None)
     try:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.backend.findings import CheckRequest, Finding, ok, problem, warning
+from launcher.backend.findings import CheckRequest, CheckResult, ok, problem, warning
 from launcher.cli.formats import decimal, memory
 from launcher.plan.machine import detect
 from launcher.spec.role_programs import roles_of
@@ -15,7 +15,7 @@ from launcher.spec.role_programs import roles_of
 _MIN_DISK = 1_000_000_000  # bytes for checkpoints and logs
 
 
-def examine(request: CheckRequest) -> Iterator[Finding]:
+def examine(request: CheckRequest) -> Iterator[CheckResult]:
     """Yield what is found, in the order in which a run would stumble over it."""
     yield ok("python", f"{sys.version.split()[0]} at {sys.executable}")
     yield from _packages(request)
@@ -23,7 +23,7 @@ def examine(request: CheckRequest) -> Iterator[Finding]:
     yield from _disk(Path(request.runs).absolute())
 
 
-def _packages(request: CheckRequest) -> Iterator[Finding]:
+def _packages(request: CheckRequest) -> Iterator[CheckResult]:
     needed = request.spec is None or request.spec.train is not None
     for package in ("tensorflow", "tensorboard"):
         if importlib.util.find_spec(package) is not None:
@@ -36,7 +36,7 @@ def _packages(request: CheckRequest) -> Iterator[Finding]:
             yield warning(package, "not installed", "a program of your own may do without")
 
 
-def _processors(request: CheckRequest) -> Iterator[Finding]:
+def _processors(request: CheckRequest) -> Iterator[CheckResult]:
     machine = detect(with_gpus=True)
     gpus = len(machine.gpus)
     yield ok("processors", f"{machine.cores} cores, {gpus} GPUs")
@@ -57,7 +57,7 @@ def _memory() -> int | None:
         return None
 
 
-def _disk(runs: Path) -> Iterator[Finding]:
+def _disk(runs: Path) -> Iterator[CheckResult]:
     there = next(path for path in (runs, *runs.parents) if path.exists())
     if not os.access(there, os.W_OK):
         yield problem("runs", f"{there} cannot be written", "see who owns it, or keep runs elsewhere with --runs")

@@ -15,7 +15,7 @@ from launcher.render.kubernetes.objects import Object, Run, checked, metadata, p
 MINIMUM = "0.6"
 _EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _RANDOM = "xxxxx"  # what Kubernetes ends the names of pods with
-# Reasons why a Job has failed that no further attempt can mend: exit code 2, and limits.deadline.
+# Reasons why a Job has failed that no further attempt can mend: an exit code that its failure policy makes final, and limits.deadline.
 _FINAL = ["PodFailurePolicy", "DeadlineExceeded"]
 
 

@@ -181,7 +181,7 @@ def amounts(cpu: float | None, memory: str | None) -> Object:
 def resources(run: Run, cpu: float | None, memory: str | None, more: Object | None = None) -> Object:
     """Return the requests of a task's container, or of one beside it, and its limits: the same and `more`, without cores where the spec says so.
 
-    Its resources are then guaranteed, and it is the last to be evicted.
+    Where both are given and the cores are limited, its resources are guaranteed, and it is the last to be evicted.
     """
     given = amounts(cpu, memory)
     limits = {key: value for key, value in given.items() if key != "cpu" or run.options.cpu_limit == "cpu"} | (more or {})

@@ -33,12 +33,12 @@ def test_tasks_come_in_the_order_of_plans_and_tensorboard_is_none() -> None:
 )
 def test_where_tensorboard_answers(bound: Any, where: str) -> None:
     board = container(NetworkSettings={"Ports": {"6006/tcp": bound}})
-    assert container_status.board([container("chief"), board]) == where
+    assert container_status.tensorboard_url([container("chief"), board]) == where
 
 
 def test_a_tensorboard_that_has_ended_answers_nowhere() -> None:
     ports = {"Ports": {"6006/tcp": [{"HostIp": "127.0.0.1", "HostPort": "6007"}]}}
-    assert container_status.board([container(NetworkSettings=ports, State={"Status": "exited"})]) == ""
+    assert container_status.tensorboard_url([container(NetworkSettings=ports, State={"Status": "exited"})]) == ""
 
 
 def test_the_volume_is_the_one_that_is_mounted() -> None:

@@ -12,7 +12,7 @@ from launcher.backend.kubernetes import pod_status
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
-from launcher.backend.kubernetes.reconcile import Reconciler, dismissed, lost, outgrown, too_late
+from launcher.backend.kubernetes.reconcile import Reconciler, evicted_too_often, lost, surplus_jobs, too_late
 from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
 from tests.launcher.backend.kubernetes import objects
@@ -84,12 +84,14 @@ def test_what_does_not_end_with_its_run_is_ended_in_its_time() -> None:
         return {"metadata": head, "spec": {"completions": 2}, "status": status}
 
     ps, worker = made("ps", ends_after="0"), made("worker", ends_after="10")
-    assert dismissed(ClusterSnapshot("digits", [made("chief"), ps, worker]), NOW) == []
+    assert surplus_jobs(ClusterSnapshot("digits", [made("chief"), ps, worker]), NOW) == []
     done = made("chief", ended="2026-01-01T00:09:55Z")
-    assert dismissed(ClusterSnapshot("digits", [done, ps, worker]), NOW) == [(ps, 0)]
-    assert dismissed(ClusterSnapshot("digits", [done, ps, worker]), NOW + 5) == [(ps, 0), (worker, 0)]
+    assert surplus_jobs(ClusterSnapshot("digits", [done, ps, worker]), NOW) == [(ps, 0)]
+    assert surplus_jobs(ClusterSnapshot("digits", [done, ps, worker]), NOW + 5) == [(ps, 0), (worker, 0)]
     ps["spec"]["completions"] = 0
-    assert dismissed(ClusterSnapshot("digits", [done, ps, made("worker", ended="2026-01-01T00:09:56Z", ends_after="10")]), NOW + 60) == []
+    assert (
+        surplus_jobs(ClusterSnapshot("digits", [done, ps, made("worker", ended="2026-01-01T00:09:56Z", ends_after="10")]), NOW + 60) == []
+    )
 
 
 def test_workers_that_do_not_end_with_the_first_of_them_are_ended_in_their_time() -> None:
@@ -98,11 +100,11 @@ def test_workers_that_do_not_end_with_the_first_of_them_are_ended_in_their_time(
     first = {"metadata": head, "status": {"phase": "Succeeded", **ended}}
     names = {"name": "w", "labels": head["labels"], "annotations": {"tf-launcher/ends-after": "10"}}
     workers = {"metadata": names, "spec": {"completions": 2}, "status": {"completedIndexes": "0"}}
-    assert dismissed(ClusterSnapshot("digits", [workers], [first]), NOW + 5) == [(workers, 1)]
-    assert dismissed(ClusterSnapshot("digits", [workers], [first]), NOW) == []
-    assert dismissed(ClusterSnapshot("digits", [workers]), NOW) == [(workers, 1)]  # its pod is gone
-    assert dismissed(ClusterSnapshot("digits", [{**workers, "status": {"completedIndexes": "1,10"}}], [first]), NOW + 5) == []
-    assert dismissed(ClusterSnapshot("digits", [{**workers, "spec": {"completions": 1}}], [first]), NOW + 5) == []  # done once
+    assert surplus_jobs(ClusterSnapshot("digits", [workers], [first]), NOW + 5) == [(workers, 1)]
+    assert surplus_jobs(ClusterSnapshot("digits", [workers], [first]), NOW) == []
+    assert surplus_jobs(ClusterSnapshot("digits", [workers]), NOW) == [(workers, 1)]  # its pod is gone
+    assert surplus_jobs(ClusterSnapshot("digits", [{**workers, "status": {"completedIndexes": "1,10"}}], [first]), NOW + 5) == []
+    assert surplus_jobs(ClusterSnapshot("digits", [{**workers, "spec": {"completions": 1}}], [first]), NOW + 5) == []  # done once
 
 
 def job(start: str | None) -> dict[str, Any]:
@@ -276,7 +278,7 @@ def test_a_task_that_outgrows_its_storage_more_often_than_it_may_fail_ends_the_r
     def said(*pods: dict[str, Any], ignored: int = 143, **owned: Any) -> str:
         policy = {"rules": [{"action": "Ignore", "onExitCodes": {"operator": "In", "values": [ignored]}}]}
         workers = objects.job("worker", 2, backoffLimitPerIndex=1, podFailurePolicy=policy)
-        return outgrown(ClusterSnapshot("digits", [{**workers, "metadata": {**workers["metadata"], **owned}}], pods))
+        return evicted_too_often(ClusterSnapshot("digits", [{**workers, "metadata": {**workers["metadata"], **owned}}], pods))
 
     twice = evicted(1), evicted(1)
     assert said(*twice).startswith("worker-1, attempt 2: evicted for what it has stored: Pod ephemeral local storage usage exceeds")

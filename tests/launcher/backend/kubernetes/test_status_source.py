@@ -49,8 +49,8 @@ def test_who_makes_jobs_again_is_known() -> None:
     record = {"kind": "ConfigMap", "name": "digits-record"}
     ours = {"metadata": {"ownerReferences": [record]}}
     owned = {"metadata": {"ownerReferences": [{"kind": "JobSet", "name": "digits", "controller": True}]}}
-    assert pod_status.maker([ours, {"metadata": {}}]) is None
-    assert pod_status.maker([ours, owned]) == "jobset/digits"
+    assert pod_status.controller_of([ours, {"metadata": {}}]) is None
+    assert pod_status.controller_of([ours, owned]) == "jobset/digits"
 
 
 class Losing:
