@@ -112,14 +112,19 @@ def open_backend(name: str, runs: Path, where: Where | None = None) -> Backend:
     return cast("Backend", make(runs))
 
 
-def known_runs(on: str | None, runs: Path, where: Where) -> list[RunStatus]:
-    """Return the runs on one backend, or those that this directory knows, here and in containers, newest first."""
-    if on is not None:
-        return open_backend(on, runs, where).runs()
-    known = open_backend(DEFAULT, runs).runs()
-    for other in (other for other in of_this_machine() if other != DEFAULT and runs_directory(runs, other).is_dir()):
+def known_runs(on: str | None, runs: Path, where: Where) -> list[tuple[Backend, RunStatus]]:
+    """Return the runs on one backend, or those that this directory knows, here and in containers, newest first; each with its backend.
+
+    On a cluster that backend acts on the run that it has listed. Another one acts where a run of the name was started last.
+    """
+    here = [other for other in of_this_machine() if other != DEFAULT and runs_directory(runs, other).is_dir()]
+    known: list[tuple[Backend, RunStatus]] = []
+    for name in [on] if on is not None else [DEFAULT, *here]:
         try:
-            known += open_backend(other, runs).runs()
+            backend = open_backend(name, runs, where if name == on else None)
+            known += [(backend, status) for status in backend.runs()]
         except LauncherError as error:
-            print(f"the runs on {other} could not be asked about: {error.message}", file=sys.stderr)
-    return sorted(known, key=lambda status: status.started or 0.0, reverse=True)
+            if name not in here:
+                raise
+            print(f"the runs on {name} could not be asked about: {error.message}", file=sys.stderr)
+    return sorted(known, key=lambda one: one[1].started or 0.0, reverse=True)

@@ -25,6 +25,8 @@ EXAMPLES = (
     ("launcher down --finished --older 7d --on kubernetes", "removes the objects of your runs in the namespace that ended a week ago"),
 )
 Say = Callable[[str], None]
+# States of runs that --finished removes, by whether it deletes what they stored: one that was stopped may be to go on.
+_REMOVED = {False: ENDED, True: frozenset({State.SUCCEEDED, State.FAILED})}
 
 
 def down(
@@ -79,25 +81,24 @@ def down(
 
 def _down_finished(on: str | None, runs: Path, where: Where, older: str | None, *, delete_data: bool, yes: bool, as_json: bool) -> None:
     """Remove what runs have left that have ended, without those of other users; those that say when, where `older` names a time since."""
-    from launcher.cli.backends import known_runs, open_backend, selected_backend_name
+    from launcher.cli.backends import known_runs, selected_backend_name
     from launcher.cli.formats import seconds_of
 
     on = selected_backend_name(on, where)
     before = time.time() - seconds_of(older, "--older") if older else None
     found = [
-        one
-        for one in known_runs(on, runs, where)
+        (backend, one)
+        for backend, one in known_runs(on, runs, where)
         if _is_finished(one, delete_data=delete_data) and (before is None or (one.ended or 0.0) < before)
     ]
     if delete_data and found and not yes:
-        names = ", ".join(one.name for one in found)
+        names = ", ".join(one.name for _, one in found)
         _confirm(names, f"all that {names} stored", may_prompt=not as_json and sys.stdin.isatty())
     result: list[dict[str, Any]] = []
     failed: list[LauncherError] = []
-    for one in found:
-        backend = open_backend(one.backend, runs, where if in_namespaces(one.backend) else None)
+    for backend, one in found:
         try:
-            if backend.status(one.name).state not in ENDED:  # started again meanwhile
+            if backend.status(one.name).state not in _REMOVED[delete_data]:  # started again meanwhile
                 continue
             removed = backend.stop(one.name)
             if delete_data:
@@ -120,7 +121,7 @@ def _down_finished(on: str | None, runs: Path, where: Where, older: str | None, 
 def _is_finished(one: RunStatus, *, delete_data: bool) -> bool:
     """Return whether a run has ended for good, and is the user's own as far as a cluster knows: what others have applied there has no user."""
     own = one.mine and (not in_namespaces(one.backend) or bool(one.user))
-    return own and one.ended is not None and one.state in (ENDED if not delete_data else {State.SUCCEEDED, State.FAILED})
+    return own and one.ended is not None and one.state in _REMOVED[delete_data]
 
 
 def _confirm(run: str, directory: object, *, may_prompt: bool) -> None:

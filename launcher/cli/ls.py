@@ -32,7 +32,7 @@ def ls(
 
     where = Where(context, namespace)
     on = selected_backend_name(on, where)
-    known = known_runs(on, runs, where)
+    known = [status for _, status in known_runs(on, runs, where)]
     if as_json:
         print(json.dumps([formats.document(status) for status in known]))
         return

@@ -297,6 +297,7 @@ class KubernetesBackend:
         records = {one["metadata"]["labels"].get(INSTANCE): one for one in _records(cluster)}
         for name in self._names(cluster, records.values()):
             with contextlib.suppress(UsageError):  # removed meanwhile
+                self._clusters[name] = cluster  # what follows is about the run that was listed, wherever one of its name was started last
                 one = _WatchedRun(
                     cluster, status_source.Watcher(cluster, name, with_past_attempts=False), user=run_record.user(records.get(name))
                 )

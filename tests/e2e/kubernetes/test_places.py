@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import Namespace
-from tests.e2e.kubernetes.launching import UP, Launcher
+from tests.e2e.kubernetes.cluster import Namespace, kubectl
+from tests.e2e.kubernetes.launching import UP, Launcher, left
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
 
@@ -36,6 +36,20 @@ def test_runs_of_the_same_name_in_two_namespaces_are_two_runs(
     assert other_namespace.name in anywhere.status("twin")["run_dir"]
     assert "is complete" in anywhere("up", str(file))
     assert f"in {other_namespace.name}" in anywhere("diff", str(file), code=1)
-    places[1]("down", "twin", "--delete-data", "--yes")
-    assert "first" in anywhere("logs", "twin", "--raw")
+
+    # Without a name, that of the namespace of the kubeconfig, though one of its name was started elsewhere since.
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(kubectl("config", "view", "--raw", "--minify").stdout)
+    kubectl("config", "set-context", "--current", f"--namespace={launcher.namespace.name}", f"--kubeconfig={kubeconfig}")
+    at_first = dataclasses.replace(anywhere, env={**launcher.env, "KUBECONFIG": str(kubeconfig)})
+    assert "first" in at_first("logs", "--raw")
+    assert "twin (succeeded): removed its data" in at_first("down", "--finished", "--delete-data", "--yes")
+    assert "second" in places[1]("logs", "twin", "--raw")
+    assert left(launcher.namespace) == []
+
+    # Where nothing is left in the place of the last start, the one before.
+    places[0]("up", str(file), timeout=UP)
     places[0]("down", "twin", "--delete-data", "--yes")
+    assert other_namespace.name in anywhere.status("twin")["run_dir"]
+    anywhere("down", "twin", "--delete-data", "--yes")
+    assert left(other_namespace) == []
