@@ -1,5 +1,6 @@
 """`launcher render`: a spec as a Compose file or as manifests, which work without the launcher."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Annotated
@@ -64,17 +65,43 @@ def render(
 
 
 def _write_directory(directory: Path, files: dict[str, str], *, private: bool) -> None:
-    """Write files into a directory, which is made; what another rendering left there beside them would mislead."""
+    """Write files into a directory, which is made, in the place of those that a rendering before wrote there. Others are left, and refused."""
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file; manifests are written into a directory", "name a directory, or write to stdout: > FILE")
-    others = sorted(path.name for path in directory.glob("*.yaml") if path.name not in files) if directory.exists() else []
-    if others and not (directory / "kustomization.yaml").exists():
-        raise UsageError(f"{directory} has YAML files of its own: {', '.join(others[:5])}", "name a directory for the manifests alone")
+    there = {path.name for path in directory.glob("*.yaml")}
+    rendered = _rendered(directory)
+    if others := sorted(there - rendered):
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        raise UsageError(
+            f"{directory} has YAML files that were not rendered: {', '.join(others[:5])}{more}",
+            "name a directory for the manifests alone; a kustomization of yours in another one may have it among its `resources`",
+        )
     directory.mkdir(parents=True, exist_ok=True)
-    for name in others:
+    for name in rendered - files.keys():
         (directory / name).unlink()
     for name, text in files.items():
         write(directory / name, text, private=private)
+
+
+def _rendered(directory: Path) -> set[str]:
+    """Return the names of the files in a directory that a rendering before has written: its kustomization names them."""
+    import yaml
+
+    from launcher.render.kubernetes.manifests import KUSTOMIZATION
+    from launcher.render.kubernetes.objects import NAME_LABEL
+
+    def text(name: str) -> str:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return (directory / name).read_text(encoding="utf-8")
+        return ""
+
+    if " Made by: launcher render " not in (written := text(KUSTOMIZATION)).partition("\n")[0]:
+        return set()
+    try:
+        resources = yaml.safe_load(written)["resources"]
+    except (yaml.YAMLError, LookupError, TypeError):
+        return set()
+    return {KUSTOMIZATION, *(name for name in resources if f"{NAME_LABEL}: tf-launcher" in text(name))}
 
 
 def _title(file: Path, to: str, overrides: list[str]) -> str:

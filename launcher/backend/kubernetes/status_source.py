@@ -16,12 +16,11 @@ from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.errors import LauncherError
 from launcher.notify import ledger
-from launcher.render.kubernetes.objects import ATTENDANT, CLUSTER_LABEL, VOLUME_LABEL
+from launcher.render.kubernetes.objects import ATTENDANT, CLUSTER_LABEL, NAME_LABEL, VOLUME_LABEL
 from launcher.runs.status import Location, Restart, RunStatus, State
 from launcher.spec.names import RUN_VOLUME
 from launcher.timestamps import seconds
 
-NAME_LABEL = "app.kubernetes.io/name"
 OURS = {NAME_LABEL: "tf-launcher"}
 # As many lines of each task tell how it is, where nobody reads all of them: an evaluation, a checkpoint and each worker's progress are among them.
 _LINES = 2000

@@ -26,7 +26,7 @@ ATTENDANT = "attendant"
 RESTRICTED_SECURITY_CONTEXT: Object = {"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/
-_NAME = "app.kubernetes.io/name"
+NAME_LABEL = "app.kubernetes.io/name"
 _INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
 _MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -124,7 +124,7 @@ def supported(run: Run, fields: Mapping[str, Any]) -> Object:
 
 def selector(run: Run, component: str | None = None) -> dict[str, str]:
     """Return the labels that the pods of a run have, or those of one component of it alone."""
-    labels = {_NAME: "tf-launcher", _INSTANCE: run.name}
+    labels = {NAME_LABEL: "tf-launcher", _INSTANCE: run.name}
     return labels | ({COMPONENT: component} if component else {})
 
 

@@ -479,3 +479,22 @@ def test_a_directory_with_other_yaml_files_is_left_alone(tmp_path: Path, capsys:
     assert "digits.yaml" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["digits.yaml"]
     assert run(["render", str(spec), "--to", "kubernetes", "-o", str(spec)]) == 2
+
+
+def test_only_files_that_were_rendered_before_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec, out = tmp_path / "digits.yaml", tmp_path / "out"
+    spec.write_text(HEAD + CLUSTER)
+    again = ["render", str(spec), "--to", "kubernetes", "-o", str(out)]
+    assert run(again) == 0
+    with_tensorboard = {path.name for path in out.iterdir()}
+    spec.write_text(HEAD + CLUSTER + "tensorboard: false\n")
+    assert run(again) == 0
+    assert with_tensorboard - {path.name for path in out.iterdir()} == {"deployment.yaml"}  # of TensorBoard
+    rendered = (out / "kustomization.yaml").read_text()
+    for kustomization in (rendered, rendered.replace("resources: [", "resources: [patch.yaml, "), "resources: [patch.yaml, job.yaml]\n"):
+        (out / "kustomization.yaml").write_text(kustomization)
+        (out / "patch.yaml").write_text("mine")  # also where the kustomization names it
+        before = {path.name: path.read_text() for path in out.iterdir()}
+        assert run(again) == 2
+        assert "patch.yaml" in capsys.readouterr().err
+        assert {path.name: path.read_text() for path in out.iterdir()} == before
