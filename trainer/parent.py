@@ -175,7 +175,10 @@ class _Parent:
         else:
             now = time.monotonic()
             connected = 0.0 if self._reached_at is None else now - self._reached_at
-            self._apply(code, decide_restart(code, now - self._began, self._history, self._job.policy, fingerprint, connected), detail)
+            policy = self._job.policy
+            if self._stall:  # what ended it was a signal, which `restart: exit_code` retries
+                policy = replace(policy, restart="on_failure")
+            self._apply(code, decide_restart(code, now - self._began, self._history, policy, fingerprint, connected), detail)
 
     def _diagnose(self, code: int) -> tuple[int, str, str]:
         """Return the exit code of the attempt that has ended, its error line, and that line's fingerprint."""

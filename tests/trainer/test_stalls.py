@@ -63,9 +63,10 @@ def test_a_stall_is_told_with_what_the_task_does_and_that_it_goes_on(trainers: A
     assert not run.events("alive")
 
 
-def test_restart_kills_and_starts_again_and_counts(trainers: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("restart", ["on_failure", "exit_code"])
+def test_restart_kills_and_starts_again_and_counts(trainers: Any, tmp_path: Path, restart: str) -> None:
     program = "trains()\nif os.environ['TRAINER_ATTEMPT'] == '1': hangs()"
-    run = trainers.start_parent(*write(tmp_path, program), stalls=stalls(on_stall="restart"))
+    run = trainers.start_parent(*write(tmp_path, program), stalls=stalls(on_stall="restart"), policy={"restart": restart})
     again = run.event("restarting")
     assert again["restarts"] == 1
     assert "no progress for" in again["detail"]
