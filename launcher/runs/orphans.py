@@ -24,7 +24,9 @@ _KILLED = "the launcher's supervisor was killed"
 
 
 def find(layout: RunPaths, snapshot: Snapshot) -> dict[str, list[int]]:
-    """Return task name -> its processes that still run, for certain of this run."""
+    """Return task name -> its processes that still run, for certain of this run; none of a run whose directory this is a copy of."""
+    if _is_copy(layout, snapshot):
+        return {}
     found = {}
     for name, leader in snapshot.processes.items():
         members = process_identity.session(leader.pid)
@@ -131,6 +133,15 @@ def remove_returned(layout: RunPaths, since: float) -> None:
             else:
                 path.unlink()
         layout.run_dir.rmdir()  # not where a run has been started there since
+
+
+def _is_copy(layout: RunPaths, snapshot: Snapshot) -> bool:
+    """Return whether the directory that the run was started in is another one that is there, too, so that its processes are of that one."""
+    started_in = snapshot.status.directory
+    try:
+        return started_in is not None and not started_in.samefile(layout.run_dir)
+    except OSError:  # it is not there, so it was moved
+        return False
 
 
 def _written(layout: RunPaths) -> float | None:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -43,6 +44,25 @@ def test_a_killed_supervisor_leaves_nothing_and_the_run_can_be_started_again(run
     runs.start({"chief": "print('second life')"})
     assert runs.wait().state == State.SUCCEEDED
     assert runs.lines()[-1] == "second life"
+
+
+def test_a_copy_of_a_live_run_has_none_of_its_processes_and_one_that_was_moved_has_them(runs: Runs) -> None:
+    runs.start({"chief": FOREVER})
+    runs.until("chief to run", lambda: runs.backend.status("run").state == State.RUNNING)
+    shutil.copytree(runs.directory / "run", runs.directory / "copy", symlinks=True)
+    copy = runs.backend.status("copy")
+    assert (copy.state, copy.reason) == (State.INTERRUPTED, "the launcher's supervisor was killed")
+    assert runs.backend.stop("copy") == {}
+    runs.backend.delete("copy")
+    assert runs.backend.status("run").state == State.RUNNING
+    assert not runs.backend.status("run").tasks[0].restarts
+
+    os.kill(runs.supervisor(), signal.SIGKILL)
+    (runs.directory / "run").rename(runs.directory / "moved")
+    runs.until("the run to be interrupted", lambda: runs.backend.status("moved").state == State.INTERRUPTED)
+    assert "still running: chief (pid" in runs.backend.status("moved").reason
+    runs.backend.stop("moved", now=True)
+    assert runs.processes() == []
 
 
 def test_without_its_supervisor_every_task_leaves_by_itself_those_that_save_first(runs: Runs, tmp_path: Path) -> None:
