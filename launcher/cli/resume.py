@@ -185,16 +185,27 @@ def decide_resume(
     if old.data_lost and not (changes == [] and old.state is State.SUCCEEDED):
         return _ask_about_data(old.data_lost, asked)
     if changes is None:
-        if not elsewhere:  # it was never started
-            return "start"
-        if not asked.resume and code.without_code(old.spec_digest) != code.without_code(digest):
-            return _ask(f"the run {old.name} was started elsewhere, {_other_spec(old)}", asked)
+        if decision := _without_spec(old, asked, digest, elsewhere=elsewhere):
+            return decision
         changes = []
     if asked.resume or only_longer(changes):
         return "resume"
     if changes:
         return _ask_about(old.name, changes, asked)
     return "resume" if old.state is not State.SUCCEEDED else _complete(old, asked, digest)
+
+
+def _without_spec(old: RunStatus, asked: ResumeFlags, digest: str, *, elsewhere: bool) -> Decision | None:
+    """Return what `up` is to do where the spec of the old run is not known; None where it counts as unchanged."""
+    if not elsewhere and in_namespaces(old.backend):  # it was never started
+        return "start"
+    if asked.resume:
+        return None
+    if not elsewhere:
+        return _ask(f"the spec with which the run {old.name} was started cannot be read", asked)
+    if code.without_code(old.spec_digest) != code.without_code(digest):
+        return _ask(f"the run {old.name} was started elsewhere, {_other_spec(old)}", asked)
+    return None
 
 
 def _complete(old: RunStatus, asked: ResumeFlags, digest: str) -> Decision:

@@ -1,7 +1,6 @@
 """The lookup of a run by its NAME on the command line, and the files of a run that the command line reads itself."""
 
 import os
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ from launcher.backend.model import Backend
 from launcher.backend.registry import BACKENDS, DEFAULT, entry, in_namespaces, of_clusters, of_this_machine
 from launcher.errors import UsageError
 from launcher.files import read_json
+from launcher.runs.paths import is_run_name
 
 DEFAULT_RUNS = Path("runs")
 SPEC_FILES = (".yaml", ".yml")
-_RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\Z")
 
 
 def looks_like_file(name: str) -> bool:
@@ -55,8 +54,7 @@ def find_run(name: str | None, backend: Backend, runs: Path, on: str | None = No
 
         return run_name(Path(name))
     if name is not None:
-        # A name becomes a path, also of what is deleted: `..` must never get that far.
-        if not _RUN_NAME.match(name):
+        if not is_run_name(name):
             raise UsageError(f"{name!r} is no run's name", "names have lower-case letters, digits and dashes; `launcher ls` lists the runs")
         return name
     known = backend.runs()
@@ -80,7 +78,7 @@ def relative_path(path: str) -> str:
 def command(runs: Path, verb: str, *rest: str, on: str = DEFAULT) -> str:
     """Return the command line a user types next, with --on and --runs where the run is not where a verb looks by itself."""
     words = ["launcher", verb, *rest]
-    if on != DEFAULT or any(len(backends_of(runs, word)) > 1 for word in rest if _RUN_NAME.match(word)):
+    if on != DEFAULT or any(len(backends_of(runs, word)) > 1 for word in rest if is_run_name(word)):
         words += ["--on", on]
     if runs != Path(os.environ.get("LAUNCHER_RUNS") or DEFAULT_RUNS):
         words += ["--runs", str(runs)]
@@ -101,10 +99,10 @@ def stored(runs: Path, name: str, document: str, on: str | None = None) -> dict[
 def run_names(runs: Path) -> list[str]:
     """Return the names of the runs under a directory, without asking a backend: completion must be quick."""
     on_clusters = [path.parent.name for path in runs_directory(runs, of_clusters()).glob("*/*/*/place.json")]
-    return sorted({*run_names_here(runs), *(name for name in on_clusters if "." not in name)})
+    return sorted({*run_names_here(runs), *filter(is_run_name, on_clusters)})
 
 
 def run_names_here(runs: Path) -> list[str]:
     """Return those of processes and containers: what is noted of runs on clusters stays when they, or even the cluster, are gone."""
     local_runs = [path.parent.name for on in of_this_machine() for path in runs_directory(runs, on).glob("*/launcher")]
-    return sorted({name for name in local_runs if "." not in name})
+    return sorted(filter(is_run_name, set(local_runs)))

@@ -1,11 +1,20 @@
 """Paths of a run on this machine: the files below `runs/<name>/`, or `runs/.docker/<name>/` for one of containers."""
 
+import re
 from pathlib import Path
 
 from launcher.errors import LauncherError
 
 # Below the runs directory, where this machine stores what it knows of runs in containers and on clusters: no run has such a name.
 OF_CONTAINERS, OF_CLUSTERS = ".docker", ".kubernetes"
+
+
+_RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\Z")
+
+
+def is_run_name(name: str) -> bool:
+    """Return whether a run may be called so: a name becomes a path, also of what is deleted, and `..` must never get that far."""
+    return _RUN_NAME.match(name) is not None
 
 
 class RunPaths:

@@ -39,8 +39,16 @@ def read(path: Path) -> Snapshot | None:
         return None
     try:
         return _snapshot(document)
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
+
+
+def is_there(path: Path) -> bool:
+    """Return whether there is such a file, readable or not: also where nobody may look."""
+    try:
+        return path.exists()
+    except OSError:
+        return True
 
 
 def write_json(path: Path, document: Any, *, indent: int | None = 2, private: bool = False) -> None:

@@ -16,7 +16,7 @@ from launcher.notify import outbox
 from launcher.runs import locks, orphans, process_identity, run_json, state_file
 from launcher.runs.log_merge import merged
 from launcher.runs.os_errors import translate_os_errors
-from launcher.runs.paths import RunPaths
+from launcher.runs.paths import RunPaths, is_run_name
 from launcher.runs.reasons import killed
 from launcher.runs.state_file import Snapshot
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State
@@ -73,8 +73,8 @@ class SupervisedRuns:
         """Return the status of every run below the directory, newest first."""
         found: list[RunPaths] = []
         with translate_os_errors("listing the runs"), contextlib.suppress(FileNotFoundError):  # nothing was started yet
-            # No run's name has a dot: `<name>.<time>` is what `up --fresh` moved aside.
-            found = [RunPaths(path) for path in self._runs.iterdir() if "." not in path.name and (path / "launcher").is_dir()]
+            # Others are no runs: `<name>.<time>` is what `up --fresh` moved aside.
+            found = [RunPaths(path) for path in self._runs.iterdir() if is_run_name(path.name) and _is_directory(path / "launcher")]
         known = [self._status(layout) for layout in found if self._has_run(layout)]
         return sorted(known, key=lambda status: status.started or 0, reverse=True)
 
@@ -85,7 +85,7 @@ class SupervisedRuns:
         """
         layout = self._known(name)
         snapshot = state_file.read(layout.state)
-        known = [task.name for task in snapshot.status.tasks] if snapshot else []
+        known = [task.name for task in snapshot.status.tasks] if snapshot else sorted(path.stem for path in layout.tasks.glob("*.log"))
         check_tasks(name, tasks, known)
         stored = {task: layout.log(task) for task in known if not tasks or task in tasks}
         return merged(stored, follow=follow, since=since, tail=tail, ended=lambda: not locks.held(layout.lock))
@@ -134,9 +134,12 @@ class SupervisedRuns:
         return RunPaths(self._runs / name)
 
     def _has_run(self, layout: RunPaths) -> bool:
-        """Return whether a directory has a run of this backend: those of containers were below `runs`/<name> once."""
+        """Return whether a directory has a run of this backend: those of containers were below `runs`/<name> once.
+
+        One whose state cannot be read is there, too: what it stored is.
+        """
         snapshot = state_file.read(layout.state)
-        return snapshot is not None and snapshot.status.backend == self._backend
+        return snapshot.status.backend == self._backend if snapshot else state_file.is_there(layout.state)
 
     def _is_there(self, layout: RunPaths) -> bool:
         """Return whether a directory has a run, or one that is starting; a start that was refused leaves a directory that has neither."""
@@ -162,7 +165,9 @@ class SupervisedRuns:
         has_supervisor = locks.held(layout.lock)
         snapshot = _await_snapshot(layout) if has_supervisor else state_file.read(layout.state)
         if snapshot is None:
-            raise LauncherError(f"{layout.state} cannot be read", f"start the run {layout.name} again, or remove {layout.run_dir}")
+            reason = f"{layout.state} cannot be read: it is damaged, another user's, or of another version of the launcher"
+            state = State.RUNNING if has_supervisor else State.UNKNOWN
+            return RunStatus(layout.name, self._backend, state, reason=reason)
         status = snapshot.status
         if not has_supervisor and status.state not in ENDED:
             status = orphans.interrupted(layout, snapshot)
@@ -188,6 +193,13 @@ def _await_snapshot(layout: RunPaths) -> Snapshot | None:
         if not locks.held(layout.lock) or time.monotonic() >= deadline:
             return state_file.read(layout.state)
         time.sleep(0.02)
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # in a directory that is closed to this user, such as lost+found
+        return False
 
 
 def _ended(processes: int) -> dict[str, int]:

@@ -90,7 +90,5 @@ class LocalBackend(SupervisedRuns):
 
 def _model(layout: RunPaths) -> str | None:
     """Return where the run's exported model is, None where it has none."""
-    return next(
-        (str(layout.run_dir / directory) for directory in ARTIFACT_DIRECTORIES[Artifact.MODEL] if (layout.run_dir / directory).is_dir()),
-        None,
-    )
+    found = (str(layout.run_dir / directory) for directory in ARTIFACT_DIRECTORIES[Artifact.MODEL])
+    return next(filter(os.path.isdir, found), None)  # not Path's, which raises where the run's directory is closed to this user

@@ -82,8 +82,13 @@ def test_fresh_is_fresh_also_when_little_is_known_of_the_old_run(old: RunStatus 
     assert decide_resume(old, None, ResumeFlags(fresh=True, resume=False, may_prompt=False), RUNS) == "fresh"
 
 
-def test_a_run_whose_spec_is_not_known_is_started() -> None:
-    assert decide_resume(run(State.FAILED), None, NOTHING_ASKED, RUNS) == "start"
+def test_a_run_whose_spec_is_not_known_was_never_started_on_a_cluster_and_cannot_be_read_here() -> None:
+    old = run(State.FAILED)
+    assert decide_resume(replace(old, backend="kubernetes"), None, NOTHING_ASKED, RUNS) == "start"
+    with pytest.raises(UsageError, match="cannot be read") as refused:
+        decide_resume(old, None, NOTHING_ASKED, RUNS)
+    assert "--resume" in refused.value.remedy
+    assert decide_resume(old, None, ResumeFlags(fresh=False, resume=True, may_prompt=False), RUNS) == "resume"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from launcher.backend.local import backend
 from launcher.cli import main
 from launcher.errors import UsageError
-from launcher.runs import orphans, process_identity, supervised_runs
+from launcher.runs import locks, orphans, process_identity, supervised_runs
 from launcher.runs.status import State
 from tests.launcher.backend.local.running import FOREVER, Runs
 
@@ -144,3 +144,37 @@ def test_who_follows_it_is_told(runs: Runs) -> None:
     status = runs.backend.status("run")
     assert (status.state, gone(runs)) == (State.FAILED, True)
     assert status.reason == f"{runs.layout().run_dir} was removed while the run ran; its tasks were killed"
+
+
+def test_a_run_whose_state_cannot_be_read_is_there_with_all_that_it_stored(runs: Runs) -> None:
+    runs.start({"chief": "print('words'); open(os.environ['RUN_DIR'] + '/result', 'w').close()"})
+    runs.wait()
+    layout = runs.layout()
+    runs.until("its supervisor to end", lambda: not locks.held(layout.lock))
+    whole = layout.state.read_text()
+    for damaged in (
+        whole[:200],
+        whole.replace('"version":1', '"version":99', 1),
+        whole.replace('"processes":{', '"processes":null,"x":{', 1),
+    ):
+        assert damaged != whole
+        layout.state.write_text(damaged)
+        (status,) = runs.backend.runs()
+        assert (status.name, status.state) == ("run", State.UNKNOWN)
+        assert status.reason.startswith(f"{layout.state} cannot be read")
+        assert status.directory == layout.run_dir
+        assert runs.backend.stop("run") == {}
+    assert runs.lines() == ["words"]
+    runs.backend.delete("run")
+    assert not layout.run_dir.exists()
+
+
+@pytest.mark.usefixtures("bound_by_rights")
+def test_directories_that_are_no_runs_or_closed_are_not_listed(runs: Runs) -> None:
+    runs.start({"chief": "pass"})
+    runs.wait()
+    shutil.copytree(runs.directory / "run", runs.directory / "A copy")
+    (closed := runs.directory / "found").mkdir(mode=0)
+    assert [status.name for status in runs.backend.runs()] == ["run"]
+    assert runs.backend.status("found").state == State.UNKNOWN
+    closed.chmod(0o700)
