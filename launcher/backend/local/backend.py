@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.backend.model import PlannedRun
+from launcher.errors import UsageError
 from launcher.runs import archive, locks, orphans, spawn
 from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import RunPaths
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from trainer.stacks import ProcessStacks
 
 BACKEND = "local"
+# The names in the directory of a run whose `launcher/` is gone, or that was brought here.
+_OF_A_RUN = frozenset({"checkpoints", "logs", "evaluations.json", "export", "results", "backup", "run.json"})
 
 
 class LocalBackend(SupervisedRuns):
@@ -33,6 +36,7 @@ class LocalBackend(SupervisedRuns):
         """Start the run; return once every task has a process. Raises UsageError when it runs already."""
         layout, name = self.layout(run.plan.name), run.plan.name
         with translate_os_errors(f"starting the run {name}"):
+            _check_directory(layout)
             orphans.clear(layout, now=False)
             new, began = not layout.run_dir.exists(), time.time()
             lock_fd = spawn.lock(layout)
@@ -86,6 +90,17 @@ class LocalBackend(SupervisedRuns):
             layout.run_dir / ARTIFACT_DIRECTORIES[Artifact.CHECKPOINTS][0] / Path(status.checkpoint).name
         )
         return dataclasses.replace(status, run_dir=Location("directory", str(layout.run_dir)), model=_model(layout), checkpoint=checkpoint)
+
+
+def _check_directory(layout: RunPaths) -> None:
+    """Raise UsageError where the run's directory was not made by a run, and has files of others: they would go with the run's data."""
+    if layout.directory.exists() or not layout.run_dir.exists():
+        return
+    if others := sorted({path.name for path in layout.run_dir.iterdir()} - _OF_A_RUN):
+        raise UsageError(
+            f"{layout.run_dir} would be the run's directory, and has files that are not of a run: {', '.join(others[:5])}",
+            "give the run another `name`, or name another directory for runs with --runs",
+        )
 
 
 def _model(layout: RunPaths) -> str | None:

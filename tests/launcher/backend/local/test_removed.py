@@ -169,6 +169,18 @@ def test_a_run_whose_state_cannot_be_read_is_there_with_all_that_it_stored(runs:
     assert not layout.run_dir.exists()
 
 
+def test_a_directory_with_files_of_others_becomes_no_runs(runs: Runs) -> None:
+    directory = runs.layout().run_dir
+    (directory / "checkpoints").mkdir(parents=True)
+    (directory / "code.py").touch()
+    with pytest.raises(UsageError, match=r"not of a run: code\.py"):
+        runs.start({"chief": "pass"})
+    assert {path.name for path in directory.iterdir()} == {"checkpoints", "code.py"}
+    (directory / "code.py").unlink()
+    runs.start({"chief": "pass"})
+    assert runs.wait().state == State.SUCCEEDED
+
+
 @pytest.mark.usefixtures("bound_by_rights")
 def test_directories_that_are_no_runs_or_closed_are_not_listed(runs: Runs) -> None:
     runs.start({"chief": "pass"})
