@@ -21,9 +21,13 @@ _UNSUPPORTED_OPTIONS = {
 
 
 def prepare(job: Job) -> None:
-    """Set seeds, the precision of layers that are made from now on, and whether operations must be deterministic."""
+    """Set seeds, the precision of layers that are made from now on, and whether operations must be deterministic.
+
+    A policy that the user's code has set where it is imported stays, unless the settings ask for a mixed one.
+    """
     keras.utils.set_random_seed(job.seed)
-    keras.config.set_dtype_policy(job.train.precision)
+    if job.train.precision != "float32":
+        keras.config.set_dtype_policy(job.train.precision)
     if job.train.deterministic:
         tf.config.experimental.enable_op_determinism()
 

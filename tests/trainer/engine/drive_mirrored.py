@@ -27,7 +27,7 @@ def main() -> None:
     from trainer.task import importing_silently
 
     with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
-        import keras  # noqa: F401
+        import keras
         import tensorflow  # noqa: F401, ICN001
 
     import numpy as np
@@ -43,6 +43,7 @@ def main() -> None:
     names = devices(2)
     report: dict[str, Any] = {}
     for name, (params, train) in CASES.items():
+        keras.config.set_dtype_policy("float32")  # one that is asked for stays
         sessions: list[Any] = [
             MirroredSession(Small(params), small_job(steps=STEPS, batch_size=BATCH, **train), names),
             LocalSession(Small(params), small_job(steps=STEPS, batch_size=2 * BATCH, **train), AllReduce()),

@@ -63,7 +63,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
     from trainer.task import importing_silently
 
     with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
-        import keras  # noqa: F401
+        import keras
         import tensorflow  # noqa: F401, ICN001
 
     import numpy as np
@@ -113,6 +113,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         difference = max(float(np.max(np.abs(a - b))) for a, b in zip(values(local), values(remote), strict=True))
         report["cases"][name] = {"difference": difference, "roundtrip": roundtrip, "step": remote.step}
     asynchronous.FEW_OPERATIONS = few
+    keras.config.set_dtype_policy("float32")  # the last case's stays
     # Randomness is drawn on the worker: these are only asked to learn.
     for compiled in (False, True):
         dropout = AsynchronousSession(Small({"dropout": True}), job_of(200, jit_compile=compiled), connection, lambda: False)
@@ -124,8 +125,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         dropout.close()
         report["dropout_losses"]["compiled" if compiled else "plain"] = losses
     report["ended"] = {kind: ended(params, job_of(STEPS), connection) for kind, params in (("known", {}), ("unknown", {"unknown": True}))}
-    report["missed"] = servers.stop_all(task, scratch)
-    return report
+    return {**report, "missed": servers.stop_all(task, scratch)}
 
 
 def ended(params: dict[str, Any], job: Any, connection: Any) -> str:

@@ -115,6 +115,12 @@ def test_mixed_precision_computes_in_half_and_keeps_float32_variables(precision:
     assert loss < 0.2
 
 
+def test_a_policy_of_ones_own_code_stays_unless_the_settings_ask_for_another() -> None:
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    assert trained(steps=1).model.layers[-1].compute_dtype == "bfloat16"
+    assert trained(steps=1, precision="mixed_float16").model.layers[-1].compute_dtype == "float16"
+
+
 def test_loss_is_scaled_in_float16_alone() -> None:
     assert isinstance(trained(steps=2, precision="mixed_float16").optimizer, keras.optimizers.LossScaleOptimizer)
     assert not isinstance(trained(steps=2, precision="mixed_bfloat16").optimizer, keras.optimizers.LossScaleOptimizer)
