@@ -50,7 +50,7 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
     if (on := selected_backend_name(on, where)) is not None:
         backend = open_backend(on, runs, where)
         return backend, find_run(name, backend, runs, on)
-    names = [name] if name else run_names_here(runs) or run_names(runs)
+    names = [name] if name is not None else run_names_here(runs) or run_names(runs)
     if len(names) > 1:
         raise UsageError(f"there are {len(names)} runs under {runs}", f"say which one: {', '.join(names)}")
     run = find_run(names[0] if names else None, open_backend(DEFAULT, runs), runs)

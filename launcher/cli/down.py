@@ -57,7 +57,7 @@ def down(
     """Stop a run after a last checkpoint."""
     from launcher.cli.backends import open_run
 
-    if finished or older:
+    if finished or older is not None:
         if not finished or name is not None:
             raise UsageError("--older goes with --finished, and neither with the NAME of a run", "leave out the one that you do not mean")
         _down_finished(on, runs, Where(context, namespace), older, delete_data=delete_data, yes=yes, as_json=as_json)
@@ -85,7 +85,7 @@ def _down_finished(on: str | None, runs: Path, where: Where, older: str | None, 
     from launcher.cli.formats import seconds_of
 
     on = selected_backend_name(on, where)
-    before = time.time() - seconds_of(older, "--older") if older else None
+    before = time.time() - seconds_of(older, "--older") if older is not None else None
     found = [
         (backend, one)
         for backend, one in known_runs(on, runs, where)

@@ -66,7 +66,7 @@ def logs(
     from launcher.cli import formats
     from launcher.cli.backends import open_run
 
-    started_after = formats.moment(since) if since else None
+    started_after = formats.moment(since) if since is not None else None
     backend, run = open_run(name, on, runs, Where(context, namespace))
     known = backend.status(run).tasks
     tasks = _chosen(run, known, role or [], index or [])

@@ -3,9 +3,11 @@
 import importlib
 import keyword
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +18,7 @@ from launcher.cli.errors import INTERRUPTED, report
 from launcher.errors import UsageError, did_you_mean
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
+_WITHOUT_VALUE = re.compile(r"--[a-z-]+=")
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class VerbGroup(TyperGroup):
         """Return the verb that the command line names, imported. Raises a usage error when it names none."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             raise UsageError(f"there is no verb {args[0]!r}", f"{did_you_mean(args[0], VERBS)}`launcher --help` lists the verbs")
+        _refuse_empty(args)
         name, _, rest = super().resolve_command(ctx, args)
         return name, load(str(name)), rest
 
@@ -93,6 +97,15 @@ class VerbGroup(TyperGroup):
         for panel in dict.fromkeys(verb.panel for verb in VERBS.values()):
             with formatter.section(panel):
                 formatter.write_dl([(name.ljust(width), verb.summary) for name, verb in VERBS.items() if verb.panel == panel])
+
+
+def _refuse_empty(words: Sequence[str]) -> None:
+    """Raise UsageError for an empty word after the verb: nothing named is never meant by it, and a path it would be the working directory."""
+    for before, word in pairwise(words):
+        if not word or _WITHOUT_VALUE.fullmatch(word):
+            place = before.partition("=")[0]  # what was set may be a secret
+            message = f"{word} has no value" if word else f"the word after {place} is empty"
+            raise UsageError(message, "give it a value, or leave it out; a variable of the shell that is not set is empty")
 
 
 def load(name: str) -> Any:

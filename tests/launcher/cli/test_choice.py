@@ -122,6 +122,13 @@ def test_without_a_name_every_run_is_counted_wherever_it_is(runs_on: dict[str, R
     assert (name, backend.status(name).state) == ("run", State.SUCCEEDED)
 
 
+def test_an_empty_name_is_not_the_only_run(runs_on: dict[str, Runs], tmp_path: Path) -> None:
+    runs_on["local"].start({"chief": "print('done')"})
+    assert open_run(None, None, tmp_path, Where())[1] == "run"
+    with pytest.raises(UsageError, match="'' is no run's name"):
+        open_run("", None, tmp_path, Where())
+
+
 @pytest.mark.parametrize("on, there", [("kubernetes", "in the namespace"), ("local", "under here")])
 def test_several_runs_are_said_to_be_where_their_backend_has_them(on: str, there: str) -> None:
     runs = [SimpleNamespace(name="one"), SimpleNamespace(name="other")]

@@ -92,6 +92,25 @@ def test_a_name_that_could_be_another_path_is_refused(name: str, tmp_path: Path,
     assert (tmp_path / "runs").is_dir()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["down", "", "--delete-data", "--yes"],
+        ["down", "--finished", "--older", ""],
+        ["down", "--finished", "--older="],
+        ["image", "build", "--code", ""],
+        ["ls", "--runs", ""],
+        ["up", "toy.yaml", "--set", "env.TOKEN=s3cret", ""],
+    ],
+    ids=" ".join,
+)
+def test_a_variable_of_the_shell_that_is_not_set_means_nothing(
+    words: list[str], capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
+    assert run(words) == 2
+    golden(*capsys.readouterr().err.splitlines())
+
+
 def test_no_such_backend_says_which_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "toy.yaml").write_text(SPEC)
     for verb in ("up", "plan"):
