@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli import streams
 from launcher.cli.formats import count
 from launcher.cli.options import Json
 from launcher.errors import SpecError, UsageError
@@ -49,7 +50,7 @@ def import_(
         print(json.dumps(_as_json(made, title, output)))
         return
     if output is None:
-        print(made.text, end="")
+        streams.print_yaml(made.text)
     print(_summary(made, title, output), file=sys.stderr if output is None else sys.stdout)
 
 

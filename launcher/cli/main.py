@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import launcher
+from launcher.cli import streams
 from launcher.cli.errors import INTERRUPTED, report
 from launcher.errors import UsageError, did_you_mean
 
@@ -153,6 +154,7 @@ def run(argv: Sequence[str]) -> int:
 
     Raises only SystemExit, for a signal in `get`, and whatever comes up where LAUNCHER_DEBUG is set.
     """
+    streams.prepare()
     try:
         result = typer.main.get_command(app).main(list(argv) or ["--help"], prog_name="launcher", standalone_mode=False)
         sys.stdout.flush()

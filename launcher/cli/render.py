@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli import streams
 from launcher.cli.options import Json, Set, SpecFile
 from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import UsageError
@@ -51,7 +52,10 @@ def render(
     source = Source(spec, plan, directory, _title(file, to, overrides or []))
     if output is None:
         text = renderer(to)(source)
-        print(json.dumps({"to": to, "name": spec.name, "text": text}) if as_json else text, end="\n" if as_json else "")
+        if as_json:
+            print(json.dumps({"to": to, "name": spec.name, "text": text}))
+        else:
+            streams.print_yaml(text)
         return
     if wanted.directory:
         files = directory_renderer(to)(source)

@@ -1,0 +1,45 @@
+"""Output that is closed, or whose encoding lacks a character. Python opens these streams as it starts, so each is a process from nothing."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
+
+MARK = "\N{CHECK MARK}"
+
+
+@pytest.fixture
+def latin1(environment: dict[str, str]) -> dict[str, str]:
+    """The environment of a user whose terminal lacks most characters."""
+    return environment | {"PYTHONIOENCODING": "latin-1"}
+
+
+def test_a_character_that_the_terminal_lacks_stops_no_run(latin1: dict[str, str], cli: Cli, tmp_path: Path) -> None:
+    spec = {"version": 1, "name": "toy", "strategy": "single", "command": ["sh", "-c", f"echo {MARK}; echo done"]}
+    (tmp_path / "toy.yaml").write_text(json.dumps(spec))
+    done = subprocess.run([*LAUNCHER, "up", "toy.yaml"], cwd=tmp_path, env=latin1, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert rb"\u2713" in done.stdout
+    assert json.loads(cli("status", "toy", "--json").stdout)["state"] == "succeeded"
+
+
+def test_what_is_rendered_is_the_same_on_every_terminal(latin1: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "toy.yaml").write_text(json.dumps({"version": 1, "name": "toy", "command": ["echo", MARK], "image": "mine:1"}))
+    render = [*LAUNCHER, "render", "toy.yaml", "--to", "compose"]
+    printed = subprocess.run(render, cwd=tmp_path, env=latin1, capture_output=True, timeout=30, check=True).stdout
+    subprocess.run([*render, "-o", "compose.yaml"], cwd=tmp_path, env=latin1, timeout=30, check=True)
+    assert printed == (tmp_path / "compose.yaml").read_bytes()
+    assert MARK in str(yaml.safe_load(printed))
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_error(closed: str, cli: Cli, spec: Spec, environment: dict[str, str], tmp_path: Path) -> None:
+    assert cli("up", spec("steps", "1", "0")).returncode == 0
+    for words in ("ls", "ls --json", "logs --raw"):
+        shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *LAUNCHER, *words.split()]
+        done = subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), words
