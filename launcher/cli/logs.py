@@ -67,6 +67,7 @@ def logs(
     from launcher.cli.backends import open_run
 
     started_after = formats.moment(since) if since is not None else None
+    tail = None if tail is None else min(tail, sys.maxsize)  # more than a deque, an engine or a cluster can count
     backend, run = open_run(name, on, runs, Where(context, namespace))
     known = backend.status(run).tasks
     tasks = _chosen(run, known, role or [], index or [])

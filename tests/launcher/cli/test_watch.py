@@ -77,6 +77,8 @@ def test_logs(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     assert [line[:16] for line in cli("logs", "--grep", r"step [45]/", "--role", "chief").stdout.splitlines()] == steps
     assert [line[:16] for line in cli("logs", "--grep", r"step \d/5", "--tail", "2").stdout.splitlines()] == steps
     assert cli("logs", "--grep", "nowhere").stdout == ""
+    assert cli("logs", "--tail", f"{10**20}").stdout.splitlines() == lines
+    assert cli("logs", "--tail", f"{10**20}", "--grep", ".").stdout.splitlines() == lines
 
     for arguments in (["--role", "worker"], ["--index", "3"], ["--since", "soon"], ["--grep", "("]):
         wrong = cli("logs", *arguments)
