@@ -38,7 +38,7 @@ def is_free(host: str, port: int) -> bool:
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return True
-    except OSError:
+    except (OSError, TypeError):  # the latter for what cannot be a host's name
         return False
 
 

@@ -52,6 +52,9 @@ def test_a_port_in_use_is_told(logs: Path, cli: Cli) -> None:
         done = cli("tensorboard", "--port", str(port))
     assert done.returncode == 2
     assert f"port {port}" in done.stderr
+    for port in ([], ["--port", "0"]):
+        done = cli("tensorboard", "--host", "ü..x", *port)
+        assert (done.returncode, "ü..x" in done.stderr, "give " in done.stderr) == (2, True, True), done.stderr
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
