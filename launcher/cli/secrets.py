@@ -63,7 +63,7 @@ def _supply_webhook(spec: ClusterSpec) -> tuple[str, ...]:
 def read(file: Path) -> dict[str, str]:
     """Return the variables of a file, the last of each name, as Compose reads them but for `$`, which is a dollar here. Raises UsageError."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_bytes().decode("utf-8-sig").split("\n")  # other characters that end lines may be in a value
     except (OSError, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UsageError(
@@ -73,6 +73,8 @@ def read(file: Path) -> dict[str, str]:
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
+        if "\0" in line:
+            raise UsageError(f"{file}:{number}: the line has a NUL character, which no variable can have", f"remove it; write {_EXPECTED}")
         match = _LINE.match(line)
         value = _value(match[2]) if match else None
         if match is None or value is None:  # the line may be a secret, and is not shown

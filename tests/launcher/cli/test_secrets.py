@@ -23,6 +23,9 @@ from launcher.spec.models import ClusterSpec
         ("A='b # $c' # d", "b # $c"),
         (r'A="b\n\"c\" \\ \$d"', 'b\n"c" \\ $d'),
         ("A=b'c'", "b'c'"),
+        ("A=b\r", "b"),
+        ("A='b'\r", "b"),
+        ("A=b\u2028c\fd", "b\u2028c\fd"),
     ],
 )
 def test_a_line_is_read_as_compose_reads_it(line: str, value: str, tmp_path: Path) -> None:
@@ -30,12 +33,17 @@ def test_a_line_is_read_as_compose_reads_it(line: str, value: str, tmp_path: Pat
     assert read(tmp_path / "team.env") == {"A": value}
 
 
-@pytest.mark.parametrize("line", ["hunter2", "1A=hunter2", "A-B=hunter2", "A='hunter2", 'A="hunter2" more', "=hunter2"])
+@pytest.mark.parametrize("line", ["hunter2", "1A=hunter2", "A-B=hunter2", "A='hunter2", 'A="hunter2" more', "=hunter2", "A=hunter2\0"])
 def test_what_is_no_line_of_it_is_refused_and_not_shown(line: str, tmp_path: Path) -> None:
     (tmp_path / "team.env").write_text(f"B=c\n{line}\n")
     with pytest.raises(UsageError, match=r"team\.env:2: ") as refused:
         read(tmp_path / "team.env")
     assert "hunter2" not in refused.value.message + refused.value.remedy
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    (tmp_path / "team.env").write_text("A=b", encoding="utf-8-sig")
+    assert read(tmp_path / "team.env") == {"A": "b"}
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
