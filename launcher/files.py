@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write(path: Path, text: str, *, private: bool) -> None:
-    """Write a text file; a `private` one nobody but its owner may read. Raises OSError."""
+    """Write a text file; a `private` one nobody but its owner may read, where it is a regular file. Raises OSError."""
     if not private:
         path.write_text(text, encoding="utf-8")
         return
     with open(path, "w", encoding="utf-8", opener=_for_owner) as file:
-        os.fchmod(file.fileno(), 0o600)  # one that was there keeps the mode that it had
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # /dev/null and pipes are not ours alone
+            os.fchmod(file.fileno(), 0o600)  # one that was there keeps the mode that it had
         file.write(text)
 
 
