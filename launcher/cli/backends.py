@@ -107,9 +107,15 @@ def open_backend(name: str, runs: Path, where: Where | None = None) -> Backend:
         where = where or Where()
         context, namespace = resolve_cluster_ref(name, where.context, where.namespace)
         return cast("Backend", make(runs, Where(context, namespace)))
-    if where is not None and (where.context or where.namespace):
-        raise UsageError(f"--context and --namespace are for clusters; {name} is none", f"leave them out, or say --on {of_clusters()}")
+    if where is not None:
+        check_where(name, where)
     return cast("Backend", make(runs))
+
+
+def check_where(name: str, where: Where) -> None:
+    """Raise UsageError for a context or a namespace of a backend that has none."""
+    if not in_namespaces(name) and (where.context or where.namespace):
+        raise UsageError(f"--context and --namespace are for clusters; {name} is none", f"leave them out, or say --on {of_clusters()}")
 
 
 def known_runs(on: str | None, runs: Path, where: Where) -> list[tuple[Backend, RunStatus]]:

@@ -13,6 +13,7 @@ from launcher.backend.model import Where
 from launcher.backend.registry import BACKENDS, DEFAULT
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, resolve_cluster_ref
 from launcher.cli.run_lookup import DEFAULT_RUNS
+from launcher.errors import UsageError
 
 if TYPE_CHECKING:
     from launcher.backend.findings import Check, CheckRequest, CheckResult
@@ -38,10 +39,13 @@ def doctor(
 ) -> int:
     """Check a machine, an engine or a cluster; with a spec, whether it fits."""
     from launcher.backend.findings import CheckRequest
-    from launcher.cli.backends import check_backend
+    from launcher.cli.backends import check_backend, check_where
     from launcher.spec.loader import load
 
     target = check_backend(on)
+    check_where(on, Where(context, namespace))
+    if overrides and file is None:
+        raise UsageError("--set changes a value of a spec, and none is given", "give the spec's FILE too, or leave out --set")
     spec = None if file is None else load(file, overrides or [])
     own = spec.kubernetes.namespace if spec is not None else None
     context, namespace = resolve_cluster_ref(on, context, namespace)

@@ -59,6 +59,9 @@ def _memory() -> int | None:
 
 def _disk(runs: Path) -> Iterator[CheckResult]:
     there = next(path for path in (runs, *runs.parents) if path.exists())
+    if not there.is_dir():
+        yield problem("runs", f"{there} is no directory", "keep runs elsewhere with --runs, or move what is there")
+        return
     if not os.access(there, os.W_OK):
         yield problem("runs", f"{there} cannot be written", "see who owns it, or keep runs elsewhere with --runs")
         return

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.main import run
+from tests.golden_messages import Golden
 
 
 def findings(written: str) -> dict[str, tuple[str, str]]:
@@ -46,6 +47,28 @@ def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None
         tmp_path.chmod(0o700)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "cannot be written" in done.stdout
+
+
+@pytest.mark.parametrize("below", ["", "runs"])
+def test_runs_in_a_file_are_a_problem(below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert run(["doctor", "--runs", str(tmp_path / "file" / below), "--json"]) == 1
+    assert findings(capsys.readouterr().out)["runs"] == ("problem", f"{tmp_path}/file is no directory")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--context", "x"],
+        ["--namespace", "x", "--on", "docker"],
+        ["--set", "train.steps=5"],
+        ["--set", "train.steps=5", "--on", "kubernetes"],
+    ],
+    ids=" ".join,
+)
+def test_what_would_change_nothing_is_refused(words: list[str], capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+    assert run(["doctor", *words]) == 2
+    golden(*capsys.readouterr().err.splitlines())
 
 
 def test_an_engine_that_does_not_answer_is_a_problem(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
