@@ -1,6 +1,7 @@
 """Times, sizes and counts as people read them, and a status as programs do."""
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -78,13 +79,11 @@ def metrics(values: Mapping[str, float | None], between: str = "  ") -> str:
 
 
 def moment(text: str, now: float | None = None) -> float:
-    """Return seconds since the epoch from `10m` (that long ago) or an RFC 3339 time; one without a zone is local time."""
-    from launcher.spec.quantities import parse_duration
+    """Return seconds since the epoch from `10m` (that long ago) or an RFC 3339 time; one without a zone is local time. Raises UsageError."""
+    from launcher.spec.quantities import DURATION_PATTERN
 
-    try:
-        return (time.time() if now is None else now) - parse_duration(text)
-    except ValueError:
-        pass
+    if re.fullmatch(DURATION_PATTERN, text):
+        return (time.time() if now is None else now) - seconds_of(text, "--since")
     found = timestamps.seconds(text)
     if found is None:
         raise UsageError(f"{text!r} is no time", "write how long ago, such as 10m, or a time, such as 2026-01-31T12:00:00Z")
@@ -93,12 +92,13 @@ def moment(text: str, now: float | None = None) -> float:
 
 def seconds_of(text: str, option: str) -> float:
     """Return seconds from a duration such as `90s`, given for an option. Raises UsageError for anything else."""
+    from launcher.spec.problems import FieldError
     from launcher.spec.quantities import parse_duration
 
     try:
         return parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}", "write a duration with its unit, such as 90s or 10m") from None
+    except FieldError as error:
+        raise UsageError(f"{option}: {error}; expected {error.expected}", error.remedy) from None
 
 
 def document(status: RunStatus) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import pytest
 from launcher.cli import formats
 from launcher.errors import UsageError
 from launcher.timestamps import rfc3339
+from tests.golden_messages import Golden
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,14 @@ def test_timeout_that_is_no_duration_says_what_is() -> None:
     assert formats.seconds_of("1m30s", "--timeout") == 90
     with pytest.raises(UsageError, match="--timeout"):
         formats.seconds_of("soon", "--timeout")
+
+
+@pytest.mark.parametrize("text", ["400d", "0s"])
+def test_a_duration_out_of_range_says_the_range(text: str, golden: Golden) -> None:
+    for parse in (formats.moment, lambda text: formats.seconds_of(text, "--timeout")):
+        with pytest.raises(UsageError) as caught:
+            parse(text)
+        golden(caught.value.message, caught.value.remedy)
 
 
 def test_clock_reads_back() -> None:
