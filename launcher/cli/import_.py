@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli import streams
+from launcher.cli import output_file, streams
 from launcher.cli.formats import count
 from launcher.cli.options import Json
 from launcher.errors import SpecError, UsageError
@@ -69,13 +69,9 @@ def _read(file: Path) -> bytes:
 
 def _check(output: Path, *, force: bool) -> None:
     """Raise UsageError where the spec cannot be written, or would overwrite something."""
-    if output.is_dir():
-        raise UsageError(f"{output} is a directory", f"give the file to write, such as {shlex.quote(str(output / 'cluster.yaml'))}")
+    output_file.check(output)
     if output.exists() and not force:
         raise UsageError(f"{output} is there already", "give another file, or --force to overwrite it")
-    if not output.absolute().parent.is_dir():
-        remedy = f"make it first: {shlex.join(['mkdir', '-p', str(output.parent)])}"
-        raise UsageError(f"{output}: there is no directory {output.parent}", remedy)
 
 
 def _as_json(made: Imported, title: str, output: Path | None) -> dict[str, object]:

@@ -7,6 +7,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from launcher.cli import output_file
 from launcher.cli.options import Json
 from launcher.errors import UsageError
 from trainer.strategies import Strategy
@@ -16,6 +17,7 @@ EXAMPLES = (
     ("launcher init --strategy multi_worker_mirrored --workload mnist", "another strategy and workload"),
     ("launcher init train.yaml --name train --command", "your own program, which reads TF_CONFIG"),
 )
+_WORKLOAD = "mnist_mlp"
 
 
 def _strategies(incomplete: str) -> list[str]:
@@ -32,8 +34,13 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The spec to write.")] = Path("cluster.yaml"),
     *,
     workload: Annotated[
-        str, typer.Option(help="The workload: a built-in one, or package.module:Class of your code.", autocompletion=_workloads)
-    ] = "mnist_mlp",
+        str | None,
+        typer.Option(
+            help=f"The workload: a built-in one, or package.module:Class of your code; {_WORKLOAD} when left out.",
+            autocompletion=_workloads,
+            show_default=False,
+        ),
+    ] = None,
     strategy: Annotated[
         str, typer.Option(help="How its tasks work together.", autocompletion=_strategies, metavar="|".join(get_args(Strategy)))
     ] = "parameter_server",
@@ -48,29 +55,30 @@ def init(
     from launcher.spec.schema import SCHEMA_FILE
     from launcher.spec.starter import starter
 
-    run = name or _name(workload, program=program)
-    text = f"# yaml-language-server: $schema={SCHEMA_FILE}\n" + starter(run, None if program else workload, strategy)
+    if program and workload is not None:
+        raise UsageError(
+            "--command runs a program in place of a workload, and --workload names one", "leave out the one that you do not mean"
+        )
+    trained = None if program else workload or _WORKLOAD
+    run = name or _name(trained)
+    text = f"# yaml-language-server: $schema={SCHEMA_FILE}\n" + starter(run, trained, strategy)
     _write(file, text, force=force)
     if as_json:
-        print(json.dumps({"file": str(file), "name": run, "strategy": strategy, "workload": None if program else workload}))
+        print(json.dumps({"file": str(file), "name": run, "strategy": strategy, "workload": trained}))
     else:
         print(f"wrote {file}: edit it, then run it with `{shlex.join(['launcher', 'up', str(file)])}`")
 
 
-def _name(workload: str, *, program: bool) -> str:
-    return "my-run" if program else workload.partition(":")[0].rpartition(".")[2].replace("_", "-").lower()
+def _name(workload: str | None) -> str:
+    return "my-run" if workload is None else workload.partition(":")[0].rpartition(".")[2].replace("_", "-").lower()
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:
-    if file.is_dir():
-        raise UsageError(f"{file} is a directory", f"give the file to write, such as {shlex.quote(str(file / 'cluster.yaml'))}")
+    output_file.check(file)
     try:
         with file.open("w" if force else "x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError:
         raise UsageError(f"{file} is there already", "give another file, or --force to overwrite it") from None
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and not file.parent.exists():
-            remedy = f"make it first: {shlex.join(['mkdir', '-p', str(file.parent)])}"
-            raise UsageError(f"{file}: there is no directory {file.parent}", remedy) from None
         raise UsageError(f"{file} cannot be written: {error.strerror}", "give a file in a directory that you may write to") from None

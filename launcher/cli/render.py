@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli import streams
+from launcher.cli import output_file, streams
 from launcher.cli.options import Json, Set, SpecFile
 from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import UsageError
@@ -61,6 +61,7 @@ def render(
         files = directory_renderer(to)(source)
         _write_directory(output, files, private=role_programs.sets_variables(spec.model_dump()))
     else:
+        output_file.check(output, "compose.yaml")
         files = {output.name: ""}
         write(output, renderer(to)(source), private=role_programs.sets_variables(spec.model_dump()))
     if as_json:

@@ -80,10 +80,11 @@ def test_init_overwrites_only_with_force(here: Path, capsys: pytest.CaptureFixtu
         (["no such/x.yaml"], "mkdir -p 'no such'"),
         (["."], ". is a directory"),
         ([".", "--force"], ". is a directory"),
-        (["/dev/null/x.yaml"], "/dev/null/x.yaml cannot be written: Not a directory"),
+        (["/dev/null/x.yaml"], "/dev/null/x.yaml cannot be written: /dev/null is no directory"),
         (["--workload", "my net"], "mnist_mlp"),
         (["--workload", "life"], "life does not run with strategy parameter_server"),
         (["--workload", "my net"], "package.module:Class"),
+        (["--command", "--workload", "cifar10"], "--workload"),
         (["--workload", "my net:Net"], "is not package.module:Class; expected"),
     ],
 )
@@ -224,6 +225,22 @@ def test_render_to_what_there_is_not_says_what_there_is(cli: Cli, tmp_path: Path
     refused = cli("render", "try.yaml", "--to", "swarm")
     assert refused.returncode == 2
     assert "compose" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "output, told",
+    [
+        ("no/such/x.yaml", "mkdir -p no/such"),
+        (".", "such as compose.yaml"),
+        ("try.yaml/x.yaml", "try.yaml is no directory"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_as_init_refuses_it(output: str, told: str, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
+    for words in (["render", "try.yaml", "--to", "compose", "-o", output], ["init", output]):
+        refused = cli(*words)
+        assert refused.returncode == 2
+        assert told.replace("compose", "cluster" if words[0] == "init" else "compose") in refused.stderr
 
 
 def test_plan_shows_the_names_that_tasks_have_on_kubernetes(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
