@@ -195,7 +195,7 @@ def _of_tasks(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
         "image": image(image_of(task, spec)),
         **({"entrypoint": []} if of_image else {}),
         **({"command": command} if of_image or command else {}),
-        **({"working_dir": where} if (where := task.cwd or (None if task.image else TMP)) else {}),
+        **({"working_dir": escaped(where)} if (where := task.cwd or (None if task.image else TMP)) else {}),
         "restart": _restart(task),
         "shm_size": "1gb",
         "sysctls": _DROP_CONNECTIONS,

@@ -92,7 +92,7 @@ def _service(source: Source, task: Task, one: Container, base: dict[str, Any]) -
         "image": image(one.image or image_of(task, source.spec)),
         **({"entrypoint": []} if one.command else {}),
         **({"command": words} if words else {}),
-        **({"working_dir": one.working_dir} if one.working_dir else {}),
+        **({"working_dir": escaped(one.working_dir)} if one.working_dir else {}),
         **({"environment": environment} if environment else {}),
         **amounts(one.cpu, memory),
         **({"volumes": volumes} if volumes else {}),
@@ -118,8 +118,8 @@ def _mounts(source: Source, task: Task, one: Container) -> list[dict[str, Any]]:
 
 def _of_run(mount: Mount) -> dict[str, Any]:
     mode = {"read_only": True} if mount.read_only else {}
-    part = {"volume": {"subpath": mount.sub_path}} if mount.sub_path else {}
-    return {"type": "volume", "source": RUN_VOLUME, "target": mount.mount_path or CONTAINER_RUNS, **mode, **part}
+    part = {"volume": {"subpath": escaped(mount.sub_path)}} if mount.sub_path else {}
+    return {"type": "volume", "source": RUN_VOLUME, "target": escaped(mount.mount_path or CONTAINER_RUNS), **mode, **part}
 
 
 def _mount(source: Source, task: Task, volume: Volume, target: str, sub_path: str | None, *, read_only: bool) -> dict[str, Any] | None:
@@ -130,6 +130,6 @@ def _mount(source: Source, task: Task, volume: Volume, target: str, sub_path: st
         return None
     if volume.is_scratch:
         mode = {"read_only": True} if read_only else {}
-        return {"type": "volume", "source": f"{volume.name}-{task.name}", "target": target, **mode}
+        return {"type": "volume", "source": f"{volume.name}-{task.name}", "target": escaped(target), **mode}
     host = str(((volume.source or {}).get("hostPath") or {}).get("path"))
     return bound(str(PurePosixPath(host, sub_path or "")), target, read_only=read_only)

@@ -35,7 +35,7 @@ def bind(path: str, target: str, directory: Path, *, read_only: bool = True) -> 
 def bound(source: str, target: str, *, read_only: bool) -> dict[str, Any]:
     """Return a directory of the engine's machine, mounted at `target`."""
     mode = {"read_only": True} if read_only else {}
-    return {"type": "bind", "source": escaped(source), "target": target, **mode, "bind": {"create_host_path": False}}
+    return {"type": "bind", "source": escaped(source), "target": escaped(target), **mode, "bind": {"create_host_path": False}}
 
 
 def _size(size: int) -> str:

@@ -189,3 +189,22 @@ def test_their_images_are_the_run_s_and_their_variables_keep_files_private(sourc
     spec = source("docker").spec
     assert all_for(spec) == ["mine:1", "busybox:1", "fluent:1", "curl:1"]
     assert sets_variables(spec.model_dump())
+
+
+def test_compose_interpolates_no_directory(source: Callable[..., Source]) -> None:
+    spec = """\
+        version: 1
+        name: digits
+        image: mine:1
+        command: [python, train.py]
+        storage: {}
+        roles: {chief: {working_dir: /$w}}
+        volumes: [{name: sets, path: ., mount_path: /$s}, {name: work, source: {emptyDir: {}}, mount_path: /$e}]
+        sidecars:
+          - {name: log, image: "fluent:1", working_dir: /$l, mounts: [{volume: run, mount_path: /$r, sub_path: $p}, {volume: sets, mount_path: /$m}]}
+        """
+    services = composed(source("docker", spec))["services"]
+    assert [services[name]["working_dir"] for name in ("chief", "chief-log")] == ["/$$w", "/$$l"]
+    mounted = [one for name in ("chief", "chief-log") for one in services[name]["volumes"]]
+    assert [one["target"] for one in mounted] == ["/runs", "/$$s", "/$$e", "/$$r", "/$$m"]
+    assert mounted[3]["volume"] == {"subpath": "$$p"}
