@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -57,16 +58,29 @@ def render(
         else:
             streams.print_yaml(text)
         return
+    private = role_programs.sets_variables(spec.model_dump())
     if wanted.directory:
         files = directory_renderer(to)(source)
-        _write_directory(output, files, private=role_programs.sets_variables(spec.model_dump()))
+        _write_directory(output, files, private=private)
     else:
-        output_file.check(output, "compose.yaml")
-        files = {output.name: ""}
-        write(output, renderer(to)(source), private=role_programs.sets_variables(spec.model_dump()))
+        files = {output.name: renderer(to)(source)}
+        _write_file(output, files[output.name], [file, *([Path(spec.env_file)] if spec.env_file else [])], private=private)
     if as_json:
         written = [str(output / name) if wanted.directory else str(output) for name in files]
         print(json.dumps({"to": to, "name": spec.name, "files": written}))
+
+
+def _write_file(output: Path, text: str, inputs: list[Path], *, private: bool) -> None:
+    """Write a file, in the place of one that a rendering before wrote there. Others are refused, and those that the spec was read from."""
+    output_file.check(output, "compose.yaml")
+    if output.is_file():  # no pipe and no terminal
+        if any(one.exists() and output.samefile(one) for one in inputs):
+            raise UsageError(f"{output} is a file of the spec that is rendered", "name another file, or write to stdout: > FILE")
+        with output.open("rb") as before:
+            first = before.readline(4096).decode("utf-8", "replace")
+        if first and not _is_rendered(first):
+            raise UsageError(f"{output} is there already, and was not rendered", "name another file, or remove this one first")
+    write(output, text, private=private)
 
 
 def _write_directory(directory: Path, files: dict[str, str], *, private: bool) -> None:
@@ -74,7 +88,7 @@ def _write_directory(directory: Path, files: dict[str, str], *, private: bool) -
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file; manifests are written into a directory", "name a directory, or write to stdout: > FILE")
     there = {path.name for path in directory.glob("*.yaml")}
-    rendered = _rendered(directory)
+    rendered = _rendered(directory, there)
     if others := sorted(there - rendered):
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         raise UsageError(
@@ -88,8 +102,12 @@ def _write_directory(directory: Path, files: dict[str, str], *, private: bool) -
         write(directory / name, text, private=private)
 
 
-def _rendered(directory: Path) -> set[str]:
-    """Return the names of the files in a directory that a rendering before has written: its kustomization names them."""
+def _is_rendered(text: str) -> bool:
+    return " Made by: launcher render " in text.partition("\n")[0]
+
+
+def _rendered(directory: Path, there: set[str]) -> set[str]:
+    """Return the names of the files `there` that a rendering before has written: its kustomization names them."""
     import yaml
 
     from launcher.render.kubernetes.manifests import KUSTOMIZATION
@@ -100,13 +118,14 @@ def _rendered(directory: Path) -> set[str]:
             return (directory / name).read_text(encoding="utf-8")
         return ""
 
-    if " Made by: launcher render " not in (written := text(KUSTOMIZATION)).partition("\n")[0]:
+    if not _is_rendered(written := text(KUSTOMIZATION)):
         return set()
     try:
         resources = yaml.safe_load(written)["resources"]
+        named = {name for name in there if name in resources}
     except (yaml.YAMLError, LookupError, TypeError):
         return set()
-    return {KUSTOMIZATION, *(name for name in resources if f"{NAME_LABEL}: tf-launcher" in text(name))}
+    return {KUSTOMIZATION, *(name for name in named if f"{NAME_LABEL}: tf-launcher" in text(name))}
 
 
 def _title(file: Path, to: str, overrides: list[str]) -> str:
@@ -125,8 +144,6 @@ def _without_secrets(override: str) -> str:
 
 def _quoted(word: str) -> str:
     """Return a word as shells read it, in one line."""
-    import shlex
-
     if word.isprintable():
         return shlex.quote(word)
     escaped = (f"\\{letter}" if letter in "\\'" else letter if letter.isprintable() else _escaped(letter) for letter in word)

@@ -192,9 +192,45 @@ def test_render_prints_the_file_or_writes_it(cli: Cli, tmp_path: Path) -> None:
     assert (tmp_path / "compose.yaml").read_text() == printed.stdout
 
 
+def test_render_replaces_only_a_file_that_it_has_written(here: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+    spec = "version: 1\nname: try\ncommand: [python, x.py]\nenv: {TOKEN: {secret: hub, key: token}}\nenv_file: empty.env\n"
+    (here / "try.yaml").write_text(f"# Made by: launcher render \n{spec}")
+    (here / "empty.env").touch()
+    (here / "compose.yaml").write_text("services: {}\n")
+    (here / "link.yaml").symlink_to("try.yaml")
+    (here / "directory").mkdir()
+    before = {path: path.read_bytes() for path in here.iterdir() if path.is_file()}
+    for output in ("try.yaml", "link.yaml", "empty.env", "compose.yaml", "directory"):
+        assert run(["render", "try.yaml", "--to", "compose", "-o", output]) == 2
+        golden(capsys.readouterr().err.strip())
+    assert {path: path.read_bytes() for path in here.iterdir() if path.is_file()} == before
+    (here / "made.yaml").touch()
+    for name in ("first", "second"):
+        assert run(["render", "try.yaml", "--to", "compose", "-o", "made.yaml", "--set", f"name={name}"]) == 0
+        assert yaml.safe_load((here / "made.yaml").read_text())["name"] == name
+
+
+@pytest.mark.parametrize("resources, code", [("resources: [../other.yaml, ", 0), ("resources: # [", 2), ("resources: [1] # [", 2)])
+def test_a_rendered_kustomization_that_was_edited_deletes_nothing_elsewhere(resources: str, code: int, here: Path) -> None:
+    (here / "try.yaml").write_text("version: 1\nname: try\ncommand: [python, x.py]\nimage: mine:1\n")
+    again = ["render", "try.yaml", "--to", "kubernetes", "-o", "k8s"]
+    assert run(again) == 0
+    kustomization = here / "k8s" / "kustomization.yaml"
+    (here / "other.yaml").write_text((here / "k8s" / "job.yaml").read_text())
+    kustomization.write_text(kustomization.read_text().replace("resources: [", resources))
+    assert run(again) == code
+    assert (here / "other.yaml").exists()
+
+
+def test_render_writes_to_a_pipe_that_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "try.yaml").write_text("version: 1\nname: try\ncommand: [python, x.py]\n")
+    printed = cli("render", "try.yaml", "--to", "compose", "-o", "/dev/stdout")
+    assert (printed.returncode, yaml.safe_load(printed.stdout)["name"]) == (0, "try")
+
+
 def test_what_is_put_into_env_stands_in_no_comment_and_is_read_by_nobody_else(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
-    (tmp_path / "compose.yaml").write_text("of before")
+    assert cli("render", "try.yaml", "--to", "compose", "-o", "compose.yaml").returncode == 0  # it is replaced
     for target, output in (("compose", "compose.yaml"), ("kubernetes", "k8s")):
         done = cli("render", "try.yaml", "--to", target, "--set", "env.TOKEN=s3cret", "--set", "train.steps=7", "-o", output)
         assert done.returncode == 0, done.stderr
