@@ -1,12 +1,13 @@
 """A spec file becomes a plan for a target: what `plan`, `render` and `up` begin with."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from launcher.backend.model import Where
 from launcher.backend.registry import in_namespaces
+from launcher.errors import UsageError
 from launcher.plan import code, planner
 from launcher.plan.models import Plan, Target
 from launcher.plan.target_rules import TARGET_RULES
@@ -19,6 +20,7 @@ def planned(file: Path, overrides: Sequence[str], target: Target, runs: Path) ->
     spec, written = load_as_written(file, overrides)
     directory = file.absolute().parent.resolve()
     where = TARGET_RULES[target].run_dir(runs, spec.name)
+    _check_paths(spec, where)
     spec_digest = digest(_anywhere(spec, written, directory)) + code.suffix(spec.code)
     return spec, planner.plan(spec, target, run_dir=where, digest=spec_digest, spec_dir=directory)
 
@@ -43,6 +45,25 @@ def plan_for_cluster(file: Path, overrides: Sequence[str], target: Target, runs:
 def _in_namespace(overrides: Sequence[str], namespace: str | None) -> list[str]:
     # As a part of the spec: manifests and status then name the same.
     return [*overrides, *([f"kubernetes.namespace={namespace}"] if namespace else [])]
+
+
+def _check_paths(spec: ClusterSpec, run_dir: str) -> None:
+    """Raise UsageError for a path that is not UTF-8: neither the tasks' settings nor the files of a run can have it."""
+    for name, path in _paths(spec, run_dir):
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            escaped = os.fsencode(path).decode(errors="backslashreplace")
+            other = "name another one for the runs: --runs DIR" if path == run_dir else "name another one in the spec"
+            raise UsageError(f"the path of {name} is not UTF-8: {escaped}", f"rename the directory, or {other}") from None
+
+
+def _paths(spec: ClusterSpec, run_dir: str) -> Iterator[tuple[str, str]]:
+    yield "the run directory", run_dir
+    yield from ((f"`{name}`", path) for name, path in (("code", spec.code), ("env_file", spec.env_file)) if path is not None)
+    if spec.train is not None:
+        yield "`train.data`", spec.train.data
+    yield from ((f"the volume {volume.name}", volume.path) for volume in spec.volumes if volume.path is not None)
 
 
 def _anywhere(spec: ClusterSpec, written: ClusterSpec, directory: Path) -> ClusterSpec:

@@ -1,10 +1,14 @@
-"""A spec's identity is the same wherever its project is."""
+"""A spec's identity is the same wherever its project is; paths that are not UTF-8 are refused."""
 
+import os
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from launcher.cli.planning import planned
+from launcher.errors import UsageError
 
 
 def digest(project: Path, code: str, data: str) -> str:
@@ -44,3 +48,25 @@ def test_python_code_is_a_part_of_what_identifies_a_spec_and_what_a_run_leaves_b
     program.write_text("print(2)\n")
     assert digest(tmp_path, "./src", "synthetic").partition("-")[0] == first.partition("-")[0]
     assert digest(tmp_path, "./src", "synthetic") != first
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file systems take UTF-8 alone")
+@pytest.mark.parametrize(
+    "spec, runs, named",
+    [
+        ("command: [python]", "runs", "the run directory is not UTF-8: {tmp}/runs-\\xff/runs/toy"),
+        ("command: [python]\ncode: .", "/elsewhere", "`code` is not UTF-8: {tmp}/runs-\\xff"),
+        ("train: {workload: mnist, data: ./}", "/elsewhere", "`train.data` is not UTF-8: {tmp}/runs-\\xff"),
+        (
+            "command: [python]\nvolumes: [{name: sets, path: ., mount_path: /s}]",
+            "/elsewhere",
+            "the volume sets is not UTF-8: {tmp}/runs-\\xff",
+        ),
+    ],
+)
+def test_a_directory_that_is_not_utf_8_is_refused_and_shown(spec: str, runs: str, named: str, tmp_path: Path) -> None:
+    project = tmp_path / os.fsdecode(b"runs-\xff")
+    project.mkdir()
+    (project / "toy.yaml").write_text(f"version: 1\nname: toy\n{spec}\n")
+    with pytest.raises(UsageError, match=re.escape(named.format(tmp=tmp_path)) + r"\Z"):
+        planned(project / "toy.yaml", (), "local", project / runs)
