@@ -241,12 +241,16 @@ def is_directory_name(train: Train) -> bool:
     return train.data not in DATA_WORDS and "://" not in train.data
 
 
+def _unusable(name: str, error: OSError | FieldError) -> str:
+    return error.message if isinstance(error, FieldError) else f"{shown(name)} is not a usable path: {error.strerror or error}"
+
+
 def _directory(subject: RuleContext, path: Path, name: str, expected: str, words: tuple[str, ...] = ()) -> Iterator[Finding]:
     try:
         at = resolved(subject.directory(path), name)
         exists, is_directory = at.exists(), at.is_dir()
     except (OSError, FieldError) as error:
-        yield Finding(path, f"{shown(name)} is not a usable path: {error}", expected, "name a directory")
+        yield Finding(path, _unusable(name, error), expected, "name a directory")
         return
     if is_directory:
         return
@@ -331,10 +335,22 @@ def notify_program_is_there(subject: RuleContext) -> Iterator[Finding]:
             at = resolved(subject.directory(path), program)
             exists = at.is_file()
         except (OSError, FieldError) as error:
-            yield Finding(path, f"{shown(program)} is not a usable path: {error}", expected, "name a file")
+            yield Finding(path, _unusable(program, error), expected, "name a file")
             return
         if not exists:
             yield Finding(path, f"there is no file {shown(program)} (looked for {at})", expected, "write it, or name another")
+
+
+def other_paths_are_usable(subject: RuleContext) -> Iterator[Finding]:
+    """The file with values of secrets and the directories of volumes can be paths; they need not be there yet."""
+    volumes = ((("volumes", index, "path"), volume.path) for index, volume in enumerate(subject.spec.volumes))
+    for path, name in ((("env_file",), subject.spec.env_file), *volumes):
+        if name is None:
+            continue
+        try:
+            resolved(subject.directory(path), name)
+        except FieldError as error:
+            yield Finding(path, error.message, "a path", "write the path from / or from the spec's directory")
 
 
 def one_mounts(subject: RuleContext) -> Iterator[Finding]:
@@ -391,6 +407,7 @@ RULES: tuple[tuple[tuple[Path, ...], Rule], ...] = (
     ((("code",), ("train", "workload"), ("env",)), code_rules.code_is_given),
     ((("code",), ("command",)), code_rules.programs_are_there),
     ((("train", "data"),), data_exists),
+    ((("env_file",), ("volumes",)), other_paths_are_usable),
 )
 
 

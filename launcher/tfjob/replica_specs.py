@@ -74,9 +74,12 @@ def _read_role(draft: Draft, role: RoleDraft) -> None:
     if role.name in {"chief", "evaluator"} and role.replicas > 1:
         path = (*role.path, "replicas")
         draft.reading.refuse(path, f"{role.replicas} {role.kind}s, but a cluster has one", "1", "write 1; make the others workers")
-    if draft.reading.value((*role.path, "template", "spec")) is None:
+    pod = (*role.path, "template", "spec")
+    if draft.reading.value(pod) is None:
         expected = "template.spec with a container called tensorflow"
         draft.reading.refuse(role.path, f"the {role.kind} has no pod template", expected, "add it")
+    elif draft.reading.value((*pod, "containers")) is None:
+        draft.reading.refuse(pod, f"the {role.kind} has no container", "one container called tensorflow, as TFJob asks for", "add it")
     draft.roles.append(role)
 
 
