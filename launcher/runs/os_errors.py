@@ -33,7 +33,7 @@ def explain(error: OSError, doing: str) -> LauncherError:
         below = f", and {error.filename!s} would be below it" if str(file) != str(error.filename) else ""
         return LauncherError(f"{doing} failed: {file} is a file, not a directory{below}", "name a directory for the runs: --runs DIR")
     what = f" {error.filename!s}" if error.filename is not None else ""
-    reason = error.strerror or os.strerror(error.errno or 0)
+    reason = error.strerror or str(error) or type(error).__name__
     return LauncherError(f"{doing} failed:{what}: {reason}" if what else f"{doing} failed: {reason}", _REMEDY.get(error.errno or 0, ""))
 
 

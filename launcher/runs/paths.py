@@ -1,6 +1,7 @@
 """Paths of a run on this machine: the files below `runs/<name>/`, or `runs/.docker/<name>/` for one of containers."""
 
 import re
+import shutil
 from pathlib import Path
 
 from launcher.errors import LauncherError
@@ -41,6 +42,13 @@ class RunPaths:
             raise LauncherError(
                 f"{self.run_dir} cannot be moved aside: {error.strerror}", "see which user owns it, and which process uses it"
             ) from error
+
+    def delete(self) -> None:
+        """Delete the run's directory, if there is one; of a link to it both. Raises OSError when that cannot be done."""
+        if self.run_dir.exists():
+            shutil.rmtree(self.run_dir.resolve())  # it refuses links
+        if self.run_dir.is_symlink():
+            self.run_dir.unlink()
 
     def stacks_socket(self, task: str) -> Path:
         """Return the socket on which a task's parent is asked for its stacks."""

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -201,8 +200,7 @@ class DockerBackend:
                 for volume in self._engine.volumes(name):
                     volume.remove()
             with translate_os_errors(f"deleting the data of {name}"):
-                if layout.run_dir.exists():
-                    shutil.rmtree(layout.run_dir)
+                layout.delete()
 
     def set_aside(self, name: str, aside: str) -> tuple[Location, ...]:
         """Copy the run's volume to one of another name, and rename the directory; the old volume is gone then."""

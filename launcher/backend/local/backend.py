@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,8 +63,7 @@ class LocalBackend(SupervisedRuns):
             raise still_runs(name, BACKEND)
         orphans.clear(layout, now=True)
         with translate_os_errors(f"deleting the data of {name}"):
-            if layout.run_dir.exists():
-                shutil.rmtree(layout.run_dir)
+            layout.delete()
 
     def set_aside(self, name: str, aside: str) -> tuple[Location, ...]:
         """Rename the run's directory."""

@@ -15,3 +15,10 @@ def test_every_common_trouble_has_a_remedy(number: int, remedy: str, golden: Gol
     golden(error.message)
     assert remedy in error.remedy
     assert error.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "error, said", [(OSError("Cannot call rmtree on a symbolic link"), "Cannot call rmtree on a symbolic link"), (OSError(), "OSError")]
+)
+def test_an_error_without_a_number_says_what_it_says_itself(error: OSError, said: str) -> None:
+    assert explain(error, "deleting x").message == f"deleting x failed: {said}"

@@ -103,6 +103,17 @@ def test_data_is_deleted_once_the_run_has_ended(runs: Runs) -> None:
     assert runs.backend.runs() == []
 
 
+def test_of_a_link_to_a_run_s_directory_both_are_deleted(runs: Runs, tmp_path: Path) -> None:
+    runs.start({"chief": "pass"})
+    runs.wait()
+    locks.wait_released(runs.layout().lock, timeout=5)
+    (runs.directory / "run").rename(tmp_path / "elsewhere")
+    (runs.directory / "run").symlink_to(tmp_path / "elsewhere")
+    runs.backend.delete("run")
+    assert not (tmp_path / "elsewhere").exists()
+    assert not (runs.directory / "run").is_symlink()
+
+
 def test_a_program_that_is_not_there_is_told_when_starting(runs: Runs) -> None:
     plan = runs.plan({"chief": "pass", "worker-0": "pass"})
     broken = dataclasses.replace(plan, tasks=(plan.tasks[0], dataclasses.replace(plan.tasks[1], command=("/no/such/program",))))
