@@ -46,14 +46,16 @@ class Request:
 
     @property
     def ours(self) -> str:
-        """The name of the image without the user's code."""
+        """The name of the image without the user's code; below that code one for another platform does not replace the engine's own."""
         default = images.GPU_IMAGE if self.gpu else images.DEFAULT_IMAGE
-        return default if self.code is not None else self.tag or default
+        if self.code is None:
+            return self.tag or default
+        return f"{default}-{_word(self.platform)}" if self.platform else default
 
     @property
     def name(self) -> str:
         """The name of the image that is asked for."""
-        return self.ours if self.code is None else self.tag or f"{self.ours}-with-{_word(self.code)}"
+        return self.ours if self.code is None else self.tag or f"{self.ours}-with-{_word(self.code.resolve().name)}"
 
     @property
     def base(self) -> str:
@@ -68,8 +70,8 @@ def build(request: Request, report: Report, *, raw: Callable[[str], None] | None
     """
     _docker_build(_arguments(request), archive(), request.ours, request.base, report, raw)
     if request.code is not None:
-        arguments = ["--file", "-", "--build-arg", f"IMAGE={request.ours}", "--tag", request.name, str(request.code)]
-        _docker_build(arguments, _WITH_CODE.encode(), request.name, request.ours, report, raw)
+        arguments = ["--file", "-", "--build-arg", f"IMAGE={request.ours}", "--tag", request.name, *_platform(request)]
+        _docker_build([*arguments, str(request.code)], _WITH_CODE.encode(), request.name, request.ours, report, raw)
     built = images.find(request.name)
     if built is None:
         raise LauncherError(
@@ -93,13 +95,17 @@ def _arguments(request: Request) -> list[str]:
     arguments += ["--build-arg", f"VERSION={__version__}", "--build-arg", f"BASE_IMAGE={request.base}"]
     # Not in the Dockerfile: a label is no layer, but an argument is part of every step after it.
     arguments += ["--label", f"{images.SOURCE_DIGEST}={source_digest()}"]
-    arguments += ["--platform", request.platform] if request.platform else []
+    arguments += _platform(request)
     for argument in request.build_args:
         arguments += ["--build-arg", argument]
     for secret, file in (("pip-config", request.pip_config), ("ca", request.ca_file)):
         if file is not None:
             arguments += ["--secret", f"id={secret},src={file}"]
     return [*arguments, "-"]
+
+
+def _platform(request: Request) -> list[str]:
+    return ["--platform", request.platform] if request.platform else []
 
 
 def check(request: Request) -> None:
@@ -120,8 +126,9 @@ def check(request: Request) -> None:
             raise UsageError(f"--build-arg: {argument!r} is not NAME=VALUE", "write such as --build-arg HTTPS_PROXY=http://proxy:3128")
 
 
-def _word(directory: Path) -> str:
-    word = re.sub(r"[^a-z0-9_.-]+", "-", directory.resolve().name.lower()).strip("-._")
+def _word(name: str) -> str:
+    """Return a name as a part of an image's tag."""
+    word = re.sub(r"[^a-z0-9_.-]+", "-", name.lower()).strip("-._")
     return word[:40] or "code"
 
 
