@@ -178,7 +178,9 @@ class Train(Settings):
         description="Which embedding layers are read and updated by rows, spread over parameter servers; the large ones when left out.",
     )
     precision: Precision = Field(
-        "float32", description="The precision of layers; with a mixed one, variables stay float32. mixed_float16 scales the loss."
+        "float32",
+        description="The precision of layers; with a mixed one, variables stay float32. mixed_float16 scales the loss. "
+        "With float32, a policy holds that your own code sets for Keras where it is imported.",
     )
     jit_compile: bool = Field(False, description="Compile a replica's forward and backward pass with XLA.")
     deterministic: bool = Field(False, description="Take only operations that give the same bits each time; slower.")

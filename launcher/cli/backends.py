@@ -130,7 +130,7 @@ def known_runs(on: str | None, runs: Path, where: Where) -> list[tuple[Backend, 
             backend = open_backend(name, runs, where if name == on else None)
             known += [(backend, status) for status in backend.runs()]
         except LauncherError as error:
-            if name not in here:
+            if on is not None or name == DEFAULT:
                 raise
             print(f"the runs on {name} could not be asked about: {error.message}", file=sys.stderr)
     return sorted(known, key=lambda one: one[1].started or 0.0, reverse=True)

@@ -25,7 +25,7 @@ EXAMPLES = (
     ("launcher down --finished --older 7d --on kubernetes", "removes the objects of your runs in the namespace that ended a week ago"),
 )
 Say = Callable[[str], None]
-# States of runs that --finished removes, by whether it deletes what they stored: one that was stopped may be to go on.
+# States of runs that --finished removes, by whether it deletes what they stored: one that was stopped may be continued.
 _REMOVED = {False: ENDED, True: frozenset({State.SUCCEEDED, State.FAILED})}
 
 

@@ -170,7 +170,8 @@ def _chosen(run: str, tasks: tuple[TaskStatus, ...], roles: list[str], indices: 
             chosen.append(task.name)
     if not tasks:
         raise UsageError(
-            f"it is not known any more which tasks {run} had", "its pods are gone, and no launcher on this machine has followed it"
+            f"it is not known any more which tasks {run} had",
+            "nothing is left of its output here, or its pods are gone and no launcher on this machine has followed it",
         )
     if not chosen:
         raise UsageError(f"{run} has no such task", f"its tasks are: {', '.join(task.name for task in tasks)}")

@@ -87,7 +87,8 @@ class VerbGroup(TyperGroup):
         """Return the verb that the command line names, imported. Raises a usage error when it names none."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             raise UsageError(f"there is no verb {args[0]!r}", f"{did_you_mean(args[0], VERBS)}`launcher --help` lists the verbs")
-        _refuse_empty(args)
+        if not ctx.resilient_parsing:  # completion
+            _refuse_empty(args)
         name, _, rest = super().resolve_command(ctx, args)
         return name, load(str(name)), rest
 
@@ -101,8 +102,10 @@ class VerbGroup(TyperGroup):
 
 
 def _refuse_empty(words: Sequence[str]) -> None:
-    """Raise UsageError for an empty word after the verb: nothing named is never meant by it, and a path it would be the working directory."""
+    """Raise UsageError for an empty word after the verb. No name and no value is empty on purpose; an empty path would be the working directory."""
     for before, word in pairwise(words):
+        if before == "--grep":  # each line has an empty pattern
+            continue
         if not word or _WITHOUT_VALUE.fullmatch(word):
             place = before.partition("=")[0]  # what was set may be a secret
             message = f"{word} has no value" if word else f"the word after {place} is empty"

@@ -93,7 +93,7 @@ def _write_directory(directory: Path, files: dict[str, str], *, private: bool) -
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         raise UsageError(
             f"{directory} has YAML files that were not rendered: {', '.join(others[:5])}{more}",
-            "name a directory for the manifests alone; a kustomization of yours in another one may have it among its `resources`",
+            "remove these files, or name a directory for the manifests alone; a kustomization of yours elsewhere may have it among its `resources`",
         )
     directory.mkdir(parents=True, exist_ok=True)
     for name in rendered - files.keys():
@@ -111,7 +111,6 @@ def _rendered(directory: Path, there: set[str]) -> set[str]:
     import yaml
 
     from launcher.render.kubernetes.manifests import KUSTOMIZATION
-    from launcher.render.kubernetes.objects import NAME_LABEL
 
     def text(name: str) -> str:
         with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -125,7 +124,20 @@ def _rendered(directory: Path, there: set[str]) -> set[str]:
         named = {name for name in there if name in resources}
     except (yaml.YAMLError, LookupError, TypeError):
         return set()
-    return {KUSTOMIZATION, *(name for name in named if f"{NAME_LABEL}: tf-launcher" in text(name))}
+    return {KUSTOMIZATION, *(name for name in named if _is_manifest(name, text(name)))}
+
+
+def _is_manifest(name: str, text: str) -> bool:
+    """Return whether all objects in a file are the launcher's, of the kind that the file is named after."""
+    import yaml
+
+    from launcher.render.kubernetes.objects import NAME_LABEL
+
+    try:
+        made = [(f"{one['kind'].lower()}.yaml", one["metadata"]["labels"][NAME_LABEL]) for one in yaml.safe_load_all(text)]
+    except (yaml.YAMLError, LookupError, TypeError, AttributeError):
+        return False
+    return {*made} == {(name, "tf-launcher")}
 
 
 def _title(file: Path, to: str, overrides: list[str]) -> str:

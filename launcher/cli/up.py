@@ -96,7 +96,9 @@ def up(
             # Others may start it from elsewhere: neither is to move the other's run.
             starting.enter_context(_reserved(backend, run))
             aside = " and ".join(map(str, move_aside(backend, spec.name, old)))
-            say(f"{spec.name} starts from the first step; the old run is now {aside or 'gone, as it has no volume'}")
+            say(
+                f"{spec.name} starts from the first step; {'the old run' if old else 'what was there'} is now {aside or 'gone, as it has no volume'}"
+            )
         if decision == "resume" and old is not None:
             say(f"{spec.name} goes on {from_where(old, plan.run_dir)}{other_spec(runs, plan)}")
         wait = command(runs, "wait", spec.name, on=on)

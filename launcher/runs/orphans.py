@@ -136,12 +136,15 @@ def remove_returned(layout: RunPaths, since: float) -> None:
 
 
 def _is_copy(layout: RunPaths, snapshot: Snapshot) -> bool:
-    """Return whether the directory that the run was started in is another one that is there, too, so that its processes are of that one."""
+    """Return whether this directory is a copy: the one in which the run was started is still there, and the processes are of that one."""
     started_in = snapshot.status.directory
     try:
-        return started_in is not None and not started_in.samefile(layout.run_dir)
+        if started_in is None or started_in.samefile(layout.run_dir):
+            return False
     except OSError:  # it is not there, so it was moved
         return False
+    original = state_file.read(RunPaths(started_in).state)
+    return original is not None and any(process in original.processes.values() for process in snapshot.processes.values())
 
 
 def _written(layout: RunPaths) -> float | None:

@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from trainer.exit_codes import SIGNAL_BASE, ExitCode, RestartWhen
 
-# Seconds, those of restarts in place, of which the first comes at once (trainer/restarts.py).
+# In seconds, as for restarts in place (trainer/restarts.py), except that the first of those comes at once.
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 30.0
 # A task that ran this long was well: its next restart waits the first delay again.

@@ -19,7 +19,7 @@ from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import RunPaths, is_run_name
 from launcher.runs.reasons import killed
 from launcher.runs.state_file import Snapshot
-from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State
+from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
 
 # How long a stop may take beyond the tasks' own grace periods, of which a parameter-server run has two.
 _STOP_SLACK = 20.0
@@ -84,8 +84,7 @@ class SupervisedRuns:
         Raises UsageError at once for a run or task that is not known.
         """
         layout = self._known(name)
-        snapshot = state_file.read(layout.state)
-        known = [task.name for task in snapshot.status.tasks] if snapshot else sorted(path.stem for path in layout.tasks.glob("*.log"))
+        known = [task.name for task in self._status(layout).tasks]
         check_tasks(name, tasks, known)
         stored = {task: layout.log(task) for task in known if not tasks or task in tasks}
         return merged(stored, follow=follow, since=since, tail=tail, ended=lambda: not locks.held(layout.lock))
@@ -167,7 +166,9 @@ class SupervisedRuns:
         if snapshot is None:
             reason = f"{layout.state} cannot be read: it is damaged, another user's, or of another version of the launcher"
             state = State.RUNNING if has_supervisor else State.UNKNOWN
-            return RunStatus(layout.name, self._backend, state, reason=reason)
+            return RunStatus(
+                layout.name, self._backend, state, reason=reason, tasks=tuple(TaskStatus(name, state) for name in _logged(layout))
+            )
         status = snapshot.status
         if not has_supervisor and status.state not in ENDED:
             status = orphans.interrupted(layout, snapshot)
@@ -193,6 +194,14 @@ def _await_snapshot(layout: RunPaths) -> Snapshot | None:
         if not locks.held(layout.lock) or time.monotonic() >= deadline:
             return state_file.read(layout.state)
         time.sleep(0.02)
+
+
+def _logged(layout: RunPaths) -> list[str]:
+    """Return the tasks that have log files."""
+    try:
+        return sorted(path.stem for path in layout.tasks.glob("*.log"))
+    except OSError:
+        return []
 
 
 def _is_directory(path: Path) -> bool:

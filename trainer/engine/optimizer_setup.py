@@ -24,10 +24,18 @@ def prepare(job: Job) -> None:
     """Set seeds, the precision of layers that are made from now on, and whether operations must be deterministic.
 
     A policy that the user's code has set where it is imported stays, unless the settings ask for a mixed one.
+
+    Raises:
+        WorkloadError: that policy has to scale the loss, which the strategy cannot.
     """
     keras.utils.set_random_seed(job.seed)
     if job.train.precision != "float32":
         keras.config.set_dtype_policy(job.train.precision)
+    elif _scales_loss() and STRATEGIES[job.strategy].variables_on_servers:
+        raise WorkloadError(
+            f"the code of {job.train.workload} sets Keras's policy mixed_float16, which scales the loss step by step, and parameter servers "
+            "do not do that; set mixed_bfloat16, which needs no scaling"
+        )
     if job.train.deterministic:
         tf.config.experimental.enable_op_determinism()
 
@@ -43,7 +51,7 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
     """
     scheduled = getattr(workload, "optimizer_for", None)
     made = scheduled(examples_per_step) if scheduled else workload.optimizer()
-    if job.train.precision == "mixed_float16":
+    if _scales_loss():
         made = getattr(made, "inner_optimizer", made)  # Keras's compile may have wrapped it already
     for setting, (kinds, remedy) in _UNSUPPORTED_OPTIONS.items():
         cannot = any(getattr(STRATEGIES[job.strategy], kind) for kind in kinds)
@@ -61,9 +69,12 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
         changes["learning_rate"] = schedule(job.train.learning_rate, _own_rate(made, job), job.steps)
     if changes:
         made = type(made).from_config({**made.get_config(), **changes})
-    if job.train.precision == "mixed_float16":
-        made = keras.optimizers.LossScaleOptimizer(made)
-    return made
+    return keras.optimizers.LossScaleOptimizer(made) if _scales_loss() else made
+
+
+def _scales_loss() -> bool:
+    """Return whether models that are made now compute in float16, whose gradients would underflow otherwise."""
+    return bool(keras.config.dtype_policy().name == "mixed_float16")
 
 
 def _own_rate(made: keras.optimizers.Optimizer, job: Job) -> float:

@@ -1,9 +1,8 @@
 """A run's attendant: does in the cluster, by the code of a launcher that watches, what no controller does, until the run has ended.
 
-`python -m launcher.backend.kubernetes.attendant RUN --node-lost SECONDS --start-timeout SECONDS [--webhook FILE [--allow-http]]`, in a pod whose account may
-do that. It ends with 0 when the run has ended, nothing of it is left to do, and its messages to people were
-sent, or could not be for ten minutes. Ended before, by a signal, or because its node is lost, it goes on in
-another pod: all that it knows is in the cluster.
+`python -m launcher.backend.kubernetes.attendant RUN --node-lost SECONDS --start-timeout SECONDS [--webhook FILE [--allow-http]]`, in a pod
+whose account may do that. It ends with 0 when the run has ended, nothing of it is left to do, and its messages to people were sent, or could not be
+for ten minutes. Ended before, by a signal, or because its node is lost, it goes on in another pod: all that it knows is in the cluster.
 """
 
 import argparse
@@ -85,7 +84,7 @@ class Attendant:
         return self._end_notified and is_at_rest(self._watcher.snapshot)
 
     def _checked_status(self, snapshot: ClusterSnapshot, status: RunStatus) -> RunStatus:
-        """Return how the run is, as failed where it is to be ended because it has not started in time, or has evicted_too_often its storage."""
+        """Return how the run is, as failed where it is to be ended because it has not started in time, or a task was evicted too often."""
         if status.state in _OVER:
             return status
         late = self._reconciler.late(snapshot, status, self._start_timeout) or reconcile.evicted_too_often(snapshot)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from trainer.stacks import ProcessStacks
 
 BACKEND = "local"
-# The names in the directory of a run whose `launcher/` is gone, or that was brought here.
-_OF_A_RUN = frozenset({"checkpoints", "logs", "evaluations.json", "export", "results", "backup", "run.json"})
+# In the directory of a run that was brought here without `launcher/`, and in one that is a disk: nothing that anybody has put there.
+_NOBODYS = frozenset({"checkpoints", "logs", "evaluations.json", "export", "results", "backup", "run.json", "lost+found"})
 
 
 class LocalBackend(SupervisedRuns):
@@ -94,10 +94,10 @@ def _check_directory(layout: RunPaths) -> None:
     """Raise UsageError where the run's directory was not made by a run, and has files of others: they would go with the run's data."""
     if layout.directory.exists() or not layout.run_dir.exists():
         return
-    if others := sorted({path.name for path in layout.run_dir.iterdir()} - _OF_A_RUN):
+    if others := sorted(path.name for path in layout.run_dir.iterdir() if path.name not in _NOBODYS and not path.name.startswith(".")):
         raise UsageError(
             f"{layout.run_dir} would be the run's directory, and has files that are not of a run: {', '.join(others[:5])}",
-            "give the run another `name`, or name another directory for runs with --runs",
+            "say --fresh to have the directory moved aside, give the run another `name`, or name another directory for runs with --runs",
         )
 
 

@@ -12,12 +12,23 @@ import pytest
 
 from launcher.backend.local.backend import LocalBackend
 from launcher.backend.model import Backend, Where
-from launcher.cli.backends import _choose, open_run
+from launcher.cli.backends import _choose, known_runs, open_run
 from launcher.cli.run_lookup import backends_of, find_run, run_names, runs_directory
 from launcher.errors import LauncherError, UsageError
 from launcher.runs.status import RunStatus, State
 from tests.golden_messages import Golden
 from tests.launcher.backend.local.running import FOREVER, Runs
+
+
+def test_an_engine_that_was_named_and_does_not_answer_is_an_error_and_else_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    runs_directory(tmp_path, "docker").mkdir()
+    with pytest.raises(LauncherError):
+        known_runs("docker", tmp_path, Where())
+    assert known_runs(None, tmp_path, Where()) == []
+    assert "the runs on docker could not be asked about" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -178,6 +178,7 @@ def complete(words: str, cwd: Path, environment: dict[str, str]) -> list[str]:
 
 
 def test_completion(tmp_path: Path, environment: dict[str, str]) -> None:
+    assert complete("launcher logs --since= --on ", tmp_path, environment) == ["local", "docker", "kubernetes"]
     (tmp_path / "cluster.yaml").write_text(SPEC)
     directory = tmp_path / "runs" / "mnist" / "launcher"
     directory.mkdir(parents=True)

@@ -1,6 +1,7 @@
 """Effects of the train settings: learning rates, gradients, precision; each seen in what a real session does."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -9,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.engine.small import Small, small_job
-from trainer.engine import model_ops
+from trainer.engine import model_ops, optimizer_setup
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.replicated import LocalSession
 from trainer.settings import LearningRate
@@ -119,6 +120,10 @@ def test_a_policy_of_ones_own_code_stays_unless_the_settings_ask_for_another() -
     keras.config.set_dtype_policy("mixed_bfloat16")
     assert trained(steps=1).model.layers[-1].compute_dtype == "bfloat16"
     assert trained(steps=1, precision="mixed_float16").model.layers[-1].compute_dtype == "float16"
+    assert isinstance(trained(steps=1).optimizer, keras.optimizers.LossScaleOptimizer)
+    servers = replace(small_job(), strategy="parameter_server")
+    with pytest.raises(WorkloadError, match="parameter servers do not do that"):
+        optimizer_setup.prepare(servers)
 
 
 def test_loss_is_scaled_in_float16_alone() -> None:

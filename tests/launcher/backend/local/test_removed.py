@@ -163,6 +163,7 @@ def test_a_run_whose_state_cannot_be_read_is_there_with_all_that_it_stored(runs:
         assert (status.name, status.state) == ("run", State.UNKNOWN)
         assert status.reason.startswith(f"{layout.state} cannot be read")
         assert status.directory == layout.run_dir
+        assert [task.name for task in status.tasks] == ["chief"]
         assert runs.backend.stop("run") == {}
     assert runs.lines() == ["words"]
     runs.backend.delete("run")
@@ -177,6 +178,7 @@ def test_a_directory_with_files_of_others_becomes_no_runs(runs: Runs) -> None:
         runs.start({"chief": "pass"})
     assert {path.name for path in directory.iterdir()} == {"checkpoints", "code.py"}
     (directory / "code.py").unlink()
+    (directory / "lost+found").mkdir()
     runs.start({"chief": "pass"})
     assert runs.wait().state == State.SUCCEEDED
 

@@ -493,7 +493,7 @@ def test_only_files_that_were_rendered_before_are_replaced(tmp_path: Path, capsy
     rendered = (out / "kustomization.yaml").read_text()
     for kustomization in (rendered, rendered.replace("resources: [", "resources: [patch.yaml, "), "resources: [patch.yaml, job.yaml]\n"):
         (out / "kustomization.yaml").write_text(kustomization)
-        (out / "patch.yaml").write_text("mine")  # also where the kustomization names it
+        (out / "patch.yaml").write_text((out / "job.yaml").read_text().replace("kind: Job", "kind: PodMonitor"))
         before = {path.name: path.read_text() for path in out.iterdir()}
         assert run(again) == 2
         assert "patch.yaml" in capsys.readouterr().err
