@@ -197,7 +197,8 @@ def decide_resume(
 
 def _without_spec(old: RunStatus, asked: ResumeFlags, digest: str, *, elsewhere: bool) -> Decision | None:
     """Return what `up` is to do where the spec of the old run is not known; None where it counts as unchanged."""
-    if not elsewhere and in_namespaces(old.backend):  # it was never started
+    began = old.state is State.UNKNOWN or any(task.started is not None for task in old.tasks)
+    if not elsewhere and (in_namespaces(old.backend) or not began):  # it was never started, or that was refused
         return "start"
     if asked.resume:
         return None

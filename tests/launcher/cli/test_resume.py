@@ -16,7 +16,7 @@ from launcher.errors import UsageError
 from launcher.plan import planner
 from launcher.plan.models import Target
 from launcher.runs import locks
-from launcher.runs.status import Location, Loss, RunStatus, State
+from launcher.runs.status import Location, Loss, RunStatus, State, TaskStatus
 from launcher.spec.loader import dump
 from launcher.spec.models import ClusterSpec
 from tests.golden_messages import Golden
@@ -82,13 +82,16 @@ def test_fresh_is_fresh_also_when_little_is_known_of_the_old_run(old: RunStatus 
     assert decide_resume(old, None, ResumeFlags(fresh=True, resume=False, may_prompt=False), RUNS) == "fresh"
 
 
-def test_a_run_whose_spec_is_not_known_was_never_started_on_a_cluster_and_cannot_be_read_here() -> None:
-    old = run(State.FAILED)
+def test_a_run_whose_spec_is_not_known_was_never_started_or_its_spec_cannot_be_read() -> None:
+    refused_start = run(State.FAILED)
+    assert decide_resume(refused_start, None, NOTHING_ASKED, RUNS) == "start"
+    old = replace(refused_start, tasks=(TaskStatus("chief", State.FAILED, started=1.0),))
     assert decide_resume(replace(old, backend="kubernetes"), None, NOTHING_ASKED, RUNS) == "start"
-    with pytest.raises(UsageError, match="cannot be read") as refused:
-        decide_resume(old, None, NOTHING_ASKED, RUNS)
-    assert "--resume" in refused.value.remedy
-    assert decide_resume(old, None, ResumeFlags(fresh=False, resume=True, may_prompt=False), RUNS) == "resume"
+    for unreadable in (old, run(State.UNKNOWN)):
+        with pytest.raises(UsageError, match="cannot be read") as refused:
+            decide_resume(unreadable, None, NOTHING_ASKED, RUNS)
+        assert "--resume" in refused.value.remedy
+        assert decide_resume(unreadable, None, ResumeFlags(fresh=False, resume=True, may_prompt=False), RUNS) == "resume"
 
 
 @pytest.mark.parametrize(
