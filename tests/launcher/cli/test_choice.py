@@ -12,23 +12,22 @@ import pytest
 
 from launcher.backend.local.backend import LocalBackend
 from launcher.backend.model import Backend, Where
-from launcher.cli.backends import _choose, known_runs, open_run
+from launcher.cli.backends import _choose, open_run
 from launcher.cli.run_lookup import backends_of, find_run, run_names, runs_directory
 from launcher.errors import LauncherError, UsageError
 from launcher.runs.status import RunStatus, State
 from tests.golden_messages import Golden
 from tests.launcher.backend.local.running import FOREVER, Runs
+from tests.launcher.cli.conftest import Cli
 
 
-def test_an_engine_that_was_named_and_does_not_answer_is_an_error_and_else_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    runs_directory(tmp_path, "docker").mkdir()
-    with pytest.raises(LauncherError):
-        known_runs("docker", tmp_path, Where())
-    assert known_runs(None, tmp_path, Where()) == []
-    assert "the runs on docker could not be asked about" in capsys.readouterr().err
+def test_an_engine_that_was_named_and_does_not_answer_is_an_error_and_else_a_note(cli: Cli, tmp_path: Path) -> None:
+    away = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
+    runs_directory(tmp_path / "runs", "docker").mkdir(parents=True)
+    named, every = cli("ls", "--on", "docker", "--json", env=away), cli("ls", "--json", env=away)
+    assert (named.returncode, named.stdout) == (1, "")
+    assert (every.returncode, every.stdout) == (0, "[]\n")
+    assert "the runs on docker could not be asked about" in every.stderr
 
 
 @pytest.fixture
