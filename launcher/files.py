@@ -24,6 +24,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
 
 
+def is_directory(path: Path) -> bool:
+    """Return whether there is such a directory; False also where this user may not look."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def write(path: Path, text: str, *, private: bool) -> None:
     """Write a text file; a `private` one nobody but its owner may read, where it is a regular file. Raises OSError."""
     if not private:

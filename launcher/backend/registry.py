@@ -12,7 +12,7 @@ DEFAULT: Target = "local"  # where a verb looks by itself
 class Entry:
     """A backend. `class_path`: its class as module:name, made with the runs directory, and with a Where if it is `in_namespaces`.
 
-    `examiner`: the module of its checks for `launcher doctor`, whose function `examine` is a `launcher.backend.findings.Check`.
+    `examiner`: the module of its checks for `launcher doctor`, whose function `examine` is a `launcher.backend.check_results.Check`.
     `state_directory`: below the runs directory, where this machine keeps what it knows of the backend's runs. `in_namespaces`: its runs are in
     namespaces of clusters, and a `Where` names one. `stores_locally`: what a run stores is in a directory of this machine.
     `shows_runs_of_others`: runs that other machines have started are seen there; only their labels are known, which have the digest of their spec.

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from launcher.backend.model import ComparesObjects, PlannedRun, Where
 from launcher.backend.registry import in_namespaces, of_clusters
-from launcher.cli.options import TARGET_CHOICES, Context, Json, Namespace, Runs, Set, SpecFile, complete_backend, resolve_cluster_ref
+from launcher.cli.options import Context, Json, Namespace, Runs, Set, SpecFile, backend_option, resolve_cluster_ref
 from launcher.cli.run_lookup import DEFAULT_RUNS, backends_of
 from launcher.plan.models import Target
 
@@ -27,12 +25,8 @@ def diff(
     overrides: Set = None,
     on: Annotated[
         str | None,
-        typer.Option(
-            "--on",
-            metavar=TARGET_CHOICES,
-            help="The backend of the run; by default the one where it was started from here, a cluster first; the cluster where there is none.",
-            autocompletion=complete_backend,
-            show_default=False,
+        backend_option(
+            "The backend of the run; by default the one where it was started from here, a cluster first; the cluster where there is none."
         ),
     ] = None,
     context: Context = None,

@@ -13,10 +13,10 @@ from launcher.backend.model import Where
 from launcher.backend.registry import BACKENDS, DEFAULT
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, resolve_cluster_ref
 from launcher.cli.run_lookup import DEFAULT_RUNS
-from launcher.errors import UsageError
+from launcher.errors import LauncherError, UsageError
 
 if TYPE_CHECKING:
-    from launcher.backend.findings import Check, CheckRequest, CheckResult
+    from launcher.backend.check_results import Check, CheckRequest, CheckResult
 
 EXAMPLES = (
     ("launcher doctor", "whether this machine can run clusters"),
@@ -38,7 +38,7 @@ def doctor(
     as_json: Json = False,
 ) -> int:
     """Check a machine, an engine or a cluster; with a spec, whether it fits."""
-    from launcher.backend.findings import CheckRequest
+    from launcher.backend.check_results import CheckRequest
     from launcher.cli.backends import check_backend, check_where
     from launcher.spec.loader import load
 
@@ -51,19 +51,18 @@ def doctor(
     context, namespace = resolve_cluster_ref(on, context, namespace)
     request = CheckRequest(spec, Where(context, namespace or own), str(runs))
     found = []
-    for finding in _examine(BACKENDS[target].examiner, request):
-        found.append(finding)
+    for result in _examine(BACKENDS[target].examiner, request):
+        found.append(result)
         if not as_json:
-            _print(finding)
-    well = all(finding.level != "problem" for finding in found)
+            _print(result)
+    well = all(result.level != "problem" for result in found)
     if as_json:
-        print(json.dumps({"on": on, "well": well, "findings": [asdict(finding) for finding in found]}))
+        print(json.dumps({"on": on, "well": well, "findings": [asdict(result) for result in found]}))
     return 0 if well else NOT_WELL
 
 
 def _examine(module: str, request: "CheckRequest") -> "Iterator[CheckResult]":
-    from launcher.backend.findings import of_error
-    from launcher.errors import LauncherError
+    from launcher.backend.check_results import of_error
 
     check = cast("Check", importlib.import_module(module).examine)
     try:
@@ -72,11 +71,11 @@ def _examine(module: str, request: "CheckRequest") -> "Iterator[CheckResult]":
         yield of_error("examination", error)
 
 
-def _print(finding: "CheckResult") -> None:
+def _print(result: "CheckResult") -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False)
-    console.print(Text.assemble((f"{finding.level:<8}", _COLOURS[finding.level]), f" {finding.what}: {finding.words}"), soft_wrap=True)
-    if finding.remedy:
-        console.print(Text(f"         {finding.remedy}", style="bright_black"), soft_wrap=True)
+    console.print(Text.assemble((f"{result.level:<8}", _COLOURS[result.level]), f" {result.what}: {result.words}"), soft_wrap=True)
+    if result.remedy:
+        console.print(Text(f"         {result.remedy}", style="bright_black"), soft_wrap=True)

@@ -93,28 +93,19 @@ Name = Annotated[
 ]
 Runs = Annotated[Path, typer.Option("--runs", envvar="LAUNCHER_RUNS", metavar="DIR", help="The directory that holds the runs.")]
 On = Annotated[str, typer.Option("--on", metavar=TARGET_CHOICES, help="The backend of the run.", autocompletion=complete_backend)]
+
+
+def backend_option(text: str) -> Any:
+    """Return the option --on of a verb that finds its backend by itself where it is left out; `text` is its help."""
+    return typer.Option("--on", metavar=TARGET_CHOICES, help=text, autocompletion=complete_backend, show_default=False)
+
+
 # Of a run that is there: it is found by its name.
 OnRun = Annotated[
-    str | None,
-    typer.Option(
-        "--on",
-        metavar=TARGET_CHOICES,
-        help="The backend of the run; by default the run is found by its name: a live one first, then the newest.",
-        autocompletion=complete_backend,
-        show_default=False,
-    ),
+    str | None, backend_option("The backend of the run; by default the run is found by its name: a live one first, then the newest.")
 ]
 # Of all runs.
-OnListed = Annotated[
-    str | None,
-    typer.Option(
-        "--on",
-        metavar=TARGET_CHOICES,
-        help="The backend whose runs are listed; by default those of this machine and in containers.",
-        autocompletion=complete_backend,
-        show_default=False,
-    ),
-]
+OnListed = Annotated[str | None, backend_option("The backend whose runs are listed; by default those of this machine and in containers.")]
 Context = Annotated[
     str | None,
     typer.Option(

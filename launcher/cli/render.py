@@ -1,6 +1,5 @@
 """`launcher render`: a spec as a Compose file or as manifests, which work without the launcher."""
 
-import contextlib
 import json
 import shlex
 from pathlib import Path
@@ -112,32 +111,33 @@ def _rendered(directory: Path, there: set[str]) -> set[str]:
 
     from launcher.render.kubernetes.manifests import KUSTOMIZATION
 
-    def text(name: str) -> str:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            return (directory / name).read_text(encoding="utf-8")
-        return ""
-
-    if not _is_rendered(written := text(KUSTOMIZATION)):
+    if not _is_rendered(written := _text(directory / KUSTOMIZATION)):
         return set()
     try:
-        resources = yaml.safe_load(written)["resources"]
-        named = {name for name in there if name in resources}
+        named = there.intersection(yaml.safe_load(written)["resources"])
     except (yaml.YAMLError, LookupError, TypeError):
         return set()
-    return {KUSTOMIZATION, *(name for name in named if _is_manifest(name, text(name)))}
+    return {KUSTOMIZATION, *(name for name in named if _is_manifest(name, _text(directory / name)))}
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):  # nothing that was rendered
+        return ""
 
 
 def _is_manifest(name: str, text: str) -> bool:
     """Return whether all objects in a file are the launcher's, of the kind that the file is named after."""
     import yaml
 
-    from launcher.render.kubernetes.objects import NAME_LABEL
+    from launcher.render.kubernetes.objects import MANAGED_BY
 
     try:
-        made = [(f"{one['kind'].lower()}.yaml", one["metadata"]["labels"][NAME_LABEL]) for one in yaml.safe_load_all(text)]
+        made = {(f"{one['kind'].lower()}.yaml", one["metadata"]["labels"][MANAGED_BY]) for one in yaml.safe_load_all(text)}
     except (yaml.YAMLError, LookupError, TypeError, AttributeError):
         return False
-    return {*made} == {(name, "tf-launcher")}
+    return made == {(name, "launcher")}
 
 
 def _title(file: Path, to: str, overrides: list[str]) -> str:

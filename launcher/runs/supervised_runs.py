@@ -74,7 +74,7 @@ class SupervisedRuns:
         found: list[RunPaths] = []
         with translate_os_errors("listing the runs"), contextlib.suppress(FileNotFoundError):  # nothing was started yet
             # Others are no runs: `<name>.<time>` is what `up --fresh` moved aside.
-            found = [RunPaths(path) for path in self._runs.iterdir() if is_run_name(path.name) and _is_directory(path / "launcher")]
+            found = [RunPaths(path) for path in self._runs.iterdir() if is_run_name(path.name) and files.is_directory(path / "launcher")]
         known = [self._status(layout) for layout in found if self._has_run(layout)]
         return sorted(known, key=lambda status: status.started or 0, reverse=True)
 
@@ -198,17 +198,7 @@ def _await_snapshot(layout: RunPaths) -> Snapshot | None:
 
 def _logged(layout: RunPaths) -> list[str]:
     """Return the tasks that have log files."""
-    try:
-        return sorted(path.stem for path in layout.tasks.glob("*.log"))
-    except OSError:
-        return []
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # in a directory that is closed to this user, such as lost+found
-        return False
+    return sorted(path.stem for path in layout.tasks.glob("*.log")) if files.is_directory(layout.tasks) else []
 
 
 def _ended(processes: int) -> dict[str, int]:

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 
 from launcher import docker_cli, images
+from launcher.backend.check_results import CheckRequest, CheckResult, of_error, ok, problem, warning
 from launcher.backend.docker.engine import check_compose, endpoint
 from launcher.backend.docker.image_prep import check_directories
-from launcher.backend.findings import CheckRequest, CheckResult, of_error, ok, problem, warning
 from launcher.cli.formats import decimal
 from launcher.errors import LauncherError
 from launcher.spec.models import ClusterSpec

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from launcher import images
-from launcher.backend.findings import CheckRequest, CheckResult, of_error, ok, problem, warning
+from launcher.backend.check_results import CheckRequest, CheckResult, of_error, ok, problem, warning
 from launcher.backend.kubernetes import admission, doctor_capacity, doctor_policies, helper_pod, run_objects, storage_classes
 from launcher.backend.kubernetes.client import Cluster, Object, numbers
 from launcher.backend.kubernetes.errors import no_access

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.backend.findings import CheckResult, ok, problem, warning
+from launcher.backend.check_results import CheckResult, ok, problem, warning
 from launcher.backend.kubernetes import node_capacity
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.node_capacity import amount

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.backend.model import PlannedRun
 from launcher.errors import UsageError
+from launcher.files import is_directory
 from launcher.runs import archive, locks, orphans, spawn
 from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import RunPaths
@@ -103,5 +104,5 @@ def _check_directory(layout: RunPaths) -> None:
 
 def _model(layout: RunPaths) -> str | None:
     """Return where the run's exported model is, None where it has none."""
-    found = (str(layout.run_dir / directory) for directory in ARTIFACT_DIRECTORIES[Artifact.MODEL])
-    return next(filter(os.path.isdir, found), None)  # not Path's, which raises where the run's directory is closed to this user
+    found = (layout.run_dir / directory for directory in ARTIFACT_DIRECTORIES[Artifact.MODEL])
+    return next(map(str, filter(is_directory, found)), None)

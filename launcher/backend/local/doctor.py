@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.backend.findings import CheckRequest, CheckResult, ok, problem, warning
+from launcher.backend.check_results import CheckRequest, CheckResult, ok, problem, warning
 from launcher.cli.formats import decimal, memory
 from launcher.plan.machine import detect
 from launcher.spec.role_programs import roles_of

@@ -29,7 +29,7 @@ RESTRICTED_SECURITY_CONTEXT: Object = {"readOnlyRootFilesystem": True, "capabili
 NAME_LABEL = "app.kubernetes.io/name"
 _INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
-_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "app.kubernetes.io/managed-by"
 # On the pods of the tasks, the members of the cluster, and on no others.
 CLUSTER_LABEL = "tf-launcher/cluster"
 # On every pod that mounts the run's volume, where those have to be on one node.
@@ -131,7 +131,7 @@ def selector(run: Run, component: str | None = None) -> dict[str, str]:
 def metadata(run: Run, name: str, component: str | None = None, **more: Any) -> Object:
     """Return an object's metadata. `more` are further labels, or `annotations`. A name that becomes a host's is checked before."""
     annotations = {**run.options.annotations, **more.pop("annotations", {})}
-    labels = {**selector(run, component), _MANAGED_BY: "launcher", **run.options.labels, **more.pop("labels", {})}
+    labels = {**selector(run, component), MANAGED_BY: "launcher", **run.options.labels, **more.pop("labels", {})}
     namespace = {"namespace": run.options.namespace} if run.options.namespace else {}
     return {"name": name, **namespace, "labels": labels} | ({"annotations": annotations} if annotations else {})
 
@@ -143,7 +143,7 @@ def provenance(run: Run) -> dict[str, str]:
 
 def pod_metadata(run: Run, component: str) -> Object:
     """Return the metadata of a component's pods."""
-    labels = {**selector(run, component), _MANAGED_BY: "launcher", **run.options.labels}
+    labels = {**selector(run, component), MANAGED_BY: "launcher", **run.options.labels}
     return {"labels": labels} | ({"annotations": dict(run.options.annotations)} if run.options.annotations else {})
 
 

@@ -16,6 +16,14 @@ from launcher.render.kubernetes import manifests
 from launcher.render.targets import Source, renderer
 from launcher.spec.role_programs import sets_variables
 
+# Indented as what follows it in a test.
+MINE = """\
+        version: 1
+        name: digits
+        image: mine:1
+        command: [python, train.py]
+        storage: {}
+"""
 SPEC = """\
     version: 1
     name: digits
@@ -123,15 +131,13 @@ def test_compose_has_a_service_for_each_and_what_begins_empty_is_each_task_s_own
 
 
 def test_the_run_s_volume_is_prepared_before_the_first_init_container(source: Callable[..., Source]) -> None:
-    spec = """\
-        version: 1
-        name: digits
-        image: mine:1
-        command: [python, train.py]
-        storage: {}
+    spec = (
+        MINE
+        + """\
         init_containers: [{name: fetch, image: "curl:1"}, {name: warm, image: "busybox:1"}]
         sidecars: [{name: log, image: "fluent:1"}]
         """
+    )
     services = composed(source("docker", spec))["services"]
     waits_for = {name: list(services[name]["depends_on"]) for name in services if "depends_on" in services[name]}
     assert waits_for == {
@@ -192,17 +198,15 @@ def test_their_images_are_the_run_s_and_their_variables_keep_files_private(sourc
 
 
 def test_compose_interpolates_no_directory(source: Callable[..., Source]) -> None:
-    spec = """\
-        version: 1
-        name: digits
-        image: mine:1
-        command: [python, train.py]
-        storage: {}
+    spec = (
+        MINE
+        + """\
         roles: {chief: {working_dir: /$w}}
         volumes: [{name: sets, path: ., mount_path: /$s}, {name: work, source: {emptyDir: {}}, mount_path: /$e}]
         sidecars:
           - {name: log, image: "fluent:1", working_dir: /$l, mounts: [{volume: run, mount_path: /$r, sub_path: $p}, {volume: sets, mount_path: /$m}]}
         """
+    )
     services = composed(source("docker", spec))["services"]
     assert [services[name]["working_dir"] for name in ("chief", "chief-log")] == ["/$$w", "/$$l"]
     mounted = [one for name in ("chief", "chief-log") for one in services[name]["volumes"]]

@@ -1,4 +1,4 @@
-"""Findings of an examination, a line each."""
+"""The results of the checks of `launcher doctor`, a line each."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
