@@ -84,7 +84,9 @@ def test_an_url_may_be_in_the_env_file_and_a_run_starts_without_one(cli: Cli, tm
 
 
 def test_a_failure_to_tell_changes_nothing_and_is_said_in_a_line(cli: Cli, tmp_path: Path) -> None:
-    done = cli("up", write(tmp_path, "exit 0", {"command": ["sh", "-c", "echo no route >&2; exit 4"]}))
+    route, arrived = tmp_path / "route", tmp_path / "arrived"
+    tell = f"test -e {route} && touch {arrived} && exit; echo no route >&2; exit 4"
+    done = cli("up", write(tmp_path, "exit 0", {"command": ["sh", "-c", tell]}))
     assert done.returncode == 0, done.stderr
     words = "succeeded: nobody is told yet by command: sh ended with exit code 4: no route; it is tried until "
     until(lambda: words in cli("status", "toy").stdout, "the status to say so")
@@ -92,6 +94,8 @@ def test_a_failure_to_tell_changes_nothing_and_is_said_in_a_line(cli: Cli, tmp_p
     assert "telling by command: toy has succeeded" in (tmp_path / "runs/toy/launcher/supervisor.log").read_text()
     assert cli("down", "toy", "--delete-data", "--yes").returncode == 0
     assert not (tmp_path / "runs/toy").exists()
+    route.touch()
+    until(arrived.exists, "the next try, of a run that is deleted")
 
 
 def test_a_stall_is_told_once_and_a_run_that_somebody_stops_is_not(cli: Cli, tmp_path: Path) -> None:
