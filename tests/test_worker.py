@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.conftest import is_alive, wait_until
+from tests.trainer.conftest import is_alive
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]
 # A module with one quick test, by which pytest finds tests/conftest.py.
@@ -58,4 +59,4 @@ def test_a_test_process_that_does_not_end_is_killed(tmp_path: Path) -> None:
     done = run(tmp_path, STAYING)
     assert done.returncode == 0, done.stdout + done.stderr
     pid = int((tmp_path / "pid").read_text())
-    wait_until("the test process to be killed", lambda: not is_alive(pid), told=lambda: pid)
+    until("the test process to be killed", lambda: not is_alive(pid), told=lambda: pid)

@@ -15,6 +15,7 @@ import yaml
 
 from tests import forked
 from tests.integration import leftovers
+from tests.waiting import until
 from trainer.events import Event, parse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,15 +66,12 @@ class Run:
 
     def until(self, what: str, condition: Callable[[], Any], timeout: float = 60) -> Any:
         """Wait for `condition` to give something true, and return that."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            if result := condition():
-                return result
-            time.sleep(0.1)
-        logs = "\n".join(
-            f"--- {p.name}\n" + "\n".join(p.read_text().splitlines()[-15:]) for p in self.directory.glob("launcher/tasks/*.log")
-        )
-        raise AssertionError(f"waited {timeout} s for {what}\n{logs}")
+        return until(what, condition, timeout, told=self._last_lines, every=0.1)
+
+    def _last_lines(self) -> str:
+        """Return what each task has written last."""
+        logs = self.directory.glob("launcher/tasks/*.log")
+        return "".join(f"\n--- {path.name}\n" + "\n".join(path.read_text().splitlines()[-15:]) for path in logs)
 
     def kill_training_process(self, task: str) -> float:
         """Kill -9 the process that trains or serves for `task`; return when."""

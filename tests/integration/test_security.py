@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from tests import forked
 from tests.integration.running import ROOT
 from tests.trainer.test_socket_filter import own_address, reachable
+from tests.waiting import until
 
 TRAIN = {"workload": "mnist_mlp", "steps": 100, "evaluate": {"every_steps": 0}}
 
@@ -56,11 +56,7 @@ def test_the_chiefs_port_is_closed_also_while_peers_do_not_answer(
         stack.callback(task.wait)
         stack.callback(task.kill)
         port = int(addresses[0].rpartition(":")[2])
-        deadline = time.monotonic() + 60
-        while not (_listens_everywhere(port) if silent else reachable("127.0.0.1", port)):  # TensorFlow itself, where nobody is missing
-            assert time.monotonic() < deadline, "the port was never opened"
-            time.sleep(0.02)
-        deadline = time.monotonic() + 2  # the watcher looks fifty times a second, on a machine that does much else
-        while reachable(own, port):
-            assert time.monotonic() < deadline, "the port is open to other machines"
-            time.sleep(0.02)
+        # TensorFlow itself opens it, where nobody is missing.
+        until("the port to be opened", lambda: _listens_everywhere(port) if silent else reachable("127.0.0.1", port), told=task.poll)
+        # The watcher looks fifty times a second, on a machine that does much else.
+        until("the port to be closed to other machines", lambda: not reachable(own, port), 2, told=task.poll)

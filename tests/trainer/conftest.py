@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -16,21 +15,12 @@ from typing import Any, TextIO, cast
 import pytest
 
 from tests import forked
+from tests.waiting import until
 from trainer.events import Event, parse
 
 REPOSITORY = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_name("drive_parent.py")
 DEADLINE = 60.0  # seconds for whatever a test waits for
-
-
-def wait_until(what: str, check: Callable[[], Any], deadline: float = DEADLINE, *, told: Callable[[], object]) -> Any:
-    """Return check()'s first true result; fail at the deadline, saying what was waited for and what `told` returns then."""
-    end = time.monotonic() + deadline
-    while time.monotonic() < end:
-        if result := check():
-            return result
-        time.sleep(0.02)
-    pytest.fail(f"not within {deadline:g} s: {what}; last: {told()}")
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +69,7 @@ class Running:
 
     def event(self, kind: str, number: int = 1) -> Event:
         """Wait for the `number`-th event of a kind."""
-        found: list[Event] = wait_until(f"{number} x {kind}", lambda: len(e := self.events(kind)) >= number and e, told=lambda: self.lines)
+        found: list[Event] = until(f"{number} x {kind}", lambda: len(e := self.events(kind)) >= number and e, told=lambda: self.lines)
         return found[number - 1]
 
     def line(self, start: str) -> str:
@@ -88,7 +78,7 @@ class Running:
         def found() -> str:
             return next((line for line in list(self.lines) if line.startswith(start)), "")
 
-        text: str = wait_until(f"a line that starts with {start!r}", found, told=lambda: self.lines)
+        text: str = until(f"a line that starts with {start!r}", found, told=lambda: self.lines)
         return text.removeprefix(start).strip()
 
     def send(self, number: signal.Signals) -> None:
@@ -189,7 +179,7 @@ def alive() -> Callable[[int], bool]:
 
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
-    return wait_until
+    return until
 
 
 @pytest.fixture

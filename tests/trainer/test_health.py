@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.conftest import wait_until
+from tests.waiting import until
 from trainer.health import examine
 
 REPOSITORY = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def begun(run: Any, program: str) -> int:
     def words() -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
-    wait_until(f"{program} to be process {pid}", lambda: words()[0] == program, told=words)
+    until(f"{program} to be process {pid}", lambda: words()[0] == program, told=words)
     return pid
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.stand_ins import shell
+from tests.waiting import until
 from trainer.stacks import short_path
 
 PROGRAM = """
@@ -83,12 +83,11 @@ def test_a_python_below_a_shell_and_what_it_forks(supervise: Any, program: Path,
     program.write_text("import os; os.fork()\n" + PROGRAM, encoding="utf-8")
     run = supervise(*shell(f"{sys.executable} {program}; true"))
     run.line("python")
-    deadline = time.monotonic() + 20
-    found = ask(tmp_path)
-    while sum("in in_the_main_one" in one["stacks"] for one in found) < 2:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
-        found = ask(tmp_path)
+
+    def both() -> bool:
+        return sum("in in_the_main_one" in one["stacks"] for one in ask(tmp_path)) >= 2
+
+    until("the stacks of both", both, told=lambda: ask(tmp_path), every=0.1)
 
 
 def test_all_who_ask_at_the_same_time_get_the_same(supervise: Any, program: Path, tmp_path: Path) -> None:
@@ -118,9 +117,8 @@ def test_a_program_that_has_taken_the_place_of_a_python_is_not_signalled(supervi
     program.write_text("import os; print('python', os.getpid(), flush=True); os.execv('/bin/sleep', ['sleep', '60'])", encoding="utf-8")
     run = supervise(sys.executable, str(program))
     pid = int(run.line("python"))
-    deadline = time.monotonic() + 20
-    while "sleep" not in Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8") and time.monotonic() < deadline:
-        time.sleep(0.02)
+    words = Path(f"/proc/{pid}/cmdline")
+    until("another program", lambda: "sleep" in words.read_text(encoding="utf-8"), told=words.read_text)
     (found,) = ask(tmp_path)
     assert "runs another program now" in found["problem"]
     os.kill(pid, 0)
@@ -132,10 +130,7 @@ def test_a_stopped_process_is_named(supervise: Any, program: Path, tmp_path: Pat
     pid = int(run.line("python"))
     os.kill(pid, signal.SIGSTOP)
     try:
-        deadline = time.monotonic() + 20
-        while "is stopped by a signal" not in (found := ask(tmp_path)[0])["problem"] and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert "is stopped by a signal" in found["problem"]
+        until("it to be named", lambda: "is stopped by a signal" in ask(tmp_path)[0]["problem"], told=lambda: ask(tmp_path))
     finally:
         os.kill(pid, signal.SIGCONT)
 

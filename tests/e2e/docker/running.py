@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from launcher.docker_cli import DockerError, docker
 from launcher.render import labels
 from launcher.runs import locks
 from launcher.runs.paths import RunPaths
-from tests import forked
+from tests import forked, waiting
 from tests.e2e.busy import BUSY
 from tests.processes import free_port
 from trainer.events import Event, parse
@@ -30,11 +29,7 @@ EXAMPLES = ROOT / "examples"
 
 def until(what: str, condition: Callable[[], Any], timeout: float = 60, *, told: Callable[[], object]) -> Any:
     """Wait for `condition` to give something true, and return that; fail after `timeout`, times BUSY, with what `told` says it was at last."""
-    deadline = time.monotonic() + timeout * BUSY
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"waited {timeout * BUSY:g} s for {what}; seen last: {told()}"
-        time.sleep(0.5)
-    return result
+    return waiting.until(what, condition, timeout * BUSY, told=told, every=0.5)
 
 
 @contextlib.contextmanager

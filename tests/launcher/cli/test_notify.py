@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from launcher.cli.up import _in_background
 from launcher.spec.models import ClusterSpec
 from tests.hook import serving
 from tests.launcher.cli.conftest import Cli
+from tests.waiting import until
 
 PLACE = "T0KEN-in-the-path"
 
@@ -27,11 +27,9 @@ def write(tmp_path: Path, command: str, notify: dict[str, Any], **more: Any) -> 
     return "toy.yaml"
 
 
-def until(condition: Callable[[], object], words: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"waited 60 s for {words}"
-        time.sleep(0.05)
+def until_status(cli: Cli, words: str) -> None:
+    """Wait until `launcher status` has some words."""
+    until(f"{words!r} in the status", lambda: words in cli("status", "toy").stdout, told=lambda: cli("status", "toy").stdout, every=0.05)
 
 
 def told(tmp_path: Path) -> list[dict[str, Any]]:
@@ -42,10 +40,10 @@ def told(tmp_path: Path) -> list[dict[str, Any]]:
 def test_a_program_is_told_once_that_a_run_has_succeeded_by_any_number_of_watchers(cli: Cli, tmp_path: Path) -> None:
     done = cli("up", write(tmp_path, "exit 0", {"command": ["./tell"]}))
     assert done.returncode == 0, done.stderr
-    until(lambda: told(tmp_path), "the message")
+    until("the message", lambda: told(tmp_path), told=lambda: cli("status", "toy").stdout)
     assert cli("wait", "toy").returncode == 0
     assert "is complete" in cli("up", "toy.yaml").stdout
-    until(lambda: "told by command at" in cli("status", "toy").stdout, "the status to say so")
+    until_status(cli, "told by command at")
     [notified] = json.loads(cli("status", "toy", "--json").stdout)["notified"]
     assert notified.startswith("succeeded: told by command at 2")
     [message] = told(tmp_path)
@@ -59,13 +57,13 @@ def test_a_webhook_is_told_why_a_run_has_failed_and_its_url_is_nowhere(cli: Cli,
         program = "echo ${NOTIFY_WEBHOOK-unset} >&2; echo no data >&2; exit 3"
         done = cli("up", write(tmp_path, program, notify), env={"NOTIFY_WEBHOOK": url})
         assert done.returncode == 1, done.stderr
-        until(lambda: server.got, "the message")
+        until("the message", lambda: server.got, told=lambda: cli("status", "toy").stdout)
     assert "chief | unset" in done.stdout.splitlines()
     [(path, _, message)] = server.got
     assert path == f"/{PLACE}"
     assert (message["event"], message["state"]) == ("failed", "failed")
     assert message["reason"].startswith("chief failed on attempt 1 (exit code 3): ")
-    until(lambda: "told by webhook at" in cli("status", "toy").stdout, "the status to say so")
+    until_status(cli, "told by webhook at")
     files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert [str(path) for path in files if PLACE.encode() in path.read_bytes()] == []
     assert PLACE not in done.stdout + done.stderr
@@ -80,7 +78,7 @@ def test_an_url_may_be_in_the_env_file_and_a_run_starts_without_one(cli: Cli, tm
         (tmp_path / "team.env").write_text(f"NOTIFY_WEBHOOK={server.address}/{PLACE}\n")
         done = cli("up", spec, "--fresh", "--set", "env_file=team.env")
         assert done.returncode == 0, done.stderr
-        until(lambda: server.got, "the message")
+        until("the message", lambda: server.got, told=lambda: cli("status", "toy").stdout)
 
 
 def test_a_failure_to_tell_changes_nothing_and_is_said_in_a_line(cli: Cli, tmp_path: Path) -> None:
@@ -89,20 +87,20 @@ def test_a_failure_to_tell_changes_nothing_and_is_said_in_a_line(cli: Cli, tmp_p
     done = cli("up", write(tmp_path, "exit 0", {"command": ["sh", "-c", tell]}))
     assert done.returncode == 0, done.stderr
     words = "succeeded: nobody is told yet by command: sh ended with exit code 4: no route; it is tried until "
-    until(lambda: words in cli("status", "toy").stdout, "the status to say so")
+    until_status(cli, words)
     assert json.loads(cli("status", "toy", "--json").stdout)["state"] == "succeeded"
     assert "telling by command: toy has succeeded" in (tmp_path / "runs/toy/launcher/supervisor.log").read_text()
     assert cli("down", "toy", "--delete-data", "--yes").returncode == 0
     assert not (tmp_path / "runs/toy").exists()
     route.touch()
-    until(arrived.exists, "the next try, of a run that is deleted")
+    until("the next try, of a run that is deleted", arrived.exists, told=lambda: list(tmp_path.iterdir()))
 
 
 def test_a_stall_is_told_once_and_a_run_that_somebody_stops_is_not(cli: Cli, tmp_path: Path) -> None:
     spec = write(tmp_path, "echo begins; sleep 600", {"command": ["./tell"]}, stall_timeout="1s")
     started = cli("up", spec, "--detach")
     assert "notice: its supervisor on this machine tells by command how it goes" in started.stdout.splitlines()
-    until(lambda: told(tmp_path), "the message")
+    until("the message", lambda: told(tmp_path), told=lambda: cli("status", "toy").stdout)
     time.sleep(6)  # it is looked at again meanwhile
     assert cli("down", "toy").returncode == 0
     [message] = told(tmp_path)

@@ -1,10 +1,10 @@
 """`launcher stacks`: of a run of processes; tests/e2e have those of containers and pods, tests/trainer/test_stacks.py the parent's part."""
 
 import json
-import time
 from pathlib import Path
 
 from tests.launcher.cli.conftest import Cli
+from tests.waiting import until
 
 PROGRAM = """
 import json, os, time
@@ -29,10 +29,12 @@ def test_the_stacks_of_each_task(cli: Cli, tmp_path: Path) -> None:
     }
     (tmp_path / "toy.yaml").write_text(json.dumps(spec), encoding="utf-8")
     assert cli("up", "--detach", "toy.yaml").returncode == 0
-    deadline = time.monotonic() + 30
-    while "waits_for_nothing" not in (shown := cli("stacks", "toy").stdout) or "another program" not in shown:
-        assert time.monotonic() < deadline, shown
-        time.sleep(0.2)
+
+    def stacks() -> str:
+        shown = cli("stacks", "toy").stdout
+        return shown if "waits_for_nothing" in shown and "another program" in shown else ""
+
+    shown = until("the stacks of both", stacks, told=lambda: cli("stacks", "toy").stdout, every=0.2)
     chief, worker = shown.split("\n\n")[:2]
     assert chief.startswith("chief  process ")
     assert f'File "{tmp_path / "train.py"}", line 5 in waits_for_nothing' in chief

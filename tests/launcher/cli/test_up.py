@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from launcher.cli.up import _unwatched
 from launcher.spec.models import ClusterSpec
 from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
+from tests.waiting import until
 
 
 def test_success_is_plain_lines_a_summary_and_exit_code_0(cli: Cli, spec: Spec) -> None:
@@ -212,9 +212,7 @@ def test_fresh_moves_aside_also_what_cannot_be_read(lost: str, cli: Cli, spec: S
 def test_fresh_waits_for_what_a_killed_supervisor_left_to_save_in_the_old_run(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     assert cli("up", spec("slow", "2"), "--detach").returncode == 0
     state = tmp_path / "runs" / "toy" / "launcher" / "state.json"
-    deadline = time.monotonic() + 20
-    while "chief | up" not in cli("logs", "toy").stdout:
-        assert time.monotonic() < deadline
+    until("the chief to be up", lambda: "chief | up" in cli("logs", "toy").stdout, told=lambda: cli("logs", "toy").stdout)
     os.kill(json.loads(state.read_text())["supervisor"]["pid"], signal.SIGKILL)
     assert cli("up", spec("steps", "30", "0.1"), "--fresh").returncode == 0
     (old,) = aside(tmp_path)
@@ -239,7 +237,7 @@ def test_fresh_and_resume_exclude_each_other(cli: Cli, spec: Spec) -> None:
 
 
 def start(
-    tmp_path: Path, environment: dict[str, str], *arguments: str, until: str = "up", before: tuple[str, ...] = ()
+    tmp_path: Path, environment: dict[str, str], *arguments: str, last: str = "up", before: tuple[str, ...] = ()
 ) -> subprocess.Popen[str]:
     """Start `up` in the foreground and wait until its task has written a line."""
     process = subprocess.Popen(
@@ -252,12 +250,12 @@ def start(
         start_new_session=True,
     )
     assert process.stdout is not None
-    deadline = time.monotonic() + 20
+    written = []
     for line in process.stdout:
-        if line.strip().endswith(until):
+        written.append(line)
+        if line.strip().endswith(last):
             return process
-        assert time.monotonic() < deadline
-    raise AssertionError("it ended before it wrote anything")
+    raise AssertionError(f"it ended before it wrote {last!r}: {written}")
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
@@ -278,7 +276,7 @@ def test_a_signal_saves_and_stops(
 
 def test_under_nohup_the_end_of_the_terminal_ends_nothing(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
     ignoring = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
-    process = start(tmp_path, environment, spec("steps", "1000", "0.1"), until="examples/s", before=ignoring)
+    process = start(tmp_path, environment, spec("steps", "1000", "0.1"), last="examples/s", before=ignoring)
     process.send_signal(signal.SIGHUP)
     # It was there when the signal came and goes on showing what the run does.
     assert process.stdout is not None
@@ -292,7 +290,7 @@ def test_under_nohup_the_end_of_the_terminal_ends_nothing(cli: Cli, spec: Spec, 
 
 
 def test_a_reader_that_leaves_ends_the_run(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
-    process = start(tmp_path, environment, spec("steps", "1000", "0.1"), until="examples/s")
+    process = start(tmp_path, environment, spec("steps", "1000", "0.1"), last="examples/s")
     assert process.stdout is not None
     process.stdout.close()
     process.wait(timeout=30)

@@ -3,22 +3,23 @@
 import json
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
+from tests.waiting import until
 
 
 def until_written(tmp_path: Path, text: str, seconds: float = 60) -> None:
     """Wait until the chief's log has a text; fail, and show the log, when it has not in time."""
     log = tmp_path / "runs" / "toy" / "launcher" / "tasks" / "chief.log"
-    deadline = time.monotonic() + seconds
-    while text not in (written := log.read_text() if log.exists() else ""):
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {text!r} in {log}, which has {written[-2000:]!r}"
-        time.sleep(0.1)
+
+    def written() -> str:
+        return log.read_text() if log.exists() else ""
+
+    until(f"{text!r} in {log}", lambda: text in written(), seconds, told=lambda: written()[-2000:], every=0.1)
 
 
 def test_a_run_in_the_background_from_up_to_down(cli: Cli, spec: Spec, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from launcher.notify import ledger, outbox, sender
 from launcher.notify.message import of_end
 from launcher.runs.status import RunStatus, State
 from tests.hook import serving
+from tests.trainer.conftest import is_alive
+from tests.waiting import until
 
 PLACE = "T0KEN-in-the-path"
 END = of_end(RunStatus("digits", "local", State.FAILED, "boom", started=1.0, ended=2.0, step=3), 2.0)
@@ -159,20 +161,12 @@ def test_a_program_that_fails_is_told_by_its_last_line() -> None:
 def test_a_program_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     script = f"sleep 100 & echo $! > {tmp_path}/pid; yes"
     assert called("sh", "-c", script, ends_within=1.0) == ("sh did not end within 1 s, and was killed", 1)
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists():
-        state = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat").read_text().rpartition(")")[2].split()[0]
-        if state == "Z":
-            break
-        assert time.monotonic() < deadline, "the program's child is still there"
-        time.sleep(0.05)
+    child = int((tmp_path / "pid").read_text())
+    until("the end of the program's child", lambda: not is_alive(child), told=lambda: child)
 
 
 def ended(sending: outbox.Sending) -> ledger.Entry:
-    deadline = time.monotonic() + 60
-    while (outcome := sending.outcome()) is None:
-        assert time.monotonic() < deadline, "the sender has not ended"
-        time.sleep(0.02)
+    outcome: ledger.Entry = until("the end of the sender", sending.outcome, told=lambda: sending)
     return outcome
 
 

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pytest
 import trainer
 from launcher.plan import role_rules
 from launcher.render import parent_file
+from tests.waiting import until
 
 CHIEF = {"cluster": {"chief": ["127.0.0.1:2222"]}, "task": {"type": "chief", "index": 0}}
 WITHIN = 60.0  # seconds for what takes a tenth of one
@@ -169,16 +169,11 @@ def test_it_is_well_while_its_program_runs_and_passes_the_signal_to_stop_on(star
 
 def test_no_program_outlives_it(start: Started, tmp_path: Path) -> None:
     process = start("--", "sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 600", TF_CONFIG=CHIEF)
-    deadline = time.monotonic() + WITHIN
     file = tmp_path / "pid"
-    while not (file.exists() and file.read_text().endswith("\n")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until("the program", lambda: file.exists() and file.read_text().endswith("\n"), WITHIN, told=process.poll)
     process.kill()
     pid = int(file.read_text())
-    while runs(pid):
-        assert time.monotonic() < deadline, "the program runs on"
-        time.sleep(0.02)
+    until("its end", lambda: not runs(pid), WITHIN, told=process.poll)
 
 
 def runs(pid: int) -> bool:

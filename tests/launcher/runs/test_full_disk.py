@@ -4,7 +4,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from launcher.runs.state_file import Snapshot
 from launcher.runs.state_writer import StateWriter
 from launcher.runs.status import RunStatus, State
 from tests import forked
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -147,13 +148,6 @@ def test_a_last_state_has_its_space_though_others_have_taken_the_room(disk: Path
     assert not (disk / "reserve").exists()
 
 
-def until(condition: Callable[[], object], words: str, told: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"waited 60 s for {words}: {told()}"
-        time.sleep(0.1)
-
-
 def test_a_run_on_a_full_disk_goes_on_is_seen_and_tells_what_it_lost(disk: Path, tmp_path: Path) -> None:
     def launcher(*words: str) -> str:
         done = forked.launcher(*words, "--runs", str(disk), cwd=tmp_path, env=dict(os.environ), timeout=60)
@@ -165,18 +159,28 @@ def test_a_run_on_a_full_disk_goes_on_is_seen_and_tells_what_it_lost(disk: Path,
     started = launcher("up", "toy.yaml", "--detach")
     log, own = disk / "toy/launcher/tasks/chief.log", disk / "toy/launcher/supervisor.log"
     try:
-        until(lambda: "line" in log.read_text(), "the program to write", lambda: started)
+        until("the program to write", lambda: "line" in log.read_text(), told=lambda: started)
         fill(disk)
         size = log.stat().st_size
         time.sleep(1)
         assert log.stat().st_size - size < 4096  # the rest of its last page
         (tmp_path / "fail").touch()
-        until(lambda: "exit code 1" in launcher("status", "toy", "--json"), "the restart to be seen", lambda: launcher("status", "toy"))
+        until(
+            "the restart to be seen",
+            lambda: "exit code 1" in launcher("status", "toy", "--json"),
+            told=lambda: launcher("status", "toy"),
+            every=0.1,
+        )
         (disk / "filler").unlink()
-        until(lambda: "lines could not be written here" in log.read_text(), "what was lost to be told", own.read_text)
-        until(lambda: "the state can be written again" in own.read_text(), "the supervisor to say so", own.read_text)
+        until("what was lost to be told", lambda: "lines could not be written here" in log.read_text(), told=own.read_text)
+        until("the supervisor to say so", lambda: "the state can be written again" in own.read_text(), told=own.read_text)
         (tmp_path / "end").touch()
-        until(lambda: '"state": "succeeded"' in launcher("status", "toy", "--json"), "its end", lambda: launcher("status", "toy"))
+        until(
+            "its end",
+            lambda: '"state": "succeeded"' in launcher("status", "toy", "--json"),
+            told=lambda: launcher("status", "toy"),
+            every=0.1,
+        )
     finally:
         launcher("down", "toy", "--now")
     assert sum("could not be written here" in line for line in log.read_text().splitlines()) == 1

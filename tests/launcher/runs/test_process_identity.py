@@ -7,6 +7,7 @@ import sys
 import time
 
 from launcher.runs import process_identity
+from tests.waiting import until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -20,10 +21,8 @@ def test_a_process_is_known_until_it_ends_and_its_number_alone_is_not_enough() -
         assert not process_identity.alive(dataclasses.replace(identity, born="another boot:17"))
     finally:
         child.kill()
-    deadline = time.monotonic() + 5
-    while process_identity.alive(identity):  # dead though nobody has reaped it yet
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    # Dead though nobody has reaped it yet.
+    until("it to be known as dead", lambda: not process_identity.alive(identity), told=lambda: process_identity.identify(child.pid))
     child.wait()
     assert process_identity.identify(child.pid) is None
 

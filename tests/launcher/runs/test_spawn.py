@@ -1,6 +1,5 @@
 """A supervisor that does not come up: nothing of it is left, nor of what it had started itself."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from launcher.errors import LauncherError
 from launcher.plan.models import Plan
 from launcher.runs import process_identity, spawn
 from launcher.runs.paths import RunPaths
+from tests.waiting import until
 
 # As a supervisor waits for Docker Compose, a process of its own session.
 WAITS = """
@@ -29,10 +29,7 @@ def test_what_it_had_started_ends_with_it(then: str, tmp_path: Path, monkeypatch
     with pytest.raises(LauncherError, match="did not come up within 5 s or ended at once"):
         spawn.start(layout, plan, {}, lock_fd=lock, detach=True, supervisor="waits", within=5.0)
     child = int((layout.run_dir / "child").read_text())
-    deadline = time.monotonic() + 5
-    while process_identity.identify(child) is not None:
-        assert time.monotonic() < deadline, "what it had started goes on"
-        time.sleep(0.05)
+    until("the end of what it had started", lambda: process_identity.identify(child) is None, told=lambda: child)
 
 
 def test_what_holds_the_user_s_env_is_read_by_nobody_else(tmp_path: Path) -> None:

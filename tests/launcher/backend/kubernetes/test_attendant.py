@@ -1,6 +1,5 @@
 """An attendant by itself: it ends what failed or never starts, keeps what is lost with pods, and knows when nothing is left to do."""
 
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +20,7 @@ from tests.golden_messages import Golden
 from tests.hook import serving
 from tests.launcher.backend.kubernetes import objects
 from tests.launcher.backend.kubernetes.objects import COMPLETE, FAILED, NOW, job
+from tests.waiting import until
 
 NAME = "digits-attendant"
 
@@ -139,11 +139,12 @@ def test_it_is_done_when_the_webhook_was_told_and_another_one_tells_nothing_agai
         (tmp_path / "url").write_text(server.address)
         webhook = Channel("webhook", url_file=str(tmp_path / "url"), allow_http=True)
         attendant = Attendant(cast("Cluster", there), "digits", 5, 600, webhook)
-        deadline = time.monotonic() + 60
-        while not attendant.is_done():
-            assert time.monotonic() < deadline
+
+        def is_done() -> bool:
             list(attendant.reconcile())
-            time.sleep(0.02)
+            return attendant.is_done()
+
+        until("it to be done", is_done, told=lambda: server.got)
         another = Attendant(cast("Cluster", there), "digits", 5, 600, webhook)
         assert list(another.reconcile()) == []
         assert another.is_done()

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from launcher.backend.kubernetes.errors import UnreachableError
 from launcher.backend.kubernetes.informer import Informer
 from launcher.backend.kubernetes.status_source import Source
 from tests.launcher.backend.kubernetes import objects
+from tests.waiting import until
 
 RULE = 'pods is forbidden: User "ada" cannot watch resource "pods" in API group "" in the namespace "n"'
 
@@ -116,7 +117,11 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
     yield made
     monkeypatch.setattr(informer, "_ABANDONED", -1.0)
     made.watches += 1
-    until(lambda: not any(thread.name.startswith("watch ") for thread in threading.enumerate()))
+    until(
+        "the end of the threads that watch",
+        lambda: not any(thread.name.startswith("watch ") for thread in threading.enumerate()),
+        told=threading.enumerate,
+    )
 
 
 def kubeconfig(port: int, token: str = "first") -> str:  # noqa: S107  of this test
@@ -143,19 +148,12 @@ def watching(cluster: Cluster, state: State) -> Informer:
     """Return what has begun to watch pods."""
     made = Informer(cluster, "Pod", {"run": "digits"})
     assert names(made) == names(made)
-    until(lambda: state.asked[-1].startswith("watch"))
+    until("a request", lambda: state.asked[-1].startswith("watch"), told=lambda: state.asked)
     return made
 
 
 def names(pods: Informer) -> list[str]:
     return [one["metadata"]["name"] for one in pods.objects()]
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline, "waited 20 s"
-        time.sleep(0.01)
 
 
 def of_run(pod: dict[str, Any]) -> dict[str, Any]:
@@ -174,11 +172,11 @@ def test_who_asks_once_opens_no_watch_and_who_asks_again_is_told_what_changes(st
     pods = watching(cluster, state)
     before = len(state.asked)
     state.change("ADDED", SECOND)
-    until(lambda: names(pods) == [ONE, TWO])
+    until("the pods", lambda: names(pods) == [ONE, TWO], told=lambda: names(pods))
     state.change("MODIFIED", objects.ended("worker", 1, 1))
-    until(lambda: pods.objects()[1]["status"]["phase"] == "Failed")
+    until("the pod to have failed", lambda: pods.objects()[1]["status"]["phase"] == "Failed", told=pods.objects)
     state.change("DELETED", FIRST)
-    until(lambda: names(pods) == [TWO])
+    until("the pods", lambda: names(pods) == [TWO], told=lambda: names(pods))
     assert len(state.asked) == before
 
 
@@ -187,26 +185,26 @@ def test_a_watch_that_ends_goes_on_where_it_was(state: State, cluster: Cluster) 
     pods = watching(cluster, state)
     state.tell({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}})
     state.change("ADDED", SECOND)
-    until(lambda: len(names(pods)) == 2)
+    until("the pods", lambda: len(names(pods)) == 2, told=lambda: names(pods))
     state.watches += 1
-    until(lambda: state.asked[-1] == "watch 10")
+    until("a request", lambda: state.asked[-1] == "watch 10", told=lambda: state.asked)
     assert state.asked.count("pods") == 2
     state.change("DELETED", SECOND)
-    until(lambda: names(pods) == [ONE])
+    until("the pods", lambda: names(pods) == [ONE], told=lambda: names(pods))
 
 
 @pytest.mark.parametrize("within", [True, False])
 def test_what_the_api_server_has_forgotten_is_listed_again(within: bool, state: State, cluster: Cluster) -> None:
     pods = watching(cluster, state)
     state.change("ADDED", FIRST)
-    until(lambda: names(pods) == [ONE])
+    until("the pods", lambda: names(pods) == [ONE], told=lambda: names(pods))
     if within:
         state.tell({"type": "ERROR", "object": {"kind": "Status", "code": 410}})
         state.oldest = state.version
     else:
         state.version = state.oldest = 100
     state.watches += 1
-    until(lambda: state.asked[-2:] == ["pods", f"watch {state.version}"])
+    until("a request", lambda: state.asked[-2:] == ["pods", f"watch {state.version}"], told=lambda: state.asked)
     assert names(pods) == [ONE]
 
 
@@ -221,11 +219,11 @@ def test_a_cluster_that_is_away_is_told_and_what_it_has_when_it_is_back(state: S
 
     state.is_away = True
     state.watches += 1
-    until(lambda: told() == ["watching pods:"] or told() == ["listing pods:"])
+    until("the pods, or what is told of them", lambda: told() == ["watching pods:"] or told() == ["listing pods:"], told=told)
     state.change("ADDED", FIRST)
     state.events.clear()
     state.is_away = False
-    until(lambda: told() == [ONE])
+    until("the pods, or what is told of them", lambda: told() == [ONE], told=told)
 
 
 def test_a_token_that_has_expired_is_renewed_when_the_watch_is_opened_again(state: State, cluster: Cluster, tmp_path: Path) -> None:
@@ -234,9 +232,9 @@ def test_a_token_that_has_expired_is_renewed_when_the_watch_is_opened_again(stat
     (tmp_path / "config").write_text(kubeconfig(port or 0, "second"))
     state.token = "second"  # noqa: S105  of this test
     state.watches += 1
-    until(lambda: state.asked[-3:] == ["watch 7"] * 3)  # opened, refused, opened
+    until("a request", lambda: state.asked[-3:] == ["watch 7"] * 3, told=lambda: state.asked)  # opened, refused, opened
     state.change("ADDED", FIRST)
-    until(lambda: names(pods) == [ONE])
+    until("the pods", lambda: names(pods) == [ONE], told=lambda: names(pods))
 
 
 def test_who_may_not_watch_asks_seldom_while_nothing_changes(state: State, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +244,11 @@ def test_who_may_not_watch_asks_seldom_while_nothing_changes(state: State, clust
     state.there["jobs"] = [objects.job("worker")]
     source = Source(cluster, "digits")
     assert source.snapshot() == source.snapshot()
-    until(lambda: not any(thread.name.startswith("watch ") for thread in threading.enumerate()))
+    until(
+        "the end of the threads that watch",
+        lambda: not any(thread.name.startswith("watch ") for thread in threading.enumerate()),
+        told=threading.enumerate,
+    )
     now = [time.monotonic()]
     monkeypatch.setattr(informer, "time", SimpleNamespace(monotonic=lambda: now[0]))
 

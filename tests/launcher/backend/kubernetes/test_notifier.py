@@ -3,7 +3,6 @@
 import base64
 import dataclasses
 import json
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from launcher.runs.status import RunStatus, State, TaskStatus
 from launcher.spec.models import ClusterSpec
 from launcher.spec.notification import Webhook
 from tests.hook import Server, serving
+from tests.waiting import until
 
 FAILED = RunStatus("digits", "kubernetes", State.FAILED, "chief: boom", started=1.0, ended=2.0, step=7)
 
@@ -84,11 +84,14 @@ def watching(there: There, server: Server | None, seconds: float = 0.0) -> Notif
 
 def look_until(one: Notifier, status: RunStatus, condition: Callable[[], object]) -> list[str]:
     said: list[str] = []
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, said
-        said += one.send_due(status)
-        time.sleep(0.02)
+
+    def looked() -> object:
+        if found := condition():
+            return found
+        said.extend(one.send_due(status))
+        return None
+
+    until("what it is to send", looked, told=lambda: said)
     return said
 
 
@@ -134,8 +137,7 @@ def test_one_that_was_to_be_sent_by_somebody_who_is_gone_is_sent_by_another() ->
     with serving(200) as server:
         gone = watching(there, None)
         assert list(gone.send_due(FAILED)) == []
-        while gone._sent[0].sending.outcome() is None:
-            time.sleep(0.02)
+        until("the end of its sender", gone._sent[0].sending.outcome, told=lambda: entries(there))
         other = watching(there, server)
         assert list(other.send_due(FAILED)) == []
         assert server.got == []

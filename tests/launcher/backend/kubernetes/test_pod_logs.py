@@ -1,7 +1,6 @@
 """The output of pods is read once, and kept for when they are gone. The API server is stood in for by its answers."""
 
 import queue
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +15,7 @@ from launcher.backend.kubernetes.pod_logs import PodLogs, stored_lines
 from launcher.cli.output_lines import event_in, raw
 from launcher.errors import LauncherError
 from launcher.runs.status import LogLine
+from tests.waiting import until
 from trainer.events import parse
 
 POD: dict[str, Any] = {
@@ -192,10 +192,7 @@ def test_the_last_lines_are_read_without_looking_again(tmp_path: Path, monkeypat
 
 def taken(logs: PodLogs, pods: list[dict[str, Any]]) -> list[str]:
     """Return what comes next of pods that are streamed."""
-    deadline = time.monotonic() + 10
-    while not (found := logs.new_lines(pods)):
-        assert time.monotonic() < deadline, "nothing came within 10 s"
-        time.sleep(0.01)
+    found = until("lines that are streamed", lambda: logs.new_lines(pods), told=lambda: "none")
     return [line.text for line in found]
 
 

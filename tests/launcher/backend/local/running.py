@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from launcher.plan.models import Plan, Resources, RestartRule, RoleName, Task
 from launcher.runs import process_identity, state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import ENDED, RunStatus
+from tests.waiting import until
 from trainer.strategies import Scope
 
 FOREVER = "print('up'); time.sleep(60)"
@@ -79,10 +79,7 @@ class Runs:
 
     def until(self, what: str, condition: Callable[[], bool], name: str = "run", seconds: float = 60) -> None:
         """Wait until something holds; fail, and tell the state of the run and what its tasks wrote last, when it does not in time."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}: {self._last(name)}"
-            time.sleep(0.03)
+        until(what, condition, seconds, told=lambda: self._last(name), every=0.03)
 
     def _last(self, name: str) -> str:
         """Return the state of a run and of its tasks, with their last lines."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.trainer.conftest import Ports
+from tests.waiting import until
 from trainer.engine.manual.watchdog import ServerWatchdog, unreachable
 from trainer.exit_codes import ExitCode
 from trainer.tf_config import split_address
@@ -78,10 +79,8 @@ def test_servers_that_answer_are_left_alone(ports: Ports) -> None:
     here = ports.address()
     ports.listen(here)
     with watched({"worker-0": here}, left) as alive:
-        deadline = time.monotonic() + 30
-        while len(alive) < 3 and not left.said:  # twice as long as the timeout of a silent one
-            assert time.monotonic() < deadline, f"run.json said {len(alive)} times that the run is alive"
-            time.sleep(0.02)
+        # Twice as long as the timeout of a silent one.
+        until("run.json to say three times that the run is alive", lambda: len(alive) >= 3 or left.said, told=lambda: alive)
     assert left.said == []
 
 
