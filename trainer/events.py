@@ -35,7 +35,7 @@ FIELDS: dict[str, str] = {
     "evaluated": "step, metrics ({name: float}), seconds",
     "exported": "step, path, metric, value: the best model so far, by that metric, is complete on disk; without a metric the last one",
     "checkpoint": "step, path, seconds: a checkpoint is complete on disk",
-    "stalled": "seconds (without progress), step, doing (input, code, peers, servers, compiling, tensorflow, stopped, silent), place (the call, or the servers)",
+    "stalled": "seconds (without progress), step, doing (input, code, peers, servers, compiling, tensorflow, stopped, silent, unknown), place (the call, or the servers)",
     "resumed": "seconds: there is progress again after so long without",
     "busy": "phase (evaluating, saving, callbacks), seconds: it takes long, and goes on",
     "alive": "phase (starting, training, evaluating, saving, callbacks, waiting), step, steps, seconds (of so many steps or batches): from the training process to "

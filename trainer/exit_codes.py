@@ -11,7 +11,7 @@ from typing import Literal
 
 
 class ExitCode(IntEnum):
-    """Why a task ended. Every other number is a failure, and counts against the restart limit."""
+    """Why a task ended. Every number that is not here is a failure, too, and counts against the restart limit."""
 
     DONE = 0
     FAILURE = 1
@@ -56,7 +56,7 @@ def describe(code: int) -> str:
 def unretried(code: int) -> int:
     """Return the exit code of a task that has failed with `code` and is to be started no more, by anyone who runs its container.
 
-    It is the same, but where that asks to be started again (75), or may as well be of a container that was killed as a whole or could
-    not be started (128 and above), which is worth another attempt: these become a plain failure.
+    Codes that ask for another start become a plain failure: 75, and those from 128 on, as of a container that was killed as a whole or could
+    not be started. All others stay.
     """
     return int(ExitCode.FAILURE) if code == ExitCode.PEER_LOST or code >= SIGNAL_BASE else code

@@ -34,7 +34,7 @@ DEVICES = Path("/dev")  # has nvidia0 and so on, one for each GPU of the machine
 
 @dataclass(frozen=True)
 class Context:
-    """The input of every role: the task, the job, its port until TensorFlow has it, and what returns whether a stop was asked for."""
+    """The input of every role: the task, the job, the port, held until TensorFlow takes it, and `stopped`, which returns whether a stop was asked for."""
 
     task: TaskConfig
     job: Job

@@ -6,7 +6,7 @@ from typing import Dict, Literal, Mapping, NamedTuple, Tuple
 
 Strategy = Literal["single", "mirrored", "multi_worker_mirrored", "parameter_server", "manual"]
 # When a task ends by itself, what follows. `alone`: only it is started again. `all`: its peers exit 75, too (a server's: the chief alone),
-# and training goes on from the last checkpoint.
+# and training goes on from the last checkpoint; manual, which has none, begins again.
 Scope = Literal["alone", "all"]
 
 
@@ -14,7 +14,7 @@ class Traits(NamedTuple):
     """The properties of a strategy.
 
     `required` and `optional`: its roles. `restarts`: role -> who starts again with a task of it, "alone" or "all".
-    `threads`: between operations, at the least: with fewer, a task's data pipeline and the loop that reads it can wait for each other.
+    `threads`: the least TF_NUM_INTEROP_THREADS: with fewer, a task's data pipeline and the loop that reads it can wait for each other.
     `trains`: a model; else it runs a program that says itself what runs where. `uses_servers`: its ps and workers are TensorFlow servers, which
     run the chief's operations until it stops them. `in_step`: its tasks exchange gradients with each other in every step.
     `on_devices`: its replicas are devices of one task.

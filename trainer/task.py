@@ -57,7 +57,7 @@ class Stop:
         self.asked = True
 
 
-# Set where the user has not said otherwise; each with its reason.
+# Set where the user has not said otherwise.
 ENVIRONMENT = {
     "KERAS_BACKEND": "tensorflow",
     # A peer that is not there yet is waited for, not an error.

@@ -15,7 +15,7 @@ class Entry:
     `examiner`: the module of its checks for `launcher doctor`, whose function `examine` is a `launcher.backend.check_results.Check`.
     `state_directory`: below the runs directory, where this machine keeps what it knows of the backend's runs. `in_namespaces`: its runs are in
     namespaces of clusters, and a `Where` names one. `stores_locally`: what a run stores is in a directory of this machine.
-    `shows_runs_of_others`: runs that other machines have started are seen there; only their labels are known, which have the digest of their spec.
+    `shows_runs_of_others`: runs that other machines have started are seen there by their labels alone, which have the digest of their spec.
     """
 
     class_path: str

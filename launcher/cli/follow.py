@@ -53,7 +53,7 @@ def follow(
     except OutOfSightError:
         raise  # nor could it be stopped
     except BaseException:
-        # The terminal is gone, the pipe is closed, or we are wrong: nobody watches any more.
+        # The terminal is gone, the pipe is closed, or this code has an error: nobody watches any more.
         backend.stop(name)
         raise
 

@@ -24,7 +24,7 @@ EXAMPLES = (
     ("launcher logs mnist --role ps --tail 20", "the last lines"),
     ("launcher logs mnist --grep 'error|restart'", "the lines in which one of the words is"),
 )
-# Lines of each task among which the last ones about a task are looked for.
+# So many of the last lines of a task are searched for lines about the chosen tasks.
 _LINES_SEARCHED = 2000
 
 
@@ -46,7 +46,7 @@ def logs(
     tail: Annotated[
         int | None,
         typer.Option(
-            help="Only so many lines that each task wrote, the last; with --role, --index or --grep, about each task.",
+            help="Only the last lines that each task wrote, so many; with --role, --index or --grep, the last about each task.",
             min=0,
             show_default=False,
         ),

@@ -36,7 +36,7 @@ class Verb:
 
 
 def _verb(name: str, panel: str, summary: str) -> tuple[str, Verb]:
-    # Module and function have the verb's name, as far as Python lets them.
+    # Module and function have the verb's name, with an underscore where that is a keyword of Python (`import_`).
     word = f"{name}_" if keyword.iskeyword(name) else name
     return name, Verb(panel, f"launcher.cli.{word}", word, summary)
 

@@ -1,4 +1,4 @@
-"""The note of which messages of a run were sent, or are being sent by somebody: none is sent twice. Pure; where the entries are kept is another matter.
+"""The note of which messages of a run were sent, or are being sent by somebody, so that others do not send them. Pure; where the entries are kept is another matter.
 
 An entry is `{key, since, at, state, words}`: `claimed` `until` its sender has had its time, then `sent` or `failed`. A claim whose sender is gone
 is void then. It may have sent the message just before: the receiver knows a second one by its id. A key has the channel and the start of the run:

@@ -166,7 +166,7 @@ def _restarts(spec: ClusterSpec) -> dict[str, Restarts]:
 
 
 def _check_local(spec: ClusterSpec) -> None:
-    """Raise UsageError where something runs that is in an image alone."""
+    """Raise UsageError where a role is to run the entrypoint of its image, which needs a container."""
     names = [
         name
         for name, role in role_programs.roles_of(spec).items()
@@ -181,7 +181,7 @@ def _check_local(spec: ClusterSpec) -> None:
 
 
 def _ending(spec: ClusterSpec, rules: TargetRules) -> Ending | None:
-    """Return how the tasks of a program learn that its run has ended, where no launcher may watch it: of the parents that know."""
+    """Return how the tasks of a program learn of the run's end without a launcher; None unless all tasks that decide it have a parent."""
     roles = role_programs.roles_of(spec)
     if (
         spec.train is not None

@@ -277,7 +277,7 @@ class RunController:
         if self._ending:
             self._mark_ended(task, self._ending)
         elif self._state(self._leader.name) is State.SUCCEEDED and task.name not in self._plan.decisive:
-            # Training is done; the evaluator alone has work left.
+            # The run has succeeded by its leader, and does not need this task.
             done = code == ExitCode.DONE
             task.mark_ended(State.SUCCEEDED if done else State.STOPPED, "" if done else task.tracker.why(code))
         elif code is None:
@@ -286,7 +286,7 @@ class RunController:
             self._apply_decision(task, code)
 
     def failed(self, task: ControlledTask, code: int) -> None:
-        """Take in that no restart helps a task, which may still run; its exit code."""
+        """Take in that no restart helps a task, which may still run; `code` is its exit code, or the one that it will have."""
         task.prevent_restart()  # each that fails for good, and not the first alone
         if self._ending:
             return

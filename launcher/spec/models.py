@@ -171,7 +171,7 @@ class Limits(Section):
         None,
         description="A task that makes no progress for so long is stalled, and named in `status`. Left out: the longest of 60s, twenty median steps and "
         "three calls into TensorFlow; a `command` is not judged then, else by its output. The start, a compilation and the first call of each kind "
-        "of the built-in trainer have 20 minutes in any case.",
+        "of the built-in trainer have at least 20 minutes.",
     )
     on_stall: OnStall = Field(
         "tell",

@@ -1,7 +1,7 @@
 """Saves checkpoints in a thread of its own, so that training goes on where a volume is full, read-only or broken, or does not answer.
 
 The training thread copies the state to memory and goes on. A save that fails is reported at once and given up: a retry, after 1 s
-and up to 30 s, takes the state of its own time. At the end there is no later state: the copy stays until it is written.
+and up to 30 s, saves the state at the time of the retry. At the end there is no later state: the copy stays until it is written.
 """
 
 import math
@@ -72,7 +72,7 @@ class Saver:
             threading.Thread(target=work, name="saving", daemon=True).start()
 
     def wait(self) -> None:
-        """Wait until what was handed over is written, also where training has failed meanwhile; not for a volume that does not take it."""
+        """Wait until what was handed over is written, also where training has failed meanwhile; but no longer than `silent`, and not while saves fail."""
         with self._changed:
             self._changed.wait_for(lambda: self._unwritten is None or self._failing_since is not None, self._timeouts.silent)
 
@@ -111,7 +111,7 @@ class Saver:
         since = self._failing_since
         if since is None:
             return
-        # It is tried again between steps alone: an evaluation may have taken longer than the volume was full.
+        # Saves are tried again between steps alone, so count up to the last try: an evaluation may have outlasted the fault.
         tried = self._failed_at if self._began is None else time.monotonic()
         if tried - since >= self._timeouts.timeout:
             raise SaveError(f"{self._unsaved()} for {self._timeouts.timeout:g} s")
@@ -121,7 +121,7 @@ class Saver:
         return f"{last}: nothing could be saved to {self._checkpoints.directory} ({self._cause or 'it does not answer'})"
 
     def complete(self, stopped: Callable[[], bool], *, stopping: bool, since: float | None = None) -> None:
-        """Wait until what was handed over is written; `stopped` says whether the task is asked to stop, `stopping` that it was before, or `since` then.
+        """Wait until what was handed over is written. `stopped` returns whether the task is asked to stop; `stopping`: it was before, at `since`.
 
         Raises:
             SaveError: nothing could be saved for the timeout.

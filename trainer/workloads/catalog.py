@@ -78,7 +78,12 @@ class GridworldDqnParams(Settings):
     epsilon_end: float = Field(0.1, ge=0, le=1, description="Probability of a random move in the end.")
     epsilon_steps: int = Field(10_000, ge=1, le=1_000_000_000, description="Steps over which it falls from one to the other.")
     update_every: int = Field(4, ge=1, le=10_000, description="Steps to an update.")
-    target_rate: float = Field(0.001, gt=0, le=1, description="Part of the way to the network that the target network goes in an update.")
+    target_rate: float = Field(
+        0.001,
+        gt=0,
+        le=1,
+        description="The part of the way to the network's weights by which the target network's move in an update (a soft update).",
+    )
 
 
 class PlacementParams(Settings):

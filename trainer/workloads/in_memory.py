@@ -24,8 +24,8 @@ from trainer.workloads.protocol import Shard
 BLOCK_BYTES = 2_500_000
 MAX_BLOCK = 64
 
-# The cipher behind the permutation: with 4 rounds, the default, one pair in nine of 100 examples stays side by side;
-# with 8 none more than chance. A set of fewer than 65,536 costs more an example, 10 us each of 100.
+# Rounds of the cipher that permutes the examples. With TensorFlow's default of 4, one in nine neighbours among 100 examples stay neighbours;
+# with 8 no more than by chance. Small sets cost more: 10 us an example of 100, less from 65,536 examples on.
 ROUNDS = 8
 
 # Batches that are made while a GPU computes: one being taken, one being made.

@@ -5,8 +5,8 @@ batches themselves may be made inside a graph, for workers of parameter_server, 
 
 Training examples go on forever, epoch by epoch; each epoch has an order of its own, drawn from (seed, reader, epoch). Reader i
 of n takes every n-th example. Where the number of examples is known, a reader that starts at batch `start` sees what it
-would have seen from there: whole epochs are passed over for nothing, the rest by reading. Where it is not known, what
-came before `start` is not known either: the reader starts with an epoch of an order that was not there before.
+would have seen from there: whole epochs are skipped at no cost, the rest of one by reading it. Where it is not known, what
+came before `start` is not known either: the reader starts with an epoch in a new order.
 """
 
 from collections.abc import Iterator, Sequence

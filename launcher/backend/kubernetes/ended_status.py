@@ -15,7 +15,7 @@ BACKEND = "kubernetes"
 def status(cluster: Cluster, snapshot: pod_status.ClusterSnapshot, directory: Path, ended: RunStatus | None) -> RunStatus | None:
     """Return how a run without Jobs is, None where there is nothing of it.
 
-    `snapshot` is what was seen of it last, perhaps a JobSet that has no Jobs yet, `directory` is where this machine keeps what its pods wrote, `ended` how this process ended it, for where the cluster has no record of it.
+    `snapshot` is what was seen of it last, perhaps a JobSet that has no Jobs yet, `directory` is where this machine keeps what its pods wrote, `ended` the final status that this process saw, used where the cluster has no record.
     """
     run = snapshot.name
     record = cluster.get("ConfigMap", run_record.name_of(run))

@@ -21,7 +21,7 @@ _PODS_A_SECOND = 32  # whose output is asked for
 
 @dataclass(frozen=True)
 class LogSelection:
-    """Which lines are wanted: of these tasks (all when empty), since then, and so many of each task, the last."""
+    """Which lines are wanted: of these tasks (all when empty), since a time, and at most the last `tail` of each task."""
 
     tasks: tuple[str, ...] = ()
     since: float | None = None

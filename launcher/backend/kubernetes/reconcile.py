@@ -1,4 +1,7 @@
-"""The work that a launcher does for a run on Kubernetes while it watches: it releases pods of lost nodes, and suspends runs that failed or never start."""
+"""The work that a launcher does for a run on Kubernetes while it watches.
+
+It releases pods of lost nodes, suspends runs that failed or never start, and ends the Jobs that a run leaves when it has succeeded.
+"""
 
 import time
 from collections import Counter

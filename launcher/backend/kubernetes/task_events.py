@@ -19,7 +19,7 @@ class RunEvents:
         self.progress = Progress()
 
     def leads(self, task: str) -> bool:
-        """Return whether the run is as far as this task says."""
+        """Return whether the progress of this task is the run's."""
         return task == self._leader
 
     def done(self, task: str) -> bool:

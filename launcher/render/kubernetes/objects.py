@@ -179,7 +179,7 @@ def amounts(cpu: float | None, memory: str | None) -> Object:
 
 
 def resources(run: Run, cpu: float | None, memory: str | None, more: Object | None = None) -> Object:
-    """Return the requests of a task's container, or of one beside it, and its limits: the same and `more`, without cores where the spec says so.
+    """Return a container's requests, and its limits: the same and `more`, without the cores where `cpu_limit` is none.
 
     Where both are given and the cores are limited, its resources are guaranteed, and it is the last to be evicted.
     """

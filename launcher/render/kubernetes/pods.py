@@ -63,7 +63,7 @@ def template(run: Run, group: RoleGroup) -> Object:
 
 
 def killed_if_evicted(run: Run, group: RoleGroup) -> bool:
-    """Return whether a task that is evicted for its own excess is killed, rather than ends as one that somebody has deleted."""
+    """Return whether a task that is evicted for using too much is killed before it can exit 143, as one does that somebody has deleted."""
     return role_rules.has_parent(group.task) and run.plan.grace_period > _STOP_SECONDS
 
 

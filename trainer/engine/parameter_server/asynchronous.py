@@ -134,7 +134,7 @@ class AsynchronousSession(ServerSession):
 
             def step(done: tf.Tensor) -> tf.Tensor:
                 values, non_trainable = state.read()
-                # Its next call starts at least as many steps later as this one does.
+                # Steps of two calls of a worker never overlap, so start + done is unique for each worker.
                 measured, gradients, new_non_trainable = replica.stateless_step(iterator, values, non_trainable, worker, start + done)
                 if tables:
                     gradients = tables.apply(gradients, state.groups[0], lambda values, server: _over_wire(values, wire, server))

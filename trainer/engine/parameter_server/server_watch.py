@@ -2,8 +2,8 @@
 
 TensorFlow sees a ps that is gone late, or not at all: its coordinator takes three errors of workers for passing ones, and each time gRPC
 tries for 20 s to reach an address that nobody has any more. So a thread holds a connection to each ps, which the kernel closes with the
-process at its other end, and asks for another one now and then. A worker is waited for as long by a call that was under way when its machine
-fell silent; where its name has another address, a thread ends the connections to the one before, and the call with them.
+process at its other end, and asks for another one now and then. A call to a worker whose machine fell silent hangs as long, too; where the worker's
+name has another address, a thread ends the connections to the one before, and so the call.
 """
 
 import glob

@@ -112,7 +112,7 @@ class Server:
         return run
 
     def rounds(self, needed: int) -> Any:
-        """Return a TensorFlow function of a number of rounds, an int32 scalar: it does them, and returns those done and the gradients dropped."""
+        """Return a TensorFlow function of `count`, an int32 scalar, that does so many rounds at most and returns [rounds done, gradients dropped]."""
 
         def body(done: tf.Tensor, dropped: tf.Tensor, ended: tf.Tensor, reply: list[tf.Tensor]) -> tuple[Any, ...]:
             (now,) = read_numbers(reply[0], _REPLY_HEADER)
