@@ -13,7 +13,7 @@ from typing import Protocol
 from launcher.backend.model import Backend, Reconciles
 from launcher.cli.interrupts import Interrupts
 from launcher.cli.output_lines import event_in
-from launcher.runs.status import ENDED, LogLine, OutOfSightError, RunStatus
+from launcher.runs.status import ENDED, LogLine, RunStatus, RunUnreachableError
 from trainer.events import Event
 
 STATUS_INTERVAL = 0.25
@@ -50,7 +50,7 @@ def follow(
         return _follow(
             backend, name, view, Stopper(backend, name, view, interrupts, stop_description), LogPump(backend, name, tasks, since)
         )
-    except OutOfSightError:
+    except RunUnreachableError:
         raise  # nor could it be stopped
     except BaseException:
         # The terminal is gone, the pipe is closed, or this code has an error: nobody watches any more.

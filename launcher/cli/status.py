@@ -15,7 +15,7 @@ from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.cli.tables import fact_lines, grid, plain
-from launcher.runs.stalled_tasks import held_up
+from launcher.runs.stalled_tasks import stall_summary
 from launcher.runs.status import ENDED, RunStatus
 from trainer.events import finite
 
@@ -111,7 +111,7 @@ def _facts(current: RunStatus) -> list[tuple[str, str]]:
         "run": f"{current.name} on {current.backend}" + (f", {current.strategy}" if current.strategy else ""),
         "state": ": ".join(filter(None, (str(current.state), current.reason or _early(current)))),
         "started": " by ".join(filter(None, (_times(current), current.user))),
-        "stalled": "" if current.state in ENDED else held_up(current),
+        "stalled": "" if current.state in ENDED else stall_summary(current),
         "saving": measures.unsaved(current, time.time()),
         "step": measures.steps(current),
         "training": measures.training(current),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher import timestamps
-from launcher.runs.stalled_tasks import culprits, held_up
+from launcher.runs.stalled_tasks import stall_causes, stall_summary
 from launcher.runs.status import ENDED, RunStatus, State
 
 _VERSION = 1  # of the payload
@@ -72,12 +72,12 @@ def of_end(status: RunStatus, now: float) -> Message | None:
 
 def of_stall(status: RunStatus) -> Message | None:
     """Return the message of a run that makes no progress, about the tasks that hold it up; None where none does."""
-    found = () if status.state in ENDED else culprits(status)
+    found = () if status.state in ENDED else stall_causes(status)
     if not found:
         return None
     since = min(task.stalled_since or 0.0 for task in found)
     names = tuple(task.name for task in found[:_MAX_TASKS])
-    return _made("stalled", status, held_up(status), since, about=names, since=since)
+    return _made("stalled", status, stall_summary(status), since, about=names, since=since)
 
 
 def variables(payload: Mapping[str, Any]) -> dict[str, str]:

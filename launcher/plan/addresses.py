@@ -55,7 +55,7 @@ def check_size(members: Mapping[str, list[str]]) -> None:
     )
 
 
-def readdress(plan: Plan, held: Mapping[str, str]) -> Plan:
+def with_addresses(plan: Plan, held: Mapping[str, str]) -> Plan:
     """Return the plan with other addresses, every TF_CONFIG included. `held` has one for each task of the cluster."""
     moved = {task.name: held.get(task.name, task.address) for task in plan.tasks}
     members = cluster((task.tf_config["task"]["type"], moved[task.name]) for task in plan.tasks)

@@ -119,7 +119,7 @@ def _members(spec: ClusterSpec) -> Iterator[_TaskSpec]:
             continue
         memory = parse_memory(role.memory) if role.memory is not None else None
         resources = Resources(cpu=role.cpu, memory=memory, gpus=role.gpus, gpu_type=role.gpu_type)
-        for index in range(1 if role_name in role_rules.SINGULAR else role.replicas):
+        for index in range(1 if role_name in role_rules.SINGLE_TASK_ROLES else role.replicas):
             yield _TaskSpec(role_rules.task_name(role_name, index), role_name, index, resources)
 
 

@@ -14,7 +14,7 @@ from trainer.strategies import SERVER_STRATEGIES, STRATEGIES, Scope
 ROLE_ORDER: tuple[RoleName, ...] = ("chief", "worker", "ps", "evaluator")
 
 # Roles of which there is one, whose task goes without an index.
-SINGULAR: frozenset[RoleName] = frozenset({"chief", "evaluator"})
+SINGLE_TASK_ROLES: frozenset[RoleName] = frozenset({"chief", "evaluator"})
 
 # How the trainer is started inside our image.
 TRAINER = ("python", "-P", "-m", "trainer")
@@ -69,7 +69,7 @@ def _starts_with(command: Sequence[str], words: tuple[str, ...]) -> bool:
 
 def task_name(role: RoleName, index: int) -> str:
     """Return how a task is called: `chief`, `evaluator`, `worker-0`, `ps-1`."""
-    return role if role in SINGULAR else f"{role}-{index}"
+    return role if role in SINGLE_TASK_ROLES else f"{role}-{index}"
 
 
 def restart_scope(strategy: str, role: RoleName) -> Scope:

@@ -132,7 +132,7 @@ class Runtime(ABC):
     backend: str
     location: Location | None = None  # of the run's directory
     tensorboard_url = ""  # where TensorBoard answers
-    stop_slack = 0.0  # seconds that a stop takes beyond the grace period
+    extra_stop_seconds = 0.0  # seconds that a stop takes beyond the grace period
 
     @abstractmethod
     def start(self) -> None:
@@ -268,7 +268,7 @@ class RunController:
         if self._progress.ready:
             self._ready_by = None
         if changed and own and event["event"] == "restarting":
-            self._revive_peers(task)
+            self._restart_finished_peers(task)
 
     def exited(self, task: ControlledTask, code: int | None) -> None:
         """Take in that a task has ended, and that nothing but this starts it again; `code` is None where its container was removed."""
@@ -302,7 +302,7 @@ class RunController:
                 task.mark_ended(State.SUCCEEDED)
                 # A peer that is going back to the last checkpoint may have said so just before this one ended.
                 for peer in [peer for peer in self._tasks.values() if self._state(peer.name) is State.RESTARTING]:
-                    self._revive_peers(peer)
+                    self._restart_finished_peers(peer)
                 if all(self._state(name) is State.SUCCEEDED for name in self._plan.decisive):
                     self._finish()
             case RestartDecision.FAIL:
@@ -360,9 +360,9 @@ class RunController:
     def _restart(self, task: ControlledTask, cause: str, *, counts: bool) -> None:
         task.restart_later(cause, counts=counts)
         self._state_writer.changed()
-        self._revive_peers(task)
+        self._restart_finished_peers(task)
 
-    def _revive_peers(self, task: ControlledTask) -> None:
+    def _restart_finished_peers(self, task: ControlledTask) -> None:
         """Start peers again that were done already: a task that goes back to the last checkpoint needs all of them."""
         if task.task.restart.scope != "all" or self._ending or self._state(self._leader.name) is State.SUCCEEDED:
             return
@@ -490,7 +490,7 @@ class RunController:
         )
 
     def _snapshot(self) -> Snapshot:
-        grace = self._plan.grace_period + self._runtime.stop_slack
+        grace = self._plan.grace_period + self._runtime.extra_stop_seconds
         return Snapshot(self._status(), self._host, self._self, grace, self._runtime.processes(), self._requests > 0)
 
 

@@ -45,19 +45,19 @@ def silent_servers(event: Event) -> list[str]:
     return text(event, "place").split(", ") if text(event, "doing") == "servers" else []
 
 
-def culprits(status: RunStatus) -> list[TaskStatus]:
+def stall_causes(status: RunStatus) -> list[TaskStatus]:
     """Return the tasks that hold up a run: of those that are stalled, one that waits for others does not, unless all do."""
     stalled = [task for task in status.tasks if task.stalled and task.state not in ENDED]
     found = ([task for task in stalled if task.stalled not in waits] for waits in (_WAITS, {"peers"}))
     return next(filter(None, found), stalled[:1])
 
 
-def held_up(status: RunStatus) -> str:
+def stall_summary(status: RunStatus) -> str:
     """Return which task holds up a run and what it does; empty where none is stalled.
 
     Of tasks that are stalled, one that waits for others holds up nobody: then it is one that has not been heard of since.
     """
-    found = culprits(status)
+    found = stall_causes(status)
     message = "; ".join(f"{task.name} makes {task.reason}" for task in found)
     if not found or found[0].stalled != "peers":
         return message

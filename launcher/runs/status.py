@@ -61,7 +61,7 @@ class TaskStatus:
     peer_wait: float | None = None  # and for the gradients of others
 
 
-class OutOfSightError(LauncherError):
+class RunUnreachableError(LauncherError):
     """A run goes on where it is, but its cluster has not answered, or not accepted the credentials, for as long as it is waited for."""
 
     exit_code = 69  # EX_UNAVAILABLE of sysexits(3)

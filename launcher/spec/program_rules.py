@@ -11,7 +11,7 @@ from launcher.spec.rule_context import RuleContext
 
 # Keys of a role that are for a program alone.
 _OF_A_PROGRAM = ("command", "args", "working_dir", "restart")
-_NOTHING = "either `train`, for the built-in trainer, or `command`, for a program of your own"
+_EXPECTED = "either `train`, for the built-in trainer, or `command`, for a program of your own"
 
 
 def _roles(subject: RuleContext) -> dict[str, dict[str, Any]]:
@@ -46,14 +46,14 @@ def train_or_command(subject: RuleContext) -> Iterator[Finding]:
     given = subject.document.value
     trains = given.get("train") is not None
     if trains and given.get("command") is not None:
-        yield Finding(("command",), "`train` and `command` exclude each other", _NOTHING, "remove one of the two", on="key")
+        yield Finding(("command",), "`train` and `command` exclude each other", _EXPECTED, "remove one of the two", on="key")
     if trains or given.get("command") is not None or given.get("image") is not None or subject.is_empty(("train",)):
         return
     if subject.broken & {("train",), ("command",), ("image",), ("roles",)}:
         return
     if not runs_a_program(subject):
         message = "there is nothing to run: neither `train` nor `command`"
-        yield Finding((), message, _NOTHING, "add `train: {workload: mnist_mlp}`, for example")
+        yield Finding((), message, _EXPECTED, "add `train: {workload: mnist_mlp}`, for example")
         return
     for role in roles_of(subject.spec):
         written = _roles(subject).get(role, {})

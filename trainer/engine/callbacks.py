@@ -1,7 +1,7 @@
 """Calls Keras's callbacks between steps, as `fit` does: on the chief, with the logs that `fit` would give them.
 
 Every task goes through the same points, since what a callback changes on the chief is to hold on all from the same step on
-(`Session.between`); those that the chief has decide which points these are, whatever a task makes for itself. An epoch is a pass over the training data where `train.epochs` says how long to train; else the steps from one evaluation to
+(`Session.between_steps`); those that the chief has decide which points these are, whatever a task makes for itself. An epoch is a pass over the training data where `train.epochs` says how long to train; else the steps from one evaluation to
 the next, where `train.evaluate.every_steps` says so; else a pass again, or the whole run where the data's length is not known.
 """
 
@@ -99,12 +99,12 @@ class Hooks:
         """Call what is due before the first step, on every task; return whether training is to end. `evaluate` is the chief's."""
         if step >= self._job.steps:
             return False
-        self.present, self.by_batch = self._session.from_chief([self.present, self.by_batch])
+        self.present, self.by_batch = self._session.flags_of_chief([self.present, self.by_batch])
         if not self.present:
             return False
         self._evaluate = evaluate
         self._epoch = self._span.epoch_at(step)
-        ended = self._session.between(lambda: self._begin(step))
+        ended = self._session.between_steps(lambda: self._begin(step))
         self._session.hold(self.until(self._job.steps))
         return ended
 
@@ -144,7 +144,7 @@ class Hooks:
         reached = step >= self.until(self._job.steps) and (not progress.stop or step >= self._job.steps)
         if not (reached or self.by_batch):
             return False
-        ended = self._session.between(lambda: self._after(step, reached=reached), current=reached)
+        ended = self._session.between_steps(lambda: self._after(step, reached=reached), current=reached)
         if reached:
             self._epoch = self._span.epoch_at(step)
             self._session.hold(self.until(self._job.steps))
@@ -209,7 +209,7 @@ class Hooks:
         model = self._session.model
         logs = {} if logs is None else logs
         for callback in self._callbacks:
-            before = None if after_training or self._session.follows_weights or not _has(callback, hook) else Snapshot(model.weights)
+            before = None if after_training or self._session.trains_changed_weights or not _has(callback, hook) else Snapshot(model.weights)
             getattr(callback, hook)(*indices, logs)
             name = f"{type(callback).__name__}.{hook}"
             if before is not None and before.changed():

@@ -39,7 +39,7 @@ _BUILT_WITH = _VALUE.format("learning_rate")
 _CALLBACKS = _VALUE.format("callbacks")
 _PART = ".part"  # ends the name of a file that is not complete yet
 _CHUNK = 4 * 2**20  # bytes that are read at once
-_UNSYNCED = 16 * 2**20  # bytes after which a file is flushed to the disk, so that progress shows on a slow one
+_FSYNC_EVERY = 16 * 2**20  # bytes after which a file is flushed to the disk, so that progress shows on a slow one
 _captures = itertools.count()
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _UNWRITABLE = _NO_SPACE | {errno.EROFS}
@@ -339,7 +339,7 @@ def write_file(path: Path, chunks: Iterable[bytes]) -> Iterator[int]:
             while left:
                 left = left[os.write(file.fileno(), left) :]
             unsynced += len(chunk)
-            if unsynced >= _UNSYNCED or not chunk:
+            if unsynced >= _FSYNC_EVERY or not chunk:
                 os.fsync(file.fileno())  # some file systems say only now that there is no space
                 yield unsynced
                 unsynced = 0

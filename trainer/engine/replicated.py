@@ -60,14 +60,14 @@ class LocalSession(Session):
             seed.assign_add(own)
         return int(where.numpy())
 
-    def from_chief(self, flags: Sequence[bool]) -> list[bool]:
-        """See Session.from_chief."""
+    def flags_of_chief(self, flags: Sequence[bool]) -> list[bool]:
+        """See Session.flags_of_chief."""
         numbers = [float(flag and self.is_chief) for flag in flags]
         agreed = self._all_reduce.agree([*numbers, *[0.0] * (_CONTROL_NUMBERS - len(numbers))])
         return [bool(number) for number in agreed[: len(numbers)]]
 
-    def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
-        """See Session.between."""
+    def between_steps(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
+        """See Session.between_steps."""
         del current  # it always is
         if self._all_reduce.size == 1:
             return hooks()

@@ -92,7 +92,7 @@ class Progress:
 class Session(ABC):
     """A cluster ready to train. Model and optimizer hold the current state after `fetch`, on the chief.
 
-    `follows_weights` says whether training goes on with weights that were changed in `between`. `tables` are the large embedding layers
+    `trains_changed_weights` says whether training goes on with weights that were changed in `between_steps`. `tables` are the large embedding layers
     whose rows a step updates by themselves. The methods that do something here fit a chief that trains its own model and optimizer, with
     nothing under way between two calls.
     """
@@ -100,7 +100,7 @@ class Session(ABC):
     model: "keras.Model"
     optimizer: "keras.optimizers.Optimizer"
     is_chief = True
-    follows_weights = True
+    trains_changed_weights = True
     tables: "Tables | LocalTables | None" = None
     _step = 0
 
@@ -129,7 +129,7 @@ class Session(ABC):
     def hold(self, step: int) -> None:  # noqa: B027 - see the class
         """Begin no step after `step` until the next call of this; every task calls it. The `run` that comes to it reports all steps."""
 
-    def from_chief(self, flags: Sequence[bool]) -> list[bool]:
+    def flags_of_chief(self, flags: Sequence[bool]) -> list[bool]:
         """Return the chief's flags, at most three, on every task. Every task calls this before the first `run`.
 
         Raises:
@@ -137,7 +137,7 @@ class Session(ABC):
         """
         return list(flags)
 
-    def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
+    def between_steps(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """Call `hooks` between steps, on the chief alone; return what it returns, on every task. Every task calls this.
 
         Its changes to the learning rate, and to the weights, hold on every task from the next step on. With `current`, model and

@@ -24,7 +24,7 @@ WEIGHT_DECAY = 0.004
 
 # Where GPUs train, batches are made meanwhile, several at once: one takes a core longer than a step takes a GPU.
 DISTORTERS = 8
-AHEAD = 4
+PREFETCHED_BATCHES = 4
 
 SUMMARY_IMAGES = 10
 SUMMARY_BATCH = 64
@@ -117,7 +117,7 @@ class Cifar10(ImageClassifier):
         numbered = tf.data.Dataset.zip((pictures, numbers))
         if not tf.config.list_physical_devices("GPU"):
             return numbered.map(distort)  # the cores belong to the training step
-        return numbered.map(distort, num_parallel_calls=DISTORTERS, deterministic=True).prefetch(AHEAD)
+        return numbered.map(distort, num_parallel_calls=DISTORTERS, deterministic=True).prefetch(PREFETCHED_BATCHES)
 
     def eval_data(self, batch_size: int) -> tf.data.Dataset:
         """Return the middle of each test picture once."""

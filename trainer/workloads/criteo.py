@@ -33,7 +33,7 @@ COUNTED_BYTES = 2**28
 # Among how many lines the next one is drawn, and how many are filtered in one call.
 SHUFFLE_BUFFER = 10_000
 BLOCK = 500
-AHEAD = 2
+PREFETCHED_BATCHES = 2
 
 _NUMBER = r"(-?[0-9]{1,18}(\.[0-9]*)?)?"
 _EXPECTED = f"{FIELDS} fields separated by tabs: a label, {NUMBERS} numbers, {CATEGORIES} categories"
@@ -193,7 +193,7 @@ def _parsed(lines: tf.data.Dataset, paths: Sequence[Path], rows: Sequence[int]) 
         features = {"numbers": counted, "categories": hashed(values[:, 1 + NUMBERS :], rows)}
         return features, tf.cast(tf.equal(values[:, 0], "1"), tf.float32)
 
-    return lines.map(parse, num_parallel_calls=AHEAD).prefetch(AHEAD).with_options(pipeline.options())
+    return lines.map(parse, num_parallel_calls=PREFETCHED_BATCHES).prefetch(PREFETCHED_BATCHES).with_options(pipeline.options())
 
 
 def _fields(lines: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -29,7 +29,7 @@ MAX_BLOCK = 64
 ROUNDS = 8
 
 # Batches that are made while a GPU computes: one being taken, one being made.
-AHEAD = 2
+PREFETCHED_BATCHES = 2
 
 # Any number far above the steps of a run; blocks are added to it without overflow.
 ENDLESS = 2**62
@@ -67,7 +67,7 @@ def batches(inputs: Any, targets: Any, shard: Shard) -> tf.data.Dataset:
 
 def prefetched(batches: tf.data.Dataset, gpus: Sequence[object]) -> tf.data.Dataset:
     """Make batches while `gpus` compute; without any they are made between the steps, to which the cores belong."""
-    return batches.prefetch(AHEAD) if gpus else batches
+    return batches.prefetch(PREFETCHED_BATCHES) if gpus else batches
 
 
 def once(inputs: Any, targets: Any, batch_size: int) -> tf.data.Dataset:

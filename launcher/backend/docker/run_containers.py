@@ -47,7 +47,7 @@ class RunContainers(Runtime):
     """The containers of one run."""
 
     backend = "docker"
-    stop_slack = 15.0  # for the engine itself
+    extra_stop_seconds = 15.0  # for the engine itself
 
     def __init__(self, layout: RunPaths, plan: Plan, engine: Engine) -> None:
         self._layout, self._plan, self._engine = layout, plan, engine

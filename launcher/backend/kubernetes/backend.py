@@ -32,7 +32,7 @@ from launcher.backend.kubernetes import (
 )
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.ended_status import BACKEND
-from launcher.backend.kubernetes.errors import UnreachableError, out_of_sight
+from launcher.backend.kubernetes.errors import UnreachableError, run_unreachable
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import COMPONENT, INSTANCE, ClusterSnapshot
 from launcher.backend.kubernetes.run_context import Differences, RunContext
@@ -154,7 +154,7 @@ class KubernetesBackend:
                     return known.last
                 away = time.monotonic() - known.answered
                 if away > AWAY_TIMEOUT:
-                    raise out_of_sight(name, error) from error
+                    raise run_unreachable(name, error) from error
                 reason = f"the cluster {error.lacking} for {away:.0f} s; the run goes on"
                 return dataclasses.replace(known.last, reason=reason, reason_task="")
             known.answered = time.monotonic()

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from launcher.errors import LauncherError, UsageError
-from launcher.runs.status import OutOfSightError
+from launcher.runs.status import RunUnreachableError
 
 _FORBIDDEN = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[\w./-]+)" in API group "(?P<group>[^"]*)"'
@@ -54,9 +54,9 @@ class ForbiddenError(LauncherError):
         self.rule = rule
 
 
-def out_of_sight(run: str, error: LauncherError) -> OutOfSightError:
+def run_unreachable(run: str, error: LauncherError) -> RunUnreachableError:
     """Return the end of following a run whose cluster has not answered for too long."""
-    return OutOfSightError(f"{run} goes on, and cannot be followed any more: {error.message}", error.remedy)
+    return RunUnreachableError(f"{run} goes on, and cannot be followed any more: {error.message}", error.remedy)
 
 
 def explain(error: Exception, doing: str) -> LauncherError:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.backend.kubernetes import attendant_notes, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
-from launcher.backend.kubernetes.errors import UnreachableError, out_of_sight
+from launcher.backend.kubernetes.errors import UnreachableError, run_unreachable
 from launcher.backend.kubernetes.pod_logs import PodLogs, store_last, stored_lines
 from launcher.backend.kubernetes.pod_status import task_of
 from launcher.errors import LauncherError
@@ -77,7 +77,7 @@ def follow(
             pods = there()
         except UnreachableError as error:
             if time.monotonic() - answered > away_timeout:
-                raise out_of_sight(run, error) from error
+                raise run_unreachable(run, error) from error
             time.sleep(_POLL_INTERVAL)
             continue
         answered = time.monotonic()

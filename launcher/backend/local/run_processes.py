@@ -13,7 +13,7 @@ import signal
 from launcher.backend.local.lifelines import Lifelines
 from launcher.backend.local.process_task import ProcessTask
 from launcher.backend.local.signal_pipe import SignalPipe
-from launcher.plan.addresses import LOOPBACK, readdress
+from launcher.plan.addresses import LOOPBACK, with_addresses
 from launcher.plan.models import Plan
 from launcher.plan.plan_json import to_document
 from launcher.runs import orphans, ports, run_json, state_file, stop_order
@@ -31,7 +31,7 @@ def controller(layout: RunPaths, plan: Plan, lifeline: int | None) -> RunControl
     """Return the controller of a local run. Raises OSError, LauncherError where no ports are free."""
     members = [task.name for task in plan.tasks if task.role != "evaluator"]
     reservation = ports.reserve(len(members))
-    plan = readdress(plan, {name: f"{LOOPBACK}:{port}" for name, port in zip(members, reservation.ports, strict=True)})
+    plan = with_addresses(plan, {name: f"{LOOPBACK}:{port}" for name, port in zip(members, reservation.ports, strict=True)})
     processes = RunProcesses(layout, plan, reservation, lifeline)
     return RunController(layout, plan, processes.tasks, processes)
 

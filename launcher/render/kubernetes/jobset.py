@@ -6,7 +6,7 @@ https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ has the format. The J
 import dataclasses
 
 from launcher.plan import role_rules
-from launcher.plan.addresses import PORT, readdress
+from launcher.plan.addresses import PORT, with_addresses
 from launcher.plan.role_groups import RoleGroup, groups
 from launcher.render.kubernetes import jobs, storage
 from launcher.render.kubernetes.objects import Object, Run, checked, metadata, provenance
@@ -47,13 +47,13 @@ def host(run_name: str, role: str, index: int) -> str:
     return checked(f"{run_name}-{role}-0-{index}")
 
 
-def readdressed(run: Run) -> Run:
+def with_jobset_addresses(run: Run) -> Run:
     """Return a run whose tasks have the names that a JobSet gives them. Raises UsageError where one is too long."""
     held = {task.name: f"{host(run.name, task.role, task.index)}.{run.name}:{PORT}" for task in run.plan.tasks if task.address}
     last = [host(run.name, group.role, group.count - 1) for group in groups(run.plan)]  # the evaluator's too, which has no address
     for one in last:
         checked(f"{one}-{_RANDOM}")  # its pod, whose name JobSet wants to be a label as well
-    return dataclasses.replace(run, plan=readdress(run.plan, held))
+    return dataclasses.replace(run, plan=with_addresses(run.plan, held))
 
 
 def notes(run: Run) -> list[str]:

@@ -61,7 +61,7 @@ def run_of(source: Source) -> Run:
     """Return what is rendered. Raises UsageError for data of this machine, which no pod can see."""
     _check_data(source.spec)
     run = Run(source.spec, source.plan, image_for(source.spec))
-    return jobset.readdressed(run) if run.options.gang == "jobset" else run
+    return jobset.with_jobset_addresses(run) if run.options.gang == "jobset" else run
 
 
 def notes(run: Run, made: list[Object]) -> list[str]:

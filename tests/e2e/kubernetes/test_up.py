@@ -20,7 +20,7 @@ from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.model import Where
 from launcher.cli.follow import follow
 from launcher.cli.interrupts import Interrupts
-from launcher.runs.status import LogLine, OutOfSightError, RunStatus
+from launcher.runs.status import LogLine, RunStatus, RunUnreachableError
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, standing_in, until
 from tests.e2e.kubernetes.launching import UP, Launcher, far_away, left, said_to_its_end
 from tests.e2e.kubernetes.starting import HELD, let_go, program
@@ -248,7 +248,7 @@ class RecordingView:
     def status(self, status: RunStatus) -> None:
         self.steps.append((time.monotonic(), status.step or 0))
         if time.monotonic() > self.until:
-            raise OutOfSightError("seen long enough")
+            raise RunUnreachableError("seen long enough")
 
 
 def test_who_follows_a_run_asks_the_cluster_less_than_once_in_two_seconds(
@@ -268,7 +268,7 @@ def test_who_follows_a_run_asks_the_cluster_less_than_once_in_two_seconds(
     assert len(tasks) == 4
     began, seconds = time.monotonic() + 5, 20.0
     view = RecordingView(began + seconds)
-    with pytest.raises(OutOfSightError, match="seen long enough"):
+    with pytest.raises(RunUnreachableError, match="seen long enough"):
         follow(backend, long.stem, tasks, view, Interrupts(), since=time.time(), stop_description="")
     requests = [path for when, path in asked if began < when <= began + seconds]
     assert len(requests) / seconds < 0.5, requests

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.errors import LauncherError, UsageError
 from launcher.plan import role_rules
-from launcher.plan.addresses import ENVIRONMENT_LIMIT, readdress, tf_config_text
+from launcher.plan.addresses import ENVIRONMENT_LIMIT, tf_config_text, with_addresses
 from launcher.plan.machine import Machine
 from launcher.plan.models import Plan, SecretKey, Target
 from launcher.plan.plan_json import from_document, to_document
@@ -56,7 +56,7 @@ def test_every_target_has_its_own_addresses(target: Target, chief: str, worker: 
 def test_the_chief_of_a_program_may_be_called_master_in_tf_config(target: Target) -> None:
     fields: dict[str, Any] = {"command": ["python", "train.py"], "tf_config": {"master": True}}
     made = planned(target, strategy="parameter_server", roles=PS_ROLES, **fields)
-    moved = readdress(made, {task.name: f"{task.name}:1" for task in made.tasks if task.role != "evaluator"})
+    moved = with_addresses(made, {task.name: f"{task.name}:1" for task in made.tasks if task.role != "evaluator"})
     for plan_of in (made, moved):
         assert all(list(task.tf_config["cluster"]) == ["master", "worker", "ps"] for task in plan_of.tasks)
         assert [task.tf_config["task"]["type"] for task in plan_of.tasks] == ["master", "worker", "worker", "ps", "ps", "evaluator"]
@@ -71,14 +71,14 @@ def test_the_evaluator_is_told_of_the_cluster_but_is_not_in_it() -> None:
     assert made.tasks[-1].tf_config["task"] == {"type": "evaluator", "index": 0}
 
 
-def test_readdress_changes_the_addresses_everywhere_and_nothing_else() -> None:
+def test_with_addresses_changes_the_addresses_everywhere_and_nothing_else() -> None:
     made = planned(strategy="parameter_server", roles=PS_ROLES)
     held = {name: f"127.0.0.1:{40000 + index}" for index, name in enumerate(["chief", "worker-0", "worker-1", "ps-0", "ps-1"])}
-    moved = readdress(made, held)
+    moved = with_addresses(made, held)
     assert {task.name: task.address for task in moved.tasks} == {**held, "evaluator": ""}
     cluster = {"chief": [held["chief"]], "worker": [held["worker-0"], held["worker-1"]], "ps": [held["ps-0"], held["ps-1"]]}
     assert all(task.tf_config["cluster"] == cluster for task in moved.tasks)
-    assert readdress(moved, {task.name: task.address for task in made.tasks if task.address}) == made
+    assert with_addresses(moved, {task.name: task.address for task in made.tasks if task.address}) == made
 
 
 @pytest.mark.parametrize(

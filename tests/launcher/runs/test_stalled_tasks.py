@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.stalled_tasks import held_up
+from launcher.runs.stalled_tasks import stall_summary
 from launcher.runs.status import RunStatus, State, TaskStatus
 from launcher.runs.task_tracker import TaskTracker
 from tests.golden_messages import Golden
@@ -59,7 +59,7 @@ PROGRESS = ("progress", 0.0, {"step": 7, "steps": 10})
     ids=["none", "the one that does not wait", "a server", "a silent one", "one that evaluates", "goes on", "makes a step"],
 )
 def test_who_holds_up_the_others(tasks: list[TaskStatus], words: str) -> None:
-    assert held_up(RunStatus("r", "local", State.RUNNING, tasks=tuple(tasks))) == words
+    assert stall_summary(RunStatus("r", "local", State.RUNNING, tasks=tuple(tasks))) == words
 
 
 def test_a_stalled_task_runs_and_says_what_it_does(golden: Golden) -> None:

@@ -117,7 +117,7 @@ def test_inputs_without_targets_are_refused(targets: np.ndarray) -> None:
         in_memory.once(np.zeros(0), np.zeros(0), 1)
 
 
-@pytest.mark.parametrize("gpus,ahead", [([], 0), (["GPU:0"], in_memory.AHEAD)])
+@pytest.mark.parametrize("gpus,ahead", [([], 0), (["GPU:0"], in_memory.PREFETCHED_BATCHES)])
 def test_batches_are_made_while_gpus_compute_and_only_then(gpus: list[str], ahead: int) -> None:
     made: list[int] = []
 

@@ -99,14 +99,14 @@ def find_slots(optimizer: keras.optimizers.Optimizer, count: int) -> Slots:
     """Find the slots of an optimizer built on `count` variables.
 
     Keras lists a slot kind by kind or variable by variable, moving averages before all others; which of them is seen by
-    building a twin on two variables of different length.
+    building a probe on two variables of different length.
     """
-    twin = type(optimizer).from_config(optimizer.get_config())
-    twin.build([keras.Variable(np.zeros(length, np.float32)) for length in (2, 3)])
-    owners = [{(2,): 0, (3,): 1}.get(tuple(v.shape)) for v in twin.variables]
+    probe = type(optimizer).from_config(optimizer.get_config())
+    probe.build([keras.Variable(np.zeros(length, np.float32)) for length in (2, 3)])
+    owners = [{(2,): 0, (3,): 1}.get(tuple(v.shape)) for v in probe.variables]
     scalars: list[int] = []
     slots: list[tuple[int, ...]] = []
-    here = index = 0  # in the twin's list, and in the optimizer's
+    here = index = 0  # in the probe's list, and in the optimizer's
     while here < len(owners):
         if owners[here] is None:
             scalars.append(index)

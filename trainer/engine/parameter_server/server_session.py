@@ -33,7 +33,7 @@ from trainer.workloads.protocol import Shard, Workload
 class ServerSession(Session):
     """The chief's part; see Session. `replicas` make a step together; `per_server` is ServerState's."""
 
-    follows_weights = False
+    trains_changed_weights = False
 
     def __init__(
         self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool], *, replicas: int, per_server: bool
@@ -95,8 +95,8 @@ class ServerSession(Session):
         """See Session.hold."""
         self._hold_at = step
 
-    def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
-        """See Session.between."""
+    def between_steps(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
+        """See Session.between_steps."""
         if current:
             self.flush()
             self.fetch()

@@ -60,9 +60,9 @@ class SynchronousSession(ServerSession):
     def flush(self) -> None:
         """Do nothing: no round outlasts `run`. Nor does one begin that was not asked for, whatever `hold` says."""
 
-    def between(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
-        """See Session.between. Workers, which wait for the next round, end their calls where none follows."""
-        stop = super().between(hooks, current=current)
+    def between_steps(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
+        """See Session.between_steps. Workers, which wait for the next round, end their calls where none follows."""
+        stop = super().between_steps(hooks, current=current)
         if stop:
             self._end_calls()
         return stop

@@ -242,7 +242,7 @@ class Workers:
         self._iterators: dict[int, Any] = {}
         # The objects that lived on workers that are lost, iterators and, in the frames of an error, arguments. Let go, TensorFlow would ask the process that
         # comes in their place to destroy them, and a request beside that refusal may never be answered: the worker's thread here then waits for good.
-        self._retained: list[Any] = []
+        self._kept_alive: list[Any] = []
         self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes a waiting thread
         self._calls: dict[int, _Call] = {}  # that have not ended
         self._lock = threading.Lock()  # of calls, which end in the coordinator's threads
@@ -376,7 +376,7 @@ class Workers:
             self._lost.discard(worker)
             done = self._run(self._iterators[worker], call.steps, self._assignment(worker)) if call.steps else self._nothing_done
         except tf.errors.OpError as error:
-            self._retained.append((error, self._iterators.pop(worker, None)))
+            self._kept_alive.append((error, self._iterators.pop(worker, None)))
             self._greeted.discard(worker)
             self._lost.add(worker)
             with self._lock:

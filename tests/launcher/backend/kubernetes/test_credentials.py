@@ -15,7 +15,7 @@ from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import CredentialsError
 from launcher.backend.model import Where
 from launcher.errors import LauncherError
-from launcher.runs.status import OutOfSightError, RunStatus, State
+from launcher.runs.status import RunStatus, RunUnreachableError, State
 
 # Writes down each call, and gives the token of a file for a minute.
 PLUGIN = """\
@@ -123,7 +123,7 @@ def test_a_run_goes_on_without_credentials_and_is_given_up_in_the_end(
     assert status.state is State.RUNNING
     assert status.reason == "the cluster has not accepted your credentials for 0 s; the run goes on"
     monkeypatch.setattr(backend, "AWAY_TIMEOUT", -1.0)
-    with pytest.raises(OutOfSightError, match=r"digits goes on, and cannot be followed any more: .*authentication failed") as told:
+    with pytest.raises(RunUnreachableError, match=r"digits goes on, and cannot be followed any more: .*authentication failed") as told:
         runs.status("digits")
     assert told.value.exit_code == 69
 
