@@ -30,9 +30,9 @@ class Calling(Small):
 
 
 def calling_job(workload: Calling, run_dir: Path, replicas: int = 1, **train: Any) -> Job:
-    """Return a job of batches of 16, 25 steps an epoch, that saves and evaluates at its end, and as callbacks want it."""
+    """Return a job of batches of 16, 25 steps an epoch, that saves and evaluates at its end, and as callbacks want it; it exports nothing."""
     base = {"workload": "small:Small", "batch_size": 16, "summaries": {"every_steps": 0, "profile_every_steps": 0}}
-    base |= {"checkpoint": {"keep": 2}, "evaluate": {"batch_size": 100}}
+    base |= {"checkpoint": {"keep": 2}, "evaluate": {"batch_size": 100}, "export": {"formats": []}}
     settings = {"run": "small", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": {**base, **train}}
     return epochs.with_steps(job(TrainerSettings.model_validate(settings)), workload, replicas)
 

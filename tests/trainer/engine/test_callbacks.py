@@ -91,13 +91,15 @@ def test_means_count_the_steps_that_were_measured_and_nothing_that_is_only_known
 
 def test_hooks_are_called_in_the_order_of_fit_with_its_logs(tmp_path: Path) -> None:
     told = Told()
-    session, outcome, output = train(tmp_path, lambda: [told], epochs=2)
+    # An export gives the model another optimizer meanwhile.
+    session, outcome, output = train(tmp_path, lambda: [told], epochs=2, export={"formats": ["keras"]})
     two = [["epoch 0", *EVALUATED, "epoch 0 done"], ["epoch 1", *EVALUATED, "epoch 1 done"]]
     assert told.calls == ["train 2x25", *two[0], *two[1], "end"]
     assert [set(logs) for logs in told.logs] == [{"loss", "accuracy", "val_loss", "val_accuracy"}] * 2
     assert {f"val_{name}": value for name, value in outcome.metrics.items()}.items() <= told.logs[-1].items()
     assert told.logs[1]["loss"] < told.logs[0]["loss"]
     assert [event["step"] for event in output.events("evaluated")] == [25, 50]
+    assert output.events("exported")
     assert session.model.optimizer is session.optimizer
 
 
