@@ -1,7 +1,8 @@
 """A compiled Keras model is trained and evaluated by one process as Keras's own `fit` and `evaluate` do it."""
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ def models() -> Iterator[dict[str, Source]]:
 def trained(source: Source, more: dict[str, Any] | None = None, **train: Any) -> Fitted:
     made = workload(source, **(more or {}))
     return by_trainer(LocalSession(made, job_of(**train), AllReduce()), made)
+
+
+@pytest.fixture(scope="module")
+def by_name(models: dict[str, Source]) -> Callable[[str], Fitted]:
+    """Return a function that trains a model with nothing else set, each once for all tests."""
+    return functools.cache(lambda name: trained(models[name]))
 
 
 @pytest.mark.parametrize(
@@ -52,8 +59,8 @@ def trained(source: Source, more: dict[str, Any] | None = None, **train: Any) ->
         "parts",
     ],
 )
-def test_training_and_evaluation_are_those_of_fit(models: dict[str, Source], name: str) -> None:
-    theirs, ours = by_keras(models[name]), trained(models[name])
+def test_training_and_evaluation_are_those_of_fit(models: dict[str, Source], by_name: Callable[[str], Fitted], name: str) -> None:
+    theirs, ours = by_keras(models[name]), by_name(name)
     assert ours.evaluated.keys() == theirs.evaluated.keys() - {"side_loss", "first_loss"}  # the parts of a loss are not told
     assert ours.told.keys() == ours.evaluated.keys()
     assert max(ours.differences(theirs).values()) < 1e-4
@@ -61,16 +68,16 @@ def test_training_and_evaluation_are_those_of_fit(models: dict[str, Source], nam
         assert ours.told["loss"] == pytest.approx(theirs.told["loss"], abs=1e-4)
 
 
-def test_one_replica_may_apply_gradients_as_often_as_it_likes(models: dict[str, Source]) -> None:
-    assert trained(models["twice"]).differences(trained(models["plain"]))["weights"] < 1e-5
+def test_one_replica_may_apply_gradients_as_often_as_it_likes(by_name: Callable[[str], Fitted]) -> None:
+    assert by_name("twice").differences(by_name("plain"))["weights"] < 1e-5
 
 
-def test_classes_weigh_what_they_weigh_in_fit(models: dict[str, Source]) -> None:
+def test_classes_weigh_what_they_weigh_in_fit(models: dict[str, Source], by_name: Callable[[str], Fitted]) -> None:
     weights = {0: 1.0, 1: 3.0}
     theirs = by_keras(models["plain"], {"class_weight": weights})
     ours = trained(models["plain"], {"class_weight": lambda: weights})
     assert max(ours.differences(theirs).values()) < 1e-4
-    assert max(ours.differences(trained(models["plain"])).values()) > 1e-3
+    assert max(ours.differences(by_name("plain")).values()) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -98,8 +105,10 @@ def test_what_layers_add_is_a_loss_for_evaluations(models: dict[str, Source]) ->
     assert trained(models["pulled"]).told["loss"] > 0
 
 
-def test_clipping_and_the_learning_rate_of_the_spec_hold_for_a_step_of_its_own(models: dict[str, Source]) -> None:
+def test_clipping_and_the_learning_rate_of_the_spec_hold_for_a_step_of_its_own(
+    models: dict[str, Source], by_name: Callable[[str], Fitted]
+) -> None:
     asked = {"learning_rate": {"initial": 0.5}, "gradients": {"clip_global_norm": 0.05}}
     own, engines = trained(models["guide"], **asked), trained(models["plain"], **asked)
     assert max(own.differences(engines).values()) < 1e-5
-    assert max(own.differences(trained(models["guide"])).values()) > 1e-3
+    assert max(own.differences(by_name("guide")).values()) > 1e-3
