@@ -25,8 +25,8 @@ def job_of(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train: A
         "batch_size": 8,
         "steps": steps,
         "checkpoint": {"every_steps": 200},
-        "evaluate": {"every_steps": 400},
-        "summaries": {"every_steps": 200},
+        "evaluate": {"every_steps": 0},
+        "summaries": {"every_steps": 0},
         **train,
     }
     base = {"run": "agent", "run_dir": str(run_dir), "scratch_dir": str(run_dir), "has_evaluator": has_evaluator, "train": settings}
@@ -99,7 +99,7 @@ def test_a_stop_before_anything_is_played_is_no_error(tmp_path: Path) -> None:
 
 
 def test_what_it_does_is_told_and_written(tmp_path: Path) -> None:
-    _, outcome, output = train(tmp_path, 800)
+    _, outcome, output = train(tmp_path, 800, evaluate={"every_steps": 400}, summaries={"every_steps": 200})
     assert set(outcome.metrics) == {"loss", "reward", "q"}
     progress = output.events("progress")[-1]
     assert set(progress["metrics"]) == {"reward", "q", "epsilon"}
@@ -116,7 +116,7 @@ def test_what_it_does_is_told_and_written(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_tensorboard_shows_the_film(tmp_path: Path) -> None:
-    train(tmp_path, 200)
+    train(tmp_path, 200, summaries={"every_steps": 200})
     with tensorboard(tmp_path / "logs", tmp_path / "tensorboard.log") as board:
         board.wait_for("plugin/images/tags", {"train"})
         assert set(board.json("plugin/images/tags")["train"]) == {"episode"}
