@@ -87,7 +87,8 @@ def paced(steps: int = NEVER, seconds: float = 0.02, **train: Any) -> dict[str, 
     Real sessions, servers and checkpoints, whose steps cost next to nothing while a test waits for something.
     """
     params = {"seconds": seconds, "slower": 1}
-    watched = {"checkpoint": {"every_steps": NEVER}, "evaluate": {"every_steps": 0}, "summaries": {"every_steps": 0}}
+    watched: dict[str, Any] = {"checkpoint": {"every_steps": NEVER}, "export": {"formats": []}}
+    watched |= {kind: {"every_steps": 0} for kind in ("evaluate", "summaries")}
     model = {"workload": "small:Delayed", "params": params, "steps": steps, "batch_size": 16}
     return {"code": str(ROOT / "tests" / "trainer" / "engine"), "train": {**model, **watched, **train}}
 

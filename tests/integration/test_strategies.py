@@ -20,7 +20,13 @@ from trainer.events import Event
 
 STEPS = 40
 WORKERS = ("worker-0", "worker-1")
-WORKLOAD: dict[str, Any] = {"workload": "small:Small", "steps": STEPS, "params": {"normalised": False}, "evaluate": {"every_steps": 0}}
+WORKLOAD: dict[str, Any] = {
+    "workload": "small:Small",
+    "steps": STEPS,
+    "params": {"normalised": False},
+    "evaluate": {"every_steps": 0},
+    "export": {"formats": []},
+}
 
 
 def spec(name: str, strategy: str, roles: dict[str, Any], **train: Any) -> dict[str, Any]:
@@ -92,7 +98,7 @@ def test_all_that_is_set_about_gradients_and_precision_holds_for_tasks_in_step_t
 EVALUATED = {"checkpoint": {"every_steps": 10}, "evaluate": {"every_steps": 10}}
 # One reader of two takes ten times as long for a batch, and gives the same batches.
 SLOW = {"workload": "small:Delayed", "steps_per_execution": 10, "report_every_steps": 10}
-SERVED = 8 * STEPS  # of both workers together, most of them the other one's
+SERVED = 4 * STEPS  # of both workers together, most of them the other one's
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,8 @@ def moved(in_step: InStep) -> Run:
     file = run.runs.parent / "moving.yaml"
     changed = yaml.safe_load(file.read_text())
     roles = {"chief": {}, "ps": {}, "worker": {"replicas": 2}, "evaluator": {}}
+    changed["train"]["params"]["seconds"] = 0.04
+    changed["train"] |= {"checkpoint": {"every_steps": STEPS}, "evaluate": {"every_steps": STEPS}}
     file.write_text(yaml.safe_dump(changed | {"strategy": "parameter_server", "roles": roles}))
     run.launcher("up", str(file), "--resume", "--set", f"train.steps={STEPS + SERVED}", timeout=200)
     return run
