@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forked
 from trainer.engine.manual.watchdog import unreachable
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +114,14 @@ def test_who_waits_for_its_peers_answers_and_hears_a_stop(
             "PYTHONPATH": str(tmp_path),
             "GATE": str(gate),
         }
-        with subprocess.Popen([sys.executable, "-P", "-m", "trainer.task"], env=environment, cwd=ROOT) as process:
+        command = [sys.executable, "-P", "-m", "trainer.task"]
+        with ExitStack() as stack:
+            process: Any  # forked where it answers after TensorFlow is imported
+            if role == "chief":
+                process = stack.enter_context(subprocess.Popen(command, env=environment, cwd=ROOT))
+            else:
+                process = forked.Process(command, cwd=ROOT, env=environment, fds=(0, 1, 2), engine=forked.TENSORFLOW)
+                stack.callback(process.close)
             try:
                 eventually(
                     "its port to answer", lambda: unreachable(own, 1) is None, 60, told=lambda: (unreachable(own, 1), process.poll())
@@ -148,15 +157,9 @@ def test_a_gpus_memory_is_taken_as_it_is_needed(tmp_path: Path) -> None:
         "TF_CONFIG": json.dumps({"cluster": {"chief": ["127.0.0.1:1"]}, "task": {"type": "chief", "index": 0}}),
         "TRAINER_SETTINGS": json.dumps(settings),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", with_a_gpu, str(tmp_path / "devices")],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    (tmp_path / "with_a_gpu.py").write_text(with_a_gpu, encoding="utf-8")
+    command = [sys.executable, str(tmp_path / "with_a_gpu.py"), str(tmp_path / "devices")]
+    done = forked.run(command, env=environment, timeout=100, engine=forked.TENSORFLOW)
     assert done.returncode == 2
     assert "growth is true" in done.stderr
     assert "TensorFlow uses no GPU, and this task has 1: " in done.stdout

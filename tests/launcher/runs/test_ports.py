@@ -2,7 +2,6 @@
 
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from launcher.errors import LauncherError
 from launcher.runs import ports
 from launcher.runs.ports import PortReservation
+from tests import forked
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="BSD sockets refuse two binds of one port")
 
@@ -82,8 +82,9 @@ def test_locks_are_made_in_no_directory_that_others_can_use(kind: str, tmp_path:
 
 @linux
 @pytest.mark.timeout(60)
-def test_tensorflow_serves_on_a_held_port() -> None:
-    program = """
+def test_tensorflow_serves_on_a_held_port(tmp_path: Path) -> None:
+    program = tmp_path / "serve.py"
+    program.write_text("""
 import os, sys
 import tensorflow as tf
 server = tf.distribute.Server({"worker": ["127.0.0.1:" + sys.argv[1]]}, job_name="worker", task_index=0)
@@ -91,14 +92,8 @@ import socket
 socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10).close()
 print("answers", flush=True)
 os._exit(0)
-"""
+""")
     with ports.reserve_by_binding(1) as held:
-        finished = subprocess.run(
-            [sys.executable, "-c", program, str(held.ports[0])],
-            capture_output=True,
-            text=True,
-            timeout=55,
-            check=False,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "1"},
-        )
+        command, environment = [sys.executable, str(program), str(held.ports[0])], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        finished = forked.run(command, env=environment, timeout=55, engine=forked.TENSORFLOW)
     assert finished.stdout == "answers\n", finished.stderr
