@@ -37,7 +37,7 @@ def losses(here: Any) -> dict[str, dict[str, dict[int, float]]]:
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 
-    from tests.trainer.engine.small import Alike, small_job
+    from tests.trainer.engine.small import Alike, Delayed, small_job
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.engine.parameter_server.synchronous import SynchronousSession
     from trainer.engine.parameter_server.worker_pool import connect
@@ -49,9 +49,14 @@ def losses(here: Any) -> dict[str, dict[str, dict[int, float]]]:
         "compiled, of two batches": (AsynchronousSession, {"jit_compile": True, "gradients": {"accumulate": 2}}),
         "synchronous": (SynchronousSession, {"sync": {"replicas_to_aggregate": WORKERS}}),
     }
+
+    class Waiting(Alike, Delayed):
+        """Waits for each batch: a worker makes few steps while the other one compiles, or is started again."""
+
+    params = {"dropout": True, "seconds": 0.05, "slower": 1}
     told: dict[str, dict[str, dict[int, float]]] = {}
     for name, (made, settings) in kinds.items():
-        session = made(Alike({"dropout": True}), small_job(steps=1_000_000, **settings), connection, lambda: False)
+        session = made(Waiting(params), small_job(steps=1_000_000, **settings), connection, lambda: False)
         alive.append(session)
         session.broadcast(0)
         told[name] = steps_of(session)
