@@ -15,10 +15,12 @@ STEPS, BATCH = 20, 8
 
 # name -> the workload's parameters, and what is set in `train`.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "clipped": ({"optimizer": "SGD", "arguments": {"learning_rate": 1.0}}, {"gradients": {"clip_global_norm": 0.05}}),
+    "clipped, compiled": (
+        {"optimizer": "SGD", "arguments": {"learning_rate": 1.0}},
+        {"gradients": {"clip_global_norm": 0.05}, "jit_compile": True},
+    ),
     "accumulated": ({}, {"gradients": {"accumulate": 2}}),
     "float16": ({}, {"precision": "mixed_float16"}),
-    "compiled": ({}, {"jit_compile": True}),
     "compiled-accumulated": ({}, {"jit_compile": True, "gradients": {"accumulate": 2}}),
 }
 
