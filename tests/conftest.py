@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,9 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     Path(forked.shared.directory, forked.ASKED).write_text(json.dumps(asked), encoding="utf-8")
     for spec in specs:
         spec.python = shlex.join([sys.executable, str(Path(__file__).with_name("worker.py")), forked.shared.directory])
+    if config.args_source is not pytest.Config.ArgsSource.ARGS and not config.getoption("keyword"):
+        # All tests are asked for, and collecting them leaves a core idle for ten seconds: what forks tasks imports TensorFlow meanwhile.
+        threading.Thread(target=forked.shared.prepare, args=(forked.TENSORFLOW,), daemon=True).start()
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist
@@ -108,7 +112,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(forked.FOREIGN):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    for name, value in forked.TOLD.items():
+        monkeypatch.setenv(name, value)
 
 
 # capget(2), version 3: a head of version and process, then effective, permitted and inheritable rights, 32 at a time.

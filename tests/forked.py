@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -48,6 +48,9 @@ ASKED, SECONDS = "asked", "seconds"
 # How the variables begin that a developer may have set for runs of their own.
 FOREIGN = ("TF_CONFIG", "TRAINER_", "LAUNCHER_", "RUN_DIR", "RUN_NAME", "GRPC_", "TF_NUM_", "OMP_NUM_THREADS", "KERAS_BACKEND", "COLUMNS")
 
+# Variables that each test sets for its processes, which TensorFlow reads as it is imported.
+TOLD = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+
 group = ""  # the file of the cgroup that processes count to, where `pytest --costs` has one
 
 
@@ -66,9 +69,7 @@ class _Shared:
 
     def connect(self, engine: str) -> socket.socket:
         """Return a connection to the one for an engine, which is started where none of the test processes has done so, or where it has died."""
-        path = f"{self.directory or self.make()}/{engine or 'launcher'}"
-        with Path(f"{path}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._locked(engine) as path:
             connection = socket.socket(socket.AF_UNIX)
             try:
                 connection.connect(path)
@@ -77,8 +78,21 @@ class _Shared:
                 connection.connect(path)
         return connection
 
+    def prepare(self, engine: str) -> None:
+        """Start the one for an engine before anybody needs it, unless one was started."""
+        with self._locked(engine) as path:
+            if not Path(path).exists():
+                self._start(path, engine)
+
+    @contextlib.contextmanager
+    def _locked(self, engine: str) -> Iterator[str]:
+        path = f"{self.directory or self.make()}/{engine or 'launcher'}"
+        with Path(f"{path}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield path
+
     def _start(self, path: str, engine: str) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)} | TOLD
         command, environment = forked_python.padded([sys.executable, "-c", _SERVER, str(ROOT), path, engine], environment)
         alive = os.open(f"{self.directory}/alive", os.O_RDONLY | os.O_NONBLOCK)
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=alive, stdout=subprocess.PIPE)
@@ -269,6 +283,8 @@ def serve(path: str, engine: str) -> None:
         importlib.import_module(used_late)
     gc.collect()
     gc.freeze()
+    if not Path(path).parent.is_dir():  # the run has ended before anybody needed this process
+        return
     request = _next_request(path)
     if request is not None:
         words, environment = request["words"], request["environment"]
