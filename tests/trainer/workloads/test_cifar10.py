@@ -119,9 +119,16 @@ def test_batches_are_what_the_model_takes(workload: Cifar10, model: keras.Model)
     assert float(workload.loss(labels, outputs) + tf.add_n(model.losses)) == pytest.approx(4.68, abs=0.1)
 
 
+@pytest.fixture(scope="module")
+def whole(workload: Cifar10) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the second reader of two takes."""
+    return taken(workload, Shard(16, seed=3, index=1, count=2), 34)
+
+
 @pytest.mark.parametrize("start", [1, 7, 30])
-def test_a_stream_started_later_continues_exactly_distortions_included(workload: Cifar10, start: int) -> None:
-    whole = taken(workload, Shard(16, seed=3, index=1, count=2), 34)
+def test_a_stream_started_later_continues_exactly_distortions_included(
+    workload: Cifar10, whole: tuple[np.ndarray, np.ndarray], start: int
+) -> None:
     resumed = taken(workload, Shard(16, seed=3, index=1, count=2, start=start), 4)
     for one, other in zip(whole, resumed, strict=True):
         np.testing.assert_array_equal(one[start : start + 4], other)

@@ -32,7 +32,7 @@ def small_pictures(games: Any) -> tf.Tensor:
 def play(player: GridworldDqn, weights: list[tf.Tensor], moves: int, epsilon: float, count: int = 10, first: int = 0) -> Rows:
     """Return the moves, [moves, count, 16]."""
     games, seed = player.start(count, player=1, step=0)
-    _, rows, _ = player.play(weights, games, tf.constant(first), tf.constant(moves), tf.constant(epsilon), seed)
+    _, rows, _ = player._play(weights, games, tf.constant(first), tf.constant(moves), tf.constant(epsilon), seed)  # in a graph, as tasks do
     reshaped: Rows = rows.numpy().reshape(moves, count, -1)
     return reshaped
 
@@ -70,8 +70,13 @@ def test_an_update_belongs_to_every_fourth_move_after_the_random_ones() -> None:
     assert total == (steps[-1] - 10_000) // 4
 
 
-def test_moves_follow_one_another_by_the_rules_and_episodes_have_fifty() -> None:
-    player = agent()
+@pytest.fixture(scope="module")
+def player() -> GridworldDqn:
+    """An agent as it is by itself, whose moves are traced once."""
+    return agent()
+
+
+def test_moves_follow_one_another_by_the_rules_and_episodes_have_fifty(player: GridworldDqn) -> None:
     rows = play(player, weights_of(player.model().online), 120, 0.5)
     before, action, reward, after = rows[..., :BOARD], rows[..., BOARD], rows[..., BOARD + 1], rows[..., BOARD + 2 :]
     steps = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])[action]
@@ -83,20 +88,18 @@ def test_moves_follow_one_another_by_the_rules_and_episodes_have_fifty() -> None
     assert [i + 1 for i, same in enumerate(goes_on) if not same] == [EPISODE, 2 * EPISODE]
 
 
-def test_where_it_does_not_move_at_random_it_takes_the_best_action() -> None:
-    player = agent()
+def test_where_it_does_not_move_at_random_it_takes_the_best_action(player: GridworldDqn) -> None:
     model = player.model()
     rows = play(player, weights_of(model.online), 20, 0.0).reshape(200, -1)
     assert (rows[:, BOARD] == np.argmax(model.online(small_pictures(rows[:, :BOARD])), 1)).all()
-    random = play(player, weights_of(model.online), 50, 1.0, count=40)[..., BOARD]
+    random = play(player, weights_of(model.online), 200, 1.0)[..., BOARD]
     assert np.bincount(random.ravel()).min() > 500 - 5 * 500**0.5  # of 2,000, each action a quarter
 
 
-def test_measured_are_the_reward_of_an_episode_and_the_best_actions_value() -> None:
-    player = agent()
+def test_measured_are_the_reward_of_an_episode_and_the_best_actions_value(player: GridworldDqn) -> None:
     model = player.model()
     games, seed = player.start(10, player=0, step=0)
-    _, rows, sums = player.play(weights_of(model.online), games, tf.constant(0), tf.constant(30), tf.constant(0.3), seed)
+    _, rows, sums = player._play(weights_of(model.online), games, tf.constant(0), tf.constant(30), tf.constant(0.3), seed)
     values = model.online(small_pictures(rows.numpy()[:, :BOARD]))
     assert sums.numpy() == pytest.approx([50 * rows.numpy()[:, BOARD + 1].sum(), np.max(values, 1).sum()], rel=1e-4)
 
@@ -142,8 +145,7 @@ def test_players_draw_other_games_and_the_same_ones_again() -> None:
     assert (first != later).any()
 
 
-def test_the_film_shows_an_episode_move_by_move(tmp_path: Path) -> None:
-    player = agent()
+def test_the_film_shows_an_episode_move_by_move(player: GridworldDqn, tmp_path: Path) -> None:
     with tf.summary.create_file_writer(str(tmp_path)).as_default():
         player.write_summaries(player.model(), 500)
     ((step, (width, height, gif)),) = read_events(tmp_path).values("episode")
@@ -164,8 +166,7 @@ def test_the_film_shows_an_episode_move_by_move(tmp_path: Path) -> None:
         assert (picture[0] == 255).all()
 
 
-def test_evaluation_plays_the_same_episodes_each_time() -> None:
-    player = agent()
+def test_evaluation_plays_the_same_episodes_each_time(player: GridworldDqn) -> None:
     model = player.model()
     metrics = player.evaluate(model)
     assert set(metrics) == {"loss", "reward", "q"}

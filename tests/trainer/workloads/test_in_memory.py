@@ -41,9 +41,14 @@ def test_same_seed_gives_the_same_stream_and_another_seed_another() -> None:
     assert (first != numbers(Shard(10, seed=8), 40, 100)).mean() > 0.9
 
 
+@pytest.fixture(scope="module")
+def whole() -> np.ndarray:
+    """Return what the second reader of three draws."""
+    return numbers(Shard(7, seed=3, index=1, count=3), 270, 101)
+
+
 @pytest.mark.parametrize("start", [1, 37, 64, 65, 250])
-def test_a_stream_started_later_continues_exactly(start: int) -> None:
-    whole = numbers(Shard(7, seed=3, index=1, count=3), 270, 101)
+def test_a_stream_started_later_continues_exactly(whole: np.ndarray, start: int) -> None:
     resumed = numbers(Shard(7, seed=3, index=1, count=3, start=start), 20, 101)
     np.testing.assert_array_equal(resumed, whole[start : start + 20])
 
