@@ -91,7 +91,7 @@ def test_means_count_the_steps_that_were_measured_and_nothing_that_is_only_known
 
 def test_hooks_are_called_in_the_order_of_fit_with_its_logs(tmp_path: Path) -> None:
     told = Told()
-    # An export gives the model another optimizer meanwhile.
+    # It exports, too, between the hooks.
     session, outcome, output = train(tmp_path, lambda: [told], epochs=2, export={"formats": ["keras"]})
     two = [["epoch 0", *EVALUATED, "epoch 0 done"], ["epoch 1", *EVALUATED, "epoch 1 done"]]
     assert told.calls == ["train 2x25", *two[0], *two[1], "end"]
