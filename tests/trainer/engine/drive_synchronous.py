@@ -1,4 +1,4 @@
-"""Trains synchronously on 2 real ps and 4 real workers and prints, as JSON, how that compares with one process.
+"""Trains synchronously on 2 real ps and 3 real workers and prints, as JSON, how that compares with one process.
 
 Usage: drive_synchronous.py SCRATCH. It is a process of its own because a chief's connection is for the whole process.
 """
@@ -17,7 +17,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-WORKERS, BATCH, ROUNDS = 4, 8, 50
+WORKERS, BATCH, ROUNDS = 3, 8, 25
+DIFFERING = [[5, 20], [15, 0]]  # rounds that each of two servers has to do in a call
 LONGEST = 380  # seconds that a test waits for all of it
 STEP_SECONDS = 0.05  # what the workers of the timed runs wait for each batch, in the place of computing for so long
 SLOWER = 10  # how many times that the slow worker waits
@@ -25,16 +26,19 @@ SLOWER = 10  # how many times that the slow worker waits
 # name -> the workload's parameters and the settings of `train.gradients`.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "adam": ({}, {}),
-    "sgd-momentum-accumulated": ({"optimizer": "SGD", "arguments": {"momentum": 0.9}}, {"accumulate": 2}),
-    "global-clipnorm": ({}, {"clip_global_norm": 0.01}),
+    "sgd-momentum-accumulated-clipped": (
+        {"optimizer": "SGD", "arguments": {"momentum": 0.9}},
+        {"accumulate": 2, "clip_global_norm": 0.1},
+    ),
     "bfloat16": ({"optimizer": "SGD"}, {"wire": "bfloat16"}),
 }
 
 # name -> the parameters of tests.trainer.engine.embedding_models.
 TABLES: dict[str, dict[str, Any]] = {
-    "tables": {"model": "functional", "optimizer": "Adagrad"},
     "tables alone": {"model": "alone", "optimizer": "Adam"},
 }
+
+SAVED = "tables that are saved"  # as those, in the trainer's own loop
 
 alive: list[Any] = []  # sessions must not be torn down while their servers are gone
 
@@ -54,9 +58,7 @@ def main(scratch: str) -> None:
 
 def rows_compared(scratch: Path, params: dict[str, Any], connection: Any) -> dict[str, Any]:
     """Train large embedding layers in rounds of all workers, and in one process on the batches of each round; return how far they are apart."""
-    import numpy as np
-
-    from tests.trainer.engine.drive_embeddings import job_of, rows_here, rows_of
+    from tests.trainer.engine.drive_embeddings import job_of
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.parameter_server.synchronous import SynchronousSession
     from trainer.engine.replicated import LocalSession
@@ -72,20 +74,29 @@ def rows_compared(scratch: Path, params: dict[str, Any], connection: Any) -> dic
     remote.broadcast(0)
     last = [remote.run(ROUNDS // 5) for _ in range(5)][-1]
     remote.fetch()
-    rows, here = rows_of(remote.tables), rows_here(local)
+    difference = apart(remote, local)
     remote.close()
-    pairs = [(rows[name], value) for name, value in here.items()]
-    pairs += zip(remote.model.trainable_variables, [v for v in local.model.trainable_variables if "embeddings" not in v.name], strict=True)
-    difference = max(float(np.max(np.abs(np.asarray(a) - np.asarray(b)))) for a, b in pairs)
     return {"difference": difference, "step": remote.step, "dropped": last.dropped}
 
 
+def apart(remote: Any, local: Any) -> float:
+    """Return how far the rows and weights of a session are from those of one process."""
+    import numpy as np
+
+    from tests.trainer.engine.drive_embeddings import rows_here, rows_of
+
+    rows, here = rows_of(remote.tables), rows_here(local)
+    pairs = [(rows[name], value) for name, value in here.items()]
+    pairs += zip(remote.model.trainable_variables, [v for v in local.model.trainable_variables if "embeddings" not in v.name], strict=True)
+    return max(float(np.max(np.abs(np.asarray(a) - np.asarray(b)))) for a, b in pairs)
+
+
 def rows_of_a_save(scratch: Path, connection: Any) -> dict[str, Any]:
-    """Save after 20 of 40 rounds, rows slowly; return how far those are from one process after 20 rounds, and how far they still go."""
+    """Train as in `rows_compared`, and save after half of the rounds, rows slowly; return how far those, and the last, are from one process's."""
     import numpy as np
     import tensorflow as tf
 
-    from tests.trainer.engine.drive_embeddings import job_of, rows_here
+    from tests.trainer.engine.drive_embeddings import job_of, rows_here, rows_of
     from trainer.engine import loop
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.parameter_server.synchronous import SynchronousSession
@@ -93,38 +104,47 @@ def rows_of_a_save(scratch: Path, connection: Any) -> dict[str, Any]:
     from trainer.events import Reporter
     from trainer.workloads.loading import load_workload
 
-    params, half = {"model": "functional", "optimizer": "Adagrad"}, 20
+    params, half = {"model": "functional", "optimizer": "Adagrad"}, ROUNDS // 2
     settings: dict[str, Any] = {"checkpoint": {"every_steps": half}, "evaluate": {"every_steps": 0}, "summaries": {"every_steps": 0}}
-    job = job_of(scratch / "saved", params, steps=2 * half, sync={"replicas_to_aggregate": WORKERS}, **settings)
+    job = job_of(scratch / "saved", params, steps=ROUNDS, sync={"replicas_to_aggregate": WORKERS}, **settings)
     workload = load_workload(job.train)
     remote = SynchronousSession(workload, job, connection, lambda: False)
     alive.append(remote)
     tables: Any = remote.tables
-    read = tables.read
+    read, run, dropped = tables.read, remote.run, []
 
     def slowly(part: Any) -> Any:
         if remote.step == half:
             time.sleep(0.1)  # in which several rounds could be done
         return read(part)
 
-    tables.read = slowly
+    def noted(*steps: int, **settings: Any) -> Any:
+        done = run(*steps, **settings)
+        dropped.append(done.dropped)
+        return done
+
+    tables.read, remote.run = slowly, noted  # type: ignore[method-assign]
     loop.run(remote, workload, job, Reporter("chief", sys.stderr), lambda: False)
-    one = job_of(scratch, params, steps=half, gradients={"accumulate": WORKERS})
+    remote.fetch()
+    one = job_of(scratch, params, steps=ROUNDS, gradients={"accumulate": WORKERS})
     local = LocalSession(load_workload(one.train), one, AllReduce())
     local.broadcast(0)
     local.run(half)
-
-    def difference(step: int) -> float:
-        reader = tf.train.load_checkpoint(str(scratch / "saved" / "checkpoints" / f"ckpt-{step}"))
-        there = [reader.get_tensor(name) for name in reader.get_variable_to_shape_map()]
-        here = rows_here(local).values()
-        return max(min(float(np.max(np.abs(value - one))) for one in there if np.shape(one) == value.shape) for value in here)
-
-    return {"at the save": difference(half), "at the end": difference(2 * half)}
+    reader = tf.train.load_checkpoint(str(scratch / "saved" / "checkpoints" / f"ckpt-{half}"))
+    there = [reader.get_tensor(name) for name in reader.get_variable_to_shape_map()]
+    saved = max(
+        min(float(np.max(np.abs(value - one))) for one in there if np.shape(one) == value.shape) for value in rows_here(local).values()
+    )
+    before = rows_of(remote.tables)["shared"] - rows_here(local)["shared"]
+    local.run(ROUNDS - half)
+    difference = apart(remote, local)
+    remote.close()
+    still = {"at the save": saved, "after it": float(np.max(np.abs(before)))}
+    return {**still, "difference": difference, "step": remote.step, "dropped": dropped[-1]}
 
 
 def rows_of_some(scratch: Path, connection: Any) -> dict[str, Any]:
-    """Return how far rows move where three of four workers make a round, and why clipping by the norm of all is refused."""
+    """Return how far rows move where all but one of the workers make a round, and why clipping by the norm of all is refused."""
     import numpy as np
 
     from tests.trainer.engine import embedding_models
@@ -206,9 +226,9 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
     for name, params in TABLES.items():
         report["cases"][name] = rows_compared(Path(here.scratch), params, connection)
     report |= rows_of_some(Path(here.scratch), connection)
-    report["rows of a save"] = rows_of_a_save(Path(here.scratch), connection)
+    report["cases"][SAVED] = rows_of_a_save(Path(here.scratch), connection)
 
-    # A round with three of four, all alike, and with the fourth ten times slower.
+    # A round with two of three, all alike, and with the third ten times slower.
     for name, slow in (("alike", 1), ("one slower", SLOWER)):
         timed = session(Delayed({"seconds": STEP_SECONDS, "slower": slow}), WORKERS - 1, 100)
         start = time.perf_counter()
@@ -221,7 +241,7 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
         report[f"steps {name}"] = {w.task: w.local_step for w in (*progress.workers, *last.workers)}
         report[f"workers {name}"] = {w.task: w.examples_per_second for w in (*progress.workers, *last.workers)}
 
-    # All four needed: the others wait for the slow one.
+    # All needed: the others wait for the slow one.
     held_up = session(Delayed({"seconds": STEP_SECONDS, "slower": SLOWER}), WORKERS, 13)
     held_up.run(1)  # traces
     waiting = held_up.run(12, finish=True).workers
@@ -229,12 +249,14 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
     report["input_wait"] = {w.task: w.input_wait for w in waiting}
     held_up.close()
 
-    # Two servers that may differ about which two of four gradients came first.
-    half = session(Small({}), WORKERS // 2, 400)
-    while half.step < 400:
-        half.run(20)
-    half.close()
-    report["half step"] = half.step
+    # Two servers that differ about which gradients came first, as at the end of some call of hundreds: workers wait for the one
+    # that has done its rounds, and the other for them.
+    differing = session(Small({}), WORKERS - 1, 60)
+    uneven = [differing._rounds_of(counts) for counts in DIFFERING]
+    differing._step += sum(counts[0] for counts in DIFFERING)
+    differing.run(20, finish=True)
+    differing.close()
+    report["differing"] = {"done": uneven, "step": differing.step}
 
     # A stop in the middle of a long call, and the rest of it by another session.
     asked: list[bool] = []

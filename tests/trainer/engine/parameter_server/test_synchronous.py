@@ -9,13 +9,13 @@ import pytest
 
 from tests import forked
 from tests.trainer.engine import drive_synchronous
-from tests.trainer.engine.drive_synchronous import CASES, LONGEST, ROUNDS, SLOWER, STEP_SECONDS, TABLES, WORKERS
+from tests.trainer.engine.drive_synchronous import CASES, DIFFERING, LONGEST, ROUNDS, SAVED, SLOWER, STEP_SECONDS, TABLES, WORKERS
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.takes_minutes,
     pytest.mark.timeout(1200),
-]  # the driver starts seven processes and traces a dozen functions
+]  # the driver starts six processes and traces a dozen functions
 
 DRIVER = Path(drive_synchronous.__file__)
 
@@ -29,9 +29,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("case", sorted({**CASES, **TABLES}))
-def test_four_workers_on_two_servers_learn_what_one_process_learns_with_the_fourfold_batch(report: dict[str, Any], case: str) -> None:
-    """The sums of 4 means of 8 examples and the mean of 32 round differently: 5e-6 on weights of size 1 after 50 rounds."""
+@pytest.mark.parametrize("case", sorted({**CASES, **TABLES, SAVED: {}}))
+def test_three_workers_on_two_servers_learn_what_one_process_learns_with_the_threefold_batch(report: dict[str, Any], case: str) -> None:
+    """The sums of 3 means of 8 examples and the mean of 24 round differently: 5e-6 on weights of size 1 after 50 rounds."""
     assert report["cases"][case]["step"] == ROUNDS
     assert report["cases"][case]["difference"] < (1e-2 if case == "bfloat16" else 2e-5)
 
@@ -47,12 +47,12 @@ def test_no_gradient_is_dropped_where_all_are_needed(report: dict[str, Any]) -> 
 def test_a_round_does_not_wait_for_a_back_up_that_is_ten_times_slower(report: dict[str, Any]) -> None:
     """Of 70 rounds it takes part in the few that it can; waiting for it, each would have its gradient. `make bench` has the times."""
     steps = report["steps one slower"]
-    assert 1 <= steps["worker-3"] < 60
-    assert min(count for worker, count in steps.items() if worker != "worker-3") > steps["worker-3"]
+    assert 1 <= steps["worker-2"] < 60
+    assert min(count for worker, count in steps.items() if worker != "worker-2") > steps["worker-2"]
 
 
 def test_gradients_beyond_the_needed_ones_are_dropped_and_counted(report: dict[str, Any]) -> None:
-    """70 rounds of 3 of 4: at most one dropped each; of a fourth that is ten times slower one for each of its steps."""
+    """70 rounds of 2 of 3: at most one dropped each; of a third that is ten times slower one for each of its steps."""
     assert 2 <= report["dropped one slower"] <= report["all seconds one slower"] / (SLOWER * STEP_SECONDS) + 4
     assert 10 <= report["dropped alike"] <= 80
 
@@ -63,8 +63,9 @@ def test_rows_learn_with_a_back_up_worker_too(report: dict[str, Any]) -> None:
 
 
 def test_the_next_round_waits_until_the_rows_of_a_checkpoint_are_written(report: dict[str, Any]) -> None:
-    assert report["rows of a save"]["at the save"] < 2e-5
-    assert report["rows of a save"]["at the end"] > 1e-4
+    found = report["cases"][SAVED]
+    assert found["at the save"] < 2e-5
+    assert found["after it"] > 1e-4
 
 
 def test_a_server_may_hold_nothing_but_rows_that_are_not_trained(report: dict[str, Any]) -> None:
@@ -80,23 +81,23 @@ def test_a_norm_of_rows_on_several_servers_is_refused(report: dict[str, Any]) ->
 def test_progress_shows_who_is_slow(report: dict[str, Any]) -> None:
     speeds = report["workers one slower"]
     assert set(speeds) == {f"worker-{i}" for i in range(WORKERS)}
-    assert speeds["worker-3"] < min(speed for task, speed in speeds.items() if task != "worker-3")
+    assert speeds["worker-2"] < min(speed for task, speed in speeds.items() if task != "worker-2")
 
 
 def test_progress_shows_who_waits_for_whom(report: dict[str, Any]) -> None:
     """Nine tenths of a round here."""
     waits = report["peer_wait"]
     assert set(waits) == {f"worker-{i}" for i in range(WORKERS)}
-    assert waits["worker-3"] < 0.3
-    assert all(0.4 < wait <= 1 for task, wait in waits.items() if task != "worker-3"), waits
+    assert waits["worker-2"] < 0.3
+    assert all(0.4 < wait <= 1 for task, wait in waits.items() if task != "worker-2"), waits
 
 
 def test_progress_shows_who_waits_for_its_input(report: dict[str, Any]) -> None:
     """All of a round where the reader is slow, a tenth elsewhere."""
     waits = report["input_wait"]
     assert set(waits) == {f"worker-{i}" for i in range(WORKERS)}
-    assert waits["worker-3"] > 0.4
-    assert all(0 < wait < waits["worker-3"] / 2 for task, wait in waits.items() if task != "worker-3"), waits
+    assert waits["worker-2"] > 0.4
+    assert all(0 < wait < waits["worker-2"] / 2 for task, wait in waits.items() if task != "worker-2"), waits
 
 
 def test_a_worker_that_every_round_needs_may_be_killed(report: dict[str, Any]) -> None:
@@ -109,7 +110,7 @@ def test_a_back_up_may_be_killed_and_takes_part_again_while_rounds_go_on(report:
 
 
 def test_servers_that_differ_about_who_came_first_hold_nobody_up(report: dict[str, Any]) -> None:
-    assert report["half step"] == 400
+    assert report["differing"] == {"done": DIFFERING, "step": 40}
 
 
 def test_a_stop_ends_a_call_and_another_session_does_the_rest(report: dict[str, Any]) -> None:
