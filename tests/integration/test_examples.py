@@ -12,8 +12,7 @@ import pytest
 
 from tests.integration import test_larger_examples
 from tests.integration.example_runs import Bounds, assert_kept, assert_trained, up
-from tests.integration.running import EXAMPLES, Run
-from tests.integration.test_tensorboard import assert_written_by_servers
+from tests.integration.running import EXAMPLES
 from tests.trainer.exported import assert_export_is_what_it_says
 from tests.trainer.tensorboard_reader import read_events
 from trainer.workloads.mnist_mlp import MnistMlp
@@ -101,19 +100,15 @@ def test_other_examples_that_train(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(330)
-@pytest.mark.parametrize("name", ["mnist-mirrored", "mnist-multiworker", "mnist-ps", "mnist-sync"])
+@pytest.mark.parametrize("name", ["mnist-mirrored", "mnist-multiworker", "mnist-sync"])
 def test_the_network_with_dropout_trains_on_every_strategy_too(name: str, tmp_path: Path) -> None:
-    """Three examples give 98.5 % after 300 steps, mnist-ps after 600 of its two workers together."""
-    steps = 600 if name == "mnist-ps" else 300
-    rate = ("train.params.learning_rate=0.003", f"train.steps={steps}")
-    summaries = ("train.summaries.every_steps=100", "train.summaries.profile_every_steps=300")
-    changes = ("train.workload=mnist", "train.evaluate.every_steps=100", *summaries, *rate)
+    """With 200 of its 500 units each gives 98.4 to 98.8 % after 300 steps. On asynchronous servers test_real_mnist.py trains it."""
+    network = ("train.workload=mnist", "train.params.hidden_units=200", "train.params.learning_rate=0.005", "train.steps=300")
+    changes = (*network, *SELDOM, "train.summaries.profile_every_steps=0", "train.checkpoint.every_steps=300")
     done = up(name, tmp_path, changes)
     assert_trained(done, DIGITS, changes)
     # Written beyond mnist_mlp's.
     assert read_events(done.directory / "logs" / "train").scalars("dropout_keep_probability")
-    if name == "mnist-ps":
-        assert_written_by_servers(Run(name, done.directory.parent), done.summary["steps"], 100)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """mnist_mlp: its published numbers, and that it learns the synthetic digits where less does not."""
 
-import os
 from itertools import islice
 
 import keras
@@ -8,11 +7,9 @@ import numpy as np
 import pytest
 
 from tests.trainer.workloads.learning import accuracy, train
-from trainer.settings import Train
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.loading import load_workload
 from trainer.workloads.mnist_mlp import MnistMlp
-from trainer.workloads.protocol import Shard, Workload
+from trainer.workloads.protocol import Shard
 
 
 @pytest.fixture(scope="module")
@@ -102,15 +99,3 @@ def test_a_linear_classifier_does_not(workload: MnistMlp) -> None:
     model = linear.model()
     train(linear, model, 600)
     assert 0.6 < accuracy(workload, model) < 0.93
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("MNIST_DIR" not in os.environ, reason="MNIST_DIR does not name a directory with MNIST's IDX files")
-@pytest.mark.parametrize("name,steps,expected", [("mnist_mlp", 6000, 0.96), ("mnist", 3000, 0.975)])
-def test_learns_the_real_mnist(name: str, steps: int, expected: float) -> None:
-    workload: Workload = load_workload(Train(workload=name, data=os.environ["MNIST_DIR"]))
-    model = workload.model()
-    train(workload, model, steps)
-    found = accuracy(workload, model)
-    print(f"{name}: accuracy {found:.4f} on the real test images after {steps} steps")
-    assert found >= expected
