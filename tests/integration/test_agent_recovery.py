@@ -9,8 +9,8 @@ import pytest
 from tests.integration.running import NEVER, Run, assert_saved, started
 from trainer.events import Event
 
-SAVE_EVERY = 2000
-MORE = 2000  # moves that are made after a fault, and after a stop to the end
+SAVE_EVERY = 1000
+MORE = 1000  # moves that are made after a fault, and after a stop to the end
 AT_MOST = 90  # seconds; a deadline, not a measure
 SPEC: dict[str, Any] = {
     "version": 1,
