@@ -21,7 +21,7 @@ TRAINED: dict[str, tuple[tuple[str, ...], Bounds]] = {
     "cifar10-mirrored": (SHARED, PICTURES),
     "cifar10-multiworker": (SHARED, PICTURES),
     # At the rate above, training on servers falls back to its beginning now and then, if it only takes more steps; old
-    # gradients need those, the more the busier the machine. With batches of 16 one of four runs beside others ended at 87 %, none
+    # gradients need those, the more the busier the machine. With batches of 16 one of three runs beside others ended at 87 %, none
     # of five with batches of 8 below 98 %.
     "cifar10-ps": ((*SHARED, "train.steps=1500", "train.params.learning_rate=0.02"), PICTURES),
     "click-through-ps": (MORE_CLICKS, CLICK_BOUNDS),
