@@ -112,7 +112,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(forked.FOREIGN):
             monkeypatch.delenv(name)
-    for name, value in forked.TOLD.items():
+    for name, value in forked.IMPORT_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 
 

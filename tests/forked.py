@@ -49,7 +49,7 @@ ASKED, SECONDS = "asked", "seconds"
 FOREIGN = ("TF_CONFIG", "TRAINER_", "LAUNCHER_", "RUN_DIR", "RUN_NAME", "GRPC_", "TF_NUM_", "OMP_NUM_THREADS", "KERAS_BACKEND", "COLUMNS")
 
 # Variables that each test sets for its processes, which TensorFlow reads as it is imported.
-TOLD = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+IMPORT_ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2"}
 
 group = ""  # the file of the cgroup that processes count to, where `pytest --costs` has one
 
@@ -79,8 +79,8 @@ class _Shared:
         return connection
 
     def prepare(self, engine: str) -> None:
-        """Start the one for an engine before anybody needs it, unless one was started."""
-        with self._locked(engine) as path:
+        """Start the one for an engine before anybody needs it, unless one was started. Whoever needs it sees why it does not start."""
+        with contextlib.suppress(OSError, AssertionError), self._locked(engine) as path:
             if not Path(path).exists():
                 self._start(path, engine)
 
@@ -92,7 +92,7 @@ class _Shared:
             yield path
 
     def _start(self, path: str, engine: str) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)} | TOLD
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)} | IMPORT_ENVIRONMENT
         command, environment = forked_python.padded([sys.executable, "-c", _SERVER, str(ROOT), path, engine], environment)
         alive = os.open(f"{self.directory}/alive", os.O_RDONLY | os.O_NONBLOCK)
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=alive, stdout=subprocess.PIPE)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.conftest import is_alive
+from tests.processes import is_alive
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]

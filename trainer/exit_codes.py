@@ -11,7 +11,7 @@ from typing import Literal
 
 
 class ExitCode(IntEnum):
-    """Why a task ended. Every number that is not here is a failure, too, and counts against the restart limit."""
+    """Why a task ended. Any other number is a failure, and counts against the restart limit."""
 
     DONE = 0
     FAILURE = 1

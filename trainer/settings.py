@@ -234,7 +234,7 @@ class TrainerSettings(Settings):
 
     run: str = Field(description="The run's name.")
     strategy: Strategy = Field("single", description="How the replicas work together.")
-    run_dir: str = Field(description="The run directory: checkpoints/, logs/, run.json. In containers not each task has it.")
+    run_dir: str = Field(description="The run directory: checkpoints/, logs/, run.json.")
     scratch_dir: str = Field(description="A directory of the machine's own, where servers find their stop files.")
     spec_digest: str = Field("", description="Digest of the spec, recorded in run.json.")
     local_replicas: int = Field(1, ge=1, description="Devices that `mirrored` uses where the machine has no GPU.")

@@ -46,7 +46,7 @@ def logs(
     tail: Annotated[
         int | None,
         typer.Option(
-            help="Only the last lines that each task wrote, so many; with --role, --index or --grep, the last about each task.",
+            help="At most so many lines, the last of each task; with --role, --index or --grep, the last about each.",
             min=0,
             show_default=False,
         ),

@@ -181,7 +181,10 @@ def _check_local(spec: ClusterSpec) -> None:
 
 
 def _ending(spec: ClusterSpec, rules: TargetRules) -> Ending | None:
-    """Return how the tasks of a program learn of the run's end without a launcher; None unless all tasks that decide it have a parent."""
+    """Return how the tasks of a program learn of the run's end without a launcher.
+
+    None where the built-in trainer runs, without containers, or where a task that decides the run has no parent.
+    """
     roles = role_programs.roles_of(spec)
     if (
         spec.train is not None

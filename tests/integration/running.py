@@ -1,6 +1,7 @@
 """Drives real runs for the integration tests: starts them detached, watches their events, kills their processes."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -23,17 +24,18 @@ EXAMPLES = ROOT / "examples"
 NEVER = 1_000_000  # steps that no test waits for
 
 
-class _Told:
+class _LogEvents:
     """The events in a log, of which a test that waits for one asks ten times a second: only what is new is read."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._start, self._read, self._events = b"", 0, list[Event]()
 
-    def of(self, path: Path) -> list[Event]:
-        """Return the events of the log at `path` so far."""
-        if not path.exists():
+    def read(self) -> list[Event]:
+        """Return the events so far, which the caller does not change."""
+        if not self._path.exists():
             return []
-        with path.open("rb") as file:
+        with self._path.open("rb") as file:
             start = file.read(24)  # the time of its first line
             if not start.startswith(self._start) or os.fstat(file.fileno()).st_size < self._read:
                 self._read, self._events = 0, []  # a new run has replaced it
@@ -46,7 +48,7 @@ class _Told:
         return self._events
 
 
-_told: dict[Path, _Told] = {}
+_log_events = functools.cache(_LogEvents)
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,15 @@ class Run:
 
     def log(self, task: str) -> str:
         """Return all output of a task so far."""
-        path = self.directory / "launcher" / "tasks" / f"{task}.log"
+        path = self._log_file(task)
         return path.read_text() if path.exists() else ""
+
+    def _log_file(self, task: str) -> Path:
+        return self.directory / "launcher" / "tasks" / f"{task}.log"
 
     def events(self, task: str, kind: str | None = None) -> list[Event]:
         """Return the events that a task has reported so far."""
-        path = self.directory / "launcher" / "tasks" / f"{task}.log"
-        return [event for event in _told.setdefault(path, _Told()).of(path) if kind is None or event["event"] == kind]
+        return [event for event in _log_events(self._log_file(task)).read() if kind is None or event["event"] == kind]
 
     def chief_step(self, chief: str) -> int:
         """Return the last step that the chief reported."""

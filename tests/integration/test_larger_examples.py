@@ -26,6 +26,7 @@ TRAINED: dict[str, tuple[tuple[str, ...], Bounds]] = {
     "cifar10-ps": ((*SHARED, "train.steps=1500", "train.params.learning_rate=0.02"), PICTURES),
     "click-through-ps": (MORE_CLICKS, CLICK_BOUNDS),
     "click-through-single": (MORE_CLICKS, CLICK_BOUNDS),
+    # AUC 0.825 to 0.827 after 150 steps.
     "click-through-multiworker": ((*CLICKS, "train.steps=150"), CLICK_BOUNDS),
     "click-through-sync": ((*CLICKS, "train.steps=150"), CLICK_BOUNDS),
 }

@@ -190,7 +190,7 @@ def assert_projector(board: TensorBoard, kernel: np.ndarray) -> None:
 
 
 def assert_written_by_servers(run: Run, steps: int, every: int) -> None:
-    """Check that a run of parameter servers has written the same of the chief's copy; test_real_mnist.py has that run."""
+    """Check that a run of parameter servers has written the same of the chief's copy; test_examples.py has that run."""
     train, held_out = (read_events(run.directory / "logs" / name) for name in ("train", "eval"))
     assert (train.tags("scalars"), held_out.tags("scalars")) == (SCALARS, {"loss", "accuracy"})
     assert (train.tags("histograms"), train.tags("images")) == (HISTOGRAMS, {"inputs"})

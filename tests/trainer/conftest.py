@@ -15,6 +15,7 @@ from typing import Any, TextIO, cast
 import pytest
 
 from tests import forked
+from tests.processes import is_alive
 from tests.waiting import until
 from trainer.events import Event, parse
 
@@ -29,17 +30,6 @@ def float32_afterwards() -> Iterator[None]:
     yield
     if keras := sys.modules.get("keras"):
         keras.config.set_dtype_policy("float32")
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead and not yet reaped does not."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    if not Path("/proc/self").exists():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, 0)
-            return True
-    return False
 
 
 class Running:
@@ -175,11 +165,6 @@ def ports() -> Iterator[Ports]:
 @pytest.fixture
 def alive() -> Callable[[int], bool]:
     return is_alive
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    return until
 
 
 @pytest.fixture

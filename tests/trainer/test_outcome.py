@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests import forked
+from tests.waiting import until
 from trainer.engine import run_state
 
 
@@ -38,9 +39,9 @@ def test_a_wrong_configuration_is_in_the_record(trainers: Any, tmp_path: Path) -
 
 
 @pytest.mark.timeout(240)
-def test_a_run_that_fails_for_good_says_so_and_one_that_goes_on_says_that(trainers: Any, tmp_path: Path, eventually: Any) -> None:
+def test_a_run_that_fails_for_good_says_so_and_one_that_goes_on_says_that(trainers: Any, tmp_path: Path) -> None:
     run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)}, engine=forked.TENSORFLOW)
-    saved = eventually("a checkpoint", lambda: run.events("checkpoint"), 90, told=lambda: run.lines)[0]
+    saved = until("a checkpoint", lambda: run.events("checkpoint"), 90, told=lambda: run.lines)[0]
     assert run_state.read(tmp_path)["state"] == "running"
     os.kill(run.event("started")["pid"], signal.SIGKILL)
     assert run.code() == 1
@@ -53,7 +54,7 @@ def test_a_run_that_fails_for_good_says_so_and_one_that_goes_on_says_that(traine
     assert found["versions"]["tensorflow"]
 
     again = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)}, engine=forked.TENSORFLOW)
-    eventually("a checkpoint", lambda: again.events("checkpoint"), 90, told=lambda: again.lines)
+    until("a checkpoint", lambda: again.events("checkpoint"), 90, told=lambda: again.lines)
     assert again.events("restored")
     assert (run_state.read(tmp_path)["state"], run_state.read(tmp_path).get("reason")) == ("running", None)
     again.send(signal.SIGTERM)
@@ -104,11 +105,10 @@ def test_a_stop_while_the_collective_runtime_starts_is_heard(trainers: Any, port
 def starting(run: Any, address: str) -> None:
     """Wait until TensorFlow's server of a task answers: its collective runtime then waits for the others."""
     host, port = address.split(":")
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
+
+    def answers() -> bool:
         with socket.socket() as client:
-            if client.connect_ex((host, int(port))) == 0:
-                time.sleep(0.5)
-                return
-        time.sleep(0.05)
-    pytest.fail(f"no server at {address}: {run.lines}")
+            return client.connect_ex((host, int(port))) == 0
+
+    until(f"a server at {address}", answers, 90, told=lambda: run.lines, every=0.05)
+    time.sleep(0.5)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.golden_messages import Golden
 from tests.trainer.stand_ins import DEAF, GRACEFUL, shell
+from tests.waiting import until
 
 
 class TestEnds:
@@ -122,11 +123,11 @@ class TestEnds:
         assert run.code() == 1
         assert len(run.events("started")) == 4
 
-    def test_nothing_of_a_process_group_is_left(self, trainers: Any, alive: Any, eventually: Any) -> None:
+    def test_nothing_of_a_process_group_is_left(self, trainers: Any, alive: Any) -> None:
         run = trainers.start_parent(*shell("sleep 60 & echo left $!; exit 0"))
         grandchild = int(run.line("left"))
         assert run.code() == 0
-        eventually("the grandchild is gone", lambda: not alive(grandchild), told=lambda: run.lines)
+        until("the grandchild is gone", lambda: not alive(grandchild), told=lambda: run.lines)
 
     def test_nothing_is_left_in_the_temporary_directory(self, trainers: Any, tmp_path: Path) -> None:
         run = trainers.start_parent(*shell('echo x > "$TRAINER_ERROR_FILE"; exit 2'), env={"TMPDIR": str(tmp_path)})
@@ -258,7 +259,7 @@ class TestLifelines:
         assert run.lines[-1] == "0"
 
     @pytest.mark.parametrize("built_in", [True, False], ids=["training process", "user's program"])
-    def test_kill_9_takes_the_child_along(self, trainers: Any, alive: Any, eventually: Any, *, built_in: bool) -> None:
+    def test_kill_9_takes_the_child_along(self, trainers: Any, alive: Any, *, built_in: bool) -> None:
         if built_in:
             program = "import os, time; from trainer import parent_death; parent_death.die_with_parent(); print('ready', os.getpid()); time.sleep(60)"
             run = trainers.start_parent(sys.executable, "-uc", program)
@@ -267,7 +268,7 @@ class TestLifelines:
         child = int(run.line("ready"))
         assert alive(child)
         run.process.kill()
-        eventually("the child is gone", lambda: not alive(child), told=lambda: run.lines)
+        until("the child is gone", lambda: not alive(child), told=lambda: run.lines)
 
     def test_output_that_nobody_reads_does_not_keep_it_from_stopping_well(self, tmp_path: Path) -> None:
         saved = tmp_path / "saved"

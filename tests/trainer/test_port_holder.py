@@ -4,10 +4,10 @@ import errno
 import os
 import socket
 import threading
-from typing import Any
 
 import pytest
 
+from tests.waiting import until
 from trainer.engine.manual.watchdog import unreachable
 from trainer.port_holder import PortHolder
 from trainer.tf_config import split_address
@@ -55,11 +55,11 @@ def test_it_closes_where_no_shutdown_wakes_who_accepts(address: str, monkeypatch
     assert unreachable(address, 1) == "connection refused"
 
 
-def test_it_answers_for_its_time_at_most(address: str, eventually: Any) -> None:
+def test_it_answers_for_its_time_at_most(address: str) -> None:
     port = PortHolder(address, 0.5)
     assert port.open()
     assert unreachable(address, 1) is None
-    eventually("it to answer no more", lambda: unreachable(address, 1) == "connection refused", told=lambda: unreachable(address, 1))
+    until("it to answer no more", lambda: unreachable(address, 1) == "connection refused", told=lambda: unreachable(address, 1))
     assert port.open()  # it has had its time: it is not the port that is wrong
     assert unreachable(address, 1) == "connection refused"
     port.close()

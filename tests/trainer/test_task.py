@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests import forked
+from tests.waiting import until
 from trainer.engine.manual.watchdog import unreachable
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,7 @@ import keras
 STOPS = """
 import hashlib, os, signal, sys, threading, time
 from trainer.task import Stop
+from tests.waiting import until
 
 stop = Stop()
 signal.signal(signal.SIGUSR1, lambda *_: None)
@@ -87,9 +89,7 @@ def test_a_stop_is_heard_while_the_main_thread_is_in_c_and_is_nobody_elses() -> 
     "strategy,role,workload",
     [("parameter_server", "chief", "mnist_mlp"), ("manual", "chief", "placement"), ("multi_worker_mirrored", "worker", "mnist_mlp")],
 )
-def test_who_waits_for_its_peers_answers_and_hears_a_stop(
-    strategy: str, role: str, workload: str, ports: Any, eventually: Any, tmp_path: Path
-) -> None:
+def test_who_waits_for_its_peers_answers_and_hears_a_stop(strategy: str, role: str, workload: str, ports: Any, tmp_path: Path) -> None:
     roles = ("chief", "worker") if strategy == "multi_worker_mirrored" else ("chief", "ps", "worker")
     cluster = {name: [ports.address()] for name in roles}
     own = cluster[role][0]
@@ -123,9 +123,7 @@ def test_who_waits_for_its_peers_answers_and_hears_a_stop(
                 process = forked.Process(command, cwd=ROOT, env=environment, fds=(0, 1, 2), engine=forked.TENSORFLOW)
                 stack.callback(process.close)
             try:
-                eventually(
-                    "its port to answer", lambda: unreachable(own, 1) is None, 60, told=lambda: (unreachable(own, 1), process.poll())
-                )
+                until("its port to answer", lambda: unreachable(own, 1) is None, 60, told=lambda: (unreachable(own, 1), process.poll()))
                 gate.touch()
                 if role == "chief":
                     worker.accept()[0].close()

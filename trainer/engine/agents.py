@@ -131,7 +131,7 @@ class AgentSession(Session):
         return model_ops.named(self._agent.measured, np.sum([sums for _, sums in self._window], axis=0) / steps)
 
     def _make_learn(self, *given: tf.Tensor) -> Any:
-        """Return what learns, traced once for any number of moves: at first a call has few of them."""
+        """Return what learns, traced once for any number of moves: the first and the last call have fewer."""
         agent, model, optimizer, batch_size = self._agent, self.model, self.optimizer, self._batch_size
 
         @tf.function(autograph=False)

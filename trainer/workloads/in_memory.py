@@ -24,7 +24,7 @@ from trainer.workloads.protocol import Shard
 BLOCK_BYTES = 2_500_000
 MAX_BLOCK = 64
 
-# Rounds of the cipher that permutes the examples. With TensorFlow's default of 4, one in nine neighbours among 100 examples stay neighbours;
+# Rounds of the cipher that permutes the examples. With TensorFlow's default of 4, one pair of neighbours in nine among 100 examples stays together;
 # with 8 no more than by chance. Small sets cost more: 10 us an example of 100, less from 65,536 examples on.
 ROUNDS = 8
 

@@ -93,7 +93,7 @@ def test_a_failure_to_tell_changes_nothing_and_is_said_in_a_line(cli: Cli, tmp_p
     assert cli("down", "toy", "--delete-data", "--yes").returncode == 0
     assert not (tmp_path / "runs/toy").exists()
     route.touch()
-    until("the next try, of a run that is deleted", arrived.exists, told=lambda: list(tmp_path.iterdir()))
+    until("the next try, of a run that is deleted", arrived.exists, 120, told=lambda: list(tmp_path.iterdir()))
 
 
 def test_a_stall_is_told_once_and_a_run_that_somebody_stops_is_not(cli: Cli, tmp_path: Path) -> None:

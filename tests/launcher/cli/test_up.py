@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -250,12 +251,20 @@ def start(
         start_new_session=True,
     )
     assert process.stdout is not None
-    written = []
-    for line in process.stdout:
-        written.append(line)
-        if line.strip().endswith(last):
-            return process
-    raise AssertionError(f"it ended before it wrote {last!r}: {written}")
+    output, written = process.stdout, list[str]()
+
+    def read() -> None:
+        for line in output:
+            written.append(line)
+            if line.strip().endswith(last):
+                return
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    until(f"a line that ends with {last!r}", lambda: not reading.is_alive(), told=lambda: written)
+    assert written, "it ended before it wrote anything"
+    assert written[-1].strip().endswith(last), written
+    return process
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])

@@ -19,7 +19,7 @@ from launcher.notify import ledger, outbox, sender
 from launcher.notify.message import of_end
 from launcher.runs.status import RunStatus, State
 from tests.hook import serving
-from tests.trainer.conftest import is_alive
+from tests.processes import is_alive
 from tests.waiting import until
 
 PLACE = "T0KEN-in-the-path"

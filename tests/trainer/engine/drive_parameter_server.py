@@ -114,11 +114,11 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
     asynchronous.FEW_OPERATIONS = few
     # Randomness is drawn on the worker: these are only asked to learn.
     for compiled in (False, True):
-        dropout = AsynchronousSession(Small({"dropout": True}), job_of(100, jit_compile=compiled), connection, lambda: False)
+        dropout = AsynchronousSession(Small({"dropout": True}), job_of(150, jit_compile=compiled), connection, lambda: False)
         alive.append(dropout)
         dropout.broadcast(0)
         losses = []
-        while dropout.step < 100:
+        while dropout.step < 150:
             losses.append(dropout.run(50).loss)
         dropout.close()
         report["dropout_losses"]["compiled" if compiled else "plain"] = losses

@@ -98,8 +98,16 @@ def test_a_stop_before_anything_is_played_is_no_error(tmp_path: Path) -> None:
     assert [event["step"] for event in output.events("checkpoint")] == [0]
 
 
-def test_what_it_does_is_told_and_written(tmp_path: Path) -> None:
-    _, outcome, output = train(tmp_path, 800, evaluate={"every_steps": 400}, summaries={"every_steps": 200})
+def test_what_it_does_is_told_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced, learn = list[int](), GridworldDqn.learn
+
+    def traced_learn(agent: GridworldDqn, *given: Any) -> Any:
+        traced.append(1)
+        return learn(agent, *given)
+
+    monkeypatch.setattr(GridworldDqn, "learn", traced_learn)
+    _, outcome, output = train(tmp_path, 801, evaluate={"every_steps": 400}, summaries={"every_steps": 200})
+    assert traced == [1]  # once, though the first and the last moves are fewer than the others
     assert set(outcome.metrics) == {"loss", "reward", "q"}
     progress = output.events("progress")[-1]
     assert set(progress["metrics"]) == {"reward", "q", "epsilon"}

@@ -13,6 +13,7 @@ from tests import forked
 from tests.trainer.engine.small import Small
 from tests.trainer.engine.test_loop import Output, settings, train
 from tests.trainer.tensorboard_reader import read_events
+from tests.waiting import until
 from trainer.engine import evaluations, evaluator, run_state
 from trainer.engine.loop import Outcome
 from trainer.events import Reporter
@@ -52,18 +53,18 @@ def chief(run_dir: Path, until: int) -> Outcome:
     return outcome
 
 
-def evaluated(run: Any, step: int, eventually: Any) -> None:
+def evaluated(run: Any, step: int) -> None:
     """Wait until a step has been evaluated."""
-    eventually(
+    until(
         f"step {step} to be evaluated", lambda: step in [event["step"] for event in run.events("evaluated")], LONG, told=lambda: run.lines
     )
 
 
 @pytest.mark.timeout(300)
-def test_it_follows_survives_damage_and_its_own_death_and_sees_the_last(trainers: Any, tmp_path: Path, eventually: Any) -> None:
+def test_it_follows_survives_damage_and_its_own_death_and_sees_the_last(trainers: Any, tmp_path: Path) -> None:
     run = start(trainers, tmp_path)
     chief(tmp_path, 10)
-    evaluated(run, 10, eventually)
+    evaluated(run, 10)
 
     # One that is damaged before the evaluator looks is told of, and the next is evaluated.
     child = run.events("started")[-1]["pid"]
@@ -73,18 +74,18 @@ def test_it_follows_survives_damage_and_its_own_death_and_sees_the_last(trainers
     whole = damaged.read_bytes()
     damaged.write_bytes(b"\0" * len(whole))
     os.kill(child, signal.SIGCONT)
-    notice = eventually("a notice", lambda: run.events("notice"), LONG, told=lambda: run.lines)[0]["message"]
+    notice = until("a notice", lambda: run.events("notice"), LONG, told=lambda: run.lines)[0]["message"]
     assert "ckpt-20" in notice
     assert "cannot be read" in notice
     damaged.write_bytes(whole)
     chief(tmp_path, 30)
-    evaluated(run, 30, eventually)
+    evaluated(run, 30)
 
     # Killed, it comes back and does not begin again.
     os.kill(child, signal.SIGKILL)
     run.event("started", 2)
     chief(tmp_path, 40)
-    evaluated(run, 40, eventually)
+    evaluated(run, 40)
 
     outcome = chief(tmp_path, STEPS)
     assert run.code(LONG) == 0
@@ -124,10 +125,10 @@ def test_a_slow_one_takes_the_newest_and_the_last_while_the_chief_deletes_old_on
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_it_stops_in_the_middle_of_an_evaluation(trainers: Any, tmp_path: Path, eventually: Any) -> None:
+def test_it_stops_in_the_middle_of_an_evaluation(trainers: Any, tmp_path: Path) -> None:
     chief(tmp_path, 10)
     run = start(trainers, tmp_path, params={"slow": 3}, train={"evaluate": {"every_steps": 5, "batch_size": 10}})
-    eventually("a slow batch, of forty: two minutes", lambda: "a slow batch" in run.lines, LONG, told=lambda: run.lines)
+    until("a slow batch, of forty: two minutes", lambda: "a slow batch" in run.lines, LONG, told=lambda: run.lines)
     run.send(signal.SIGTERM)
     assert run.code(LONG) == 143
     assert run.events("evaluated") == []

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import until
 from trainer.engine import peer_wait
 from trainer.engine.session import PeerLostError
 from trainer.port_holder import PortHolder
@@ -68,26 +69,26 @@ def answers(task: TaskConfig) -> bool:
     return True
 
 
-def test_a_chief_waits_for_all_its_servers_and_answers_meanwhile(chief: TaskConfig, ports: Any, waiting: Any, eventually: Any) -> None:
+def test_a_chief_waits_for_all_its_servers_and_answers_meanwhile(chief: TaskConfig, ports: Any, waiting: Any) -> None:
     one = waiting(chief, "parameter_server")
     *others, last = chief.peers().values()
     for address in others:
         ports.listen(address)
-    eventually("the chief's port to answer", lambda: answers(chief), told=one.state)
+    until("the chief's port to answer", lambda: answers(chief), told=one.state)
     for _ in range(200):  # more than a socket keeps that nobody takes
         assert answers(chief)
         time.sleep(0.005)
     assert not one.results
     ports.listen(last)
-    assert eventually("the chief to go on", lambda: one.results, told=one.state) == [True]
+    assert until("the chief to go on", lambda: one.results, told=one.state) == [True]
     assert not answers(chief)  # the port is TensorFlow's now
 
 
-def test_who_is_asked_to_stop_waits_no_longer(chief: TaskConfig, waiting: Any, eventually: Any) -> None:
+def test_who_is_asked_to_stop_waits_no_longer(chief: TaskConfig, waiting: Any) -> None:
     one = waiting(chief, "manual")
-    eventually("the chief's port to answer", lambda: answers(chief), told=one.state)
+    until("the chief's port to answer", lambda: answers(chief), told=one.state)
     one.asked.set()
-    assert eventually("it to hear", lambda: one.results, told=one.state) == [False]
+    assert until("it to hear", lambda: one.results, told=one.state) == [False]
 
 
 def test_a_chief_that_was_asked_to_stop_before_does_not_go_on_though_all_are_there(chief: TaskConfig, ports: Any) -> None:
@@ -96,13 +97,13 @@ def test_a_chief_that_was_asked_to_stop_before_does_not_go_on_though_all_are_the
     assert not peer_wait.wait(chief, "parameter_server", PortHolder(chief.address, 60), lambda: True, 60)
 
 
-def test_a_worker_among_its_like_waits_for_the_chief_alone(chief: TaskConfig, ports: Any, waiting: Any, eventually: Any) -> None:
+def test_a_worker_among_its_like_waits_for_the_chief_alone(chief: TaskConfig, ports: Any, waiting: Any) -> None:
     worker = replace(chief, role="worker", index=1, cluster={role: chief.cluster[role] for role in ("chief", "worker")})
     one = waiting(worker, "multi_worker_mirrored")
-    eventually("the worker's port to answer", lambda: answers(worker), told=one.state)
+    until("the worker's port to answer", lambda: answers(worker), told=one.state)
     assert not one.results
     ports.listen(chief.address)
-    assert eventually("the worker to go on", lambda: one.results, told=one.state) == [True]
+    assert until("the worker to go on", lambda: one.results, told=one.state) == [True]
 
 
 @pytest.mark.parametrize("strategy", ["multi_worker_mirrored", "single", "mirrored"])
@@ -118,8 +119,8 @@ def test_who_is_not_there_in_time_is_named(chief: TaskConfig, ports: Any) -> Non
         peer_wait.wait(chief, "manual", PortHolder(chief.address, 60), lambda: False, 0.1)
 
 
-def test_a_port_that_is_taken_is_for_tensorflow_to_tell(chief: TaskConfig, waiting: Any, eventually: Any) -> None:
+def test_a_port_that_is_taken_is_for_tensorflow_to_tell(chief: TaskConfig, waiting: Any) -> None:
     one = waiting(chief, "parameter_server")
-    eventually("the chief's port to answer", lambda: answers(chief), told=one.state)
+    until("the chief's port to answer", lambda: answers(chief), told=one.state)
     second = waiting(chief, "parameter_server")
-    assert eventually("it to go on", lambda: second.results, told=second.state) == [True]
+    assert until("it to go on", lambda: second.results, told=second.state) == [True]

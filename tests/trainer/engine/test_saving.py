@@ -18,6 +18,7 @@ import tensorflow as tf
 from tests.trainer.engine.small import Small, small_job
 from tests.trainer.engine.test_loop import Output, settings, train
 from tests.volumes import Volume, volume
+from tests.waiting import until
 from trainer.engine import evaluations, loop, model_ops, saving
 from trainer.engine.checkpoints import Checkpoints, InMemoryCheckpoint, NoSpaceError, list_checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
@@ -132,9 +133,7 @@ def test_a_read_only_volume_keeps_the_last_checkpoint_and_the_last_state_is_save
     assert saved(disk) == [20, 30]
 
 
-def test_a_volume_that_does_not_answer_holds_up_no_step(
-    frozen: Volume, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_volume_that_does_not_answer_holds_up_no_step(frozen: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
     usual, output = saving.Timeouts, Output()
     monkeypatch.setattr(loop, "Timeouts", lambda timeout, grace: usual(timeout, grace, silent=2.0))
 
@@ -146,7 +145,7 @@ def test_a_volume_that_does_not_answer_holds_up_no_step(
         frozen.freeze()
 
     def thaw() -> None:  # training has come so far meanwhile
-        eventually("the volume to be told of", told, told=output.getvalue)
+        until("the volume to be told of", told, told=output.getvalue)
         frozen.thaw()
 
     # Its best model is exported, of every evaluation, also the one while nothing answers.

@@ -1,6 +1,5 @@
 """Batches from memory: the same for the same seed, resumed exactly, each example once an epoch."""
 
-import time
 from itertools import islice
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.waiting import until
 from trainer.workloads import in_memory
 from trainer.workloads.protocol import Shard
 
@@ -133,8 +133,6 @@ def test_batches_are_made_while_gpus_compute_and_only_then(gpus: list[str], ahea
     numbers = tf.data.Dataset.range(100).map(lambda n: tf.numpy_function(count, [n], tf.int64))
     batches = iter(in_memory.prefetched(numbers, gpus).with_options(in_memory.options()))
     assert int(next(batches)) == 0
-    deadline = time.monotonic() + 10
-    while len(made) < 1 + ahead and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until("what is made ahead", lambda: len(made) >= 1 + ahead, told=lambda: made)
     assert made == list(range(1 + ahead))
     assert [int(number) for number in islice(batches, 5)] == [1, 2, 3, 4, 5]

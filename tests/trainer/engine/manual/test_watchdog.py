@@ -3,10 +3,9 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from tests.trainer.conftest import Ports
 from tests.waiting import until
@@ -100,7 +99,7 @@ def greet(listener: socket.socket, taken: list[socket.socket]) -> None:
             taken[-1].sendall(b"settings")
 
 
-def test_a_server_whose_process_ended_is_known_though_another_serves_in_its_place(eventually: Callable[..., Any]) -> None:
+def test_a_server_whose_process_ended_is_known_though_another_serves_in_its_place() -> None:
     left, taken = Left(), list[socket.socket]()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -110,7 +109,7 @@ def test_a_server_whose_process_ended_is_known_though_another_serves_in_its_plac
         watch.start()
         try:
             watch.all_connected()
-            eventually("the third connection", lambda: len(taken) >= 3, told=lambda: taken)
+            until("the third connection", lambda: len(taken) >= 3, told=lambda: taken)
             listener.shutdown(socket.SHUT_RDWR)
             serving.join()
             for one in (listener, *taken):

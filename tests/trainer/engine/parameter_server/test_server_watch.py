@@ -1,14 +1,15 @@
 """The chief's watch over its ps: its notices, and when it ends the process."""
 
+import functools
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 
+from tests.waiting import until
 from trainer.engine.parameter_server import server_watch
 from trainer.engine.parameter_server.server_watch import ServerWatch
 from trainer.engine.session import PeerLostError
@@ -32,6 +33,10 @@ class Server:
                 self.taken.append(self._listener.accept()[0])
                 with suppress(ConnectionError):  # some only look whether it is there
                     self.taken[-1].sendall(b"settings")
+
+    def has_taken(self, number: int) -> bool:
+        """Return whether it has taken so many connections."""
+        return len(self.taken) >= number
 
     def end_connections(self) -> None:
         for one in self.taken:
@@ -65,14 +70,16 @@ def ended(watch: ServerWatch, server: Server) -> None:
 
 def lost(watch: ServerWatch) -> str:
     """Return the reason of a loss, once there is one."""
-    deadline = time.monotonic() + WITHIN
-    while time.monotonic() < deadline:
+
+    def reason() -> str:
         try:
             watch.check()
         except PeerLostError as error:
             return str(error)
-        time.sleep(0.02)
-    raise AssertionError("the watch saw no loss")
+        return ""
+
+    found: str = until("a loss", reason, WITHIN, told=lambda: watch.leaving)
+    return found
 
 
 @pytest.fixture
@@ -90,10 +97,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_ps_whose_process_has_ended_is_lost(eventually: Callable[..., Any]) -> None:
+def test_a_ps_whose_process_has_ended_is_lost() -> None:
     server = Server()
     with watched(server) as (watch, _, left):
-        eventually("a connection", lambda: server.taken, told=lambda: server.taken)
+        until("a connection", lambda: server.taken, told=lambda: server.taken)
         watch.check()
         server.end()
         assert lost(watch) == f"ps-0 ({server.address}) was lost: connection refused"
@@ -101,14 +108,14 @@ def test_a_ps_whose_process_has_ended_is_lost(eventually: Callable[..., Any]) ->
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_ps_that_closes_connections_and_gives_others_is_not_lost(eventually: Callable[..., Any]) -> None:
+def test_a_ps_that_closes_connections_and_gives_others_is_not_lost() -> None:
     server = Server()
     with watched(server) as (watch, _, _):
         for _ in range(3):
-            before = len(server.taken)
-            eventually("another connection", lambda before=before: len(server.taken) > before, told=lambda: server.taken)
+            more = len(server.taken) + 1
+            until("another connection", functools.partial(server.has_taken, more), told=lambda: server.taken)
             server.end_connections()
-        eventually("more connections", lambda: len(server.taken) > 6, told=lambda: server.taken)
+        until("more connections", lambda: len(server.taken) > 6, told=lambda: server.taken)
         watch.check()
 
 
@@ -127,44 +134,40 @@ class Name:
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_ps_at_another_address_is_lost_though_its_connection_stands(
-    monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
-) -> None:
+def test_a_ps_at_another_address_is_lost_though_its_connection_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     server, name = Server(), Name(monkeypatch)
     server.address = there = server.address.replace("127.0.0.1", "server.test")
     with watched(server) as (watch, _, _):
-        eventually("a connection", lambda: server.taken, told=lambda: server.taken)
+        until("a connection", lambda: server.taken, told=lambda: server.taken)
         name.ips = ["127.0.0.2", "127.0.0.1"]  # one more, which gives none
         before = len(server.taken)
-        eventually("another connection", lambda: len(server.taken) > before + 1, told=lambda: server.taken)
+        until("another connection", lambda: len(server.taken) > before + 1, told=lambda: server.taken)
         watch.check()
         name.ips = ["127.0.0.2"]
         assert lost(watch) == f"ps-0 ({there}) was lost: its address was 127.0.0.1, and is 127.0.0.2"
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_call_that_does_not_come_back_ends_the_process(eventually: Callable[..., Any]) -> None:
+def test_a_call_that_does_not_come_back_ends_the_process() -> None:
     server = Server()
     with watched(server) as (_, _, left), server_watch.tracked_call():
-        eventually("a connection", lambda: server.taken, told=lambda: server.taken)
+        until("a connection", lambda: server.taken, told=lambda: server.taken)
         server.end()
-        eventually("the end of the process", lambda: left, told=lambda: left)
+        until("the end of the process", lambda: left, told=lambda: left)
         assert left[0] == f"ps-0 ({server.address}) was lost: connection refused"
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_ps_that_was_asked_to_stop_is_told_once(eventually: Callable[..., Any]) -> None:
+def test_a_ps_that_was_asked_to_stop_is_told_once() -> None:
     answers = iter([False, True])
     with watched(Server(), lambda: next(answers)) as (watch, notices, _):
-        eventually("an answer", lambda: watch.leaving, told=lambda: notices)
+        until("an answer", lambda: watch.leaving, told=lambda: notices)
         assert watch.leaving == {"ps-0"}
     assert notices == ["ps-0 was asked to stop: this task saves, and starts again when ps-0 is back"]
 
 
 @pytest.mark.usefixtures("soon")
-def test_connections_to_a_worker_that_is_at_another_address_are_ended(
-    monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
-) -> None:
+def test_connections_to_a_worker_that_is_at_another_address_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     server, name, notices = Server(), Name(monkeypatch), list[str]()
     port = int(server.address.rpartition(":")[2])
     with (
@@ -173,9 +176,9 @@ def test_connections_to_a_worker_that_is_at_another_address_are_ended(
         socket.create_connection(("127.0.0.2", port), timeout=WITHIN) as elsewhere,
     ):
         watch = ServerWatch({"worker-0": f"server.test:{port}"}, {}, notices.append, notices.append)
-        eventually("a look", lambda: len(server.taken) > 2, told=lambda: server.taken)
+        until("a look", lambda: len(server.taken) > 2, told=lambda: server.taken)
         name.ips = ["127.0.0.2"]
-        eventually("a notice", lambda: notices, told=lambda: server.taken)
+        until("a notice", lambda: notices, told=lambda: server.taken)
         ended(watch, server)
         assert mine.recv(100) == b"settings"
         assert mine.recv(100) == b""
