@@ -29,7 +29,7 @@ HELD = "wait = lambda: [time.sleep(0.1) for _ in range(3000) if not os.path.exis
 def let_go(namespace: Namespace, run: str) -> None:
     """Let the program of a run's one task end."""
     (pod,) = namespace.pods(run)
-    namespace.kubectl("exec", pod["metadata"]["name"], "--", "touch", "/tmp/go")
+    namespace.signal(pod["metadata"]["name"], "/tmp/go")
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ def test_a_chief_whose_node_is_drained_ends_nobody_and_one_that_is_done_ends_all
         pod for role in ("ps", "worker", "evaluator") for pod in namespace.pods("ended", role) if pod["status"]["phase"] == "Running"
     ]
     assert {pod["metadata"]["uid"] for pod in running} == before
-    namespace.kubectl("exec", chief(), "--", "touch", "/tmp/go")
+    namespace.signal(chief(), "/tmp/go")
     done = dict.fromkeys(("chief", "ps", "worker", "evaluator"), "Complete")
     until(lambda: namespace.ends("ended") == done, 120, "every Job to be Complete", lambda: namespace.describe("ended"))
     assert phases(namespace, "ended") <= {"Succeeded", "Failed"}

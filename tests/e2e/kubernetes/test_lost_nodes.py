@@ -149,7 +149,7 @@ class Elsewhere:
             return any(pod["metadata"].get("deletionTimestamp") for pod in namespace.pods(self.NAME) if pod["metadata"]["name"] in lost)
 
         until(deleted, 120, "the cluster to delete its pod", describe)
-        namespace.kubectl("exec", well_one["metadata"]["name"], "--", "touch", "/tmp/fail")
+        namespace.signal(well_one["metadata"]["name"], "/tmp/fail")
         role = well_one["metadata"]["labels"]["app.kubernetes.io/component"]
         until(lambda: namespace.ends(self.NAME).get(role) == "Failed", 60, f"the {role} to fail", describe)
         self.launcher("up", str(self.spec), "--detach", "--resume", timeout=200)
