@@ -48,6 +48,7 @@ class Divergence:
             )
         non_finite = next((v.path for v in self._weights if not _finite(v)), None)
         if non_finite:
+            self.check(self._session.flush())  # the loss that made them so may be of a call that a worker has not reported yet
             self._report_divergence(f"the weights are not finite at step {step}, {non_finite} for one, and are not saved")
         return non_finite is None
 

@@ -17,7 +17,7 @@ from trainer.engine.checkpoints import CheckpointError
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.job import Job, job
 from trainer.engine.replicated import LocalSession
-from trainer.engine.session import DivergedError, Progress
+from trainer.engine.session import DivergedError, NotFinite, Progress
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
 
@@ -227,6 +227,19 @@ def test_weights_that_are_not_finite_are_not_saved_though_the_loss_is(tmp_path: 
     with pytest.raises(DivergedError, match=r"the weights are not finite at step 30, .*grown for one, and are not saved; lower"):
         train(tmp_path, 60, {}, data=Growing)
     assert finite_checkpoints(tmp_path) == [10, 20]
+
+
+class Late(LocalSession):
+    """A worker has a call that it has not reported when an evaluation sees the weights."""
+
+    def flush(self) -> NotFinite:
+        return NotFinite(29, "worker-1")
+
+
+def test_weights_that_are_not_finite_are_laid_to_the_loss_that_made_them_so(tmp_path: Path) -> None:
+    seldom: dict[str, Any] = {"checkpoint": {"every_steps": 1000}, "evaluate": {"every_steps": 30}, "export": {"formats": ["keras"]}}
+    with pytest.raises(DivergedError, match="the loss of worker-1 is nan or infinite at step 29; lower"):
+        train(tmp_path, 60, {}, kind=Late, data=Growing, **seldom)
 
 
 def test_with_on_nan_warn_training_goes_on_and_what_is_not_finite_is_not_saved(tmp_path: Path) -> None:
