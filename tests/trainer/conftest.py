@@ -8,14 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 import pytest
 
 from tests import forked
-from tests.processes import is_alive
 from tests.waiting import until
 from trainer.events import Event, parse
 
@@ -160,11 +159,6 @@ def ports() -> Iterator[Ports]:
     made = Ports()
     yield made
     made.close_all()
-
-
-@pytest.fixture
-def alive() -> Callable[[int], bool]:
-    return is_alive
 
 
 @pytest.fixture

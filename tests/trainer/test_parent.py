@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.golden_messages import Golden
+from tests.processes import is_alive
 from tests.trainer.stand_ins import DEAF, GRACEFUL, shell
 from tests.waiting import until
 
@@ -123,11 +124,11 @@ class TestEnds:
         assert run.code() == 1
         assert len(run.events("started")) == 4
 
-    def test_nothing_of_a_process_group_is_left(self, trainers: Any, alive: Any) -> None:
+    def test_nothing_of_a_process_group_is_left(self, trainers: Any) -> None:
         run = trainers.start_parent(*shell("sleep 60 & echo left $!; exit 0"))
         grandchild = int(run.line("left"))
         assert run.code() == 0
-        until("the grandchild is gone", lambda: not alive(grandchild), told=lambda: run.lines)
+        until("the grandchild is gone", lambda: not is_alive(grandchild), told=lambda: run.lines)
 
     def test_nothing_is_left_in_the_temporary_directory(self, trainers: Any, tmp_path: Path) -> None:
         run = trainers.start_parent(*shell('echo x > "$TRAINER_ERROR_FILE"; exit 2'), env={"TMPDIR": str(tmp_path)})
@@ -187,15 +188,15 @@ class TestStops:
         run.send(signal.SIGTERM)
         assert run.code() == 143
 
-    def test_the_second_signal_kills(self, trainers: Any, alive: Any) -> None:
+    def test_the_second_signal_kills(self, trainers: Any) -> None:
         run = trainers.start_parent(*DEAF)
         child = int(run.line("ready"))
         run.send(signal.SIGTERM)
         run.event("stopping")
-        assert alive(child)
+        assert is_alive(child)
         run.send(signal.SIGTERM)
         assert run.code() == 137
-        assert not alive(child)
+        assert not is_alive(child)
         assert len(run.events("stopping")) == 1
         assert "second signal" in run.event("failed")["cause"]
 
@@ -259,16 +260,16 @@ class TestLifelines:
         assert run.lines[-1] == "0"
 
     @pytest.mark.parametrize("built_in", [True, False], ids=["training process", "user's program"])
-    def test_kill_9_takes_the_child_along(self, trainers: Any, alive: Any, *, built_in: bool) -> None:
+    def test_kill_9_takes_the_child_along(self, trainers: Any, *, built_in: bool) -> None:
         if built_in:
             program = "import os, time; from trainer import parent_death; parent_death.die_with_parent(); print('ready', os.getpid()); time.sleep(60)"
             run = trainers.start_parent(sys.executable, "-uc", program)
         else:
             run = trainers.start_parent(*DEAF, built_in=False)
         child = int(run.line("ready"))
-        assert alive(child)
+        assert is_alive(child)
         run.process.kill()
-        until("the child is gone", lambda: not alive(child), told=lambda: run.lines)
+        until("the child is gone", lambda: not is_alive(child), told=lambda: run.lines)
 
     def test_output_that_nobody_reads_does_not_keep_it_from_stopping_well(self, tmp_path: Path) -> None:
         saved = tmp_path / "saved"

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from tests.golden_messages import Golden
+from tests.processes import is_alive
 from tests.trainer.stand_ins import DEAF, GRACEFUL, shell
 
 
@@ -66,7 +67,7 @@ class TestPeers:
         run.send(signal.SIGTERM)
         assert run.code() == 143
 
-    def test_at_the_deadline_it_ends_and_names_who_is_missing(self, trainers: Any, ports: Any, alive: Any, golden: Golden) -> None:
+    def test_at_the_deadline_it_ends_and_names_who_is_missing(self, trainers: Any, ports: Any, golden: Golden) -> None:
         address = ports.address()
         run = trainers.start_parent(*DEAF, awaited={"ps-1": address}, timeouts={"start": 0.5, "ending": 0.2})
         child = int(run.line("ready"))
@@ -75,7 +76,7 @@ class TestPeers:
         assert failed["exit_code"] == 75
         golden(failed["cause"])
         assert failed["detail"] == f"missing: ps-1 ({address}: connection refused)"
-        assert not alive(child)
+        assert not is_alive(child)
         assert not run.events("restarting")
 
     def test_the_training_process_does_not_wait_for_peers(self, trainers: Any, ports: Any) -> None:

@@ -59,8 +59,7 @@ class AgentSession(Session):
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
         self._loss: float | None = None  # of the last updates
         self._window: deque[tuple[int, Numbers]] = deque()  # steps and sums of what was played last
-        self._batch_size = job.batch_size
-        self._learn: Any = None
+        self._learn = self._make_learn(job.batch_size)
 
     def broadcast(self, step: int) -> None:
         """See Session.broadcast. A step is a move that was learned from; moves that were not are no part of the state."""
@@ -116,9 +115,7 @@ class AgentSession(Session):
     def _learn_rows(self, experience: np.ndarray[Any, np.dtype[np.int8]]) -> None:
         after = self._step + len(experience)
         updates = self._agent.updates(self._step, after)
-        given = (tf.constant(experience), tf.constant(self._step), tf.constant(updates))
-        self._learn = self._learn or self._make_learn(*given)
-        losses = self._learn(*given)
+        losses = self._learn(experience, tf.constant(self._step), tf.constant(updates))
         if updates:
             self._loss = float(losses) / updates
             self._publish()
@@ -130,16 +127,16 @@ class AgentSession(Session):
         steps = sum(steps for steps, _ in self._window)
         return model_ops.named(self._agent.measured, np.sum([sums for _, sums in self._window], axis=0) / steps)
 
-    def _make_learn(self, *given: tf.Tensor) -> Any:
+    def _make_learn(self, batch_size: int) -> Any:
         """Return what learns, traced once for any number of moves: the first and the last call have fewer."""
-        agent, model, optimizer, batch_size = self._agent, self.model, self.optimizer, self._batch_size
+        agent, model, optimizer = self._agent, self.model, self.optimizer
+        number = tf.TensorSpec([], tf.int32)
 
-        @tf.function(autograph=False)
+        @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None], tf.int8), number, number])
         def learn(experience: tf.Tensor, step: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
             return agent.learn(model, optimizer, experience, step, updates, batch_size)
 
-        experience, *numbers = (tf.TensorSpec.from_tensor(tensor) for tensor in given)
-        return learn.get_concrete_function(tf.TensorSpec([None, *experience.shape[1:]], experience.dtype), *numbers)
+        return learn
 
 
 class LocalAgentSession(AgentSession):

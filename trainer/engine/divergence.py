@@ -7,6 +7,7 @@ scale is above 1.
 import keras
 import tensorflow as tf
 
+from trainer.engine import data_length
 from trainer.engine.job import Job
 from trainer.engine.session import DivergedError, NotFinite, Session
 from trainer.events import Reporter
@@ -18,7 +19,7 @@ class Divergence:
     """Checks what a session has done, on every task alike, and the weights before they are saved."""
 
     def __init__(self, session: Session, job: Job, report: Reporter) -> None:
-        self._session, self._report = session, report
+        self._session, self._job, self._report = session, job, report
         self._fails = job.train.on_nan == "stop"
         self._one_batch = job.train.gradients.accumulate == 1
         self._reported = False
@@ -35,6 +36,11 @@ class Divergence:
         if not_finite is not None and not self._is_skipped():
             self._report_divergence(f"the loss of {not_finite.task or self._report.task} is nan or infinite at step {not_finite.step}")
 
+    def flush(self) -> None:
+        """Have the session finish what is under way, and check that. Raises DivergedError."""
+        with data_length.translate_end_of_data(self._job):  # others may still compute
+            self.check(self._session.flush())
+
     def may_save(self, step: int) -> bool:
         """Return whether all weights of the chief's model, as they are after `fetch`, are finite. Those that never were do not count.
 
@@ -48,7 +54,7 @@ class Divergence:
             )
         non_finite = next((v.path for v in self._weights if not _finite(v)), None)
         if non_finite:
-            self.check(self._session.flush())  # the loss that made them so may be of a call that a worker has not reported yet
+            self.flush()  # the loss that made them so may be of a call that a worker has not reported yet
             self._report_divergence(f"the weights are not finite at step {step}, {non_finite} for one, and are not saved")
         return non_finite is None
 

@@ -245,14 +245,10 @@ class _Chief:
         """Save after a call, and what callbacks have done then, when it is time."""
         due = self._save_due(progress.step) or self.saver.is_due
         if due and progress.step < self._job.steps and not progress.finish:
-            self._flush()
+            self._divergence.flush()
             self._session.fetch()
             if self._saved_step != self._session.step:  # the save before had waited for these very steps
                 self._save(self._session.step)
-
-    def _flush(self) -> None:
-        with data_length.translate_end_of_data(self._job):  # others may still compute
-            self._divergence.check(self._session.flush())
 
     def finish(self, in_grace_period: Callable[[], bool], *, finished: bool, stopping: bool) -> Outcome:
         """Save and evaluate for the last time."""
@@ -260,7 +256,7 @@ class _Chief:
         early = self._hooks.reason or self.early_stop() if finished and self._session.step < self._job.steps else None
         if early:
             self._report("notice", message=f"the run ends after step {self._session.step} of {self._job.steps}: {early}")
-        self._flush()
+        self._divergence.flush()
         step = self._session.step
         self._session.fetch()
         if self._hooks.end(finished=finished):  # the last weights are others than were saved

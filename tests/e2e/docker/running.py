@@ -20,7 +20,7 @@ from launcher.runs import locks
 from launcher.runs.paths import RunPaths
 from tests import forked, waiting
 from tests.e2e.busy import BUSY
-from tests.processes import free_port
+from tests.processes import free_port, is_alive
 from trainer.events import Event, parse
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -92,11 +92,7 @@ class Supervisor:
 
     def is_running(self) -> bool:
         """Return whether it runs; a zombie does not."""
-        try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return False
-        return state != "Z"
+        return is_alive(self.pid)
 
 
 @dataclass(frozen=True)

@@ -83,9 +83,8 @@ class Namespace:
 
     def signal(self, pod: str, file: str) -> None:
         """Make a file in a pod, whose program may end as it sees that, and take the command along before it has ended: exit code 137."""
-        command = ["kubectl", "-n", self.name, "exec", pod, "--", "touch", file]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode in {0, 137}, f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}"
+        done = kubectl("-n", self.name, "exec", pod, "--", "touch", file, check=False)
+        assert done.returncode in {0, 137}, done.stderr
 
     def status(self, run: str) -> RunStatus | None:
         """Return how a run is, as `launcher status` finds it, without a process for each look; None where it has no Jobs."""

@@ -1,7 +1,6 @@
 """The parent of a program as one file: what it does in a Python that has nothing else, on this Python and on the oldest that it is for."""
 
 import ast
-import contextlib
 import functools
 import glob
 import json
@@ -19,6 +18,7 @@ import pytest
 import trainer
 from launcher.plan import role_rules
 from launcher.render import parent_file
+from tests.processes import is_alive
 from tests.waiting import until
 
 CHIEF = {"cluster": {"chief": ["127.0.0.1:2222"]}, "task": {"type": "chief", "index": 0}}
@@ -173,14 +173,7 @@ def test_no_program_outlives_it(start: Started, tmp_path: Path) -> None:
     until("the program", lambda: file.exists() and file.read_text().endswith("\n"), WITHIN, told=process.poll)
     process.kill()
     pid = int(file.read_text())
-    until("its end", lambda: not runs(pid), WITHIN, told=process.poll)
-
-
-def runs(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX" if sys.platform == "linux" else True
-    return False
+    until("its end", lambda: not is_alive(pid), WITHIN, told=process.poll)
 
 
 def test_every_module_of_it_can_be_imported(python: str, tmp_path: Path) -> None:
