@@ -55,10 +55,19 @@ class Unreaped:
 
 
 def _code_of_dead_leader(pid: int) -> int | None:
-    """Return how a process has ended, a signal as a negative number, of which other threads are left; None for any other process."""
+    """Return how a process has ended, a signal as a negative number, of which a thread is left that no signal ends; None for any other process.
+
+    A thread that is left may also free the memory of the process, or go on by itself, where the first one has left it.
+    """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = _fields(Path(f"/proc/{pid}/stat"))
+        if fields[0] != "Z" or all(_fields(thread / "stat")[0] != "D" for thread in Path(f"/proc/{pid}/task").iterdir()):
+            return None
     except OSError:
         return None
-    state, threads, status = fields[0], int(fields[17]), int(fields[49])  # proc_pid_stat(5)
-    return os.waitstatus_to_exitcode(status) if state == "Z" and threads > 1 else None
+    return os.waitstatus_to_exitcode(int(fields[49]))
+
+
+def _fields(stat: Path) -> list[str]:
+    """Return what follows the name in proc_pid_stat(5): the state first, the exit status at 49."""
+    return stat.read_text(errors="replace").rpartition(")")[2].split()

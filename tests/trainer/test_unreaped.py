@@ -65,3 +65,22 @@ def test_another_attempt_begins_when_the_disk_answers(trainers: Any, frozen: Vol
     frozen.thaw()
     assert run.code() == 0
     assert len(run.events("started")) == 2
+
+
+# Its first thread has ended, which is no reason to take the process for one that has: another one goes on.
+GOES_ON = """
+import ctypes, os, threading, time
+def work():
+    time.sleep(2.5)
+    print("worked", flush=True)
+    os._exit(0)
+threading.Thread(target=work).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_program_that_goes_on_in_another_thread_has_not_ended(trainers: Any) -> None:
+    run = trainers.start_parent(sys.executable, "-c", GOES_ON)
+    run.line("worked")
+    assert run.code() == 0
+    assert not run.events("notice")
