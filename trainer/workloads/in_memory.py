@@ -31,6 +31,9 @@ ROUNDS = 8
 # Batches that are made while a GPU computes: one being taken, one being made.
 PREFETCHED_BATCHES = 2
 
+# A tensor that is sent to another process must stay below 2 GB; parts need memory twice while they are put together.
+PART_BYTES = 1 << 30
+
 # Any number far above the steps of a run; blocks are added to it without overflow.
 ENDLESS = 2**62
 
@@ -49,7 +52,7 @@ def batches(inputs: Any, targets: Any, shard: Shard) -> tf.data.Dataset:
     """
     examples = _count(inputs, targets)
     block = _batches_per_block(inputs, targets, shard.batch_size)
-    everything = tf.nest.map_structure(tf.constant, (inputs, targets))
+    everything = tf.nest.map_structure(_tensor, (inputs, targets))
     seed, index, readers = (tf.cast(value, tf.int64) for value in (shard.seed, shard.index, shard.count))
 
     @unconverted
@@ -92,6 +95,14 @@ def shuffled(positions: tf.Tensor, examples: int, seed: tf.Tensor) -> tf.Tensor:
         rounds=ROUNDS,
     )
     return tf.ensure_shape(tf.reshape(picked, tf.shape(positions)), positions.shape)
+
+
+def _tensor(array: Any) -> tf.Tensor:
+    """Return an array as a tensor; where a graph is traced, as one that it is given, in parts that TensorFlow can send to a worker."""
+    rows = max(1, PART_BYTES * len(array) // max(1, array.nbytes)) if tf.inside_function() else len(array)
+    with tf.init_scope():
+        parts = [tf.constant(array[first : first + rows]) for first in range(0, len(array), rows)]
+    return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
 
 
 def _batches_per_block(inputs: Any, targets: Any, batch_size: int) -> int:

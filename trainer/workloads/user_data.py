@@ -142,7 +142,15 @@ class UserData:
                     "it is a Dataset that exists in the chief's memory alone, but the workers of parameter_server read for themselves. "
                     "Make it a function that returns the Dataset."
                 )
-        examples = pipeline.examples_of(self._value())
+        try:
+            examples = pipeline.examples_of(self._value())
+        except ValueError as error:
+            if "larger than 2GB" not in str(error):
+                raise
+            raise WorkloadError(
+                "the Dataset has an array of more than 2 GB, which TensorFlow puts into no graph, and the workers of parameter_server have it "
+                "from there. Return the arrays themselves, in place of the Dataset, or read files with tf.data."
+            ) from error
         if not self.weighted:
             return examples
         of_class = self._class_weight

@@ -74,15 +74,23 @@ def test_what_is_wrong_is_said(source: Any, message: str) -> None:
         data(source).batches(Shard(2, seed=0))
 
 
+def larger_in_a_graph() -> tf.data.Dataset:
+    """Return a Dataset, which would have 2.2 GB where it is made in a graph."""
+    if not tf.executing_eagerly():
+        tf.make_tensor_proto(np.broadcast_to(np.uint8(0), 2_200_000_000))  # as a constant does, here of one byte
+    return examples(3)
+
+
 @pytest.mark.parametrize(
     "kind,message",
     [
         ("generator", r"workers of parameter_server run no Python\. Return arrays, write the examples to TFRecord files"),
         ("value", "exists in the chief's memory alone.*Make it a function that returns the Dataset"),
+        ("too large", r"an array of more than 2 GB.*Return the arrays themselves, in place of the Dataset, or read files"),
     ],
 )
 def test_what_workers_without_python_cannot_make_is_refused(kind: str, message: str) -> None:
-    held = data(generated if kind == "generator" else examples(5))
+    held = data({"generator": generated, "value": examples(5), "too large": larger_in_a_graph}[kind])
 
     @tf.function(autograph=False)
     def on_a_worker(index: tf.Tensor) -> tf.data.Dataset:

@@ -29,6 +29,8 @@ from trainer.settings import Embeddings
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard, Workload
 
+_LARGE_BYTES = 1 << 20  # of a constant
+
 
 class ServerSession(Session):
     """The chief's part; see Session. `replicas` make a step together; `per_server` is ServerState's."""
@@ -71,7 +73,12 @@ class ServerSession(Session):
         self._has_non_finite = False
         first = workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers))
         data_length.checked(first, job, among=1 if per_server else connection.workers)  # in rounds each worker takes every step
-        self._data = _worker_data(workload, job, connection.workers)
+        batches = job.train.gradients.accumulate
+        self._data = WorkerData(
+            lambda worker, start: workload.train_data(
+                Shard(job.batch_size, job.seed, index=worker, count=connection.workers, start=start * batches)
+            )
+        )
         self._workers = Workers(connection, self._iterator, self._run, self._replica, stopped)
 
     def broadcast(self, step: int) -> None:
@@ -132,12 +139,40 @@ class ServerSession(Session):
         return iter(self._data(constant(worker, tf.int64), constant(self._worker_step(), tf.int64)))
 
 
-def _worker_data(workload: Workload, job: Job, workers: int) -> Any:
-    """Return a TensorFlow function of (worker, step it starts from), both int64, that makes the worker's dataset."""
-    batches = job.train.gradients.accumulate
+class WorkerData:
+    """`make`, of (worker, step it starts from), both int64 scalars, as a TensorFlow function, as workers run no Python.
 
-    def data(worker: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
-        return workload.train_data(Shard(job.batch_size, job.seed, index=worker, count=workers, start=start * batches))
+    Its arrays are inputs of that function, which a worker is given once, not constants of its graph: TensorFlow copies a graph at each stage
+    of its preparation, on the chief and on each worker, about ten times in all.
+    """
 
-    scalar = tf.TensorSpec([], tf.int64)
-    return tf.function(data, autograph=False).get_concrete_function(scalar, scalar)
+    def __init__(self, make: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]) -> None:
+        # Kept, as is the data set: with them the functions of its stages would be taken from the workers.
+        self._graph = _Graph("data")
+        with self._graph.as_default():
+            self._arguments = [tf.compat.v1.placeholder(tf.int64, []) for _ in range(2)]
+            self._data = make(*self._arguments)
+            self._variant = tf.data.experimental.to_variant(self._data)
+        scalar = tf.TensorSpec([], tf.int64)
+        self._function = tf.function(self._run, autograph=False).get_concrete_function(scalar, scalar)
+
+    def __call__(self, worker: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+        """Return the data set of a worker, on the device that is set."""
+        return tf.data.experimental.from_variant(self._function(worker, start), self._data.element_spec)
+
+    def _run(self, *values: tf.Tensor) -> Any:
+        inputs = {inner.name: tf.identity(outer) for outer, inner in self._graph.captures}
+        inputs |= {argument.name: value for argument, value in zip(self._arguments, values, strict=True)}
+        return tf.graph_util.import_graph_def(self._graph.as_graph_def(), inputs, [self._variant.name], name="")[0]
+
+
+class _Graph(tf.__internal__.FuncGraph):
+    """A graph whose large constants are inputs of it."""
+
+    def _create_op_internal(self, op_type: str, *arguments: Any, **options: Any) -> Any:
+        value = options["attrs"]["value"].tensor if op_type == "Const" else None
+        if value is None or value.ByteSize() < _LARGE_BYTES:
+            return super()._create_op_internal(op_type, *arguments, **options)
+        with tf.init_scope():
+            array = tf.constant(tf.make_ndarray(value))
+        return self.capture(array).op
