@@ -27,7 +27,7 @@ _POLL_INTERVAL = 1.0  # seconds between two questions of a task
 _TASKS_PER_SECOND = 100  # that the leader answers at most: those of a larger cluster ask less often
 _TIMEOUT = 2.0  # seconds for an answer
 _MAX_BYTES = 4096  # of a question or an answer
-LINGER = 60.0  # seconds at most that a leader waits for tasks that do not know the end, or a failed needed task for a silent leader
+LINGER = 60.0  # seconds at most that a leader waits for tasks that do not know the end, or a failed required task for a silent leader
 _SHORT_LINGER = 5.0  # the same where it is to stop, or has failed and all have asked before; longer where tasks ask less often
 _CHECK_INTERVAL = 0.1  # seconds between its checks whether all know
 
@@ -59,7 +59,7 @@ class Status:
 class Member:
     """A task among those that learn of the end of their run. Addresses are host:port, times seconds.
 
-    `run` identifies the run. `address` is that of the leader's parent, `program` that of its program. The leader waits for the tasks in `needed` to be done,
+    `run` identifies the run. `address` is that of the leader's parent, `program` that of its program. The leader waits for the tasks in `required` to be done,
     and lingers until those in `followers` know; both are empty elsewhere. A follower ends `grace` after a run that has succeeded.
     The leader of a failed run lingers at most `short_linger` for tasks that have asked before, and `stop_linger` when asked to stop.
     A task that `waits` lingers when done until the run has succeeded, so that a replaced leader learns of it; when it
@@ -71,7 +71,7 @@ class Member:
     leader: str
     address: str
     program: str
-    needed: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
     followers: frozenset[str] = frozenset()
     grace: float = 0.0
     waits: bool = False
@@ -97,7 +97,7 @@ def member(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bo
     if rules is None or leader is None or len(names) < 2:
         return None
     others = names - {task.chief_name}
-    needed = {name for name in others if rules.success == "all_workers" and name.startswith("worker-")}
+    required = {name for name in others if rules.success == "all_workers" and name.startswith("worker-")}
     interval = max(_POLL_INTERVAL, len(names) / _TASKS_PER_SECOND)
     short_linger = max(_SHORT_LINGER, 2 * interval + _TIMEOUT)
     return Member(
@@ -106,10 +106,10 @@ def member(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bo
         leader=task.chief_name,
         address=f"{leader.rpartition(':')[0]}:{rules.port}",
         program=leader,
-        needed=frozenset(needed if task.is_chief else ()),
+        required=frozenset(required if task.is_chief else ()),
         followers=frozenset(name for name in others if task.is_chief and name.partition("-")[0] not in unsupervised),
         grace=rules.graces.get(task.role, 0.0),
-        waits=task.name in needed,
+        waits=task.name in required,
         interval=interval,
         short_linger=short_linger,
         stop_linger=min(short_linger, rules.grace_period / 2),
@@ -138,7 +138,7 @@ class Leader:
     @property
     def complete(self) -> bool:
         """Whether all tasks whose success the run needs are done."""
-        return self._own.needed <= self._done
+        return self._own.required <= self._done
 
     def succeed(self, then: Callable[[Status], None]) -> None:
         """Call `then`, once, when all others know how the run has ended, or have had time to: it has succeeded when those it needs are done.
@@ -147,7 +147,7 @@ class Leader:
         """
         now = time.monotonic()
         self._awaited_from = min(self._awaited_from, now)
-        missing = self._own.needed - self._done
+        missing = self._own.required - self._done
         silent = {one for one in missing if now - self._asked.get(one, self._awaited_from) > self._own.orphan}
         lost = silent | (missing & self._failed)
         if lost:
@@ -192,7 +192,7 @@ class Leader:
         if state == FAILED:
             self._failed.add(task)
         status = self._status
-        final = status.state != RUNNING or state == FAILED or (state == SUCCEEDED and task not in self._own.needed)
+        final = status.state != RUNNING or state == FAILED or (state == SUCCEEDED and task not in self._own.required)
         return status, (lambda: self._notified.add(task)) if final else (lambda: None)
 
 

@@ -14,6 +14,7 @@ from launcher.errors import check_tasks
 from launcher.files import json_object
 from launcher.plan import role_rules
 from launcher.plan.models import Plan, Task
+from launcher.plan.plan_json import to_document
 
 EXAMPLES = (
     ("launcher plan cluster.yaml", "a table of the tasks"),
@@ -43,7 +44,7 @@ def plan(
     if task is not None:
         _show_task(_find(planned, task), as_json=as_json)
     elif as_json:
-        print(json.dumps(asdict(planned), indent=2))
+        print(json.dumps(to_document(planned), indent=2))
     else:
         _show(planned)
 

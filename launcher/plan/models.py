@@ -71,8 +71,8 @@ class Plan:
     start_timeout: float
     grace_period: float
     deadline: float | None
-    # Tasks whose success is the run's, by role_rules.decisive. The others end with them.
-    decisive: tuple[str, ...]
+    # Tasks whose success the run needs, by role_rules.required_tasks. The others end with them.
+    required_tasks: tuple[str, ...]
     # Seconds that a role of a user's own program gets to end by itself once the run has succeeded; see role_rules.graces.
     graces: dict[RoleName, float] = field(default_factory=dict)
     notices: tuple[str, ...] = field(default=())

@@ -1,21 +1,25 @@
-"""A plan as a JSON document and back: how the local backend hands it to its supervisor."""
+"""A plan as a JSON document and back: what `launcher plan --json` shows, and how a run's supervisor gets its plan."""
 
 import dataclasses
 from typing import Any
 
 from launcher.plan.models import Plan, Resources, RestartRule, SecretKey, Task
 
+# The keys of the document that are called otherwise than the plan's fields: plan.json of a run that was started before has them, too.
+_KEYS = {"required_tasks": "decisive"}
+
 
 def to_document(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain dictionaries and lists, ready for JSON."""
-    return dataclasses.asdict(plan)
+    return {_KEYS.get(name, name): value for name, value in dataclasses.asdict(plan).items()}
 
 
 def from_document(document: dict[str, Any]) -> Plan:
     """Return the plan that `to_document` wrote. Raises KeyError or TypeError for anything else."""
-    tasks = tuple(_task(task) for task in document["tasks"])
-    lists = {key: tuple(document[key]) for key in ("decisive", "notices")}
-    return Plan(**{**document, **lists, "tasks": tasks})
+    names = {key: name for name, key in _KEYS.items()}
+    fields = {names.get(key, key): value for key, value in document.items()}
+    lists = {name: tuple(fields[name]) for name in ("required_tasks", "notices")}
+    return Plan(**{**fields, **lists, "tasks": tuple(_task(task) for task in document["tasks"])})
 
 
 def _task(document: dict[str, Any]) -> Task:

@@ -103,7 +103,7 @@ def plan(
         start_timeout=parse_duration(limits.start_timeout),
         grace_period=parse_duration(limits.grace_period),
         deadline=parse_duration(limits.deadline) if limits.deadline else None,
-        decisive=role_rules.decisive((member.name for member in members), is_command=spec.train is None, success=spec.success),
+        required_tasks=role_rules.required_tasks((member.name for member in members), is_command=spec.train is None, success=spec.success),
         graces=_graces(spec),
         notices=(*notices, *rules.notices(spec)),
         spec_dir=str(common.spec_dir),

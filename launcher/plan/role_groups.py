@@ -15,8 +15,8 @@ class RoleGroup:
     task: Task
     # Whether one of them needs the run directory: those of one pod template all have it, or none has.
     mounts_run_dir: bool
-    # Whether the run's success is decided by one of them.
-    decisive: bool
+    # Whether the run needs the success of one of them.
+    required: bool
 
     @property
     def scope(self) -> Scope:
@@ -35,7 +35,7 @@ def groups(plan: Plan) -> tuple[RoleGroup, ...]:
             count=len(tasks),
             task=tasks[0],
             mounts_run_dir=any(task.mounts_run_dir for task in tasks),
-            decisive=any(task.name in plan.decisive for task in tasks),
+            required=any(task.name in plan.required_tasks for task in tasks),
         )
         for role, tasks in by_role.items()
     )

@@ -45,7 +45,7 @@ def parent_is_injected(task: Task) -> bool:
 
 def can_report_end(plan: Plan) -> bool:
     """Return whether the tasks of a user's program can ask others whether its run has ended: those that decide that have a parent."""
-    return all(has_parent(task) for task in plan.tasks if task.name in plan.decisive)
+    return all(has_parent(task) for task in plan.tasks if task.name in plan.required_tasks)
 
 
 def has_trainer(command: Sequence[str]) -> bool:
@@ -101,8 +101,8 @@ def mounts_run_dir(name: str, *, leads: str) -> bool:
     return name in {leads, "evaluator"}
 
 
-def decisive(names: Iterable[str], *, is_command: bool = False, success: str = "chief") -> tuple[str, ...]:
-    """Return the tasks whose success is the run's: the leader, and the trainer's own evaluator (that of a user's program may never end).
+def required_tasks(names: Iterable[str], *, is_command: bool = False, success: str = "chief") -> tuple[str, ...]:
+    """Return the tasks whose success the run needs: the leader, and the trainer's own evaluator (that of a user's program may never end).
 
     For a user's own program `success` says whether it is the leader alone, or all workers too.
     """

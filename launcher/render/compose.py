@@ -315,7 +315,7 @@ def _tensorboard(spec: ClusterSpec, wanted: TensorBoard, plan: Plan, base: dict[
         "entrypoint": [],
         "command": tensorboard_command.command(spec, plan),
         "environment": {"HOME": TMP},
-        "depends_on": {plan.decisive[0]: {"condition": "service_started"}},
+        "depends_on": {plan.required_tasks[0]: {"condition": "service_started"}},
         "restart": "unless-stopped",
         "healthcheck": {
             "test": ["CMD", "python", "-c", _TENSORBOARD_HEALTH],

@@ -8,7 +8,7 @@ STRATEGY = f"{PREFIX}strategy"
 DIGEST = f"{PREFIX}spec-digest"
 GRACE = f"{PREFIX}grace-period"
 TASK = f"{PREFIX}task"
-DECISIVE = f"{PREFIX}decisive"  # true where the run is done only with this task
+REQUIRED = f"{PREFIX}decisive"  # true where the run is done only with this task
 SERVICE = f"{PREFIX}service"  # a service that is no task, such as TensorBoard
 TENSORBOARD = "tensorboard"  # its name as a service
 SIDECAR_OF = f"{PREFIX}sidecar-of"  # the task that a sidecar is beside
@@ -22,4 +22,4 @@ def of_run(plan: Plan) -> dict[str, str]:
 
 def of_task(plan: Plan, task: Task) -> dict[str, str]:
     """Return the labels of one task's container, beside those of the run."""
-    return {TASK: task.name, DECISIVE: "true" if task.name in plan.decisive else "false"}
+    return {TASK: task.name, REQUIRED: "true" if task.name in plan.required_tasks else "false"}

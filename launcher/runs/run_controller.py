@@ -178,7 +178,7 @@ class RunController:
     def __init__(self, layout: RunPaths, plan: Plan, tasks: Sequence[ControlledTask], runtime: Runtime) -> None:
         self._layout, self._plan, self._runtime = layout, plan, runtime
         self._tasks = {task.name: task for task in tasks}
-        self._leader = self._tasks[plan.decisive[0]]
+        self._leader = self._tasks[plan.required_tasks[0]]
         self._trains = any(stop_order.runs_trainer(task) for task in plan.tasks)
         self._progress = Progress()
         self._ending: Ending | None = None
@@ -223,7 +223,7 @@ class RunController:
             self._mark_ended(task, ending)
         if ending.state is State.STOPPED:
             # A user's own program that is asked to stop says by exit 0 that it is done: all of its tasks do.
-            needed = self._plan.decisive if self._trains else tuple(self._tasks)
+            needed = self._plan.required_tasks if self._trains else tuple(self._tasks)
             if all(self._state(name) is State.SUCCEEDED for name in needed):
                 ending.state, ending.reason = State.SUCCEEDED, "it was done before it stopped"
             elif self._progress.checkpoint_step is not None:
@@ -276,7 +276,7 @@ class RunController:
         self._state_writer.changed()
         if self._ending:
             self._mark_ended(task, self._ending)
-        elif self._state(self._leader.name) is State.SUCCEEDED and task.name not in self._plan.decisive:
+        elif self._state(self._leader.name) is State.SUCCEEDED and task.name not in self._plan.required_tasks:
             # The run has succeeded by its leader, and does not need this task.
             done = code == ExitCode.DONE
             task.mark_ended(State.SUCCEEDED if done else State.STOPPED, "" if done else task.tracker.why(code))
@@ -303,7 +303,7 @@ class RunController:
                 # A peer that is going back to the last checkpoint may have said so just before this one ended.
                 for peer in [peer for peer in self._tasks.values() if self._state(peer.name) is State.RESTARTING]:
                     self._restart_finished_peers(peer)
-                if all(self._state(name) is State.SUCCEEDED for name in self._plan.decisive):
+                if all(self._state(name) is State.SUCCEEDED for name in self._plan.required_tasks):
                     self._finish()
             case RestartDecision.FAIL:
                 self.failed(task, code)

@@ -223,7 +223,7 @@ def test_a_worker_that_the_run_needs_may_fail_before_its_leader_listens(start: S
     assert chief.event("failed")["cause"] == "worker-0 has failed"
 
 
-def test_a_needed_task_that_is_gone_for_good_is_not_waited_for_without_end(start: Start) -> None:
+def test_a_required_task_that_is_gone_for_good_is_not_waited_for_without_end(start: Start) -> None:
     rules: dict[str, Any] = {"success": "all_workers", "sizes": WORKERS, "orphan_timeout": 2}
     chief = start("chief", "true", **rules)
     assert chief.code() == 1
@@ -302,11 +302,11 @@ def test_what_follows_the_end_is_in_one_table(name: str, rules: dict[str, Any], 
     assert found == Member("r", name, "chief", "chief0:2224", "chief0:2222", grace=grace, waits=waits)
 
 
-def test_the_leader_knows_who_asks_and_who_is_needed() -> None:
+def test_the_leader_knows_who_asks_and_who_is_required() -> None:
     found = member(Rules(2224, "all_workers"), task("worker-0", worker=3, ps=1), run="r", has_evaluator=True)
     assert found is not None
     assert found.is_leader
-    assert found.needed == {"worker-1", "worker-2"}
+    assert found.required == {"worker-1", "worker-2"}
     assert found.followers == {"worker-1", "worker-2", "ps-0", "evaluator"}
 
 

@@ -63,7 +63,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
         task: ContainerTracker(task, has_trainer=_has_trainer(container), in_own_image=_in_own_image(container))
         for task, container in tasks.items()
     }
-    decisive = [task for task, container in tasks.items() if container.labels.get(labels.DECISIVE) == "true"]
+    required = [task for task, container in tasks.items() if container.labels.get(labels.REQUIRED) == "true"]
     progress = Progress()
     for task, container in tasks.items():
         trackers[task].update(container.attrs["State"], container.attrs["RestartCount"])
@@ -71,10 +71,10 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
             if (event := trackers[task].line(line.text)) is not None:
                 about = trackers.get(str(event.get("task")), trackers[task])
                 about.apply(event, own=about is trackers[task])
-                progress.apply(event, leads=task == next(iter(decisive), None) and about is trackers[task])
+                progress.apply(event, leads=task == next(iter(required), None) and about is trackers[task])
     statuses = tuple(tracker.status() for tracker in trackers.values())
     begun = progress.ready or any(tracker.state()[0] is State.RUNNING for tracker in trackers.values() if not tracker.has_trainer)
-    state, reason, of = run_state(statuses, decisive, ready=begun)
+    state, reason, of = run_state(statuses, required, ready=begun)
     ended = state not in _UNDERWAY
     started = [seconds for container in tasks.values() if (seconds := timestamps.seconds(container.attrs.get("Created"))) is not None]
     ends = [task.ended for task in statuses if task.ended is not None]
@@ -111,10 +111,10 @@ def _in_own_image(container: Container) -> bool:
     return bool(container.attrs["HostConfig"].get("ReadonlyRootfs")) and not images.is_ours(container.attrs["Config"]["Image"])
 
 
-def run_state(tasks: tuple[TaskStatus, ...], decisive: list[str], *, ready: bool) -> tuple[State, str, str]:
+def run_state(tasks: tuple[TaskStatus, ...], required: list[str], *, ready: bool) -> tuple[State, str, str]:
     """Return how a run is from how its tasks are: its state, the reason, and the task whose that is; `ready` tells whether it trains."""
     states = {task.name: task.state for task in tasks}
-    if decisive and all(states.get(name) is State.SUCCEEDED for name in decisive):
+    if required and all(states.get(name) is State.SUCCEEDED for name in required):
         return State.SUCCEEDED, "", ""
     if any(state in _UNDERWAY for state in states.values()):
         return (State.RUNNING if ready else State.PENDING), "", ""

@@ -169,9 +169,9 @@ def leads(snapshot: ClusterSnapshot, job: Object) -> bool:
 
 
 def succeeded_at(snapshot: ClusterSnapshot) -> float | None:
-    """Return when every Job that decides the success of a user's program was done; None while one is not."""
-    deciding = [job for job in snapshot.jobs if leads(snapshot, job) or not (annotation(job, ENDED_BY_RUN) or annotation(job, ENDS_AFTER))]
-    ended = [_done_at(snapshot, job) for job in deciding]
+    """Return when every Job whose success the run of a user's program needs was done; None while one is not."""
+    required = [job for job in snapshot.jobs if leads(snapshot, job) or not (annotation(job, ENDED_BY_RUN) or annotation(job, ENDS_AFTER))]
+    ended = [_done_at(snapshot, job) for job in required]
     return max((time for time in ended if time is not None), default=None) if None not in ended else None
 
 

@@ -139,7 +139,7 @@ def success(run: Run, group: RoleGroup) -> Object:
 
     A Job of workers in step has none: `limits` gives them time to end.
     """
-    ends = group.decisive and group.count > 1 and run.spec.success == "chief" and run.plan.strategy in SERVER_STRATEGIES
+    ends = group.required and group.count > 1 and run.spec.success == "chief" and run.plan.strategy in SERVER_STRATEGIES
     if not _is_unwatched(run, group) or not ends:
         return {}
     return supported(run, {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}})
@@ -147,7 +147,7 @@ def success(run: Run, group: RoleGroup) -> Object:
 
 def ends_late(run: Run, group: RoleGroup) -> bool:
     """Return whether nobody inside ends a Job when the run has succeeded."""
-    alone = not group.decisive or (group.count > 1 and run.spec.success == "chief" and not success(run, group))
+    alone = not group.required or (group.count > 1 and run.spec.success == "chief" and not success(run, group))
     return _is_unwatched(run, group) and alone
 
 
@@ -156,7 +156,7 @@ def _end(run: Run, group: RoleGroup) -> dict[str, str]:
     if run.spec.train is not None:
         return {}
     if not ends_late(run, group):
-        return {} if group.decisive else {ENDED_BY_RUN: "true"}
+        return {} if group.required else {ENDED_BY_RUN: "true"}
     return {ENDS_AFTER: f"{run.plan.graces[group.role]:g}", TASKS: str(group.count)}
 
 

@@ -32,7 +32,7 @@ def jobset(run: Run) -> Object:
         "network": {"enableDNSHostnames": True, "subdomain": run.name},
         "successPolicy": {
             "operator": "All",
-            "targetReplicatedJobs": [group.role for group in by_role if group.decisive or _ends_by_itself(run, group)],
+            "targetReplicatedJobs": [group.role for group in by_role if group.required or _ends_by_itself(run, group)],
         },
         "failurePolicy": _failure_policy(by_role),
         **jobs.time_to_live(run),
@@ -59,7 +59,7 @@ def with_jobset_addresses(run: Run) -> Run:
 def notes(run: Run) -> list[str]:
     """Return what a person should know about the JobSet."""
     found = [f"the cluster needs JobSet {MINIMUM} or newer"]
-    if any(group.decisive and jobs.ends_late(run, group) for group in groups(run.plan)):
+    if any(group.required and jobs.ends_late(run, group) for group in groups(run.plan)):
         found.append(
             "the workers without the trainer's parent do not end with the first: set kubernetes.version to 1.31 or newer, or delete the set"
         )

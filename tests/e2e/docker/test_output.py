@@ -102,7 +102,7 @@ def test_a_container_that_is_gone_is_the_engine_s_own_error(client: Engine) -> N
 def test_a_container_is_gone_as_soon_as_it_is_being_removed(client: Engine, start: Any) -> None:
     # So many files that removing them takes the engine a while, in which it lists the container and refuses its log.
     program = "for file in range(20_000):\n    open(f'/tmp/{file}', 'w').close()"
-    container = start(program, "--label", f"{labels.TASK}=chief", "--label", f"{labels.DECISIVE}=true")
+    container = start(program, "--label", f"{labels.TASK}=chief", "--label", f"{labels.REQUIRED}=true")
     docker("wait", container)
     (seen,) = [one for one in client.client.containers.list(all=True, ignore_removed=True) if one.id == container]
     removing = threading.Thread(target=seen.remove, kwargs={"force": True})

@@ -159,6 +159,7 @@ def test_plan_shows_every_task(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert run(["plan", "m.yaml", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert [task["name"] for task in plan["tasks"]] == ["chief", "worker-0", "worker-1"]
+    assert plan["decisive"] == ["chief"]
     assert run(["plan", "m.yaml", "--task", "worker-1"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["tf_config"]["task"] == {"type": "worker", "index": 1}

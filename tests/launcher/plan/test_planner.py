@@ -82,7 +82,7 @@ def test_with_addresses_changes_the_addresses_everywhere_and_nothing_else() -> N
 
 
 @pytest.mark.parametrize(
-    "strategy, roles, mounts, decisive",
+    "strategy, roles, mounts, required",
     [
         ("single", {"chief": {}}, {"chief"}, ("chief",)),
         ("single", {"chief": {}, "evaluator": {}}, {"chief", "evaluator"}, ("chief", "evaluator")),
@@ -91,10 +91,10 @@ def test_with_addresses_changes_the_addresses_everywhere_and_nothing_else() -> N
         ("multi_worker_mirrored", {"worker": {"replicas": 2}}, {"worker-0"}, ("worker-0",)),
     ],
 )
-def test_who_leads_alone_has_the_run_directory(strategy: str, roles: dict[str, Any], mounts: set[str], decisive: tuple[str, ...]) -> None:
+def test_who_leads_alone_has_the_run_directory(strategy: str, roles: dict[str, Any], mounts: set[str], required: tuple[str, ...]) -> None:
     made = planned(strategy=strategy, roles=roles)
     assert {task.name for task in made.tasks if task.mounts_run_dir} == mounts
-    assert made.decisive == decisive
+    assert made.required_tasks == required
 
 
 def test_a_users_own_program_has_the_run_directory_on_every_task() -> None:
@@ -103,7 +103,7 @@ def test_a_users_own_program_has_the_run_directory_on_every_task() -> None:
 
 
 @pytest.mark.parametrize(
-    "roles, success, decisive",
+    "roles, success, required",
     [
         (PS_ROLES, "chief", ("chief",)),
         (PS_ROLES, "all_workers", ("chief", "worker-0", "worker-1")),
@@ -111,9 +111,9 @@ def test_a_users_own_program_has_the_run_directory_on_every_task() -> None:
         ({"worker": {"replicas": 2}, "ps": {}}, "all_workers", ("worker-0", "worker-1")),
     ],
 )
-def test_a_users_own_evaluator_decides_nothing(roles: dict[str, Any], success: str, decisive: tuple[str, ...]) -> None:
+def test_a_users_own_evaluator_decides_nothing(roles: dict[str, Any], success: str, required: tuple[str, ...]) -> None:
     made = planned(strategy="parameter_server", roles=roles, command=["python", "train.py"], success=success)
-    assert made.decisive == decisive
+    assert made.required_tasks == required
 
 
 def test_programs_in_containers_are_told_how_their_run_ends() -> None:

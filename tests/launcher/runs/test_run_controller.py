@@ -118,8 +118,8 @@ class Made:
             Task(name, name.partition("-")[0], 0, "", {}, (), {}, Resources(), rule, mounts_run_dir=False)  # type: ignore[arg-type]
             for name in names
         )
-        where, decisive = str(self.layout.run_dir), (names[0],)
-        plan = Plan("run", "local", strategy, "", tasks, where, 600.0, 30.0, None, decisive, restarts_stalled=restarts_stalled)
+        where, required = str(self.layout.run_dir), (names[0],)
+        plan = Plan("run", "local", strategy, "", tasks, where, 600.0, 30.0, None, required, restarts_stalled=restarts_stalled)
         self.tasks = {task.name: ScriptedTask(task, self.layout.log(task.name)) for task in tasks}
         self.script = Script(list(self.tasks.values()))
         self.run = RunController(self.layout, plan, self.script.tasks, self.script)
