@@ -70,12 +70,12 @@ class TaskConfig:
 
     @property
     def chief_name(self) -> str:
-        """Name of the task that leads: the chief, or worker-0 where there is none."""
+        """Name of the leader: the chief, or worker-0 where there is none."""
         return "worker-0" if "chief" not in self.cluster and self.cluster.get("worker") else "chief"
 
     @property
     def chief_address(self) -> str | None:
-        """Address of the task that leads; None where there is no cluster."""
+        """Address of the leader; None where there is no cluster."""
         return self.tasks().get(self.chief_name)
 
     @property

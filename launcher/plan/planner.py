@@ -77,7 +77,7 @@ def plan(
         shares, notices = _local_environments(members, machine, least, _all_or_none(spec, members))
     common = _Common(spec, rules, str(run_dir), settings, Path(spec_dir or os.curdir).absolute(), machine)
     runs = {role: common.runs(role) for role in {member.role for member in members}}
-    leads = role_rules.leader(names)
+    leader = role_rules.leader(names)
     limits = spec.limits
     tasks = tuple(
         Task(
@@ -88,7 +88,7 @@ def plan(
             tf_config={"cluster": by_role, "task": {"type": types.get(member.role, member.role), "index": member.index}},
             env=common.environment(member.role, shares[member.name]),
             resources=member.resources,
-            mounts_run_dir=common.has_run_dir and (common.all_mount_run_dir or role_rules.mounts_run_dir(member.name, leads=leads)),
+            mounts_run_dir=common.has_run_dir and (common.all_mount_run_dir or role_rules.mounts_run_dir(member.name, leader=leader)),
             **runs[member.role],
         )
         for member in members

@@ -78,7 +78,7 @@ def restart_scope(strategy: str, role: RoleName) -> Scope:
 
 
 def leader(names: Iterable[str]) -> str:
-    """Return the task that leads: the chief, or worker-0 where there is none."""
+    """Return the leader: the chief, or worker-0 where there is none."""
     return "chief" if "chief" in set(names) else "worker-0"
 
 
@@ -91,14 +91,14 @@ def graces(strategy: str, *, worker: float, evaluator: float, peer: float) -> di
     return {"chief": of_workers, "worker": of_workers, "ps": 0.0, "evaluator": evaluator}
 
 
-def leading_role(names: Iterable[str]) -> str:
-    """Return the role of the task that leads, by the names of tasks or of roles."""
+def leading_role_name(names: Iterable[str]) -> str:
+    """Return the role of the leader, by the names of tasks or of roles."""
     return leader(names).partition("-")[0]
 
 
-def mounts_run_dir(name: str, *, leads: str) -> bool:
-    """Return whether the trainer needs the run directory in a task: in the one that leads, and in the evaluator."""
-    return name in {leads, "evaluator"}
+def mounts_run_dir(name: str, *, leader: str) -> bool:
+    """Return whether the trainer needs the run directory in a task: in the leader, and in the evaluator."""
+    return name in {leader, "evaluator"}
 
 
 def required_tasks(names: Iterable[str], *, is_command: bool = False, success: str = "chief") -> tuple[str, ...]:

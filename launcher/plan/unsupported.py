@@ -70,5 +70,5 @@ def _roles_without_run_volume(spec: ClusterSpec) -> list[RoleName]:
     if spec.train is None:
         return []
     tasks = [(role, role_rules.task_name(role, index)) for role in roles for index in range(given[role].replicas)]
-    leads = role_rules.leader(name for role, name in tasks if role != "evaluator")
-    return list(dict.fromkeys(role for role, name in tasks if not role_rules.mounts_run_dir(name, leads=leads)))
+    leader = role_rules.leader(name for role, name in tasks if role != "evaluator")
+    return list(dict.fromkeys(role for role, name in tasks if not role_rules.mounts_run_dir(name, leader=leader)))

@@ -34,19 +34,19 @@ class Progress:
     ready: bool = False
     evaluated: bool = False
 
-    def apply(self, event: Event, *, leads: bool) -> None:
-        """Take in one event; `leads` tells whether the task that leads wrote it."""
+    def apply(self, event: Event, *, is_leader: bool) -> None:
+        """Take in one event; `is_leader` tells whether the leader wrote it."""
         kind = text(event, "event")
         if kind in {"ready", "progress"}:
             self.ready = True
-        if leads:
+        if is_leader:
             self._take_saves(event, kind)
         if kind == "evaluated":
             self.metrics, self.evaluated = numbers(event, "metrics"), True
             self.evaluated_step = integer(event, "step")
         elif kind == "exported":  # by the evaluator where there is one
             self.model = text(event, "path") or None
-        elif not leads:
+        elif not is_leader:
             return
         elif kind == "progress":
             self._advance(event)

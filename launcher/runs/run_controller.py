@@ -167,8 +167,8 @@ class Ending:
     reason: str
     task: str = ""  # whose reason it is, where it is one's
     grace: float = 0.0
-    waves: list[frozenset[str]] = field(default_factory=list)
-    wave: frozenset[str] = frozenset()  # asked by now; the next one is asked once these have ended
+    stop_groups: list[frozenset[str]] = field(default_factory=list)  # those to be asked yet, see stop_order.py
+    asked: frozenset[str] = frozenset()  # the group before; the next one is asked once these have ended
     at_once: bool = False  # somebody wants no more waiting
 
 
@@ -212,7 +212,7 @@ class RunController:
         while not self._over():
             self._runtime.wait(self, self._until_due())
             self._enforce_deadlines()
-            self._next_wave()
+            self._stop_next_group()
             self._check_directory()
             if self._state_writer.save_if_due():
                 for task in self._tasks.values():
@@ -260,7 +260,7 @@ class RunController:
         about = self._tasks.get(str(event.get("task")), task)
         own = about is task
         changed = about.tracker.apply(event, own=own)
-        self._progress.apply(event, leads=own and task is self._leader)
+        self._progress.apply(event, is_leader=own and task is self._leader)
         self._state_writer.changed(at_once=changed)
         if changed and event["event"] == "stalled":
             self._notifier.stalled()
@@ -393,7 +393,7 @@ class RunController:
         ending = self._ending or self._stop_all(State.STOPPED, reason)
         if at_once:
             say("killing every task")
-            ending.waves.clear()
+            ending.stop_groups.clear()
             ending.at_once, ending.grace = True, 0.0
         for task in self._tasks.values():
             if at_once:
@@ -406,18 +406,18 @@ class RunController:
         say(f"stopping: {reason}")
         began = self._progress.ready or not self._trains
         grace = self._plan.grace_period if began else min(stop_order.NOTHING_TO_SAVE, self._plan.grace_period)
-        self._ending = ending = Ending(state, reason, of, grace, stop_order.waves(self._plan))
+        self._ending = ending = Ending(state, reason, of, grace, stop_order.stop_groups(self._plan))
         for task in self._tasks.values():
             if task.restart_at is not None:
                 task.mark_ended(State.STOPPED, task.tracker.state()[1])
         self._state_writer.changed()
         return ending
 
-    def _next_wave(self) -> None:
+    def _stop_next_group(self) -> None:
         ending = self._ending
-        while ending and ending.waves and not any(self._tasks[name].running for name in ending.wave):
-            ending.wave = ending.waves.pop(0)
-            for name in ending.wave:
+        while ending and ending.stop_groups and not any(self._tasks[name].running for name in ending.asked):
+            ending.asked = ending.stop_groups.pop(0)
+            for name in ending.asked:
                 task = self._tasks[name]
                 task.stop_at = time.monotonic() + (_EXIT_TIMEOUT if task.tracker.outcome else 0.0)
 
@@ -452,7 +452,7 @@ class RunController:
         ending = self._ending
         if ending is None or ending.state is State.INTERRUPTED:
             return ending is not None
-        if ending.waves or any(task.running or task.restart_at is not None for task in self._tasks.values()):
+        if ending.stop_groups or any(task.running or task.restart_at is not None for task in self._tasks.values()):
             return False
         awake = [task for task in self._tasks.values() if not task.at_rest]
         for task in awake:

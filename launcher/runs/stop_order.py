@@ -27,7 +27,7 @@ def own_time(plan: Plan, task: Task) -> float:
     return plan.grace_period if runs_trainer(task) else plan.graces.get(task.role, plan.grace_period)
 
 
-def waves(plan: Plan) -> list[frozenset[str]]:
+def stop_groups(plan: Plan) -> list[frozenset[str]]:
     """Return the tasks in the order they are asked to stop; a later group only once the one before has ended."""
     everyone = frozenset(task.name for task in plan.tasks)
     servers = frozenset(task.name for task in plan.tasks if is_server(plan.strategy, task.role))

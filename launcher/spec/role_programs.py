@@ -118,22 +118,22 @@ def has_tensorboard(spec: ClusterSpec) -> bool:
     return spec.tensorboard is not None and storage_of(spec) is not None
 
 
-def leads(spec: ClusterSpec) -> Role:
-    """Return the role of the task that leads: the chief, or the first worker of a cluster without one."""
+def leading_role(spec: ClusterSpec) -> Role:
+    """Return the role of the leader: the chief, or the first worker of a cluster without one."""
     roles = roles_of(spec)
     return roles.get("chief") or roles.get("worker") or Role()
 
 
 def mount_of(spec: ClusterSpec) -> Literal["one", "all"]:
-    """Return which tasks mount the run's volume on Kubernetes: the one that leads, beside evaluator and TensorBoard, or all.
+    """Return which tasks mount the run's volume on Kubernetes: the leader, beside evaluator and TensorBoard, or all.
 
-    All tasks of a program may write. Of the trainer's own the one that leads alone does, and others get from it what it has restored;
+    All tasks of a program may write. Of the trainer's own the leader alone does, and others get from it what it has restored;
     where it is one of several workers, these have it too, since pods of one role are alike.
     """
     if spec.storage is not None and spec.storage.mount is not None:
         return spec.storage.mount
     tasks = sum(role.replicas for role in roles_of(spec).values())
-    several = leads(spec).replicas > 1 if spec.train is not None else tasks > 1
+    several = leading_role(spec).replicas > 1 if spec.train is not None else tasks > 1
     return "all" if several else "one"
 
 

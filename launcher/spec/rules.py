@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from launcher.spec import code_rules, container_rules, messages, names, program_rules, quantities
 from launcher.spec.kubernetes import SIDECARS_SINCE, parse_version
 from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, path_text, shown
-from launcher.spec.role_programs import containers_of, leads, roles_of, volumes_of
+from launcher.spec.role_programs import containers_of, leading_role, roles_of, volumes_of
 from launcher.spec.rule_context import RuleContext, resolved
 from trainer.settings import Train, direction
 from trainer.settings_rules import conflicts
@@ -356,7 +356,7 @@ def other_paths_are_usable(subject: RuleContext) -> Iterator[Finding]:
 def one_mounts(subject: RuleContext) -> Iterator[Finding]:
     """One task can mount the run's volume where it is the only one of its role: pods of one role are alike."""
     spec = subject.spec
-    count = leads(spec).replicas
+    count = leading_role(spec).replicas
     if spec.storage is not None and spec.storage.mount == "one" and count > 1:
         message = f"`mount: one` is for a task that leads and is alone in its role; worker-0 of {count} workers leads"
         remedy = "add `chief: {}` to `roles`, which then mounts the volume, or write `mount: all`"

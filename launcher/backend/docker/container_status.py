@@ -71,7 +71,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
             if (event := trackers[task].line(line.text)) is not None:
                 about = trackers.get(str(event.get("task")), trackers[task])
                 about.apply(event, own=about is trackers[task])
-                progress.apply(event, leads=task == next(iter(required), None) and about is trackers[task])
+                progress.apply(event, is_leader=task == next(iter(required), None) and about is trackers[task])
     statuses = tuple(tracker.status() for tracker in trackers.values())
     begun = progress.ready or any(tracker.state()[0] is State.RUNNING for tracker in trackers.values() if not tracker.has_trainer)
     state, reason, of = run_state(statuses, required, ready=begun)

@@ -163,14 +163,16 @@ def _underway(pending: Why, pod_statuses: Sequence[TaskStatus], tasks: Sequence[
     return State.PENDING, pending if pending.text else next(waiting, pending)
 
 
-def leads(snapshot: ClusterSnapshot, job: Object) -> bool:
-    """Return whether a Job has the task that leads: the chief, or worker-0."""
-    return role_of(job) == role_rules.leading_role(map(role_of, snapshot.jobs))
+def has_leader(snapshot: ClusterSnapshot, job: Object) -> bool:
+    """Return whether a Job is that of the leader: the chief, or worker-0."""
+    return role_of(job) == role_rules.leading_role_name(map(role_of, snapshot.jobs))
 
 
 def succeeded_at(snapshot: ClusterSnapshot) -> float | None:
     """Return when every Job whose success the run of a user's program needs was done; None while one is not."""
-    required = [job for job in snapshot.jobs if leads(snapshot, job) or not (annotation(job, ENDED_BY_RUN) or annotation(job, ENDS_AFTER))]
+    required = [
+        job for job in snapshot.jobs if has_leader(snapshot, job) or not (annotation(job, ENDED_BY_RUN) or annotation(job, ENDS_AFTER))
+    ]
     ended = [_done_at(snapshot, job) for job in required]
     return max((time for time in ended if time is not None), default=None) if None not in ended else None
 
@@ -180,7 +182,7 @@ def _done_at(snapshot: ClusterSnapshot, job: Object) -> float | None:
     if condition(job, "Complete"):
         return seconds(job["status"].get("completionTime"))
     first = re.match(r"0\b", str(job.get("status", {}).get("completedIndexes") or ""))
-    if not annotation(job, ENDS_AFTER) or not leads(snapshot, job) or not first:
+    if not annotation(job, ENDS_AFTER) or not has_leader(snapshot, job) or not first:
         return None
     pods = [pod for pod in snapshot.pods if role_of(pod) == role_of(job) and _index(pod) == 0]
     return max((finished(pod) or 0.0 for pod in pods), default=0.0)
@@ -241,7 +243,7 @@ def _task(snapshot: ClusterSnapshot, job: Object, name: str, attempts: list[Obje
     pod = attempts[-1]
     phase = pod.get("status", {}).get("phase", "Pending")
     about = snapshot.about(pod)
-    leader_completed = any(leads(snapshot, job) and condition(job, "Complete") for job in snapshot.jobs)
+    leader_completed = any(has_leader(snapshot, job) and condition(job, "Complete") for job in snapshot.jobs)
     found = volume_affinity.of_pod(pod, snapshot.pods, snapshot.claims, about, leader_completed=leader_completed) or diagnosis.of_pod(
         pod, about, snapshot.nodes
     )

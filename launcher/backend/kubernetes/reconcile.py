@@ -63,7 +63,7 @@ def surplus_jobs(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object, in
     since = pod_status.succeeded_at(snapshot)
     if pod_status.controller_of(snapshot.jobs) or since is None:
         return []
-    found = ((job, int(pod_status.leads(snapshot, job))) for job, after in waiting if now - since >= after and not _is_over(job))
+    found = ((job, int(pod_status.has_leader(snapshot, job))) for job, after in waiting if now - since >= after and not _is_over(job))
     return [(job, stay) for job, stay in found if job["spec"].get("completions") != stay]  # which was done already
 
 

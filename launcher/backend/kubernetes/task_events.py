@@ -18,7 +18,7 @@ class RunEvents:
         self._tasks: dict[str, TaskTracker] = {}
         self.progress = Progress()
 
-    def leads(self, task: str) -> bool:
+    def is_leader(self, task: str) -> bool:
         """Return whether the progress of this task is the run's."""
         return task == self._leader
 
@@ -36,7 +36,7 @@ class RunEvents:
             about = about if isinstance(about, str) else line.task
             own = about == line.task
             self._tasks.setdefault(about, TaskTracker(about)).apply(event, own=own)
-            self.progress.apply(event, leads=own and line.task == self._leader)
+            self.progress.apply(event, is_leader=own and line.task == self._leader)
 
     def statuses(self, tasks: Iterable[TaskStatus]) -> tuple[TaskStatus, ...]:
         """Return how tasks are, known from their pods, with what their events say."""

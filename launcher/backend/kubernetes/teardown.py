@@ -47,7 +47,7 @@ def stop(
         silent.check(there)
         events.apply(logs.new_lines(there))
 
-    with logs.to_the_end(sorted(pods, key=lambda pod: not events.leads(task_of(pod)))):  # what the tasks write to the last
+    with logs.to_the_end(sorted(pods, key=lambda pod: not events.is_leader(task_of(pod)))):  # what the tasks write to the last
         for one in there:
             if one.kind in JOB_KINDS:
                 run_objects.delete(cluster, one)

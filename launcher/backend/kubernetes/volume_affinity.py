@@ -30,7 +30,7 @@ def of_pod(
 ) -> Diagnosis | None:
     """Return what keeps a pod that waits from the node of its volume, None where that is not the reason or the node is not known.
 
-    `pods` and `claims` are the run's, `events` those about the pod; `leader_completed` says that the task that leads has ended well.
+    `pods` and `claims` are the run's, `events` those about the pod; `leader_completed` says that the leader has ended well.
     """
     if pod.get("status", {}).get("phase") != "Pending":
         return None

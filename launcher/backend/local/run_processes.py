@@ -44,7 +44,7 @@ class RunProcesses(Runtime):
     def __init__(self, layout: RunPaths, plan: Plan, reservation: ports.PortReservation, lifeline: int | None) -> None:
         self._layout, self._plan, self._ports = layout, plan, reservation
         self.location = Location("directory", str(layout.run_dir))
-        lifelines = Lifelines(stop_order.waves(plan))
+        lifelines = Lifelines(stop_order.stop_groups(plan))
         self.tasks = [ProcessTask(task, layout, lifelines, self._follow) for task in plan.tasks]
         self._selector = selectors.DefaultSelector()
         self._signals = SignalPipe(_SIGNALS)

@@ -98,12 +98,12 @@ def _failure_rules(run: Run, group: RoleGroup, *, in_jobset: bool, may_outgrow: 
 def _follows_the_chief(run: Run, group: RoleGroup) -> bool:
     """Return whether the tasks say that a peer was lost when their chief stayed away for limits.orphan_timeout, or has failed for good."""
     if run.spec.train is None:
-        return role_rules.has_parent(group.task) and role_rules.can_report_end(run.plan) and not _leads(run, group)
+        return role_rules.has_parent(group.task) and role_rules.can_report_end(run.plan) and not _has_leader(run, group)
     return group.role == "evaluator" or is_server(run.plan.strategy, group.role)
 
 
-def _leads(run: Run, group: RoleGroup) -> bool:
-    return group.role == role_rules.leading_role(task.name for task in run.plan.tasks)
+def _has_leader(run: Run, group: RoleGroup) -> bool:
+    return group.role == role_rules.leading_role_name(task.name for task in run.plan.tasks)
 
 
 def _waits_for_another_job(run: Run, group: RoleGroup) -> bool:
@@ -113,7 +113,7 @@ def _waits_for_another_job(run: Run, group: RoleGroup) -> bool:
     for good; for a task of their own Job, Kubernetes ends them.
     """
     if run.plan.strategy in SERVER_STRATEGIES:
-        return role_rules.has_parent(group.task) and _leads(run, group)
+        return role_rules.has_parent(group.task) and _has_leader(run, group)
     others = [other for other in groups(run.plan) if other.role != group.role]
     return role_rules.has_parent(group.task) and group.scope == "all" and any(other.scope == "all" for other in others)
 

@@ -7,12 +7,12 @@ from launcher.errors import UsageError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.plan.models import RoleName
 from launcher.plan.role_groups import groups
-from launcher.plan.role_rules import leading_role
+from launcher.plan.role_rules import leading_role_name
 from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD, VOLUME_LABEL, Object, Run, metadata
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import RUN_VOLUME
 from launcher.spec.problems import all_of
-from launcher.spec.role_programs import leads, roles_of
+from launcher.spec.role_programs import leading_role, roles_of
 
 _HOSTNAME = "kubernetes.io/hostname"
 
@@ -59,7 +59,7 @@ def sharing(run: Run) -> Sharing:
 
 def fewer_mount(spec: ClusterSpec) -> str:
     """Return what makes one task alone mount the volume, beside the evaluator and TensorBoard on its node."""
-    if leads(spec).replicas == 1:
+    if leading_role(spec).replicas == 1:
         return "set storage.mount to one"
     if spec.train is not None:
         return "add a chief, which then mounts it in the workers' place"
@@ -150,7 +150,7 @@ def mount(*, read_only: bool = False) -> Object:
 def together(run: Run, component: str) -> Object:
     """Return the pod affinity of a component that mounts the volume, where those that do have to be on one node.
 
-    The first pod of the role that leads may go anywhere: the scheduler lets a pod that matches its own term be the first. The others match
+    The first pod of the leader's role may go anywhere: the scheduler lets a pod that matches its own term be the first. The others match
     the terms of others alone, and so wait for it: they need less, and would else choose a node where it finds no GPU or no room. Once it has
     ended, which to the scheduler is as if it was gone, each goes where the other is.
     """
@@ -158,7 +158,7 @@ def together(run: Run, component: str) -> Object:
     if not shared.one_node:
         return {}
     chosen: Object = {"matchLabels": {VOLUME_LABEL: run.name}}
-    if component != leading_role(roles_of(run.spec)):
+    if component != leading_role_name(roles_of(run.spec)):
         chosen["matchExpressions"] = [{"key": COMPONENT, "operator": "In", "values": [name for name in shared.pods if name != component]}]
     return {"requiredDuringSchedulingIgnoredDuringExecution": [{"labelSelector": chosen, "topologyKey": _HOSTNAME}]}
 

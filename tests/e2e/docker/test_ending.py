@@ -26,7 +26,7 @@ SLEEPS = "signal.signal(15, signal.SIG_IGN if role == 'evaluator' else signal.SI
 def program(leader: str, does: str) -> list[str]:
     """Return a command in which one role does something, and the others sleep for ten minutes."""
     head = "import json, os, signal, sys, time; task = json.loads(os.environ['TF_CONFIG'])['task']; role = task['type']; "
-    return ["python", "-c", f"{head}leads = role == {leader!r} and not task['index']\nif leads: {does}\nelse: {SLEEPS}"]
+    return ["python", "-c", f"{head}is_leader = role == {leader!r} and not task['index']\nif is_leader: {does}\nelse: {SLEEPS}"]
 
 
 def write(directory: Path, name: str, **fields: Any) -> Path:

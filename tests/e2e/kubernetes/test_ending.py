@@ -26,9 +26,9 @@ WITH_CHIEF = "roles: {chief: {}, ps: {}, worker: {}, evaluator: {}}\n"
 
 def write(directory: Path, name: str, roles: str, leader: str, does: str) -> str:
     """Write a spec in which one task does something and the others sleep; `roles` are its lines of them, and more. Return its path."""
-    leads = f"role == {leader!r} and os.environ['JOB_COMPLETION_INDEX'] == '0'"
+    is_leader = f"role == {leader!r} and os.environ['JOB_COMPLETION_INDEX'] == '0'"
     file = directory / f"{name}.yaml"
-    file.write_text(f"version: 1\nname: {name}\n{OPTIONS}{roles}" + program(f"\nif {leads}: {does}\nelse: {SLEEPS}"))
+    file.write_text(f"version: 1\nname: {name}\n{OPTIONS}{roles}" + program(f"\nif {is_leader}: {does}\nelse: {SLEEPS}"))
     return str(file)
 
 

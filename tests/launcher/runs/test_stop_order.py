@@ -21,8 +21,8 @@ def plan(strategy: str, *, trains: bool) -> Plan:
 
 
 def test_servers_are_asked_to_stop_after_those_that_save() -> None:
-    assert stop_order.waves(plan("parameter_server", trains=True)) == [{"chief", "evaluator"}, {"worker-0", "ps-0"}]
-    assert stop_order.waves(plan("multi_worker_mirrored", trains=True)) == [set(NAMES)]
+    assert stop_order.stop_groups(plan("parameter_server", trains=True)) == [{"chief", "evaluator"}, {"worker-0", "ps-0"}]
+    assert stop_order.stop_groups(plan("multi_worker_mirrored", trains=True)) == [set(NAMES)]
 
 
 @pytest.mark.parametrize(

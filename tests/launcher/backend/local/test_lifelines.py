@@ -5,7 +5,7 @@ import os
 from launcher.backend.local.lifelines import Lifelines
 
 
-def test_a_later_wave_hears_it_only_once_the_one_before_has_ended() -> None:
+def test_a_later_stop_group_hears_it_only_once_the_one_before_has_ended() -> None:
     lifelines = Lifelines([frozenset({"chief"}), frozenset({"ps-0", "worker-0"})])
     servers = lifelines.of("ps-0")
     assert servers == lifelines.of("worker-0") != lifelines.of("chief")
@@ -15,5 +15,5 @@ def test_a_later_wave_hears_it_only_once_the_one_before_has_ended() -> None:
     assert os.read(servers, 1) == b"x"
 
 
-def test_one_wave_keeps_nothing_open() -> None:
+def test_one_stop_group_keeps_nothing_open() -> None:
     assert Lifelines([frozenset({"chief", "worker-0"})]).inherited_by("chief") == ()
