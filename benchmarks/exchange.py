@@ -37,7 +37,7 @@ def reduced(floats: int, index: int) -> Any:
 
     ring = (Slice if floats else AllReduce)(task.WORKERS, index)
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
-    if message := ring.meet([f"worker-{i}" for i in range(task.WORKERS)], cluster):
+    if message := ring.connect([f"worker-{i}" for i in range(task.WORKERS)], cluster):
         sys.exit(message)
     return ring
 

@@ -136,7 +136,7 @@ def _multi_worker(context: Context, workload: Workload) -> Prepared:
     names = list(addresses)
     with _signals_restored(), restricted_to_loopback(context.task.address):
         all_reduce = AllReduce(len(names), names.index(context.task.name), context.job.train.gradients.wire)
-    if message := all_reduce.meet(names, list(addresses.values())):
+    if message := all_reduce.connect(names, list(addresses.values())):
         context.report("notice", message=message)
     return Prepared(all_reduce.size, lambda job: LocalSession(workload, job, all_reduce), context.stopped)
 

@@ -35,7 +35,7 @@ _WAITS = frozenset({"peers", "servers"})
 _BUSY_AFTER = 30.0  # seconds
 _MAX_ASKED = 3  # times before the first step
 _ASK_AGAIN = 30.0  # seconds between two times that a process is asked by itself what it does
-_GREET_TIMEOUT = 5.0  # seconds
+_PROBE_TIMEOUT = 5.0  # seconds
 
 
 class StallWatch:
@@ -197,7 +197,7 @@ class StallWatch:
         return next((activity(one.stacks) for one in ordered if one.stacks), Activity("silent" if found else "unknown"))
 
     def _ask_servers(self, last: float) -> None:
-        silent = [name for name, address in self._job.awaited.items() if not _greets(address)]
+        silent = [name for name, address in self._job.awaited.items() if not _responds(address)]
         doing = Activity("servers", ", ".join(silent)) if silent else Activity("peers")
         self._loop.call_from_thread(partial(self._judge, doing, last))
 
@@ -220,8 +220,8 @@ class StallWatch:
         self._report(kind, seconds=round(seconds, 1), **fields)
 
 
-def _greets(address: str) -> bool:
+def _responds(address: str) -> bool:
     """Return whether a server of gRPC takes a connection and sends what it begins each with; one that is stopped or frozen does not."""
-    with contextlib.suppress(OSError, ValueError), socket.create_connection(split_address(address), timeout=_GREET_TIMEOUT) as connection:
+    with contextlib.suppress(OSError, ValueError), socket.create_connection(split_address(address), timeout=_PROBE_TIMEOUT) as connection:
         return bool(connection.recv(1))
     return False

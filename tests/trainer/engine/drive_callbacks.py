@@ -29,7 +29,7 @@ def main(index: int, addresses: list[str]) -> None:
     from trainer.engine.replicated import LocalSession
 
     all_reduce = AllReduce(len(addresses), index)
-    all_reduce.meet([f"worker-{i}" for i in range(len(addresses))], addresses)
+    all_reduce.connect([f"worker-{i}" for i in range(len(addresses))], addresses)
     cases = {"epochs": False, "batches": True, "chief alone": True if index == 0 else None}
     report = trained(lambda workload, job: LocalSession(workload, job, all_reduce), cases, _OPTIMIZER)
     report["resumed"] = resumed(lambda workload, job: LocalSession(workload, job, all_reduce))

@@ -32,7 +32,7 @@ def main(index: int, addresses: list[str]) -> None:
 
     def ring(wire: str = "float32") -> all_reduce.AllReduce:
         # A collective's number belongs to vectors of one size and type, as in a program that trains one model.
-        for number in ("_GRADIENTS", "_CONTROL", "_INVITATIONS", "_MET", "_COMPATIBLE", "_AGREED", "_STATE"):
+        for number in ("_GRADIENTS", "_CONTROL", "_ENDPOINTS", "_CONNECTED", "_COMPATIBLE", "_AGREED", "_STATE"):
             setattr(all_reduce, number, getattr(all_reduce, number) + 1000)
         return all_reduce.AllReduce(2, index, wire)
 
@@ -63,7 +63,7 @@ def main(index: int, addresses: list[str]) -> None:
         tasks = ring()
         tasks._hint = "nccl" if has_gpu else "ring"
         try:
-            tasks.meet(NAMES, addresses)
+            tasks.connect(NAMES, addresses)
         except WorkloadError as error:
             return str(error)
         finally:
@@ -76,17 +76,17 @@ def main(index: int, addresses: list[str]) -> None:
     # The second task connects to the first one; where that is told to be nowhere, it cannot.
     for wire in ("float32", "bfloat16"):
         tasks = ring(wire)
-        usual, all_reduce._MEETING = all_reduce._MEETING, 1.0
-        report[f"{wire} notice"] = tasks.meet(NAMES, [NOWHERE, addresses[1]])
-        all_reduce._MEETING = usual
+        usual, all_reduce._CONNECT_TIMEOUT = all_reduce._CONNECT_TIMEOUT, 1.0
+        report[f"{wire} notice"] = tasks.connect(NAMES, [NOWHERE, addresses[1]])
+        all_reduce._CONNECT_TIMEOUT = usual
         report[f"{wire} TensorFlow"] = told(tasks)
         tasks.barrier()
-        report[f"{wire} no notice"] = tasks.meet(NAMES, addresses)
+        report[f"{wire} no notice"] = tasks.connect(NAMES, addresses)
         report[f"{wire} own"] = told(tasks)
         tasks.barrier()
         tasks.close()
     tasks = ring()
-    tasks.meet(NAMES, addresses)
+    tasks.connect(NAMES, addresses)
     report["tables"] = _tables(index, tasks)
     report_and_stay(report)
 

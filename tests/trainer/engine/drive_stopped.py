@@ -28,7 +28,7 @@ def main(index: int, addresses: list[str]) -> None:
     from trainer.engine.session import PeerLostError
 
     ring = AllReduce(len(NAMES), index)
-    ring.meet(NAMES, addresses)
+    ring.connect(NAMES, addresses)
 
     @tf.function(autograph=False)
     def mean() -> tf.Tensor:

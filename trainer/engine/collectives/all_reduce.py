@@ -20,9 +20,9 @@ from trainer.tf_config import split_address
 from trainer.workloads.errors import WorkloadError
 
 _GROUP, _ON_CPUS = 1, 2  # of the devices that train, and of a CPU in each task
-_GRADIENTS, _CONTROL, _INVITATIONS, _MET, _COMPATIBLE, _AGREED, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one a call site
+_GRADIENTS, _CONTROL, _ENDPOINTS, _CONNECTED, _COMPATIBLE, _AGREED, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one a call site
 _NAMED = 5  # tasks that a message names
-_MEETING = 15.0  # seconds for all tasks to connect to each other
+_CONNECT_TIMEOUT = 15.0  # seconds for all tasks to connect to each other
 
 _VERSION_BITS = 48  # fits in an int64 with bits to spare
 
@@ -33,10 +33,10 @@ _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Cancelled
 class AllReduce:
     """The tasks that reduce together: `size` of them, this one at `index`. One task alone needs no collective.
 
-    Tasks on GPUs reduce by NCCL. Tasks on CPUs do by TensorFlow's collectives until they `meet`, and by a TcpAllReduce then.
+    Tasks on GPUs reduce by NCCL. Tasks on CPUs do by TensorFlow's collectives until they `connect`, and by a TcpAllReduce then.
     `MultiWorkerMirroredStrategy` is made because it starts TensorFlow's collective runtime; models and optimizers stay
     outside its scope, where Keras is three times as fast. The runtime drops, for good, a task that has been silent for ten
-    seconds; tasks that have met do without it, and wait for as long as HeartbeatProbe says.
+    seconds; tasks that are connected do without it, and wait for as long as HeartbeatProbe says.
     """
 
     def __init__(self, size: int = 1, index: int = 0, wire: str = "float32") -> None:
@@ -49,7 +49,7 @@ class AllReduce:
         self._exchange: TcpAllReduce | None = None
         self._agreed = tf.function(lambda vector: self._total(vector, _AGREED), autograph=False)
 
-    def meet(self, names: Sequence[str], addresses: Sequence[str]) -> str:
+    def connect(self, names: Sequence[str], addresses: Sequence[str]) -> str:
         """Connect all tasks on CPUs to each other, so that they need TensorFlow's slower all-reduce no more; all call it.
 
         `names` and `addresses`, host:port of TensorFlow's servers, are in the order of the tasks. Returns a notice
@@ -71,20 +71,18 @@ class AllReduce:
         listener = None
         with suppress(OSError):  # a task that cannot listen is one that others cannot reach
             listener = Listener(addresses[self.index])
-            rows[self.index] = [listener.invitation.port, *np.frombuffer(listener.invitation.token, np.int64)]
+            rows[self.index] = [listener.endpoint.port, *np.frombuffer(listener.endpoint.token, np.int64)]
         with self.translate_peer_errors():
-            invitations = [
-                Endpoint(int(port), token.tobytes()) for port, token in ((row[0], row[1:]) for row in self._now(rows, _INVITATIONS))
-            ]
+            endpoints = [Endpoint(int(port), token.tobytes()) for port, token in ((row[0], row[1:]) for row in self._now(rows, _ENDPOINTS))]
             hosts = [split_address(address)[0] for address in addresses]
-            met = listener.meet(self.index, hosts, invitations, _MEETING) if listener else None
-            reached = int(self._now(np.array([met is not None], np.int64), _MET)[0])
-        if met is not None and reached == self.size:
-            self._exchange = TcpAllReduce(self.index, names, met, HeartbeatProbe(names))
+            connections = listener.connect(self.index, hosts, endpoints, _CONNECT_TIMEOUT) if listener else None
+            reached = int(self._now(np.array([connections is not None], np.int64), _CONNECTED)[0])
+        if connections is not None and reached == self.size:
+            self._exchange = TcpAllReduce(self.index, names, connections, HeartbeatProbe(names))
             return ""
-        ports = ", ".join(f"{name} {invitation.port}" for name, invitation in zip(names, invitations, strict=True))
+        ports = ", ".join(f"{name} {endpoint.port}" for name, endpoint in zip(names, endpoints, strict=True))
         return (
-            f"{self.size - reached} of {self.size} tasks could not connect to all others within about {_MEETING:.0f} s; "
+            f"{self.size - reached} of {self.size} tasks could not connect to all others within about {_CONNECT_TIMEOUT:.0f} s; "
             f"gradients go by TensorFlow's all-reduce, which is slower. Let the tasks reach these ports of each other: {ports}"
         )
 

@@ -14,10 +14,10 @@ from trainer.socket_filter import is_loopback, listen
 from trainer.tf_config import split_address
 
 MAX_TASKS = 64  # each keeps a connection to each other; of more than this, a ring has less to do
-_HANDSHAKE = 2.0  # seconds for who connects to say who it is
+_HANDSHAKE_TIMEOUT = 2.0  # seconds for who connects to say who it is
 _RETRY_INTERVAL = 0.05  # seconds between tries to connect
 TOKEN = 16  # bytes
-_HELLO = struct.Struct(f"!{TOKEN}sI")  # the listener's token, who connects
+_HANDSHAKE = struct.Struct(f"!{TOKEN}sI")  # the listener's token, who connects
 
 
 @dataclass(frozen=True)
@@ -41,59 +41,61 @@ class Listener:
             self._socket = listen(host, 0 if is_loopback(address) else (port + 1) % 2**16, MAX_TASKS)
         except OSError:
             self._socket = listen(host, 0, MAX_TASKS)
-        self.invitation = Endpoint(self._socket.getsockname()[1], secrets.token_bytes(TOKEN))
+        self.endpoint = Endpoint(self._socket.getsockname()[1], secrets.token_bytes(TOKEN))
 
-    def meet(self, index: int, hosts: Sequence[str], invitations: Sequence[Endpoint], seconds: float) -> dict[int, socket.socket] | None:
+    def connect(self, index: int, hosts: Sequence[str], endpoints: Sequence[Endpoint], seconds: float) -> dict[int, socket.socket] | None:
         """Connect this task, `index`, with each other; return a connection a peer, None where not all are reached in `seconds`.
 
         Each connects to those before it, and waits for those after it.
         """
         deadline = time.monotonic() + seconds
-        met: dict[int, socket.socket] = {}
-        accepting = threading.Thread(target=self._accept, args=(range(index + 1, len(hosts)), invitations, met, deadline), daemon=True)
+        connections: dict[int, socket.socket] = {}
+        accepting = threading.Thread(
+            target=self._accept, args=(range(index + 1, len(hosts)), endpoints, connections, deadline), daemon=True
+        )
         accepting.start()
         for peer in range(index):
-            if connection := _call(index, hosts[peer], invitations, peer, deadline):
-                met[peer] = connection
+            if connection := _connect(index, hosts[peer], endpoints, peer, deadline):
+                connections[peer] = connection
         accepting.join()
         self._socket.close()
-        if len(met) == len(hosts) - 1:
-            return met
-        for connection in met.values():
+        if len(connections) == len(hosts) - 1:
+            return connections
+        for connection in connections.values():
             connection.close()
         return None
 
-    def _accept(self, expected: range, invitations: Sequence[Endpoint], met: dict[int, socket.socket], deadline: float) -> None:
-        while any(peer not in met for peer in expected) and (left := deadline - time.monotonic()) > 0:
+    def _accept(self, expected: range, endpoints: Sequence[Endpoint], connections: dict[int, socket.socket], deadline: float) -> None:
+        while any(peer not in connections for peer in expected) and (left := deadline - time.monotonic()) > 0:
             self._socket.settimeout(left)
             with contextlib.suppress(OSError):
                 connection, _ = self._socket.accept()
-                peer = self._greet(connection, expected, invitations)
-                if peer is None or peer in met:
+                peer = self._authenticate(connection, expected, endpoints)
+                if peer is None or peer in connections:
                     connection.close()
                 else:
-                    met[peer] = connection
+                    connections[peer] = connection
 
-    def _greet(self, connection: socket.socket, expected: range, invitations: Sequence[Endpoint]) -> int | None:
+    def _authenticate(self, connection: socket.socket, expected: range, endpoints: Sequence[Endpoint]) -> int | None:
         """Return who connected, once it is known to be one of us."""
         with contextlib.suppress(OSError):
-            hello = _receive(connection, _HELLO.size, time.monotonic() + _HANDSHAKE)
-            if len(hello) == _HELLO.size:
-                token, peer = _HELLO.unpack(hello)
-                if hmac.compare_digest(token, self.invitation.token) and peer in expected:
-                    connection.sendall(invitations[peer].token)
+            message = _receive(connection, _HANDSHAKE.size, time.monotonic() + _HANDSHAKE_TIMEOUT)
+            if len(message) == _HANDSHAKE.size:
+                token, peer = _HANDSHAKE.unpack(message)
+                if hmac.compare_digest(token, self.endpoint.token) and peer in expected:
+                    connection.sendall(endpoints[peer].token)
                     return int(peer)
         return None
 
 
-def _call(index: int, host: str, invitations: Sequence[Endpoint], peer: int, deadline: float) -> socket.socket | None:
+def _connect(index: int, host: str, endpoints: Sequence[Endpoint], peer: int, deadline: float) -> socket.socket | None:
     """Connect to a peer, and see that it is the one; None at the deadline."""
     while (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(OSError):
-            connection = socket.create_connection((host, invitations[peer].port), timeout=left)
+            connection = socket.create_connection((host, endpoints[peer].port), timeout=left)
             with contextlib.suppress(OSError):
-                connection.sendall(_HELLO.pack(invitations[peer].token, index))
-                if hmac.compare_digest(_receive(connection, TOKEN, deadline), invitations[index].token):
+                connection.sendall(_HANDSHAKE.pack(endpoints[peer].token, index))
+                if hmac.compare_digest(_receive(connection, TOKEN, deadline), endpoints[index].token):
                     return connection
             connection.close()
         time.sleep(_RETRY_INTERVAL)

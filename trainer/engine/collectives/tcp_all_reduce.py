@@ -42,20 +42,20 @@ class TcpAllReduce:
     """Takes means of vectors over all tasks. Every task calls the same methods with vectors of the same form in the same order."""
 
     def __init__(
-        self, index: int, names: Sequence[str], met: Mapping[int, socket.socket], alive: Callable[[AbstractSet[int]], bool]
+        self, index: int, names: Sequence[str], connections: Mapping[int, socket.socket], alive: Callable[[AbstractSet[int]], bool]
     ) -> None:
-        """Take over the connections `met`, one a peer. `names` are for errors.
+        """Take over `connections`, one a peer. `names` are for errors.
 
         `alive` is asked after each second that the peers it is given were silent, and ends the wait by saying no.
         """
         self._index, self._names, self._alive = index, tuple(names), alive
-        self._peers = sorted(met)
-        for connection in met.values():
+        self._peers = sorted(connections)
+        for connection in connections.values():
             _configure(connection)
             connection.settimeout(_POLL_INTERVAL)
         # Two objects for each connection: one does at once what it can, the other waits. Waiting so is less work than polling.
-        self._blocking = dict(met)
-        self._nonblocking = {peer: connection.dup() for peer, connection in met.items()}
+        self._blocking = dict(connections)
+        self._nonblocking = {peer: connection.dup() for peer, connection in connections.items()}
         for connection in self._nonblocking.values():
             connection.setblocking(False)
         self._pieces: dict[tuple[int, str], list[Vector]] = {}  # what peers send, reused: new memory each time costs as much as the sum

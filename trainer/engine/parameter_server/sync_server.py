@@ -16,7 +16,7 @@ from trainer.engine.embeddings.row_updates import summed
 from trainer.engine.embeddings.spread_tables import RowGradients, Tables
 from trainer.engine.parameter_server.state import Group, device
 
-_HELLO = -1  # instead of the step: a worker's first request, without a gradient
+_FIRST_REQUEST = -1  # instead of the step: a worker's, without a gradient
 LAST = -2  # instead of the step: after the end, nothing that wants an answer
 _ENDED = -1  # instead of the step of a reply: there is nothing more to compute
 _NEVER = -3  # a step that no gradient is of
@@ -49,9 +49,9 @@ class Server:
 
     # Run by workers
 
-    def hello(self, worker: tf.Tensor) -> None:
+    def request_values(self, worker: tf.Tensor) -> None:
         """Ask for the current values without a gradient; replies to an earlier process of this worker are thrown away."""
-        self._ask([write_message([worker, tf.constant(_HELLO)], tf.zeros([0])) for _ in self._sent])
+        self._ask([write_message([worker, tf.constant(_FIRST_REQUEST)], tf.zeros([0])) for _ in self._sent])
 
     def replies_to(self, worker: tf.Tensor) -> tf.Tensor:
         """Return the handle of the queue that `receive` waits at."""
@@ -160,8 +160,8 @@ class Server:
                 return count + 1, late, tf.constant(False), asked | here, added
 
             def answer() -> tuple[Any, ...]:
-                hello = step == _HELLO
-                with tf.control_dependencies([tf.cond(hello, lambda: self._forget(worker), lambda: tf.constant(0))]):
+                first = step == _FIRST_REQUEST
+                with tf.control_dependencies([tf.cond(first, lambda: self._forget(worker), lambda: tf.constant(0))]):
                     self._answer(worker, reply)
                 return count, late + tf.cast(step >= 0, tf.int32), tf.constant(False), asked & ~here, sums
 

@@ -176,7 +176,7 @@ class SynchronousSession(ServerSession):
         return time.monotonic() + _STOP_TIMEOUT  # until it is repeated, should it not arrive
 
     def _end_calls(self) -> None:
-        """Let every worker end its call, and greet the servers again with its next one."""
+        """Let every worker end its call, and begin its next one with a first request."""
         self._workers.drop_waiting()
         with translate_peer_errors():
             for server in self._servers:
@@ -202,12 +202,12 @@ class SynchronousSession(ServerSession):
 
         @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor, worker: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-            def greet() -> tf.Tensor:
+            def request_values() -> tf.Tensor:
                 for server in servers:
-                    server.hello(worker)
+                    server.request_values(worker)
                 return tf.constant(0)
 
-            tf.cond(first, greet, lambda: tf.constant(0))
+            tf.cond(first, request_values, lambda: tf.constant(0))
             queues = [server.replies_to(worker) for server in servers]
 
             def body(done: tf.Tensor, _: tf.Tensor, totals: tf.Tensor, first_non_finite: tf.Tensor) -> tuple[tf.Tensor, ...]:

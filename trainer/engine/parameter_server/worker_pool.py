@@ -246,7 +246,7 @@ class Workers:
         self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes a waiting thread
         self._calls: dict[int, _Call] = {}  # that have not ended
         self._lock = threading.Lock()  # of calls, which end in the coordinator's threads
-        self._greeted: set[int] = set()
+        self._called: set[int] = set()  # those whose first call was made
         self._lost: set[int] = set()
         self.local_steps = [0] * self.count
         self.in_flight = 0
@@ -322,7 +322,7 @@ class Workers:
 
     def start_over(self) -> None:
         """Let the next call of every worker be its first."""
-        self._greeted.clear()
+        self._called.clear()
 
     def check_errors(self) -> None:
         """Raise what went wrong for good, if anything did."""
@@ -377,7 +377,7 @@ class Workers:
             done = self._run(self._iterators[worker], call.steps, self._assignment(worker)) if call.steps else self._nothing_done
         except tf.errors.OpError as error:
             self._kept_alive.append((error, self._iterators.pop(worker, None)))
-            self._greeted.discard(worker)
+            self._called.discard(worker)
             self._lost.add(worker)
             with self._lock:
                 self._end(call, self._nothing(worker))
@@ -399,8 +399,8 @@ class Workers:
                 self._end(call, self._nothing(0))
 
     def _assignment(self, worker: int) -> Assignment:
-        first = worker not in self._greeted
-        self._greeted.add(worker)
+        first = worker not in self._called
+        self._called.add(worker)
         return Assignment(worker, first)
 
     def _end(self, call: _Call, result: Result) -> None:

@@ -41,10 +41,10 @@ def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
         return list(pool.map(outcome, calls))
 
 
-def met(size: int) -> list[dict[int, socket.socket]]:
+def connected(size: int) -> list[dict[int, socket.socket]]:
     listeners = [Listener(ADDRESS) for _ in range(size)]
-    invitations = [listener.invitation for listener in listeners]
-    found = at_once([partial(listeners[i].meet, i, [HERE] * size, invitations, LONG) for i in range(size)])
+    endpoints = [listener.endpoint for listener in listeners]
+    found = at_once([partial(listeners[i].connect, i, [HERE] * size, endpoints, LONG) for i in range(size)])
     assert all(len(connections) == size - 1 for connections in found)
     return found
 
@@ -54,7 +54,7 @@ def group() -> Iterator[Groups]:
     made: list[TcpAllReduce] = []
 
     def make(size: int, live: Callable[[AbstractSet[int]], bool] = lambda _: True) -> list[TcpAllReduce]:
-        made.extend(TcpAllReduce(i, [f"worker-{j}" for j in range(size)], found, live) for i, found in enumerate(met(size)))
+        made.extend(TcpAllReduce(i, [f"worker-{j}" for j in range(size)], found, live) for i, found in enumerate(connected(size)))
         return made[-size:]
 
     yield make
@@ -152,23 +152,23 @@ def test_a_silent_peer_is_waited_for_until_somebody_says_it_is_gone(
 
 def test_strangers_are_not_let_in_and_do_not_keep_the_peers_out() -> None:
     listeners = [Listener(ADDRESS) for _ in range(2)]
-    invitations = [listener.invitation for listener in listeners]
-    hello = struct.Struct("!16sI")
+    endpoints = [listener.endpoint for listener in listeners]
+    handshake = struct.Struct("!16sI")
     said = [
         b"",
         b"",
         b"abc",
         b"GET / HTTP/1.1\r\n\r\n" * 2,
-        hello.pack(b"\0" * 16, 1),
-        hello.pack(invitations[0].token, 0),
-        hello.pack(invitations[0].token, 7),
+        handshake.pack(b"\0" * 16, 1),
+        handshake.pack(endpoints[0].token, 0),
+        handshake.pack(endpoints[0].token, 7),
     ]
     strangers = []
     for words in said:
-        strangers.append(socket.create_connection((HERE, invitations[0].port)))
+        strangers.append(socket.create_connection((HERE, endpoints[0].port)))
         strangers[-1].sendall(words)
     strangers[0].close()
-    found = at_once([partial(listeners[i].meet, i, [HERE] * 2, invitations, LONG) for i in range(2)])
+    found = at_once([partial(listeners[i].connect, i, [HERE] * 2, endpoints, LONG) for i in range(2)])
     assert [set(connections) for connections in found] == [{1}, {0}]
     for stranger in strangers[1:]:
         stranger.settimeout(LONG)
@@ -182,21 +182,21 @@ def test_strangers_are_not_let_in_and_do_not_keep_the_peers_out() -> None:
 def test_a_peer_that_cannot_be_reached_is_given_up_at_the_deadline() -> None:
     with socket.create_server((HERE, 0)) as silent:
         listener = Listener(ADDRESS)
-        invitations = [Endpoint(silent.getsockname()[1], b"0" * 16), listener.invitation, Endpoint(1, b"1" * 16)]
+        endpoints = [Endpoint(silent.getsockname()[1], b"0" * 16), listener.endpoint, Endpoint(1, b"1" * 16)]
         began = time.monotonic()
-        assert listener.meet(1, [HERE] * 3, invitations, SOON) is None
+        assert listener.connect(1, [HERE] * 3, endpoints, SOON) is None
         assert SOON <= time.monotonic() - began < LONG
     assert threading.active_count() < 20
 
 
 def test_on_loopback_it_listens_there_alone_else_beside_tensorflows_port() -> None:
     here = Listener("localhost:2222")
-    assert here.invitation.port not in (2222, 2223)
+    assert here.endpoint.port not in (2222, 2223)
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
     there, other = (Listener(f"somewhere.example:{port - 1}") for _ in range(2))
-    assert there.invitation.port == port
-    assert other.invitation.port not in (port, 0)
+    assert there.endpoint.port == port
+    assert other.endpoint.port not in (port, 0)
     for listener in (here, there, other):
-        assert listener.meet(0, [HERE], [listener.invitation], SOON) == {}
+        assert listener.connect(0, [HERE], [listener.endpoint], SOON) == {}
