@@ -72,8 +72,8 @@ class Backend(Protocol):
     def delete(self, name: str) -> None:
         """Delete what the run stored. Refuses while it runs."""
 
-    def set_aside(self, name: str, aside: str) -> tuple[Location, ...]:
-        """Keep what the run stored under the name `aside`, out of a new run's way. Nothing of it runs.
+    def rename(self, name: str, new_name: str) -> tuple[Location, ...]:
+        """Keep what the run stored under the name `new_name`, out of a new run's way. Nothing of it runs.
 
         Returns where it is now; nothing where it is gone, or the run had no volume.
         """

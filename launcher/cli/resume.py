@@ -298,7 +298,7 @@ def is_there(runs: Path, name: str) -> bool:
     return os.path.lexists(directory)
 
 
-def move_aside(backend: Backend, name: str, old: RunStatus | None) -> tuple[Location, ...]:
+def rename_old_run(backend: Backend, name: str, old: RunStatus | None) -> tuple[Location, ...]:
     """Move what a run stored to `<name>.<time>`, and return where it is now, nothing where it is gone.
 
     Orphans of a killed supervisor are ended first: they would go on saving, into the directory of the new run.
@@ -306,4 +306,4 @@ def move_aside(backend: Backend, name: str, old: RunStatus | None) -> tuple[Loca
     """
     if old is not None:
         backend.stop(name)
-    return backend.set_aside(name, f"{name}.{datetime.now().astimezone():%Y%m%d-%H%M%S-%f}")
+    return backend.rename(name, f"{name}.{datetime.now().astimezone():%Y%m%d-%H%M%S-%f}")

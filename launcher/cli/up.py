@@ -58,9 +58,9 @@ def up(
         exclusive,
         from_where,
         is_there,
-        move_aside,
         other_spec,
         previous_status,
+        rename_old_run,
     )
     from launcher.cli.secrets import supply
     from launcher.spec.loader import dump
@@ -95,9 +95,9 @@ def up(
         if decision == "fresh" and (old is not None or (not in_namespaces(on) and is_there(runs_directory(runs, on), spec.name))):
             # Others may start it from elsewhere: neither is to move the other's run.
             starting.enter_context(_reserved(backend, run))
-            aside = " and ".join(map(str, move_aside(backend, spec.name, old)))
+            moved_to = " and ".join(map(str, rename_old_run(backend, spec.name, old)))
             say(
-                f"{spec.name} starts from the first step; {'the old run' if old else 'what was there'} is now {aside or 'gone, as it has no volume'}"
+                f"{spec.name} starts from the first step; {'the old run' if old else 'what was there'} is now {moved_to or 'gone, as it has no volume'}"
             )
         if decision == "resume" and old is not None:
             say(f"{spec.name} goes on {from_where(old, plan.run_dir)}{other_spec(runs, plan)}")

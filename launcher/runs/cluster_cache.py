@@ -78,11 +78,11 @@ def forget(runs: Path, ref: NamespaceRef, run: str) -> None:
             shutil.rmtree(directory(runs, ref, run))
 
 
-def rename(runs: Path, ref: NamespaceRef, run: str, aside: str) -> None:
+def rename(runs: Path, ref: NamespaceRef, run: str, new_name: str) -> None:
     """Rename a run's stored output; where the run is stays known, as it starts from the first step there."""
     there = logs(runs, ref, run)
     if there.exists():
-        target = logs(runs, ref, aside)
+        target = logs(runs, ref, new_name)
         target.parent.mkdir(parents=True, exist_ok=True)
         there.rename(target)
 

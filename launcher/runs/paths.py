@@ -34,10 +34,10 @@ class RunPaths:
         self.scratch = own / "scratch"  # the directory of servers' stop files
         self.tasks = own / "tasks"  # the directory of the tasks' logs
 
-    def set_aside(self, aside: str) -> Path:
-        """Rename the run's directory to `aside`, beside it, and return it. Raises LauncherError when that cannot be done."""
+    def rename(self, new_name: str) -> Path:
+        """Rename the run's directory to `new_name`, beside it, and return it. Raises LauncherError when that cannot be done."""
         try:
-            return self.run_dir.rename(self.run_dir.with_name(aside))
+            return self.run_dir.rename(self.run_dir.with_name(new_name))
         except OSError as error:
             raise LauncherError(
                 f"{self.run_dir} cannot be moved aside: {error.strerror}", "see which user owns it, and which process uses it"

@@ -94,12 +94,12 @@ def test_a_changed_spec_asks_and_fresh_keeps_the_old_run(tmp_path: Path) -> None
 
         fresh = run.launcher("up", *changed, "--fresh", "--detach")
         assert "starts from the first step" in fresh.stdout
-        aside = [path for path in run.runs.iterdir() if path.name.startswith("run.")]
-        assert [checkpoints(path) for path in aside] == [[step]]
-        assert list((aside[0] / "logs" / "train").iterdir())
+        renamed = [path for path in run.runs.iterdir() if path.name.startswith("run.")]
+        assert [checkpoints(path) for path in renamed] == [[step]]
+        assert list((renamed[0] / "logs" / "train").iterdir())
         assert_complete(run, 100)
         assert run.events("chief", "restored") == []
-        assert [checkpoints(path) for path in aside] == [[step]]
+        assert [checkpoints(path) for path in renamed] == [[step]]
 
 
 def test_a_restart_of_tasks_of_which_one_was_asked_to_stop_counts_for_nobody(tmp_path: Path) -> None:

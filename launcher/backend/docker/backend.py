@@ -202,7 +202,7 @@ class DockerBackend:
             with translate_os_errors(f"deleting the data of {name}"):
                 layout.delete()
 
-    def set_aside(self, name: str, aside: str) -> tuple[Location, ...]:
+    def rename(self, name: str, new_name: str) -> tuple[Location, ...]:
         """Copy the run's volume to one of another name, and rename the directory; the old volume is gone then."""
         from launcher.backend.docker import volumes
 
@@ -210,8 +210,8 @@ class DockerBackend:
         stored = files.read_json(layout.spec)
         with translate_errors(f"moving the run {name} aside"):
             self._engine.remove(name)
-            volume = volumes.set_aside(self._engine, name, aside, None if stored is None else _spec(stored))
-        directory = Location("directory", str(layout.set_aside(aside))) if layout.run_dir.exists() else None
+            volume = volumes.rename(self._engine, name, new_name, None if stored is None else _spec(stored))
+        directory = Location("directory", str(layout.rename(new_name))) if layout.run_dir.exists() else None
         return tuple(location for location in (volume, directory) if location)
 
     @contextlib.contextmanager

@@ -21,14 +21,14 @@ from launcher.runs.status import Location
 from launcher.runs.stored import ARTIFACT_DIRECTORIES, Artifact, Stored, missing_artifact
 from launcher.spec.models import ClusterSpec
 
-ASIDE = f"{labels.PREFIX}set-aside"  # of which run
+RENAMED_FROM = f"{labels.PREFIX}set-aside"  # of which run
 _COPY_TIMEOUT = 3600.0
 _POLL_INTERVAL = 0.2
 _PIECE = 1 << 20  # bytes
 
 
-def set_aside(engine: Engine, name: str, aside: str, spec: ClusterSpec | None) -> Location | None:
-    """Copy a run's volume to one called after `aside`, remove the old one, and return the new one; None when there is none.
+def rename(engine: Engine, name: str, new_name: str, spec: ClusterSpec | None) -> Location | None:
+    """Copy a run's volume to one called after `new_name`, remove the old one, and return the new one; None when there is none.
 
     Volumes cannot be renamed, so a container of the run's own image copies what is there. Raises one of engine.ERRORS.
     """
@@ -40,7 +40,7 @@ def set_aside(engine: Engine, name: str, aside: str, spec: ClusterSpec | None) -
     image = images.image_for(spec) if spec is not None else images.DEFAULT_IMAGE
     if images.find(image) is None:
         raise LauncherError(f"the image {image} is not there, and a container of it is to copy the old run", images.build_command(image))
-    new = volume_of(aside)
+    new = volume_of(new_name)
     try:
         _copy(engine, image, name, old.name, new)
     except BaseException:  # an interrupt, too
@@ -136,7 +136,7 @@ def _copy(engine: Engine, image: str, run: str, old: str, new: str) -> None:
         command=["-a", "/from/.", "/to/"],
         user="0:0",
         network_mode="none",
-        mounts=[Mount("/from", old, read_only=True), Mount("/to", new, labels={ASIDE: run})],
+        mounts=[Mount("/from", old, read_only=True), Mount("/to", new, labels={RENAMED_FROM: run})],
         labels={COPY: run},
     )
     try:

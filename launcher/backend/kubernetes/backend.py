@@ -391,7 +391,7 @@ class KubernetesBackend:
         self._forget(name)
         cluster_cache.forget(self._runs, _namespace_ref(cluster), name)
 
-    def set_aside(self, name: str, aside: str) -> tuple[Location, ...]:
+    def rename(self, name: str, new_name: str) -> tuple[Location, ...]:
         """Rename the run's directory on its volume, and what is stored of it here."""
         cluster, run = self._cluster(name), self._of_record(name)
         run_objects.remove(cluster, name)
@@ -406,12 +406,12 @@ class KubernetesBackend:
         there = cluster.get("PersistentVolumeClaim", run.claim) if run.storage is not None else None
         stays = there is not None and not there["metadata"].get("deletionTimestamp")
         if stays:
-            helper_pod.move_aside(cluster, run, aside)
+            helper_pod.rename_directory(cluster, run, new_name)
         if lease is not None:  # nor does the cluster know of the old run any more, should nothing come of the new one
             self._leases[name] = run_record.empty(cluster, lease)
-        cluster_cache.rename(self._runs, _namespace_ref(cluster), name, aside)
+        cluster_cache.rename(self._runs, _namespace_ref(cluster), name, new_name)
         self._forget(name)
-        return (status_source.on_claim(run.claim, cluster, aside),) if stays else ()
+        return (status_source.on_claim(run.claim, cluster, new_name),) if stays else ()
 
     def fetch(self, name: str, artifact: Artifact) -> contextlib.AbstractContextManager[Stored]:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""

@@ -33,9 +33,9 @@ def on_its_claim(cluster: Cluster, run: Run) -> Run:
     return dataclasses.replace(run, claim_access=next((mode for mode in _MODES if mode in modes), None))
 
 
-def move_aside(cluster: Cluster, run: Run, aside: str) -> None:
+def rename_directory(cluster: Cluster, run: Run, new_name: str) -> None:
     """Rename the run's directory on its volume; nothing happens where it is not there."""
-    source, target = f"{CONTAINER_RUNS}/{run.name}", f"{CONTAINER_RUNS}/{aside}"
+    source, target = f"{CONTAINER_RUNS}/{run.name}", f"{CONTAINER_RUNS}/{new_name}"
     _run_command(
         cluster, run, ["sh", "-c", f"if [ -e '{source}' ]; then mv '{source}' '{target}'; fi"], "moving its data aside", _TROUBLE_TIMEOUTS
     )

@@ -108,7 +108,7 @@ def _with_claim(record: Object, uid: str | None) -> Object:
 
 
 def empty(cluster: Cluster, lease: StartLease) -> StartLease:
-    """Forget the run that was, which is set aside now; return the lease of a start that has nothing to go back to. Raises LeaseLostError."""
+    """Forget the run that was, which has another name now; return the lease of a start that has nothing to go back to. Raises LeaseLostError."""
     _change(cluster, lease, lambda there: {**there, "data": {}})
     return dataclasses.replace(lease, before=None)
 

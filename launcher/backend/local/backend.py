@@ -66,9 +66,9 @@ class LocalBackend(SupervisedRuns):
         with translate_os_errors(f"deleting the data of {name}"):
             layout.delete()
 
-    def set_aside(self, name: str, aside: str) -> tuple[Location, ...]:
+    def rename(self, name: str, new_name: str) -> tuple[Location, ...]:
         """Rename the run's directory."""
-        return (Location("directory", str(self.layout(name).set_aside(aside))),)
+        return (Location("directory", str(self.layout(name).rename(new_name))),)
 
     @contextlib.contextmanager
     def fetch(self, name: str, artifact: Artifact) -> Iterator[Stored]:

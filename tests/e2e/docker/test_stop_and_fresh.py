@@ -50,11 +50,11 @@ def test_ctrl_c_saves_and_up_goes_on_and_fresh_keeps_the_old_volume(image: Built
         assert events[-1]["state"] == "succeeded"
         fresh = launch("up", str(file), "--fresh", "--json", "--set", "train.steps=50", runs=runs)
         assert fresh.returncode == 0, fresh.stderr
-        aside = re.search(rf"volume ({name}\.\S+_run)", fresh.stderr)
-        assert aside, fresh.stderr
+        renamed = re.search(rf"volume ({name}\.\S+_run)", fresh.stderr)
+        assert renamed, fresh.stderr
         try:
-            kept = docker("run", "--rm", "--volume", f"{aside[1]}:/runs", "--entrypoint", "ls", image.name, f"/runs/{name}/checkpoints")
+            kept = docker("run", "--rm", "--volume", f"{renamed[1]}:/runs", "--entrypoint", "ls", image.name, f"/runs/{name}/checkpoints")
             assert f"ckpt-{summary['checkpoint_step'] + 50}.index" in kept
         finally:
-            docker("volume", "rm", aside[1])
+            docker("volume", "rm", renamed[1])
         assert json.loads(fresh.stdout.splitlines()[-1])["step"] == 50

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backend.docker.engine import READER, Engine, endpoint, translate_errors
-from launcher.backend.docker.volumes import ASIDE, set_aside
+from launcher.backend.docker.volumes import RENAMED_FROM, rename
 from launcher.docker_cli import docker
 from launcher.errors import LauncherError
 from launcher.render import labels
@@ -29,10 +29,10 @@ LOOK = "cat /runs/a/link; stat -c '%u %g %a' /runs/a/b/file; readlink /runs/a/li
 
 @dataclass(frozen=True)
 class Stored:
-    """A run that only has a volume, and what it is called when it is set aside."""
+    """A run that only has a volume, and what it is called once it is renamed."""
 
     name: str
-    aside: str
+    new_name: str
 
     @property
     def volumes(self) -> set[str]:
@@ -60,15 +60,15 @@ def spec(image: str) -> ClusterSpec:
 
 
 def test_all_of_it_is_there_with_its_owners_and_rights(client: Engine, stored: Stored, image: Built) -> None:
-    new = f"{stored.aside}_run"
-    assert set_aside(client, stored.name, stored.aside, None) == Location("volume", new)
+    new = f"{stored.new_name}_run"
+    assert rename(client, stored.name, stored.new_name, None) == Location("volume", new)
     assert stored.volumes == {new}
     found = docker("run", "--rm", "--user", "0", "--volume", f"{new}:/runs:ro", "--entrypoint", "sh", image.name, "-c", LOOK)
     assert found.splitlines() == ["all", "1234 4321 600", "b/file"]
     # It tells of which run it was, and is none of that run's any more.
-    assert client.client.volumes.get(new).attrs["Labels"] == {ASIDE: stored.name}
+    assert client.client.volumes.get(new).attrs["Labels"] == {RENAMED_FROM: stored.name}
     assert client.volumes(stored.name) == []
-    assert set_aside(client, stored.name, f"{stored.aside}.again", None) is None
+    assert rename(client, stored.name, f"{stored.new_name}.again", None) is None
 
 
 MODEL = (
@@ -95,7 +95,7 @@ def test_a_model_comes_out_of_a_volume_that_nothing_mounts_any_more(stored: Stor
 def test_without_the_image_that_copies_nothing_is_touched(client: Engine, stored: Stored) -> None:
     nowhere = "localhost:1/nobody/has:this"
     with pytest.raises(LauncherError, match=nowhere):
-        set_aside(client, stored.name, stored.aside, spec(nowhere))
+        rename(client, stored.name, stored.new_name, spec(nowhere))
     assert stored.volumes == {f"{stored.name}_run"}
 
 
@@ -113,7 +113,7 @@ def test_a_copy_that_fails_leaves_the_old_one(client: Engine, stored: Stored, im
     docker("build", "--tag", bare, "-", stdin=f"FROM {'scratch' if 'nothing' in layer else image.name}\n{layer}\n", deadline=300)
     try:
         with pytest.raises(LauncherError, match=said), translate_errors("moving it aside"):
-            set_aside(client, stored.name, stored.aside, spec(bare))
+            rename(client, stored.name, stored.new_name, spec(bare))
         assert stored.volumes == {f"{stored.name}_run"}
         assert docker("ps", "--all", "--quiet", "--filter", f"ancestor={bare}") == ""
     finally:
@@ -127,10 +127,10 @@ def test_a_copy_that_is_cut_short_leaves_the_old_one(client: Engine, stored: Sto
     docker("build", "--tag", slow, "-", stdin=f"FROM {image.name}\n{layer}\n", deadline=300)
     program = (
         "from launcher.backend.docker.engine import Engine, endpoint\n"
-        "from launcher.backend.docker.volumes import set_aside\n"
+        "from launcher.backend.docker.volumes import rename\n"
         "from launcher.spec.models import ClusterSpec\n"
         f"spec = ClusterSpec.model_validate({{'version': 1, 'name': 'toy', 'image': {slow!r}, 'command': ['true']}})\n"
-        f"set_aside(Engine(endpoint()), {stored.name!r}, {stored.aside!r}, spec)"
+        f"rename(Engine(endpoint()), {stored.name!r}, {stored.new_name!r}, spec)"
     )
 
     def copies() -> str:
@@ -144,7 +144,7 @@ def test_a_copy_that_is_cut_short_leaves_the_old_one(client: Engine, stored: Sto
             until("a copy to begin", lambda: docker("ps", "--quiet", "--filter", f"ancestor={slow}"), told=seen)
             copying.send_signal(by)
         if by == signal.SIGKILL:
-            assert stored.volumes == {f"{stored.name}_run", f"{stored.aside}_run"}
+            assert stored.volumes == {f"{stored.name}_run", f"{stored.new_name}_run"}
             client.remove(stored.name)  # as the next verb for that run does
         assert (stored.volumes, copies()) == ({f"{stored.name}_run"}, "")
     finally:

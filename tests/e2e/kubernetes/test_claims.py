@@ -61,9 +61,9 @@ def test_a_run_on_a_claim_of_others_keeps_to_its_directory(launcher: Launcher, t
     fresh = launcher("up", str(file), "--fresh", "--set", "train.steps=30", timeout=UP)
     assert "guest starts from the first step; the old run is now claim team in " in fresh
     assert launcher.status("guest")["step"] == 30
-    aside, mine = sorted(directories(namespace), key=len, reverse=True)
+    renamed, mine = sorted(directories(namespace), key=len, reverse=True)
     assert mine == "guest"
-    assert aside.startswith("guest.")
+    assert renamed.startswith("guest.")
 
     launcher("down", "guest")
     launcher("down", "guest", "--delete-data", "--yes")
@@ -71,7 +71,7 @@ def test_a_run_on_a_claim_of_others_keeps_to_its_directory(launcher: Launcher, t
     assert namespace.kubectl("get", "pvc", "-o", "name").split() == ["persistentvolumeclaim/team"]
     launcher("up", str(file), "--set", "train.steps=5", timeout=UP)
     assert launcher.status("guest")["step"] == 5  # from the start: what there was is gone
-    assert directories(namespace) == sorted([aside, "guest"])
+    assert directories(namespace) == sorted([renamed, "guest"])
 
     # The claim is deleted by somebody, and made again.
     launcher("down", "guest")

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.backend.local.backend import LocalBackend
 from launcher.backend.model import Backend
-from launcher.cli.resume import Change, ResumeFlags, changed, decide_resume, exclusive, from_where, is_there, move_aside, other_spec
+from launcher.cli.resume import Change, ResumeFlags, changed, decide_resume, exclusive, from_where, is_there, other_spec, rename_old_run
 from launcher.errors import UsageError
 from launcher.plan import planner
 from launcher.plan.models import Target
@@ -306,11 +306,11 @@ def test_the_old_run_is_moved_aside_whole(tmp_path: Path) -> None:
     (tmp_path / "mnist" / "checkpoints").mkdir(parents=True)
     (tmp_path / "mnist" / "checkpoints" / "mine").write_text("precious")
     backend = LocalBackend(tmp_path)
-    (first,) = move_aside(backend, "mnist", None)
+    (first,) = rename_old_run(backend, "mnist", None)
     assert not (tmp_path / "mnist").exists()
     assert Path(first.name, "checkpoints", "mine").read_text() == "precious"
     (tmp_path / "mnist").mkdir()
-    assert move_aside(backend, "mnist", None) != (first,)
+    assert rename_old_run(backend, "mnist", None) != (first,)
 
 
 def test_a_run_that_was_started_elsewhere_goes_on_with_other_code_as_one_from_here_does() -> None:

@@ -173,7 +173,7 @@ def test_a_changed_spec_needs_an_answer(cli: Cli, spec: Spec, tmp_path: Path) ->
 
     fresh = cli("up", changed, "--fresh")
     assert fresh.returncode == 0
-    (old,) = aside(tmp_path)
+    (old,) = old_runs(tmp_path)
     assert str(Path("runs", old.name)) in fresh.stdout
     assert (old / "mine").read_text() == "precious"
     assert not (tmp_path / "runs" / "toy" / "mine").exists()
@@ -194,7 +194,7 @@ def test_diff_shows_what_has_changed_since_the_run_was_started(cli: Cli, spec: S
     assert told["changes"] == [{"path": "limits.max_restarts", "was": 0, "is": 3}]
 
 
-def aside(tmp_path: Path) -> list[Path]:
+def old_runs(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "runs").iterdir() if path.name != "toy"]
 
 
@@ -205,7 +205,7 @@ def test_fresh_moves_aside_also_what_cannot_be_read(lost: str, cli: Cli, spec: S
     (tmp_path / "runs" / "toy" / "mine").write_text("precious")
     (tmp_path / "runs" / "toy" / "launcher" / lost).write_text("")
     assert cli("up", file, "--fresh").returncode == 0
-    (old,) = aside(tmp_path)
+    (old,) = old_runs(tmp_path)
     assert (old / "mine").read_text() == "precious"
     assert not (tmp_path / "runs" / "toy" / "mine").exists()
 
@@ -216,7 +216,7 @@ def test_fresh_waits_for_what_a_killed_supervisor_left_to_save_in_the_old_run(cl
     until("the chief to be up", lambda: "chief | up" in cli("logs", "toy").stdout, told=lambda: cli("logs", "toy").stdout)
     os.kill(json.loads(state.read_text())["supervisor"]["pid"], signal.SIGKILL)
     assert cli("up", spec("steps", "30", "0.1"), "--fresh").returncode == 0
-    (old,) = aside(tmp_path)
+    (old,) = old_runs(tmp_path)
     assert (old / "saved").exists()
     assert not (tmp_path / "runs" / "toy" / "saved").exists()
 
@@ -228,7 +228,7 @@ def test_of_two_that_start_again_at_once_one_does(cli: Cli, spec: Spec, tmp_path
     told = [process.communicate(timeout=30)[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 2]
     assert any(says in "".join(told) for says in ("toy runs already", "another `launcher up` is starting toy"))
-    assert len(aside(tmp_path)) == 1
+    assert len(old_runs(tmp_path)) == 1
 
 
 def test_fresh_and_resume_exclude_each_other(cli: Cli, spec: Spec) -> None:

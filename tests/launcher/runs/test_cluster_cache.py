@@ -63,7 +63,7 @@ def test_what_is_forgotten_is_no_namespace_of_the_run_any_more(tmp_path: Path) -
     assert cluster_cache.last(tmp_path, "mnist", None, None) == NamespaceRef(None, None)
 
 
-def test_what_is_set_aside_takes_its_output_along_and_leaves_the_run_where_it_was(tmp_path: Path) -> None:
+def test_what_is_renamed_takes_its_output_along_and_leaves_the_run_where_it_was(tmp_path: Path) -> None:
     for ref in (HERE, TEAM):
         cluster_cache.remember(tmp_path, ref, "mnist")
     log = cluster_cache.logs(tmp_path, TEAM, "mnist") / "chief" / "mnist-chief-0-abcde.log"
