@@ -93,7 +93,7 @@ class ControlledTask(ABC):
         """See to it that nothing else starts it again either."""
 
     @property
-    def at_rest(self) -> bool:
+    def stays_stopped(self) -> bool:
         """Whether nothing restarts it once it has ended; else it must still be stopped."""
         return True
 
@@ -454,10 +454,10 @@ class RunController:
             return ending is not None
         if ending.stop_groups or any(task.running or task.restart_at is not None for task in self._tasks.values()):
             return False
-        awake = [task for task in self._tasks.values() if not task.at_rest]
-        for task in awake:
+        restartable = [task for task in self._tasks.values() if not task.stays_stopped]
+        for task in restartable:
             task.stop(ending.grace)
-        return not awake
+        return not restartable
 
     def _until_due(self) -> float | None:
         """Return the seconds until something is to be done; None where nothing is."""

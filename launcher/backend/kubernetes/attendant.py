@@ -81,7 +81,7 @@ class Attendant:
             return False
         if self._missing_since is not None:
             return self._noted is not None or (self._had_jobs and time.monotonic() - self._missing_since > _DELETED_AFTER)
-        return self._end_notified and is_at_rest(self._watcher.snapshot)
+        return self._end_notified and is_idle(self._watcher.snapshot)
 
     def _checked_status(self, snapshot: ClusterSnapshot, status: RunStatus) -> RunStatus:
         """Return how the run is, as failed where it is to be ended because it has not started in time, or a task was evicted too often."""
@@ -98,7 +98,7 @@ class Attendant:
         """Note how the run has ended, on the own Job and in the record that a launcher has made, where one has."""
         if self._noted is None:
             with suppress(ForbiddenError):  # an account of the user's may do without it: the own Job says the same
-                run_record.note(self._cluster, status)
+                run_record.write_end(self._cluster, status)
             self._annotate(attendant_notes.of_status(status))  # last: one that finds it does neither again
             self._noted = status
             yield f"{self._run} has {status.state}" + (f": {status.reason}" if status.reason else "")
@@ -140,13 +140,13 @@ def _is_removed(pod: Object) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp")) and pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
 
-def is_at_rest(snapshot: ClusterSnapshot) -> bool:
+def is_idle(snapshot: ClusterSnapshot) -> bool:
     """Return whether no Job of a run makes pods any more, and none of its pods is at work or held by a lost node. Pure.
 
     An attendant's own pod on a lost node is among these: its Job is not complete before that has ended.
     """
     at_work = any(pod.get("status", {}).get("phase") in {"Pending", "Running"} for pod in snapshot.pods)
-    return not at_work and all(map(pod_status.is_at_rest, snapshot.jobs))
+    return not at_work and all(map(pod_status.is_idle, snapshot.jobs))
 
 
 def attend(attendant: Attendant) -> int:

@@ -200,7 +200,7 @@ class KubernetesBackend:
             known.expired = expired.status(known.cluster, unknown, run) if run else unknown
             if known.expired.state is not State.UNKNOWN:
                 with contextlib.suppress(LauncherError):  # without the right to, it is read again next time
-                    run_record.note(known.cluster, known.expired)
+                    run_record.write_end(known.cluster, known.expired)
         return known.expired
 
     def spec(self, name: str) -> dict[str, Any] | None:
@@ -285,7 +285,7 @@ class KubernetesBackend:
             teardown.stop(known.cluster, failed, name, PodLogs(known.cluster, self._log_directory(known.cluster, name)), now=False)
             self._forget(name)
         elif status.state in {State.SUCCEEDED, State.FAILED}:  # not where its Jobs are suspended: it may go on
-            run_record.note(known.cluster, status)
+            run_record.write_end(known.cluster, status)
 
     def _limit(self, known: _WatchedRun, limit: str, default: str) -> str:
         return str(((known.spec or {}).get("limits") or {}).get(limit, default))

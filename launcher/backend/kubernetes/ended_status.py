@@ -33,7 +33,7 @@ def status(cluster: Cluster, snapshot: pod_status.ClusterSnapshot, directory: Pa
         return made(State.PENDING, reason, (TaskStatus(task, State.PENDING) for task in known))
     if words := run_record.being_started(record, cluster.now()):
         return made(State.PENDING, f"it is being {words}", (TaskStatus(task, State.PENDING) for task in known))
-    if final := run_record.final(record) or run_record.announced(record):
+    if final := run_record.final(record) or run_record.stopping(record):
         return final
     if record is None and ended is not None:
         return ended

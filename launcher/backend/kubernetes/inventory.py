@@ -39,7 +39,7 @@ class ObjectWatch:
             return Differences()
         uid, name = run_record.claim(record), run_record.claim_name(self._run, record)
         lost = None if uid is None else loss(name, uid, self._cluster.get(_CLAIM, name))
-        if run_record.announced(record) is not None:  # it is being stopped
+        if run_record.stopping(record) is not None:  # it is being stopped
             return Differences(lost)
         there = {(one.kind, one.name) for kind in {one.kind for one in made(record)} for one in labelled(self._cluster, self._run, kind)}
         missed = [one for one in made(record) if (one.kind, one.name) not in there]

@@ -352,7 +352,7 @@ def is_over(jobset: Object) -> bool:
     return bool(condition(jobset, "Completed") or condition(jobset, "Failed") or jobset["metadata"].get("deletionTimestamp"))
 
 
-def is_at_rest(job: Object) -> bool:
+def is_idle(job: Object) -> bool:
     """Return whether a Job makes no pods: it has ended, or is suspended."""
     return bool(condition(job, "Complete") or condition(job, "Failed") or job.get("spec", {}).get("suspend"))
 

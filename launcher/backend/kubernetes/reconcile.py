@@ -185,7 +185,7 @@ class Reconciler:
             return
         for job in snapshot.jobs:
             name = job["metadata"]["name"]
-            if not pod_status.is_at_rest(job) and name not in self._done:
+            if not pod_status.is_idle(job) and name not in self._done:
                 # They go with it, also one that has failed and merely waits for its sidecars to end.
                 self._keep_logs([pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
                 self._cluster.patch("Job", name, {"spec": {"suspend": True}})

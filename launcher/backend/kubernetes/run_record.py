@@ -94,13 +94,13 @@ def _is_on_its_claim(run: Run, record: Object) -> bool:
     return run.storage is not None and claim_name(run.name, record) == run.claim
 
 
-def note_made(cluster: Cluster, lease: StartLease, claim: str | None, things: Sequence[tuple[str, str, str]]) -> None:
-    """Note the uid of the claim that the run stores its data on, and kind, name and uid of all other objects. Raises LeaseLostError."""
+def write_objects(cluster: Cluster, lease: StartLease, claim: str | None, things: Sequence[tuple[str, str, str]]) -> None:
+    """Write the uid of the claim that the run stores its data on, and kind, name and uid of all other objects. Raises LeaseLostError."""
 
-    def noted(there: Object) -> Object:
+    def with_objects(there: Object) -> Object:
         return _with_claim({**there, "data": {**there["data"], _MADE: as_json(things)}}, claim)
 
-    _change(cluster, lease, noted)
+    _change(cluster, lease, with_objects)
 
 
 def _with_claim(record: Object, uid: str | None) -> Object:
@@ -226,7 +226,7 @@ def final(record: Object | None) -> RunStatus | None:
     return _status(record, _STATUS)
 
 
-def announced(record: Object | None) -> RunStatus | None:
+def stopping(record: Object | None) -> RunStatus | None:
     """Return the final status recorded when a stop was requested; use it only once all pods are gone."""
     return _status(record, _STOPPING)
 
@@ -236,20 +236,20 @@ def roles(record: Object | None) -> frozenset[str]:
     return frozenset(role for role, one in ((spec(record) or {}).get("roles") or {}).items() if one)
 
 
-def note(cluster: Cluster, status: RunStatus) -> None:
-    """Note how a run has ended; nothing where that is noted, or where it has no record."""
+def write_end(cluster: Cluster, status: RunStatus) -> None:
+    """Record how a run has ended; nothing where that is recorded, or where it has no record."""
     record = cluster.get("ConfigMap", name_of(status.name))
     if record is not None and final(record) is None:
-        amend(cluster, status)
+        update_end(cluster, status)
 
 
-def announce(cluster: Cluster, status: RunStatus) -> None:
-    """Note that a run is being stopped, and how it is to be remembered then; nothing where it has no record."""
+def write_stopping(cluster: Cluster, status: RunStatus) -> None:
+    """Record that a run is being stopped, and how it is to be remembered then; nothing where it has no record."""
     _write_status(cluster, status.name, {_STOPPING: dumped(status)})
 
 
-def amend(cluster: Cluster, status: RunStatus) -> None:
-    """Note how a run has ended in place of what was noted; nothing where it has no record."""
+def update_end(cluster: Cluster, status: RunStatus) -> None:
+    """Record how a run has ended in place of what was recorded; nothing where it has no record."""
     _write_status(cluster, status.name, {_STATUS: dumped(status), _STOPPING: None})
 
 

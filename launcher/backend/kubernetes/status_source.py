@@ -291,7 +291,7 @@ class Watcher:
     def _attended(self, location: Location | None) -> RunStatus | None:
         """Return how the run has ended by its attendant, which saw what pods told that are gone since; None while its Jobs are at work."""
         noted = attendant_notes.final(self._source.attendant)
-        if noted is None or not all(map(pod_status.is_at_rest, self.snapshot.jobs)):
+        if noted is None or not all(map(pod_status.is_idle, self.snapshot.jobs)):
             return None
         if noted.state is State.FAILED and all(pod_status.condition(job, "Complete") for job in self.snapshot.jobs):
             return None  # somebody has let it go on since

@@ -83,7 +83,7 @@ class Start:
             _retry(lambda: self._begin(spec), self._still_wanted)
             for one in run_objects.objects(self._run, self._cluster):
                 self._make(one)
-            _retry(self._note_made, self._still_wanted)
+            _retry(self._write_objects, self._still_wanted)
             _retry(self._find_unused, self._still_wanted)
         except BaseException as error:
             left = self._undo(undone)
@@ -159,11 +159,11 @@ class Start:
         elif self._claim_is_new:  # else it has data
             self._claim = thing
 
-    def _note_made(self) -> None:
+    def _write_objects(self) -> None:
         """Have the record know what was made, and the claim, so that another one of its name is not taken for it."""
         there = self._cluster.get(_CLAIM, self._run.claim) if self._run.storage else None
         claim = None if there is None else str(there["metadata"]["uid"])
-        run_record.note_made(self._cluster, self._lease, claim, [(one.kind, one.name, one.uid) for one in self._made])
+        run_record.write_objects(self._cluster, self._lease, claim, [(one.kind, one.name, one.uid) for one in self._made])
 
     def _find_unused(self) -> None:
         used = {(one.kind, one.name) for one in self._made}

@@ -39,7 +39,7 @@ def stop(
     events.apply(logs.new_lines(pods))  # what has ended is gone in a moment
     if before is not None:
         # First of all: who else watches must not take it for a run whose Jobs somebody deleted. It has not stopped yet.
-        (run_record.note if before.state in ENDED else run_record.announce)(cluster, _ended(before, events, cluster.now()))
+        (run_record.write_end if before.state in ENDED else run_record.write_stopping)(cluster, _ended(before, events, cluster.now()))
     silent = _SilentNodes(report)
 
     def poll() -> None:
@@ -65,7 +65,7 @@ def stop(
     if before is None:
         return None, removed
     ended = _ended(before, events, cluster.now(), unsaved(lost))
-    run_record.amend(cluster, ended)  # with the checkpoint that its tasks have saved meanwhile
+    run_record.update_end(cluster, ended)  # with the checkpoint that its tasks have saved meanwhile
     if lost:
         report(ended.reason)
     return ended, removed

@@ -43,7 +43,7 @@ class Run:
 
     def rests(self) -> None:
         """Wait until all its pods run and it has saved a checkpoint."""
-        until(lambda: self.at_rest() and self.saved() > 0, ALIVE, f"{self.name} to save a checkpoint", self.describe)
+        until(lambda: self.is_steady() and self.saved() > 0, ALIVE, f"{self.name} to save a checkpoint", self.describe)
 
     def describe(self) -> str:
         """Return what a person would look at first."""
@@ -80,7 +80,7 @@ class Run:
         """Return whether a task has another pod; between the two there may be none."""
         return bool({one["metadata"]["uid"] for one in self.pods(task)} - {old["metadata"]["uid"]})
 
-    def at_rest(self) -> bool:
+    def is_steady(self) -> bool:
         """Return whether all its pods run, and none is about to go or to come."""
         pods = self.launcher.namespace.pods(self.name)
         going = [one for one in pods if one["metadata"].get("deletionTimestamp")]

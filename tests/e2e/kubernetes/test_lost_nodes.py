@@ -98,7 +98,7 @@ def test_a_node_that_is_cut_off_until_the_cluster_notices_is_waited_for(runs: tu
         finally:
             subprocess.run([node_tool(), "node", "heal", node], check=True, timeout=60)
         # Whether the cluster moves its pods all the same is a matter of how long it takes to see it again.
-        until(lambda: well(node) and all(run.at_rest() for run in runs), 120, "the cluster to be at rest", served.describe)
+        until(lambda: well(node) and all(run.is_steady() for run in runs), 120, "the cluster to be steady", served.describe)
 
 
 class Elsewhere:

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from launcher.backend.kubernetes import attendant_notes, in_cluster
-from launcher.backend.kubernetes.attendant import Attendant, attend, is_at_rest, main
+from launcher.backend.kubernetes.attendant import Attendant, attend, is_idle, main
 from launcher.backend.kubernetes.attendant_notes import DeletedPod, LastLines
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
@@ -228,8 +228,8 @@ def test_a_pod_of_the_attendants_own_on_a_lost_node_is_told_of_and_holds_up_its_
     own["metadata"] |= {"deletionTimestamp": "2026-01-01T00:09:30Z", "name": "old"}
     assert relevant_pods([own, other]) == [own]
     done = [job("chief", 1, COMPLETE)]
-    assert is_at_rest(ClusterSnapshot("digits", done))
-    assert not is_at_rest(ClusterSnapshot("digits", done, [own]))
+    assert is_idle(ClusterSnapshot("digits", done))
+    assert not is_idle(ClusterSnapshot("digits", done, [own]))
 
 
 def test_a_cluster_that_is_away_is_asked_again_and_a_lacking_right_is_told(
