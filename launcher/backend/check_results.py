@@ -23,7 +23,7 @@ class CheckResult:
 
     level: Level
     what: str
-    words: str
+    message: str
     remedy: str = ""
 
 
@@ -39,19 +39,19 @@ class CheckRequest:
 Check = Callable[[CheckRequest], Iterator[CheckResult]]
 
 
-def ok(what: str, words: str) -> CheckResult:
+def ok(what: str, message: str) -> CheckResult:
     """Return that something is well."""
-    return CheckResult(Level.OK, what, words)
+    return CheckResult(Level.OK, what, message)
 
 
-def warning(what: str, words: str, remedy: str) -> CheckResult:
+def warning(what: str, message: str, remedy: str) -> CheckResult:
     """Return that something may not be well."""
-    return CheckResult(Level.WARNING, what, words, remedy)
+    return CheckResult(Level.WARNING, what, message, remedy)
 
 
-def problem(what: str, words: str, remedy: str) -> CheckResult:
+def problem(what: str, message: str, remedy: str) -> CheckResult:
     """Return that something is not well."""
-    return CheckResult(Level.PROBLEM, what, words, remedy)
+    return CheckResult(Level.PROBLEM, what, message, remedy)
 
 
 def of_error(what: str, error: LauncherError) -> CheckResult:

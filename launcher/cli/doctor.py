@@ -57,8 +57,14 @@ def doctor(
             _print(result)
     well = all(result.level != "problem" for result in found)
     if as_json:
-        print(json.dumps({"on": on, "well": well, "findings": [asdict(result) for result in found]}))
+        print(json.dumps({"on": on, "well": well, "findings": list(map(_finding, found))}))
     return 0 if well else NOT_WELL
+
+
+def _finding(result: "CheckResult") -> dict[str, str]:
+    fields = asdict(result)
+    fields["words"] = fields.pop("message")  # as docs/cli.md has it
+    return {key: fields[key] for key in ("level", "what", "words", "remedy")}
 
 
 def _examine(module: str, request: "CheckRequest") -> "Iterator[CheckResult]":
@@ -76,6 +82,6 @@ def _print(result: "CheckResult") -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    console.print(Text.assemble((f"{result.level:<8}", _COLOURS[result.level]), f" {result.what}: {result.words}"), soft_wrap=True)
+    console.print(Text.assemble((f"{result.level:<8}", _COLOURS[result.level]), f" {result.what}: {result.message}"), soft_wrap=True)
     if result.remedy:
         console.print(Text(f"         {result.remedy}", style="bright_black"), soft_wrap=True)

@@ -40,7 +40,7 @@ def has(entries: Sequence[Entry], message: Message, channel: str) -> bool:
     return any(entry["key"] in keys for entry in entries)
 
 
-def words(entries: Sequence[Entry]) -> tuple[str, ...]:
+def outcomes(entries: Sequence[Entry]) -> tuple[str, ...]:
     """Return in a line each how sending has ended, for people."""
     return tuple(dict.fromkeys(str(entry["words"]) for entry in entries if entry.get("words")))
 

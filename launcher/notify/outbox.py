@@ -92,7 +92,7 @@ def read_outcomes(outcomes: Path) -> tuple[str, ...]:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             entry = json.loads(line)
             found[str(entry["key"]), str(entry["channel"])] = entry
-    return ledger.words(list(found.values()))
+    return ledger.outcomes(list(found.values()))
 
 
 def channels(notify: Mapping[str, Any] | None, url: str | None, directory: str) -> Sequence[Channel]:

@@ -19,7 +19,7 @@ class Stall:
 
     doing: str = ""
     since: float | None = None
-    words: str = ""
+    message: str = ""
     last_seen: float | None = None  # when an event about it came last
 
     def apply(self, event: Event) -> None:
@@ -29,14 +29,14 @@ class Stall:
             self.since = (self.last_seen or 0.0) - (number(event, "seconds") or 0.0)
             self.doing = text(event, "doing")
             doing = str(Activity(self.doing, text(event, "place")))
-            self.words = ": ".join(filter(None, (f"no progress since {timestamps.to_the_second(self.since)}", doing)))
+            self.message = ": ".join(filter(None, (f"no progress since {timestamps.to_the_second(self.since)}", doing)))
         elif event["event"] in _GOES_ON:
-            self.doing, self.since, self.words = "", None, ""
+            self.doing, self.since, self.message = "", None, ""
 
     def added_to(self, task: TaskStatus) -> TaskStatus:
         """Return the status of the task with it."""
         if self.doing and task.state is State.RUNNING and not task.reason:
-            task = replace(task, stalled=self.doing, stalled_since=self.since, reason=self.words)
+            task = replace(task, stalled=self.doing, stalled_since=self.since, reason=self.message)
         return replace(task, heard=self.last_seen)
 
 

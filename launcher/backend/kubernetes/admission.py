@@ -34,9 +34,9 @@ _NAMED = re.compile(r'checking Pod \S+: |pods "[^"]*" is forbidden: ')
 
 @dataclass(frozen=True)
 class Kind:
-    """Pods that are alike: whose they are, how many, and one of them. Without those that are `optional`, a run trains all the same."""
+    """Pods that are alike: a name for them, how many, and one of them. Without those that are `optional`, a run trains all the same."""
 
-    words: str
+    name: str
     count: int
     pod: Object
     optional: bool = False
@@ -73,7 +73,7 @@ def check(cluster: Cluster, wanted: Sequence[Kind]) -> Iterator[tuple[str, str]]
             # A webhook that is not asked in dry runs is asked later, for the pod itself.
             if _USED_UP not in error.message and _NOT_DRY not in error.message:
                 found = diagnosis.of_events([{"type": "Warning", "message": error.message}])
-                refusal = LauncherError(f"{kind.words}: {_NAMED.sub('', error.message)}", found.remedy if found else error.remedy)
+                refusal = LauncherError(f"{kind.name}: {_NAMED.sub('', error.message)}", found.remedy if found else error.remedy)
                 if kind.optional:
                     yield refusal.message, refusal.remedy
                 else:
@@ -82,11 +82,11 @@ def check(cluster: Cluster, wanted: Sequence[Kind]) -> Iterator[tuple[str, str]]
             every[name] = every.get(name, 0.0) + kind.count * value
             tasks[name] = tasks.get(name, 0.0) + (0 if kind.optional else kind.count * value)
     for quota in cluster.listed_if_any("ResourceQuota"):
-        refused += [LauncherError(words, "ask for less in the spec, or have the quota raised") for words in _beyond(quota, tasks)]
-        yield from ((words, "free some of it, or have it raised") for words in _short(quota, every))
+        refused += [LauncherError(message, "ask for less in the spec, or have the quota raised") for message in _beyond(quota, tasks)]
+        yield from ((message, "free some of it, or have it raised") for message in _short(quota, every))
     if refused:
         raise LauncherError(
-            f"{cluster.words()} does not admit the run: " + "; ".join(dict.fromkeys(one.message for one in refused)),
+            f"{cluster.description()} does not admit the run: " + "; ".join(dict.fromkeys(one.message for one in refused)),
             "; ".join(dict.fromkeys(one.remedy for one in refused)),
         )
 
@@ -100,14 +100,17 @@ def absent(cluster: Cluster, wanted: Sequence[Kind], made: Sequence[Object]) -> 
     users: dict[tuple[str, str], list[str]] = {}
     for kind in wanted:
         for named in dict.fromkeys(_named(kind.pod["spec"])):
-            users.setdefault(named, []).append(kind.words)
+            users.setdefault(named, []).append(kind.name)
     for (what, name), who in users.items():
         if (what, name) not in own and not _is_there(cluster, what, name):
-            words = {"PersistentVolumeClaim": "claim"}.get(what, what)
-            yield f"there is no {words} {name} in {cluster.words()}, and {all_of(who)} cannot start without", _MAKE[what].format(name)
+            called = {"PersistentVolumeClaim": "claim"}.get(what, what)
+            yield (
+                f"there is no {called} {name} in {cluster.description()}, and {all_of(who)} cannot start without",
+                _MAKE[what].format(name),
+            )
     for name in dict.fromkeys(one["name"] for kind in wanted for one in kind.pod["spec"].get("imagePullSecrets") or ()):
         if not _is_there(cluster, "Secret", name):
-            yield f"there is no Secret {name} in {cluster.words()}, which is named for pulling images", _FOR_PULLING.format(name)
+            yield f"there is no Secret {name} in {cluster.description()}, which is named for pulling images", _FOR_PULLING.format(name)
 
 
 def missing_webhook_url(cluster: Cluster, spec: ClusterSpec) -> Iterator[tuple[str, str]]:

@@ -191,7 +191,7 @@ def main() -> int:
         _say("no service account is mounted here: the attendant is a pod of its run, and reaches the cluster by its account")
         return 1
     cluster = Cluster()
-    _say(f"attending {given.run} in {cluster.words()}")
+    _say(f"attending {given.run} in {cluster.description()}")
     webhook = Channel("webhook", url_file=given.webhook, allow_http=given.allow_http) if given.webhook else None
     return attend(Attendant(cluster, given.run, given.node_lost, given.start_timeout, webhook))
 

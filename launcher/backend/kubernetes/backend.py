@@ -167,7 +167,7 @@ class KubernetesBackend:
             record = known.record_watch.record if known.record_watch else None  # it has just been read
             known.user = run_record.user(record or known.cluster.get("ConfigMap", run_record.name_of(name)))
         is_own = not known.user or known.cluster.user() in {"", known.user}
-        notified = ledger.words(notifier.noted(known.record_watch.record if known.record_watch else None))
+        notified = ledger.outcomes(notifier.noted(known.record_watch.record if known.record_watch else None))
         return RunContext(user=known.user, is_own=is_own, attended=False, notified=notified, differences=lacking)
 
     def _without_jobs(self, known: _WatchedRun, name: str) -> RunStatus:
@@ -177,13 +177,13 @@ class KubernetesBackend:
         status = ended_status.status(cluster, known.watcher.snapshot, self._log_directory(cluster, name), self._ended.get(name))
         if status is None and known.last is not None:  # it was there a moment ago
             raise LauncherError(
-                f"nothing is left of the run {name} in {cluster.words()}: somebody has deleted all of it, or the namespace",
+                f"nothing is left of the run {name} in {cluster.description()}: somebody has deleted all of it, or the namespace",
                 "see that the namespace is there (kubectl get namespace); `launcher up` starts the run from its first step, as its volume is gone too",
             )
         if status is None:
             others = self._names(cluster, _records(cluster))
             raise UsageError(
-                f"there is no run {name} in {cluster.words()}",
+                f"there is no run {name} in {cluster.description()}",
                 f"{did_you_mean(name, others)}the runs there are {', '.join(others)}"
                 if others
                 else "start one with `launcher up FILE --on kubernetes`",
@@ -382,7 +382,7 @@ class KubernetesBackend:
             is_other = claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE) != name
             if is_other and (run is None or run.own_claim):
                 raise LauncherError(
-                    f"the claim {name} in {cluster.words()} was not made for this run; nothing was deleted",
+                    f"the claim {name} in {cluster.description()} was not made for this run; nothing was deleted",
                     f"delete what the run has stored there yourself: its directory is {name}/",
                 )
             if not is_other:

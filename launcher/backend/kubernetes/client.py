@@ -97,8 +97,8 @@ class Cluster:
         self._ahead = time.time() - time.monotonic()  # of time.monotonic; this machine's own, until the API server has told
         self._has_no_access: bool | None = None
 
-    def words(self) -> str:
-        """Say which cluster and namespace this is."""
+    def description(self) -> str:
+        """Return which cluster and namespace this is."""
         return f"namespace {self.namespace}" + (f" of {self.context}" if self.context else "")
 
     def now(self) -> float:

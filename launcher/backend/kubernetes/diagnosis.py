@@ -22,10 +22,10 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing that is wrong. `words` are one line, a long one too; `remedy` is a sentence. `final`: no waiting mends it."""
+    """One thing that is wrong. `message` is one line, a long one too; `remedy` is a sentence. `final`: no waiting mends it."""
 
     kind: str
-    words: str
+    message: str
     remedy: str
     final: bool = False
 
@@ -67,7 +67,7 @@ VOLUME_REMEDY = "its volume belongs to another user: write that one's id in kube
 _NOT_STARTED = "StartError"  # why a container has ended that never ran
 # How runtimes of containers say that there is no such program: runc, and crun after it.
 _NO_PYTHON = re.compile(r"[\"`]python3[\"`]:? (?:executable file )?not found|exec: \"python3\": ")
-# Why a pod as a whole has failed -> (kind, words, remedy).
+# Why a pod as a whole has failed -> (kind, message, remedy).
 _POD: dict[str, tuple[str, str, str]] = {
     "Evicted": ("evicted", "evicted by its node", "give it `memory`, so that it is not the first to go; it is replaced"),
     "Preempting": ("evicted", "preempted by a pod of higher priority", "set kubernetes.priority_class; it is replaced"),
@@ -84,7 +84,7 @@ _EXCESS = (
     "evicted for what it has stored",
     "let it store less, or raise the limit: sizeLimit of the volume, or ephemeral-storage in kubernetes.overrides or the namespace's LimitRange",
 )
-# Messages of events -> (kind, words, remedy, final). The first that is found holds.
+# Messages of events -> (kind, message, remedy, final). The first that is found holds.
 _EVENTS: tuple[tuple[str, str, str, str], ...] = (
     (r"exceeded quota: ([\w.-]+)", "quota", "the namespace's quota {0} is used up", "free some of it, or have it raised"),
     (r"violates PodSecurity \"?([\w:.-]+)", "admission", "Pod Security {0} does not admit it", "leave out `security: image`, and what kubernetes.overrides adds"),
@@ -132,10 +132,10 @@ def of_events(events: Iterable[Object]) -> Diagnosis | None:
     over = [event for event in listed if event.get("reason") == "FailedAttachVolume" and event not in failing]
     warnings = sorted((event for event in listed if event.get("type") == "Warning" and event not in over), key=event_time, reverse=True)
     for event in warnings:
-        message = str(event.get("message", ""))
-        for pattern, kind, words, remedy in _EVENTS:
-            if match := re.search(pattern, message):
-                return Diagnosis(kind, _line(words.format(*match.groups())), remedy)
+        text = str(event.get("message", ""))
+        for pattern, kind, message, remedy in _EVENTS:
+            if match := re.search(pattern, text):
+                return Diagnosis(kind, _line(message.format(*match.groups())), remedy)
     for event in warnings:
         if event.get("reason") in {"FailedCreate", "FailedMount", "FailedAttachVolume", "ProvisioningFailed", "FailedScheduling"}:
             return Diagnosis("event", f"{event['reason']}: {_line(str(event.get('message', '')))}", "see kubectl get events")
@@ -188,8 +188,8 @@ def _of_failed_pod(status: Object) -> Diagnosis | None:
         return None
     reason = status.get("reason", "")
     if reason in _POD:
-        kind, words, remedy = _EXCESS if has_outgrown(status) else _POD[reason]
-        return Diagnosis(kind, words + _because(status.get("message")), remedy)
+        kind, message, remedy = _EXCESS if has_outgrown(status) else _POD[reason]
+        return Diagnosis(kind, message + _because(status.get("message")), remedy)
     return moved_away(status)
 
 
@@ -200,8 +200,8 @@ def moved_away(status: Object) -> Diagnosis | None:
     )
     if target is None:
         return None
-    words = f"moved away: {target.get('reason', '')}" + _because(target.get("message"))
-    return Diagnosis("evicted", words, "it is replaced; this does not count")
+    message = f"moved away: {target.get('reason', '')}" + _because(target.get("message"))
+    return Diagnosis("evicted", message, "it is replaced; this does not count")
 
 
 def _in_own_image(pod: Object, container: str) -> bool:
@@ -233,25 +233,25 @@ def _of_containers(pod: Object) -> Diagnosis | None:
             if one in init_statuses:
                 name = one.get("name")
                 kind = "sidecar" if name in _sidecars(pod) else "init container"
-                words = f"its {kind} {name} ended with exit code {code}" + (f": {last}" if last else "")
-                return Diagnosis("exit", words, f"see its log: kubectl logs {pod.get('metadata', {}).get('name')} -c {name}")
+                message = f"its {kind} {name} ended with exit code {code}" + (f": {last}" if last else "")
+                return Diagnosis("exit", message, f"see its log: kubectl logs {pod.get('metadata', {}).get('name')} -c {name}")
             meaning = describe(code)
             meant = "" if meaning.endswith(str(code)) else f", {meaning}"
-            words = f"exit code {code}{meant}" + (f": {last}" if last else "")
+            message = f"exit code {code}{meant}" + (f": {last}" if last else "")
             failed = _failed(str(terminated.get("message") or "").splitlines())
             if failed is not None and was_killed(failed):
-                return Diagnosis("memory", words, "raise the role's `memory`, if it ran out of that")
-            return _ended(pod, str(one.get("name")), words, last)
+                return Diagnosis("memory", message, "raise the role's `memory`, if it ran out of that")
+            return _ended(pod, str(one.get("name")), message, last)
     return None
 
 
-def _ended(pod: Object, container: str, words: str, last: str) -> Diagnosis:
+def _ended(pod: Object, container: str, message: str, last: str) -> Diagnosis:
     """Return why a container ended by an exit code, of which `last` is the last line."""
     if _OF_VOLUME.search(last):
-        return Diagnosis("volume", words, VOLUME_REMEDY)
+        return Diagnosis("volume", message, VOLUME_REMEDY)
     if _in_own_image(pod, container) and meets_restriction(last):
-        return Diagnosis("restricted", words, RESTRICTION_REMEDY)
-    return Diagnosis("exit", words, "see its log")
+        return Diagnosis("restricted", message, RESTRICTION_REMEDY)
+    return Diagnosis("exit", message, "see its log")
 
 
 def _waits(pod: Object, waiting: Object, image: str) -> Diagnosis:
@@ -332,7 +332,7 @@ def _remedy_for_nodes(why: str) -> str:
         ("PersistentVolume's node affinity", _VOLUME_ELSEWHERE),  # as Kubernetes 1.34 writes it
         ("unschedulable", "wait for the nodes that are drained, or uncordon them"),
     )
-    return next((remedy for words, remedy in table if words in why), "see kubectl describe pod")
+    return next((remedy for pattern, remedy in table if pattern in why), "see kubectl describe pod")
 
 
 def _of_node(pod: Object) -> Diagnosis | None:

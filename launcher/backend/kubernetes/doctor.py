@@ -93,7 +93,7 @@ def examine(request: CheckRequest) -> Iterator[CheckResult]:
     """Yield what is found; a cluster that does not answer ends it with the error."""
     cluster = Cluster(request.where.context, request.where.namespace)
     spec = request.spec or _ANY
-    yield ok("cluster", cluster.words())
+    yield ok("cluster", cluster.description())
     yield from _version(cluster, spec)
     if cluster.has_no_access():
         yield of_error("permissions", no_access(cluster.namespace))
@@ -126,9 +126,9 @@ def _permissions(cluster: Cluster) -> Iterator[CheckResult]:
     lacking = _lacking(cluster, RULES)
     for (group, resource), verbs in lacking.items():
         rule = f"have this rule added to a Role: {json.dumps({'apiGroups': [group], 'resources': [resource], 'verbs': verbs})}"
-        words = f"you may not {', '.join(verbs)} {resource}"
+        message = f"you may not {', '.join(verbs)} {resource}"
         lost = _WATCH if verbs == ["watch"] else _OPTIONAL.get(resource)
-        yield warning("permissions", f"{words}: {lost}", rule) if lost else problem("permissions", words, rule)
+        yield warning("permissions", f"{message}: {lost}", rule) if lost else problem("permissions", message, rule)
     if not lacking:
         yield ok("permissions", f"all {sum(len(verbs) for _, _, verbs in RULES)} that are needed")
 
@@ -139,14 +139,14 @@ def _attendant(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
     if options.attendant is not None and options.attendant.service_account is not None:
         return  # which there is and what it may do is for those who have made it
     lacking = _lacking(cluster, (*OF_ATTENDANTS, *([_OF_SETS] if options.gang else ())))
-    words = "; ".join(f"{', '.join(verbs)} {resource}" for (_, resource), verbs in lacking.items())
+    message = "; ".join(f"{', '.join(verbs)} {resource}" for (_, resource), verbs in lacking.items())
     remedy = "have docs/kubernetes-attendant-role.yaml applied and bound to you, or name an account that is there in kubernetes.attendant.service_account"
     if not lacking:
         yield ok("attendant", "you may make one (kubernetes.attendant)")
     elif options.attendant is not None:
-        yield problem("attendant", f"you may not make one: {words}", remedy)
+        yield problem("attendant", f"you may not make one: {message}", remedy)
     else:
-        yield ok("attendant", f"you may make none: {words}")
+        yield ok("attendant", f"you may make none: {message}")
 
 
 def _lacking(cluster: Cluster, rules: Sequence[tuple[str, str, tuple[str, ...]]]) -> dict[tuple[str, str], list[str]]:
@@ -222,11 +222,11 @@ def _admission(cluster: Cluster, spec: ClusterSpec, *, asked: bool) -> Iterator[
     run = _run(spec)
     made = run_objects.objects(run, cluster)
     wanted = admission.kinds(made, helper_pod.helper(run))
-    for words, remedy in admission.absent(cluster, wanted, made):
-        yield problem("references", words, remedy)
+    for message, remedy in admission.absent(cluster, wanted, made):
+        yield problem("references", message, remedy)
     yield from _webhook(cluster, spec)
     try:
-        found = [warning("admission", words, remedy) for words, remedy in admission.check(cluster, wanted)]
+        found = [warning("admission", message, remedy) for message, remedy in admission.check(cluster, wanted)]
         yield from found or [ok("admission", "the namespace admits the pods of a run")]
     except LauncherError as error:
         yield of_error("admission", error) if asked else warning("admission", error.message, error.remedy)
@@ -236,11 +236,11 @@ def _webhook(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
     """Yield whether the webhook of `notify` has its URL, and somebody who may read it: the attendant's pod mounts it."""
     if spec.notify is None or spec.notify.webhook is None:
         return
-    lacking = [warning("notify", words, remedy) for words, remedy in admission.missing_webhook_url(cluster, spec)]
+    lacking = [warning("notify", message, remedy) for message, remedy in admission.missing_webhook_url(cluster, spec)]
     secret, key, may = spec.notify.webhook.secret, spec.notify.webhook.key, _may(cluster, "", "secrets", "get")
     if spec.kubernetes.attendant is None and not may:
-        words = "you may not read Secrets, and there is no attendant: nobody tells the webhook"
-        lacking.append(warning("notify", words, "write `kubernetes: {attendant: true}`, whose pod mounts the Secret"))
+        message = "you may not read Secrets, and there is no attendant: nobody tells the webhook"
+        lacking.append(warning("notify", message, "write `kubernetes: {attendant: true}`, whose pod mounts the Secret"))
     there = f"the Secret {secret} is there, with its key {key}"
     yield from lacking or [ok("notify", there if may else f"the attendant's pod mounts the Secret {secret}, which you may not read")]
 
@@ -271,8 +271,8 @@ def _storage(cluster: Cluster, made: Run) -> Iterator[CheckResult]:
     if wants_many and offers is False:
         yield problem("storage", f"{found} does not offer ReadWriteMany, and {_who(run)} mount the volume", storage_classes.remedies(run))
     elif wants_many and offers is None:
-        words = f"class {found}; whether it offers ReadWriteMany, for {_who(run)}, shows with the first claim"
-        yield warning("storage", words, f"if it does not: {storage_classes.remedies(run)}")
+        message = f"class {found}; whether it offers ReadWriteMany, for {_who(run)}, shows with the first claim"
+        yield warning("storage", message, f"if it does not: {storage_classes.remedies(run)}")
     else:
         yield ok("storage", f"class {found}, {run.access}")
 
@@ -287,7 +287,7 @@ def _tied(cluster: Cluster, spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def _who(run: Run) -> str:
-    return sharing(run).words()
+    return sharing(run).description()
 
 
 def _image_and_names(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
@@ -328,8 +328,8 @@ def _of_claim(run: Run, error: LauncherError) -> CheckResult:
     if owned is None:  # whether it is the claim's fault shows without it
         return warning("claim", f"whether it can be written to is not known: {error.message}", error.remedy)
     directory, user, group = owned.groups()
-    words = f"{directory} of {run.claim} belongs to user {user}, group {group}; user {run.options.user} may not write there"
-    return problem("claim", words, f"set kubernetes.user to {user}, or give the directory to {run.options.user}")
+    message = f"{directory} of {run.claim} belongs to user {user}, group {group}; user {run.options.user} may not write there"
+    return problem("claim", message, f"set kubernetes.user to {user}, or give the directory to {run.options.user}")
 
 
 def _run(spec: ClusterSpec) -> Run:

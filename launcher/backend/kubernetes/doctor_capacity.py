@@ -36,7 +36,7 @@ class Node:
 
     def repels(self, wanted: "Wanted") -> list[str]:
         """Return the taints that the pod does not tolerate, as kubectl writes them."""
-        return [_taint_words(taint) for taint in self.taints if not any(_tolerates(one, taint) for one in wanted.tolerations)]
+        return [_taint_text(taint) for taint in self.taints if not any(_tolerates(one, taint) for one in wanted.tolerations)]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = 
         taints = sorted({taint for role in roles_of(spec).values() for one in nodes for taint in one.repels(_wanted(spec, role))})
         tolerate = f"; {', '.join(taints)} keeps pods off nodes: kubernetes.tolerations lets them on" if taints else ""
         apart = "; storage.access: ReadWriteMany lets them on different nodes" if _joint(spec, tied) in left else ""
-        never = [words for name, role in roles_of(spec).items() for words in _never(name, _wanted(spec, role), listed)]
+        never = [message for name, role in roles_of(spec).items() for message in _never(name, _wanted(spec, role), listed)]
         remedy = "; ".join(never) if never else "free some, or add nodes"
         yield problem("capacity", f"no node has room for {', '.join(left)}", f"{remedy}{tolerate}{apart}")
     else:
@@ -84,7 +84,7 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = 
 
 
 def _never(role: str, wanted: Wanted, nodes: Sequence[Object]) -> list[str]:
-    return [f"{role}: {words}" for words in node_capacity.lacking(wanted.amounts, wanted.labels, nodes)]
+    return [f"{role}: {message}" for message in node_capacity.lacking(wanted.amounts, wanted.labels, nodes)]
 
 
 def node(one: Object) -> Node:
@@ -182,7 +182,7 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
     return toleration.get("operator") == "Exists" or (toleration.get("value") or "") == (taint.get("value") or "")
 
 
-def _taint_words(taint: Object) -> str:
+def _taint_text(taint: Object) -> str:
     value = f"={taint['value']}" if taint.get("value") else ""
     return f"{taint['key']}{value}:{taint['effect']}"
 

@@ -17,7 +17,7 @@ from trainer.strategies import STRATEGIES
 class Need:
     """A port that a task has to reach, of the run's own tasks or of a service of the cluster."""
 
-    words: str
+    description: str
     port: int
     protocol: str = "TCP"
     of_tasks: bool = True
@@ -49,7 +49,7 @@ def held(policies: Sequence[Object], run: Run) -> Held:
         by |= dict.fromkeys(one["metadata"]["name"] for one in bound)
         rules = [rule for one in bound for rule in one["spec"].get("egress") or ()]
         needs = _needs(run) if bound else ()
-        lacking |= dict.fromkeys(need.words for need in needs if not any(_allows(rule, need, every) for rule in rules))
+        lacking |= dict.fromkeys(need.description for need in needs if not any(_allows(rule, need, every) for rule in rules))
     return Held(tuple(by), tuple(lacking))
 
 

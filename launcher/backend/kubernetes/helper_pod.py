@@ -177,7 +177,7 @@ def _await_phase(cluster: Cluster, name: str, doing: str, timeouts: dict[str, fl
         found = diagnosis.of_pod(pod)
         is_overdue = found is not None and waited > (_TROUBLE_TIMEOUTS["config"] if found.final else timeouts.get(found.kind, _TIMEOUT))
         if phase in {"Failed", "Succeeded"} or is_overdue or waited > _TIMEOUT:
-            why = found.words if found else f"it is {phase} after {_TIMEOUT:.0f} s"
+            why = found.message if found else f"it is {phase} after {_TIMEOUT:.0f} s"
             remedy = found.remedy if found else f"see kubectl describe pod {name}"
             raise FailedPodError(f"{doing}: the pod {name} did not succeed: {why}", remedy, pod_status.exit_code(pod))
         time.sleep(_POLL_INTERVAL)

@@ -170,5 +170,5 @@ def of_secret(cluster: Cluster, webhook: Webhook) -> Channel:
         if made is not None:
             added = json.dumps({"stringData": {webhook.key: "URL"}})
             what, remedy = f"key {webhook.key} in the {what}", f"kubectl patch secret {webhook.secret} {of} --patch '{added}'"
-        raise NoChannelError(f"there is no {what} in {cluster.words()}", remedy) from None
+        raise NoChannelError(f"there is no {what} in {cluster.description()}", remedy) from None
     return Channel("webhook", url=url, allow_http=webhook.allow_http)

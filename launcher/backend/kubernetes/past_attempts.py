@@ -68,7 +68,7 @@ def _ended(name: str, events: Iterable[Object], last: Object, made: float) -> Re
     deleted = seconds(last.get("metadata", {}).get("deletionTimestamp"))
     moved = diagnosis.moved_away(last.get("status", {}))
     cause = next((_CAUSES[one["reason"]] for one in reversed(about) if one.get("reason") in _CAUSES), "")
-    return Restart(deleted or max(times, default=made), 0, None, moved.words if moved else cause or DELETED)
+    return Restart(deleted or max(times, default=made), 0, None, moved.message if moved else cause or DELETED)
 
 
 def _time(event: Object) -> float | None:

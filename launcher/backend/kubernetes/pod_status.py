@@ -140,7 +140,7 @@ def _pending_reason(snapshot: ClusterSnapshot, pod_statuses: Sequence[TaskStatus
     """Return what a task that has no running pod waits for: the run's claims, else what its pod says; empty where none waits."""
     waiting = [task for task in pod_statuses if task.state is State.PENDING]
     claims = (diagnosis.of_claim(claim, snapshot.about(claim)) for claim in snapshot.claims if waiting)
-    pending = [Why(with_remedy(found.words, found.remedy), code=found.kind) for found in claims if found]
+    pending = [Why(with_remedy(found.message, found.remedy), code=found.kind) for found in claims if found]
     pods = (
         Why(with_remedy(f"{task.name}: {task.reason}", task.remedy), task.name, f"{task.name}: {task.reason_code}")
         for task in waiting
@@ -304,13 +304,13 @@ _STATES: dict[str, Callable[[Object, Object], State]] = {
 def _reason(pod: Object, phase: str, found: Diagnosis | None, now: float) -> str:
     init_statuses = pod.get("status", {}).get("initContainerStatuses") or ()
     if phase == "Running" and _terminated(pod) and (left := [one["name"] for one in init_statuses if "running" in one.get("state", {})]):
-        words = f"{found.words}; " if found else ""
+        words = f"{found.message}; " if found else ""
         return f"{words}its sidecar{'s' * (len(left) > 1)} {', '.join(left)} {'have' if len(left) > 1 else 'has'} not ended yet"
     if found is None:
         return "is being stopped" if phase == "Running" and pod["metadata"].get("deletionTimestamp") else ""
     created = seconds(pod["metadata"].get("creationTimestamp"))
     waited = f"{age(now - created)}: " if phase == "Pending" and created is not None else ""
-    return f"{waited}{found.words}"
+    return f"{waited}{found.message}"
 
 
 def _without_pod(snapshot: ClusterSnapshot, job: Object, name: str) -> TaskStatus:
@@ -325,7 +325,7 @@ def _without_pod(snapshot: ClusterSnapshot, job: Object, name: str) -> TaskStatu
             else TaskStatus(name, State.STOPPED, "its Job is suspended")
         )
     found = diagnosis.of_events(snapshot.about(job))
-    return TaskStatus(name, State.PENDING, found.words, found.kind, found.remedy) if found else TaskStatus(name, State.PENDING)
+    return TaskStatus(name, State.PENDING, found.message, found.kind, found.remedy) if found else TaskStatus(name, State.PENDING)
 
 
 def restart(pod: Object, attempt: int = 0) -> Restart:
@@ -333,7 +333,7 @@ def restart(pod: Object, attempt: int = 0) -> Restart:
     ended = _terminated(pod)
     found = diagnosis.of_pod(pod) or diagnosis.moved_away(pod.get("status", {}))
     time = seconds(ended.get("finishedAt")) or seconds(pod["metadata"].get("deletionTimestamp")) or 0.0
-    return Restart(time, attempt, ended.get("exitCode"), found.words if found else DELETED)
+    return Restart(time, attempt, ended.get("exitCode"), found.message if found else DELETED)
 
 
 def is_role(job: Object) -> bool:

@@ -79,12 +79,12 @@ def pod_of(cluster: Cluster, run: str) -> Object:
             return pod
     if not pods:
         raise UsageError(
-            f"{run} has no TensorBoard in {cluster.words()}",
+            f"{run} has no TensorBoard in {cluster.description()}",
             "it runs from `launcher up` until `launcher down`, or kubernetes.tensorboard_ttl after the run's end; not with `tensorboard: false`, nor without "
             f"`storage`. See the logs here: `launcher get {run} logs`, then `tensorboard --logdir {run}-logs`",
         )
     found = next((found for pod in pods if (found := diagnosis.of_pod(pod))), None)
-    why, remedy = (found.words, found.remedy) if found else ("it starts", "try again in a moment")
+    why, remedy = (found.message, found.remedy) if found else ("it starts", "try again in a moment")
     raise LauncherError(f"TensorBoard of {run} is not ready: {why}", remedy)
 
 

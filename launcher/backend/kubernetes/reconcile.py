@@ -98,7 +98,7 @@ def evicted_too_often(snapshot: ClusterSnapshot) -> str:
         evicted = [pod for pod in pods if diagnosis.has_outgrown(pod["status"]) and pod_status.exit_code(pod) == ExitCode.STOPPED]
         for task, times in Counter(map(task_of, evicted)).items():
             if limit is not None and times > int(limit) and (found := diagnosis.of_pod(evicted[-1])):
-                return f"{task}, attempt {times}: {found.words}; {found.remedy}"
+                return f"{task}, attempt {times}: {found.message}; {found.remedy}"
     return ""
 
 

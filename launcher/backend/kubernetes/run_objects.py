@@ -46,9 +46,9 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     made = objects(run, cluster)
     refuse_claim_of_others(cluster, run)
     if has_sidecars(run.spec):
-        refuse_sidecars(cluster.version(), cluster.words())
+        refuse_sidecars(cluster.version(), cluster.description())
     needed = [f"{image} ({images.build_command(image)} makes it)" if images.is_ours(image) else image for image in run.images]
-    yield f"{cluster.words()}; its nodes need the image{'s' if len(needed) > 1 else ''} {', '.join(needed)}"
+    yield f"{cluster.description()}; its nodes need the image{'s' if len(needed) > 1 else ''} {', '.join(needed)}"
     yield from manifests.notes(run, [])
     if run.own_claim and run.storage and run.claim_access and run.storage.access not in {None, run.claim_access}:
         yield f"the claim {run.claim} is there and keeps its access mode, {run.claim_access}; storage.access asks for {run.storage.access}"
@@ -90,7 +90,7 @@ def dry_run(cluster: Cluster, made: Object) -> Object:
         if made["kind"] != "JobSet" or status_of(error) != 404:
             raise
         raise UsageError(
-            f"{cluster.words()} knows no JobSet, which kubernetes.gang asks for",
+            f"{cluster.description()} knows no JobSet, which kubernetes.gang asks for",
             "have JobSet installed (https://jobset.sigs.k8s.io), or leave out kubernetes.gang",
         ) from error
 
@@ -109,7 +109,7 @@ def refuse_claim_of_others(cluster: Cluster, run: Run) -> None:
     claim = cluster.get("PersistentVolumeClaim", run.claim) if run.own_claim else None
     if claim is not None and claim["metadata"].get("labels", {}).get(pod_status.INSTANCE) != run.name:
         raise UsageError(
-            f"the claim {run.claim} in {cluster.words()} was not made for this run",
+            f"the claim {run.claim} in {cluster.description()} was not made for this run",
             f"name it in the file, kubernetes: {{claim: {run.claim}}}, and the run keeps to a directory of its own on it; or name the run otherwise",
         )
 

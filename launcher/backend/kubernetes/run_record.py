@@ -54,7 +54,7 @@ class StartLease:
 def refuse_started(cluster: Cluster, run: str, record: Object | None) -> None:
     """Raise UsageError where another launcher starts the run at the moment."""
     if words := being_started(record, cluster.now()):
-        raise UsageError(f"{run} in {cluster.words()} is being {words}", _OTHER_START)
+        raise UsageError(f"{run} in {cluster.description()} is being {words}", _OTHER_START)
 
 
 def new_lease(cluster: Cluster, run: Run, before: Object | None, ended: RunStatus | None) -> StartLease:
@@ -119,10 +119,10 @@ def verify(cluster: Cluster, lease: StartLease) -> Object:
     found = _lease(record).get("id")
     if record is None or found is None:
         raise LeaseLostError(
-            f"{lease.run} in {cluster.words()} was stopped while it was being started", "start it again with `launcher up`"
+            f"{lease.run} in {cluster.description()} was stopped while it was being started", "start it again with `launcher up`"
         )
     if found != lease.id:
-        raise LeaseLostError(f"another `launcher up` has taken over the start of {lease.run} in {cluster.words()}", _OTHER_START)
+        raise LeaseLostError(f"another `launcher up` has taken over the start of {lease.run} in {cluster.description()}", _OTHER_START)
     return record
 
 

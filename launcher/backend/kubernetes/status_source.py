@@ -242,7 +242,7 @@ class Watcher:
         )
         if not self.snapshot.jobs:
             return None
-        notified = ledger.words(notifier.noted(self.attendant)) or context.notified
+        notified = ledger.outcomes(notifier.noted(self.attendant)) or context.notified
         context = dataclasses.replace(
             context, location=location_of(self.snapshot, self.cluster), attended=self.is_attended(), notified=notified
         )
@@ -326,4 +326,4 @@ def _mounted(job: pod_status.Object) -> dict[str, str]:
 
 def on_claim(claim: str, cluster: Cluster, run: str) -> Location:
     """Return the directory of a run on a claim of the cluster."""
-    return Location("claim", claim, f"{run}/", cluster.words())
+    return Location("claim", claim, f"{run}/", cluster.description())

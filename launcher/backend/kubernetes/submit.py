@@ -42,7 +42,7 @@ def reserve(cluster: Cluster, run: Run, still_wanted: Callable[[], bool] = alway
         lease = run_record.new_lease(cluster, run, before, ended)
         if _retry(functools.partial(run_record.acquire, cluster, run, lease), still_wanted):
             return lease
-    raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.words()}", "see how it goes: launcher status")
+    raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.description()}", "see how it goes: launcher status")
 
 
 def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None:
@@ -53,10 +53,10 @@ def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None
     snapshot = status_source.gather(cluster, run)
     if not snapshot.jobs and snapshot.jobset is not None and not pod_status.is_over(snapshot.jobset):
         name = f"jobset/{snapshot.jobset['metadata']['name']}"
-        raise UsageError(f"{run} waits already in {cluster.words()}: {name}", f"stop it first: launcher down {run} --on kubernetes")
+        raise UsageError(f"{run} waits already in {cluster.description()}: {name}", f"stop it first: launcher down {run} --on kubernetes")
     if snapshot.jobs and pod_status.status(snapshot, cluster.now()).state not in ENDED:
         names = ", ".join(job["metadata"]["name"] for job in snapshot.jobs)
-        raise UsageError(f"{run} runs already in {cluster.words()}: {names}", f"stop it first: launcher down {run} --on kubernetes")
+        raise UsageError(f"{run} runs already in {cluster.description()}: {names}", f"stop it first: launcher down {run} --on kubernetes")
     status = status_source.Watcher(cluster, run).status() if snapshot.jobs and run_record.final(noted) is None else None
     return status if status is not None and status.state in {State.SUCCEEDED, State.FAILED} else None
 
@@ -124,7 +124,8 @@ class Start:
         """Raise LauncherError where nobody wants the start any more."""
         if not self._still_wanted():
             raise LauncherError(
-                f"{self._run.name} in {self._cluster.words()} was not started: its start was interrupted", "start it with `launcher up`"
+                f"{self._run.name} in {self._cluster.description()} was not started: its start was interrupted",
+                "start it with `launcher up`",
             )
 
     def _make(self, one: Object) -> None:

@@ -75,7 +75,7 @@ def _refuse_made_by_others(cluster: Cluster, run: str, there: Iterable[ObjectRef
     controller = pod_status.controller_of(cluster.listed("Job", status_source.labels_of(run)))
     if controller and controller not in {f"{one.kind.lower()}/{one.name}" for one in there}:
         raise UsageError(
-            f"the Jobs of {run} in {cluster.words()} are those of {controller}, which makes them again when they are deleted",
+            f"the Jobs of {run} in {cluster.description()} are those of {controller}, which makes them again when they are deleted",
             f"delete that, and they go with it: kubectl delete {controller} -n {cluster.namespace}",
         )
 

@@ -29,8 +29,8 @@ class Sharing:
         """The number of pods that mount it at the same time."""
         return sum(self.pods.values())
 
-    def words(self) -> str:
-        """Say who mounts it."""
+    def description(self) -> str:
+        """Return who mounts it."""
         return all_of(f"{count} {name}s" if count > 1 else name for name, count in self.pods.items())
 
 
@@ -48,11 +48,11 @@ def sharing(run: Run) -> Sharing:
     remedies = [_more_nodes(run)]
     if access == "ReadWriteOncePod":
         remedies.append("set tensorboard to false" if shared.total == 1 + run.has_tensorboard else "use ReadWriteOnce")
-        raise UsageError(f"{_access_in_words(run)}, one pod; the volume is mounted by {shared.words()}", ", or ".join(remedies))
+        raise UsageError(f"{_access_text(run)}, one pod; the volume is mounted by {shared.description()}", ", or ".join(remedies))
     if several and not run.options.one_node:
         remedies.append(fewer_mount(run.spec))
         remedies.append("set kubernetes.one_node to true, if one node has room for all of them")
-        raise UsageError(f"{_access_in_words(run)}, one node; the volume is mounted by {shared.words()}", ", or ".join(remedies))
+        raise UsageError(f"{_access_text(run)}, one node; the volume is mounted by {shared.description()}", ", or ".join(remedies))
     _check_gpus(run, [group.role for group in by_role if group.mounts_run_dir])
     return shared
 
@@ -66,7 +66,7 @@ def fewer_mount(spec: ClusterSpec) -> str:
     return "add a chief and set storage.mount to one"
 
 
-def _access_in_words(run: Run) -> str:
+def _access_text(run: Run) -> str:
     asked = run.storage.access if run.storage else None
     if run.access == run.claim_access and asked != run.access:
         return f"the claim {run.claim} is {run.access}"
@@ -89,9 +89,9 @@ def _check_gpus(run: Run, roles: Sequence[RoleName]) -> None:
     """Raise UsageError where tasks that are put on one node ask for GPUs of different types."""
     wanted = {role: kind for role in roles if (kind := roles_of(run.spec)[role].gpu_type)}
     if len(set(wanted.values())) > 1:
-        words = all_of(f"{role} ({kind})" for role, kind in wanted.items())
+        wanted_types = all_of(f"{role} ({kind})" for role, kind in wanted.items())
         raise UsageError(
-            f"{_access_in_words(run)}, one node; different types of GPU are wanted by {words}",
+            f"{_access_text(run)}, one node; different types of GPU are wanted by {wanted_types}",
             f"give them one gpu_type, or {_more_nodes(run)}",
         )
 
@@ -104,7 +104,7 @@ def check_apart(run: Run) -> None:
         return
     key = run.options.exclusive_topology
     narrow = run.access == "ReadWriteOnce"
-    why = _access_in_words(run) if narrow else "kubernetes.one_node is true"
+    why = _access_text(run) if narrow else "kubernetes.one_node is true"
     raise UsageError(
         f"kubernetes.exclusive_topology gives each role a {key} for itself, and {why}, one node: no node can take {all_of(tied)}",
         f"{_more_nodes(run) if narrow else 'set kubernetes.one_node to false'}, or leave kubernetes.exclusive_topology out",
@@ -116,8 +116,8 @@ def notice(run: Run) -> str | None:
     shared = sharing(run)
     if not shared.one_node or shared.total <= 1:
         return None
-    why = f"as {_access_in_words(run)}" if run.access == "ReadWriteOnce" else "as kubernetes.one_node says"
-    return f"{shared.words()} are put on one node, {why}"
+    why = f"as {_access_text(run)}" if run.access == "ReadWriteOnce" else "as kubernetes.one_node says"
+    return f"{shared.description()} are put on one node, {why}"
 
 
 def claim(run: Run) -> list[Object]:

@@ -101,7 +101,7 @@ def test_what_somebody_sends_is_left_to_them_until_their_time_is_over() -> None:
     for state in (ledger.SENT, ledger.FAILED):
         settled = ledger.with_outcome(claimed, end, "webhook", {"at": NOW, "state": state, "words": "failed: told"})
         assert ledger.wait(settled, end, "webhook", NOW + 9999) is None
-        assert ledger.words(settled) == ("failed: told",)
+        assert ledger.outcomes(settled) == ("failed: told",)
 
 
 def test_a_stall_of_very_many_tasks_is_one_message_and_few_entries() -> None:

@@ -43,15 +43,15 @@ def checked(
             raise error
         return pod
 
-    cluster = SimpleNamespace(namespace="n", words=lambda: "namespace n", create=create, listed_if_any=lambda _: quotas)
+    cluster = SimpleNamespace(namespace="n", description=lambda: "namespace n", create=create, listed_if_any=lambda _: quotas)
     return [words for words, _ in admission.check(cast("Cluster", cluster), kinds(**options))]
 
 
 @pytest.mark.parametrize("gang", [{}, {"gang": "jobset"}])
 def test_every_pod_of_the_run_is_asked_about_as_its_controller_makes_it(gang: dict[str, str]) -> None:
     found = kinds(**gang)
-    assert {kind.words: kind.count for kind in found if not kind.optional} == {"chief": 1, "ps": 1, "worker": 3}
-    assert [kind.words for kind in found if kind.optional] == ["tensorboard", HELPER]
+    assert {kind.name: kind.count for kind in found if not kind.optional} == {"chief": 1, "ps": 1, "worker": 3}
+    assert [kind.name for kind in found if kind.optional] == ["tensorboard", HELPER]
     owners = [kind.pod["metadata"]["ownerReferences"][0]["kind"] for kind in found[:-1]]
     assert sorted(owners) == ["Job", "Job", "Job", "ReplicaSet"]
 
@@ -73,7 +73,7 @@ def test_a_run_whose_tasks_are_larger_than_a_quota_is_refused_and_one_that_has_t
 
 def test_what_fills_a_quota_exactly_fits() -> None:
     tenths = {role: {**one, "cpu": 0.1} for role, one in ROLES.items()}
-    pods = [kind for kind in kinds(roles=tenths) if kind.words == "worker"]
+    pods = [kind for kind in kinds(roles=tenths) if kind.name == "worker"]
     taken = {name: 3 * value for name, value in admission._takes(pods[0].pod).items()}
     assert taken["requests.cpu"] > 0.3
     assert list(admission._beyond(quota({"requests.cpu": "300m"}), taken)) == []
@@ -150,7 +150,7 @@ def test_what_pods_name_and_is_not_there_is_told_with_what_makes_it() -> None:
             raise ForbiddenError(f"ada may not get {kind}", "", "")
         return False
 
-    cluster = cast("Cluster", SimpleNamespace(has=has, words=lambda: "namespace n"))
+    cluster = cast("Cluster", SimpleNamespace(has=has, description=lambda: "namespace n"))
     mine = {"kind": "ConfigMap", "metadata": {"name": "mine"}}
     told = dict(admission.absent(cluster, wanted, [mine]))
     assert [words.split(" in ")[0] for words in told] == [
@@ -165,8 +165,8 @@ def test_what_pods_name_and_is_not_there_is_told_with_what_makes_it() -> None:
 
 
 def test_an_attendant_is_asked_about_without_the_account_that_is_made_with_it() -> None:
-    (own,) = [kind for kind in kinds(attendant=True) if kind.words == "attendant"]
+    (own,) = [kind for kind in kinds(attendant=True) if kind.name == "attendant"]
     assert own.count == 1
     assert "serviceAccountName" not in own.pod["spec"]
-    (others,) = [kind for kind in kinds(attendant={"service_account": "robot"}) if kind.words == "attendant"]
+    (others,) = [kind for kind in kinds(attendant={"service_account": "robot"}) if kind.name == "attendant"]
     assert others.pod["spec"]["serviceAccountName"] == "robot"

@@ -37,7 +37,7 @@ class There:
         self.patched: list[tuple[str, str, dict[str, Any]]] = []
         self.fails: LauncherError | None = None
 
-    def words(self) -> str:
+    def description(self) -> str:
         return "namespace n"
 
     def now(self) -> float:

@@ -109,7 +109,7 @@ MOVED_OFF = {
 def test_a_pod_in_trouble_says_which_and_what_to_do(trouble: str, golden: Golden) -> None:
     found = diagnosis.of_pod(PODS[trouble])
     assert found is not None
-    golden(found.words, found.remedy)
+    golden(found.message, found.remedy)
     assert found.remedy
 
 
@@ -149,9 +149,9 @@ def test_an_image_that_cannot_be_pulled_is_told_with_its_node_to_its_cause(cause
     pod = container(waiting={"reason": "ErrImagePull", "message": PULL + cause}) | {"spec": {"nodeName": "node-2"}}
     found = diagnosis.of_pod(pod)
     assert found is not None
-    assert found.words == f"ErrImagePull on node-2: {PULL}{cause}"
+    assert found.message == f"ErrImagePull on node-2: {PULL}{cause}"
     assert remedy in found.remedy
-    shown = task_rows.row(TaskStatus("chief", State.PENDING, found.words), Prefixes(["chief"]), marked=False)[-1][0]
+    shown = task_rows.row(TaskStatus("chief", State.PENDING, found.message), Prefixes(["chief"]), marked=False)[-1][0]
     assert len(shown) <= 300
     assert shown.startswith("ErrImagePull on node-2: failed to pull")
     assert shown.endswith(cause[-100:])
@@ -189,7 +189,7 @@ def test_warnings_are_recognised(warning: str, golden: Golden) -> None:
     found = diagnosis.of_events([{"type": "Warning", "reason": "FailedCreate", "message": message}, {"type": "Normal", "message": "fine"}])
     assert found is not None
     assert found.kind == kind
-    golden(found.words, found.remedy)
+    golden(found.message, found.remedy)
     assert found.remedy
 
 
@@ -207,10 +207,10 @@ def test_the_newest_warning_is_told_and_one_that_is_not_known_as_it_is(golden: G
     new = {"type": "Warning", "reason": "FailedMount", "message": 'secret "b" not found', "lastTimestamp": "2026-01-01T00:01:00Z"}
     found = diagnosis.of_events([new, old])
     assert found is not None
-    golden(found.words)
+    golden(found.message)
     other = diagnosis.of_events([{"type": "Warning", "reason": "FailedCreate", "message": "something  of\ntomorrow"}])
     assert other is not None
-    assert other.words == "FailedCreate: something of tomorrow"
+    assert other.message == "FailedCreate: something of tomorrow"
     assert diagnosis.of_events([]) is None
 
 
@@ -222,7 +222,7 @@ def test_a_claim_without_a_volume(golden: Golden) -> None:
     }
     found = diagnosis.of_claim(claim)
     assert found is not None
-    golden(found.words)
+    golden(found.message)
     waiting = [{"type": "Normal", "reason": "WaitForFirstConsumer", "message": "waiting for first consumer"}]
     assert diagnosis.of_claim(claim, waiting) is None
     assert diagnosis.of_claim(claim | {"status": {"phase": "Bound"}}) is None
@@ -245,7 +245,7 @@ def test_a_class_without_volumes_for_many_nodes_is_named_with_both_remedies(mess
     told = {"type": "Warning", "reason": "ProvisioningFailed", "message": f'failed to provision volume with StorageClass "slow": {message}'}
     found = diagnosis.of_claim(claim, [told])
     assert found is not None
-    golden(found.words)
+    golden(found.message)
     assert "storage.mount to one" in found.remedy
     assert "a class that offers ReadWriteMany" in found.remedy
 
@@ -265,7 +265,7 @@ def test_an_image_that_is_root_s_own_is_told_of_the_field() -> None:
     message = 'container has runAsNonRoot and image will run as root (pod: "a", container: trainer)'
     found = diagnosis.of_pod(container(waiting={"reason": "CreateContainerConfigError", "message": message}))
     assert found is not None
-    assert found.words.startswith("CreateContainerConfigError: container has runAsNonRoot")
+    assert found.message.startswith("CreateContainerConfigError: container has runAsNonRoot")
     assert "`security: image`" in found.remedy
 
 
@@ -276,15 +276,15 @@ def test_an_init_container_that_failed_is_named_and_a_sidecar_that_was_ended_aft
     status: dict[str, Any] = {"phase": "Failed", "initContainerStatuses": beside, "containerStatuses": own}
     found = diagnosis.of_pod({"metadata": {"name": "digits-chief-0"}, "status": status})
     assert found is not None
-    golden(found.words)
+    golden(found.message)
     golden(found.remedy)
     found = diagnosis.of_pod({"spec": {"initContainers": [{"name": "fetch", "restartPolicy": "Always"}]}, "status": status})
     assert found is not None
-    golden(found.words)
+    golden(found.message)
     own[0]["state"] = {"terminated": {"reason": "Error", "exitCode": 1, "message": "ValueError: x"}}
     found = diagnosis.of_pod({"status": status})
     assert found is not None
-    golden(found.words)
+    golden(found.message)
 
 
 @pytest.mark.parametrize(

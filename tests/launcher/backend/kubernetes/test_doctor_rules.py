@@ -74,4 +74,4 @@ def test_doctor_says_whether_an_attendant_may_be_made(
     )
     monkeypatch.setattr(doctor, "_may", lambda _cluster, _group, resource, verb: may or (resource, verb) != ("rolebindings", "create"))
     found = list(doctor._attendant(cast("Cluster", None), spec))
-    assert [(str(one.level), one.words) for one in found] == told
+    assert [(str(one.level), one.message) for one in found] == told

@@ -68,7 +68,7 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.usefixtures("account")
 def test_a_pod_asks_by_its_account_in_its_own_namespace() -> None:
     cluster = Cluster()
-    assert (cluster.context, cluster.namespace, cluster.words()) == (None, "n", "namespace n")
+    assert (cluster.context, cluster.namespace, cluster.description()) == (None, "n", "namespace n")
     assert cluster.listed("Job", {"a": "b"}) == []
     cluster.patch("Pod", "p", {"status": {}}, subresource="status")
     (get, path, headers, _), (patch, changed, sent, content) = Server.asked

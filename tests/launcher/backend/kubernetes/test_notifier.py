@@ -38,7 +38,7 @@ class There:
         self.fails: LauncherError | None = None
         self.overtaken = 0
 
-    def words(self) -> str:
+    def description(self) -> str:
         return "namespace n"
 
     def now(self) -> float:

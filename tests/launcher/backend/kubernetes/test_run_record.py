@@ -65,7 +65,7 @@ class WithRecord:
         assert (kind, name) == ("ConfigMap", "digits-record")
         return self.record
 
-    def words(self) -> str:
+    def description(self) -> str:
         return "namespace team"
 
 

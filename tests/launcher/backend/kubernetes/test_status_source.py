@@ -75,7 +75,7 @@ class Losing:
     def get(self, *_: str) -> None:
         return None
 
-    def words(self) -> str:
+    def description(self) -> str:
         return ""
 
     def now(self) -> float:

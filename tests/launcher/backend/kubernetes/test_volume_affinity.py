@@ -192,7 +192,7 @@ def test_tensorboard_and_an_evaluator_that_wait_for_each_other_are_let_go_once_t
 
 def await_board(listed: dict[str, Callable[[], list[dict[str, Any]]]], patch: Callable[..., None], board: object = None) -> None:
     """Wait for the TensorBoard of a cluster that lists this, and has `board` as its Deployment."""
-    cluster = SimpleNamespace(listed=lambda kind, _: list(listed[kind]()), patch=patch, get=lambda *_: board, words=lambda: "mine")
+    cluster = SimpleNamespace(listed=lambda kind, _: list(listed[kind]()), patch=patch, get=lambda *_: board, description=lambda: "mine")
     port_forward.await_board(cast("Cluster", cluster), "digits")
 
 
