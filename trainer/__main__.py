@@ -45,7 +45,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # end, and is killed then, which counts, where its exit code would be that of one that somebody has merely deleted.
 _STOP_SECONDS = "TRAINER_STOP_SECONDS"
 _MAX_STOP = 60
-_LINGER = 1.0  # seconds; an engine on this machine reads a line of output in some milliseconds
+_EXIT_DELAY = 1.0  # seconds; an engine on this machine reads a line of output in some milliseconds
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return ExitCode.WRONG_CONFIGURATION
     code = _run(options, command)
-    _linger(code, time.monotonic())
+    _delay_exit(code, time.monotonic())
     return code
 
 
@@ -80,7 +80,7 @@ def _wait_stop(code: int, reported: dict[str, tuple[float, str]], stop_seconds: 
         time.sleep(max(0.0, asked_at + stop_seconds - time.monotonic()))
 
 
-def _linger(code: int, reported_at: float) -> None:
+def _delay_exit(code: int, reported_at: float) -> None:
     """Wait until a moment after `reported_at` where a container would only fail again; a request to stop ends that.
 
     Its engine would start it again at once, unless anyone who reads why it failed is faster and tells the engine not to.
@@ -91,7 +91,7 @@ def _linger(code: int, reported_at: float) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # the exit code is to say what was wrong
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    signal.sigtimedwait(_STOP_SIGNALS, max(0.0, reported_at + _LINGER - time.monotonic()))
+    signal.sigtimedwait(_STOP_SIGNALS, max(0.0, reported_at + _EXIT_DELAY - time.monotonic()))
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
@@ -171,7 +171,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         run_state.mark_ended(settings, why)
     _wait_stop(code, reported, stop_seconds)
     if "stopping" not in reported:  # a request to stop has reached its engine too, which waits for it
-        _linger(code, failed_at)
+        _delay_exit(code, failed_at)
     # Not by sys.exit: a look-up of a name may hang in a thread, and a stdout that nobody reads would change the code.
     with contextlib.suppress(OSError):
         sys.stdout.flush()

@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 from trainer import scratch
 from trainer.child import Child
-from trainer.ending import FAILED, LINGER, RUNNING, SUCCEEDED, Callbacks, Follower, Leader, Member, Status
+from trainer.ending import DRAIN_TIMEOUT, FAILED, RUNNING, SUCCEEDED, Callbacks, Follower, Leader, Member, Status
 from trainer.event_loop import EventLoop, Timer
 from trainer.events import FORWARDED, Event, listed
 from trainer.exit_codes import SIGNAL_BASE, ExitCode
@@ -90,7 +90,7 @@ class _Parent:
         self._leader: Leader | None = None
         self._follower: Follower | None = None
         self._succeeded = False  # the run has, however this task ends now
-        self._exiting = False  # it has ended, and lingers for others
+        self._exiting = False  # it has ended, and stays until others know
 
     def run(self) -> int:
         """Run until the task has ended."""
@@ -280,7 +280,7 @@ class _Parent:
         elif self._follower is not None and not restarted and not self._succeeded:
             self._follower.has_ended(FAILED if code else SUCCEEDED)
             if code or not self._member.waits or self._stopping:
-                self._notify_leader(time.monotonic() + LINGER)
+                self._notify_leader(time.monotonic() + DRAIN_TIMEOUT)
         else:
             self._loop.stop()
 
@@ -372,7 +372,7 @@ class _Parent:
             self._loop.call_later(self._job.timeouts.after_success, lambda: self._child.kill("the run has succeeded"))
 
     def _exit_soon(self) -> None:
-        """Linger only until others know of the end: it is asked to stop when it has ended."""
+        """Stay only until others know of the end: it is asked to stop when it has ended."""
         unfinished = self._member.waits if self._leader is None else not self._leader.complete
         if self._exit_code == ExitCode.DONE and unfinished and not self._succeeded:
             self._exit_stopped()

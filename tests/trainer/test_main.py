@@ -189,7 +189,7 @@ def test_the_parent_is_small_and_quick() -> None:
 IN_A_CONTAINER = """
 import os, sys
 import trainer.__main__ as trainer
-os.getppid, trainer._LINGER = lambda: 1, 60
+os.getppid, trainer._EXIT_DELAY = lambda: 1, 60
 sys.exit(trainer.main())
 """
 

@@ -21,7 +21,7 @@ from trainer.workloads.protocol import Shard, Workload
 
 # Seconds that a task stays when all is done: another may still be reading from it. The first one leads the runtime, and
 # stays as long again.
-_LINGER = 0.3
+_CLOSE_DELAY = 0.3
 # Numbers that tasks exchange between steps: vectors of TensorFlow's collective of one kind are of one size.
 _CONTROL_NUMBERS = 3
 
@@ -123,7 +123,7 @@ class LocalSession(Session):
         # lost in the middle of its work; nobody leaves before the second, and whom that one loses is done.
         with suppress(PeerLostError):
             self._all_reduce.barrier()
-        time.sleep(2 * _LINGER if self.is_chief else _LINGER)
+        time.sleep(2 * _CLOSE_DELAY if self.is_chief else _CLOSE_DELAY)
         self._all_reduce.close()
 
     def _make_call(self) -> Any:

@@ -304,8 +304,8 @@ _STATES: dict[str, Callable[[Object, Object], State]] = {
 def _reason(pod: Object, phase: str, found: Diagnosis | None, now: float) -> str:
     init_statuses = pod.get("status", {}).get("initContainerStatuses") or ()
     if phase == "Running" and _terminated(pod) and (left := [one["name"] for one in init_statuses if "running" in one.get("state", {})]):
-        words = f"{found.message}; " if found else ""
-        return f"{words}its sidecar{'s' * (len(left) > 1)} {', '.join(left)} {'have' if len(left) > 1 else 'has'} not ended yet"
+        cause = f"{found.message}; " if found else ""
+        return f"{cause}its sidecar{'s' * (len(left) > 1)} {', '.join(left)} {'have' if len(left) > 1 else 'has'} not ended yet"
     if found is None:
         return "is being stopped" if phase == "Running" and pod["metadata"].get("deletionTimestamp") else ""
     created = seconds(pod["metadata"].get("creationTimestamp"))

@@ -42,8 +42,8 @@ def of_pod(
         return _of_affinity(pod, pods, message, leader_completed=leader_completed)
     held = [event for event in diagnosis.attaching(events) if _ATTACHED.search(str(event.get("message", "")))]
     found = [_attached(pod, pods, claims, event) for event in held]
-    message, remedies = ("; ".join(dict.fromkeys(one[part] for one in found)) for part in (0, 1))
-    return Diagnosis("storage", message, remedies) if found else None
+    messages, remedies = ("; ".join(dict.fromkeys(one[part] for one in found)) for part in (0, 1))
+    return Diagnosis("storage", messages, remedies) if found else None
 
 
 def waits_for_none(pod: Object, pods: Iterable[Object]) -> bool:
