@@ -25,7 +25,7 @@ EXAMPLES = (
     ("launcher status mnist --json | jq -r '.tasks[] | select(.restarts != []) | .name'", "the tasks that were restarted"),
 )
 WATCH_INTERVAL = 1.0
-UNATTENDED = "none; only a launcher that watches (`up`, `wait`) releases pods of lost nodes, and ends a run that fails or never starts"
+UNATTENDED = "none; only a launcher that watches (`up`, `wait`) replaces pods of lost nodes, and ends a run that fails or never starts"
 
 
 def status(

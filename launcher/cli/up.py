@@ -123,7 +123,7 @@ def _unwatched(spec: "ClusterSpec", wait: str) -> Iterator[str]:
     """Yield what nobody does for a run on Kubernetes that no launcher watches; nothing where it has an attendant."""
     if spec.kubernetes.attendant is not None:
         return
-    yield f"nobody watches it: pods of a lost node stay until `{wait}` releases them, which also ends a run that fails or never starts; see kubernetes.attendant"
+    yield f"nobody watches it: pods of a lost node stay until `{wait}` replaces them, which also ends a run that fails or never starts; see kubernetes.attendant"
     if spec.kubernetes.ttl is not None:
         unknown = f"unless a launcher looks before that, or within the hour for which the cluster has its events, its end will be unknown: `{wait}` records it"
         read = "how it ended is read from its volume afterwards" if spec.train is not None else unknown

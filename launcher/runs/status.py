@@ -141,7 +141,7 @@ class RunStatus:
     data_lost: Loss | None = None
     user: str = ""  # who started it, where several may
     mine: bool = True  # not where that is known to be somebody else
-    attended: bool = True  # not where only a launcher that watches does what its backend does not, such as releasing pods of lost nodes
+    attended: bool = True  # not where only a launcher that watches does what its backend does not, such as replacing pods of lost nodes
     notified: tuple[str, ...] = ()  # the outcome of each message to people
     missing: tuple[str, ...] = ()  # objects of the run that somebody has deleted or hidden, as their backend names them
 

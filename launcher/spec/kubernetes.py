@@ -205,7 +205,7 @@ class Kubernetes(Section):
     helper: Helper = Field(default_factory=Helper, description="The launcher's own pods.")
     attendant: Annotated[Attendant | None, BeforeValidator(_attendant, json_schema_input_type=Attendant | bool)] = Field(
         None,
-        description="Whether one more pod releases pods of lost nodes, ends what remains of the run, and keeps how it ended, when no launcher watches; "
+        description="Whether one more pod replaces pods of lost nodes, ends what remains of the run, and keeps how it ended, when no launcher watches; "
         "a mapping has its settings.",
     )
     one_node: bool = Field(

@@ -208,7 +208,7 @@ class KubernetesBackend:
         return run_record.spec(self._cluster(name).get("ConfigMap", run_record.name_of(name)))
 
     def reconcile(self, name: str) -> list[str]:
-        """Release pods on lost nodes, end a run that does not start in time, let a failed run's nodes go."""
+        """Mark pods of lost nodes as failed, end a run that does not start in time, let a failed run's nodes go."""
         known = self._watched(name)
         notes: list[str] = []
         try:
@@ -355,7 +355,7 @@ class KubernetesBackend:
             # Without Jobs it has only begun to start, or nothing is left to stop.
             before = status if known.watcher.snapshot.jobs or (status.state is State.PENDING and not reserved) else None
         if not reserved:
-            run_record.free(known.cluster, name)
+            run_record.revoke(known.cluster, name)
         self._stopping.append(name)
         try:
             logs = PodLogs(known.cluster, self._log_directory(known.cluster, name))

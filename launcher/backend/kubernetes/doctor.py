@@ -59,7 +59,7 @@ _OPTIONAL = {
     "pods/portforward": "`launcher tensorboard` does not work",
     "jobsets": "no run with kubernetes.gang starts, and a failure counts as final while the JobSet starts the run again",
     "workloads": "`status` does not show why a queue does not admit a run",
-    "pods/status": "tasks of a lost node wait until somebody else releases their pods",
+    "pods/status": "tasks of a lost node wait until somebody else marks their pods as failed",
     "resourcequotas": "`launcher doctor` does not see quotas",
     "events": "`status` does not show why pods wait",
 }

@@ -1,6 +1,6 @@
 """The work that a launcher does for a run on Kubernetes while it watches.
 
-It releases pods of lost nodes, suspends runs that failed or never start, and ends the Jobs that a run leaves when it has succeeded.
+It marks pods of lost nodes as failed, suspends runs that failed or never start, and ends the Jobs that a run leaves when it has succeeded.
 """
 
 import time
@@ -17,7 +17,7 @@ from launcher.timestamps import seconds
 from trainer.exit_codes import ExitCode
 
 _FIRST_PODS_WITHIN = 120.0  # seconds after a Job's start in which its first pods are made, of a thousand too
-RELEASE = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its node was lost; released by the launcher"}}
+NODE_LOST_STATUS = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its node was lost; marked as failed by the launcher"}}
 
 
 def lost(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[Object]:
@@ -33,10 +33,10 @@ def lost(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[Objec
     deleted = [(pod, now - since >= lost_after) for pod in pods if (since := deleted_since(pod)) is not None]
     silent = {node_of(pod) for pod, due in deleted if due and diagnosis.is_silent(pod)}
     found = [pod for pod, due in deleted if due or (diagnosis.is_silent(pod) and node_of(pod) in silent)]
-    return sorted(found, key=_release_order)
+    return sorted(found, key=_volume_first)
 
 
-def _release_order(pod: Object) -> tuple[bool, bool]:
+def _volume_first(pod: Object) -> tuple[bool, bool]:
     labels = pod["metadata"].get("labels") or {}
     return VOLUME_LABEL not in labels, CLUSTER_LABEL in labels
 
@@ -140,7 +140,7 @@ class Reconciler:
         yield from self._problems(status)
         for pod in lost(snapshot, self._cluster.now(), self._lost_after):
             if pod["metadata"]["uid"] not in self._done and self._is_as_seen(pod):
-                message = self._release(pod)
+                message = self._fail_lost_pod(pod)
                 self._done.add(pod["metadata"]["uid"])  # once done: a cluster that was away meanwhile is asked again
                 yield message
         if status.state is State.FAILED:
@@ -166,15 +166,15 @@ class Reconciler:
         there = self._cluster.get("Pod", pod["metadata"]["name"])
         return there is not None and there["metadata"].get("resourceVersion") == pod["metadata"].get("resourceVersion")
 
-    def _release(self, pod: Object) -> str:
+    def _fail_lost_pod(self, pod: Object) -> str:
         name, node = pod["metadata"]["name"], node_of(pod)
         command = f'kubectl patch pod {name} -n {self._cluster.namespace} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
         try:
-            self._cluster.patch("Pod", name, RELEASE, subresource="status")
+            self._cluster.patch("Pod", name, NODE_LOST_STATUS, subresource="status")
         except ForbiddenError:
             # Once: a user with the permission learns what to do, and one who watches need not read it again every second.
-            return f"{task_of(pod)} is stuck on the lost node {node}, and you lack permission to release its pod. Somebody who may change pods/status can run: {command}"
-        return f"{task_of(pod)}: the node {node} is lost; its pod {name} was released, and is replaced"
+            return f"{task_of(pod)} is stuck on the lost node {node}, and you lack permission to mark its pod as failed. Somebody who may change pods/status can run: {command}"
+        return f"{task_of(pod)}: the node {node} is lost; its pod {name} was marked as failed, and is replaced"
 
     def _suspend_jobs(self, snapshot: ClusterSnapshot) -> Iterator[str]:
         """Suspend what still works of a failed run: its pods end, its Jobs stay to tell how they were.

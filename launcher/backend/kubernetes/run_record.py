@@ -151,7 +151,7 @@ def release(cluster: Cluster, lease: StartLease) -> None:
             raise  # else it was released by a request of ours that was not answered
 
 
-def free(cluster: Cluster, run: str) -> None:
+def revoke(cluster: Cluster, run: str) -> None:
     """Revoke the lease of the launcher that starts the run, because the run is being stopped."""
     if _STARTING in _annotations(cluster.get("ConfigMap", name_of(run))):
         cleared = {"metadata": {"annotations": {_STARTING: None}}, "data": {_START: None}}

@@ -22,7 +22,7 @@ _ELSEWHERE = re.compile(r"volume node affinity conflict|match PersistentVolume's
 _AFFINITY_UNMET = "match pod affinity rules"
 _ATTACHED = re.compile(r"[Mm]ulti-?[Aa]ttach error")
 _USED_BY = re.compile(r"already used by pod\(s\) (.+)")
-_RELEASE = 'kubectl patch pod {0} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
+_MARK_FAILED = 'kubectl patch pod {0} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
 
 
 def of_pod(
@@ -87,7 +87,7 @@ def _of_affinity(pod: Object, pods: Sequence[Object], message: str, *, leader_co
         return Diagnosis(
             "storage",
             f"the run's volume ties it to the node {_node(held)}, which is lost: the pod {name} still counts there",
-            f"`launcher wait` releases that pod; or: {_RELEASE.format(name)}",
+            f"`launcher wait` marks that pod as failed; or: {_MARK_FAILED.format(name)}",
         )
     if not there and leader_completed:
         return Diagnosis(

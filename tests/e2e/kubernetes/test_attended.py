@@ -113,4 +113,4 @@ def test_a_run_with_an_attendant_outlives_the_nodes_of_all_its_tasks_and_of_the_
     left = [pod["metadata"]["name"] for pod in namespace.objects("Pod", run.name) if pod["status"]["phase"] in {"Pending", "Running"}]
     assert left == []  # no node stays occupied
     held = [task for task, pod in alone.pods().items() if pod["spec"].get("nodeName") in off and pod["metadata"].get("deletionTimestamp")]
-    assert held  # nobody releases these
+    assert held  # nobody marks these as failed

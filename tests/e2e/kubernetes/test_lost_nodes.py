@@ -225,7 +225,7 @@ def go_on_without(node: str, runs: tuple[Run, Run], meanwhile: Callable[[str], N
             written = said_to_its_end(watcher, 20)
             for (of, task), old in lost.items():
                 name = old["metadata"]["name"]
-                assert of is not run or f"{task}: the node {node} is lost; its pod {name} was released, and is replaced" in written
+                assert of is not run or f"{task}: the node {node} is lost; its pod {name} was marked as failed, and is replaced" in written
             # The chief's board is on its node, and would keep it there.
             board = f"tensorboard-0: the node {node} is lost; its pod {run.name}-tensorboard-"
             assert run is not served or (run, "chief") not in lost or board in written

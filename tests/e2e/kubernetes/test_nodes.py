@@ -127,5 +127,5 @@ def test_a_pod_moved_off_a_node_that_answers_has_time_to_save_whatever_our_clock
         up.kill()
         launcher("down", "moved", "--now", "--delete-data", "--yes")
     assert up.returncode == 0, written
-    assert "released" not in written
+    assert "marked as failed" not in written
     assert "saved" in written

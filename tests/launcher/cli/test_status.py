@@ -15,7 +15,7 @@ def test_a_run_whose_loss_is_nan_is_shown_again_only_where_something_has_changed
 def test_a_run_on_which_nobody_attends_says_what_nobody_does() -> None:
     run = RunStatus("toy", "kubernetes", State.RUNNING)
     assert "attendant" not in dict(_facts(run))
-    assert "releases pods of lost nodes" in dict(_facts(dataclasses.replace(run, attended=False)))["attendant"]
+    assert "replaces pods of lost nodes" in dict(_facts(dataclasses.replace(run, attended=False)))["attendant"]
 
 
 def test_saves_that_fail_are_told_with_path_and_room_and_until_when_they_are_tried() -> None:

@@ -314,6 +314,6 @@ def test_a_detached_run_on_a_cluster_is_told_what_nobody_does_unless_it_has_an_a
         return list(_unwatched(ClusterSpec.model_validate({**head, "kubernetes": options}), "launcher wait toy"))
 
     (lost,) = told()
-    assert "pods of a lost node stay until `launcher wait toy` releases them" in lost
+    assert "pods of a lost node stay until `launcher wait toy` replaces them" in lost
     assert [words.split(" deletes")[0] for words in told(ttl="1h")[1:]] == ["kubernetes.ttl"]
     assert told(attendant=True, ttl="1h") == []

@@ -1,4 +1,4 @@
-"""Which pods are released, and which run is ended because it never started."""
+"""Which pods are marked as failed, and which run is ended because it never started."""
 
 import dataclasses
 import time
@@ -30,7 +30,7 @@ def pod(
     return {"metadata": head, "spec": {"nodeName": "node-1"}, "status": {"phase": phase, "conditions": conditions}}
 
 
-def test_a_pod_on_a_lost_node_is_released_some_time_after_kubernetes_deleted_it() -> None:
+def test_a_pod_on_a_lost_node_is_marked_as_failed_some_time_after_kubernetes_deleted_it() -> None:
     seen = ClusterSnapshot("digits", (), [pod()])
     assert lost(seen, NOW, 60) == [pod()]  # deleted at 00:09:00, to be gone by 00:09:30
     assert lost(seen, NOW, 61) == []
@@ -45,13 +45,13 @@ def moved_off(ready: str) -> dict[str, Any]:
     return made
 
 
-def test_a_pod_whose_node_may_answer_is_released_only_when_its_grace_period_is_long_over() -> None:
+def test_a_pod_whose_node_may_answer_is_marked_as_failed_only_when_its_grace_period_is_long_over() -> None:
     tainted = moved_off("False")
     assert lost(ClusterSnapshot("digits", (), [tainted]), NOW, 30) == [tainted]  # it should have been gone by 00:09:30
     assert lost(ClusterSnapshot("digits", (), [tainted]), NOW, 31) == []
 
 
-def test_a_pod_whose_node_answers_is_never_released() -> None:
+def test_a_pod_whose_node_answers_is_never_marked_as_failed() -> None:
     saving, beside, well = moved_off("True"), moved_off("False"), pod(deleted=None)
     well["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
     assert lost(ClusterSnapshot("digits", (), [saving]), NOW + 600, 0) == []
@@ -60,7 +60,7 @@ def test_a_pod_whose_node_answers_is_never_released() -> None:
     assert lost(ClusterSnapshot("digits", (), [beside, well]), NOW + 600, 0) == [beside]
 
 
-def test_the_pods_of_a_silent_node_are_released_together_those_of_the_volume_first() -> None:
+def test_the_pods_of_a_silent_node_are_marked_as_failed_together_those_of_the_volume_first() -> None:
     later, elsewhere, board = pod(deleted="2026-01-01T00:09:31Z"), pod(deleted="2026-01-01T00:09:31Z"), pod(deleted="2026-01-01T00:09:31Z")
     elsewhere["spec"]["nodeName"] = "node-2"
     board["metadata"]["labels"]["tf-launcher/volume"] = "digits"
@@ -166,7 +166,7 @@ class AwayOnce:
     patched = 0
 
     def now(self) -> float:
-        """Return a time by which what is here was released."""
+        """Return a time by which what is here was marked as failed."""
         return NOW
 
     def get(self, *_: str) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def test_what_a_cluster_that_was_away_could_not_do_is_done_later() -> None:
     with pytest.raises(AwayError):
         list(reconciler.reconcile(seen, status(State.RUNNING)))
     (told,) = reconciler.reconcile(seen, status(State.RUNNING))
-    assert "was released" in told
+    assert "was marked as failed" in told
     assert list(reconciler.reconcile(seen, status(State.RUNNING))) == []
     assert cluster.patched == 2
 
@@ -197,7 +197,7 @@ class Refusing:
     namespace = "team-a"
 
     def now(self) -> float:
-        """Return a time by which what is here was released."""
+        """Return a time by which what is here was marked as failed."""
         return NOW
 
     def get(self, *_: str) -> dict[str, Any]:
@@ -214,13 +214,13 @@ def test_who_may_not_give_a_pod_up_is_told_the_command_once() -> None:
     seen = ClusterSnapshot("digits", (), [pod()])
     (told,) = reconciler.reconcile(seen, status(State.RUNNING))
     assert told.startswith(
-        "worker-0 is stuck on the lost node node-1, and you lack permission to release its pod. Somebody who may change pods/status can run: kubectl patch pod"
+        "worker-0 is stuck on the lost node node-1, and you lack permission to mark its pod as failed. Somebody who may change pods/status can run: kubectl patch pod"
     )
     assert told.endswith("""digits-worker-0-abc -n team-a --subresource=status --type=merge -p '{"status":{"phase":"Failed"}}'""")
     assert list(reconciler.reconcile(seen, status(State.RUNNING))) == []
 
 
-def test_a_pod_that_has_changed_since_it_was_seen_is_not_released() -> None:
+def test_a_pod_that_has_changed_since_it_was_seen_is_not_marked_as_failed() -> None:
     """Its node may answer again: two chiefs would share one volume."""
     there = pod()
     there["metadata"]["resourceVersion"] = "8"

@@ -1,4 +1,4 @@
-"""Which pods of a run tell how it is, and in which order those on a lost node are released."""
+"""Which pods of a run tell how it is, and in which order those of a lost node are marked as failed."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ def names(pods: list[dict[str, Any]]) -> list[str]:
     return [one["metadata"]["name"] for one in pods]
 
 
-def test_what_holds_the_chief_to_a_lost_node_is_released_before_it() -> None:
+def test_what_holds_the_chief_to_a_lost_node_is_marked_as_failed_before_it() -> None:
     chief = pod("chief", "tf-launcher/cluster", "tf-launcher/volume", deleted=True)
     board = pod("tensorboard", "tf-launcher/volume", deleted=True)
     seen = status_source.relevant_pods([chief, pod("worker", "tf-launcher/cluster"), board, pod("housekeeping")])
