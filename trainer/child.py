@@ -79,7 +79,7 @@ class Child:
         raised = tracebacks.last(self._output.tail)
         return (raised.line, raised.fingerprint) if raised else ("", "")
 
-    def announce_stop(self) -> None:
+    def notify_stop(self) -> None:
         """Tell a server that it is to stop: a ps when its chief has saved, a worker soon."""
         if self.pid is not None:
             os.kill(self.pid, signal.SIGURG)

@@ -430,7 +430,7 @@ class _Parent:
 
     def _terminate_after_chief(self, address: str) -> None:
         """Stop a server once its chief, which saves its state, is gone."""
-        self._child.announce_stop()
+        self._child.notify_stop()
         self._loop.call_later(self._job.timeouts.serve_on, self._child.terminate)
         AddressWatch(self._loop, self._prober, [address], timeout=_CHIEF_TIMEOUT, timed_out=lambda _reason: self._child.terminate())
 

@@ -35,13 +35,13 @@ def register() -> None:
         writing = _open(os.path.join(directory, STACKS))  # noqa: PTH118 - pathlib would be imported before every program
         os.set_blocking(writing, True)  # what is longer than the pipe waits for the parent
         faulthandler.register(stack_signal(), file=writing, all_threads=True)
-        _announce(directory, writing)
-        os.register_at_fork(after_in_child=lambda: _announce(directory, writing))
+        _publish(directory, writing)
+        os.register_at_fork(after_in_child=lambda: _publish(directory, writing))
     except Exception:  # noqa: BLE001, S110 - the program runs without
         pass
 
 
-def _announce(directory: str, writing: int) -> None:
+def _publish(directory: str, writing: int) -> None:
     try:
         pipe = _open(os.path.join(directory, REGISTERED))  # noqa: PTH118 - see above
         try:

@@ -37,15 +37,15 @@ def exit_code(return_code: int) -> int:
     return return_code if return_code >= 0 else 128 - return_code
 
 
-def decide(code: int, *, counted: int, max_restarts: int, when: RestartWhen = "on_failure") -> RestartDecision:
-    """Return what follows from `code` when `counted` restarts were used up before.
+def decide(code: int, *, restarts_used: int, max_restarts: int, when: RestartWhen = "on_failure") -> RestartDecision:
+    """Return what follows from `code` when `restarts_used` were used up before.
 
     `when` is the role's `restart`; a backend may pass another value for tasks that run under the trainer's parent.
     """
     if when == "exit_code" and 0 < code < SIGNAL_BASE:
         return RestartDecision.FAIL
     follows = _BY_CODE.get(code, RestartDecision.RESTART)
-    return RestartDecision.FAIL if follows is RestartDecision.RESTART and counted >= max_restarts else follows
+    return RestartDecision.FAIL if follows is RestartDecision.RESTART and restarts_used >= max_restarts else follows
 
 
 def delay(previous: float, *, ran_for: float) -> float:

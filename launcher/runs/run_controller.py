@@ -93,13 +93,13 @@ class ControlledTask(ABC):
         """See to it that nothing else starts it again either."""
 
     @property
-    def stays_stopped(self) -> bool:
+    def cannot_restart(self) -> bool:
         """Whether nothing restarts it once it has ended; else it must still be stopped."""
         return True
 
     def decide_by_rule(self, code: int, when: RestartWhen) -> RestartDecision:
         """Return what follows from this exit where the task is started again after these."""
-        return restart_policy.decide(code, counted=self.tracker.counted, max_restarts=self.task.restart.max_restarts, when=when)
+        return restart_policy.decide(code, restarts_used=self.tracker.restarts_used, max_restarts=self.task.restart.max_restarts, when=when)
 
     def restart_later(self, cause: str, *, counts: bool) -> None:
         """Note a restart and its cause; it is due after the back-off."""
@@ -454,7 +454,7 @@ class RunController:
             return ending is not None
         if ending.stop_groups or any(task.running or task.restart_at is not None for task in self._tasks.values()):
             return False
-        restartable = [task for task in self._tasks.values() if not task.stays_stopped]
+        restartable = [task for task in self._tasks.values() if not task.cannot_restart]
         for task in restartable:
             task.stop(ending.grace)
         return not restartable

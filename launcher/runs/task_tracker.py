@@ -38,23 +38,23 @@ class TaskTracker:
     stall: Stall = field(default_factory=Stall)
     _start: Start = field(default_factory=Start)
     _left: int | None = None  # restarts in place that its parent may still make
-    _counted: int = 0  # restarts that count, up to the present process
+    _used_before: int = 0  # restarts that count, up to the present process
     _in_place: int = 0  # those of the present process, which starts its child again by itself
 
     @property
-    def counted(self) -> int:
+    def restarts_used(self) -> int:
         """How many restarts count against the limit."""
-        return self._counted + self._in_place
+        return self._used_before + self._in_place
 
     @property
     def used_up(self) -> bool:
         """Whether no restart that counts is left."""
-        return self.limit is not None and self.counted >= self.limit
+        return self.limit is not None and self.restarts_used >= self.limit
 
     @property
     def restarts_left(self) -> int | None:
         """How many restarts that count are left, of the task's and of its present process's; None where neither is known."""
-        own = None if self.limit is None else max(0, self.limit - self.counted)
+        own = None if self.limit is None else max(0, self.limit - self.restarts_used)
         return min((left for left in (own, self._left) if left is not None), default=None)
 
     def began(self) -> None:
@@ -135,7 +135,7 @@ class TaskTracker:
     def _restarted(self, at: float, cause: str, *, counts: bool) -> None:
         """Note that its process, or what it runs in, was replaced: what that counted itself is over."""
         self.restarts.append(Restart(at, len(self.restarts) + 1, self.code, cause))
-        self._counted, self._in_place = self.counted + counts, 0
+        self._used_before, self._in_place = self.restarts_used + counts, 0
 
     def _restarts_in_place(self, event: Event) -> None:
         cause = cause_with_output(event, self.last)

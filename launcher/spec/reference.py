@@ -132,15 +132,15 @@ def _default(value: Any) -> str:
 def _workload(name: str) -> str:
     entry = CATALOG[name]
     chosen = entry.defaults.model_dump(exclude_unset=True, exclude={"workload"})
-    defaults = ", ".join(f"`{path}: {value}`" for path, value in _flat(chosen))
+    defaults = ", ".join(f"`{path}: {value}`" for path, value in _flatten(chosen))
     about = f"Defaults: {defaults}." if defaults else f"A program: strategy {_code(entry.strategies)}."
     return f"### `{name}`\n\n{entry.summary}. {about}\n\n{_table(entry.params)}"
 
 
-def _flat(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{path}{key}.")
+            yield from _flatten(value, f"{path}{key}.")
         else:
             yield f"{path}{key}", value
 

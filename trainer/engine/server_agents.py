@@ -51,7 +51,7 @@ class ServerAgentSession(AgentSession):
         with translate_peer_errors():
             with tf.device(_CHIEF):
                 super().__init__(agent, job, stopped)
-            self._packs = packing.lay_out(self.model.trainable_variables, connection.servers, flat=True)
+            self._packs = packing.lay_out(self.model.trainable_variables, connection.servers, flattened=True)
             self._published = [self._server_variable(pack) for pack in self._packs]
         self._players = count()
         self._call = self._make_call()

@@ -75,7 +75,7 @@ class KerasSteps:
                 f"{self._name}: {step} returned {type(logs).__name__}; expected a dict of names and numbers: "
                 "return {metric.name: metric.result() for metric in self.metrics}"
             )
-        measured = dict(_flat(logs))
+        measured = dict(_flatten(logs))
         if "loss" not in measured:
             raise WorkloadError(
                 f'{self._name}: {step} returned {", ".join(measured) or "nothing"}, and no loss; let it return {{"loss": ..., ...}}'
@@ -83,10 +83,10 @@ class KerasSteps:
         return {"loss": measured.pop("loss"), **measured}
 
 
-def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, tf.Tensor]]:
+def _flatten(logs: Mapping[str, Any]) -> Iterator[tuple[str, tf.Tensor]]:
     """Yield names and float32 scalars, also of the dicts that some metrics have as results, as `fit` does."""
     for name, value in logs.items():
         if isinstance(value, Mapping):
-            yield from _flat(value)
+            yield from _flatten(value)
         else:
             yield str(name), tf.reduce_mean(tf.cast(value, tf.float32))

@@ -25,7 +25,7 @@ SLEEPS = {"command": ["sleep", "1000"]}
 SERVERS = {"strategy": "parameter_server", "roles": {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 1}}}
 
 
-def stays_stopped(there: Kept) -> bool:
+def nothing_restarts(there: Kept) -> bool:
     """Return whether nothing of a run's containers runs, nor comes back with the engine."""
     found = [there.run.inspect(task) for task in there.run.tasks()]
     assert found
@@ -49,7 +49,7 @@ def test_a_run_that_is_late_is_ended(spec: dict[str, Any], reason: str, tmp_path
     with kept(tmp_path, **spec) as there:
         status = there.ended()
         assert (status.state, status.reason[: len(reason)]) == (State.FAILED, reason)
-        assert stays_stopped(there)
+        assert nothing_restarts(there)
 
 
 @pytest.mark.parametrize("own", [{}, {"supervise": True}, {"supervise": False}], ids=["our image", "no trainer in it", "no parent"])
@@ -62,7 +62,7 @@ def test_what_fails_too_often_fails_for_good(tmp_path: Path, image: Built, own: 
         assert "chief failed on attempt 2 (exit code 7)" in status.reason
         assert there.of.layout.log("chief").read_text().count("so many times") == 2
         assert len(status.tasks[0].restarts) == 1
-        assert stays_stopped(there)
+        assert nothing_restarts(there)
 
 
 def test_an_image_without_python_fails_at_once_and_the_field_for_it_named(tmp_path: Path, image: Built) -> None:
@@ -71,7 +71,7 @@ def test_an_image_without_python_fails_at_once_and_the_field_for_it_named(tmp_pa
         assert status.state is State.FAILED
         assert "its image has no python3" in status.reason
         assert "`supervise: false`" in status.tasks[0].remedy
-        assert stays_stopped(there)
+        assert nothing_restarts(there)
 
 
 def test_a_task_that_may_not_be_started_again_is_not(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_task_that_may_not_be_started_again_is_not(tmp_path: Path) -> None:
         status = there.ended()
         assert (status.state, status.reason[:28]) == (State.FAILED, "chief failed on attempt 1 (e")
         assert status.tasks[0].exit_code == 137
-        assert stays_stopped(there)
+        assert nothing_restarts(there)
 
 
 def test_a_container_that_somebody_removes_is_the_end_of_the_run(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_container_that_somebody_removes_is_the_end_of_the_run(tmp_path: Path)
         status = there.ended()
         assert (status.state, status.reason) == (State.FAILED, "the container of worker-1 was removed")
         assert there.run.tasks() == ["worker-0"]
-        assert stays_stopped(there)
+        assert nothing_restarts(there)
 
 
 def test_servers_are_let_go_when_the_work_is_done(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_servers_are_let_go_when_the_work_is_done(tmp_path: Path) -> None:
         assert (status.state, status.reason) == (State.SUCCEEDED, "")
         # Whether their parents have heard of the end or the supervisor has stopped them first.
         assert {task.name: task.state for task in status.tasks} == dict.fromkeys(("chief", "worker-0", "ps-0"), State.SUCCEEDED)
-        assert stays_stopped(there)
+        assert nothing_restarts(there)
 
 
 def test_a_launcher_in_the_foreground_that_is_gone_takes_its_run_along(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from launcher.runs.restart_policy import RestartDecision
 
 
 @pytest.mark.parametrize(
-    "code, counted, expected",
+    "code, restarts_used, expected",
     [
         (0, 0, RestartDecision.DONE),
         (2, 0, RestartDecision.FAIL),
@@ -18,15 +18,15 @@ from launcher.runs.restart_policy import RestartDecision
         (137, 3, RestartDecision.FAIL),
     ],
 )
-def test_decide(code: int, counted: int, expected: RestartDecision) -> None:
-    assert restart_policy.decide(code, counted=counted, max_restarts=3) is expected
+def test_decide(code: int, restarts_used: int, expected: RestartDecision) -> None:
+    assert restart_policy.decide(code, restarts_used=restarts_used, max_restarts=3) is expected
 
 
 @pytest.mark.parametrize(
     "code, expected", [(0, RestartDecision.DONE), (1, RestartDecision.FAIL), (75, RestartDecision.FAIL), (137, RestartDecision.RESTART)]
 )
 def test_exit_code_makes_codes_below_those_of_signals_final(code: int, expected: RestartDecision) -> None:
-    assert restart_policy.decide(code, counted=0, max_restarts=3, when="exit_code") is expected
+    assert restart_policy.decide(code, restarts_used=0, max_restarts=3, when="exit_code") is expected
 
 
 def test_signals_are_told_as_shells_do() -> None:

@@ -25,7 +25,7 @@ class Pack:
     members: tuple[int, ...]  # positions in model.trainable_variables
     shapes: tuple[tuple[int, ...], ...]
     dtype: str
-    flat: bool
+    flattened: bool
 
     @property
     def sizes(self) -> list[int]:
@@ -34,19 +34,19 @@ class Pack:
 
     def join(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the pack's tensor made of one tensor a member."""
-        return tf.concat([tf.reshape(v, [-1]) for v in values], 0) if self.flat else values[0]
+        return tf.concat([tf.reshape(v, [-1]) for v in values], 0) if self.flattened else values[0]
 
     def split(self, value: tf.Tensor) -> list[tf.Tensor]:
         """Return one tensor a member made of the pack's tensor."""
-        if not self.flat:
+        if not self.flattened:
             return [value]
         return [tf.reshape(part, shape) for part, shape in zip(tf.split(value, self.sizes), self.shapes, strict=True)]
 
 
-def lay_out(variables: Sequence[keras.Variable], servers: int, *, flat: bool) -> list[Pack]:
-    """Share variables out over the servers, the largest first, each to the one that holds the fewest bytes; few bytes stay together where they are `flat`."""
+def lay_out(variables: Sequence[keras.Variable], servers: int, *, flattened: bool) -> list[Pack]:
+    """Share variables out over the servers, the largest first, each to the one that holds the fewest bytes; few bytes stay together where they are `flattened`."""
     sizes = [int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size for v in variables]
-    load = [0] * (1 if flat and sum(sizes) <= SINGLE_SERVER_BYTES else servers)
+    load = [0] * (1 if flattened and sum(sizes) <= SINGLE_SERVER_BYTES else servers)
     owned: dict[tuple[int, str], list[int]] = {}
     for index in sorted(range(len(variables)), key=lambda i: (-sizes[i], i)):
         server = load.index(min(load))
@@ -54,10 +54,10 @@ def lay_out(variables: Sequence[keras.Variable], servers: int, *, flat: bool) ->
         owned.setdefault((server, variables[index].dtype), []).append(index)
     packs = []
     for (server, dtype), members in sorted(owned.items()):
-        for group in _groups(sorted(members), sizes) if flat else [[m] for m in members]:
+        for group in _groups(sorted(members), sizes) if flattened else [[m] for m in members]:
             shapes = tuple(tuple(variables[i].shape) for i in group)
-            packs.append(Pack(server, tuple(group), shapes, dtype, flat))
-    return packs if flat else sorted(packs, key=lambda pack: pack.members)
+            packs.append(Pack(server, tuple(group), shapes, dtype, flattened))
+    return packs if flattened else sorted(packs, key=lambda pack: pack.members)
 
 
 def _groups(members: list[int], sizes: list[int]) -> list[list[int]]:

@@ -24,9 +24,9 @@ class Group:
             members = [model.trainable_variables[i] for i in pack.members]
             with tf.device(device(pack.server)):
                 value = pack.join([tf.convert_to_tensor(v.value) for v in members])
-                name = "pack" if pack.flat else members[0].name
+                name = "pack" if pack.flattened else members[0].name
                 self.variables.append(keras.Variable(value, dtype=pack.dtype, name=name))
-                self.variables[-1].constraint = None if pack.flat else members[0].constraint
+                self.variables[-1].constraint = None if pack.flattened else members[0].constraint
         with tf.device(device(server)):
             # Slots stand beside their variables; Keras makes them like the variable they belong to.
             self.optimizer = type(optimizer).from_config(optimizer.get_config())
@@ -87,7 +87,7 @@ class Group:
 
     def _copy_optimizer(self, *, to_servers: bool) -> None:
         chief_variables, server_variables = self._original.variables, self.optimizer.variables
-        if not all(pack.flat for pack in self.packs):  # each variable by itself, in the model's order
+        if not all(pack.flattened for pack in self.packs):  # each variable by itself, in the model's order
             for chief, server in zip(chief_variables, server_variables, strict=True):
                 _copy(chief, server) if to_servers else _copy(server, chief)
             return
@@ -124,9 +124,9 @@ class ServerState:
         count_on_all: bool = False,
     ) -> None:
         self._model = model
-        flat = packing.elementwise(optimizer) and all(v.constraint is None for v in model.trainable_variables)
-        holders = 1 if per_server and (not flat or optimizer.global_clipnorm is not None) else servers
-        packs = packing.lay_out(model.trainable_variables, holders, flat=flat)
+        flattened = packing.elementwise(optimizer) and all(v.constraint is None for v in model.trainable_variables)
+        holders = 1 if per_server and (not flattened or optimizer.global_clipnorm is not None) else servers
+        packs = packing.lay_out(model.trainable_variables, holders, flattened=flattened)
         by_group = {server: [p for p in packs if p.server == server] for server in range(servers)} if per_server else {0: packs}
         self.groups = [
             Group(model, optimizer, members, server) for server, members in by_group.items() if members or count_on_all or not packs

@@ -64,23 +64,23 @@ def test_restarts_that_the_trainer_does_not_count_are_known() -> None:
     told(tracker, event="restarting", cause="a peer was lost", exit_code=75, restarts=0)
     told(tracker, event="restarting", cause="killed", exit_code=137, restarts=1)
     told(tracker, event="restarting", cause="asked to stop", exit_code=143, restarts=1)
-    assert (len(tracker.restarts), tracker.counted) == (3, 1)
+    assert (len(tracker.restarts), tracker.restarts_used) == (3, 1)
     tracker.code = 137
     told(tracker, event="started", attempt=1)  # the engine has started it, and it counts from none
     told(tracker, event="restarting", cause="killed", exit_code=137, restarts=1)
-    assert (len(tracker.restarts), tracker.counted) == (5, 3)
+    assert (len(tracker.restarts), tracker.restarts_used) == (5, 3)
     tracker.code = 143
     told(tracker, event="started", attempt=1)
-    assert (len(tracker.restarts), tracker.counted) == (6, 3)
+    assert (len(tracker.restarts), tracker.restarts_used) == (6, 3)
 
 
 def test_restarts_that_count_no_more_leave_all_that_were_allowed() -> None:
     tracker = ContainerTracker("worker-0", limit=5)
     assert tracker.status().restarts_left == 5
     told(tracker, event="restarting", cause="killed", exit_code=137, restarts=1, left=4)
-    assert (tracker.status().restarts_left, tracker.counted) == (4, 1)
+    assert (tracker.status().restarts_left, tracker.restarts_used) == (4, 1)
     told(tracker, event="recovered", restarts=0, left=5)
-    assert (tracker.status().restarts_left, tracker.counted, len(tracker.restarts)) == (5, 0, 1)
+    assert (tracker.status().restarts_left, tracker.restarts_used, len(tracker.restarts)) == (5, 0, 1)
     assert ContainerTracker("worker-0").status().restarts_left is None
 
 
@@ -122,7 +122,7 @@ def test_a_program_that_is_started_again_after_it_was_done_has_its_restarts_left
     tracker = ContainerTracker("ps-0", has_trainer=False, limit=1)
     tracker.update(container("restarting", 0), 1)
     tracker.update(container("restarting", 0), 2)
-    assert (len(tracker.restarts), tracker.counted, tracker.status().restarts_left) == (2, 0, 1)
+    assert (len(tracker.restarts), tracker.restarts_used, tracker.status().restarts_left) == (2, 0, 1)
 
 
 def test_a_container_without_python_names_the_field_for_it(golden: Golden) -> None:

@@ -23,7 +23,7 @@ def variables(*shapes: tuple[int, ...]) -> list[keras.Variable]:
 @given(st.lists(st.integers(1, 50_000), min_size=1, max_size=12), st.integers(1, 5))
 def test_every_variable_is_on_one_server_and_comes_back_whole(lengths: list[int], servers: int) -> None:
     given_variables = variables(*[(length,) for length in lengths])
-    packs = packing.lay_out(given_variables, servers, flat=True)
+    packs = packing.lay_out(given_variables, servers, flattened=True)
     assert sorted(member for pack in packs for member in pack.members) == list(range(len(lengths)))
     assert {pack.server for pack in packs} <= set(range(servers))
     for pack in packs:
@@ -33,24 +33,24 @@ def test_every_variable_is_on_one_server_and_comes_back_whole(lengths: list[int]
 
 
 def test_servers_hold_about_the_same() -> None:
-    packs = packing.lay_out(variables(*[(1000 * size,) for size in (100, 90, 60, 50, 40, 10)]), 2, flat=True)
+    packs = packing.lay_out(variables(*[(1000 * size,) for size in (100, 90, 60, 50, 40, 10)]), 2, flattened=True)
     loads = [sum(sum(pack.sizes) for pack in packs if pack.server == server) for server in (0, 1)]
     assert max(loads) <= sum(loads) / 2 * 4 / 3  # Graham's bound for the largest first
 
 
 def test_few_bytes_stay_on_one_server() -> None:
-    assert [pack.server for pack in packing.lay_out(variables((100,), (4000,)), 2, flat=True)] == [0]
+    assert [pack.server for pack in packing.lay_out(variables((100,), (4000,)), 2, flattened=True)] == [0]
 
 
 def test_a_large_model_is_cut_into_several_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_VECTOR_BYTES", 1000)
-    packs = packing.lay_out(variables((200,), (200,), (300,), (10,)), 1, flat=True)
+    packs = packing.lay_out(variables((200,), (200,), (300,), (10,)), 1, flattened=True)
     assert len(packs) == 4
     assert all(sum(pack.sizes) * 4 <= 1200 for pack in packs)
 
 
 def test_variables_by_themselves_keep_their_shape_and_order() -> None:
-    packs = packing.lay_out(variables((3, 2), (50, 50), (4,)), 2, flat=False)
+    packs = packing.lay_out(variables((3, 2), (50, 50), (4,)), 2, flattened=False)
     assert [pack.members for pack in packs] == [(0,), (1,), (2,)]
     assert packs[1].join([tf.ones((50, 50))]).shape == (50, 50)
 
