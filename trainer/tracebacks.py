@@ -68,7 +68,7 @@ _REMEDIES = (
 
 
 @dataclass(frozen=True)
-class Raised:
+class RaisedError:
     """The exception that ended a program: its line for people, with what to do where that is known, and the fingerprint of user_errors.py.
 
     The fingerprint is empty for a transient error.
@@ -78,12 +78,12 @@ class Raised:
     fingerprint: str
 
 
-def last(output: bytes) -> Raised | None:
+def last(output: bytes) -> RaisedError | None:
     """Return the exception of the last traceback in a program's output, None where there is none."""
     return _last(output.decode("utf-8", "replace").replace("\r\n", "\n").split("\n"))
 
 
-def _last(lines: list[str]) -> Raised | None:
+def _last(lines: list[str]) -> RaisedError | None:
     where = _find(lines)
     if where is None:
         return None
@@ -107,7 +107,7 @@ def _last(lines: list[str]) -> Raised | None:
     since = [one for one in lines[end + 1 :] if one.strip() and not _LOG.match(one)]
     fingerprint += f", {zlib.crc32(_TIME.sub('#', chr(10).join(since)).encode()):08x} since" if since and not remedy else ""
     permanent = bool(remedy) or (found[2] or "").startswith(_READ_ONLY)
-    return Raised(shown, "" if transient and not permanent else fingerprint)
+    return RaisedError(shown, "" if transient and not permanent else fingerprint)
 
 
 def _find(lines: list[str]) -> tuple[int, int] | None:

@@ -124,7 +124,7 @@ def read(role: RoleDraft, path: Path) -> None:
     _words(role, path, known)
 
 
-def _words(role: RoleDraft, path: Path, known: variables.Known) -> None:
+def _words(role: RoleDraft, path: Path, known: variables.KnownVariables) -> None:
     """Carry over command and args. From the first word on that only the cluster can complete they go to the override's args as they are."""
     command, args = role.reading.texts((*path, "command")), role.reading.texts((*path, "args"))
     words = [((*path, "command", index), word) for index, word in enumerate(command)]

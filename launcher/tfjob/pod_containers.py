@@ -77,7 +77,7 @@ def _variables(role: RoleDraft, one: ExtraContainer, given: dict[str, Any]) -> d
             one.override["env"] = listed
             return None
         name, value = variable
-        variables.Known(values).remark(role, (*one.path, "env", index, "value"), str(entry.get("value")))
+        variables.KnownVariables(values).remark(role, (*one.path, "env", index, "value"), str(entry.get("value")))
         fields[name] = value
         if isinstance(value, str):
             values[name] = value
@@ -114,7 +114,7 @@ def _words(role: RoleDraft, one: ExtraContainer, given: dict[str, Any], values: 
     lists = {key: given[key] for key in ("command", "args") if given.get(key)}
     words = [word for listed in lists.values() for word in (listed if isinstance(listed, list) else [None])]
     if all(isinstance(word, str) and (values is not None or not variables.references(word)) for word in words):
-        known = variables.Known(values or {})
+        known = variables.KnownVariables(values or {})
         for key, listed in lists.items():
             for index, word in enumerate(listed):
                 known.remark(role, (*one.path, key, index), word)

@@ -54,7 +54,7 @@ def references(text: str) -> set[str]:
 
 
 @dataclass
-class Known:
+class KnownVariables:
     """The variables of a container, as far as they are known before it starts."""
 
     values: dict[str, str] = field(default_factory=dict)
@@ -85,10 +85,10 @@ class Known:
         return expand(word, self.values)
 
 
-def read(role: RoleDraft, path: Path) -> Known:
+def read(role: RoleDraft, path: Path) -> KnownVariables:
     """Carry over `env` and `envFrom`; return what words may refer to."""
     reading = role.reading
-    known = Known()
+    known = KnownVariables()
     plain: dict[str, str | dict[str, str]] = {}
     late: dict[str, dict[str, Any]] = {}
     for index in range(len(reading.items((*path, "env")))):
@@ -149,7 +149,7 @@ def _from_secret(name: str, source: Any) -> dict[str, str] | None:
     return {"secret": secret, "key": key}
 
 
-def _for_later(role: RoleDraft, path: Path, name: str, known: Known) -> dict[str, Any]:
+def _for_later(role: RoleDraft, path: Path, name: str, known: KnownVariables) -> dict[str, Any]:
     """Return a variable whose value the cluster finds, as an override has it."""
     given = role.reading.mapping(path)
     if given.get("valueFrom") is not None:

@@ -24,7 +24,7 @@ _MAX_UPDATES = 32  # between two checks whether to stop; as many as 16 boards gi
 
 
 @dataclass(frozen=True)
-class Played:
+class Rollout:
     """The moves of some steps, int8 [steps, width], and the sums of the agent's measures over them."""
 
     experience: np.ndarray[Any, np.dtype[np.int8]]
@@ -40,13 +40,13 @@ class Player:
         self._games, self._seed = (tensor.numpy() for tensor in agent.start(agent.boards, player, step))
         self._moves = 0
 
-    def play(self, call: Any, steps: int, epsilon: float) -> Played:
+    def play(self, call: Any, steps: int, epsilon: float) -> Rollout:
         """Move the boards for at least `steps` steps, by `call` of NumPy's (games, moves so far, moves, epsilon, seed)."""
         moves = -(-steps // self._agent.boards)
         numbers = (np.int32(self._moves), np.int32(moves), np.float32(epsilon))
         games, experience, sums = call(self._games, *numbers, self._seed)
         self._games, self._moves = games.numpy(), self._moves + moves
-        return Played(experience.numpy(), sums.numpy())
+        return Rollout(experience.numpy(), sums.numpy())
 
 
 class AgentSession(Session):
@@ -72,8 +72,8 @@ class AgentSession(Session):
         began, start = time.perf_counter(), self._step
         goal = min(start + steps, self._target)
         while self._step < goal and not self._stopped():
-            if played := self._take(min(goal - self._step, MAX_MOVES * self._agent.boards)):
-                self._learn_from(played)
+            if rollout := self._take(min(goal - self._step, MAX_MOVES * self._agent.boards)):
+                self._learn_from(rollout)
         return Progress(
             step=self._step,
             steps=self._step - start,
@@ -89,7 +89,7 @@ class AgentSession(Session):
         )
 
     @abstractmethod
-    def _take(self, steps: int) -> Played | None:
+    def _take(self, steps: int) -> Rollout | None:
         """Return what was played in about so many steps; None where there is nothing new yet, or the task is asked to stop."""
 
     @abstractmethod
@@ -100,12 +100,12 @@ class AgentSession(Session):
         """Return what others did since this was last asked."""
         return ()
 
-    def _learn_from(self, played: Played) -> None:
-        self._window.append((len(played.experience), played.sums))
+    def _learn_from(self, rollout: Rollout) -> None:
+        self._window.append((len(rollout.experience), rollout.sums))
         while sum(steps for steps, _ in self._window) - self._window[0][0] >= self._agent.window:
             self._window.popleft()
         # Boards move together: those beyond the last step are left out.
-        left = played.experience[: self._target - self._step]
+        left = rollout.experience[: self._target - self._step]
         while len(left) and not self._stopped():
             updates = self._agent.updates(self._step, self._step + len(left))
             rows = max(1, len(left) * _MAX_UPDATES // max(updates, _MAX_UPDATES))
@@ -156,7 +156,7 @@ class LocalAgentSession(AgentSession):
     def _publish(self) -> None:
         """Do nothing: the player has the learner's own weights."""
 
-    def _take(self, steps: int) -> Played | None:
+    def _take(self, steps: int) -> Rollout | None:
         if not self._player:
             return None
         if self._deterministic:  # how much is played with the same network, and learned at once, must not follow the clock

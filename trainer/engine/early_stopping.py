@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.engine import evaluations, run_state
-from trainer.engine.evaluations import Evaluated
+from trainer.engine.evaluations import EvaluationResult
 from trainer.settings import EarlyStopping, Train, direction
 from trainer.workloads.errors import WorkloadError
 
@@ -47,7 +47,7 @@ def check_metric(rule: EarlyStopping, names: Sequence[str]) -> None:
         raise WorkloadError(f"train.early_stopping.metric is {rule.metric!r}; the evaluations have {', '.join(names)}; {hint}")
 
 
-def no_better(done: Sequence[Evaluated], rule: EarlyStopping) -> str | None:
+def no_better(done: Sequence[EvaluationResult], rule: EarlyStopping) -> str | None:
     """Return why to stop after these evaluations, oldest first, or None. A value that is not finite is no better than any."""
     sign = -1 if direction(rule.metric, rule.mode) == "max" else 1
     best, since = math.inf, 0

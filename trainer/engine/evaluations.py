@@ -18,7 +18,7 @@ MAX_RETAINED = 1000  # the newest that stay: the file is written again each time
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationResult:
     """Loss and metrics on the held-out set after global step `step`; `time` in seconds since the epoch.
 
     A value that was not finite is NaN here and null in the file.
@@ -29,7 +29,7 @@ class Evaluated:
     time: float
 
 
-def read(run_dir: Path) -> list[Evaluated]:
+def read(run_dir: Path) -> list[EvaluationResult]:
     """Return what has been evaluated, newest last; nothing where there is no such file or it is not one."""
     try:
         found = json.loads(path(run_dir).read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ def append(run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
     Evaluations of `step` and later ones are dropped: training went back to an earlier checkpoint, and those models are gone.
     """
     before = [one for one in read(run_dir) if one.step < step]
-    newest = [*before, Evaluated(step, dict(metrics), time.time())][-MAX_RETAINED:]
+    newest = [*before, EvaluationResult(step, dict(metrics), time.time())][-MAX_RETAINED:]
     lines = ",\n".join(json.dumps(finite(asdict(one)), allow_nan=False) for one in newest)
     write_atomically(path(run_dir), f"[\n{lines}\n]\n")
 
@@ -62,9 +62,9 @@ def path(run_dir: Path) -> Path:
     return run_dir / "evaluations.json"
 
 
-def _parse(entry: Any) -> Evaluated | None:
+def _parse(entry: Any) -> EvaluationResult | None:
     try:
         metrics = {str(name): math.nan if value is None else float(value) for name, value in entry["metrics"].items()}
-        return Evaluated(int(entry["step"]), metrics, float(entry["time"]))
+        return EvaluationResult(int(entry["step"]), metrics, float(entry["time"]))
     except (AttributeError, KeyError, TypeError, ValueError):
         return None

@@ -25,7 +25,7 @@ _TRACED = "_traced_for"  # the attribute of a model that has a workload and what
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltModel:
     """A workload's model and optimizer, with all their variables made; `tables` are what the optimizer leaves to be updated by rows."""
 
     model: keras.Model
@@ -33,7 +33,7 @@ class Built:
     tables: LocalTables | None = None
 
 
-def build(workload: Workload | Agent, job: Job, replicas: int = 1, *, by_rows: bool = False) -> Built:
+def build(workload: Workload | Agent, job: Job, replicas: int = 1, *, by_rows: bool = False) -> BuiltModel:
     """Make the model and the optimizer as the job's settings ask, with start weights from its seed.
 
     Workloads whose optimizer asks for it get the number of examples of a step, of all `replicas` together; see `Scheduling`. With `by_rows` the
@@ -59,7 +59,7 @@ def build(workload: Workload | Agent, job: Job, replicas: int = 1, *, by_rows: b
         workload.train_with(model, optimizer)
     # A compiled model has an optimizer of its own, perhaps another one by now: checkpoints have the one that trains, beside the model.
     model._delete_tracking("optimizer")  # noqa: SLF001 - tf.train.Checkpoint has no public way to leave a part out
-    return Built(model, optimizer, tables)
+    return BuiltModel(model, optimizer, tables)
 
 
 def is_seed(variable: keras.Variable) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.agents import MAX_MOVES, AgentSession, Played, Player
+from trainer.engine.agents import MAX_MOVES, AgentSession, Player, Rollout
 from trainer.engine.job import Job
 from trainer.engine.parameter_server import packing
 from trainer.engine.parameter_server.state import device
@@ -75,7 +75,7 @@ class ServerAgentSession(AgentSession):
             for pack, variable in zip(self._packs, self._published, strict=True):
                 variable.assign(self._joined(pack))
 
-    def _take(self, steps: int) -> Played | None:
+    def _take(self, steps: int) -> Rollout | None:
         del steps  # calls are under way already
         call = MAX_MOVES * self._agent.boards
         while self._workers.in_flight < self._workers.count * IN_FLIGHT and self.step + self._workers.in_flight * call < self._target:
@@ -97,8 +97,8 @@ class ServerAgentSession(AgentSession):
         return Player(self._agent, next(self._players), self.step)
 
     def _play(self, player: Player, steps: int, _: Assignment) -> CallResult:
-        played = player.play(lambda *given: self._call(*map(constant, given)), steps, self._agent.epsilon(self.step))
-        return CallResult(totals=np.array([np.nan, *played.sums, np.nan], np.float32), steps=len(played.experience), payload=played)
+        rollout = player.play(lambda *given: self._call(*map(constant, given)), steps, self._agent.epsilon(self.step))
+        return CallResult(totals=np.array([np.nan, *rollout.sums, np.nan], np.float32), steps=len(rollout.experience), payload=rollout)
 
     def _make_call(self) -> Any:
         agent, packs, published = self._agent, self._packs, self._published

@@ -26,7 +26,7 @@ _CLOSED = (*ERRORS, ValueError, AttributeError)
 
 
 @dataclass(frozen=True)
-class Wrote:
+class LineWritten:
     """A task wrote a line."""
 
     task: str
@@ -34,14 +34,14 @@ class Wrote:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ContainerEnded:
     """A task's container ended, or is started again; its exit code."""
 
     task: str
     code: int
 
 
-ContainerEvent = Wrote | Ended
+ContainerEvent = LineWritten | ContainerEnded
 Inbox = queue.SimpleQueue[ContainerEvent]
 
 
@@ -133,7 +133,7 @@ class EngineWatch:
             attributes = (event.get("Actor") or {}).get("Attributes") or {}
             task, code = attributes.get(labels.TASK), str(attributes.get("exitCode", ""))
             if task and code.isdecimal():
-                self._inbox.put(Ended(task, int(code)))
+                self._inbox.put(ContainerEnded(task, int(code)))
 
     def _follow(self, task: str, container: str) -> None:
         after, wait = "", _RETRY_INTERVAL
@@ -148,7 +148,7 @@ class EngineWatch:
                 for stamp, line in log_stream.follow(self._engine.client, container, task, after=after, opened=opened):
                     after, wait = stamp, _RETRY_INTERVAL
                     self._answers.received(task)
-                    self._inbox.put(Wrote(task, line))
+                    self._inbox.put(LineWritten(task, line))
             if last:
                 return
             self._closing.wait(wait)

@@ -18,7 +18,7 @@ from launcher.backend.docker.compose_up import begin
 from launcher.backend.docker.container_task import ENGINE_RESTART_TIMEOUT, ContainerTask
 from launcher.backend.docker.container_tracker import is_final
 from launcher.backend.docker.engine import ERRORS, Engine, endpoint
-from launcher.backend.docker.event_stream import ContainerEvent, Ended, EngineWatch, Inbox, Wrote
+from launcher.backend.docker.event_stream import ContainerEnded, ContainerEvent, EngineWatch, Inbox, LineWritten
 from launcher.backend.docker.sidecars import Sidecars
 from launcher.plan.models import Plan
 from launcher.runs.paths import RunPaths
@@ -129,12 +129,12 @@ class RunContainers(Runtime):
             return
         final: int | None = None
         match received:
-            case Wrote(_, line) if event := task.line(line):
+            case LineWritten(_, line) if event := task.line(line):
                 run.reported(task, event)
                 code = integer(event, "exit_code")
                 if event["event"] == "failed" and event.get("task", task.name) == task.name and code is not None and is_final(code):
                     final = code
-            case Ended(_, code):
+            case ContainerEnded(_, code):
                 task.tracker.code = code
                 self._polled_at = 0.0
                 final = code if code == ExitCode.WRONG_CONFIGURATION else None

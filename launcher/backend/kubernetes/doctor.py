@@ -194,16 +194,16 @@ def _or_unseen(what: str, lost: str, check: Callable[[], Iterator[CheckResult]])
 def _policies(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
     run = _run(spec)
     own = network.policies(run) if run.options.egress == "tasks" else []
-    held = doctor_policies.held([*_listed(cluster, cluster.path("NetworkPolicy"), "listing network policies"), *own], run)
-    names = ", ".join(held.by)
-    if held.lacking:
+    policies = doctor_policies.egress_policies([*_listed(cluster, cluster.path("NetworkPolicy"), "listing network policies"), *own], run)
+    names = ", ".join(policies.by)
+    if policies.lacking:
         yield problem(
             "network policies",
-            f"{names}: a run's tasks may not reach {all_of(held.lacking)}",
+            f"{names}: a run's tasks may not reach {all_of(policies.lacking)}",
             f"write `kubernetes: {{egress: tasks}}`, which lets them and forbids all else; "
-            f"or allow {all_of(held.lacking)} by a policy of your own, to pods with the label {CLUSTER_LABEL}",
+            f"or allow {all_of(policies.lacking)} by a policy of your own, to pods with the label {CLUSTER_LABEL}",
         )
-    elif held.by:
+    elif policies.by:
         yield ok("network policies", f"{names}: a run's tasks may send what they have to")
     else:
         yield ok("network policies", "none keeps pods from sending")

@@ -29,18 +29,18 @@ class Node:
     free: dict[str, float] = field(default_factory=dict)
     taints: Sequence[Object] = ()  # those that keep pods off
 
-    def takes(self, wanted: "Wanted") -> bool:
+    def takes(self, wanted: "PodRequirements") -> bool:
         """Return whether a pod with these requests, this node selector and these tolerations fits."""
         fits = all(self.free.get(key, 0.0) >= value for key, value in wanted.amounts.items())
         return fits and wanted.labels.items() <= self.labels.items() and not self.repels(wanted)
 
-    def repels(self, wanted: "Wanted") -> list[str]:
+    def repels(self, wanted: "PodRequirements") -> list[str]:
         """Return the taints that the pod does not tolerate, as kubectl writes them."""
         return [_taint_text(taint) for taint in self.taints if not any(_tolerates(one, taint) for one in wanted.tolerations)]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PodRequirements:
     """Demands of a pod on its node."""
 
     amounts: dict[str, float]
@@ -83,7 +83,7 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = 
         yield ok("capacity", "every task fits on what is free")
 
 
-def _never(role: str, wanted: Wanted, nodes: Sequence[Object]) -> list[str]:
+def _never(role: str, wanted: PodRequirements, nodes: Sequence[Object]) -> list[str]:
     return [f"{role}: {message}" for message in node_capacity.lacking(wanted.amounts, wanted.labels, nodes)]
 
 
@@ -135,11 +135,11 @@ def _joint(spec: ClusterSpec, tied: Collection[str]) -> str:
     return f"{all_of(together)} on one node" if len(together) > 1 else ""
 
 
-def _size(spec: ClusterSpec, wanted: Wanted) -> tuple[float, float]:
+def _size(spec: ClusterSpec, wanted: PodRequirements) -> tuple[float, float]:
     return -wanted.amounts.get(spec.kubernetes.gpu_resource, 0.0), -wanted.amounts.get("cpu", 0.0)
 
 
-def _sum(spec: ClusterSpec, roles: Iterable[Role]) -> Wanted:
+def _sum(spec: ClusterSpec, roles: Iterable[Role]) -> PodRequirements:
     """Return what all tasks of some roles ask of one node, where each tolerates what one of them does."""
     amounts: dict[str, float] = {}
     labels: dict[str, str] = {}
@@ -150,10 +150,10 @@ def _sum(spec: ClusterSpec, roles: Iterable[Role]) -> Wanted:
             amounts[key] = amounts.get(key, 0.0) + value * role.replicas
         labels |= wanted.labels
         tolerations += wanted.tolerations
-    return Wanted(amounts, labels, tolerations)
+    return PodRequirements(amounts, labels, tolerations)
 
 
-def _wanted(spec: ClusterSpec, role: Role) -> Wanted:
+def _wanted(spec: ClusterSpec, role: Role) -> PodRequirements:
     options = spec.kubernetes
     wanted = {"pods": 1.0}
     before, together = init_containers_of(spec, role), sidecars_of(spec, role)
@@ -164,7 +164,7 @@ def _wanted(spec: ClusterSpec, role: Role) -> Wanted:
     if role.gpus:
         wanted[options.gpu_resource] = float(role.gpus)
     labels = dict(options.node_selector) | ({options.gpu_type_label: role.gpu_type} if role.gpu_type else {})
-    return Wanted(wanted, labels, pods.tolerations(options, role))
+    return PodRequirements(wanted, labels, pods.tolerations(options, role))
 
 
 def _cores(of: Role | Container) -> float:

@@ -14,7 +14,7 @@ from trainer.strategies import STRATEGIES
 
 
 @dataclass(frozen=True)
-class Need:
+class RequiredPort:
     """A port that a task has to reach, of the run's own tasks or of a service of the cluster."""
 
     description: str
@@ -23,20 +23,20 @@ class Need:
     of_tasks: bool = True
 
 
-_DNS = Need("DNS", 53, "UDP", of_tasks=False)
-_PORT = Need(f"port {PORT} of each other", PORT)
-_EXCHANGE = Need(f"port {EXCHANGE_PORT} of each other", EXCHANGE_PORT)
+_DNS = RequiredPort("DNS", 53, "UDP", of_tasks=False)
+_PORT = RequiredPort(f"port {PORT} of each other", PORT)
+_EXCHANGE = RequiredPort(f"port {EXCHANGE_PORT} of each other", EXCHANGE_PORT)
 
 
 @dataclass(frozen=True)
-class Held:
+class EgressPolicies:
     """The policies that say what a run's tasks may send, by name, and what they have to and may not."""
 
     by: tuple[str, ...]
     lacking: tuple[str, ...]
 
 
-def held(policies: Sequence[Object], run: Run) -> Held:
+def egress_policies(policies: Sequence[Object], run: Run) -> EgressPolicies:
     """Return which policies hold the tasks of a run back.
 
     An unknown, where an address is or a port's name, counts as allowed; so does a port that a task may reach of some other role.
@@ -50,35 +50,35 @@ def held(policies: Sequence[Object], run: Run) -> Held:
         rules = [rule for one in bound for rule in one["spec"].get("egress") or ()]
         needs = _needs(run) if bound else ()
         lacking |= dict.fromkeys(need.description for need in needs if not any(_allows(rule, need, every) for rule in rules))
-    return Held(tuple(by), tuple(lacking))
+    return EgressPolicies(tuple(by), tuple(lacking))
 
 
 def _is_of_sending(policy: Object) -> bool:
     return "Egress" in (policy["spec"].get("policyTypes") or ())
 
 
-def _needs(run: Run) -> tuple[Need, ...]:
+def _needs(run: Run) -> tuple[RequiredPort, ...]:
     """Return what the tasks have to reach; one task has nobody to talk to."""
     if sum(bool(task.address) for task in run.plan.tasks) < 2:
         return (_DNS,)
     return (_DNS, _PORT, _EXCHANGE) if STRATEGIES[run.spec.strategy].in_step else (_DNS, _PORT)
 
 
-def _allows(rule: Object, need: Need, tasks: Iterable[Mapping[str, str]]) -> bool:
+def _allows(rule: Object, need: RequiredPort, tasks: Iterable[Mapping[str, str]]) -> bool:
     ports, peers = rule.get("ports"), rule.get("to")
     if ports and not any(_covers(port, need) for port in ports):
         return False
     return not peers or any(_may_be(peer, need, labels) for peer in peers for labels in tasks)
 
 
-def _covers(port: Object, need: Need) -> bool:
+def _covers(port: Object, need: RequiredPort) -> bool:
     number = port.get("port")
     if port.get("protocol", "TCP") != need.protocol:
         return False
     return not isinstance(number, int) or number <= need.port <= port.get("endPort", number)
 
 
-def _may_be(peer: Object, need: Need, labels: Mapping[str, str]) -> bool:
+def _may_be(peer: Object, need: RequiredPort, labels: Mapping[str, str]) -> bool:
     """Return whether a rule's peer may be what is needed: without a namespace it is a pod of the run's own."""
     if "ipBlock" in peer:
         return True

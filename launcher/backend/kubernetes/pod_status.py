@@ -70,7 +70,7 @@ class ClusterSnapshot:
 
 
 @dataclass(frozen=True)
-class Why:
+class Reason:
     """The reason of a run's state: its text, the task whose reason it is, where it is one's, and its code where it does not start."""
 
     text: str = ""
@@ -115,10 +115,10 @@ def _by_role(jobs: Sequence[Object]) -> list[Object]:
 
 def _run_state(
     snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], tasks: tuple[TaskStatus, ...], *, ready: bool
-) -> tuple[State, Why]:
+) -> tuple[State, Reason]:
     jobs = _by_role(snapshot.jobs)
     if snapshot.jobset and condition(snapshot.jobset, "Completed"):
-        return State.SUCCEEDED, Why()
+        return State.SUCCEEDED, Reason()
     since = succeeded_at(snapshot)
     lost = [
         job
@@ -132,24 +132,24 @@ def _run_state(
     if failed or (snapshot.jobset and condition(snapshot.jobset, "Failed")):
         return State.FAILED, _why_failed(snapshot, tasks)
     if jobs and all(condition(job, "Complete") or (condition(job, "Failed") and job not in lost) for job in jobs):
-        return State.SUCCEEDED, Why()
+        return State.SUCCEEDED, Reason()
     return _underway(_pending_reason(snapshot, pod_statuses), pod_statuses, tasks, ready=ready)
 
 
-def _pending_reason(snapshot: ClusterSnapshot, pod_statuses: Sequence[TaskStatus]) -> Why:
+def _pending_reason(snapshot: ClusterSnapshot, pod_statuses: Sequence[TaskStatus]) -> Reason:
     """Return what a task that has no running pod waits for: the run's claims, else what its pod says; empty where none waits."""
     waiting = [task for task in pod_statuses if task.state is State.PENDING]
     claims = (diagnosis.of_claim(claim, snapshot.about(claim)) for claim in snapshot.claims if waiting)
-    pending = [Why(with_remedy(found.message, found.remedy), code=found.kind) for found in claims if found]
+    pending = [Reason(with_remedy(found.message, found.remedy), code=found.kind) for found in claims if found]
     pods = (
-        Why(with_remedy(f"{task.name}: {task.reason}", task.remedy), task.name, f"{task.name}: {task.reason_code}")
+        Reason(with_remedy(f"{task.name}: {task.reason}", task.remedy), task.name, f"{task.name}: {task.reason_code}")
         for task in waiting
         if task.reason
     )
-    return next(iter(pending), None) or next(pods, Why())
+    return next(iter(pending), None) or next(pods, Reason())
 
 
-def _underway(pending: Why, pod_statuses: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, ready: bool) -> tuple[State, Why]:
+def _underway(pending: Reason, pod_statuses: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, ready: bool) -> tuple[State, Reason]:
     """Return the state that fits what tasks tell: a run runs when it trains, not when a pod does."""
     states = [task.state for task in tasks]
     if State.STOPPED in states and not any(state in UNDERWAY for state in states):
@@ -159,7 +159,7 @@ def _underway(pending: Why, pod_statuses: Sequence[TaskStatus], tasks: Sequence[
     hindered = any(task.state is State.PENDING and task.reason for task in pod_statuses)
     if (ready and not hindered) or all(state in {State.RUNNING, State.SUCCEEDED} for state in states):
         return State.RUNNING, pending
-    waiting = (Why(f"{task.name}: {task.reason}", task.name) for task in tasks if task.state is State.PENDING and task.reason)
+    waiting = (Reason(f"{task.name}: {task.reason}", task.name) for task in tasks if task.state is State.PENDING and task.reason)
     return State.PENDING, pending if pending.text else next(waiting, pending)
 
 
@@ -193,12 +193,12 @@ def annotation(job: Object, key: str) -> str:
     return str((job["metadata"].get("annotations") or {}).get(key, ""))
 
 
-def _why_failed(snapshot: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Why:
+def _why_failed(snapshot: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Reason:
     """Return why a run has failed: the task that was the first to fail, which attempt, and how; `tasks` with all that is known of them."""
     job = min((job for job in snapshot.jobs if condition(job, "Failed")), key=_failed_at, default=snapshot.jobset or {"metadata": {}})
     found = condition(job, "Failed") or {}
     if found.get("reason") == "DeadlineExceeded":
-        return Why("limits.deadline has passed; raise it; `up` goes on from the last checkpoint")
+        return Reason("limits.deadline has passed; raise it; `up` goes on from the last checkpoint")
     # A task that has ended is RESTARTING for as long as its Job does not know of it, which waits for its sidecars to end.
     ended = [task for task in tasks if task.state in {State.FAILED, State.RESTARTING} and task.exit_code and task.reason]
     failed = [task for task in tasks if task.state is State.FAILED and task.reason]
@@ -206,11 +206,11 @@ def _why_failed(snapshot: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Why:
     if failed:
         task = min(failed, key=_failure_order)
         attempt = len(task.restarts) + (task.state is State.FAILED)
-        return Why(with_remedy(f"{task.name}, attempt {attempt}: {task.reason}", task.remedy), task.name)
+        return Reason(with_remedy(f"{task.name}, attempt {attempt}: {task.reason}", task.remedy), task.name)
     message = str(found.get("message") or found.get("reason", ""))
     if match := re.search(_ENDED_FOR.format(job=re.escape(job["metadata"].get("name", ""))), message):
-        return Why(f"{role_rules.task_name(role_of(job), int(match[1]))}: exit code {match[2]}")  # type: ignore[arg-type]  # a label is one of the roles
-    return Why(f"{role_of(job) or controller_of(snapshot.jobs)}: {message}")
+        return Reason(f"{role_rules.task_name(role_of(job), int(match[1]))}: exit code {match[2]}")  # type: ignore[arg-type]  # a label is one of the roles
+    return Reason(f"{role_of(job) or controller_of(snapshot.jobs)}: {message}")
 
 
 def _failed_at(job: Object) -> float:

@@ -13,11 +13,11 @@ from trainer.engine import model_ops, schedules
 from trainer.engine.checkpoints import CheckpointError, Checkpoints
 
 
-def built(train: dict[str, Any] | None = None, **params: object) -> model_ops.Built:
+def built(train: dict[str, Any] | None = None, **params: object) -> model_ops.BuiltModel:
     return model_ops.build(Small(params), small_job(1, **(train or {})))
 
 
-def checkpoints(directory: Path, state: model_ops.Built, keep: int = 3) -> Checkpoints:
+def checkpoints(directory: Path, state: model_ops.BuiltModel, keep: int = 3) -> Checkpoints:
     return Checkpoints(directory, state.model, state.optimizer, keep)
 
 

@@ -9,13 +9,13 @@ from tests.trainer.engine.test_loop import train
 from trainer.engine import run_state
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.early_stopping import no_better
-from trainer.engine.evaluations import Evaluated
+from trainer.engine.evaluations import EvaluationResult
 from trainer.settings import EarlyStopping
 from trainer.workloads.errors import WorkloadError
 
 
-def evaluated(*losses: float) -> list[Evaluated]:
-    return [Evaluated(step, {"loss": loss, "accuracy": 1 - loss}, 0.0) for step, loss in enumerate(losses)]
+def evaluated(*losses: float) -> list[EvaluationResult]:
+    return [EvaluationResult(step, {"loss": loss, "accuracy": 1 - loss}, 0.0) for step, loss in enumerate(losses)]
 
 
 @pytest.mark.parametrize(

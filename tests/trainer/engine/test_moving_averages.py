@@ -41,14 +41,14 @@ def test_an_optimizer_comes_back_from_its_configuration() -> None:
     assert (again.use_ema, again.ema_momentum, again.momentum) == (True, 0.7, 0.8)
 
 
-def trained_by(steps: int) -> model_ops.Built:
+def trained_by(steps: int) -> model_ops.BuiltModel:
     built = model_ops.build(Small(KERAS_OWN), small_job(1))
     for _ in range(steps):
         built.optimizer.apply([tf.ones(v.shape) for v in built.model.trainable_variables], built.model.trainable_variables)
     return built
 
 
-def weights(built: model_ops.Built) -> list[Any]:
+def weights(built: model_ops.BuiltModel) -> list[Any]:
     return [v.numpy() for v in built.model.trainable_variables]
 
 

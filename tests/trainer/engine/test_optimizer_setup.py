@@ -27,7 +27,7 @@ def trained(params: dict[str, Any] | None = None, steps: int = STEPS, **train: A
     return session
 
 
-def built(**train: Any) -> model_ops.Built:
+def built(**train: Any) -> model_ops.BuiltModel:
     """Return what a session is made of."""
     return model_ops.build(Small({}), small_job(**train))
 

@@ -12,7 +12,7 @@ import pytest
 from docker.models.containers import Container
 
 from launcher.backend.docker.engine import Engine
-from launcher.backend.docker.event_stream import ContainerEvent, Ended, Wrote
+from launcher.backend.docker.event_stream import ContainerEnded, ContainerEvent, LineWritten
 from launcher.backend.docker.run_containers import RunContainers
 from launcher.plan.planner import plan
 from launcher.render import labels
@@ -89,7 +89,7 @@ class Flood(queue.SimpleQueue[ContainerEvent]):
 
     def get(self, block: bool = True, timeout: float | None = None) -> ContainerEvent:  # noqa: ARG002
         """Return one more line."""
-        return Wrote("chief", LogLine(1.0, "chief", "again"))
+        return LineWritten("chief", LogLine(1.0, "chief", "again"))
 
 
 def test_a_flood_of_lines_delays_neither_deadlines_nor_a_request_to_stop(containers: RunContainers, run: RunController) -> None:
@@ -128,7 +128,7 @@ def test_a_trainer_that_says_that_it_has_failed_for_good_is_not_waited_for(
 ) -> None:
     run = Failures(containers)
     containers.tasks[0].tracker.has_trainer = True
-    containers._receive(Wrote("chief", LogLine(1.0, "chief", json.dumps(heard, separators=(",", ":")))), run)
+    containers._receive(LineWritten("chief", LogLine(1.0, "chief", json.dumps(heard, separators=(",", ":")))), run)
     assert run.codes == codes
 
 
@@ -137,5 +137,5 @@ def test_a_wrong_configuration_is_final_as_soon_as_the_engine_tells_the_exit_cod
     containers: RunContainers, code: int, codes: list[int]
 ) -> None:
     run = Failures(containers)
-    containers._receive(Ended("chief", code), run)
+    containers._receive(ContainerEnded("chief", code), run)
     assert (run.codes, containers.tasks[0].tracker.code) == (codes, code)

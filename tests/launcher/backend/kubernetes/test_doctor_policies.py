@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.kubernetes.doctor_policies import Held, held
+from launcher.backend.kubernetes.doctor_policies import EgressPolicies, egress_policies
 from launcher.images import image_for
 from launcher.plan import planner
 from launcher.render.kubernetes.network import policies
@@ -33,15 +33,15 @@ DENY = policy("deny", {}, types=("Ingress", "Egress"))
 
 
 def test_a_policy_that_denies_all_is_told_with_what_it_keeps_from_whom() -> None:
-    assert held([DENY], run()) == Held(("deny",), (DNS, PORT))
-    assert held([DENY], run("multi_worker_mirrored", worker={"replicas": 2})).lacking == (DNS, PORT, EXCHANGE)
-    assert held([DENY], run("single", chief={})).lacking == (DNS,)
+    assert egress_policies([DENY], run()) == EgressPolicies(("deny",), (DNS, PORT))
+    assert egress_policies([DENY], run("multi_worker_mirrored", worker={"replicas": 2})).lacking == (DNS, PORT, EXCHANGE)
+    assert egress_policies([DENY], run("single", chief={})).lacking == (DNS,)
 
 
 def test_the_policy_of_a_run_that_asks_for_it_lets_its_tasks_send_what_they_have_to() -> None:
     for strategy in ("parameter_server", "multi_worker_mirrored"):
         closed = run(strategy, options={"egress": "tasks"}, chief={}, worker={"replicas": 2}, **({"ps": {}} if strategy[0] == "p" else {}))
-        assert held([DENY, *policies(closed)], closed) == Held(("deny", "digits"), ())
+        assert egress_policies([DENY, *policies(closed)], closed) == EgressPolicies(("deny", "digits"), ())
         # It allows nothing else: neither other pods nor what is outside.
         (own, *_) = policies(closed)
         dns, tasks = own["spec"]["egress"]
@@ -52,7 +52,7 @@ def test_the_policy_of_a_run_that_asks_for_it_lets_its_tasks_send_what_they_have
 def test_policies_that_say_nothing_of_sending_or_of_other_pods_hold_nobody() -> None:
     other = policy("other", {"matchLabels": {"app": "web"}})
     arriving = policy("arriving", {}, types=("Ingress",))
-    assert held([other, arriving], run()) == Held((), ())
+    assert egress_policies([other, arriving], run()) == EgressPolicies((), ())
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_policies_that_say_nothing_of_sending_or_of_other_pods_hold_nobody() -> 
 )
 def test_what_another_policy_allows_is_allowed(rules: list[dict[str, Any]], lacking: tuple[str, ...]) -> None:
     allow = policy("allow", {"matchExpressions": [{"key": "tf-launcher/cluster", "operator": "Exists"}]}, *rules)
-    assert held([DENY, allow], run()) == Held(("deny", "allow"), lacking)
+    assert egress_policies([DENY, allow], run()) == EgressPolicies(("deny", "allow"), lacking)
 
 
 def test_what_one_role_may_not_the_run_may_not() -> None:
     allow = policy("allow", {"matchExpressions": [{"key": "app.kubernetes.io/component", "operator": "NotIn", "values": ["ps"]}]}, {})
-    assert held([DENY, allow], run()).lacking == (DNS, PORT)
+    assert egress_policies([DENY, allow], run()).lacking == (DNS, PORT)
 
 
 def test_roles_that_may_reach_the_roles_they_need_are_not_held_back() -> None:
@@ -87,5 +87,5 @@ def test_roles_that_may_reach_the_roles_they_need_are_not_held_back() -> None:
         policy(f"{sender}-to-{target}", {"matchLabels": {"app.kubernetes.io/component": sender}}, ASK_DNS, to(target))
         for sender, target in (("chief", "worker"), ("worker", "ps"), ("ps", "chief"))
     ]
-    assert held([DENY, *allowed], run()).lacking == ()
-    assert held([DENY, *allowed[:2]], run()).lacking == (DNS, PORT)
+    assert egress_policies([DENY, *allowed], run()).lacking == ()
+    assert egress_policies([DENY, *allowed[:2]], run()).lacking == (DNS, PORT)
