@@ -59,10 +59,10 @@ def program() -> str:
 def no_engine(output: str) -> DockerError | None:
     """Return what is wrong when `output` of the docker command says that there was no engine to ask, else None."""
     found = (why for why, (pattern, _, _) in _NO_ENGINE.items() if re.search(pattern, output, re.IGNORECASE))
-    return next((unasked(why, output) for why in found), None)
+    return next((no_engine_error(why, output) for why in found), None)
 
 
-def unasked(why: NoEngine, output: str) -> DockerError:
+def no_engine_error(why: NoEngine, output: str) -> DockerError:
     """Return the error for an engine that could not be asked, by what the command or the client said of it."""
     _, message, remedy = _NO_ENGINE[why]
     return DockerError(f"{message}: {last_line(output)}", remedy, output)

@@ -52,7 +52,7 @@ def image_of(task: Task, spec: ClusterSpec) -> str:
     return task.image or image_for(spec)
 
 
-def board_image(spec: ClusterSpec) -> str:
+def tensorboard_image(spec: ClusterSpec) -> str:
     """Return the image that TensorBoard's container starts from: its own, else the spec's or ours."""
     return (spec.tensorboard and spec.tensorboard.image) or image_for(spec)
 
@@ -62,16 +62,16 @@ def attendant_image(spec: ClusterSpec) -> str:
     return (spec.kubernetes.attendant and spec.kubernetes.attendant.image) or image_for(spec)
 
 
-def all_for(spec: ClusterSpec, *, board: bool | None = None) -> list[str]:
+def all_for(spec: ClusterSpec, *, tensorboard: bool | None = None) -> list[str]:
     """Return the images of all containers of `spec`, each once, first the one that TensorBoard's starts from, if there is one.
 
-    `board` says whether there is; where it does not, there is one if the spec wants one and the run has a volume.
+    `tensorboard` says whether there is; where it does not, there is one if the spec wants one and the run has a volume.
     """
     usual = image_for(spec)
-    has_board = role_programs.has_tensorboard(spec) if board is None else board
+    has_tensorboard = role_programs.has_tensorboard(spec) if tensorboard is None else tensorboard
     of_tasks = (role.image or usual for role in role_programs.roles_of(spec).values())
     of_containers = (one.image for _, one in role_programs.containers_of(spec) if one.image)
-    return list(dict.fromkeys([*([board_image(spec)] if has_board else []), *of_tasks, *of_containers]))
+    return list(dict.fromkeys([*([tensorboard_image(spec)] if has_tensorboard else []), *of_tasks, *of_containers]))
 
 
 def is_ours(name: str) -> bool:

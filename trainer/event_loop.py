@@ -53,7 +53,7 @@ class EventLoop:
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
         self._fd_before = signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
-        self.on_ready(self._wake_read, selectors.EVENT_READ, self._woken)
+        self.on_ready(self._wake_read, selectors.EVENT_READ, self._on_wakeup)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -123,7 +123,7 @@ class EventLoop:
             if callback is not None:
                 callback()
 
-    def _woken(self) -> None:
+    def _on_wakeup(self) -> None:
         numbers = b""
         with contextlib.suppress(BlockingIOError):
             while chunk := self._wake_read.recv(4096):

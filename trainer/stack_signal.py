@@ -56,7 +56,7 @@ def _open(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
 
 
-def _be_sitecustomize() -> None:
+def _import_shadowed_sitecustomize() -> None:
     """Register, then let the `sitecustomize` that would have been imported without this file take its place."""
     register()
     own = sys.modules.pop(__name__)
@@ -71,4 +71,4 @@ def _be_sitecustomize() -> None:
 
 
 if __name__ == "sitecustomize":
-    _be_sitecustomize()
+    _import_shadowed_sitecustomize()

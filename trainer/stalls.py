@@ -60,7 +60,7 @@ class StallWatch:
         self._pid: int | None = None
         self._timer: Timer | None = None
         self._phase, self._step = "", None  # type: str, int | None
-        self._checked = self._suspect_from = 0.0
+        self._checked = self._investigate_from = 0.0
         self._asked, self._doing = 0, Activity("unknown")
         self._last = self._since = self._stopped_at = self._busy_at = 0.0
         self._stalled = self._again = self._asking = False
@@ -73,7 +73,7 @@ class StallWatch:
             return
         self._pid = pid
         self._seen = {}
-        self._step, self._stopped_at, self._suspect_from = None, 0.0, 0.0
+        self._step, self._stopped_at, self._investigate_from = None, 0.0, 0.0
         self._checked = time.monotonic()
         self._asked, self._doing = 0, Activity("unknown")
         self._progress("program" if self._by_output else "")
@@ -156,9 +156,9 @@ class StallWatch:
         if self._stopped_at and now - self._stopped_at >= (self._limit or MIN_LIMIT):
             self._handle_stall(now - self._stopped_at, Activity("stopped"))
         elif self._phase in _TIMED and now - self._last >= self.limit() * (1 + self._stalled) and not (self._stopped_at or self._again):
-            if now >= self._suspect_from:
-                self._suspect_from = now + _ASK_AGAIN
-                self._suspect()
+            if now >= self._investigate_from:
+                self._investigate_from = now + _ASK_AGAIN
+                self._investigate()
         elif self._stalled and self._phase not in _TIMED and not self._stopped_at:
             self._progress(self._phase)  # a server that was stopped goes on
 
@@ -168,7 +168,7 @@ class StallWatch:
             self._busy_at = now
             self._emit("busy", now - self._since, phase=self._phase)
 
-    def _suspect(self) -> None:
+    def _investigate(self) -> None:
         """Ask the peers whether they are there, then the process what it does."""
         self._asking = True
         last, left = self._last, set(self._job.awaited)

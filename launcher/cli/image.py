@@ -23,7 +23,7 @@ EXAMPLES = (
     ("launcher image build --build-arg HTTPS_PROXY --ca-file company.pem", "behind a company's proxy"),
 )
 # Names in a directory of code that hardly ever belong into an image.
-_BULKY = (".git", ".venv", "venv", "runs", "node_modules")
+_LARGE_DIRECTORIES = (".git", ".venv", "venv", "runs", "node_modules")
 _WORTH_A_LINE = 0.1  # seconds that a step took
 
 
@@ -126,8 +126,8 @@ def _build(request: "Request", *, verbose: bool) -> "Image":
     # Progress is for people; stdout is for what was built.
     console = Console(stderr=True, highlight=False)
     console.print(f"building {request.name} on {request.base}", soft_wrap=True)
-    if request.code is not None and (bulky := _bulky(request.code)):
-        console.print(f"note: {', '.join(bulky)} go into the image too; a .dockerignore in {request.code} leaves them out", soft_wrap=True)
+    if request.code is not None and (large := _large_directories(request.code)):
+        console.print(f"note: {', '.join(large)} go into the image too; a .dockerignore in {request.code} leaves them out", soft_wrap=True)
     if verbose:
         return build(request, lambda _: None, raw=lambda line: console.print(line, markup=False, soft_wrap=True))
     with console.status("asking the engine") as status:
@@ -158,7 +158,7 @@ def _push(name: str) -> None:
         push(name)
 
 
-def _bulky(code: Path) -> list[str]:
+def _large_directories(code: Path) -> list[str]:
     if (code / ".dockerignore").exists():
         return []
-    return [str(code / name) for name in _BULKY if (code / name).is_dir()]
+    return [str(code / name) for name in _LARGE_DIRECTORIES if (code / name).is_dir()]

@@ -72,7 +72,7 @@ def up(
     backend = open_backend(on, runs, where)
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     started_by = (str(file), *(word for override in overrides or [] for word in ("--set", override)))
-    say = _sayer(as_json=as_json)
+    say = _printer(as_json=as_json)
     source = command_line.get_parameter_source("runs")
     is_named = source is not None and source.name != "DEFAULT"  # as `--runs runs`, too
     if BACKENDS[plan.target].stores_locally and not is_named and (note := check_runs_directory(started_by, runs, spec.name, fresh=fresh)):
@@ -151,7 +151,7 @@ def _prepared(backend: Backend, run: PlannedRun) -> Iterator[str]:
     return backend.prepare(run) if isinstance(backend, Prepares) else iter(())
 
 
-def _sayer(*, as_json: bool) -> Any:
+def _printer(*, as_json: bool) -> Any:
     # With --json stdout is for the program that reads it.
     return lambda message: print(message, file=sys.stderr if as_json else sys.stdout, flush=True)
 

@@ -137,7 +137,7 @@ class BestModel:
         """
         is_wanted = self._waiting is not None and (self._can_wait or self._waiting.step == step)
         self._files.wait(until, retried=_LAST_RETRY if is_wanted else 0.0)
-        with _lost_peer_raised(finished, self._files.notify):
+        with _reporting_peer_loss(finished, self._files.notify):
             if is_wanted:
                 self._save()
             self._files.close(until)
@@ -167,13 +167,13 @@ def write_last(
         return
     files = _Files(export, run_dir, LAST, model, report, tables)
     weights = [keras.ops.convert_to_numpy(w) for w in model.weights]
-    with _lost_peer_raised(finished, files.notify):
+    with _reporting_peer_loss(finished, files.notify):
         files.save({"step": step, "metric": None, "mode": None, "value": None, "metrics": dict(metrics)}, weights)
         files.close(until)
 
 
 @contextmanager
-def _lost_peer_raised(finished: bool, notify: Callable[[str], None]) -> Iterator[None]:
+def _reporting_peer_loss(finished: bool, notify: Callable[[str], None]) -> Iterator[None]:
     """Report a PeerLostError instead of raising it, unless the run has finished: what was not exported then never is."""
     try:
         yield

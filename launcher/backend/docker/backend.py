@@ -112,7 +112,7 @@ class DockerBackend:
         with translate_errors(f"looking for the run {name}"):
             containers = self._engine.containers(name)
             if snapshot is not None and _is_current(snapshot.status, containers):
-                return dataclasses.replace(_with_board(snapshot.status, containers), notified=outbox.read_outcomes(layout.notified))
+                return dataclasses.replace(_with_tensorboard(snapshot.status, containers), notified=outbox.read_outcomes(layout.notified))
             if container_status.members(containers):
                 return container_status.status(self._engine, name, containers)
             if snapshot is not None:
@@ -337,7 +337,7 @@ def _newer(containers: list[Container], ended: float | None) -> bool:
     return any(start is not None and ended is not None and start > ended for start in starts)
 
 
-def _with_board(status: RunStatus, containers: list[Container]) -> RunStatus:
+def _with_tensorboard(status: RunStatus, containers: list[Container]) -> RunStatus:
     if status.state is State.STOPPED or not containers:
         return status
     return dataclasses.replace(status, tensorboard=container_status.tensorboard_url(containers))

@@ -37,7 +37,7 @@ def begin(engine: Engine, run: str, file: Path, within: float = 0.0) -> list[Con
     except BaseException as error:
         if isinstance(error, LauncherError):
             with contextlib.suppress(*ERRORS):
-                error.message += _last_words(engine.containers(run))
+                error.message += _last_line_of_failed(engine.containers(run))
         with contextlib.suppress(*ERRORS):
             _clear(engine, run)
             for volume in () if had_data else engine.volumes(run):
@@ -45,7 +45,7 @@ def begin(engine: Engine, run: str, file: Path, within: float = 0.0) -> list[Con
         raise
 
 
-def _last_words(containers: list[Container]) -> str:
+def _last_line_of_failed(containers: list[Container]) -> str:
     """Return the last line of the first container that failed before a task, for the end of a message; its container is removed now."""
     for container in containers:
         if _is_before_a_task(container) and container.attrs["State"].get("ExitCode"):

@@ -171,7 +171,7 @@ def _explained(error: Exception, doing: str) -> LauncherError:
     inner = _of_the_system(error)
     if inner is not None and inner.errno in _FULL:
         return os_errors.explain(inner, doing)
-    return docker_cli.unasked("forbidden" if isinstance(inner, PermissionError) else "silent", str(error))
+    return docker_cli.no_engine_error("forbidden" if isinstance(inner, PermissionError) else "silent", str(error))
 
 
 def _of_the_system(error: BaseException) -> OSError | None:

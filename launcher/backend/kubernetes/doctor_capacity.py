@@ -32,9 +32,9 @@ class Node:
     def takes(self, wanted: "PodRequirements") -> bool:
         """Return whether a pod with these requests, this node selector and these tolerations fits."""
         fits = all(self.free.get(key, 0.0) >= value for key, value in wanted.amounts.items())
-        return fits and wanted.labels.items() <= self.labels.items() and not self.repels(wanted)
+        return fits and wanted.labels.items() <= self.labels.items() and not self.untolerated_taints(wanted)
 
-    def repels(self, wanted: "PodRequirements") -> list[str]:
+    def untolerated_taints(self, wanted: "PodRequirements") -> list[str]:
         """Return the taints that the pod does not tolerate, as kubectl writes them."""
         return [_taint_text(taint) for taint in self.taints if not any(_tolerates(one, taint) for one in wanted.tolerations)]
 
@@ -73,7 +73,9 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = 
     take(nodes, others)
     left = unschedulable_roles(nodes, spec, tied)
     if left:
-        taints = sorted({taint for role in roles_of(spec).values() for one in nodes for taint in one.repels(_wanted(spec, role))})
+        taints = sorted(
+            {taint for role in roles_of(spec).values() for one in nodes for taint in one.untolerated_taints(_wanted(spec, role))}
+        )
         tolerate = f"; {', '.join(taints)} keeps pods off nodes: kubernetes.tolerations lets them on" if taints else ""
         apart = "; storage.access: ReadWriteMany lets them on different nodes" if _joint(spec, tied) in left else ""
         never = [message for name, role in roles_of(spec).items() for message in _never(name, _wanted(spec, role), listed)]

@@ -25,7 +25,7 @@ _START_TIMEOUT = 120.0  # seconds, on another node
 _POLL_INTERVAL = 0.5
 
 
-def await_board(cluster: Cluster, run: str) -> None:
+def await_tensorboard(cluster: Cluster, run: str) -> None:
     """Wait until a run's TensorBoard answers, for as long as nothing is known that keeps it from that.
 
     One that waits for the node of tasks that have ended, as it does when its own was drained, may go to any node from then on; an evaluator that
@@ -35,15 +35,15 @@ def await_board(cluster: Cluster, run: str) -> None:
     deadline = time.monotonic() + _START_TIMEOUT
     while time.monotonic() < deadline:
         of_run = cluster.listed("Pod", status_source.labels_of(run))
-        boards = [pod for pod in of_run if (pod["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD]
-        if any(pod_status.condition(pod, "Ready") for pod in boards):
+        tensorboard_pods = [pod for pod in of_run if (pod["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD]
+        if any(pod_status.condition(pod, "Ready") for pod in tensorboard_pods):
             return
         words = f"waiting up to {_START_TIMEOUT:.0f} s for TensorBoard of {run} to start"
-        if not moved and any(volume_affinity.waits_for_none(pod, of_run) for pod in boards) and _is_over(cluster, run, of_run):
+        if not moved and any(volume_affinity.waits_for_none(pod, of_run) for pod in tensorboard_pods) and _is_over(cluster, run, of_run):
             cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
             words = f"TensorBoard of {run} goes to a node where its volume can be used, and has {_START_TIMEOUT:.0f} s to start there"
             moved, announced = True, False
-        elif not moved and (any(map(diagnosis.of_pod, boards)) or not (boards or _is_to_come(cluster, run))):
+        elif not moved and (any(map(diagnosis.of_pod, tensorboard_pods)) or not (tensorboard_pods or _is_to_come(cluster, run))):
             break
         if not announced:
             print(words, file=sys.stderr, flush=True)
@@ -92,7 +92,7 @@ class Forward:
     """Listens on this machine. `url` says where; `serve` carries connections until the process is interrupted."""
 
     def __init__(self, cluster: Cluster, run: str, host: str, port: int | None) -> None:
-        await_board(cluster, run)  # fails now and aloud rather than with the first connection
+        await_tensorboard(cluster, run)  # fails now and aloud rather than with the first connection
         self._cluster, self._run = cluster, run
         self._server = _listen(host, port)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.getsockname()[1]}"
@@ -102,9 +102,9 @@ class Forward:
         with self._server:
             while True:
                 connection, _ = self._server.accept()
-                threading.Thread(target=self._carry, args=(connection,), name="forward", daemon=True).start()
+                threading.Thread(target=self._relay, args=(connection,), name="forward", daemon=True).start()
 
-    def _carry(self, connection: socket.socket) -> None:
+    def _relay(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(LauncherError, *ERRORS):
             # Asked each time: the pod may have been replaced.
             pod = pod_of(self._cluster, self._run)["metadata"]["name"]

@@ -139,8 +139,8 @@ def sweep_tensorboards(cluster: Cluster) -> None:
     that had no such field, stays, and so do all where the cluster refuses: what is left of other runs keeps none from being started or stopped.
     """
     with contextlib.suppress(LauncherError):
-        boards = cluster.listed("Deployment", {**status_source.OURS, pod_status.COMPONENT: TENSORBOARD})
-        for run in sorted({board["metadata"]["labels"].get(pod_status.INSTANCE, "") for board in boards} - {""}):
+        deployments = cluster.listed("Deployment", {**status_source.OURS, pod_status.COMPONENT: TENSORBOARD})
+        for run in sorted({deployment["metadata"]["labels"].get(pod_status.INSTANCE, "") for deployment in deployments} - {""}):
             if _tensorboard_is_due(cluster, run):
                 for kind in _OF_TENSORBOARD:
                     for one in cluster.listed(kind, {**status_source.labels_of(run), pod_status.COMPONENT: TENSORBOARD}):

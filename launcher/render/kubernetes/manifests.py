@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from launcher.errors import UsageError
-from launcher.images import REPOSITORY, board_image, image_for, is_ours
+from launcher.images import REPOSITORY, image_for, is_ours, tensorboard_image
 from launcher.render import tensorboard_command
 from launcher.render.kubernetes import attendant_job, configmaps, jobs, jobset, network, pods, storage
 from launcher.render.kubernetes.objects import (
@@ -181,7 +181,7 @@ def _tensorboard_pod(run: Run, wanted: TensorBoard) -> Object:
     volume, mount = pods.tmp()
     given = amounts(wanted.cpu, wanted.memory)
     container = pods.base_container(run, TENSORBOARD, tensorboard_command.command(run.spec, run.plan)) | {
-        "image": board_image(run.spec),
+        "image": tensorboard_image(run.spec),
         "env": [{"name": "HOME", "value": mount["mountPath"]}],
         "ports": [{"name": "http", "containerPort": tensorboard_command.PORT}],
         "readinessProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 5},

@@ -32,9 +32,9 @@ def policies(run: Run) -> list[Object]:
         own["spec"] |= {"policyTypes": ["Ingress", "Egress"], "egress": [{"ports": DNS}, {"to": [{"podSelector": tasks}], **ports}]}
     found = [own]
     if run.has_tensorboard:
-        boards = {"matchLabels": selector(run, TENSORBOARD)}
+        tensorboard = {"matchLabels": selector(run, TENSORBOARD)}
         open_port: Object = {"ports": [{"protocol": "TCP", "port": tensorboard_command.PORT}]}
-        found.append(_policy(run, f"{run.name}-tensorboard", boards, open_port, TENSORBOARD))
+        found.append(_policy(run, f"{run.name}-tensorboard", tensorboard, open_port, TENSORBOARD))
     return found
 
 

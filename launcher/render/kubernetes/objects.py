@@ -74,7 +74,7 @@ class Run:
     def images(self) -> list[str]:
         """The images of its pods, each once."""
         of_attendant = [attendant_image(self.spec)] if self.options.attendant else []
-        return list(dict.fromkeys([*all_for(self.spec, board=self.has_tensorboard), *of_attendant]))
+        return list(dict.fromkeys([*all_for(self.spec, tensorboard=self.has_tensorboard), *of_attendant]))
 
     @property
     def options(self) -> Kubernetes:

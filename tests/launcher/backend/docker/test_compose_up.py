@@ -28,8 +28,8 @@ def test_a_container_that_a_task_waits_for_is_told_from_those_beside_it() -> Non
     task = ended("task", 1, **{labels.TASK: "chief"})
     done = ended("done", 0, **{labels.SERVICE: "chief-warm"})
     failed = ended("init", 3, **{labels.SERVICE: "chief-fetch"})
-    assert compose_up._last_words([board, sidecar, task, done, failed]) == ": init is broken"
-    assert compose_up._last_words([board, sidecar, task, done]) == ""
+    assert compose_up._last_line_of_failed([board, sidecar, task, done, failed]) == ": init is broken"
+    assert compose_up._last_line_of_failed([board, sidecar, task, done]) == ""
 
 
 def test_what_is_added_to_a_message_is_told_wherever_the_error_is_written(golden: Golden) -> None:

@@ -185,15 +185,15 @@ def test_tensorboard_and_an_evaluator_that_wait_for_each_other_are_let_go_once_t
         pods[:] = [mounting(running("tensorboard"), "node-1", conditions=[READY])]
 
     with contextlib.nullcontext() if freed else pytest.raises(LauncherError, match="TensorBoard of digits is not ready: "):
-        await_board({"Pod": lambda: pods, "Job": lambda: jobs}, patch)
+        await_tensorboard({"Pod": lambda: pods, "Job": lambda: jobs}, patch)
     assert patched == (["digits-tensorboard"] if freed else [])
     assert ("TensorBoard of digits goes to a node where its volume can be used" in capsys.readouterr().err) == freed
 
 
-def await_board(listed: dict[str, Callable[[], list[dict[str, Any]]]], patch: Callable[..., None], board: object = None) -> None:
+def await_tensorboard(listed: dict[str, Callable[[], list[dict[str, Any]]]], patch: Callable[..., None], board: object = None) -> None:
     """Wait for the TensorBoard of a cluster that lists this, and has `board` as its Deployment."""
     cluster = SimpleNamespace(listed=lambda kind, _: list(listed[kind]()), patch=patch, get=lambda *_: board, description=lambda: "mine")
-    port_forward.await_board(cast("Cluster", cluster), "digits")
+    port_forward.await_tensorboard(cast("Cluster", cluster), "digits")
 
 
 def test_a_tensorboard_that_was_just_replaced_is_waited_for_until_it_is_known_what_it_waits_for(
@@ -207,7 +207,7 @@ def test_a_tensorboard_that_was_just_replaced_is_waited_for_until_it_is_known_wh
     patched: list[str] = []
     chief = mounting(ended("chief", 0), "node-2")
     listed = {"Pod": lambda: [chief, reads, *times[0]], "Job": lambda: [job("chief", 1, COMPLETE)]}
-    await_board(listed, lambda _, name, __: patched.append(name), board={"status": {}})
+    await_tensorboard(listed, lambda _, name, __: patched.append(name), board={"status": {}})
     assert patched == ["digits-tensorboard"]
     golden(*[line.split(" of digits ")[1] for line in capsys.readouterr().err.splitlines()])
 
@@ -216,6 +216,6 @@ def test_a_tensorboard_that_gets_no_pod_says_why_and_one_that_is_not_there_is_no
     refused = {"type": "ReplicaFailure", "status": "True", "message": 'pods "digits-tensorboard-1" is forbidden: exceeded quota: q'}
     listed: dict[str, Callable[[], list[dict[str, Any]]]] = {"Pod": list, "Job": list}
     with pytest.raises(LauncherError, match=r"TensorBoard of digits gets no pod: pods .* exceeded quota: q"):
-        await_board(listed, pytest.fail, board={"status": {"conditions": [refused]}})
+        await_tensorboard(listed, pytest.fail, board={"status": {"conditions": [refused]}})
     with pytest.raises(UsageError, match="digits has no TensorBoard in mine"):
-        await_board(listed, pytest.fail)
+        await_tensorboard(listed, pytest.fail)
