@@ -167,7 +167,7 @@ class KubernetesBackend:
             record = known.record_watch.record if known.record_watch else None  # it has just been read
             known.user = run_record.user(record or known.cluster.get("ConfigMap", run_record.name_of(name)))
         is_own = not known.user or known.cluster.user() in {"", known.user}
-        notified = ledger.outcomes(notifier.noted(known.record_watch.record if known.record_watch else None))
+        notified = ledger.outcomes(notifier.entries_of(known.record_watch.record if known.record_watch else None))
         return RunContext(user=known.user, is_own=is_own, attended=False, notified=notified, differences=lacking)
 
     def _without_jobs(self, known: _WatchedRun, name: str) -> RunStatus:

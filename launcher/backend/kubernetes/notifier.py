@@ -103,7 +103,7 @@ class Notifier:
         holder = self._note_holder()
         if holder is None:
             return math.inf  # the run is deleted
-        now, entries = self._cluster.now(), noted(holder[1])
+        now, entries = self._cluster.now(), entries_of(holder[1])
         wait = ledger.wait(entries, message, kind, now)
         if wait != 0.0:
             return math.inf if wait is None else wait
@@ -121,7 +121,7 @@ class Notifier:
     def _note(self, one: _InFlight, outcome: ledger.Entry) -> bool:
         """Note how sending a message has ended; return whether that is done, and not that somebody else was changing the note."""
         holder = self._note_holder()
-        entries = noted(holder[1] if holder else None)
+        entries = entries_of(holder[1] if holder else None)
         if holder is None or not ledger.has(entries, one.message, one.kind):
             return True  # the run is deleted, or another start of it keeps its own entries here now
         ended = {key: outcome[key] for key in ("state", "words")} | {"at": self._cluster.now()}
@@ -150,7 +150,7 @@ class Notifier:
         return True
 
 
-def noted(holder: Object | None) -> list[ledger.Entry]:
+def entries_of(holder: Object | None) -> list[ledger.Entry]:
     """Return what was sent, by the object on which that is noted."""
     try:
         listed = json.loads(annotation(holder, NOTE)) if holder else []

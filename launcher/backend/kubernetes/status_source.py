@@ -242,7 +242,7 @@ class Watcher:
         )
         if not self.snapshot.jobs:
             return None
-        notified = ledger.outcomes(notifier.noted(self.attendant)) or context.notified
+        notified = ledger.outcomes(notifier.entries_of(self.attendant)) or context.notified
         context = dataclasses.replace(
             context, location=location_of(self.snapshot, self.cluster), attended=self.is_attended(), notified=notified
         )

@@ -10,7 +10,7 @@ from launcher.backend.kubernetes.attendant import Attendant, attend, is_idle, ma
 from launcher.backend.kubernetes.attendant_notes import DeletedPod, LastLines
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
-from launcher.backend.kubernetes.notifier import noted
+from launcher.backend.kubernetes.notifier import entries_of
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.status_source import Watcher, relevant_pods
 from launcher.errors import LauncherError
@@ -149,7 +149,7 @@ def test_it_is_done_when_the_webhook_was_told_and_another_one_tells_nothing_agai
         assert list(another.reconcile()) == []
         assert another.is_done()
         assert [message["event"] for _, _, message in server.got] == ["succeeded", "succeeded"]  # of which the first was refused
-    assert [entry["state"] for entry in noted(there.own)] == ["sent"]
+    assert [entry["state"] for entry in entries_of(there.own)] == ["sent"]
 
 
 def test_a_run_that_somebody_has_suspended_may_go_on() -> None:

@@ -96,7 +96,7 @@ def look_until(one: Notifier, status: RunStatus, condition: Callable[[], object]
 
 
 def entries(there: There, kept: tuple[str, str] = RECORD) -> list[dict[str, Any]]:
-    return notifier.noted(there.objects[kept])
+    return notifier.entries_of(there.objects[kept])
 
 
 @pytest.mark.parametrize("kept", [[RECORD], [ATTENDANT], [RECORD, ATTENDANT]])
@@ -232,5 +232,5 @@ def test_the_url_is_read_from_the_secret() -> None:
 
 @pytest.mark.parametrize("text", ["", "no JSON", "{}", '["x"]', '[{"key": "x"}]'])
 def test_a_note_that_is_none_of_this_version_s_is_none(text: str) -> None:
-    assert notifier.noted({"metadata": {"annotations": {NOTE: text}}}) == []
-    assert notifier.noted(None) == []
+    assert notifier.entries_of({"metadata": {"annotations": {NOTE: text}}}) == []
+    assert notifier.entries_of(None) == []
