@@ -52,7 +52,7 @@ class TaskStatus:
     ended: float | None = None
     stalled: str = ""  # what it does without progress: a key of trainer.stack_reading.WORDS
     stalled_since: float | None = None
-    heard: float | None = None  # when it was heard of last
+    heard: float | None = None  # when it was last seen: its last event
     # The task's own last progress, if it reports any.
     step: int | None = None
     local_step: int | None = None

@@ -146,7 +146,7 @@ class KubernetesBackend:
         with known.lock:
             try:
                 context = self._context(known, name)
-                known.last = known.watcher.status(context) or context.of(self._without_jobs(known, name))
+                known.last = known.watcher.status(context) or context.add_to(self._without_jobs(known, name))
             except UnreachableError as error:
                 if known.last is None:
                     raise

@@ -221,7 +221,7 @@ def _admission(cluster: Cluster, spec: ClusterSpec, *, asked: bool) -> Iterator[
     """Check the pods of a run as `up` does; of one that nobody has asked about, what is refused is merely good to know."""
     run = _run(spec)
     made = run_objects.objects(run, cluster)
-    wanted = admission.kinds(made, helper_pod.helper(run))
+    wanted = admission.pod_groups(made, helper_pod.helper(run))
     for message, remedy in admission.absent(cluster, wanted, made):
         yield problem("references", message, remedy)
     yield from _webhook(cluster, spec)

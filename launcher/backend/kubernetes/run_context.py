@@ -70,6 +70,6 @@ class RunContext:
         attended = made["state"] in ENDED or self.attended
         return made | {"data_lost": found.loss, "user": self.user, "mine": self.is_own, "attended": attended, "notified": self.notified}
 
-    def of(self, noted: RunStatus) -> RunStatus:
-        """Return a status that was noted when the run ended, or is that of a run without Jobs, with these facts."""
-        return dataclasses.replace(noted, **self.fields(noted.state, noted.reason, noted.reason_task, noted.tasks))
+    def add_to(self, recorded: RunStatus) -> RunStatus:
+        """Return a status that was recorded when the run ended, or is that of a run without Jobs, with these facts."""
+        return dataclasses.replace(recorded, **self.fields(recorded.state, recorded.reason, recorded.reason_task, recorded.tasks))

@@ -247,7 +247,7 @@ class Watcher:
             context, location=location_of(self.snapshot, self.cluster), attended=self.is_attended(), notified=notified
         )
         noted = self._expired() or self._attended(context.location)
-        return context.of(noted) if noted else self._read(context)
+        return context.add_to(noted) if noted else self._read(context)
 
     def _add_past_attempts(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
         """Add the attempts whose pods are gone; they are looked for when other pods are there than before."""

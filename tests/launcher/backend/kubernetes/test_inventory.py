@@ -48,7 +48,7 @@ JOBS = {role: ObjectRef("Job", f"digits-{role}", role) for role in ("chief", "wo
 def told(found: Differences, *tasks: str, state: State = State.RUNNING) -> RunStatus:
     there = tuple(TaskStatus(task, state) for task in tasks)
     found = replace(found, reason=inventory.reason("digits", found.deleted, found.unlabelled, "team-a"))
-    return RunContext(differences=found).of(RunStatus("digits", "kubernetes", state, eta=840.0, tasks=there))
+    return RunContext(differences=found).add_to(RunStatus("digits", "kubernetes", state, eta=840.0, tasks=there))
 
 
 def test_a_run_without_the_job_of_its_workers_is_not_running() -> None:
