@@ -7,6 +7,7 @@ line of each file. The published `test.txt` has no labels and is not read.
 Everything behind `check` is TensorFlow operations: lines are read, dealt out, shuffled and parsed where the training step is.
 """
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -171,18 +172,30 @@ def _lines(paths: Sequence[Path], *, held_out: bool | None = None) -> tf.data.Da
         numbers = tf.data.Dataset.range(1, pipeline.ENDLESS)
         return tf.data.Dataset.zip((lines, numbers, tf.data.Dataset.from_tensors(file).repeat()))
 
-    @in_memory.unconverted
+    numbered = files.flat_map(of_file)
+    # In blocks: a call into a function costs more than a line.
+    return numbered if held_out is None else numbered.batch(BLOCK).map(_picker(held_out=held_out)).unbatch()
+
+
+# These two are traced once in a process, not for each data set of the same files: a run makes three and more.
+@functools.cache
+def _picker(*, held_out: bool) -> Any:
+    @tf.function(autograph=False)
     def picked(*block: tf.Tensor) -> tuple[tf.Tensor, ...]:
         tenth = block[1] % TENTH == 0
         return tuple(tf.boolean_mask(part, tenth if held_out else ~tenth) for part in block)
 
-    numbered = files.flat_map(of_file)
-    # In blocks: a call into a function costs more than a line.
-    return numbered if held_out is None else numbered.batch(BLOCK).map(picked).unbatch()
+    return in_memory.unconverted(picked)
 
 
 def _parsed(lines: tf.data.Dataset, paths: Sequence[Path], rows: Sequence[int]) -> tf.data.Dataset:
-    @in_memory.unconverted
+    parse = _parser(tuple(paths), tuple(rows))
+    return lines.map(parse, num_parallel_calls=PREFETCHED_BATCHES).prefetch(PREFETCHED_BATCHES).with_options(pipeline.options())
+
+
+@functools.cache
+def _parser(paths: tuple[Path, ...], rows: tuple[int, ...]) -> Any:
+    @tf.function(autograph=False)
     def parse(texts: tf.Tensor, numbers: tf.Tensor, files: tf.Tensor) -> tuple[Features, tf.Tensor]:
         values, _, ok = _fields(texts)
         wrong = tf.cond(tf.reduce_all(ok), lambda: tf.constant(""), lambda: _error_message(texts, numbers, files, paths))
@@ -193,7 +206,7 @@ def _parsed(lines: tf.data.Dataset, paths: Sequence[Path], rows: Sequence[int]) 
         features = {"numbers": counted, "categories": hashed(values[:, 1 + NUMBERS :], rows)}
         return features, tf.cast(tf.equal(values[:, 0], "1"), tf.float32)
 
-    return lines.map(parse, num_parallel_calls=PREFETCHED_BATCHES).prefetch(PREFETCHED_BATCHES).with_options(pipeline.options())
+    return in_memory.unconverted(parse)
 
 
 def _fields(lines: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
