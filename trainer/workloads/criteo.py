@@ -150,7 +150,7 @@ def _check(path: Path) -> None:
         raise wrong_file(path, "no lines", "at least one", "Copy the published file there again.")
     _, _, ok = _fields(lines)
     if not tf.reduce_all(ok):
-        raise DataError(_error_message(lines, numbers, tf.zeros_like(numbers), [path]).numpy().decode(errors="replace"))
+        raise DataError(_error_message(lines, numbers, tf.zeros_like(numbers), tf.constant([str(path)])).numpy().decode(errors="replace"))
 
 
 def _compression(path: Path) -> str:
@@ -177,7 +177,7 @@ def _lines(paths: Sequence[Path], *, held_out: bool | None = None) -> tf.data.Da
     return numbered if held_out is None else numbered.batch(BLOCK).map(_picker(held_out=held_out)).unbatch()
 
 
-# These two are traced once in a process, not for each data set of the same files: a run makes three and more.
+# These two are traced once in a process, not for each data set: a run makes three and more.
 @functools.cache
 def _picker(*, held_out: bool) -> Any:
     @tf.function(autograph=False)
@@ -189,16 +189,22 @@ def _picker(*, held_out: bool) -> Any:
 
 
 def _parsed(lines: tf.data.Dataset, paths: Sequence[Path], rows: Sequence[int]) -> tf.data.Dataset:
-    parse = _parser(tuple(paths), tuple(rows))
-    return lines.map(parse, num_parallel_calls=PREFETCHED_BATCHES).prefetch(PREFETCHED_BATCHES).with_options(pipeline.options())
+    names, parse = [str(path) for path in paths], _parser(tuple(rows))
+
+    @in_memory.unconverted
+    def named(*block: tf.Tensor) -> tuple[Features, tf.Tensor]:
+        parsed: tuple[Features, tf.Tensor] = parse(*block, tf.constant(names))
+        return parsed
+
+    return lines.map(named, num_parallel_calls=PREFETCHED_BATCHES).prefetch(PREFETCHED_BATCHES).with_options(pipeline.options())
 
 
 @functools.cache
-def _parser(paths: tuple[Path, ...], rows: tuple[int, ...]) -> Any:
+def _parser(rows: tuple[int, ...]) -> Any:
     @tf.function(autograph=False)
-    def parse(texts: tf.Tensor, numbers: tf.Tensor, files: tf.Tensor) -> tuple[Features, tf.Tensor]:
+    def parse(texts: tf.Tensor, numbers: tf.Tensor, files: tf.Tensor, names: tf.Tensor) -> tuple[Features, tf.Tensor]:
         values, _, ok = _fields(texts)
-        wrong = tf.cond(tf.reduce_all(ok), lambda: tf.constant(""), lambda: _error_message(texts, numbers, files, paths))
+        wrong = tf.cond(tf.reduce_all(ok), lambda: tf.constant(""), lambda: _error_message(texts, numbers, files, names))
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(wrong, ""), [wrong])]):
             values = tf.identity(values)
         texts_of_numbers = values[:, 1 : 1 + NUMBERS]
@@ -206,7 +212,7 @@ def _parser(paths: tuple[Path, ...], rows: tuple[int, ...]) -> Any:
         features = {"numbers": counted, "categories": hashed(values[:, 1 + NUMBERS :], rows)}
         return features, tf.cast(tf.equal(values[:, 0], "1"), tf.float32)
 
-    return in_memory.unconverted(parse)
+    return parse
 
 
 def _fields(lines: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -222,13 +228,13 @@ def _is_label(texts: tf.Tensor) -> tf.Tensor:
     return tf.equal(texts, "0") | tf.equal(texts, "1")
 
 
-def _error_message(lines: tf.Tensor, numbers: tf.Tensor, files: tf.Tensor, paths: Sequence[Path]) -> tf.Tensor:
+def _error_message(lines: tf.Tensor, numbers: tf.Tensor, files: tf.Tensor, names: tf.Tensor) -> tf.Tensor:
     """Return the message on the first wrong line of a batch: its file and number, what was found, what was expected, the remedy."""
     values, counts, ok = _fields(lines)
     at = tf.argmax(tf.cast(~ok, tf.int32))
     row, count = values[at], counts[at]
     column = tf.argmax(tf.cast(~tf.strings.regex_full_match(row[1 : 1 + NUMBERS], _NUMBER), tf.int32))
-    location = tf.strings.join([tf.gather([str(path) for path in paths], files[at]), ", line ", tf.strings.as_string(numbers[at])])
+    location = tf.strings.join([tf.gather(names, files[at]), ", line ", tf.strings.as_string(numbers[at])])
     many = tf.strings.join([tf.strings.as_string(count), " fields in `", tf.strings.substr(lines[at], 0, _MAX_SHOWN), "`"])
     label = tf.strings.join(["label `", row[0], "`"])
     number = tf.strings.join(["`", row[1 + column], "` as number ", tf.strings.as_string(column + 1)])

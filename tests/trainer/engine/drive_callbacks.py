@@ -76,7 +76,7 @@ def trained(sessions: Any, cases: dict[str, bool | None], optimizer: str = "SGD"
             made: list[keras.callbacks.Callback] = [] if by_batch is None else [changing]
             made += [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None)] if by_batch else []
             workload = Calling(made.copy, optimizer=optimizer, dropout=True)
-            job = calling_job(workload, Path(directory, name), 2, epochs=10)
+            job = calling_job(workload, Path(directory, name), 2, epochs=10, batch_size=80)
             session = sessions(workload, job)
             outcome = loop.run(session, workload, job, Reporter("task", Output()), lambda: False)
             values = [v.value for v in session.model.trainable_variables]

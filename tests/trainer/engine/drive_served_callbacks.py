@@ -50,7 +50,7 @@ def report(tf_config: str, scratch: str) -> dict[str, Any]:
 
     def trained(kind: str, name: str, *callbacks: keras.callbacks.Callback) -> tuple[Any, Any]:
         workload = Calling(lambda: callbacks, optimizer="SGD")
-        job = calling_job(workload, Path(scratch, kind, name), 1, epochs=10, **KINDS[kind])
+        job = calling_job(workload, Path(scratch, kind, name), 1, epochs=10, batch_size=80, **KINDS[kind])
         session = (SynchronousSession if KINDS[kind] else AsynchronousSession)(workload, job, connection, lambda: False)
         alive.append(session)
         outcome = loop.run(session, workload, job, Reporter("chief", Output()), lambda: False)
