@@ -56,8 +56,12 @@ _WARNINGS = ("", "error", "default")
 _ROOM = 1 << 15  # bytes for the variables of a process that is forked
 _ARGUMENTS = 23  # of Python 3.11 to 3.13's subprocess._fork_exec
 _WRAPPER = parent_death.wrapped([])  # by which a trainer starts a program
-# Programs of examples that start from nothing elsewhere: by the README's commands, in containers and pods, and with Keras 2.
-_EXAMPLES = [str(ROOT / "examples" / name / "train.py") for name in ("custom-command", "keras-fit")]
+# Programs as users bring them that start from nothing elsewhere: by the README's commands, in containers and pods, and with Keras 2. Of two the
+# like does: another coordinator (of parameter_server.py) and the README's workers in step (of custom_loop.py).
+_BROUGHT = [
+    *(str(ROOT / "examples" / name) for name in ("custom-command/train.py", "custom-command/parameter_server.py", "keras-fit/train.py")),
+    *(str(ROOT / "tests" / "programs" / name) for name in ("between_graph.py", "custom_loop.py")),
+]
 
 
 @dataclass
@@ -125,7 +129,7 @@ def _fork_exec(*arguments: Any) -> int:
     words = [os.fsdecode(word) for word in command]
     given = os.environ if variables is None else dict(os.fsdecode(entry).split("=", 1) for entry in variables)
     plain = close_fds and restore_signals and before is None and (gid, gids, uid, umask) == (None, None, None, -1)
-    wrapped = cwd is None and _is_wrapped_example(words, given)
+    wrapped = cwd is None and _is_wrapped_program(words, given)
     words = [sys.executable, *words[len(_WRAPPER) + 1 :]] if wrapped else words
     if not plain or not (wrapped or _is_ours(words)) or not _by_fork(words, given) or (cwd is not None and not Path(cwd).is_dir()):
         return _real(*arguments)
@@ -150,13 +154,13 @@ def _is_ours(words: Sequence[str]) -> bool:
     return program.split(".")[0] in ("launcher", "trainer") if "-m" in words[1:3] else Path(program).is_relative_to(ROOT / "tests")
 
 
-def _is_wrapped_example(words: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return whether a trainer starts one of those programs, in its directory, as `python FILE`."""
+def _is_wrapped_program(words: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether a trainer starts one of _BROUGHT, in its directory, as `python FILE`."""
     if list(words[: len(_WRAPPER)]) != _WRAPPER or len(words) < len(_WRAPPER) + 2:
         return False
     python = shutil.which(words[len(_WRAPPER)], path=environment.get("PATH"))
     is_this = python is not None and Path(python).parent == Path(sys.executable).parent and Path(python).name.startswith("python")
-    return is_this and str(Path(words[len(_WRAPPER) + 1]).resolve()) in _EXAMPLES
+    return is_this and str(Path(words[len(_WRAPPER) + 1]).resolve()) in _BROUGHT
 
 
 def _by_fork(words: Sequence[str], environment: Mapping[str, str]) -> bool:
