@@ -228,18 +228,21 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
     report |= rows_of_some(Path(here.scratch), connection)
     report["cases"][SAVED] = rows_of_a_save(Path(here.scratch), connection)
 
-    # A round with two of three, all alike, and with the third ten times slower.
-    for name, slow in (("alike", 1), ("one slower", SLOWER)):
-        timed = session(Delayed({"seconds": STEP_SECONDS, "slower": slow}), WORKERS - 1, 100)
+    def timed(slow: int) -> Any:
+        """Return a session that has made rounds with two of three, of which the last is so many times slower."""
+        name = "alike" if slow == 1 else "one slower"
+        made = session(Delayed({"seconds": STEP_SECONDS, "slower": slow}), WORKERS - 1, 100_000)
         start = time.perf_counter()
-        timed.run(10)
-        progress = timed.run(40)
-        last = timed.run(20, finish=True)
+        made.run(10)
+        progress = made.run(40)
+        last = made.run(20, finish=True)
         report[f"all seconds {name}"] = time.perf_counter() - start
-        timed.close()
         report[f"dropped {name}"] = last.dropped
         report[f"steps {name}"] = {w.task: w.local_step for w in (*progress.workers, *last.workers)}
         report[f"workers {name}"] = {w.task: w.examples_per_second for w in (*progress.workers, *last.workers)}
+        return made
+
+    timed(SLOWER).close()
 
     # All needed: the others wait for the slow one.
     held_up = session(Delayed({"seconds": STEP_SECONDS, "slower": SLOWER}), WORKERS, 13)
@@ -248,15 +251,6 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
     report["peer_wait"] = {w.task: w.peer_wait for w in waiting}
     report["input_wait"] = {w.task: w.input_wait for w in waiting}
     held_up.close()
-
-    # Two servers that differ about which gradients came first, as at the end of some call of hundreds: workers wait for the one
-    # that has done its rounds, and the other for them.
-    differing = session(Small({}), WORKERS - 1, 60)
-    uneven = [differing._rounds_of(counts) for counts in DIFFERING]
-    differing._step += sum(counts[0] for counts in DIFFERING)
-    differing.run(20, finish=True)
-    differing.close()
-    report["differing"] = {"done": uneven, "step": differing.step}
 
     # A stop in the middle of a long call, and the rest of it by another session.
     asked: list[bool] = []
@@ -268,32 +262,41 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
     report["stopped"] = {"after": time.perf_counter() - began, "step": stopping.step, "stop": progress.stop}
     stopping.fetch()
     stopping.close()
-    rest = session(Small({}), WORKERS, 40)
+    rest = session(Small({}), WORKERS, 400)
     rest.broadcast(stopping.step)
-    rest.run(40 - stopping.step)
-    rest.close()
+    rest.run(40 - stopping.step, finish=True)
     report["rest step"] = rest.step
 
     # A worker that is killed and comes back takes part again.
-    killed = session(Small({}), WORKERS, 400)
-    killed.run(20)
+    rest.run(20)
     here.processes["worker-1"].kill()
     here.processes["worker-1"].wait()
     here.start("worker", 1)
     began = time.perf_counter()
-    killed.run(50)
+    rest.run(50)
     report["comes back after"] = time.perf_counter() - began
-    killed.run(50, finish=True)
-    killed.close()
-    report["killed step"] = killed.step
+    rest.run(50, finish=True)
+    rest.close()
+    report["killed step"] = rest.step
+
+    # A round with two of three that are all alike.
+    backed_up = timed(1)
+
+    # Two servers that differ about which gradients came first, as at the end of some call of hundreds: workers wait for the one
+    # that has done its rounds, and the other for them.
+    before = backed_up.step
+    uneven = [backed_up._rounds_of(counts) for counts in DIFFERING]
+    backed_up._step += sum(counts[0] for counts in DIFFERING)
+    backed_up.run(20, finish=True)
+    report["differing"] = {"done": uneven, "steps": backed_up.step - before}
 
     # Nobody waits for one that is not needed; it takes part again while rounds go on.
-    backed_up = session(Delayed({"seconds": STEP_SECONDS / 5, "slower": 1}), WORKERS - 1, 100_000)
     backed_up.run(20)
     here.processes["worker-2"].kill()
     here.processes["worker-2"].wait()
+    before = backed_up.step
     backed_up.run(20)
-    report["rounds without it"] = backed_up.step
+    report["rounds without it"] = backed_up.step - before
     here.start("worker", 2)
     end = time.monotonic() + 60
     while time.monotonic() < end and "worker-2" not in {w.task for w in backed_up.run(20).workers}:
