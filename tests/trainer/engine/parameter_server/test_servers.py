@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from tests import forked
 from tests.trainer.engine import servers_here
 from trainer.engine.parameter_server import servers
 
@@ -58,8 +59,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[servers_he
 
 
 def dismissed(here: servers_here.Servers, *pids: int, chief: str = CHIEF) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", chief, here.tf_config, here.scratch, *map(str, pids)]
-    return subprocess.run(command, cwd=servers_here.ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=90, check=False)
+    (program := Path(here.scratch, "chief.py")).write_text(chief)
+    command = [sys.executable, str(program), here.tf_config, here.scratch, *map(str, pids)]
+    environment = {**os.environ, "PYTHONPATH": str(servers_here.ROOT)}
+    return forked.run(command, cwd=servers_here.ROOT, env=environment, timeout=90, engine=forked.TENSORFLOW)
 
 
 def test_a_server_that_hangs_is_named_and_keeps_neither_the_chief_nor_the_others(here: servers_here.Servers) -> None:
