@@ -9,8 +9,8 @@ import pytest
 from tests.integration.running import NEVER, Run, assert_saved, started
 from trainer.events import Event
 
-SAVE_EVERY = 1000
-MORE = 1000  # moves that are made after a fault, and after a stop to the end
+SAVE_EVERY = 500
+MORE = 500  # moves that are made after a fault, and after a stop to the end
 UNTOLD = 4000  # moves within which the chief may have saved without telling of it: a save takes longer on a busy machine
 AT_MOST = 90  # seconds; a deadline, not a measure
 SPEC: dict[str, Any] = {
@@ -21,7 +21,7 @@ SPEC: dict[str, Any] = {
     "train": {
         "workload": "gridworld_dqn",
         "steps": NEVER,
-        "params": {"filters": [4, 8, 8], "hidden": 32, "random_steps": 1000, "replay": 10_000},
+        "params": {"filters": [4, 8, 8], "hidden": 32, "random_steps": 500, "replay": 10_000},
         "checkpoint": {"every_steps": SAVE_EVERY},
         "evaluate": {"every_steps": 0},
         "summaries": {"every_steps": 0},
