@@ -194,8 +194,7 @@ class ServerRows:
 
     def look_up(self, calls: Sequence[Call]) -> "Lookup":
         """Return the rows of all `calls` of these tables; on the caller's device."""
-        keys = tf.concat([tf.reshape(self._keys(call), [-1]) for call in calls], 0)
-        unique, inverse = tf.unique(keys, tf.int32)
+        unique, inverse = tf.unique(self._keys(calls), tf.int32)
         if self.servers == 1:
             local, positions = [unique], [tf.range(tf.size(unique))]
         else:
@@ -210,9 +209,17 @@ class ServerRows:
         rows = tf.reshape(rows, [-1, self.dimension])
         return Lookup(self, rows, inverse, local, positions, [call.ids for call in calls])
 
-    def _keys(self, call: Call) -> tf.Tensor:
-        """Return keys for a call's ids; see `check_ids`."""
-        return tf.cast(check_ids(call.table, call.ids), self.key_dtype) + tf.constant(self._bases[call.table], self.key_dtype)
+    def _keys(self, calls: Sequence[Call]) -> tf.Tensor:
+        """Return keys for the ids of all calls, one after the other; see `check_ids`."""
+        if len(calls) == 1:
+            (call,) = calls
+            ids = tf.reshape(check_ids(call.table, call.ids), [-1])
+            return tf.cast(ids, self.key_dtype) + tf.constant(self._bases[call.table], self.key_dtype)
+        ids = tf.concat([tf.cast(tf.reshape(call.ids, [-1]), tf.int64) for call in calls], 0)
+        of_call = tf.repeat(tf.range(len(calls)), tf.stack([tf.size(call.ids) for call in calls]))
+        ids = _check_ids_of([call.table for call in calls], of_call, ids)
+        bases = tf.constant([self._bases[call.table] for call in calls], self.key_dtype)
+        return tf.cast(ids, self.key_dtype) + tf.gather(bases, of_call)
 
     def no_rows(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the indices of no rows on a server, and their gradients."""
@@ -243,10 +250,24 @@ def check_ids(table: Table, ids: tf.Tensor) -> tf.Tensor:
     low, high = tf.reduce_min(ids), tf.reduce_max(ids)
     wrong = tf.where(low < 0, low, high)
     valid = tf.logical_or(tf.equal(tf.size(ids), 0), tf.logical_and(low >= 0, tf.cast(high, tf.int64) < table.rows))
-    message = f"{OUTSIDE}the layer {table.name} has {table.rows:,} rows, and was given the id"
     # Not tf.debugging.Assert, which makes a branch of it: that takes longer to trace than all else of a look-up.
-    with tf.control_dependencies([tf.raw_ops.Assert(condition=valid, data=[message, wrong])]):
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=valid, data=[_outside(table), wrong])]):
         return tf.identity(ids)
+
+
+def _check_ids_of(tables: Sequence[Table], of_table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+    """Return int64 `ids`, each of the table at its place in `of_table`, as `check_ids` does, but by a few operations for all tables."""
+    rows = tf.constant([table.rows for table in tables], tf.int64)
+    outside = (ids < 0) | (ids >= tf.gather(rows, of_table))
+    first = tf.argmax(tf.cast(tf.concat([outside, [True]], 0), tf.int32))  # past the end where there is none
+    table, wrong = (tf.gather(tf.concat([values, tf.zeros([1], values.dtype)], 0), first) for values in (of_table, ids))
+    told = tf.gather(tf.constant([_outside(table) for table in tables]), table)
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=~tf.reduce_any(outside), data=[told, wrong])]):
+        return tf.identity(ids)
+
+
+def _outside(table: Table) -> str:
+    return f"{OUTSIDE}the layer {table.name} has {table.rows:,} rows, and was given the id"
 
 
 @dataclass(frozen=True)
