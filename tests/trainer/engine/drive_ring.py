@@ -14,6 +14,14 @@ import numpy as np
 
 NAMES = ("worker-0", "worker-1")
 ROWS = ([1, 7], [7, 2, 3])  # that each task has a gradient of, of 9
+SHARED = (
+    (100, "float32"),
+    (400, "float32"),
+    (3, "float32"),
+    (5, "int64"),
+    (7, "bfloat16"),
+    (0, "float32"),
+)  # lengths and types of variables
 NOWHERE = "192.0.2.1:2222"  # an address for documentation, RFC 5737
 
 
@@ -36,6 +44,7 @@ def main(index: int, addresses: list[str]) -> None:
             setattr(all_reduce, number, getattr(all_reduce, number) + 1000)
         return all_reduce.AllReduce(2, index, wire)
 
+    all_reduce._PACK_BYTES = 1000  # of which some variables need more, and others less
     random = np.random.default_rng(7 + index)
     gradients = [random.normal(size=shape).astype(kind) for shape, kind in (((300, 200), "f4"), ((3,), "f2"), ((), "f4"), ((5,), "f8"))]
 
@@ -49,7 +58,10 @@ def main(index: int, addresses: list[str]) -> None:
 
         with tasks.translate_peer_errors():
             found, waited, total = means()
+        variables = [tf.Variable(index), *(tf.Variable(tf.cast(100 * index + tf.range(count), kind)) for count, kind in SHARED)]
+        tasks.share_from_first(variables)
         return {
+            "shared": [variable.numpy().astype(float).tolist() for variable in variables],
             "means": [mean.numpy().tolist() for mean in found[:-1]],
             "types": [mean.dtype.name for mean in found[:-1]],
             "rows": found[-1].numpy().tolist(),

@@ -13,7 +13,7 @@ import trainer
 from trainer.engine import clock
 from trainer.engine.collectives.liveness import HeartbeatProbe
 from trainer.engine.collectives.rendezvous import MAX_TASKS, Endpoint, Listener
-from trainer.engine.collectives.tcp_all_reduce import TcpAllReduce
+from trainer.engine.collectives.tcp_all_reduce import PeerUnreachableError, TcpAllReduce
 from trainer.engine.session import PeerLostError, cause
 from trainer.events import listed
 from trainer.tf_config import split_address
@@ -23,6 +23,8 @@ _GROUP, _ON_CPUS = 1, 2  # of the devices that train, and of a CPU in each task
 _GRADIENTS, _CONTROL, _ENDPOINTS, _CONNECTED, _COMPATIBLE, _AGREED, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one a call site
 _NAMED = 5  # tasks that a message names
 _CONNECT_TIMEOUT = 15.0  # seconds for all tasks to connect to each other
+
+_PACK_BYTES = 1 << 25  # of variables that are shared at once
 
 _VERSION_BITS = 48  # fits in an int64 with bits to spare
 
@@ -197,11 +199,17 @@ class AllReduce:
         return [float(number) for number in vector]
 
     def share_from_first(self, variables: Sequence[tf.Variable]) -> None:
-        """Give every task the values that the first task's variables hold."""
+        """Give every task the values that the first task's variables hold, a part at a time: all at once would need their memory many times."""
         if self.size == 1:
             return
         with self.translate_peer_errors():
-            _share(self, variables)
+            if self._exchange is None:
+                _share(self, variables)
+                return
+            for variable in variables:
+                values = self._exchange.from_first(variable.numpy().reshape(-1))
+                if self.index:
+                    variable.assign(values.reshape(variable.shape))
 
     def barrier(self) -> None:
         """Return when every task has called it."""
@@ -222,6 +230,8 @@ class AllReduce:
             return
         try:
             yield
+        except PeerUnreachableError as error:
+            raise PeerLostError(str(error)) from error
         except tf.errors.OpError as error:
             if self._exchange and self._exchange.problem:
                 raise PeerLostError(self._exchange.problem) from error
@@ -266,24 +276,35 @@ def _check_versions(names: Sequence[str], numbers: Sequence[int]) -> None:
 
 
 def _share(all_reduce: AllReduce, variables: Sequence[tf.Variable]) -> None:
-    by_type: dict[str, list[tf.Variable]] = {}
-    for variable in variables:
-        # Integers of any kind travel as int64, which the collective knows.
-        name = variable.dtype.name if variable.dtype.is_floating else "int64"
-        by_type.setdefault(name, []).append(variable)
-
     @tf.function(autograph=False)
     def share() -> None:
-        for offset, dtype in enumerate(sorted(by_type)):
-            members = by_type[dtype]
-            packed = tf.concat([tf.cast(tf.reshape(v, [-1]), dtype) for v in members], 0)
+        done: list[tf.Operation] = []
+        for offset, (dtype, members) in enumerate(_packs(variables)):
+            with tf.control_dependencies(done):
+                packed = tf.concat([tf.cast(tf.reshape(v, [-1]), dtype) for v in members], 0)
             # The sum of one task's values and the others' zeros is exact.
             own = packed if all_reduce.index == 0 else tf.zeros_like(packed)
             shared = all_reduce._reduce(own, _STATE + 1 + offset)  # noqa: SLF001 - same module
-            for variable, part in zip(members, tf.split(shared, [int(np.prod(v.shape)) for v in members]), strict=True):
-                variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+            parts = tf.split(shared, [int(np.prod(v.shape)) for v in members])
+            done = [v.assign(tf.cast(tf.reshape(part, v.shape), v.dtype)).op for v, part in zip(members, parts, strict=True)]
 
     share()
+
+
+def _packs(variables: Sequence[tf.Variable]) -> Iterator[tuple[str, list[tf.Variable]]]:
+    """Return the variables by the type in which they travel, as many together as _PACK_BYTES allow, or one alone."""
+    by_type: dict[str, list[tf.Variable]] = {}
+    for variable in variables:
+        # Integers of any kind travel as int64, which the collective knows.
+        by_type.setdefault(variable.dtype.name if variable.dtype.is_floating else "int64", []).append(variable)
+    for dtype in sorted(by_type):
+        pack: list[tf.Variable] = []
+        for variable in by_type[dtype]:
+            if pack and sum(v.shape.num_elements() for v in [*pack, variable]) * tf.as_dtype(dtype).size > _PACK_BYTES:
+                yield dtype, pack
+                pack = []
+            pack.append(variable)
+        yield dtype, pack
 
 
 def _all_reduced(vector: tf.Tensor, size: int, group: int, instance: int, hint: str) -> tf.Tensor:

@@ -77,6 +77,10 @@ class TcpAllReduce:
         """Return the sum over all tasks; otherwise as `mean`."""
         return self._guarded(self._reduce, vector, 1)
 
+    def from_first(self, vector: Vector) -> Vector:
+        """Return the first task's vector, for which all give one of its form; otherwise as `mean`."""
+        return self._guarded(self._from_first, vector)
+
     def all_gather(self, *arrays: Array) -> list[Any]:
         """Return each array with those of all tasks, one after another in the tasks' order, and the seconds as `mean`. First axes may differ.
 
@@ -140,6 +144,14 @@ class TcpAllReduce:
         full[own] = done
         self._swap(dict.fromkeys(self._peers, done), {peer: full[parts[peer]] for peer in self._peers})
         return full.astype(_sum_type(vector.dtype), copy=False)
+
+    def _from_first(self, vector: Vector) -> Vector:
+        if self._index == 0:
+            self._swap(dict.fromkeys(self._peers, vector), {})
+            return vector
+        received = _aligned(vector.size, vector.dtype)
+        self._receive(0, _bytes(received))
+        return received
 
     def _gathered(self, message: Vector) -> list[Vector]:
         sizes = {peer: np.empty(1, np.int64) for peer in self._peers}

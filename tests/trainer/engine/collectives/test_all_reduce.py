@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.trainer.engine.drive_ring import NAMES, ROWS
+from tests.trainer.engine.drive_ring import NAMES, ROWS, SHARED
 from tests.trainer.engine.drivers import driven, reported
 from trainer.engine.collectives.all_reduce import AllReduce
 
@@ -51,6 +51,13 @@ def test_both_tasks_get_the_mean_of_gradients_of_any_kind(reports: list[dict[str
     for mean, *owns in zip(first["means"], *(report["own"] for report in reports), strict=True):
         half = 1e-3 if np.size(mean) == 3 else 0.0  # that gradient is float16 itself
         np.testing.assert_allclose(mean, np.mean(owns, axis=0), rtol=max(tolerance, half), atol=max(tolerance, half))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["TensorFlow", "own"])
+def test_all_get_the_first_ones_variables(reports: list[dict[str, Any]], way: str) -> None:
+    for report in reports:
+        assert report[f"float32 {way}"]["shared"] == [0.0, *([*map(float, range(count))] for count, _ in SHARED)]
 
 
 @pytest.mark.slow
