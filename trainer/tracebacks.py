@@ -57,6 +57,14 @@ _REMEDIES = (
         "make the layers, compile and fit inside the strategy's scope: docs/keras.md has the lines",
     ),
     (
+        re.compile(r"InvalidArgumentError: Trying to access resource .* located in device "),
+        "give the model's compile jit_compile=False: docs/keras.md has the lines",
+    ),
+    (
+        re.compile(r".*joining a group with incompatible device type"),
+        "give all workers the same `gpus`, or none: here some have a GPU and others none, see docs/keras.md",
+    ),
+    (
         re.compile(r"(BlockingIO|OS)Error: .*Unable to (synchronously )?(create|open) file \(unable to lock file"),
         "give each worker's BackupAndRestore and ModelCheckpoint a path of its own: docs/keras.md says which",
     ),

@@ -134,6 +134,7 @@ def main() -> int:
             optimizer=keras.optimizers.Adam(0.01),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
+            jit_compile=False,  # on GPUs Keras 3 would compile a model made outside the scope by XLA, which does not reach its variables
         )
         # Kept at the end: a worker that is lost while another one evaluates would begin with the first epoch.
         twice = {"double_checkpoint": True} if KERAS_3 else {}  # the one before, where this one is not whole

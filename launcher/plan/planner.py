@@ -354,7 +354,9 @@ def _local_environments(
         return environments, ()
     asked = sum(member.resources.gpus for member in members)
     there = len(machine.gpus)
-    return environments, (f"the spec asks for {asked} GPUs, this machine has {there}: without a GPU run {listed(gpus.short, 5)}",)
+    return environments, (
+        f"the spec asks for {asked} GPU{'s' * (asked != 1)}, this machine has {there}: without a GPU run {listed(gpus.short, 5)}",
+    )
 
 
 def share_cores(wanted: Mapping[str, float | None], cores: int) -> dict[str, int]:

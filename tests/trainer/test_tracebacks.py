@@ -109,6 +109,10 @@ FIT = """Traceback (most recent call last):
 """
 LOCKED = """BlockingIOError: [Errno 11] Unable to synchronously create file (unable to lock file, errno = 11, error message = 'Resource temporarily \
 unavailable')"""
+COMPILED = """InvalidArgumentError: Trying to access resource dense/kernel/2 (defined @ /venv/core.py:43) located in device \
+/job:worker/replica:0/task:0/device:GPU:0 from device /job:worker/replica:0/task:0/device:CPU:0"""
+MIXED = """InvalidArgumentError: Collective ops is aborted by: Device /job:worker/replica:0/task:0/device:GPU:0 is joining a group with \
+incompatible device type CPU (group_key=1)"""
 
 
 @pytest.mark.parametrize(
@@ -121,6 +125,8 @@ unavailable')"""
         ("ValueError: Invalid reduction dimension 0 for input with 0 dimensions. for '{{node Sum_3}} = Sum[...]'", "metrics of shape [1]"),
         ("RuntimeError: Mixing different tf.distribute.Strategy objects: <object at 0x7f55> is not <object at 0x7f56>", "fit inside"),
         (LOCKED, "a path of its own"),
+        (COMPILED, "jit_compile=False"),
+        (MIXED, "give all workers the same `gpus`"),
     ],
 )
 def test_what_keras_says_of_several_workers_comes_with_a_remedy_that_a_backend_quotes_whole(error: str, remedy: str) -> None:
