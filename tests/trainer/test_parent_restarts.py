@@ -65,6 +65,19 @@ def test_a_program_that_is_always_started_again_ends_by_a_failure_or_when_it_is_
     assert asked.code() == 0
 
 
+def test_a_program_that_has_saved_before_it_raises_the_same_again_goes_on(trainers: Any, tmp_path: Path) -> None:
+    script = (
+        "from trainer.events import Reporter\n"
+        "step = min(int(os.environ['TRAINER_ATTEMPT']), 3)\n"
+        "Reporter('chief')('checkpoint', step=step, path='ckpt', seconds=0.1)\n"
+        "raise ValueError('no rows')\n"
+    )
+    run = trainers.start_parent(*python(tmp_path, script), built_in=False)
+    assert run.code() == 2
+    assert [event["step"] for event in run.events("checkpoint")] == [1, 2, 3, 3]
+    assert run.event("failed")["cause"] == SAME_AGAIN
+
+
 CHECKPOINTS = """
 from trainer.events import Reporter
 report, attempt = Reporter("chief"), int(os.environ["TRAINER_ATTEMPT"])
