@@ -183,13 +183,13 @@ def _check_local(spec: ClusterSpec) -> None:
 def _ending(spec: ClusterSpec, rules: TargetRules) -> Ending | None:
     """Return how the tasks of a program learn of the run's end without a launcher.
 
-    None where the built-in trainer runs, without containers, or where a task that decides the run has no parent.
+    None where the built-in trainer runs, without containers, or where a required task has no parent.
     """
     roles = role_programs.roles_of(spec)
     if (
         spec.train is not None
         or not rules.in_containers
-        or not all(role_programs.has_parent(spec, roles[role]) for role in role_programs.deciding(spec))
+        or not all(role_programs.has_parent(spec, roles[role]) for role in role_programs.required_roles(spec))
     ):
         return None
     return Ending(

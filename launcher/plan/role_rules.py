@@ -44,7 +44,7 @@ def parent_is_injected(task: Task) -> bool:
 
 
 def can_report_end(plan: Plan) -> bool:
-    """Return whether the tasks of a user's program can ask others whether its run has ended: those that decide that have a parent."""
+    """Return whether the tasks of a user's program can ask others whether its run has ended: the required ones have a parent."""
     return all(has_parent(task) for task in plan.tasks if task.name in plan.required_tasks)
 
 

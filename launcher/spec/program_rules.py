@@ -6,7 +6,7 @@ from typing import Any
 from launcher.spec import names
 from launcher.spec.containers import Env, FromSecret
 from launcher.spec.problems import FieldError, Finding, Path
-from launcher.spec.role_programs import ROLES, containers_of, deciding, roles_of
+from launcher.spec.role_programs import ROLES, containers_of, required_roles, roles_of
 from launcher.spec.rule_context import RuleContext
 
 # Keys of a role that are for a program alone.
@@ -87,7 +87,7 @@ def restart_fits(subject: RuleContext) -> Iterator[Finding]:
             yield Finding(
                 ("roles", name, "max_restarts"), message, "no `max_restarts` beside `restart: never`", "remove one of the two", on="key"
             )
-        if role.restart == "always" and name in deciding(spec) and spec.train is None:
+        if role.restart == "always" and name in required_roles(spec) and spec.train is None:
             message = f"`restart` is always, and with the exit 0 of the {name} the run succeeds: it would never end"
             yield Finding(("roles", name, "restart"), message, "on_failure, never or exit_code", "write on_failure, or remove `restart`")
 

@@ -49,7 +49,7 @@ def has_parent(spec: ClusterSpec, role: Role) -> bool:
     return spec.train is not None or bool(program.command and (spec.supervise or not program.image))
 
 
-def deciding(spec: ClusterSpec) -> frozenset[str]:
+def required_roles(spec: ClusterSpec) -> frozenset[str]:
     """Return the roles whose exit 0 the success of a user's own program needs."""
     roles = roles_of(spec)
     return frozenset({"chief" if "chief" in roles else "worker", *({"worker"} & set(roles) if spec.success == "all_workers" else ())})
