@@ -73,7 +73,7 @@ class Backend(Protocol):
         """Delete what the run stored. Refuses while it runs."""
 
     def rename(self, name: str, new_name: str) -> tuple[Location, ...]:
-        """Keep what the run stored under the name `new_name`, out of a new run's way. Nothing of it runs.
+        """Rename the stored data of a stopped run to `new_name`, out of a new run's way.
 
         Returns where it is now; nothing where it is gone, or the run had no volume.
         """
@@ -112,7 +112,7 @@ class Reconciles(Protocol):
         """Do that work for a run, called repeatedly while it is watched; return what people should know of it."""
 
     def finish(self, name: str) -> Iterator[str]:
-        """Do to its end what is begun for a run that has ended, within a bounded time; yield what people should know of it."""
+        """Complete pending work for a finished run, within a bounded time; yield what people should know of it."""
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from launcher.plan.models import Target
 from launcher.runs.paths import OF_CLUSTERS, OF_CONTAINERS
 
-DEFAULT: Target = "local"  # where a verb looks by itself
+DEFAULT: Target = "local"  # the backend of `up`, `plan` and `doctor` without --on; other verbs look there first
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Entry:
     `examiner`: the module of its checks for `launcher doctor`, whose function `examine` is a `launcher.backend.check_results.Check`.
     `state_directory`: below the runs directory, where this machine keeps what it knows of the backend's runs. `in_namespaces`: its runs are in
     namespaces of clusters, and a `Where` names one. `stores_locally`: what a run stores is in a directory of this machine.
-    `shows_runs_of_others`: runs that other machines have started are seen there by their labels alone, which have the digest of their spec.
+    `shows_runs_of_others`: runs of other machines are known by their labels alone, so of their specs only the digest.
     """
 
     class_path: str
@@ -61,5 +61,5 @@ def of_clusters() -> str:
 
 
 def of_this_machine() -> list[str]:
-    """Return the backends of whose runs this machine keeps the spec and the plan, the default one first."""
+    """Return the backends that store the spec and plan of their runs on this machine, the default one first."""
     return [name for name, found in BACKENDS.items() if not found.in_namespaces]

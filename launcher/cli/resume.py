@@ -95,7 +95,7 @@ def previous_status(backend: Backend, name: str) -> RunStatus | None:
     """Return the status of the run of that name that is there already, or None when there is none."""
     try:
         return backend.status(name)
-    except UsageError:  # it was never started: what is there is what an `up` left that could not start it
+    except UsageError:  # it was never started: leftovers of a failed `up`
         return None
 
 

@@ -30,7 +30,7 @@ class TargetRules:
     has_storage_mount: bool = False
 
     def notices(self, spec: ClusterSpec) -> list[str]:
-        """Return what becomes of the parts of a spec that the target cannot do, a sentence each, without the target."""
+        """Return one sentence for each field of a spec that the target does not support, without the target's name."""
         return [words for rule in self.unsupported for words in rule(spec)]
 
     def run_dir(self, runs: Path, name: str) -> str:

@@ -86,9 +86,9 @@ def clear(layout: RunPaths, *, now: bool) -> int:
 
 
 def leftover_processes(layout: RunPaths) -> str:
-    """Return in words which tasks of this run still run though it has no supervisor and nothing in its directory tells of them; empty for none.
+    """Return the ids of this run's processes, as `process 12, 34`, where it has no supervisor and its directory was removed while they ran.
 
-    Their directory was removed while they ran.
+    Empty where there are none.
     """
     found = [] if locks.held(layout.lock) else process_identity.tasks_of(str(layout.run_dir))
     return f"process {', '.join(map(str, found))}" if found else ""

@@ -43,7 +43,7 @@ def short(line: str) -> str:
 
 @dataclass
 class Start:
-    """Whether a task's training process is still on its way: who looks for its peers may find the last a moment after it was ready."""
+    """Whether a task's training process is still starting; the peer probe may finish just after `ready`."""
 
     ready: bool = False
 

@@ -222,7 +222,7 @@ class RunController:
         for task in self._tasks.values():
             self._mark_ended(task, ending)
         if ending.state is State.STOPPED:
-            # A user's own program that is asked to stop says by exit 0 that it is done: all of its tasks do.
+            # A stopped command counts as succeeded only if all of its tasks exit 0.
             needed = self._plan.required_tasks if self._trains else tuple(self._tasks)
             if all(self._state(name) is State.SUCCEEDED for name in needed):
                 ending.state, ending.reason = State.SUCCEEDED, "it was done before it stopped"

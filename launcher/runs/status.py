@@ -17,7 +17,7 @@ class State(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"  # by the user, after a checkpoint
-    INTERRUPTED = "interrupted"  # the launcher that kept the run is gone
+    INTERRUPTED = "interrupted"  # its supervisor is gone, or its engine did not answer for too long; tasks may go on
     UNKNOWN = "unknown"  # it has ended, and nothing is left that tells how
 
 

@@ -65,7 +65,7 @@ class ContainerTracker(TaskTracker):
         return changed
 
     def starts(self) -> None:
-        """Note that its container is being started: what was last seen of it is of before."""
+        """Note that its container is being started: the phase seen before this start counts no more."""
         self.container, self._pending = {**self.container, "Status": "created"}, None
 
     def started_again(self) -> None:

@@ -1,1 +1,1 @@
-"""Runs on Kubernetes, as their objects tell of them. Pure: the objects are those of the API, as JSON has them."""
+"""Runs on Kubernetes: their objects, made, watched and read as JSON, and the work that no controller of a cluster does."""

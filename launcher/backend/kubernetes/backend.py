@@ -89,7 +89,7 @@ class KubernetesBackend:
         self._ended: dict[str, RunStatus] = {}  # what this process stopped, where the cluster has no record of it
         self._notifiers: dict[str, notifier.Notifier] = {}
         self._spec_dirs: dict[str, str] = {}  # of what this process has started
-        self._stopping: list[str] = []  # in this process; one that is asked for twice twice
+        self._stopping: list[str] = []  # in this process; a run stopped twice appears twice
 
     def prepare(self, run: PlannedRun) -> Iterator[str]:
         """Let the API server check every object before one is made; yield what a person should know."""

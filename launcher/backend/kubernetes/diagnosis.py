@@ -347,7 +347,7 @@ def _of_node(pod: Object) -> Diagnosis | None:
 def is_silent(pod: Object) -> bool:
     """Return whether the cluster says of a running pod that its node does not answer.
 
-    It then takes back the pod's readiness, and of its containers the node's last word stays. That a pod was deleted for a taint says
+    The cluster then clears the pod's Ready; container statuses stay as last reported. That a pod was deleted for a taint says
     nothing of its node: people taint nodes too, and the pod may still be saving.
     """
     conditions = {one["type"]: one for one in pod.get("status", {}).get("conditions", [])}

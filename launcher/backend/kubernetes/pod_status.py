@@ -71,7 +71,7 @@ class ClusterSnapshot:
 
 @dataclass(frozen=True)
 class Reason:
-    """The reason of a run's state: its text, the task whose reason it is, where it is one's, and its code where it does not start."""
+    """The reason of a run's state: its text; the task it concerns, if any; its code, if the run has not started."""
 
     text: str = ""
     task: str = ""
@@ -270,7 +270,7 @@ def _left(job: Object, pod: Object) -> int | None:
     spec, failures = job.get("spec", {}), pod["metadata"].get("annotations", {}).get(_FAILURES, "0")
     if "backoffLimitPerIndex" in spec:
         return max(0, int(spec["backoffLimitPerIndex"]) - int(failures))
-    # A limit that tasks share says nothing of one.
+    # A `backoffLimit` that tasks share gives no number for one of them.
     alone = "backoffLimit" in spec and int(spec.get("completions") or 1) == 1
     return max(0, int(spec["backoffLimit"]) - int(job.get("status", {}).get("failed") or 0)) if alone else None
 

@@ -1,4 +1,4 @@
-"""The work that a launcher does for a run on Kubernetes while it watches.
+"""The work that a watching launcher, or the attendant, does for a run on Kubernetes.
 
 It marks pods of lost nodes as failed, suspends runs that failed or never start, and ends the Jobs that a run leaves when it has succeeded.
 """
@@ -17,17 +17,18 @@ from launcher.timestamps import seconds
 from trainer.exit_codes import ExitCode
 
 _FIRST_PODS_WITHIN = 120.0  # seconds after a Job's start in which its first pods are made, of a thousand too
+# Written by a watching launcher and by the attendant alike.
 NODE_LOST_STATUS = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its node was lost; marked as failed by the launcher"}}
 
 
 def lost(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[Object]:
-    """Return the pods that Kubernetes deleted `lost_after` seconds ago or more, because of their node, and that are there still. Pure.
+    """Return the pods that are lost with their node: deleted because of it, and still there `lost_after` seconds later. Pure.
 
     A node that answers is not lost: a pod there may still be saving, and its replacement would share its volume. `now` is the cluster's time.
-    All pods of an unresponsive node expire together. Pods that mount the run's volume come first, non-task pods before tasks; otherwise the
-    scheduler would keep a replacement on the dead node.
+    Deleted pods of an unresponsive node expire with the first of them. Pods that mount the run's volume come first, non-task pods before tasks;
+    otherwise the scheduler would keep a replacement on the dead node.
     """
-    # Of a node that does not answer the cluster sets this condition to false, in every pod there.
+    # The cluster sets Ready to false on all pods of a node that does not answer.
     answering = {node_of(pod) for pod in snapshot.pods if pod_status.condition(pod, "Ready")}
     pods = [pod for pod in snapshot.pods if node_of(pod) not in answering]
     deleted = [(pod, now - since >= lost_after) for pod in pods if (since := deleted_since(pod)) is not None]
@@ -64,7 +65,7 @@ def surplus_jobs(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object, in
     if pod_status.controller_of(snapshot.jobs) or since is None:
         return []
     found = ((job, int(pod_status.has_leader(snapshot, job))) for job, after in waiting if now - since >= after and not _is_over(job))
-    return [(job, stay) for job, stay in found if job["spec"].get("completions") != stay]  # which was done already
+    return [(job, stay) for job, stay in found if job["spec"].get("completions") != stay]  # else already scaled down
 
 
 def _is_over(job: Object) -> bool:
@@ -90,7 +91,7 @@ def too_late(status: RunStatus, snapshot: ClusterSnapshot, now: float, start_tim
 def evicted_too_often(snapshot: ClusterSnapshot) -> str:
     """Return why a run is to be ended of which a task was evicted for its own excess more often than it may fail, empty where none was. Pure.
 
-    Its Job counts such a pod like one that somebody has deleted, not at all, where no trainer is in it and the spec does not tell of its limit.
+    The Job ignores such a pod (exit code 143) where it has no trainer and the spec sets no storage limit.
     """
     for job in [] if pod_status.controller_of(snapshot.jobs) else filter(_ignores_stops, snapshot.jobs):
         limit = job["spec"].get("backoffLimitPerIndex", job["spec"].get("backoffLimit"))
@@ -113,7 +114,7 @@ def _is_first(pod: Object, started: float) -> bool:
 
 
 class Reconciler:
-    """Does it for one run, and says what it does once."""
+    """Reconciles one run; reports each action once."""
 
     def __init__(self, cluster: Cluster, run: str, lost_after: float, keep_logs: Callable[[list[Object]], object] = list) -> None:
         self._cluster, self._run, self._lost_after, self._keep_logs = cluster, run, lost_after, keep_logs

@@ -142,7 +142,7 @@ def is_others(cluster: Cluster, lease: StartLease) -> bool:
 
 
 def release(cluster: Cluster, lease: StartLease) -> None:
-    """Let others start the run again: it has started. Raises LeaseLostError where somebody has stopped it meanwhile."""
+    """Release the lease: the start is complete. Raises LeaseLostError where somebody has stopped it meanwhile."""
     try:
         _change(cluster, lease, lambda there: _annotated(there, {_STARTING: None}))
     except LeaseLostError:
@@ -161,7 +161,7 @@ def revoke(cluster: Cluster, run: str) -> None:
 def undo(cluster: Cluster, lease: StartLease) -> None:
     """Put the record back as it was before a start that failed; nothing happens where the lease is lost.
 
-    How the run before has ended stays where that was noted meanwhile, for example as it was stopped to be moved.
+    A final status of the previous run that was recorded since is kept, e.g. where it was stopped to be moved.
     """
     before = lease.before
     with contextlib.suppress(LeaseLostError):
@@ -179,7 +179,7 @@ def being_started(record: Object | None, now: float) -> str:
         age = now - float(lease["since"])
     except (KeyError, TypeError, ValueError):
         return ""
-    # Of another machine or container of that name nothing is known.
+    # Another host or container may have the same name: its processes cannot be seen here.
     here = lease.get("host") == socket.gethostname() and lease.get("space") == process_identity.space()
     died = here and _process(lease.get("pid")).get("born") != lease.get("born")
     return "" if died or age > _START_TIMEOUT else f"started by `launcher up` on {lease.get('host', '?')} since {max(0.0, age):.0f} s"

@@ -73,8 +73,9 @@ class Source:
     def snapshot(self, before: Collection[str] | None = None) -> ClusterSnapshot:
         """Return what there is now.
 
-        More about Jobs and pods is asked for when one of them has changed, and with growing pauses while none does: claims and events
-        only where a pod does not run, and events only of what does not tell by itself what it waits for, and where other pods are there than `before`, their names.
+        More about Jobs and pods is asked for when one of them has changed, and with growing pauses while none does. Claims are asked for only while a pod
+        does not run. Events are asked for only of objects that do not say what they wait for: pods without a diagnosis, claims that are not bound, and
+        Jobs that lack pods, or all Jobs where the names of the pods are not those in `before`.
         """
         there, pods = self._jobs.objects(), relevant_pods(self._pods.objects())
         jobs = [job for job in there if pod_status.is_role(job)]
@@ -221,7 +222,7 @@ class Watcher:
     def status(self, context: RunContext = _EMPTY_CONTEXT) -> RunStatus | None:
         """Return how the run is, or None when it has no Jobs. Raises LauncherError when the cluster cannot be asked.
 
-        Of `context` is taken what its Jobs do not tell: who started the run, and what it lacks.
+        `context` supplies what its Jobs do not tell: who started the run, and which objects are missing.
         """
         if time.monotonic() < self._next:
             return self._last
@@ -289,7 +290,7 @@ class Watcher:
         return run_record.final(self._record) if run_record.roles(self._record) - there else None
 
     def _attended(self, location: Location | None) -> RunStatus | None:
-        """Return how the run has ended by its attendant, which saw what pods told that are gone since; None while its Jobs are at work."""
+        """Return how the run has ended, from the attendant's notes, which cover deleted pods; None while its Jobs are at work."""
         noted = attendant_notes.final(self._source.attendant)
         if noted is None or not all(map(pod_status.is_idle, self.snapshot.jobs)):
             return None
@@ -309,7 +310,7 @@ class Watcher:
         }
         read = [pod for pod in self.snapshot.pods if task_of(pod) in names]
         self._run_events.apply(self.logs.new_lines(read, tail=_LINES))
-        if self._last is not None:  # nor for one look alone
+        if self._last is not None:  # a one-off query needs no stream
             self.logs.stream(read)
         return pod_status.run_status(self.snapshot, tasks, self._run_events, context)
 
