@@ -46,7 +46,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let `--costs=FILE` tell what each test costs, and `--write-messages` write the messages that tests compare."""
     parser.addoption(
-        "--costs", metavar="FILE", type=Path, help="write each test's seconds to FILE, and print the dearest modules and tests"
+        "--costs", metavar="FILE", type=Path, help="write processor seconds and seconds to FILE, and print the dearest modules and tests"
     )
     parser.addoption("--write-messages", action="store_true", help="write tests/*/messages.txt again, as `make golden` does")
 

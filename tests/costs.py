@@ -1,4 +1,4 @@
-"""The cost of tests: `pytest --costs=FILE` writes the seconds of each module and test to FILE, as CSV, and prints the dearest at the end.
+"""The cost of tests: `pytest --costs=FILE` writes processor seconds and seconds of each module and test to FILE, as CSV, and prints the dearest.
 
 Processor seconds are of all processes below a test, those that have left it too, where the tests may have a cgroup of their own: on Linux, as
 root. Elsewhere they are of the test process and of those that it waited for. Containers and pods are never below a test.

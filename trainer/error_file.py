@@ -1,4 +1,4 @@
-"""The error file that a failing training process leaves for its parent: the error line, and by what to know the same failure again.
+"""The error file that a failing training process leaves for its parent: the error line, and a fingerprint that identifies the failure.
 
 Beside TRAINER_ERROR_FILE, which has lines for people, stands a file with the fingerprint; a user's own program writes none.
 """

@@ -1,4 +1,4 @@
-"""The small parent of a training process: starts it, passes signals on, starts it again, never leaves it behind."""
+"""The small parent of a training process: starts it, passes signals on, starts it again, and leaves none behind that a signal can end."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _CHIEF_TIMEOUT = 0.6  # seconds without a connection, when the chief is expected
 def run_parent(job: ParentJob, report: Report, output: Output) -> int:
     """Run `job` to its end, restarts included, and return the exit code for this process. `report` writes to `output`.
 
-    Takes over this process's signals and reaps its children while it runs. Whichever way it ends, the training
-    process and its process group are gone, and what it wrote is written.
+    Takes over this process's signals and reaps its children while it runs. Whichever way it ends, what the training
+    process wrote is written, and it and its process group are gone, unless no signal ends them: they may wait for a dead disk.
     """
     with scratch.directory() as own, EventLoop() as loop:
         try:

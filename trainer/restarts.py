@@ -25,7 +25,7 @@ class Policy:
 class History:
     """The history of a task: restarts counted against the limit, how the last one failed, lost peers.
 
-    `short_attempts`: attempts in a row, of which each but perhaps the first was shorter than `healthy_after`. `lost_from`: the highest step from which an
+    `short_attempts`: consecutive attempts shorter than `healthy_after`; the first may have been longer. `lost_from`: the highest step from which an
     attempt started that then lost a peer.
     """
 

@@ -14,7 +14,7 @@ _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "([^"]+)", line (\d+)')
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: ?(.*))?$")
 _KIND = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception))\b", re.MULTILINE)
-_IGNORED = "Exception ignored in"  # what Python says of an exception that ended nothing, while it finishes say
+_IGNORED = "Exception ignored in"  # Python's prefix for an exception that it ignores, e.g. at shutdown
 _ALSO = ("During handling of the above exception", "The above exception was the direct cause")
 # AutoGraph's version of a function, in a file of another name each time.
 _GENERATED = re.compile(r".*__autograph_generated_file.*")
@@ -111,7 +111,7 @@ def _last(lines: list[str]) -> RaisedError | None:
     printed = "\n".join(lines[_chain(lines, first) :])
     transient = _is_transient(kind) or any(map(_is_transient, _KIND.findall(printed))) or _TRANSIENT_TEXT.search(printed)
     fingerprint = f"{kind} at {':'.join(own or frames[-1])}, in {':'.join(frames[-1])}"
-    # It may be one that the program has shown, and went on: then what it wrote since must be the same, too.
+    # The program may have logged this exception and continued: then its output since must be the same, too.
     since = [one for one in lines[end + 1 :] if one.strip() and not _LOG.match(one)]
     fingerprint += f", {zlib.crc32(_TIME.sub('#', chr(10).join(since)).encode()):08x} since" if since and not remedy else ""
     permanent = bool(remedy) or (found[2] or "").startswith(_READ_ONLY)

@@ -1,6 +1,6 @@
 """Shows an error of the user's code as the user wrote it, and recognises the same error of two attempts. Imports no TensorFlow.
 
-Frames of TensorFlow, Keras, the standard library and the trainer say nothing to who wrote the model; what AutoGraph made of
+Frames of TensorFlow, Keras, the standard library and the trainer do not help the model's author; what AutoGraph made of
 a function is not what was written. So the frames of the user's own files are shown, in order, and nothing else.
 """
 

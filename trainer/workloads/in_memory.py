@@ -98,7 +98,7 @@ def shuffled(positions: tf.Tensor, examples: int, seed: tf.Tensor) -> tf.Tensor:
 
 
 def _tensor(array: Any) -> tf.Tensor:
-    """Return an array as a tensor; where a graph is traced, as one that it is given, in parts that TensorFlow can send to a worker."""
+    """Return an array as a tensor; while a graph is traced, as its inputs, in parts that TensorFlow can send to a worker."""
     rows = max(1, PART_BYTES * len(array) // max(1, array.nbytes)) if tf.inside_function() else len(array)
     with tf.init_scope():
         parts = [tf.constant(array[first : first + rows]) for first in range(0, len(array), rows)]

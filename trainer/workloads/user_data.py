@@ -167,7 +167,7 @@ def _paired(parts: tuple[Any, ...]) -> tuple[Any, Any]:
 
 
 def _nest(part: Any) -> Any:
-    """Return a nest of dicts and tuples, in which a list is an array, or of arrays a tuple: tf.data knows no lists."""
+    """Return a nest of dicts and tuples, since tf.data knows no lists: a list becomes one array; a list of arrays becomes a tuple."""
     if isinstance(part, dict):
         return {name: _nest(one) for name, one in part.items()}
     if isinstance(part, tuple) or (isinstance(part, list) and any(isinstance(one, np.ndarray | tf.Tensor) for one in part)):

@@ -147,7 +147,7 @@ class WorkerData:
     """
 
     def __init__(self, make: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]) -> None:
-        # Kept, as is the data set: with them the functions of its stages would be taken from the workers.
+        # Kept, as is the data set: freeing them takes the functions of its stages from the workers.
         self._graph = _Graph("data")
         with self._graph.as_default():
             self._arguments = [tf.compat.v1.placeholder(tf.int64, []) for _ in range(2)]
