@@ -197,8 +197,7 @@ class _Parent:
             self._wait.stepped()
         step = event.get("step")
         if event["event"] in _CHECKPOINTS and isinstance(step, int) and step > self._newest:
-            self._newest = step
-            self._history = replace(self._history, fingerprint="", repeats=0)  # the same failure would be one of another step
+            self._newest, self._history = step, replace(self._history, fingerprint="", repeats=0)  # its failure would be another one
             self._recover()
 
     def _kill_stalled(self, why: str) -> None:

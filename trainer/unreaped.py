@@ -10,7 +10,7 @@ from trainer.event_loop import EventLoop
 from trainer.exit_codes import ExitCode
 
 _POLL_INTERVAL = 0.5  # seconds
-_CONFIRMATIONS = 2  # in a row: threads end one after the other
+_CONFIRMATIONS = 4  # in a row: threads end one after the other, and one that goes on may wait for a disk now and then
 _MAX_POLLS = 1200  # polls before a process is given up that another was to follow: the volume may answer again
 _FINAL = frozenset({ExitCode.DONE, ExitCode.WRONG_CONFIGURATION})
 
@@ -55,9 +55,9 @@ class Unreaped:
 
 
 def _code_of_dead_leader(pid: int) -> int | None:
-    """Return how a process has ended, a signal as a negative number, of which a thread is left that no signal ends; None for any other process.
+    """Return how a process has ended, a signal as a negative number, if a thread is left that no signal ends (state D); else None.
 
-    A thread that is left may also free the memory of the process, or go on by itself, where the first one has left it.
+    Threads that are left may also free the memory of the process, or go on where the first one alone has ended.
     """
     try:
         fields = _fields(Path(f"/proc/{pid}/stat"))

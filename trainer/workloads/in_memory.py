@@ -31,7 +31,7 @@ ROUNDS = 8
 # Batches that are made while a GPU computes: one being taken, one being made.
 PREFETCHED_BATCHES = 2
 
-# A tensor that is sent to another process must stay below 2 GB; parts need memory twice while they are put together.
+# A tensor that is sent to another process must stay below 2 GB. A worker keeps the parts beside what is put together of them.
 PART_BYTES = 1 << 30
 
 # Any number far above the steps of a run; blocks are added to it without overflow.
@@ -98,9 +98,9 @@ def shuffled(positions: tf.Tensor, examples: int, seed: tf.Tensor) -> tf.Tensor:
 
 
 def _tensor(array: Any) -> tf.Tensor:
-    """Return an array as a tensor; while a graph is traced, as its inputs, in parts that TensorFlow can send to a worker."""
+    """Return an array as a tensor. Where a graph is traced, it is an input of that graph, in parts that TensorFlow can send to a worker."""
     rows = max(1, PART_BYTES * len(array) // max(1, array.nbytes)) if tf.inside_function() else len(array)
-    with tf.init_scope():
+    with tf.init_scope(), tf.device("CPU:0"):
         parts = [tf.constant(array[first : first + rows]) for first in range(0, len(array), rows)]
     return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
 

@@ -148,8 +148,8 @@ class UserData:
             if "larger than 2GB" not in str(error):
                 raise
             raise WorkloadError(
-                "the Dataset has an array of more than 2 GB, which TensorFlow puts into no graph, and the workers of parameter_server have it "
-                "from there. Return the arrays themselves, in place of the Dataset, or read files with tf.data."
+                "the Dataset has an array of 2 GB or more: TensorFlow cannot put it into the graph that workers of parameter_server run. "
+                "Return the arrays instead of the Dataset, or read files with tf.data."
             ) from error
         if not self.weighted:
             return examples

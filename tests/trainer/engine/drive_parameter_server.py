@@ -111,9 +111,8 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         remote.close()
         difference = max(float(np.max(np.abs(a - b))) for a, b in zip(values(local), values(remote), strict=True))
         report["cases"][name] = {"difference": difference, "roundtrip": roundtrip, "step": remote.step}
-    asynchronous.FEW_OPERATIONS = 0
-    # Randomness is drawn on the worker: these are only asked to learn.
-    for compiled in (False, True):
+    # Randomness is drawn on the worker: these are only asked to learn, one of them in an unrolled loop, as what follows.
+    for compiled, asynchronous.FEW_OPERATIONS in (False, 0), (True, few):
         dropout = AsynchronousSession(Small({"dropout": True}), job_of(150, jit_compile=compiled), connection, lambda: False)
         alive.append(dropout)
         dropout.broadcast(0)

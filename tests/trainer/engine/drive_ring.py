@@ -99,8 +99,19 @@ def main(index: int, addresses: list[str]) -> None:
         tasks.close()
     tasks = ring()
     tasks.connect(NAMES, addresses)
-    report["tables"] = _tables(index, tasks)
-    report_and_stay(report)
+    report_and_stay({**report, "two models": _two_models(index, tasks), "tables": _tables(index, tasks)})
+
+
+def _two_models(index: int, tasks: Any) -> str:
+    import tensorflow as tf
+
+    from trainer.workloads.errors import WorkloadError
+
+    try:
+        tasks.share_from_first([tf.Variable(tf.zeros([3 + index]))])
+    except WorkloadError as error:
+        return str(error)
+    return ""
 
 
 def _tables(index: int, tasks: Any) -> dict[str, object]:

@@ -86,7 +86,7 @@ def larger_in_a_graph() -> tf.data.Dataset:
     [
         ("generator", r"workers of parameter_server run no Python\. Return arrays, write the examples to TFRecord files"),
         ("value", "exists in the chief's memory alone.*Make it a function that returns the Dataset"),
-        ("too large", r"an array of more than 2 GB.*Return the arrays themselves, in place of the Dataset, or read files"),
+        ("too large", r"an array of 2 GB or more.*Return the arrays instead of the Dataset, or read files"),
     ],
 )
 def test_what_workers_without_python_cannot_make_is_refused(kind: str, message: str) -> None:

@@ -206,10 +206,23 @@ class AllReduce:
             if self._exchange is None:
                 _share(self, variables)
                 return
+            self._check_same_form(self._exchange, variables)
             for variable in variables:
-                values = self._exchange.from_first(variable.numpy().reshape(-1))
+                own = np.empty(variable.shape.num_elements(), variable.dtype.as_numpy_dtype) if self.index else variable.numpy().reshape(-1)
+                values = self._exchange.from_first(own)
                 if self.index:
                     variable.assign(values.reshape(variable.shape))
+
+    def _check_same_form(self, exchange: TcpAllReduce, variables: Sequence[tf.Variable]) -> None:
+        """Check that all tasks have variables of the same types and shapes: of others nobody would get the whole."""
+        form = hashlib.sha256(repr([(v.dtype.name, v.shape.as_list()) for v in variables]).encode()).digest()
+        forms, _ = exchange.all_gather(np.frombuffer(form[:8], np.int64))
+        others = [name for name, its in zip(self.names, forms, strict=True) if its != forms[0]]
+        if others:
+            raise WorkloadError(
+                f"{listed(others, _NAMED)} and {self.names[0]} make models of different variables. "
+                "Give all tasks the same code, and let it make the same model in each"
+            )
 
     def barrier(self) -> None:
         """Return when every task has called it."""
@@ -224,7 +237,7 @@ class AllReduce:
 
     @contextmanager
     def translate_peer_errors(self) -> Iterator[None]:
-        """Turn TensorFlow's errors about lost peers into PeerLostError."""
+        """Turn errors about lost peers, TensorFlow's and TcpAllReduce's, into PeerLostError."""
         if self.size == 1:
             yield
             return

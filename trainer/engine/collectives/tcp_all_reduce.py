@@ -78,7 +78,7 @@ class TcpAllReduce:
         return self._guarded(self._reduce, vector, 1)
 
     def from_first(self, vector: Vector) -> Vector:
-        """Return the first task's vector, for which all give one of its form; otherwise as `mean`."""
+        """Return the first task's vector, for which all give one of its form; otherwise as `mean`. The first sends it to each of the others."""
         return self._guarded(self._from_first, vector)
 
     def all_gather(self, *arrays: Array) -> list[Any]:

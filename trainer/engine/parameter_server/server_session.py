@@ -30,6 +30,7 @@ from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard, Workload
 
 _LARGE_BYTES = 1 << 20  # of a constant
+_FEW = 128  # elements: a tensor of so few is made a constant again by FuncGraph.capture
 
 
 class ServerSession(Session):
@@ -147,7 +148,7 @@ class WorkerData:
     """
 
     def __init__(self, make: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]) -> None:
-        # Kept, as is the data set: freeing them takes the functions of its stages from the workers.
+        # Graph and data set are kept: with them TensorFlow would take the functions of their stages from the workers.
         self._graph = _Graph("data")
         with self._graph.as_default():
             self._arguments = [tf.compat.v1.placeholder(tf.int64, []) for _ in range(2)]
@@ -171,8 +172,8 @@ class _Graph(tf.__internal__.FuncGraph):
 
     def _create_op_internal(self, op_type: str, *arguments: Any, **options: Any) -> Any:
         value = options["attrs"]["value"].tensor if op_type == "Const" else None
-        if value is None or value.ByteSize() < _LARGE_BYTES:
+        if value is None or value.ByteSize() < _LARGE_BYTES or tf.TensorShape(value.tensor_shape).num_elements() <= _FEW:
             return super()._create_op_internal(op_type, *arguments, **options)
-        with tf.init_scope():
+        with tf.init_scope(), tf.device("CPU:0"):
             array = tf.constant(tf.make_ndarray(value))
         return self.capture(array).op

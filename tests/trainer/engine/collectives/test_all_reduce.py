@@ -9,6 +9,8 @@ import tensorflow as tf
 from tests.trainer.engine.drive_ring import NAMES, ROWS, SHARED
 from tests.trainer.engine.drivers import driven, reported
 from trainer.engine.collectives.all_reduce import AllReduce
+from trainer.engine.collectives.tcp_all_reduce import PeerUnreachableError
+from trainer.engine.session import PeerLostError
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -27,6 +29,13 @@ def test_gradients_of_any_kind_can_be_sent_in_any_form(size: int, wire: str) -> 
     assert [(t.shape, t.dtype) for t in graph.structured_outputs] == [(s.shape, s.dtype) for s in specs]
     sent = {op.inputs[0].dtype.size for op in graph.graph.get_operations() if op.type.startswith("Collective")}
     assert sent == ({2} if wire == "bfloat16" else {2, 4})
+
+
+def test_a_peer_that_is_lost_outside_of_tensorflows_operations_is_lost() -> None:
+    alone = AllReduce()
+    alone.size = 2
+    with pytest.raises(PeerLostError, match="worker-1 is gone"), alone.translate_peer_errors():
+        raise PeerUnreachableError("worker-1 is gone: it closed the connection")
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +67,12 @@ def test_both_tasks_get_the_mean_of_gradients_of_any_kind(reports: list[dict[str
 def test_all_get_the_first_ones_variables(reports: list[dict[str, Any]], way: str) -> None:
     for report in reports:
         assert report[f"float32 {way}"]["shared"] == [0.0, *([*map(float, range(count))] for count, _ in SHARED)]
+
+
+@pytest.mark.slow
+def test_tasks_that_make_different_models_are_refused_by_all(reports: list[dict[str, Any]]) -> None:
+    for report in reports:
+        assert report["two models"].startswith("worker-1 and worker-0 make models of different variables. Give all tasks the same code")
 
 
 @pytest.mark.slow
