@@ -33,7 +33,7 @@ _NAMED = re.compile(r'checking Pod \S+: |pods "[^"]*" is forbidden: ')
 
 
 @dataclass(frozen=True)
-class PodGroup:
+class PodSet:
     """Pods that are alike: a name for them, how many, and one of them. Without those that are `optional`, a run trains all the same."""
 
     name: str
@@ -42,29 +42,27 @@ class PodGroup:
     optional: bool = False
 
 
-def pod_groups(made: Sequence[Object], helper: Object) -> list[PodGroup]:
+def pod_sets(made: Sequence[Object], helper: Object) -> list[PodSet]:
     """Return the pods that the objects of a run are to make, and the `helper` with which the launcher reads the run's volume now and then."""
     found = []
     own_accounts = {one["metadata"]["name"] for one in made if one["kind"] == "ServiceAccount"}  # which are not there yet
     for one in made:
         if one["kind"] == "Deployment":
-            found.append(PodGroup(TENSORBOARD, 1, _pod(one["spec"]["template"], "apps/v1", "ReplicaSet"), optional=True))
+            found.append(PodSet(TENSORBOARD, 1, _pod(one["spec"]["template"], "apps/v1", "ReplicaSet"), optional=True))
         for job in [one] if one["kind"] == "Job" else one["spec"]["replicatedJobs"] if one["kind"] == "JobSet" else ():
             spec = job["spec"] if one["kind"] == "Job" else job["template"]["spec"]
             role = spec["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
-            found.append(
-                PodGroup(role, int(spec["completions"]), _without_account(_pod(spec["template"], "batch/v1", "Job"), own_accounts))
-            )
-    return [*found, PodGroup("the pod with which the launcher reads the volume", 0, helper, optional=True)]
+            found.append(PodSet(role, int(spec["completions"]), _without_account(_pod(spec["template"], "batch/v1", "Job"), own_accounts)))
+    return [*found, PodSet("the pod with which the launcher reads the volume", 0, helper, optional=True)]
 
 
-def check(cluster: Cluster, wanted: Sequence[PodGroup]) -> Iterator[tuple[str, str]]:
+def check(cluster: Cluster, wanted: Sequence[PodSet]) -> Iterator[tuple[str, str]]:
     """Yield what has to wait, or is refused beside the tasks, each with a remedy. Raises LauncherError with all that keeps tasks out for good."""
     refused: list[LauncherError] = []
     tasks: dict[str, float] = {}
     every: dict[str, float] = {}
-    for group in wanted:
-        pod = group.pod
+    for pod_set in wanted:
+        pod = pod_set.pod
         try:
             pod = cluster.create({**pod, "metadata": {**pod["metadata"], "namespace": cluster.namespace}}, dry_run=True)
         except ForbiddenError:  # those who may make no pod: their Jobs' pods are others' to make
@@ -75,14 +73,14 @@ def check(cluster: Cluster, wanted: Sequence[PodGroup]) -> Iterator[tuple[str, s
             # A webhook that is not asked in dry runs is asked later, for the pod itself.
             if _USED_UP not in error.message and _NOT_DRY not in error.message:
                 found = diagnosis.of_events([{"type": "Warning", "message": error.message}])
-                refusal = LauncherError(f"{group.name}: {_NAMED.sub('', error.message)}", found.remedy if found else error.remedy)
-                if group.optional:
+                refusal = LauncherError(f"{pod_set.name}: {_NAMED.sub('', error.message)}", found.remedy if found else error.remedy)
+                if pod_set.optional:
                     yield refusal.message, refusal.remedy
                 else:
                     refused.append(refusal)
         for name, value in _takes(pod).items():  # with what limit ranges have added
-            every[name] = every.get(name, 0.0) + group.count * value
-            tasks[name] = tasks.get(name, 0.0) + (0 if group.optional else group.count * value)
+            every[name] = every.get(name, 0.0) + pod_set.count * value
+            tasks[name] = tasks.get(name, 0.0) + (0 if pod_set.optional else pod_set.count * value)
     for quota in cluster.listed_if_any("ResourceQuota"):
         refused += [LauncherError(message, "ask for less in the spec, or have the quota raised") for message in _beyond(quota, tasks)]
         yield from ((message, "free some of it, or have it raised") for message in _short(quota, every))
@@ -93,16 +91,16 @@ def check(cluster: Cluster, wanted: Sequence[PodGroup]) -> Iterator[tuple[str, s
         )
 
 
-def absent(cluster: Cluster, wanted: Sequence[PodGroup], made: Sequence[Object]) -> Iterator[tuple[str, str]]:
+def absent(cluster: Cluster, wanted: Sequence[PodSet], made: Sequence[Object]) -> Iterator[tuple[str, str]]:
     """Yield what the pods of a run name that is not there, and that no pod starts without: in words, with the command that makes it.
 
     Those in `made` are the run's own. Objects that the user may not look at count as there.
     """
     own = {(one["kind"], one["metadata"]["name"]) for one in made}
     users: dict[tuple[str, str], list[str]] = {}
-    for group in wanted:
-        for named in dict.fromkeys(_named(group.pod["spec"])):
-            users.setdefault(named, []).append(group.name)
+    for pod_set in wanted:
+        for named in dict.fromkeys(_named(pod_set.pod["spec"])):
+            users.setdefault(named, []).append(pod_set.name)
     for (what, name), who in users.items():
         if (what, name) not in own and not _is_there(cluster, what, name):
             called = {"PersistentVolumeClaim": "claim"}.get(what, what)
@@ -110,7 +108,7 @@ def absent(cluster: Cluster, wanted: Sequence[PodGroup], made: Sequence[Object])
                 f"there is no {called} {name} in {cluster.description()}, and {all_of(who)} cannot start without",
                 _MAKE[what].format(name),
             )
-    for name in dict.fromkeys(one["name"] for group in wanted for one in group.pod["spec"].get("imagePullSecrets") or ()):
+    for name in dict.fromkeys(one["name"] for pod_set in wanted for one in pod_set.pod["spec"].get("imagePullSecrets") or ()):
         if not _is_there(cluster, "Secret", name):
             yield f"there is no Secret {name} in {cluster.description()}, which is named for pulling images", _FOR_PULLING.format(name)
 

@@ -195,7 +195,7 @@ def _policies(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
     run = _run(spec)
     own = network.policies(run) if run.options.egress == "tasks" else []
     policies = doctor_policies.egress_policies([*_listed(cluster, cluster.path("NetworkPolicy"), "listing network policies"), *own], run)
-    names = ", ".join(policies.by)
+    names = ", ".join(policies.names)
     if policies.lacking:
         yield problem(
             "network policies",
@@ -203,7 +203,7 @@ def _policies(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
             f"write `kubernetes: {{egress: tasks}}`, which lets them and forbids all else; "
             f"or allow {all_of(policies.lacking)} by a policy of your own, to pods with the label {CLUSTER_LABEL}",
         )
-    elif policies.by:
+    elif policies.names:
         yield ok("network policies", f"{names}: a run's tasks may send what they have to")
     else:
         yield ok("network policies", "none keeps pods from sending")
@@ -221,7 +221,7 @@ def _admission(cluster: Cluster, spec: ClusterSpec, *, asked: bool) -> Iterator[
     """Check the pods of a run as `up` does; of one that nobody has asked about, what is refused is merely good to know."""
     run = _run(spec)
     made = run_objects.objects(run, cluster)
-    wanted = admission.pod_groups(made, helper_pod.helper(run))
+    wanted = admission.pod_sets(made, helper_pod.helper(run))
     for message, remedy in admission.absent(cluster, wanted, made):
         yield problem("references", message, remedy)
     yield from _webhook(cluster, spec)

@@ -32,7 +32,7 @@ _EXCHANGE = RequiredPort(f"port {EXCHANGE_PORT} of each other", EXCHANGE_PORT)
 class EgressPolicies:
     """The policies that say what a run's tasks may send, by name, and what they have to and may not."""
 
-    by: tuple[str, ...]
+    names: tuple[str, ...]
     lacking: tuple[str, ...]
 
 
@@ -41,16 +41,16 @@ def egress_policies(policies: Sequence[Object], run: Run) -> EgressPolicies:
 
     An unknown, where an address is or a port's name, counts as allowed; so does a port that a task may reach of some other role.
     """
-    by: dict[str, None] = {}
+    names: dict[str, None] = {}
     lacking: dict[str, None] = {}
     every = [{**selector(run, group.role), CLUSTER_LABEL: run.name, **run.options.labels} for group in groups(run.plan)]
     for labels in every:
         bound = [one for one in policies if _is_of_sending(one) and _matches(one["spec"].get("podSelector") or {}, labels)]
-        by |= dict.fromkeys(one["metadata"]["name"] for one in bound)
+        names |= dict.fromkeys(one["metadata"]["name"] for one in bound)
         rules = [rule for one in bound for rule in one["spec"].get("egress") or ()]
         needs = _needs(run) if bound else ()
         lacking |= dict.fromkeys(need.description for need in needs if not any(_allows(rule, need, every) for rule in rules))
-    return EgressPolicies(tuple(by), tuple(lacking))
+    return EgressPolicies(tuple(names), tuple(lacking))
 
 
 def _is_of_sending(policy: Object) -> bool:

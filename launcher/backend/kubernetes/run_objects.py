@@ -55,7 +55,7 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     yield from _lacking(cluster, run)
     for one in made:
         dry_run(cluster, one)
-    wanted = admission.pod_groups(made, helper_pod.helper(run))
+    wanted = admission.pod_sets(made, helper_pod.helper(run))
     for words, remedy in itertools.chain(
         admission.check(cluster, wanted), admission.absent(cluster, wanted, made), admission.missing_webhook_url(cluster, run.spec)
     ):

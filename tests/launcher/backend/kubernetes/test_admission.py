@@ -21,11 +21,11 @@ HELPER = "the pod with which the launcher reads the volume"
 ROLES = {"chief": {"cpu": 1, "memory": "2Gi"}, "ps": {"cpu": 1, "memory": "2Gi"}, "worker": {"replicas": 3, "cpu": 2, "memory": "4Gi"}}
 
 
-def pod_groups(roles: object = ROLES, **options: Any) -> list[admission.PodGroup]:
+def pod_sets(roles: object = ROLES, **options: Any) -> list[admission.PodSet]:
     values = {"version": 1, "name": "digits", "strategy": "parameter_server", "roles": roles, "kubernetes": options}
     spec = ClusterSpec.model_validate(values)
     run = Run(spec, planner.plan(spec, "kubernetes", run_dir="/runs/digits"), image_for(spec))
-    return admission.pod_groups(manifests.objects(run), helper_pod.helper(run))
+    return admission.pod_sets(manifests.objects(run), helper_pod.helper(run))
 
 
 def quota(hard: dict[str, str], used: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
@@ -44,15 +44,15 @@ def checked(
         return pod
 
     cluster = SimpleNamespace(namespace="n", description=lambda: "namespace n", create=create, listed_if_any=lambda _: quotas)
-    return [words for words, _ in admission.check(cast("Cluster", cluster), pod_groups(**options))]
+    return [words for words, _ in admission.check(cast("Cluster", cluster), pod_sets(**options))]
 
 
 @pytest.mark.parametrize("gang", [{}, {"gang": "jobset"}])
 def test_every_pod_of_the_run_is_asked_about_as_its_controller_makes_it(gang: dict[str, str]) -> None:
-    found = pod_groups(**gang)
-    assert {group.name: group.count for group in found if not group.optional} == {"chief": 1, "ps": 1, "worker": 3}
-    assert [group.name for group in found if group.optional] == ["tensorboard", HELPER]
-    owners = [group.pod["metadata"]["ownerReferences"][0]["kind"] for group in found[:-1]]
+    found = pod_sets(**gang)
+    assert {pod_set.name: pod_set.count for pod_set in found if not pod_set.optional} == {"chief": 1, "ps": 1, "worker": 3}
+    assert [pod_set.name for pod_set in found if pod_set.optional] == ["tensorboard", HELPER]
+    owners = [pod_set.pod["metadata"]["ownerReferences"][0]["kind"] for pod_set in found[:-1]]
     assert sorted(owners) == ["Job", "Job", "Job", "ReplicaSet"]
 
 
@@ -73,7 +73,7 @@ def test_a_run_whose_tasks_are_larger_than_a_quota_is_refused_and_one_that_has_t
 
 def test_what_fills_a_quota_exactly_fits() -> None:
     tenths = {role: {**one, "cpu": 0.1} for role, one in ROLES.items()}
-    pods = [group for group in pod_groups(roles=tenths) if group.name == "worker"]
+    pods = [pod_set for pod_set in pod_sets(roles=tenths) if pod_set.name == "worker"]
     taken = {name: 3 * value for name, value in admission._takes(pods[0].pod).items()}
     assert taken["requests.cpu"] > 0.3
     assert list(admission._beyond(quota({"requests.cpu": "300m"}), taken)) == []
@@ -124,7 +124,7 @@ def test_one_who_may_make_no_pods_is_not_kept_from_starting_a_run() -> None:
 
 
 def test_what_the_launchers_own_pod_takes_can_be_set() -> None:
-    *_, helper = pod_groups(helper={"cpu": 0.5, "memory": "1Gi"})
+    *_, helper = pod_sets(helper={"cpu": 0.5, "memory": "1Gi"})
     amounts = {"cpu": "500m", "memory": "1Gi"}
     assert helper.pod["spec"]["containers"][0]["resources"] == {"requests": amounts, "limits": amounts}
 
@@ -143,7 +143,7 @@ def test_what_pods_name_and_is_not_there_is_told_with_what_makes_it() -> None:
         "initContainers": [{"envFrom": [{"secretRef": {"name": "hidden"}}]}],
         "imagePullSecrets": [{"name": "registry"}],
     }
-    wanted = [admission.PodGroup(words, 1, {"spec": pod}) for words in ("chief", "worker")]
+    wanted = [admission.PodSet(words, 1, {"spec": pod}) for words in ("chief", "worker")]
 
     def has(kind: str, name: str) -> bool:
         if name == "hidden":
@@ -165,8 +165,8 @@ def test_what_pods_name_and_is_not_there_is_told_with_what_makes_it() -> None:
 
 
 def test_an_attendant_is_asked_about_without_the_account_that_is_made_with_it() -> None:
-    (own,) = [group for group in pod_groups(attendant=True) if group.name == "attendant"]
+    (own,) = [pod_set for pod_set in pod_sets(attendant=True) if pod_set.name == "attendant"]
     assert own.count == 1
     assert "serviceAccountName" not in own.pod["spec"]
-    (others,) = [group for group in pod_groups(attendant={"service_account": "robot"}) if group.name == "attendant"]
+    (others,) = [pod_set for pod_set in pod_sets(attendant={"service_account": "robot"}) if pod_set.name == "attendant"]
     assert others.pod["spec"]["serviceAccountName"] == "robot"
