@@ -76,7 +76,7 @@ _REMEDIES = (
 
 
 @dataclass(frozen=True)
-class RaisedError:
+class ExceptionSummary:
     """The exception that ended a program: its line for people, with what to do where that is known, and the fingerprint of user_errors.py.
 
     The fingerprint is empty for a transient error.
@@ -86,12 +86,12 @@ class RaisedError:
     fingerprint: str
 
 
-def last(output: bytes) -> RaisedError | None:
+def last(output: bytes) -> ExceptionSummary | None:
     """Return the exception of the last traceback in a program's output, None where there is none."""
     return _last(output.decode("utf-8", "replace").replace("\r\n", "\n").split("\n"))
 
 
-def _last(lines: list[str]) -> RaisedError | None:
+def _last(lines: list[str]) -> ExceptionSummary | None:
     where = _find(lines)
     if where is None:
         return None
@@ -115,7 +115,7 @@ def _last(lines: list[str]) -> RaisedError | None:
     since = [one for one in lines[end + 1 :] if one.strip() and not _LOG.match(one)]
     fingerprint += f", {zlib.crc32(_TIME.sub('#', chr(10).join(since)).encode()):08x} since" if since and not remedy else ""
     permanent = bool(remedy) or (found[2] or "").startswith(_READ_ONLY)
-    return RaisedError(shown, "" if transient and not permanent else fingerprint)
+    return ExceptionSummary(shown, "" if transient and not permanent else fingerprint)
 
 
 def _find(lines: list[str]) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from launcher.runs.reasons import short
 from trainer import tracebacks
 
 
-def raised(tmp_path: Path, source: str) -> tracebacks.RaisedError:
+def raised(tmp_path: Path, source: str) -> tracebacks.ExceptionSummary:
     """Return what is found in the output of a program."""
     program = tmp_path / "train.py"
     program.write_text(source)
@@ -50,7 +50,7 @@ def test_the_line_says_what_and_where_in_the_users_file(tmp_path: Path, source: 
 
 def test_it_is_found_behind_a_line_that_the_program_has_not_finished() -> None:
     found = tracebacks.last(b'3/10 [=>Traceback (most recent call last):\n  File "/code/a.py", line 3, in f\n    f()\nKeyError: 1\n')
-    assert found == tracebacks.RaisedError("KeyError: 1 (/code/a.py:3)", "KeyError at /code/a.py:3, in /code/a.py:3")
+    assert found == tracebacks.ExceptionSummary("KeyError: 1 (/code/a.py:3)", "KeyError at /code/a.py:3, in /code/a.py:3")
 
 
 def test_the_same_place_is_the_same_whatever_the_message_says(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_program_that_finds_no_run_directory_is_told_of_the_field() -> None:
 
 def test_a_lock_that_is_no_keras_file_comes_with_no_remedy() -> None:
     found = tracebacks.last(FIT.format("BlockingIOError: [Errno 11] Resource temporarily unavailable").encode())
-    assert found == tracebacks.RaisedError("BlockingIOError: [Errno 11] Resource temporarily unavailable (/code/train.py:27)", "")
+    assert found == tracebacks.ExceptionSummary("BlockingIOError: [Errno 11] Resource temporarily unavailable (/code/train.py:27)", "")
 
 
 IN_A_GRAPH = """{} Graph execution error:
@@ -173,7 +173,7 @@ def test_frames_in_a_message_of_tensorflow_are_not_taken_for_a_traceback() -> No
     assert found.fingerprint
     lost = FIT.format(IN_A_GRAPH.format("tensorflow.python.framework.errors_impl.AbortedError:", "Collective ops is aborted by: x"))
     found = tracebacks.last(lost.encode())
-    assert found == tracebacks.RaisedError("AbortedError: Collective ops is aborted by: x (/code/train.py:27)", "")
+    assert found == tracebacks.ExceptionSummary("AbortedError: Collective ops is aborted by: x (/code/train.py:27)", "")
 
 
 def test_a_function_that_autograph_has_made_is_the_same_whatever_its_file_is_called() -> None:
