@@ -28,8 +28,8 @@ _TASKS_PER_SECOND = 100  # that the leader answers at most: those of a larger cl
 _TIMEOUT = 2.0  # seconds for an answer
 _MAX_BYTES = 4096  # of a question or an answer
 # Seconds at most that a leader waits for tasks that do not know the end, or a failed required task for a silent leader.
-DRAIN_TIMEOUT = 60.0
-_SHORT_DRAIN_TIMEOUT = 5.0  # the same where it is to stop, or has failed and all have asked before; longer where tasks ask less often
+NOTIFY_TIMEOUT = 60.0
+_SHORT_NOTIFY_TIMEOUT = 5.0  # the same where it is to stop, or has failed and all have asked before; longer where tasks ask less often
 _CHECK_INTERVAL = 0.1  # seconds between its checks whether all know
 
 
@@ -62,7 +62,7 @@ class Member:
 
     `run` identifies the run. `address` is that of the leader's parent, `program` that of its program. The leader waits for the tasks in `required` to be done,
     and stays until those in `followers` know; both are empty elsewhere. A follower ends `grace` after a run that has succeeded.
-    The leader of a failed run stays at most `short_drain_timeout` for tasks that have asked before, and `stop_drain_timeout` when asked to stop.
+    The leader of a failed run stays at most `short_notify_timeout` for tasks that have asked before, and `stop_notify_timeout` when asked to stop.
     A task that `waits` stays when done until the run has succeeded, so that a replaced leader learns of it; when it
     has failed, it asks a silent leader again for a minute. A task is taken for lost that does not answer for `orphan`, or for `first` from the start on.
     """
@@ -77,8 +77,8 @@ class Member:
     grace: float = 0.0
     waits: bool = False
     interval: float = _POLL_INTERVAL
-    short_drain_timeout: float = _SHORT_DRAIN_TIMEOUT
-    stop_drain_timeout: float = _SHORT_DRAIN_TIMEOUT
+    short_notify_timeout: float = _SHORT_NOTIFY_TIMEOUT
+    stop_notify_timeout: float = _SHORT_NOTIFY_TIMEOUT
     orphan: float = 600.0
     first: float = 600.0
 
@@ -100,7 +100,7 @@ def member(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bo
     others = names - {task.chief_name}
     required = {name for name in others if rules.success == "all_workers" and name.startswith("worker-")}
     interval = max(_POLL_INTERVAL, len(names) / _TASKS_PER_SECOND)
-    short_drain_timeout = max(_SHORT_DRAIN_TIMEOUT, 2 * interval + _TIMEOUT)
+    short_notify_timeout = max(_SHORT_NOTIFY_TIMEOUT, 2 * interval + _TIMEOUT)
     return Member(
         run=run,
         task=task.name,
@@ -112,8 +112,8 @@ def member(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bo
         grace=rules.graces.get(task.role, 0.0),
         waits=task.name in required,
         interval=interval,
-        short_drain_timeout=short_drain_timeout,
-        stop_drain_timeout=min(short_drain_timeout, rules.grace_period / 2),
+        short_notify_timeout=short_notify_timeout,
+        stop_notify_timeout=min(short_notify_timeout, rules.grace_period / 2),
     )
 
 
@@ -157,21 +157,21 @@ class Leader:
         elif missing:
             self._loop.call_later(_CHECK_INTERVAL, lambda: self.succeed(then))
         else:
-            self._end(Status(SUCCEEDED), DRAIN_TIMEOUT, then)
+            self._end(Status(SUCCEEDED), NOTIFY_TIMEOUT, then)
 
     def fail(self, reason: str, then: Callable[[Status], None]) -> None:
         """Do the same where the run has failed; a task that has not asked yet may be starting."""
-        self._end(Status(FAILED, reason[: _MAX_BYTES // 8]), self._own.short_drain_timeout, then)
+        self._end(Status(FAILED, reason[: _MAX_BYTES // 8]), self._own.short_notify_timeout, then)
 
     def exit_soon(self) -> None:
         """Exit soon: this task was asked to stop."""
         self._exits_soon = True
-        self._until = min(self._until, time.monotonic() + self._own.stop_drain_timeout)
+        self._until = min(self._until, time.monotonic() + self._own.stop_notify_timeout)
 
-    def _end(self, status: Status, drain_timeout: float, then: Callable[[Status], None]) -> None:
+    def _end(self, status: Status, notify_timeout: float, then: Callable[[Status], None]) -> None:
         self._status, now = status, time.monotonic()
-        self._until = now + (self._own.stop_drain_timeout if self._exits_soon else DRAIN_TIMEOUT)
-        self._until_asked = now + drain_timeout
+        self._until = now + (self._own.stop_notify_timeout if self._exits_soon else NOTIFY_TIMEOUT)
+        self._until_asked = now + notify_timeout
         self._check(then)
 
     def _check(self, then: Callable[[Status], None]) -> None:

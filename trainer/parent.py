@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 from trainer import scratch
 from trainer.child import Child
-from trainer.ending import DRAIN_TIMEOUT, FAILED, RUNNING, SUCCEEDED, Callbacks, Follower, Leader, Member, Status
+from trainer.ending import FAILED, NOTIFY_TIMEOUT, RUNNING, SUCCEEDED, Callbacks, Follower, Leader, Member, Status
 from trainer.event_loop import EventLoop, Timer
 from trainer.events import FORWARDED, Event, listed
 from trainer.exit_codes import SIGNAL_BASE, ExitCode
@@ -280,7 +280,7 @@ class _Parent:
         elif self._follower is not None and not restarted and not self._succeeded:
             self._follower.has_ended(FAILED if code else SUCCEEDED)
             if code or not self._member.waits or self._stopping:
-                self._notify_leader(time.monotonic() + DRAIN_TIMEOUT)
+                self._notify_leader(time.monotonic() + NOTIFY_TIMEOUT)
         else:
             self._loop.stop()
 
