@@ -93,9 +93,9 @@ class ControlledTask(ABC):
         """See to it that nothing else starts it again either."""
 
     @property
-    def cannot_restart(self) -> bool:
-        """Whether nothing restarts it once it has ended; else it must still be stopped."""
-        return True
+    def may_restart(self) -> bool:
+        """Whether something else may start it again once it has ended; then it must still be stopped."""
+        return False
 
     def decide_by_rule(self, code: int, when: RestartWhen) -> RestartDecision:
         """Return what follows from this exit where the task is started again after these."""
@@ -454,7 +454,7 @@ class RunController:
             return ending is not None
         if ending.stop_groups or any(task.running or task.restart_at is not None for task in self._tasks.values()):
             return False
-        restartable = [task for task in self._tasks.values() if not task.cannot_restart]
+        restartable = [task for task in self._tasks.values() if task.may_restart]
         for task in restartable:
             task.stop(ending.grace)
         return not restartable

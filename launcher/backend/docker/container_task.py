@@ -47,7 +47,7 @@ class ContainerTask(ControlledTask):
         self._engine, self._run = engine, run
         self._over_since: float | None = None
         self._exit_reported = False
-        self._cannot_restart = False
+        self._may_restart = True
         self._stopping: threading.Thread | None = None
         self._stopped: float | None = None  # when the engine said that it has
 
@@ -71,12 +71,12 @@ class ContainerTask(ControlledTask):
         return self.tracker.code == SIGKILL
 
     @property
-    def cannot_restart(self) -> bool:
-        """Whether the engine has stopped it, and nothing starts it again.
+    def may_restart(self) -> bool:
+        """Whether the engine may start it again: until it has stopped it.
 
-        That it was seen to have ended is not that: the engine may be starting it again at that very moment, or when it is itself started.
+        Also where it was seen to have ended: the engine may be starting it again at that very moment, or when it is itself started.
         """
-        return self._cannot_restart
+        return self._may_restart
 
     @property
     def answered(self) -> bool:
@@ -86,7 +86,7 @@ class ContainerTask(ControlledTask):
     def update(self, described: dict[str, Any], asked: float) -> bool:
         """Take in what the engine says of the container, asked at that time, nothing where there is none; True when it changed."""
         if self._stopped is not None and asked >= self._stopped:
-            self._cannot_restart, self._stopping, self._stopped = True, None, None
+            self._may_restart, self._stopping, self._stopped = False, None, None
         return self.tracker.update(described.get("State", {}), described.get("RestartCount", 0))
 
     def line(self, line: LogLine) -> Event | None:
