@@ -99,7 +99,7 @@ class Storage(Section):
     )
     mount: Literal["one", "all"] | None = Field(
         None,
-        description="On Kubernetes, which tasks mount it: `one` is the task that leads (the chief) and, on its node, the evaluator and TensorBoard; `all` is "
+        description="On Kubernetes, which tasks mount it: `one` is the leader (the chief) and, on its node, the evaluator and TensorBoard; `all` is "
         "every task. When left out `all` for a `command` of several tasks and for a multi_worker_mirrored of several workers without a chief, else `one`.",
     )
     access: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] | None = Field(

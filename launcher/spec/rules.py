@@ -358,7 +358,7 @@ def one_mounts(subject: RuleContext) -> Iterator[Finding]:
     spec = subject.spec
     count = leading_role(spec).replicas
     if spec.storage is not None and spec.storage.mount == "one" and count > 1:
-        message = f"`mount: one` is for a task that leads and is alone in its role; worker-0 of {count} workers leads"
+        message = f"`mount: one` is for a leader that is alone in its role; worker-0 of {count} workers is the leader"
         remedy = "add `chief: {}` to `roles`, which then mounts the volume, or write `mount: all`"
         yield Finding(("storage", "mount"), message, "a chief, or `all`", remedy)
 

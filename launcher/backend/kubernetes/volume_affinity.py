@@ -90,11 +90,9 @@ def _of_affinity(pod: Object, pods: Sequence[Object], message: str, *, leader_co
             f"`launcher wait` marks that pod as failed; or: {_MARK_FAILED.format(name)}",
         )
     if not there and leader_completed:
-        return Diagnosis(
-            "nodes", "the task that leads has ended, and no other pod shows where the run's volume can be used", _again(pod, pods)
-        )
+        return Diagnosis("nodes", "the leader has ended, and no other pod shows where the run's volume can be used", _again(pod, pods))
     if not there:
-        return Diagnosis("nodes", "waits for the task that leads, on whose node the run's volume is", "")
+        return Diagnosis("nodes", "waits for the leader, on whose node the run's volume is", "")
     node = _node(there[0])
     return Diagnosis(
         "nodes",
@@ -108,7 +106,7 @@ def _again(pod: Object, pods: Iterable[Object]) -> str:
     run = pod["metadata"]["labels"][VOLUME_LABEL]
     if any((one["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD for one in pods):
         return f"launcher tensorboard {run} lets TensorBoard go to the volume, and this task follows it"
-    return f"launcher down {run}, and launcher up again: the task that leads comes back with its last checkpoint, and this task follows it"
+    return f"launcher down {run}, and launcher up again: the leader comes back with its last checkpoint, and this task follows it"
 
 
 def _is_followed(pod: Object) -> bool:

@@ -91,7 +91,9 @@ def test_with_addresses_changes_the_addresses_everywhere_and_nothing_else() -> N
         ("multi_worker_mirrored", {"worker": {"replicas": 2}}, {"worker-0"}, ("worker-0",)),
     ],
 )
-def test_who_leads_alone_has_the_run_directory(strategy: str, roles: dict[str, Any], mounts: set[str], required: tuple[str, ...]) -> None:
+def test_the_leader_and_its_evaluator_alone_have_the_run_directory(
+    strategy: str, roles: dict[str, Any], mounts: set[str], required: tuple[str, ...]
+) -> None:
     made = planned(strategy=strategy, roles=roles)
     assert {task.name for task in made.tasks if task.mounts_run_dir} == mounts
     assert made.required_tasks == required

@@ -25,7 +25,7 @@ def test_why_a_run_ended_early_is_known_until_it_goes_on() -> None:
     assert progress.fields(ended=False)["ended_early"] == ""
 
 
-def test_only_the_task_that_leads_tells_of_steps() -> None:
+def test_only_the_leader_tells_of_steps() -> None:
     progress = Progress()
     progress.apply({"event": "ready"}, is_leader=False)
     progress.apply({"event": "progress", "step": 5}, is_leader=False)
