@@ -131,9 +131,9 @@ def test_no_stall_while_a_peer_is_known_to_be_away(trainers: Any, ports: Any, tm
 
 
 def test_a_server_that_takes_connections_and_does_not_answer_is_named(trainers: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as greeting:
-        threading.Thread(target=_greet, args=(greeting,), daemon=True).start()
-        peers = {name: f"127.0.0.1:{server.getsockname()[1]}" for name, server in (("ps-0", silent), ("worker-0", greeting))}
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as answering:
+        threading.Thread(target=_send_handshakes, args=(answering,), daemon=True).start()
+        peers = {name: f"127.0.0.1:{server.getsockname()[1]}" for name, server in (("ps-0", silent), ("worker-0", answering))}
         run = trainers.start_parent(
             sys.executable, "-c", AS_THE_TRAINER, awaited=peers, watched_workers=[peers["worker-0"]], stalls=stalls()
         )
@@ -141,7 +141,7 @@ def test_a_server_that_takes_connections_and_does_not_answer_is_named(trainers: 
     assert (told["doing"], told["place"]) == ("servers", "ps-0")
 
 
-def _greet(server: socket.socket) -> None:
+def _send_handshakes(server: socket.socket) -> None:
     while True:
         try:
             connection, _ = server.accept()

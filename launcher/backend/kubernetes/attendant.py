@@ -154,8 +154,8 @@ def attend(attendant: Attendant) -> int:
     last_error = ""
     while not attendant.is_done():
         try:
-            for words in attendant.reconcile():
-                _say(words)
+            for message in attendant.reconcile():
+                _say(message)
             last_error = ""
         except ForbiddenError as error:
             _say(f"{error.message}: the account of this pod needs {error.rule}")
@@ -169,8 +169,8 @@ def attend(attendant: Attendant) -> int:
     return 0
 
 
-def _say(words: str) -> None:
-    print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), words, flush=True)
+def _say(message: str) -> None:
+    print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), message, flush=True)
 
 
 def _stop(number: int, _frame: object) -> NoReturn:

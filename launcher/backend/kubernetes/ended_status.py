@@ -31,8 +31,8 @@ def status(cluster: Cluster, snapshot: pod_status.ClusterSnapshot, directory: Pa
     if snapshot.jobset and not pod_status.is_over(snapshot.jobset):
         reason = pod_status.waits(snapshot) or f"its JobSet {snapshot.jobset['metadata']['name']} has no Jobs yet"
         return made(State.PENDING, reason, (TaskStatus(task, State.PENDING) for task in known))
-    if words := run_record.being_started(record, cluster.now()):
-        return made(State.PENDING, f"it is being {words}", (TaskStatus(task, State.PENDING) for task in known))
+    if message := run_record.being_started(record, cluster.now()):
+        return made(State.PENDING, f"it is being {message}", (TaskStatus(task, State.PENDING) for task in known))
     if final := run_record.final(record) or run_record.stopping(record):
         return final
     if record is None and ended is not None:

@@ -320,8 +320,8 @@ def _without_pod(snapshot: ClusterSnapshot, job: Object, name: str) -> TaskStatu
         return TaskStatus(name, State.STOPPED, "ended with its Job")
     if job.get("spec", {}).get("suspend"):
         return (
-            TaskStatus(name, State.PENDING, words, "queue")
-            if (words := waits(snapshot, job))
+            TaskStatus(name, State.PENDING, message, "queue")
+            if (message := waits(snapshot, job))
             else TaskStatus(name, State.STOPPED, "its Job is suspended")
         )
     found = diagnosis.of_events(snapshot.about(job))

@@ -38,15 +38,15 @@ def await_tensorboard(cluster: Cluster, run: str) -> None:
         tensorboard_pods = [pod for pod in of_run if (pod["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD]
         if any(pod_status.condition(pod, "Ready") for pod in tensorboard_pods):
             return
-        words = f"waiting up to {_START_TIMEOUT:.0f} s for TensorBoard of {run} to start"
+        message = f"waiting up to {_START_TIMEOUT:.0f} s for TensorBoard of {run} to start"
         if not moved and any(volume_affinity.waits_for_none(pod, of_run) for pod in tensorboard_pods) and _is_over(cluster, run, of_run):
             cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
-            words = f"TensorBoard of {run} goes to a node where its volume can be used, and has {_START_TIMEOUT:.0f} s to start there"
+            message = f"TensorBoard of {run} goes to a node where its volume can be used, and has {_START_TIMEOUT:.0f} s to start there"
             moved, announced = True, False
         elif not moved and (any(map(diagnosis.of_pod, tensorboard_pods)) or not (tensorboard_pods or _is_to_come(cluster, run))):
             break
         if not announced:
-            print(words, file=sys.stderr, flush=True)
+            print(message, file=sys.stderr, flush=True)
             announced = True
         time.sleep(_POLL_INTERVAL)
     pod_of(cluster, run)

@@ -56,10 +56,10 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     for one in made:
         dry_run(cluster, one)
     wanted = admission.pod_sets(made, helper_pod.helper(run))
-    for words, remedy in itertools.chain(
+    for message, remedy in itertools.chain(
         admission.check(cluster, wanted), admission.absent(cluster, wanted, made), admission.missing_webhook_url(cluster, run.spec)
     ):
-        yield f"{words}; {remedy}"
+        yield f"{message}; {remedy}"
 
 
 def _lacking(cluster: Cluster, run: Run) -> Iterator[str]:

@@ -53,8 +53,8 @@ class StartLease:
 
 def refuse_started(cluster: Cluster, run: str, record: Object | None) -> None:
     """Raise UsageError where another launcher starts the run at the moment."""
-    if words := being_started(record, cluster.now()):
-        raise UsageError(f"{run} in {cluster.description()} is being {words}", _OTHER_START)
+    if message := being_started(record, cluster.now()):
+        raise UsageError(f"{run} in {cluster.description()} is being {message}", _OTHER_START)
 
 
 def new_lease(cluster: Cluster, run: Run, before: Object | None, ended: RunStatus | None) -> StartLease:

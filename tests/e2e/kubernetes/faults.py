@@ -41,7 +41,7 @@ class Run:
         (directory / "spec.yaml").write_text(head + options)
         self.launcher("up", str(directory / "spec.yaml"), "--detach")
 
-    def rests(self) -> None:
+    def await_steady(self) -> None:
         """Wait until all its pods run and it has saved a checkpoint."""
         until(lambda: self.is_steady() and self.saved() > 0, ALIVE, f"{self.name} to save a checkpoint", self.describe)
 

@@ -32,7 +32,7 @@ def runs(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     for run, options in ((served, SERVED), (alike, ALIKE)):
         run.start(options + standing_in(checkpoint={"every_seconds": 2}), tmp_path_factory.mktemp("specs") / run.name)
     for run in (served, alike):
-        run.rests()
+        run.await_steady()
     yield served, alike
     for run in (served, alike):
         launcher("down", run.name, "--now", "--delete-data", "--yes")

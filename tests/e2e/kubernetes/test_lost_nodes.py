@@ -58,7 +58,7 @@ def alike(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def runs(served: Run, alike: Run) -> tuple[Run, Run]:
     """Return both, at rest and with a checkpoint."""
     for run in (served, alike):
-        run.rests()
+        run.await_steady()
     return served, alike
 
 
@@ -226,9 +226,9 @@ def go_on_without(node: str, runs: tuple[Run, Run], meanwhile: Callable[[str], N
             for (of, task), old in lost.items():
                 name = old["metadata"]["name"]
                 assert of is not run or f"{task}: the node {node} is lost; its pod {name} was marked as failed, and is replaced" in written
-            # The chief's board is on its node, and would keep it there.
-            board = f"tensorboard-0: the node {node} is lost; its pod {run.name}-tensorboard-"
-            assert run is not served or (run, "chief") not in lost or board in written
+            # The chief's TensorBoard is on its node, and would keep it there.
+            tensorboard = f"tensorboard-0: the node {node} is lost; its pod {run.name}-tensorboard-"
+            assert run is not served or (run, "chief") not in lost or tensorboard in written
     finally:
         for watcher in watchers.values():
             watcher.kill()

@@ -49,7 +49,7 @@ def run(launcher: Launcher, spec: str) -> Iterator[Run]:
     """Start the run, once for the tests below, of which each goes on from where the one before left it."""
     made = Run(launcher, "local", ("chief", "ps-0", "worker-0", "evaluator"))
     launcher("up", spec, "--detach")
-    made.rests()
+    made.await_steady()
     yield made
     launcher("down", made.name, "--now", "--delete-data", "--yes")
 
@@ -72,7 +72,7 @@ def test_those_that_mount_the_volume_are_on_one_node_and_a_new_chief_is_too(run:
     old = run.pod("chief")
     run.delete("chief")
     until(lambda: run.replaced("chief", old), ALIVE, "another chief", run.describe)
-    run.rests()
+    run.await_steady()
     assert nodes(run)["chief"] == node
     assert [event for event in run.events("chief") if event["event"] == "restored"]
 

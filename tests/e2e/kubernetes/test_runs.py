@@ -246,14 +246,14 @@ def test_checkpoints_and_logs_stay_on_the_volume_which_tensorboard_only_reads(
 ) -> None:
     complete(applied, "mnist-ps")
     applied.kubectl("rollout", "status", "deployment/mnist-ps-tensorboard", "--timeout=180s", timeout=200)
-    board = ("exec", "deployment/mnist-ps-tensorboard", "--")
-    record = json.loads(applied.kubectl(*board, "cat", "/runs/mnist-ps/run.json"))
+    tensorboard = ("exec", "deployment/mnist-ps-tensorboard", "--")
+    record = json.loads(applied.kubectl(*tensorboard, "cat", "/runs/mnist-ps/run.json"))
     assert (record["state"], record["step"]) == ("succeeded", 2000)
     assert record["metrics"]["accuracy"] >= 0.97
-    assert "ckpt-2000.index" in applied.kubectl(*board, "ls", "/runs/mnist-ps/checkpoints")
+    assert "ckpt-2000.index" in applied.kubectl(*tensorboard, "ls", "/runs/mnist-ps/checkpoints")
     launcher("get", "mnist-ps", "checkpoints", str(tmp_path / "copy"))  # of a run that the launcher did not start
     assert (tmp_path / "copy" / "ckpt-2000.index").is_file()
-    refused = kubectl("-n", applied.name, *board, "touch", "/runs/mnist-ps/mine", check=False)
+    refused = kubectl("-n", applied.name, *tensorboard, "touch", "/runs/mnist-ps/mine", check=False)
     assert "Read-only file system" in refused.stderr
 
     def tags() -> dict[str, Any]:

@@ -24,7 +24,7 @@ def trains(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """Start a run of parameter servers, once for the tests below."""
     run = Run(launcher, "trains", ("chief", "worker-0", "worker-1", "ps-0"))
     run.start(SERVED + paced(every_seconds=2), tmp_path_factory.mktemp("specs") / run.name)
-    run.rests()
+    run.await_steady()
     yield run
     launcher("down", run.name, "--now", "--delete-data", "--yes")
 
@@ -32,7 +32,7 @@ def trains(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def test_tensorflow_s_all_reduce_goes_on_with_a_worker_at_another_address(launcher: Launcher, tmp_path: Path) -> None:
     run = Run(launcher, "alike", ("chief", "worker-0"))
     run.start(ALIKE + paced(every_seconds=2), tmp_path / run.name)
-    run.rests()
+    run.await_steady()
     before = run.pod("worker-0")
     with going_on((run,), "pod deleted", "worker-0"):
         run.delete("worker-0")

@@ -23,13 +23,13 @@ def ended(name: str, code: int, **told: str) -> Container:
 
 
 def test_a_container_that_a_task_waits_for_is_told_from_those_beside_it() -> None:
-    board = ended("board", 1, **{labels.SERVICE: labels.TENSORBOARD})
+    tensorboard = ended("tensorboard", 1, **{labels.SERVICE: labels.TENSORBOARD})
     sidecar = ended("sidecar", 1, **{labels.SERVICE: "chief-log", labels.SIDECAR_OF: "chief"})
     task = ended("task", 1, **{labels.TASK: "chief"})
     done = ended("done", 0, **{labels.SERVICE: "chief-warm"})
     failed = ended("init", 3, **{labels.SERVICE: "chief-fetch"})
-    assert compose_up._last_line_of_failed([board, sidecar, task, done, failed]) == ": init is broken"
-    assert compose_up._last_line_of_failed([board, sidecar, task, done]) == ""
+    assert compose_up._last_line_of_failed([tensorboard, sidecar, task, done, failed]) == ": init is broken"
+    assert compose_up._last_line_of_failed([tensorboard, sidecar, task, done]) == ""
 
 
 def test_what_is_added_to_a_message_is_told_wherever_the_error_is_written(golden: Golden) -> None:

@@ -32,8 +32,8 @@ def test_tasks_come_in_the_order_of_plans_and_tensorboard_is_none() -> None:
     ],
 )
 def test_where_tensorboard_answers(bound: Any, where: str) -> None:
-    board = container(NetworkSettings={"Ports": {"6006/tcp": bound}})
-    assert container_status.tensorboard_url([container("chief"), board]) == where
+    tensorboard = container(NetworkSettings={"Ports": {"6006/tcp": bound}})
+    assert container_status.tensorboard_url([container("chief"), tensorboard]) == where
 
 
 def test_a_tensorboard_that_has_ended_answers_nowhere() -> None:

@@ -61,13 +61,13 @@ def test_a_pod_whose_node_answers_is_never_marked_as_failed() -> None:
 
 
 def test_the_pods_of_a_silent_node_are_marked_as_failed_together_those_of_the_volume_first() -> None:
-    later, elsewhere, board = pod(deleted="2026-01-01T00:09:31Z"), pod(deleted="2026-01-01T00:09:31Z"), pod(deleted="2026-01-01T00:09:31Z")
+    later, elsewhere, tensorboard = (pod(deleted="2026-01-01T00:09:31Z") for _ in range(3))
     elsewhere["spec"]["nodeName"] = "node-2"
-    board["metadata"]["labels"]["tf-launcher/volume"] = "digits"
+    tensorboard["metadata"]["labels"]["tf-launcher/volume"] = "digits"
     leaving = pod(ready="", deleted="2026-01-01T00:09:31Z")
     leaving["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]
-    assert lost(ClusterSnapshot("digits", (), [later, elsewhere, board, leaving]), NOW, 60) == []
-    assert lost(ClusterSnapshot("digits", (), [later, pod(), elsewhere, board, leaving]), NOW, 60) == [board, later, pod()]
+    assert lost(ClusterSnapshot("digits", (), [later, elsewhere, tensorboard, leaving]), NOW, 60) == []
+    assert lost(ClusterSnapshot("digits", (), [later, pod(), elsewhere, tensorboard, leaving]), NOW, 60) == [tensorboard, later, pod()]
 
 
 def test_other_pods_are_not_touched() -> None:

@@ -33,13 +33,13 @@ def names(pods: list[dict[str, Any]]) -> list[str]:
 
 def test_what_holds_the_chief_to_a_lost_node_is_marked_as_failed_before_it() -> None:
     chief = pod("chief", "tf-launcher/cluster", "tf-launcher/volume", deleted=True)
-    board = pod("tensorboard", "tf-launcher/volume", deleted=True)
-    seen = status_source.relevant_pods([chief, pod("worker", "tf-launcher/cluster"), board, pod("housekeeping")])
+    tensorboard = pod("tensorboard", "tf-launcher/volume", deleted=True)
+    seen = status_source.relevant_pods([chief, pod("worker", "tf-launcher/cluster"), tensorboard, pod("housekeeping")])
     assert names(seen) == ["chief", "worker", "tensorboard"]
     assert names([dict(one) for one in lost(ClusterSnapshot("digits", (), seen), NOW, 60)]) == ["tensorboard", "chief"]
 
 
-def test_a_board_that_holds_nothing_is_left_to_kubernetes() -> None:
+def test_a_tensorboard_that_holds_nothing_is_left_to_kubernetes() -> None:
     ended = pod("tensorboard", "tf-launcher/volume", deleted=True)
     ended["status"]["phase"] = "Failed"
     assert status_source.relevant_pods([pod("tensorboard", "tf-launcher/volume"), pod("tensorboard", deleted=True), ended]) == []

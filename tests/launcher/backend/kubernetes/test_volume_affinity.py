@@ -88,9 +88,9 @@ def test_an_evaluator_waits_for_the_chief_and_for_room_on_its_node(golden: Golde
 
 
 def test_a_pod_that_holds_others_to_a_lost_node_is_named_with_the_command_that_frees_them() -> None:
-    board = mounting(running("tensorboard"), "node-3", conditions=[{"type": "Ready", "status": "False", "reason": "NodeNotReady"}])
-    board["metadata"]["deletionTimestamp"] = "2026-01-01T00:08:00Z"
-    seen = ClusterSnapshot("digits", [job("chief")], [board, waiting("chief", BESIDE)], [claim()])
+    tensorboard = mounting(running("tensorboard"), "node-3", conditions=[{"type": "Ready", "status": "False", "reason": "NodeNotReady"}])
+    tensorboard["metadata"]["deletionTimestamp"] = "2026-01-01T00:08:00Z"
+    seen = ClusterSnapshot("digits", [job("chief")], [tensorboard, waiting("chief", BESIDE)], [claim()])
     (task,) = pod_status.status(seen, NOW).tasks
     assert "ties it to the node node-3, which is lost: the pod digits-tensorboard-0-00 still counts there" in task.reason
     assert 'kubectl patch pod digits-tensorboard-0-00 --subresource=status --type=merge -p \'{"status":{"phase":"Failed"}}\'' in task.remedy
@@ -148,16 +148,16 @@ ALONE = "0/4 nodes are available: 4 node(s) didn't match pod affinity rules."
 
 
 @pytest.mark.parametrize(
-    "boards, remedy",
+    "tensorboards, remedy",
     [
         ([waiting("tensorboard", ALONE)], "launcher tensorboard digits lets TensorBoard go to the volume, and this task follows it"),
         ([], "launcher down digits, and launcher up again"),
     ],
 )
 def test_an_evaluator_that_was_drained_after_the_chief_s_end_has_a_way_on(
-    boards: list[dict[str, Any]], remedy: str, golden: Golden
+    tensorboards: list[dict[str, Any]], remedy: str, golden: Golden
 ) -> None:
-    pods = [mounting(ended("chief", 0), "node-2"), *boards, waiting("evaluator", ALONE)]
+    pods = [mounting(ended("chief", 0), "node-2"), *tensorboards, waiting("evaluator", ALONE)]
     seen = ClusterSnapshot("digits", [job("chief", 1, COMPLETE), job("evaluator")], pods, [claim()])
     task = next(task for task in pod_status.status(seen, NOW).tasks if task.name == "evaluator")
     golden(task.reason)
@@ -190,9 +190,13 @@ def test_tensorboard_and_an_evaluator_that_wait_for_each_other_are_let_go_once_t
     assert ("TensorBoard of digits goes to a node where its volume can be used" in capsys.readouterr().err) == freed
 
 
-def await_tensorboard(listed: dict[str, Callable[[], list[dict[str, Any]]]], patch: Callable[..., None], board: object = None) -> None:
-    """Wait for the TensorBoard of a cluster that lists this, and has `board` as its Deployment."""
-    cluster = SimpleNamespace(listed=lambda kind, _: list(listed[kind]()), patch=patch, get=lambda *_: board, description=lambda: "mine")
+def await_tensorboard(
+    listed: dict[str, Callable[[], list[dict[str, Any]]]], patch: Callable[..., None], tensorboard: object = None
+) -> None:
+    """Wait for the TensorBoard of a cluster that lists this, and has `tensorboard` as its Deployment."""
+    cluster = SimpleNamespace(
+        listed=lambda kind, _: list(listed[kind]()), patch=patch, get=lambda *_: tensorboard, description=lambda: "mine"
+    )
     port_forward.await_tensorboard(cast("Cluster", cluster), "digits")
 
 
@@ -207,7 +211,7 @@ def test_a_tensorboard_that_was_just_replaced_is_waited_for_until_it_is_known_wh
     patched: list[str] = []
     chief = mounting(ended("chief", 0), "node-2")
     listed = {"Pod": lambda: [chief, reads, *times[0]], "Job": lambda: [job("chief", 1, COMPLETE)]}
-    await_tensorboard(listed, lambda _, name, __: patched.append(name), board={"status": {}})
+    await_tensorboard(listed, lambda _, name, __: patched.append(name), tensorboard={"status": {}})
     assert patched == ["digits-tensorboard"]
     golden(*[line.split(" of digits ")[1] for line in capsys.readouterr().err.splitlines()])
 
@@ -216,6 +220,6 @@ def test_a_tensorboard_that_gets_no_pod_says_why_and_one_that_is_not_there_is_no
     refused = {"type": "ReplicaFailure", "status": "True", "message": 'pods "digits-tensorboard-1" is forbidden: exceeded quota: q'}
     listed: dict[str, Callable[[], list[dict[str, Any]]]] = {"Pod": list, "Job": list}
     with pytest.raises(LauncherError, match=r"TensorBoard of digits gets no pod: pods .* exceeded quota: q"):
-        await_tensorboard(listed, pytest.fail, board={"status": {"conditions": [refused]}})
+        await_tensorboard(listed, pytest.fail, tensorboard={"status": {"conditions": [refused]}})
     with pytest.raises(UsageError, match="digits has no TensorBoard in mine"):
         await_tensorboard(listed, pytest.fail)
