@@ -1,4 +1,4 @@
-"""The decision of `up` about an earlier run of that name: go on, ask, refuse, or start from the first step with the old one moved aside."""
+"""The decision of `up` about an earlier run of that name: go on, ask, refuse, or start from the first step with the old one renamed."""
 
 import contextlib
 import os
@@ -249,7 +249,7 @@ def _ask_about_data(loss: Loss, asked: ResumeFlags) -> Decision:
 
 def _ask(why: str, asked: ResumeFlags, choices: _Choices | None = None) -> Decision:
     """Return what the user chooses. Raises UsageError where nobody can be asked, or nothing is chosen."""
-    choices = choices or {"resume": "go on from its last checkpoint", "fresh": "start from the first step (the old run is moved aside)"}
+    choices = choices or {"resume": "go on from its last checkpoint", "fresh": "start from the first step (the old run is renamed)"}
     remedy = "say " + ", or ".join(f"--{choice} to {what}" for choice, what in choices.items())
     if not asked.may_prompt:
         raise UsageError(why, remedy)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     ("launcher up cluster.yaml", "runs it and shows how it goes; Ctrl-C saves a checkpoint and stops it"),
     ("launcher up cluster.yaml", "again: goes on from the last checkpoint"),
-    ("launcher up cluster.yaml --set train.steps=500 --fresh", "another value, from the first step; the old run is moved aside"),
+    ("launcher up cluster.yaml --set train.steps=500 --fresh", "another value, from the first step; the old run is renamed"),
     ("launcher up cluster.yaml --detach && launcher logs -f", "in the background"),
     ("launcher up cluster.yaml --json | tail -1 | jq .metrics", "for scripts"),
 )
@@ -38,7 +38,7 @@ def up(
     *,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it running in the background.")] = False,
     overrides: Set = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start from the first step; the old run's data is moved aside.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start from the first step; the old run's data is renamed.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint though the spec has changed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Take over another user's run without asking.")] = False,
     on: On = DEFAULT,

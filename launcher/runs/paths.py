@@ -40,7 +40,7 @@ class RunPaths:
             return self.run_dir.rename(self.run_dir.with_name(new_name))
         except OSError as error:
             raise LauncherError(
-                f"{self.run_dir} cannot be moved aside: {error.strerror}", "see which user owns it, and which process uses it"
+                f"{self.run_dir} cannot be renamed: {error.strerror}", "see which user owns it, and which process uses it"
             ) from error
 
     def delete(self) -> None:

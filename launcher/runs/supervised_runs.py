@@ -73,7 +73,7 @@ class SupervisedRuns:
         """Return the status of every run below the directory, newest first."""
         found: list[RunPaths] = []
         with translate_os_errors("listing the runs"), contextlib.suppress(FileNotFoundError):  # nothing was started yet
-            # Others are no runs: `<name>.<time>` is what `up --fresh` moved aside.
+            # Others are no runs: `<name>.<time>` is a run that `up --fresh` renamed.
             found = [RunPaths(path) for path in self._runs.iterdir() if is_run_name(path.name) and files.is_directory(path / "launcher")]
         known = [self._status(layout) for layout in found if self._has_run(layout)]
         return sorted(known, key=lambda status: status.started or 0, reverse=True)

@@ -208,7 +208,7 @@ class DockerBackend:
 
         layout = self._layout(name)
         stored = files.read_json(layout.spec)
-        with translate_errors(f"moving the run {name} aside"):
+        with translate_errors(f"renaming the run {name}"):
             self._engine.remove(name)
             volume = volumes.rename(self._engine, name, new_name, None if stored is None else _spec(stored))
         directory = Location("directory", str(layout.rename(new_name))) if layout.run_dir.exists() else None

@@ -1,4 +1,4 @@
-"""Pods that help with a run's volume: one moves the run's directory aside or removes it, one serves it to read; or a probe of the cluster."""
+"""Pods that help with a run's volume: one renames the run's directory or removes it, one serves it to read; or a probe of the cluster."""
 
 import contextlib
 import dataclasses
@@ -37,7 +37,7 @@ def rename_directory(cluster: Cluster, run: Run, new_name: str) -> None:
     """Rename the run's directory on its volume; nothing happens where it is not there."""
     source, target = f"{CONTAINER_RUNS}/{run.name}", f"{CONTAINER_RUNS}/{new_name}"
     _run_command(
-        cluster, run, ["sh", "-c", f"if [ -e '{source}' ]; then mv '{source}' '{target}'; fi"], "moving its data aside", _TROUBLE_TIMEOUTS
+        cluster, run, ["sh", "-c", f"if [ -e '{source}' ]; then mv '{source}' '{target}'; fi"], "renaming its directory", _TROUBLE_TIMEOUTS
     )
 
 

@@ -83,7 +83,7 @@ class LocalBackend(SupervisedRuns):
             yield Stored(str(layout.run_dir / there[artifact]), tree.stream(), tree.size)
 
     def _status(self, layout: RunPaths) -> RunStatus:
-        """Return how a run is, with paths as they are now: its directory may have been moved aside or copied since."""
+        """Return how a run is, with paths as they are now: its directory may have been renamed or copied since."""
         status = super()._status(layout)
         checkpoint = status.checkpoint and str(
             layout.run_dir / ARTIFACT_DIRECTORIES[Artifact.CHECKPOINTS][0] / Path(status.checkpoint).name
@@ -98,7 +98,7 @@ def _check_directory(layout: RunPaths) -> None:
     if others := sorted(path.name for path in layout.run_dir.iterdir() if path.name not in _NOBODYS and not path.name.startswith(".")):
         raise UsageError(
             f"{layout.run_dir} would be the run's directory, and has files that are not of a run: {', '.join(others[:5])}",
-            "say --fresh to have the directory moved aside, give the run another `name`, or name another directory for runs with --runs",
+            "say --fresh to have the directory renamed, give the run another `name`, or name another directory for runs with --runs",
         )
 
 

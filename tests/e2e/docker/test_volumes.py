@@ -112,7 +112,7 @@ def test_a_copy_that_fails_leaves_the_old_one(client: Engine, stored: Stored, im
     bare = f"tf-launcher/test:{uuid.uuid4().hex[:12]}"
     docker("build", "--tag", bare, "-", stdin=f"FROM {'scratch' if 'nothing' in layer else image.name}\n{layer}\n", deadline=300)
     try:
-        with pytest.raises(LauncherError, match=said), translate_errors("moving it aside"):
+        with pytest.raises(LauncherError, match=said), translate_errors("renaming it"):
             rename(client, stored.name, stored.new_name, spec(bare))
         assert stored.volumes == {f"{stored.name}_run"}
         assert docker("ps", "--all", "--quiet", "--filter", f"ancestor={bare}") == ""

@@ -1,4 +1,4 @@
-"""Runs on a claim that was there before, which others use too: their own directory on it, moved aside, deleted, and the claim gone.
+"""Runs on a claim that was there before, which others use too: their own directory on it, renamed, deleted, and the claim gone.
 
 In a namespace whose quota wants of every pod to say what it takes.
 """

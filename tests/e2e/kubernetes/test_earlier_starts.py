@@ -41,9 +41,7 @@ def test_objects_that_an_earlier_start_has_left_are_not_in_the_way(launcher: Lau
     assert left(launcher.namespace) == []
 
 
-def test_a_fresh_start_that_is_refused_is_not_taken_for_the_run_that_was_moved_aside(
-    launcher: Launcher, image: str, tmp_path: Path
-) -> None:
+def test_a_fresh_start_that_is_refused_is_not_taken_for_the_run_that_was_renamed(launcher: Launcher, image: str, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text(
         f"version: 1\nname: moved\nimage: {image}\nsupervise: false\nstorage: {{}}\ncommand: [sh, -c, 'touch $RUN_DIR.done']\nkubernetes: {{tensorboard: false}}\n"
@@ -68,7 +66,7 @@ def ended_unseen(launcher: Launcher, name: str, image: str, tmp_path: Path) -> s
     return str(spec)
 
 
-def test_how_a_run_has_ended_stays_known_where_it_cannot_be_moved_aside(launcher: Launcher, image: str, tmp_path: Path) -> None:
+def test_how_a_run_has_ended_stays_known_where_it_cannot_be_renamed(launcher: Launcher, image: str, tmp_path: Path) -> None:
     spec = ended_unseen(launcher, "unmoved", image, tmp_path)
     with quota(launcher.namespace, "no-pods", "pods=0"):
         refused = launcher("up", spec, "--detach", "--fresh", code=1)

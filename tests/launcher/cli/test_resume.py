@@ -302,7 +302,7 @@ def test_a_changed_spec_is_shown_and_asked_about(changes: list[Change], capsys: 
         assert f"{new}" in table
 
 
-def test_the_old_run_is_moved_aside_whole(tmp_path: Path) -> None:
+def test_the_old_run_is_renamed_whole(tmp_path: Path) -> None:
     (tmp_path / "mnist" / "checkpoints").mkdir(parents=True)
     (tmp_path / "mnist" / "checkpoints" / "mine").write_text("precious")
     backend = LocalBackend(tmp_path)

@@ -199,7 +199,7 @@ def old_runs(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("lost", ["state.json", "spec.json"])
-def test_fresh_moves_aside_also_what_cannot_be_read(lost: str, cli: Cli, spec: Spec, tmp_path: Path) -> None:
+def test_fresh_renames_also_what_cannot_be_read(lost: str, cli: Cli, spec: Spec, tmp_path: Path) -> None:
     file = spec("steps", "3", "0")
     assert cli("up", file).returncode == 0
     (tmp_path / "runs" / "toy" / "mine").write_text("precious")
