@@ -24,12 +24,14 @@ launcher() {{
 }}
 """
 CLIENT = """
-import os, pathlib, sys
+import os, pathlib, signal, sys
 sys.path.insert(0, {root!r})
 from tests import forked
 forked.shared.directory = {directory!r}
 words = [sys.executable, "-m", "launcher", *sys.argv[1:]]
-sys.exit(forked.Process(words, cwd=pathlib.Path.cwd(), env=os.environ, fds=(0, 1, 2), engine=forked.TENSORFLOW).wait())
+process = forked.Process(words, cwd=pathlib.Path.cwd(), env=os.environ, fds=(0, 1, 2), engine=forked.TENSORFLOW)
+signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))  # at the deadline: the launcher is of another session
+sys.exit(process.wait())
 """
 
 
@@ -90,6 +92,7 @@ def test_the_commands_of_the_readme_work_one_after_the_other(fresh_copy: Path, t
 def test_the_readme_has_commands_to_run() -> None:
     assert len(commands()) >= 4
     assert any("make demo" in block for block in commands())
+    assert sum(line.startswith("launcher up cluster.yaml --set ") for block in commands() for line in block.splitlines()) == 2  # see FORKED
 
 
 def test_the_readme_names_every_verb() -> None:
