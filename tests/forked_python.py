@@ -56,9 +56,8 @@ _WARNINGS = ("", "error", "default")
 _ROOM = 1 << 15  # bytes for the variables of a process that is forked
 _ARGUMENTS = 23  # of Python 3.11 to 3.13's subprocess._fork_exec
 _WRAPPER = parent_death.wrapped([])  # by which a trainer starts a program
-# Programs as users bring them that start from nothing elsewhere: by the README's commands, in containers and pods, and with Keras 2. Of two the
-# like does: another coordinator (of parameter_server.py) and the README's workers in step (of custom_loop.py).
-_BROUGHT = [
+# Users' programs that also start from nothing elsewhere, or of which something similar does (docs/testing.md).
+_USER_PROGRAMS = [
     *(str(ROOT / "examples" / name) for name in ("custom-command/train.py", "custom-command/parameter_server.py", "keras-fit/train.py")),
     *(str(ROOT / "tests" / "programs" / name) for name in ("between_graph.py", "custom_loop.py")),
 ]
@@ -155,12 +154,12 @@ def _is_ours(words: Sequence[str]) -> bool:
 
 
 def _is_wrapped_program(words: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return whether a trainer starts one of _BROUGHT, in its directory, as `python FILE`."""
+    """Return whether a trainer starts one of _USER_PROGRAMS, in its directory, as `python FILE`."""
     if list(words[: len(_WRAPPER)]) != _WRAPPER or len(words) < len(_WRAPPER) + 2:
         return False
     python = shutil.which(words[len(_WRAPPER)], path=environment.get("PATH"))
     is_this = python is not None and Path(python).parent == Path(sys.executable).parent and Path(python).name.startswith("python")
-    return is_this and str(Path(words[len(_WRAPPER) + 1]).resolve()) in _BROUGHT
+    return is_this and str(Path(words[len(_WRAPPER) + 1]).resolve()) in _USER_PROGRAMS
 
 
 def _by_fork(words: Sequence[str], environment: Mapping[str, str]) -> bool:
