@@ -5,7 +5,7 @@ from typing import Any
 
 from launcher.plan.models import Plan, Resources, RestartRule, SecretKey, Task
 
-# The keys of the document that are called otherwise than the plan's fields: plan.json of a run that was started before has them, too.
+# Fields that have another key in the document. Keys stay: scripts, and supervisors of runs that an older launcher started, read them.
 _KEYS = {"required_tasks": "decisive"}
 
 
