@@ -144,7 +144,7 @@ class WorkerData:
     """`make`, of (worker, step it starts from), both int64 scalars, as a TensorFlow function, as workers run no Python.
 
     Its arrays are inputs of that function, which a worker is given once, not constants of its graph: TensorFlow copies a graph at each stage
-    of its preparation, on the chief and on each worker, about ten times in all.
+    of its preparation, on the chief and on each worker, about ten times in all (docs/decisions/0023).
     """
 
     def __init__(self, make: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]) -> None:
