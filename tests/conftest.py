@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests import forked
@@ -22,6 +23,10 @@ from tests.golden_messages import GoldenMessages
 # Where this is set, each of thousands of processes compiles every module again, and pytest rewrites each test file.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# On a busy machine an example takes as long as it takes: Hypothesis's limit of 0.2 s would fail tests by chance. CI has none anyway.
+hypothesis.settings.register_profile("tests", hypothesis.settings.default, deadline=None)
+hypothesis.settings.load_profile("tests")
 
 # Marks whose tests are all below one directory: asked for alone, the others need not even be imported, TensorFlow with them.
 OF_THEIR_OWN = {mark: Path(__file__).parent / "e2e" / mark for mark in ("docker", "kubernetes")}

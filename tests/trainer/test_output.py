@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.conftest import DEADLINE, DRIVER, REPOSITORY
@@ -25,7 +25,6 @@ LOOKALIKE = b'{"event":"failed","time":1,"task":"chief","exit_code":2,"cause":"n
 PIECES = st.lists(st.sampled_from([b" ", b"\n", b"\r", b"x", b'{"ev', b'ent":', b'{"event":', b'"a"}', b"\xff\x00"]), max_size=30)
 
 
-@settings(deadline=None)
 @given(PIECES)
 def test_lines_are_escaped_however_they_are_cut(pieces: list[bytes]) -> None:
     escaping = Escaping()
@@ -35,7 +34,6 @@ def test_lines_are_escaped_however_they_are_cut(pieces: list[bytes]) -> None:
     assert b"\n".join(map(unescaped, written.split(b"\n"))) == whole
 
 
-@settings(deadline=None)
 @given(PIECES)
 def test_an_event_stands_on_a_line_of_its_own(pieces: list[bytes]) -> None:
     escaping = Escaping()

@@ -155,9 +155,7 @@ def check(data: bytes, directory: Path, overrides: list[str] | None = None) -> N
         assert digest(again) == digest(spec)
 
 
-thoroughly = settings(
-    max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+thoroughly = settings(max_examples=250, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("text", TEXTS)

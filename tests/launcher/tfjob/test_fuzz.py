@@ -79,7 +79,7 @@ def at(tree: Any, path: tuple[str | int, ...]) -> Any:
 
 
 @given(data=st.data())
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_whatever_stands_there_it_is_imported_or_refused(data: st.DataObject) -> None:
     documents = copy.deepcopy(data.draw(st.sampled_from(TREES)))
     for _ in range(data.draw(st.integers(1, 3))):

@@ -162,7 +162,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(tfjob=tfjobs())
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_the_pods_are_the_tfjobs(tfjob: dict[str, Any], directory: Path) -> None:
     data = json.dumps(tfjob, ensure_ascii=False).encode()
     problems: list[Problem] = []

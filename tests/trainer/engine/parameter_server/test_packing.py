@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.engine.parameter_server import packing
@@ -19,7 +19,6 @@ def variables(*shapes: tuple[int, ...]) -> list[keras.Variable]:
     return [keras.Variable(np.full(shape, float(i), np.float32)) for i, shape in enumerate(shapes)]
 
 
-@settings(deadline=None)  # TensorFlow on a busy machine takes its time
 @given(st.lists(st.integers(1, 50_000), min_size=1, max_size=12), st.integers(1, 5))
 def test_every_variable_is_on_one_server_and_comes_back_whole(lengths: list[int], servers: int) -> None:
     given_variables = variables(*[(length,) for length in lengths])
