@@ -208,10 +208,11 @@ class AllReduce:
                 return
             self._check_same_form(self._exchange, variables)
             for variable in variables:
-                own = np.empty(variable.shape.num_elements(), variable.dtype.as_numpy_dtype) if self.index else variable.numpy().reshape(-1)
-                values = self._exchange.from_first(own)
-                if self.index:
-                    variable.assign(values.reshape(variable.shape))
+                if self.index == 0:
+                    self._exchange.from_first(variable.numpy().reshape(-1))
+                else:
+                    values = np.empty(variable.shape.num_elements(), variable.dtype.as_numpy_dtype)
+                    variable.assign(self._exchange.from_first(values).reshape(variable.shape))
 
     def _check_same_form(self, exchange: TcpAllReduce, variables: Sequence[tf.Variable]) -> None:
         """Check that all tasks have variables of the same types and shapes: of others nobody would get the whole."""

@@ -78,7 +78,7 @@ class TcpAllReduce:
         return self._guarded(self._reduce, vector, 1)
 
     def from_first(self, vector: Vector) -> Vector:
-        """Return the first task's vector, for which all give one of its form; otherwise as `mean`. The first sends it to each of the others."""
+        """Replace what is in `vector` by what the first task's has, and return it; otherwise as `mean`. The first sends it to each of the others."""
         return self._guarded(self._from_first, vector)
 
     def all_gather(self, *arrays: Array) -> list[Any]:
@@ -148,10 +148,9 @@ class TcpAllReduce:
     def _from_first(self, vector: Vector) -> Vector:
         if self._index == 0:
             self._swap(dict.fromkeys(self._peers, vector), {})
-            return vector
-        received = _aligned(vector.size, vector.dtype)
-        self._receive(0, _bytes(received))
-        return received
+        else:
+            self._receive(0, _bytes(vector))
+        return vector
 
     def _gathered(self, message: Vector) -> list[Vector]:
         sizes = {peer: np.empty(1, np.int64) for peer in self._peers}
