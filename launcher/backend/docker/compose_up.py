@@ -2,9 +2,12 @@
 
 import contextlib
 import time
+from collections.abc import Iterable
+from http import HTTPStatus
 from pathlib import Path
 
-from docker.errors import NotFound
+import yaml
+from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 
 from launcher.backend.docker.container_status import volume_of
@@ -13,8 +16,7 @@ from launcher.backend.docker.stop import stop_running
 from launcher.errors import LauncherError
 from launcher.render import labels
 
-_LATE = 1.5  # seconds without a container more, after which none is expected
-_RETRY_INTERVAL = 0.3
+_RETRY_INTERVAL = 0.1
 _CLEAR_TIMEOUT = 20.0
 
 
@@ -39,7 +41,7 @@ def begin(engine: Engine, run: str, file: Path, within: float = 0.0) -> list[Con
             with contextlib.suppress(*ERRORS):
                 error.message += _last_line_of_failed(engine.containers(run))
         with contextlib.suppress(*ERRORS):
-            _clear(engine, run)
+            _clear(engine, run, yaml.safe_load(file.read_text())["services"])
             for volume in () if had_data else engine.volumes(run):
                 volume.remove()
         raise
@@ -60,16 +62,35 @@ def _is_before_a_task(container: Container) -> bool:
     return labels.SERVICE in container.labels and not is_auxiliary
 
 
-def _clear(engine: Engine, run: str) -> None:
-    """Remove what the run has, and what comes yet: Compose leaves at the first error, and the engine still makes what it was asked for beside."""
-    began = time.monotonic()
-    quiet_at, deadline = began + _LATE, began + _CLEAR_TIMEOUT
+def _clear(engine: Engine, run: str, services: Iterable[str]) -> None:
+    """Remove what the run has, and what comes yet: Compose leaves at the first error, and the engine still makes what it was asked for beside.
+
+    The engine reserves a container's name before it makes anything of it: none is on its way once another, never started, has its name.
+    Volumes go last, since a container that is being made would make its own once more.
+    """
+    deadline = time.monotonic() + _CLEAR_TIMEOUT
+    images = engine.client.api.images(quiet=True)
+    for service in services if images else ():
+        while not _takes_name(engine, run, service, images[0]) and time.monotonic() < deadline:
+            time.sleep(_RETRY_INTERVAL)
     engine.remove(run)
-    while time.monotonic() < min(quiet_at, deadline):
-        time.sleep(_RETRY_INTERVAL)
-        if engine.containers(run):
-            quiet_at = time.monotonic() + _LATE
-            engine.remove(run)
+
+
+def _takes_name(engine: Engine, run: str, service: str, image: str) -> bool:
+    """Remove a service's container where it is made; return whether one of any image has its name now, or one not of the run. Raises one of ERRORS."""
+    name = f"{run}-{service}-1"
+    try:
+        engine.client.api.create_container(image, ["true"], name=name, labels={labels.RUN: run})
+    except APIError as error:
+        if error.status_code != HTTPStatus.CONFLICT:
+            raise
+        with contextlib.suppress(NotFound):
+            container = engine.client.containers.get(name)
+            if container.labels.get(labels.RUN) != run:
+                return True
+            container.remove(force=True, v=True)
+        return False
+    return True
 
 
 def _has_data(engine: Engine, run: str) -> bool:

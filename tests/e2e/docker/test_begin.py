@@ -49,6 +49,20 @@ def test_one_that_cannot_be_started_takes_the_others_along_but_no_data(tmp_path:
                 there.write(too_many_cores)
 
 
+def test_one_that_cannot_be_started_leaves_no_container_that_the_engine_was_still_making(tmp_path: Path) -> None:
+    def make_slowly(document: dict[str, Any]) -> None:
+        too_many_cores(document)
+        # A volume that is new gets what the image has in its place: the engine copies 105 MB before the container is there.
+        document["services"]["worker-0"]["volumes"] = [{"type": "volume", "source": "run", "target": "/usr/lib"}]
+
+    with prepared(tmp_path, command=["sleep", "1000"], strategy="multi_worker_mirrored", roles={"worker": {"replicas": 2}}) as there:
+        there.write(make_slowly)
+        with pytest.raises(LauncherError, match="more cores than the engine's machine has"):
+            begin(there.engine, there.run.name, there.file)
+        assert left(there.run.name) == NOTHING
+        assert f"{there.run.name}_run" not in docker("volume", "ls", "--quiet").split()
+
+
 def test_a_run_that_nobody_keeps_saves_before_it_is_started_again(tmp_path: Path, image: Built) -> None:
     with prepared(tmp_path, command=["python", "-c", SAVES]) as there:
         name = there.run.name
