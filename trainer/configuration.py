@@ -54,7 +54,7 @@ def _conflicts(strategy: Strategy, counts: dict[str, int]) -> list[tuple[bool, s
                 f"strategy {strategy} needs at least one worker or ps in TF_CONFIG.cluster; there is none; add its address",
             ),
         ]
-    if STRATEGIES[strategy].in_step:
+    if STRATEGIES[strategy].all_reduces:
         return [(counts["ps"] > 0, f"strategy {strategy} has no ps; TF_CONFIG.cluster has {counts['ps']}; remove them")]
     return [(total > 1, f"strategy {strategy} is one task; TF_CONFIG.cluster has {total}; use multi_worker_mirrored or parameter_server")]
 

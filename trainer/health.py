@@ -21,7 +21,7 @@ from trainer.tf_config import ConfigurationError, parse, split_address
 _PROC = Path("/proc")
 _CONNECT_TIMEOUT = 2.0
 # The strategies whose tasks serve others at their address; the others have an address and no server.
-_SERVING = frozenset(name for name, kind in STRATEGIES.items() if kind.uses_servers or kind.in_step)
+_SERVING = frozenset(name for name, kind in STRATEGIES.items() if kind.uses_servers or kind.all_reduces)
 
 
 @dataclass(frozen=True)

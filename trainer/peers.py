@@ -48,7 +48,7 @@ def awaited(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
     All-reduce needs everyone. Servers, those of parameter_server and manual, serve anyone who comes; only the chief needs them.
     """
     kind = STRATEGIES[strategy]
-    needs = kind.in_step or (kind.uses_servers and task.is_chief)
+    needs = kind.all_reduces or (kind.uses_servers and task.is_chief)
     return task.peers() if needs and task.role != "evaluator" else {}
 
 

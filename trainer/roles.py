@@ -217,7 +217,7 @@ def _train(context: Context) -> ExitCode:
     if not outcome.finished:
         if ready.watch is not None:
             servers.notify_saved(ready.watch.leaving, context.job.scratch_dir)
-        if STRATEGIES[strategy].in_step:
+        if STRATEGIES[strategy].all_reduces:
             # Nobody leaves before the chief has saved; a peer that is lost now takes nothing with it.
             with suppress(PeerLostError):
                 session.close()

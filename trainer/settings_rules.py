@@ -84,7 +84,7 @@ def _one_clip(train: Train, _: Strategy) -> Iterator[Conflict]:
 
 
 def _wire(train: Train, strategy: Strategy) -> Iterator[Conflict]:
-    if train.gradients.wire != "float32" and not (STRATEGIES[strategy].in_step or STRATEGIES[strategy].variables_on_servers):
+    if train.gradients.wire != "float32" and not (STRATEGIES[strategy].all_reduces or STRATEGIES[strategy].variables_on_servers):
         message = f"gradients do not travel between tasks with strategy {strategy}"
         remedy = "remove `wire`"
         yield Conflict(("gradients", "wire"), message, "strategy multi_worker_mirrored or parameter_server", remedy)

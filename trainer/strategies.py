@@ -16,7 +16,7 @@ class Traits(NamedTuple):
     `required` and `optional`: its roles. `restarts`: role -> who starts again with a task of it, "alone" or "all".
     `threads`: the least TF_NUM_INTEROP_THREADS: with fewer, a task's data pipeline and the loop that reads it can wait for each other.
     `trains`: a model; else it runs a program that says itself what runs where. `uses_servers`: its ps and workers are TensorFlow servers, which
-    run the chief's operations until it stops them. `in_step`: its tasks exchange gradients with each other in every step.
+    run the chief's operations until it stops them. `all_reduces`: its tasks exchange gradients with each other in every step, by an all-reduce.
     `on_devices`: its replicas are devices of one task.
     """
 
@@ -26,13 +26,13 @@ class Traits(NamedTuple):
     threads: int
     trains: bool = True
     uses_servers: bool = False
-    in_step: bool = False
+    all_reduces: bool = False
     on_devices: bool = False
 
     @property
     def single_replica(self) -> bool:
         """Whether one replica trains, in one task."""
-        return self.trains and not (self.uses_servers or self.in_step or self.on_devices)
+        return self.trains and not (self.uses_servers or self.all_reduces or self.on_devices)
 
     @property
     def variables_on_servers(self) -> bool:
@@ -45,7 +45,7 @@ STRATEGIES: Dict[Strategy, Traits] = {  # noqa: UP006
     "single": Traits(("chief",), ("evaluator",), {"chief": "alone", "evaluator": "alone"}, 1),
     "mirrored": Traits(("chief",), ("evaluator",), {"chief": "alone", "evaluator": "alone"}, 2, on_devices=True),
     "multi_worker_mirrored": Traits(
-        ("worker",), ("chief", "evaluator"), {"chief": "all", "worker": "all", "evaluator": "alone"}, 1, in_step=True
+        ("worker",), ("chief", "evaluator"), {"chief": "all", "worker": "all", "evaluator": "alone"}, 1, all_reduces=True
     ),
     "parameter_server": Traits(
         ("chief", "worker", "ps"),

@@ -336,7 +336,7 @@ def _threads(count: int, least: int) -> dict[str, str]:
 
 def _all_or_none(spec: ClusterSpec, members: list[_TaskSpec]) -> list[str]:
     """Return the tasks that all train on GPUs or all on CPUs: gradients go by NCCL or by connections, see the trainer's AllReduce."""
-    together = spec.train is not None and STRATEGIES[spec.strategy].in_step
+    together = spec.train is not None and STRATEGIES[spec.strategy].all_reduces
     return [member.name for member in members if together and member.role != "evaluator"]
 
 

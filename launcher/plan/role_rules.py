@@ -85,7 +85,7 @@ def leader(names: Iterable[str]) -> str:
 def graces(strategy: str, *, worker: float, evaluator: float, peer: float) -> dict[RoleName, float]:
     """Return the seconds that a user's own program gets in each role to end by itself once the run has succeeded.
 
-    `worker` is for one of parameter servers, `peer` for one in step with others; a ps never ends by itself.
+    `worker` is for one of parameter servers, `peer` for one of an all-reduce; a ps never ends by itself.
     """
     of_workers = worker if strategy in SERVER_STRATEGIES else peer
     return {"chief": of_workers, "worker": of_workers, "ps": 0.0, "evaluator": evaluator}

@@ -82,9 +82,9 @@ def gpu_type_with_gpus(subject: RuleContext) -> Iterator[Finding]:
 
 
 def gpus_for_all_that_exchange_gradients(subject: RuleContext) -> Iterator[Finding]:
-    """Tasks in step all train on GPUs, or all on CPUs: gradients travel in one way. See trainer/engine/collectives/all_reduce.py."""
+    """Tasks of an all-reduce all train on GPUs, or all on CPUs: gradients travel in one way. See trainer/engine/collectives/all_reduce.py."""
     spec = subject.spec
-    if not STRATEGIES[spec.strategy].in_step or spec.train is None or not (spec.roles.chief and spec.roles.worker):
+    if not STRATEGIES[spec.strategy].all_reduces or spec.train is None or not (spec.roles.chief and spec.roles.worker):
         return
     having = {"chief": spec.roles.chief.gpus, "worker": spec.roles.worker.gpus}
     for role, other in (("chief", "worker"), ("worker", "chief")):

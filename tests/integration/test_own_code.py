@@ -119,7 +119,7 @@ def test_an_error_in_ones_own_code_is_shown_and_ends_the_run_when_it_comes_again
         for line in shown[: shown.index("InvalidArgumentError: the loss : Tensor had NaN values") + 1]
     )
     started = len(failed.events(task, "started"))
-    # Peers in step may lose each other before each has failed twice itself.
+    # Peers of an all-reduce may lose each other before each has failed twice itself.
     assert started <= 4 if strategy == "multi_worker_mirrored" else started == 2
 
 

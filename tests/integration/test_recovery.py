@@ -134,8 +134,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Life:
 
 
 @pytest.fixture(scope="module")
-def in_step(tmp_path_factory: pytest.TempPathFactory) -> Life:
-    """Workers in step: one is asked to stop alone, each is killed, one with its parent; then all stop and go on."""
+def all_reduce(tmp_path_factory: pytest.TempPathFactory) -> Life:
+    """Workers of an all-reduce: one is asked to stop alone, each is killed, one with its parent; then all stop and go on."""
     with started(spec("in-step", "multi_worker_mirrored", {"worker": {"replicas": 2}}), tmp_path_factory.mktemp("in-step")) as run:
         life = Life(run, "worker-0")
         life.drain("worker-1")
@@ -221,11 +221,11 @@ def test_a_stopped_run_of_servers_goes_on_from_exactly_there_to_its_end(served: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["worker-1", "worker-0", "worker-0 and its parent"])
-def test_without_one_of_those_in_step_training_resumes_from_the_last_checkpoint(in_step: Life, victim: str) -> None:
-    assert_gone_on_from_a_checkpoint(in_step, victim)
+def test_without_one_task_of_an_all_reduce_training_resumes_from_the_last_checkpoint(all_reduce: Life, victim: str) -> None:
+    assert_gone_on_from_a_checkpoint(all_reduce, victim)
     task = victim.partition(" ")[0]
-    assert any("SIGKILL" in cause for cause in in_step.causes(task)), in_step.causes(task)
-    of_the_other = [restart["exit_code"] for of in in_step.seen["status"]["tasks"] if of["name"] != task for restart in of["restarts"]]
+    assert any("SIGKILL" in cause for cause in all_reduce.causes(task)), all_reduce.causes(task)
+    of_the_other = [restart["exit_code"] for of in all_reduce.seen["status"]["tasks"] if of["name"] != task for restart in of["restarts"]]
     assert 75 in of_the_other
 
 
@@ -251,11 +251,11 @@ def test_a_ps_that_is_asked_to_stop_alone_costs_no_step(served: Life) -> None:
 
 
 @pytest.mark.slow
-def test_a_task_in_step_that_is_asked_to_stop_alone_costs_no_step(in_step: Life) -> None:
-    assert_no_step_was_lost(in_step)
-    assert {task: codes[0] for task, codes in restarts(in_step).items()} == {"worker-0": 143, "worker-1": 143}
+def test_a_task_of_an_all_reduce_that_is_asked_to_stop_alone_costs_no_step(all_reduce: Life) -> None:
+    assert_no_step_was_lost(all_reduce)
+    assert {task: codes[0] for task, codes in restarts(all_reduce).items()} == {"worker-0": 143, "worker-1": 143}
 
 
 @pytest.mark.slow
-def test_a_stopped_run_of_tasks_in_step_goes_on_from_exactly_there_to_its_end(in_step: Life) -> None:
-    assert_stopped_and_complete(in_step)
+def test_a_stopped_run_of_an_all_reduce_goes_on_from_exactly_there_to_its_end(all_reduce: Life) -> None:
+    assert_stopped_and_complete(all_reduce)

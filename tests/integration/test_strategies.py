@@ -79,7 +79,7 @@ def assert_same(several: dict[str, Any], single: dict[str, Any]) -> None:
         np.testing.assert_allclose(several[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-def test_all_that_is_set_about_gradients_and_precision_holds_for_tasks_in_step_together(tmp_path: Path) -> None:
+def test_all_that_is_set_about_gradients_and_precision_holds_for_tasks_of_an_all_reduce_together(tmp_path: Path) -> None:
     """bfloat16 has 8 bits, and each replica rounds its own sums."""
     chosen = {
         "gradients": {"clip_global_norm": 0.05, "accumulate": 2},
@@ -102,8 +102,8 @@ SERVED = 4 * STEPS  # of both workers together, most of them the other one's
 
 
 @dataclass(frozen=True)
-class InStep:
-    """Two workers in step and an evaluator, all done: where the run is, a copy of it as it ended, and what was seen of it."""
+class AllReduceRun:
+    """Two workers of an all-reduce and an evaluator, all done: where the run is, a copy of it as it ended, and what was seen of it."""
 
     run: Run
     copy: Path
@@ -112,7 +112,7 @@ class InStep:
 
 
 @pytest.fixture(scope="module")
-def in_step(tmp_path_factory: pytest.TempPathFactory) -> InStep:
+def all_reduce(tmp_path_factory: pytest.TempPathFactory) -> AllReduceRun:
     directory, roles = tmp_path_factory.mktemp("in-step"), {"worker": {"replicas": 2}, "evaluator": {}}
     slow = SLOW | {"params": WORKLOAD["params"] | {"seconds": 0.02, "slower": 10}}
     with started(spec("moving", "multi_worker_mirrored", roles, batch_size=8, **slow, **EVALUATED), directory) as run:
@@ -123,13 +123,13 @@ def in_step(tmp_path_factory: pytest.TempPathFactory) -> InStep:
         reached = {name: (reachable("127.0.0.1", port), reachable(others, port) if others else None) for name, port in ports.items()}
         assert run.launcher("wait", run.name, check=False, timeout=200).returncode == 0, run.status()
         shutil.copytree(run.directory, directory / "before")
-        return InStep(run, directory / "before", run.status(), reached)
+        return AllReduceRun(run, directory / "before", run.status(), reached)
 
 
 @pytest.fixture(scope="module")
-def moved(in_step: InStep) -> Run:
+def moved(all_reduce: AllReduceRun) -> Run:
     """The same run, which went on under parameter servers with two workers and an evaluator."""
-    run = in_step.run
+    run = all_reduce.run
     file = run.runs.parent / "moving.yaml"
     changed = yaml.safe_load(file.read_text())
     roles = {"chief": {}, "ps": {}, "worker": {"replicas": 2}, "evaluator": {}}
@@ -154,12 +154,12 @@ def assert_evaluated(events: list[Event], directory: Path, last: int) -> None:
     assert last in dict(read_events(directory / "logs" / "eval").scalars("accuracy"))
 
 
-def test_two_workers_in_step_learn_what_one_learns_from_the_whole_batch(single: dict[str, Any], in_step: InStep) -> None:
-    assert_same(weights_in(in_step.copy / "checkpoints", STEPS), single)
+def test_two_workers_of_an_all_reduce_learn_what_one_learns_from_the_whole_batch(single: dict[str, Any], all_reduce: AllReduceRun) -> None:
+    assert_same(weights_in(all_reduce.copy / "checkpoints", STEPS), single)
 
 
-def test_two_workers_in_step_tell_how_long_they_wait_for_input_and_for_each_other(in_step: InStep) -> None:
-    copy = Run(in_step.copy.name, in_step.copy.parent)
+def test_two_workers_of_an_all_reduce_tell_how_long_they_wait_for_input_and_for_each_other(all_reduce: AllReduceRun) -> None:
+    copy = Run(all_reduce.copy.name, all_reduce.copy.parent)
     fast, slow = (progress(copy, worker) for worker in WORKERS)
     assert all(0 <= event["input_wait"] <= 1 for event in (*fast, *slow))
     # The last call of each: the first one traces. The slow reader keeps both.
@@ -169,15 +169,15 @@ def test_two_workers_in_step_tell_how_long_they_wait_for_input_and_for_each_othe
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's; docs/architecture.md says what to do elsewhere")
-def test_no_task_in_step_is_reached_from_other_machines(in_step: InStep) -> None:
-    if None in (others for _, others in in_step.reached.values()):
+def test_no_task_of_an_all_reduce_is_reached_from_other_machines(all_reduce: AllReduceRun) -> None:
+    if None in (others for _, others in all_reduce.reached.values()):
         pytest.skip("this machine has no address but loopback")
-    assert in_step.reached == {"worker-0": (True, False), "worker-1": (True, False)}
+    assert all_reduce.reached == {"worker-0": (True, False), "worker-1": (True, False)}
 
 
-def test_an_evaluator_sees_the_last_checkpoint_of_workers_in_step(in_step: InStep) -> None:
-    assert_evaluated(Run(in_step.copy.name, in_step.copy.parent).events("evaluator", "evaluated"), in_step.copy, STEPS)
-    assert {task["name"]: task["exit_code"] for task in in_step.status["tasks"]} == {"worker-0": 0, "worker-1": 0, "evaluator": 0}
+def test_an_evaluator_sees_the_last_checkpoint_of_an_all_reduce(all_reduce: AllReduceRun) -> None:
+    assert_evaluated(Run(all_reduce.copy.name, all_reduce.copy.parent).events("evaluator", "evaluated"), all_reduce.copy, STEPS)
+    assert {task["name"]: task["exit_code"] for task in all_reduce.status["tasks"]} == {"worker-0": 0, "worker-1": 0, "evaluator": 0}
 
 
 def test_a_run_goes_on_under_another_strategy(moved: Run) -> None:

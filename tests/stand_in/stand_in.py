@@ -186,7 +186,7 @@ def _evaluate(context: Context) -> ExitCode:
 
 
 def _follow(context: Context) -> ExitCode:
-    """Keep in step with the leader of multi_worker_mirrored, and tell it of a stop."""
+    """Keep to the steps of the leader of multi_worker_mirrored, and tell it of a stop."""
     task = context.task
     _Listener(task.address, lambda _connection, _line: "here")
     leader = _Peer(task.chief_name, task.tasks()[task.chief_name], _silent(context.job))

@@ -101,7 +101,7 @@ def test_workers_of_parameter_servers_may_end_by_themselves(start: Start) -> Non
     assert "asked" not in worker.lines
 
 
-def test_workers_in_step_take_their_time(start: Start) -> None:
+def test_workers_of_an_all_reduce_take_their_time(start: Start) -> None:
     worker = start("worker-0", "echo begun; sleep 3; echo written", sizes=WORKERS, strategy="multi_worker_mirrored", worker=30)
     worker.line("begun")
     assert start("chief", "true", sizes=WORKERS, strategy="multi_worker_mirrored").code() == 0

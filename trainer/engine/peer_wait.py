@@ -52,7 +52,7 @@ def _first(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
     """Return name -> address: the chief of servers connects to all of them, a worker among its like to the chief, which waits for nobody."""
     if strategy in SERVER_STRATEGIES and task.is_chief:
         return task.peers()
-    return {task.chief_name: task.tasks()[task.chief_name]} if STRATEGIES[strategy].in_step and not task.is_chief else {}
+    return {task.chief_name: task.tasks()[task.chief_name]} if STRATEGIES[strategy].all_reduces and not task.is_chief else {}
 
 
 def _first_missing(peers: Mapping[str, str]) -> tuple[str, str] | None:

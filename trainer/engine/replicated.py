@@ -1,4 +1,4 @@
-"""Training by one process, or by several in step with an all-reduce: strategies single and multi_worker_mirrored."""
+"""Training by one process, or by several with an all-reduce: strategies single and multi_worker_mirrored."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -161,7 +161,7 @@ class Session(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - see the class
-        """End the cluster's work together: called once when every step is done, or when tasks in step were asked to stop.
+        """End the cluster's work together: called once when every step is done, or when tasks of an all-reduce were asked to stop.
 
         Raises:
             PeerLostError: a task went away before the chief had saved.

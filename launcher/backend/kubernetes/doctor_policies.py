@@ -61,7 +61,7 @@ def _needs(run: Run) -> tuple[RequiredPort, ...]:
     """Return what the tasks have to reach; one task has nobody to talk to."""
     if sum(bool(task.address) for task in run.plan.tasks) < 2:
         return (_DNS,)
-    return (_DNS, _PORT, _EXCHANGE) if STRATEGIES[run.spec.strategy].in_step else (_DNS, _PORT)
+    return (_DNS, _PORT, _EXCHANGE) if STRATEGIES[run.spec.strategy].all_reduces else (_DNS, _PORT)
 
 
 def _allows(rule: Object, need: RequiredPort, tasks: Iterable[Mapping[str, str]]) -> bool:

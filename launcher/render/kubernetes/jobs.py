@@ -137,7 +137,7 @@ def queue_labels(run: Run) -> dict[str, str]:
 def success(run: Run, group: RoleGroup) -> Object:
     """Return the success policy of a `command` whose other tasks do not end by themselves: the end of index 0 completes the Job.
 
-    A Job of workers in step has none: `limits` gives them time to end.
+    A Job of workers of an all-reduce has none: `limits` gives them time to end.
     """
     ends = group.required and group.count > 1 and run.spec.success == "chief" and run.plan.strategy in SERVER_STRATEGIES
     if not _is_unwatched(run, group) or not ends:

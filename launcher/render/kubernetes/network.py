@@ -25,7 +25,7 @@ def policies(run: Run) -> list[Object]:
     tasks = {"matchLabels": _tasks(run)}
     ports: Object = {}
     if not _uses_other_ports(run):
-        numbers = [PORT, EXCHANGE_PORT] if STRATEGIES[run.spec.strategy].in_step else [PORT]
+        numbers = [PORT, EXCHANGE_PORT] if STRATEGIES[run.spec.strategy].all_reduces else [PORT]
         ports = {"ports": [{"protocol": "TCP", "port": port} for port in numbers]}
     own = _policy(run, run.name, tasks, {"from": [{"podSelector": tasks}], **ports}, None)
     if run.options.egress == "tasks":

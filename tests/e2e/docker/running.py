@@ -237,7 +237,7 @@ LEADERS = {"servers": "chief", "peers": "worker-0"}
 
 @contextlib.contextmanager
 def two_clusters(training: dict[str, Any], directory: Path) -> Iterator[dict[str, Run]]:
-    """Run parameter servers with an evaluator, and peers in step, at the same time; yield both, by name, once they make steps."""
+    """Run parameter servers with an evaluator, and an all-reduce, at the same time; yield both, by name, once they make steps."""
     roles = {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 2}, "evaluator": {}}
     servers = {"name": "servers", "strategy": "parameter_server", "roles": roles, **training}
     peers = {"name": "peers", "strategy": "multi_worker_mirrored", "roles": {"worker": {"replicas": 2}}, **training}

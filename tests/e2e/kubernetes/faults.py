@@ -16,7 +16,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 # Kills the process that trains, the trainer's one child.
 KILL = "import os, signal, pathlib; os.kill(int(pathlib.Path('/proc/1/task/1/children').read_text().split()[0]), signal.SIGKILL)"
 
-# Two tasks in step, as lines of a spec.
+# Two tasks of an all-reduce, as lines of a spec.
 ALIKE = """\
 strategy: multi_worker_mirrored
 roles: {chief: {}, worker: {replicas: 1}}

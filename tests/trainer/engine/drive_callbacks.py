@@ -1,4 +1,4 @@
-"""Trains with a callback that changes weights and rate, as one of two tasks in step; prints JSON of what each has in the end.
+"""Trains with a callback that changes weights and rate, as one of two tasks of an all-reduce; prints JSON of what each has in the end.
 
 Usage: drive_callbacks.py INDEX ADDRESS ADDRESS.
 """

@@ -9,7 +9,7 @@ import pytest
 
 from tests import forked
 from tests.trainer.engine.drive_mirrored import CASES
-from tests.trainer.engine.test_callbacks_in_step import check_changes
+from tests.trainer.engine.test_callbacks_all_reduce import check_changes
 
 DRIVER = Path(__file__).with_name("drive_mirrored.py")
 # Half precision rounds at 1e-3, and the two add up in another order.

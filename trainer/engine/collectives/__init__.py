@@ -1,1 +1,1 @@
-"""Communication of tasks in step: all-reduce, rendezvous and liveness."""
+"""The all-reduce of several tasks, with rendezvous and liveness."""
