@@ -17,7 +17,7 @@ class Policy:
     max_restarts: int = 10
     first_delay: float = 1.0  # of the second restart in a row; the first one comes at once
     longest_delay: float = 30.0
-    healthy_after: float = 60.0  # after an attempt that lived this long the delays begin again
+    healthy_after: float = 60.0  # after an attempt that ran this long the delays begin again
     recovers_after: float = 600.0  # after an attempt of this length earlier restarts no longer count; infinite where checkpoints decide
 
 
@@ -87,9 +87,9 @@ def _with_code(code: int) -> str:
 
 
 def decide_restart(
-    code: int, lived: float, history: History, policy: Policy, fingerprint: str = "", connected: float = 0.0
+    code: int, ran_for: float, history: History, policy: Policy, fingerprint: str = "", connected: float = 0.0
 ) -> Restart | End:
-    """Decide what follows when a process that nobody asked to stop ended with `code` after `lived` seconds.
+    """Decide what follows when a process that nobody asked to stop ended with `code` after `ran_for` seconds.
 
     Final are:
     - WRONG_CONFIGURATION; a `fingerprint` that begins with FINAL says why, where the code itself does not;
@@ -104,7 +104,7 @@ def decide_restart(
       step (its `fingerprint`) than any attempt that lost a peer before: nodes come and go for as long as a run lasts.
     """
     if code == ExitCode.DONE:
-        return _restart(code, lived, history, policy) if policy.restart == "always" else End(ExitCode.DONE)
+        return _restart(code, ran_for, history, policy) if policy.restart == "always" else End(ExitCode.DONE)
     if code == ExitCode.WRONG_CONFIGURATION:
         return End(code, fingerprint[len(FINAL) :] if fingerprint.startswith(FINAL) else cause_of(code))
     if policy.restart == "exit_code" and 0 < code < SIGNAL_BASE:
@@ -113,7 +113,7 @@ def decide_restart(
     repeats = history.repeats + 1 if fingerprint and fingerprint == history.fingerprint else 0
     if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:
         last, repeats = history.fingerprint, history.repeats  # a peer that failed first, or a stop, says nothing of this task's own failure
-    elif repeats and (lived < policy.recovers_after or repeats > policy.max_restarts):
+    elif repeats and (ran_for < policy.recovers_after or repeats > policy.max_restarts):
         return End(ExitCode.WRONG_CONFIGURATION, SAME_AGAIN)
     else:
         last = fingerprint
@@ -123,11 +123,11 @@ def decide_restart(
     after = replace(
         history, restarts=history.restarts + counted, fingerprint=last, lost_from=max(lost_from, history.lost_from), repeats=repeats
     )
-    return _restart(code, lived, after, policy)
+    return _restart(code, ran_for, after, policy)
 
 
-def _restart(code: int, lived: float, history: History, policy: Policy) -> Restart:
-    early = 0 if lived > policy.healthy_after else history.short_attempts
+def _restart(code: int, ran_for: float, history: History, policy: Policy) -> Restart:
+    early = 0 if ran_for > policy.healthy_after else history.short_attempts
     # 2 ** 30 is past any longest delay; the exponent is bounded because a loop of uncounted restarts has no end.
     delay = min(policy.longest_delay, policy.first_delay * 2 ** min(early - 1, 30)) if early else 0.0
     return Restart(delay, cause_of(code), replace(history, short_attempts=early + 1))

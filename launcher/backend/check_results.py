@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from launcher.backend.model import Where
+from launcher.backend.model import ClusterRef
 from launcher.errors import LauncherError
 from launcher.spec.models import ClusterSpec
 
@@ -32,7 +32,7 @@ class CheckRequest:
     """The subject of an examination: where runs are to be, and whether that fits a spec where there is one."""
 
     spec: ClusterSpec | None
-    where: Where
+    cluster: ClusterRef
     runs: str
 
 

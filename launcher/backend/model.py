@@ -22,7 +22,7 @@ class TensorBoardAddress:
 
 
 @dataclass(frozen=True)
-class Where:
+class ClusterRef:
     """Which cluster and namespace of it, for a backend that has several; where left out, where the run was started last, else the user's own."""
 
     context: str | None = None

@@ -14,7 +14,7 @@ class Entry:
 
     `examiner`: the module of its checks for `launcher doctor`, whose function `examine` is a `launcher.backend.check_results.Check`.
     `state_directory`: below the runs directory, where this machine keeps what it knows of the backend's runs. `in_namespaces`: its runs are in
-    namespaces of clusters, and a `Where` names one. `stores_locally`: what a run stores is in a directory of this machine.
+    namespaces of clusters, and a `ClusterRef` names one. `stores_locally`: what a run stores is in a directory of this machine.
     `shows_runs_of_others`: runs of other machines are known by their labels alone, so of their specs only the digest.
     """
 

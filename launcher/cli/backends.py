@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import cast, get_args
 
-from launcher.backend.model import Backend, Where
+from launcher.backend.model import Backend, ClusterRef
 from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces, of_clusters, of_this_machine
 from launcher.cli.options import resolve_cluster_ref
 from launcher.cli.run_lookup import backends_of, find_run, looks_like_file, run_names, run_names_here, runs_directory, runs_next_to
@@ -33,12 +33,12 @@ def check_target(name: str) -> Target:
     raise UsageError(f"there is nothing called {name!r} to plan for", f"use one of: {', '.join(get_args(Target))}")
 
 
-def selected_backend_name(on: str | None, where: Where) -> str | None:
+def selected_backend_name(on: str | None, cluster: ClusterRef) -> str | None:
     """Return the backend that --on names, or else that of clusters where a context or a namespace is given."""
-    return of_clusters() if on is None and (where.context or where.namespace) else on
+    return of_clusters() if on is None and (cluster.context or cluster.namespace) else on
 
 
-def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one: bool = False) -> tuple[Backend, str]:
+def open_run(name: str | None, on: str | None, runs: Path, cluster: ClusterRef, *, one: bool = False) -> tuple[Backend, str]:
     """Return the backend of the run that NAME means, and the run's name.
 
     Without `on`, of runs of that name on several backends a live run is taken before one that has ended, and then the newest;
@@ -47,8 +47,8 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
 
     Raises UsageError where it is not known which is meant, and what the backends raise.
     """
-    if (on := selected_backend_name(on, where)) is not None:
-        backend = open_backend(on, runs, where)
+    if (on := selected_backend_name(on, cluster)) is not None:
+        backend = open_backend(on, runs, cluster)
         return backend, find_run(name, backend, runs, on)
     names = [name] if name is not None else run_names_here(runs) or run_names(runs)
     if len(names) > 1:
@@ -60,8 +60,8 @@ def open_run(name: str | None, on: str | None, runs: Path, where: Where, *, one:
     if not there and name and looks_like_file(name) and (found := runs_next_to(Path(name), runs, run)):
         raise UsageError(f"there is no run {run} in {runs}", f"there is one beside the spec: add --runs {shlex.quote(str(found))}")
     if len(there) < 2:
-        return open_backend(there[0] if there else DEFAULT, runs, where), run
-    return _choose(run, {target: open_backend(target, runs, where) for target in there}, one=one), run
+        return open_backend(there[0] if there else DEFAULT, runs, cluster), run
+    return _choose(run, {target: open_backend(target, runs, cluster) for target in there}, one=one), run
 
 
 def _choose(run: str, backends: dict[str, Backend], *, one: bool) -> Backend:
@@ -96,29 +96,29 @@ def _left_processes(status: RunStatus) -> bool:
     return interrupted and (not status.tasks or any(task.pid for task in status.tasks if task.state is State.INTERRUPTED))
 
 
-def open_backend(name: str, runs: Path, where: Where | None = None) -> Backend:
-    """Return the backend called `name`, which keeps its runs under `runs`; `where` says which cluster.
+def open_backend(name: str, runs: Path, cluster: ClusterRef | None = None) -> Backend:
+    """Return the backend called `name`, which keeps its runs under `runs`; `cluster` says which cluster.
 
     Raises UsageError for a name that is none, and for a cluster where there is none.
     """
     module, _, attribute = BACKENDS[check_backend(name)].class_path.partition(":")
     make = getattr(importlib.import_module(module), attribute)
     if in_namespaces(name):
-        where = where or Where()
-        context, namespace = resolve_cluster_ref(name, where.context, where.namespace)
-        return cast("Backend", make(runs, Where(context, namespace)))
-    if where is not None:
-        check_where(name, where)
+        cluster = cluster or ClusterRef()
+        context, namespace = resolve_cluster_ref(name, cluster.context, cluster.namespace)
+        return cast("Backend", make(runs, ClusterRef(context, namespace)))
+    if cluster is not None:
+        check_cluster(name, cluster)
     return cast("Backend", make(runs))
 
 
-def check_where(name: str, where: Where) -> None:
+def check_cluster(name: str, cluster: ClusterRef) -> None:
     """Raise UsageError for a context or a namespace of a backend that has none."""
-    if not in_namespaces(name) and (where.context or where.namespace):
+    if not in_namespaces(name) and (cluster.context or cluster.namespace):
         raise UsageError(f"--context and --namespace are for clusters; {name} is none", f"leave them out, or say --on {of_clusters()}")
 
 
-def known_runs(on: str | None, runs: Path, where: Where) -> list[tuple[Backend, RunStatus]]:
+def known_runs(on: str | None, runs: Path, cluster: ClusterRef) -> list[tuple[Backend, RunStatus]]:
     """Return the runs on one backend, or those that this directory knows, here and in containers, newest first; each with its backend.
 
     On a cluster that backend acts on the run that it has listed. Another one acts where a run of the name was started last.
@@ -127,7 +127,7 @@ def known_runs(on: str | None, runs: Path, where: Where) -> list[tuple[Backend, 
     known: list[tuple[Backend, RunStatus]] = []
     for name in [on] if on is not None else [DEFAULT, *here]:
         try:
-            backend = open_backend(name, runs, where if name == on else None)
+            backend = open_backend(name, runs, cluster if name == on else None)
             known += [(backend, status) for status in backend.runs()]
         except LauncherError as error:
             if on is not None or name == DEFAULT:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from launcher.backend.model import ComparesObjects, PlannedRun, Where
+from launcher.backend.model import ClusterRef, ComparesObjects, PlannedRun
 from launcher.backend.registry import in_namespaces, of_clusters
 from launcher.cli.options import Context, Json, Namespace, Runs, Set, SpecFile, backend_option, resolve_cluster_ref
 from launcher.cli.run_lookup import DEFAULT_RUNS, backends_of
@@ -40,10 +40,10 @@ def diff(
     target = check_backend(on or (of_clusters() if context or namespace else _where(file, overrides or [], runs)))
     if in_namespaces(target):
         context, namespace = resolve_cluster_ref(target, context, namespace)
-        lines = _of_objects(file, overrides or [], runs, Where(context, namespace))
+        lines = _of_objects(file, overrides or [], runs, ClusterRef(context, namespace))
         document: dict[str, Any] = {"on": target, "differs": bool(lines), "diff": lines}
     else:
-        document, lines = _of_spec(file, overrides or [], target, runs, Where(context, namespace))
+        document, lines = _of_spec(file, overrides or [], target, runs, ClusterRef(context, namespace))
     print("\n".join([json.dumps(document)] if as_json else lines), end="\n" if lines or as_json else "")
     return DIFFERS if document["differs"] else 0
 
@@ -56,25 +56,25 @@ def _where(file: Path, overrides: Sequence[str], runs: Path) -> str:
     return next((on for on in there if in_namespaces(on)), there[0] if there else of_clusters())
 
 
-def _of_objects(file: Path, overrides: Sequence[str], runs: Path, where: Where) -> list[str]:
+def _of_objects(file: Path, overrides: Sequence[str], runs: Path, cluster: ClusterRef) -> list[str]:
     from launcher.cli.backends import check_backend, open_backend
     from launcher.cli.planning import plan_for_cluster
     from launcher.spec.loader import dump
 
     on = of_clusters()
-    spec, plan, where = plan_for_cluster(file, overrides, check_backend(on), runs, where)
-    backend = open_backend(on, runs, where)
+    spec, plan, cluster = plan_for_cluster(file, overrides, check_backend(on), runs, cluster)
+    backend = open_backend(on, runs, cluster)
     return list(backend.differences(PlannedRun(plan, dump(spec)))) if isinstance(backend, ComparesObjects) else []
 
 
-def _of_spec(file: Path, overrides: Sequence[str], target: Target, runs: Path, where: Where) -> tuple[dict[str, Any], list[str]]:
+def _of_spec(file: Path, overrides: Sequence[str], target: Target, runs: Path, cluster: ClusterRef) -> tuple[dict[str, Any], list[str]]:
     """Return what has changed in a spec since its run was started last: for `--json`, and as a table."""
     from launcher.cli.backends import open_backend
     from launcher.cli.planning import planned
     from launcher.cli.resume import change_table, changed, previous_status
 
     spec, plan = planned(file, overrides, target, runs)
-    backend = open_backend(target, runs, where)
+    backend = open_backend(target, runs, cluster)
     old = previous_status(backend, spec.name)
     found = None if old is None else changed(backend, spec, plan, runs)
     document = {"on": target, "name": spec.name, "state": old and old.state, "differs": found is None or bool(found)}

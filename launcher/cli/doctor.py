@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from launcher.backend.model import Where
+from launcher.backend.model import ClusterRef
 from launcher.backend.registry import BACKENDS, DEFAULT
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, resolve_cluster_ref
 from launcher.cli.run_lookup import DEFAULT_RUNS
@@ -39,17 +39,17 @@ def doctor(
 ) -> int:
     """Check a machine, an engine or a cluster; with a spec, whether it fits."""
     from launcher.backend.check_results import CheckRequest
-    from launcher.cli.backends import check_backend, check_where
+    from launcher.cli.backends import check_backend, check_cluster
     from launcher.spec.loader import load
 
     target = check_backend(on)
-    check_where(on, Where(context, namespace))
+    check_cluster(on, ClusterRef(context, namespace))
     if overrides and file is None:
         raise UsageError("--set changes a value of a spec, and none is given", "give the spec's FILE too, or leave out --set")
     spec = None if file is None else load(file, overrides or [])
     own = spec.kubernetes.namespace if spec is not None else None
     context, namespace = resolve_cluster_ref(on, context, namespace)
-    request = CheckRequest(spec, Where(context, namespace or own), str(runs))
+    request = CheckRequest(spec, ClusterRef(context, namespace or own), str(runs))
     found = []
     for result in _examine(BACKENDS[target].examiner, request):
         found.append(result)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher.backend.model import Backend, Where
+from launcher.backend.model import Backend, ClusterRef
 from launcher.backend.registry import in_namespaces
 from launcher.cli import owners
 from launcher.cli.formats import count
@@ -60,9 +60,9 @@ def down(
     if finished or older is not None:
         if not finished or name is not None:
             raise UsageError("--older goes with --finished, and neither with the NAME of a run", "leave out the one that you do not mean")
-        _down_finished(on, runs, Where(context, namespace), older, delete_data=delete_data, yes=yes, as_json=as_json)
+        _down_finished(on, runs, ClusterRef(context, namespace), older, delete_data=delete_data, yes=yes, as_json=as_json)
         return
-    backend, run = open_run(name, on, runs, Where(context, namespace), one=True)
+    backend, run = open_run(name, on, runs, ClusterRef(context, namespace), one=True)
     status = backend.status(run)
     directory = status.run_dir
     if delete_data and not yes:
@@ -79,16 +79,18 @@ def down(
         print(json.dumps({"name": run, **result, "run_dir": str(directory or ""), "deleted": delete_data}))
 
 
-def _down_finished(on: str | None, runs: Path, where: Where, older: str | None, *, delete_data: bool, yes: bool, as_json: bool) -> None:
+def _down_finished(
+    on: str | None, runs: Path, cluster: ClusterRef, older: str | None, *, delete_data: bool, yes: bool, as_json: bool
+) -> None:
     """Remove what runs have left that have ended, without those of other users; those that say when, where `older` names a time since."""
     from launcher.cli.backends import known_runs, selected_backend_name
     from launcher.cli.formats import seconds_of
 
-    on = selected_backend_name(on, where)
+    on = selected_backend_name(on, cluster)
     before = time.time() - seconds_of(older, "--older") if older is not None else None
     found = [
         (backend, one)
-        for backend, one in known_runs(on, runs, where)
+        for backend, one in known_runs(on, runs, cluster)
         if _is_finished(one, delete_data=delete_data) and (before is None or (one.ended or 0.0) < before)
     ]
     if delete_data and found and not yes:

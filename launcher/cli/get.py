@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.backend.model import Where
+from launcher.backend.model import ClusterRef
 from launcher.cli import formats, unpacking
 from launcher.cli.interrupts import exit_on_signals
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
@@ -49,7 +49,7 @@ def get(
     """Copy a run's model, checkpoints, logs or results here."""
     from launcher.cli.backends import open_run
 
-    backend, run = open_run(name, on, runs, Where(context, namespace))
+    backend, run = open_run(name, on, runs, ClusterRef(context, namespace))
     directory = Path(destination or f"{run}-{what}").absolute()
     unpacking.check(directory, runs, replace=force)
     began = time.monotonic()

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.backend.model import Where
+from launcher.backend.model import ClusterRef
 from launcher.cli.options import ROLES, Context, Json, Name, Namespace, OnRun, Runs, complete_index, complete_role
 from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import UsageError
@@ -68,7 +68,7 @@ def logs(
 
     started_after = formats.moment(since) if since is not None else None
     tail = None if tail is None else min(tail, sys.maxsize)  # more than a deque, an engine or a cluster can count
-    backend, run = open_run(name, on, runs, Where(context, namespace))
+    backend, run = open_run(name, on, runs, ClusterRef(context, namespace))
     known = backend.status(run).tasks
     tasks = _chosen(run, known, role or [], index or [])
     write = (lambda line: _json(line, raw=raw)) if as_json else _writer(tasks, timestamps=timestamps, raw=raw)

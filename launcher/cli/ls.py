@@ -3,7 +3,7 @@
 import json
 import sys
 
-from launcher.backend.model import Where
+from launcher.backend.model import ClusterRef
 from launcher.backend.registry import DEFAULT, in_namespaces, of_clusters
 from launcher.cli import formats
 from launcher.cli.options import Context, Json, Namespace, OnListed, Runs
@@ -30,9 +30,9 @@ def ls(
     """List the runs."""
     from launcher.cli.backends import known_runs, selected_backend_name
 
-    where = Where(context, namespace)
-    on = selected_backend_name(on, where)
-    known = [status for _, status in known_runs(on, runs, where)]
+    cluster = ClusterRef(context, namespace)
+    on = selected_backend_name(on, cluster)
+    known = [status for _, status in known_runs(on, runs, cluster)]
     if as_json:
         print(json.dumps([formats.document(status) for status in known]))
         return

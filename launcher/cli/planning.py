@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.backend.model import Where
+from launcher.backend.model import ClusterRef
 from launcher.backend.registry import in_namespaces
 from launcher.errors import UsageError
 from launcher.plan import code, planner
@@ -19,27 +19,29 @@ def planned(file: Path, overrides: Sequence[str], target: Target, runs: Path) ->
     """Return the spec in `file` and its plan on `target`; `runs` holds the local runs. Raises SpecError and LauncherError."""
     spec, written = load_as_written(file, overrides)
     directory = file.absolute().parent.resolve()
-    where = TARGET_RULES[target].run_dir(runs, spec.name)
-    _check_paths(spec, where)
+    cluster = TARGET_RULES[target].run_dir(runs, spec.name)
+    _check_paths(spec, cluster)
     spec_digest = digest(_anywhere(spec, written, directory)) + code.suffix(spec.code)
-    return spec, planner.plan(spec, target, run_dir=where, digest=spec_digest, spec_dir=directory)
+    return spec, planner.plan(spec, target, run_dir=cluster, digest=spec_digest, spec_dir=directory)
 
 
-def plan_for_cluster(file: Path, overrides: Sequence[str], target: Target, runs: Path, where: Where) -> tuple[ClusterSpec, Plan, Where]:
-    """Return the same, and the cluster that is meant: the namespace that `where` names stands for the spec's own.
+def plan_for_cluster(
+    file: Path, overrides: Sequence[str], target: Target, runs: Path, cluster: ClusterRef
+) -> tuple[ClusterSpec, Plan, ClusterRef]:
+    """Return the same, and the cluster that is meant: the namespace that `cluster` names stands for the spec's own.
 
     Where neither names one, a namespace that was named when the run was started last holds on: it is the same run.
     """
     if not in_namespaces(target):
-        return *planned(file, overrides, target, runs), where
+        return *planned(file, overrides, target, runs), cluster
     from launcher.runs import cluster_cache
 
-    spec, plan = planned(file, _in_namespace(overrides, where.namespace), target, runs)
+    spec, plan = planned(file, _in_namespace(overrides, cluster.namespace), target, runs)
     if spec.kubernetes.namespace is None:
-        before = cluster_cache.last(runs, spec.name, where.context, None)
+        before = cluster_cache.last(runs, spec.name, cluster.context, None)
         if before.is_explicit:
             spec, plan = planned(file, _in_namespace(overrides, before.namespace), target, runs)
-    return spec, plan, Where(where.context, spec.kubernetes.namespace)
+    return spec, plan, ClusterRef(cluster.context, spec.kubernetes.namespace)
 
 
 def _in_namespace(overrides: Sequence[str], namespace: str | None) -> list[str]:

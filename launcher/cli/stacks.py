@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher.backend.model import Backend, Where
+from launcher.backend.model import Backend, ClusterRef
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs, complete_task_of_run
 from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import LauncherError, UsageError, check_tasks
@@ -42,7 +42,7 @@ def stacks(
     """Print the Python stacks of each task's threads."""
     from launcher.cli.backends import open_run
 
-    backend, run = open_run(name, on, runs, Where(context, namespace))
+    backend, run = open_run(name, on, runs, ClusterRef(context, namespace))
     chosen = _chosen(backend, run, task)
     failures: list[LauncherError] = []
     with ThreadPoolExecutor(min(_AT_A_TIME, len(chosen))) as pool:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from launcher.backend.model import Backend, Where
+from launcher.backend.model import Backend, ClusterRef
 from launcher.cli import formats, measures, task_rows
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.prefixes import Prefixes
@@ -43,7 +43,7 @@ def status(
     """Show the state of a run and of each task."""
     from launcher.cli.backends import open_run
 
-    backend, run = open_run(name, on, runs, Where(context, namespace))
+    backend, run = open_run(name, on, runs, ClusterRef(context, namespace))
     console = Console(highlight=False)
     if watch and console.is_terminal and not as_json:
         _watch(backend, run, console)

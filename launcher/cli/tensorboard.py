@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.backend.model import ServesTensorBoard, Where
+from launcher.backend.model import ClusterRef, ServesTensorBoard
 from launcher.cli.options import Context, Name, Namespace, OnRun, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, stored
 from launcher.errors import LauncherError, UsageError
@@ -43,7 +43,7 @@ def tensorboard(
     """Open TensorBoard on a run's logs."""
     from launcher.cli.backends import open_run
 
-    backend, run = open_run(name, on, runs, Where(context, namespace))
+    backend, run = open_run(name, on, runs, ClusterRef(context, namespace))
     if isinstance(backend, ServesTensorBoard):
         served = backend.tensorboard(run, host=host, port=port)
         print(served.url, flush=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from launcher.backend.model import Backend, PlannedRun, Prepares, Reconciles, Reserves, Where
+from launcher.backend.model import Backend, ClusterRef, PlannedRun, Prepares, Reconciles, Reserves
 from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces
 from launcher.cli.errors import INTERRUPTED
 from launcher.cli.options import Context, Json, Namespace, On, Runs, Set, resolve_cluster_ref
@@ -68,8 +68,8 @@ def up(
     if fresh and resume:
         raise UsageError("--fresh and --resume exclude each other", "give the one you mean")
     context, namespace = resolve_cluster_ref(on, context, namespace)
-    spec, plan, where = plan_for_cluster(file, overrides or [], check_backend(on), runs, Where(context, namespace))
-    backend = open_backend(on, runs, where)
+    spec, plan, cluster = plan_for_cluster(file, overrides or [], check_backend(on), runs, ClusterRef(context, namespace))
+    backend = open_backend(on, runs, cluster)
     may_prompt = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
     started_by = (str(file), *(word for override in overrides or [] for word in ("--set", override)))
     say = _printer(as_json=as_json)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.backend.model import Reconciles, Where
+from launcher.backend.model import ClusterRef, Reconciles
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import LauncherError
@@ -46,7 +46,7 @@ def wait(
     from launcher.cli.results import EXIT_CODES, show_summary, summary
 
     seconds = formats.seconds_of(timeout, "--timeout") if timeout is not None else None
-    backend, run = open_run(name, on, runs, Where(context, namespace), one=True)
+    backend, run = open_run(name, on, runs, ClusterRef(context, namespace), one=True)
     deadline = None if seconds is None else time.monotonic() + seconds
     while (status := backend.status(run)).state not in ENDED:
         for note in backend.reconcile(run) if isinstance(backend, Reconciles) else ():

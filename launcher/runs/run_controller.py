@@ -384,7 +384,7 @@ class RunController:
         say("the run's work is done")
         self._ending = Ending(State.SUCCEEDED, "", grace=self._plan.grace_period)
         for task in self._tasks.values():
-            task.stop_at = time.monotonic() + stop_order.own_time(self._plan, task.task)
+            task.stop_at = time.monotonic() + stop_order.time_to_end(self._plan, task.task)
             if task.restart_at is not None:
                 task.mark_ended(State.STOPPED, "the run ended before it was started again")
 

@@ -22,7 +22,7 @@ def runs_trainer(task: Task) -> bool:
     return isinstance(settings, dict) and settings.get("train") is not None
 
 
-def own_time(plan: Plan, task: Task) -> float:
+def time_to_end(plan: Plan, task: Task) -> float:
     """Return the seconds that a task gets to end by itself once the run's work is done."""
     return plan.grace_period if runs_trainer(task) else plan.graces.get(task.role, plan.grace_period)
 

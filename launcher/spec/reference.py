@@ -84,7 +84,7 @@ def reference_text() -> str:
 
 
 def _shapes() -> str:
-    rows = [f"| `{name}` | {_code(shape.required)} | {_code(shape.optional)} |\n" for name, shape in SHAPES.items()]
+    rows = [f"| `{name}` | {_code(shape.mandatory)} | {_code(shape.optional)} |\n" for name, shape in SHAPES.items()]
     return _SHAPES_HEAD + "".join(rows) + _SHAPES_TAIL
 
 

@@ -36,11 +36,11 @@ Rule = Callable[[RuleContext], Iterator[Finding]]
 class Shape:
     """The roles of a strategy."""
 
-    required: tuple[str, ...]
+    mandatory: tuple[str, ...]
     optional: tuple[str, ...]
 
 
-SHAPES: dict[str, Shape] = {name: Shape(kind.required, kind.optional) for name, kind in STRATEGIES.items()}
+SHAPES: dict[str, Shape] = {name: Shape(kind.mandatory, kind.optional) for name, kind in STRATEGIES.items()}
 # A program may have its first worker lead, as those of TensorFlow 1 do.
 SHAPES_OF_A_COMMAND = {**SHAPES, "parameter_server": Shape(("worker", "ps"), ("chief", "evaluator"))}
 _ONLY_ONE = {"chief": "leave `replicas` out; add workers for more computing power", "evaluator": "leave `replicas` out"}
@@ -50,16 +50,16 @@ def roles_fit_strategy(subject: RuleContext) -> Iterator[Finding]:
     """The strategy has every role it needs, and no other."""
     strategy, present = subject.spec.strategy, roles_of(subject.spec)
     shape = (SHAPES_OF_A_COMMAND if program_rules.runs_a_program(subject) else SHAPES)[strategy]
-    expected = f"{all_of(shape.required)}; {all_of(shape.optional)} if you like"
+    expected = f"{all_of(shape.mandatory)}; {all_of(shape.optional)} if you like"
     # Without `roles` in the file, the strategy is the line to look at.
     location = None if ("roles",) in subject.document.sources else subject.document.location(("strategy",))
-    for role in shape.required:
+    for role in shape.mandatory:
         if role not in present:
             message = f"strategy {strategy} needs a {role}, and there is none"
             yield Finding(("roles", role), message, expected, f"add `{role}: {{}}` to `roles`", location=location)
     for role in present:
-        if role not in shape.required + shape.optional:
-            fitting = any_of(name for name, other in SHAPES.items() if role in other.required + other.optional)
+        if role not in shape.mandatory + shape.optional:
+            fitting = any_of(name for name, other in SHAPES.items() if role in other.mandatory + other.optional)
             message = f"strategy {strategy} has no {role}"
             yield Finding(("roles", role), message, expected, f"remove `{role}`, or set `strategy` to {fitting}", on="key")
 

@@ -43,7 +43,7 @@ def _shape(strategy: str, shape: Shape, program: str) -> dict[str, Any]:
     return {
         "if": {"required": ["strategy", program], "properties": {"strategy": {"const": strategy}}},
         "then": {
-            "properties": {"roles": {"required": list(shape.required), "propertyNames": {"enum": [*shape.required, *shape.optional]}}}
+            "properties": {"roles": {"required": list(shape.mandatory), "propertyNames": {"enum": [*shape.mandatory, *shape.optional]}}}
         },
     }
 

@@ -53,7 +53,7 @@ class AgentSession(Session):
     """The chief's part: it learns from what is played; see Session. `stopped` returns whether this task was asked to stop."""
 
     def __init__(self, agent: Agent, job: Job, stopped: Callable[[], bool]) -> None:
-        self._agent, self._target, self._stopped = agent, job.steps, stopped
+        self._agent, self._last_step, self._stopped = agent, job.steps, stopped
         built = model_ops.build(agent, job)
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer
@@ -70,7 +70,7 @@ class AgentSession(Session):
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """Return when at least `steps` more steps were played and learned from, or the task is asked to stop; see Session.run."""
         began, start = time.perf_counter(), self._step
-        goal = min(start + steps, self._target)
+        goal = min(start + steps, self._last_step)
         while self._step < goal and not self._stopped():
             if rollout := self._take(min(goal - self._step, MAX_MOVES * self._agent.boards)):
                 self._learn_from(rollout)
@@ -105,7 +105,7 @@ class AgentSession(Session):
         while sum(steps for steps, _ in self._window) - self._window[0][0] >= self._agent.window:
             self._window.popleft()
         # Boards move together: those beyond the last step are left out.
-        left = rollout.experience[: self._target - self._step]
+        left = rollout.experience[: self._last_step - self._step]
         while len(left) and not self._stopped():
             updates = self._agent.updates(self._step, self._step + len(left))
             rows = max(1, len(left) * _MAX_UPDATES // max(updates, _MAX_UPDATES))

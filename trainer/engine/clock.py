@@ -23,6 +23,6 @@ def since(began: tf.Tensor) -> tf.Tensor:
     return tf.cast(now() - began, tf.float32)
 
 
-def part(waited: float, seconds: float) -> float | None:
-    """Return which part of `seconds` was waited, 0 to 1; None where there was no clock."""
+def fraction(waited: float, seconds: float) -> float | None:
+    """Return the fraction of `seconds` that was waited, 0 to 1; None where there was no clock."""
     return None if math.isnan(waited) else float(waited / seconds)

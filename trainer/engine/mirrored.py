@@ -76,7 +76,7 @@ class MirroredSession(Session):
             stop=stop,
             finish=finish,
             next_steps=next_steps or None,
-            input_wait=clock.part(waited, seconds),
+            input_wait=clock.fraction(waited, seconds),
         )
 
     def _run_everywhere(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

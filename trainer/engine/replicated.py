@@ -93,7 +93,7 @@ class LocalSession(Session):
         seconds = time.perf_counter() - began
         self._step += steps
         loss, *metrics = totals[:-1] / (steps * self._all_reduce.size)
-        input_wait, peer_wait = (clock.part(waited, seconds) for waited in waits)
+        input_wait, peer_wait = (clock.fraction(waited, seconds) for waited in waits)
         return Progress(
             step=self._step,
             steps=steps,

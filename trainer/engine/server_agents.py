@@ -78,7 +78,7 @@ class ServerAgentSession(AgentSession):
     def _take(self, steps: int) -> Rollout | None:
         del steps  # calls are under way already
         call = MAX_MOVES * self._agent.boards
-        while self._workers.in_flight < self._workers.count * IN_FLIGHT and self.step + self._workers.in_flight * call < self._target:
+        while self._workers.in_flight < self._workers.count * IN_FLIGHT and self.step + self._workers.in_flight * call < self._last_step:
             self._workers.schedule(call)
         if (result := self._workers.take()) is None:
             return None

@@ -36,7 +36,7 @@ from launcher.backend.kubernetes.errors import UnreachableError, run_unreachable
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import COMPONENT, INSTANCE, ClusterSnapshot
 from launcher.backend.kubernetes.run_context import Differences, RunContext
-from launcher.backend.model import PlannedRun, TensorBoardAddress, Where
+from launcher.backend.model import ClusterRef, PlannedRun, TensorBoardAddress
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
 from launcher.images import image_for
 from launcher.notify import ledger
@@ -81,8 +81,8 @@ class _WatchedRun:
 class KubernetesBackend:
     """Runs plans as Jobs of a cluster. See launcher.backend.model.Backend."""
 
-    def __init__(self, runs: Path, where: Where) -> None:
-        self._runs, self._where = runs.absolute(), where
+    def __init__(self, runs: Path, cluster: ClusterRef) -> None:
+        self._runs, self._cluster_ref = runs.absolute(), cluster
         self._clusters: dict[str, Cluster] = {}  # where each run is
         self._watched_runs: dict[str, _WatchedRun] = {}
         self._leases: dict[str, run_record.StartLease] = {}  # of what this process is about to start again
@@ -292,7 +292,7 @@ class KubernetesBackend:
 
     def runs(self) -> list[RunStatus]:
         """Return the status of every run of the namespace, newest first."""
-        cluster = Cluster(self._where.context, self._where.namespace)
+        cluster = Cluster(self._cluster_ref.context, self._cluster_ref.namespace)
         known = []
         records = {one["metadata"]["labels"].get(INSTANCE): one for one in _records(cluster)}
         for name in self._names(cluster, records.values()):
@@ -451,7 +451,7 @@ class KubernetesBackend:
     def _cluster(self, name: str) -> Cluster:
         """Return where a run is: where the user says, else where it was started from here, else where the kubeconfig points."""
         if name not in self._clusters:  # found once: what is kept of it may be moved or deleted meanwhile
-            ref = cluster_cache.last(self._runs, name, self._where.context, self._where.namespace)
+            ref = cluster_cache.last(self._runs, name, self._cluster_ref.context, self._cluster_ref.namespace)
             self._clusters[name] = Cluster(ref.context, ref.namespace)
         return self._clusters[name]
 

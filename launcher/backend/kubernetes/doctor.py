@@ -91,7 +91,7 @@ _OWNER = re.compile(r"(/\S*) belongs to user (\d+), group (\d+)")
 
 def examine(request: CheckRequest) -> Iterator[CheckResult]:
     """Yield what is found; a cluster that does not answer ends it with the error."""
-    cluster = Cluster(request.where.context, request.where.namespace)
+    cluster = Cluster(request.cluster.context, request.cluster.namespace)
     spec = request.spec or _ANY
     yield ok("cluster", cluster.description())
     yield from _version(cluster, spec)

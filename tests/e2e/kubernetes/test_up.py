@@ -17,7 +17,7 @@ import yaml
 from launcher.backend.kubernetes import run_objects
 from launcher.backend.kubernetes.backend import KubernetesBackend
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.model import Where
+from launcher.backend.model import ClusterRef
 from launcher.cli.follow import follow
 from launcher.cli.interrupts import Interrupts
 from launcher.runs.status import LogLine, RunStatus, RunUnreachableError
@@ -263,7 +263,7 @@ def test_who_follows_a_run_asks_the_cluster_less_than_once_in_two_seconds(
         return ask(self, method, path, **options)
 
     monkeypatch.setattr(Cluster, "_ask", counted)
-    backend = KubernetesBackend(launcher.runs, Where(namespace=launcher.namespace.name))
+    backend = KubernetesBackend(launcher.runs, ClusterRef(namespace=launcher.namespace.name))
     tasks = [task.name for task in backend.status(long.stem).tasks]
     assert len(tasks) == 4
     began, seconds = time.monotonic() + 5, 20.0
@@ -308,7 +308,7 @@ def test_the_last_checkpoint_is_heard_of_by_who_seldom_looks(long: Path, launche
     following = subprocess.Popen(follow, stdout=subprocess.PIPE, text=True)
     try:
         monkeypatch.setattr(run_objects, "_POLL_INTERVAL", 10.0)  # its pods are gone by then
-        KubernetesBackend(launcher.runs, Where(namespace=launcher.namespace.name)).stop("long")
+        KubernetesBackend(launcher.runs, ClusterRef(namespace=launcher.namespace.name)).stop("long")
         written = said_to_its_end(following, 60)
     finally:
         following.kill()

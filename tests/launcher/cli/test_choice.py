@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from launcher.backend.local.backend import LocalBackend
-from launcher.backend.model import Backend, Where
+from launcher.backend.model import Backend, ClusterRef
 from launcher.cli.backends import _choose, open_run
 from launcher.cli.run_lookup import backends_of, find_run, run_names, runs_directory
 from launcher.errors import LauncherError, UsageError
@@ -99,7 +99,7 @@ def test_without_a_name_what_is_noted_of_clusters_counts_only_where_nothing_is_h
     assert run_names(tmp_path) == ["gone"]
     runs_on["local"].start({"chief": "print('done')"})
     runs_on["local"].wait()
-    assert open_run(None, None, tmp_path, Where())[1] == "run"
+    assert open_run(None, None, tmp_path, ClusterRef())[1] == "run"
     assert run_names(tmp_path) == ["gone", "run"]
 
 
@@ -126,17 +126,17 @@ def test_without_a_name_every_run_is_counted_wherever_it_is(runs_on: dict[str, R
     runs_on["local"].start({"chief": "print('done')"})
     runs_on["local"].wait()
     with pytest.raises(UsageError, match="there are 2 runs") as refused:
-        open_run(None, None, tmp_path, Where())
+        open_run(None, None, tmp_path, ClusterRef())
     golden(refused.value.remedy)
-    backend, name = open_run("run", None, tmp_path, Where())
+    backend, name = open_run("run", None, tmp_path, ClusterRef())
     assert (name, backend.status(name).state) == ("run", State.SUCCEEDED)
 
 
 def test_an_empty_name_is_not_the_only_run(runs_on: dict[str, Runs], tmp_path: Path) -> None:
     runs_on["local"].start({"chief": "print('done')"})
-    assert open_run(None, None, tmp_path, Where())[1] == "run"
+    assert open_run(None, None, tmp_path, ClusterRef())[1] == "run"
     with pytest.raises(UsageError, match="'' is no run's name"):
-        open_run("", None, tmp_path, Where())
+        open_run("", None, tmp_path, ClusterRef())
 
 
 @pytest.mark.parametrize("on, there", [("kubernetes", "in the namespace"), ("local", "under here")])

@@ -34,6 +34,6 @@ def test_servers_are_asked_to_stop_after_those_that_save() -> None:
         ("multi_worker_mirrored", False, {"worker-0": 20, "evaluator": 600}),
     ],
 )
-def test_own_time_at_the_end_of_a_run(strategy: str, trains: bool, expected: dict[str, float]) -> None:
+def test_time_to_end_at_the_end_of_a_run(strategy: str, trains: bool, expected: dict[str, float]) -> None:
     made = plan(strategy, trains=trains)
-    assert {task.name: stop_order.own_time(made, task) for task in made.tasks if task.name in expected} == expected
+    assert {task.name: stop_order.time_to_end(made, task) for task in made.tasks if task.name in expected} == expected

@@ -60,7 +60,7 @@ class AsynchronousSession(ServerSession):
         """
         began, start = time.perf_counter() - self._flush_seconds, self._reported_step
         results, self._flushed, self._flush_seconds = self._flushed, [], 0.0
-        goal = min(start + steps, self._target)
+        goal = min(start + steps, self._last_step)
         share = max(1, -(-steps // self._workers.count))
         while self._step < goal and not self._stopped():
             self._fill(share)
@@ -68,7 +68,7 @@ class AsynchronousSession(ServerSession):
                 self._step = max(self._step, result.global_step)
                 results.append(result)
         stop = stop or self._stopped()
-        if stop or finish or self._step >= min(self._target, self._hold_at) or self._first_non_finite(results):
+        if stop or finish or self._step >= min(self._last_step, self._hold_at) or self._first_non_finite(results):
             results += self._take_all()
         self._reported_step = self._step
         loss, metrics, workers = self._workers.summarise(results)
@@ -94,7 +94,7 @@ class AsynchronousSession(ServerSession):
     def _fill(self, share: int) -> None:
         if not self._workers.in_flight:  # how many steps a lost call has done, the servers alone know
             self._step = self._scheduled = self._read_step()
-        last = min(self._target, self._hold_at)
+        last = min(self._last_step, self._hold_at)
         while self._workers.in_flight < self._workers.count * IN_FLIGHT and self._scheduled < last:
             steps = min(share, last - self._scheduled)
             self._workers.schedule(steps)
@@ -124,13 +124,13 @@ class AsynchronousSession(ServerSession):
         )
 
     def _make_call(self) -> Any:
-        state, replica, tables, target, wire = self._state, self._replica, self.tables, self._target, self._wire
+        state, replica, tables, last_step, wire = self._state, self._replica, self.tables, self._last_step, self._wire
 
         @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
             start = tf.cast(state.step.read_value(), tf.int32)
             # A call that ran again after its worker was lost must not pass the last step.
-            steps = tf.clip_by_value(target - start, 0, steps)
+            steps = tf.clip_by_value(last_step - start, 0, steps)
 
             def step(done: tf.Tensor) -> tf.Tensor:
                 values, non_trainable = state.read()

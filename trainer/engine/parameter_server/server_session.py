@@ -41,7 +41,7 @@ class ServerSession(Session):
     def __init__(
         self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool], *, replicas: int, per_server: bool
     ) -> None:
-        self._target, self._stopped = job.steps, stopped
+        self._last_step, self._stopped = job.steps, stopped
         with translate_peer_errors():
             with tf.device(CHIEF):
                 wanted = job.train.embeddings or Embeddings()

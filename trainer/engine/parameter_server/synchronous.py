@@ -79,7 +79,7 @@ class SynchronousSession(ServerSession):
         self._step += steps - max(left)
         stop = stop or self._stopped()
         self._results += self._workers.drain()
-        if stop or finish or self._step >= min(self._target, self._hold_at) or self._first_non_finite(self._results):
+        if stop or finish or self._step >= min(self._last_step, self._hold_at) or self._first_non_finite(self._results):
             self._end_calls()
         results, self._results = self._results, []
         loss, metrics, workers = self._workers.summarise(results)

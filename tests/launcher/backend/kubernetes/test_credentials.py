@@ -13,7 +13,7 @@ import pytest
 from launcher.backend.kubernetes import backend, client
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import CredentialsError
-from launcher.backend.model import Where
+from launcher.backend.model import ClusterRef
 from launcher.errors import LauncherError
 from launcher.runs.status import RunStatus, RunUnreachableError, State
 
@@ -115,7 +115,7 @@ def test_a_run_goes_on_without_credentials_and_is_given_up_in_the_end(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configure({"token": "first"})
-    runs = backend.KubernetesBackend(tmp_path, Where(None, None))
+    runs = backend.KubernetesBackend(tmp_path, ClusterRef(None, None))
     known = runs._watched("digits")
     known.last, known.answered = RunStatus("digits", "kubernetes", State.RUNNING), time.monotonic()
     monkeypatch.setattr(Guarded, "token", "second")
