@@ -56,7 +56,7 @@ def work(index: int, steps: int, floats: int, stopwatch: task.Stopwatch) -> None
         )
     )
     session = LocalSession(load_workload(work.train), work, reduced(floats, index))
-    session.broadcast(0)
+    session.begin_at(0)
     while session.step < steps:
         progress = session.run(1 if session.step == 0 else min(STEPS_PER_CALL, steps - session.step))
         if progress.loss is not None:  # as ever, where nothing is played

@@ -51,7 +51,7 @@ def train(workload: str, strategy: str, precision: str, steps: int) -> dict[str,
     )
     made = load_workload(work.train)
     session = MirroredSession(made, work, devices(2)) if strategy == "mirrored" else LocalSession(made, work, AllReduce())
-    session.broadcast(0)
+    session.begin_at(0)
     losses = [session.run(1).loss for _ in range(steps)]
     gpus = tf.config.list_logical_devices("GPU")
     memory = tf.config.experimental.get_memory_info("GPU:0") if gpus else {}

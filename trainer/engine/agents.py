@@ -61,8 +61,8 @@ class AgentSession(Session):
         self._window: deque[tuple[int, Numbers]] = deque()  # steps and sums of what was played last
         self._learn = self._make_learn(job.batch_size)
 
-    def broadcast(self, step: int) -> None:
-        """See Session.broadcast. A step is a move that was learned from; moves that were not are no part of the state."""
+    def begin_at(self, step: int) -> None:
+        """See Session.begin_at. A step is a move that was learned from; moves that were not are no part of the state."""
         self._step = step
         self._window.clear()
         self._publish()
@@ -148,9 +148,9 @@ class LocalAgentSession(AgentSession):
         self._player: Player | None = None
         self._call = self._make_call()
 
-    def broadcast(self, step: int) -> None:
-        """See Session.broadcast."""
-        super().broadcast(step)
+    def begin_at(self, step: int) -> None:
+        """See Session.begin_at."""
+        super().begin_at(step)
         self._player = Player(self._agent, 0, step)
 
     def _publish(self) -> None:

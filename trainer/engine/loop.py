@@ -82,7 +82,7 @@ def _run(
     hooks: Hooks,
     chief: "_Chief | None",
 ) -> Outcome:
-    session.broadcast(chief.restore() if chief else 0)
+    session.begin_at(chief.restore() if chief else 0)
     report.start = session.step
     worker_reporter = _WorkerReporter(job, report)
     every = (job.evaluate_every, job.checkpoint.every_steps, job.summaries_every, job.profile_every, job.report_every)

@@ -49,8 +49,8 @@ class MirroredSession(Session):
         """Return the number of devices that train."""
         return int(self._strategy.num_replicas_in_sync)
 
-    def broadcast(self, step: int) -> None:
-        """See Session.broadcast: restored variables are mirrored already."""
+    def begin_at(self, step: int) -> None:
+        """See Session.begin_at: restored variables are mirrored already."""
         self._step = step
         # One stream feeds all devices: a step takes one batch for each.
         shard = Shard(self._job.batch_size, self._job.seed, start=step * self.replicas * self._batches)

@@ -40,8 +40,8 @@ class LocalSession(Session):
         self._iterator: Any = None
         self._call = self._make_call()
 
-    def broadcast(self, step: int) -> None:
-        """See Session.broadcast. Each task's random layers have a seed of their own, so that replicas drop different units."""
+    def begin_at(self, step: int) -> None:
+        """See Session.begin_at. Each task's random layers have a seed of their own, so that replicas drop different units."""
         self._step = self._share(step)
         first = self._step * self._job.train.gradients.accumulate
         shard = Shard(self._job.batch_size, self._job.seed, index=self._all_reduce.index, count=self._all_reduce.size, start=first)

@@ -110,7 +110,7 @@ class Session(ABC):
         return self._step
 
     @abstractmethod
-    def broadcast(self, step: int) -> None:
+    def begin_at(self, step: int) -> None:
         """Make the state in the chief's `model` and `optimizer` the cluster's, at global step `step`.
 
         Every task calls it once before the first `run`; what the others hold is replaced. Sets `step` on all of them.

@@ -58,7 +58,7 @@ def losses(here: Any) -> dict[str, dict[str, dict[int, float]]]:
     for name, (made, settings) in kinds.items():
         session = made(Waiting(params), small_job(steps=1_000_000, **settings), connection, lambda: False)
         alive.append(session)
-        session.broadcast(0)
+        session.begin_at(0)
         told[name] = steps_of(session)
         if name == "asynchronous":
             here.processes["worker-1"].kill()

@@ -124,7 +124,7 @@ def session(job: Any, connection: Any, *, unrolled: bool = False) -> Any:
 
 
 def trained(one: Any) -> Any:
-    one.broadcast(0)
+    one.begin_at(0)
     while one.step < STEPS:
         one.run(STEPS // 2)
     one.fetch()
@@ -237,7 +237,7 @@ def files(scratch: Path, one: Any, job: Any) -> dict[str, Any]:
     assert local.tables
     Checkpoints(scratch / "checkpoints", local.model, local.optimizer, 3, local.tables.files()).restore(print)
     alone = rows_here(local)
-    local.broadcast(STEPS)
+    local.begin_at(STEPS)
     local.run(STEPS)
     Checkpoints(scratch / "local", local.model, local.optimizer, 3, local.tables.files()).save(2 * STEPS)
     back = Checkpoints(scratch / "local", built.model, built.optimizer, 3, fewer.files()).restore(print)
@@ -305,7 +305,7 @@ def too_large(job: Any, connection: Any) -> str:
     from trainer.workloads.errors import WorkloadError
 
     try:
-        session(job, connection).broadcast(0)
+        session(job, connection).begin_at(0)
     except WorkloadError as error:
         return str(error)
     return ""
@@ -330,7 +330,7 @@ def looped(scratch: Path, connection: Any) -> dict[str, dict[str, float]]:
 
     job, whole = job_of(scratch, {"model": "looped"}), job_of(scratch, {"model": "looped"}, embeddings=DENSE)
     one = session(job, connection)
-    one.broadcast(0)
+    one.begin_at(0)
     here = load_workload(whole.train)
     found = {
         "spread": evaluator(load_workload(job.train), one.model, 50, one.tables)(),
@@ -354,7 +354,7 @@ def taken_by_servers(here: Any, scratch: Path, connection: Any) -> dict[str, int
     seen = Path("/proc/self/status").exists()
     before = taken() if seen else 0
     one = session(job_of(scratch, {"model": "large", "rows": 4_000_000}), connection)
-    one.broadcast(0)
+    one.begin_at(0)
     return {"bytes": one.tables.all[0].bytes, "taken": taken() - before if seen else -1}
 
 
@@ -371,7 +371,7 @@ def start(scratch: Path, connection: Any) -> dict[str, Any]:
         rows = []
         for _ in range(2 if name == "uniform" else 1):
             one = session(job_of(scratch, {"model": "drawn", "initializer": name}), connection)
-            one.broadcast(0)
+            one.begin_at(0)
             rows.append(rows_of(one.tables)["drawn"])
         dense = np.asarray(keras.initializers.get(name)(rows[0].shape))
         drawn[name] = {

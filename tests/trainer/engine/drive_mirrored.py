@@ -51,7 +51,7 @@ def main() -> None:
             LocalSession(Small(params), small_job(steps=STEPS, batch_size=2 * BATCH, **train), AllReduce()),
         ]
         for session in sessions:
-            session.broadcast(0)
+            session.begin_at(0)
             session.run(STEPS)
         weights = [[np.asarray(v.value) for v in session.model.trainable_variables] for session in sessions]
         report[name] = max(float(np.max(np.abs(a - b))) for a, b in zip(*weights, strict=True))
@@ -75,7 +75,7 @@ def resumed(names: list[str]) -> float:
         Checkpoints(Path(directory), before.model, before.optimizer, keep=1).save(5)
         restored = Checkpoints(Path(directory), session.model, session.optimizer, keep=1).restore(lambda _: None)
     assert restored is not None
-    session.broadcast(restored.step)
+    session.begin_at(restored.step)
     session.run(1)
     return abs(float(session.optimizer.learning_rate.numpy()) - 0.05)
 

@@ -94,13 +94,13 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         settings = SETTINGS.get(name, {})
         keras.config.set_dtype_policy("float32")  # one that is asked for stays
         local = LocalSession(Small(params), job_of(STEPS, **settings), AllReduce())
-        local.broadcast(0)
+        local.begin_at(0)
         for _ in range(3):
             local.run(STEPS // 3)
         asynchronous.FEW_OPERATIONS = few if name in UNROLLED else 0
         remote = AsynchronousSession(Small(params), job_of(STEPS, **settings), connection, lambda: False)
         alive.append(remote)
-        remote.broadcast(0)
+        remote.begin_at(0)
         before = values(remote)
         remote.fetch()
         roundtrip = max(float(np.max(np.abs(a - b))) for a, b in zip(before, values(remote), strict=True))
@@ -115,7 +115,7 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
     for compiled, asynchronous.FEW_OPERATIONS in (False, 0), (True, few):
         dropout = AsynchronousSession(Small({"dropout": True}), job_of(150, jit_compile=compiled), connection, lambda: False)
         alive.append(dropout)
-        dropout.broadcast(0)
+        dropout.begin_at(0)
         losses = []
         while dropout.step < 150:
             losses.append(dropout.run(50).loss)
@@ -135,7 +135,7 @@ def ended(params: dict[str, Any], job: Any, connection: Any) -> str:
     try:
         session = AsynchronousSession(Ending(params), job, connection, lambda: False)
         alive.append(session)
-        session.broadcast(0)
+        session.begin_at(0)
         with data_length.translate_end_of_data(job):
             session.run(STEPS)
     except WorkloadError as error:

@@ -125,7 +125,7 @@ def _tables(index: int, tasks: Any) -> dict[str, object]:
         params = {"model": "functional", "optimizer": "Adagrad"}
         job = job_of(Path(scratch), params, steps=50, gradients={"accumulate": accumulate})
         session = LocalSession(load_workload(job.train), job, tasks)
-        session.broadcast(0)
+        session.begin_at(0)
         session.run(50)
         assert session.tables
         return [*session.model.get_weights(), *(variable.numpy() for variable in session.tables.variables)]

@@ -69,9 +69,9 @@ def rows_compared(scratch: Path, params: dict[str, Any], connection: Any) -> dic
     alive.append(remote)
     one = job_of(scratch, params, steps=ROUNDS, gradients={"accumulate": WORKERS})
     local = LocalSession(load_workload(one.train), one, AllReduce())
-    local.broadcast(0)
+    local.begin_at(0)
     local.run(ROUNDS)
-    remote.broadcast(0)
+    remote.begin_at(0)
     last = [remote.run(ROUNDS // 5) for _ in range(5)][-1]
     remote.fetch()
     difference = apart(remote, local)
@@ -128,7 +128,7 @@ def rows_of_a_save(scratch: Path, connection: Any) -> dict[str, Any]:
     remote.fetch()
     one = job_of(scratch, params, steps=ROUNDS, gradients={"accumulate": WORKERS})
     local = LocalSession(load_workload(one.train), one, AllReduce())
-    local.broadcast(0)
+    local.begin_at(0)
     local.run(half)
     reader = tf.train.load_checkpoint(str(scratch / "saved" / "checkpoints" / f"ckpt-{half}"))
     there = [reader.get_tensor(name) for name in reader.get_variable_to_shape_map()]
@@ -162,11 +162,11 @@ def rows_of_some(scratch: Path, connection: Any) -> dict[str, Any]:
     given = job_of(scratch, {"model": "given"}, steps=5, sync={"replicas_to_aggregate": WORKERS})
     fixed = SynchronousSession(load_workload(given.train), given, connection, lambda: False)
     alive.append(fixed)
-    fixed.broadcast(0)
+    fixed.begin_at(0)
     fixed.run(5, finish=True)
     fixed.close()
     made = session()
-    made.broadcast(0)
+    made.begin_at(0)
     made.run(ROUNDS, finish=True)
     rows = rows_of(made.tables)["shared"]
     made.close()
@@ -203,7 +203,7 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
         print(f"{time.monotonic():.0f} s: {len(alive)} sessions before", file=sys.stderr, flush=True)
         made = SynchronousSession(workload, job, connection, stopped)
         alive.append(made)
-        made.broadcast(0)
+        made.begin_at(0)
         return made
 
     def weights(of: Any) -> list[Any]:
@@ -218,7 +218,7 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
         batches = gradients.get("accumulate", 1)
         whole = {**gradients, "accumulate": 1, "wire": "float32"}
         local = LocalSession(Small(params), small_job(steps=ROUNDS, batch_size=BATCH * WORKERS * batches, gradients=whole), AllReduce())
-        local.broadcast(0)
+        local.begin_at(0)
         local.run(ROUNDS)
         difference = max(float(np.max(np.abs(a - b))) for a, b in zip(weights(local), weights(remote), strict=True))
         report["cases"][name] = {"difference": difference, "step": remote.step, "dropped": last.dropped}
@@ -263,7 +263,7 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
     stopping.fetch()
     stopping.close()
     rest = session(Small({}), WORKERS, 400)
-    rest.broadcast(stopping.step)
+    rest.begin_at(stopping.step)
     rest.run(40 - stopping.step, finish=True)
     report["rest step"] = rest.step
 

@@ -30,7 +30,7 @@ def memory(scratch: Path, connection: Any) -> dict[str, int]:
 
     exported_tables._READ, table_files._FILE, server_rows._BLOCK = 2**19, 2**20, 2**24
     one = session(job_of(scratch, {"model": "large"}), connection)
-    one.broadcast(0)
+    one.begin_at(0)
     status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
     def taken(name: str) -> int:
@@ -61,7 +61,7 @@ def best(scratch: Path, connection: Any) -> list[Any]:
     from trainer.settings import Export
 
     one = session(job_of(scratch, {"model": "outside"}), connection)
-    one.broadcast(0)
+    one.begin_at(0)
     link, told = scratch / "export" / "best", io.StringIO()
     found: list[Any] = []
 
@@ -130,7 +130,7 @@ def frozen(scratch: Path, connection: Any, *, held: bool) -> dict[str, Any]:
 
     exported_tables._READ, table_files._FILE, exported_tables._SILENT = 64, 200, 1.0
     one = session(job_of(scratch, {"model": "functional"}, steps=1000), connection)
-    one.broadcast(0)
+    one.begin_at(0)
     read, is_frozen, thawed = one.tables.read, threading.Event(), threading.Event()
     told = io.StringIO()
 
@@ -178,7 +178,7 @@ def lost(here: Any, scratch: Path, connection: Any) -> dict[str, Any]:
     from trainer.settings import Export
 
     one = session(job_of(scratch, {"model": "large"}), connection)
-    one.broadcast(0)
+    one.begin_at(0)
     read, found = one.tables.read, {}
 
     def killed(part: Any) -> Any:

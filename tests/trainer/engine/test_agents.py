@@ -59,13 +59,13 @@ def test_a_run_that_is_stopped_goes_on_from_its_step_epsilon_networks_and_replay
     resumed = LocalAgentSession(agent, chosen, lambda: False)
     output = Output()
     before: list[Any] = []
-    begin = resumed.broadcast
+    begin = resumed.begin_at
 
-    def broadcast(step: int) -> None:
+    def begin_at(step: int) -> None:
         begin(step)
         before.extend(state(resumed))
 
-    resumed.broadcast = broadcast  # type: ignore[method-assign]  # what it goes on from, before its first step
+    resumed.begin_at = begin_at  # type: ignore[method-assign]  # what it goes on from, before its first step
     outcome = loop.run(resumed, agent, chosen, Reporter("chief", output), lambda: False)
     assert output.events("restored")[0]["step"] == at_stop["step"]
     assert all((now == then).all() for now, then in zip(before, state(stopped), strict=True))

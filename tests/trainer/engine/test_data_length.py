@@ -14,25 +14,25 @@ REMEDY = r"it must be endless: put \.repeat\(\) before \.batch\(\.\.\.\), and be
 def test_too_few_batches_are_refused_before_the_first_step() -> None:
     session = LocalSession(Ending({}), small_job(steps=6), AllReduce())
     with pytest.raises(WorkloadError, match=rf"small:Small: train_data\(shard\) gives 5 batches, .* may take 6 more; {REMEDY}"):
-        session.broadcast(0)
+        session.begin_at(0)
     accumulating = LocalSession(Ending({}), small_job(steps=3, gradients={"accumulate": 2}), AllReduce())
     with pytest.raises(WorkloadError, match="may take 6 more"):
-        accumulating.broadcast(0)
+        accumulating.begin_at(0)
 
 
 def test_as_many_batches_as_the_run_takes_are_enough() -> None:
     session = LocalSession(Ending({}), small_job(steps=5), AllReduce())
-    session.broadcast(0)
+    session.begin_at(0)
     assert session.run(5).step == 5
     # Going on, too: a pipeline of one's own that begins at the step has fewer left.
     rest = LocalSession(Ending({}), small_job(steps=9), AllReduce())
-    rest.broadcast(4)
+    rest.begin_at(4)
     assert rest.run(5).step == 9
 
 
 def test_an_end_that_nobody_knew_of_is_told_when_it_comes() -> None:
     job = small_job(steps=6)
     session = LocalSession(Ending({"unknown": True}), job, AllReduce())
-    session.broadcast(0)
+    session.begin_at(0)
     with pytest.raises(WorkloadError, match=rf"has ended before the last step, 6; {REMEDY}"), data_length.translate_end_of_data(job):
         session.run(6)

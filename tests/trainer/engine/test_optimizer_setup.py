@@ -22,7 +22,7 @@ STEPS = 40
 
 def trained(params: dict[str, Any] | None = None, steps: int = STEPS, **train: Any) -> LocalSession:
     session = LocalSession(Small(params or {}), small_job(steps=steps, **train), AllReduce())
-    session.broadcast(0)
+    session.begin_at(0)
     session.run(steps)
     return session
 
@@ -99,7 +99,7 @@ def test_gradients_are_clipped_as_keras_clips_them(clip: str, keras_name: str) -
 def test_accumulated_batches_are_one_large_batch() -> None:
     whole = trained(batch_size=64)
     parts = LocalSession(Small({}), small_job(steps=STEPS, batch_size=16, gradients={"accumulate": 4}), AllReduce())
-    parts.broadcast(0)
+    parts.begin_at(0)
     assert parts.run(STEPS).examples == STEPS * 64
     assert difference(whole, parts) < 1e-5
 
@@ -107,7 +107,7 @@ def test_accumulated_batches_are_one_large_batch() -> None:
 def test_accumulation_goes_on_where_it_stopped() -> None:
     through = trained(gradients={"accumulate": 3})
     first = trained(steps=STEPS // 2, gradients={"accumulate": 3})
-    first.broadcast(STEPS // 2)
+    first.begin_at(STEPS // 2)
     first.run(STEPS // 2)
     assert difference(through, first) == 0
 
@@ -165,7 +165,7 @@ def test_progress_tells_how_long_it_waited_for_input() -> None:
             return data.map(lambda x, y: (tf.ensure_shape(tf.numpy_function(_sleep, [x], tf.float32), x.shape), y))
 
     quick, slow = trained(), LocalSession(Slow({}), small_job(steps=STEPS), AllReduce())
-    slow.broadcast(0)
+    slow.begin_at(0)
     slow.run(1)
     waited = slow.run(10).input_wait
     assert waited is not None

@@ -29,14 +29,14 @@ def test_each_task_drops_other_units(tmp_path: Path) -> None:
     states = []
     for ring in (AllReduce(), Second()):
         session = LocalSession(Small({"dropout": True}), settings(tmp_path, 10), ring)
-        session.broadcast(0)
+        session.begin_at(0)
         states.append(model_ops.seeds(session.model)[0].numpy())
     np.testing.assert_array_equal(states[1] - states[0], [1, 0])
 
 
 def test_progress_tells_of_all_steps_of_a_call(tmp_path: Path) -> None:
     session = LocalSession(Small({}), settings(tmp_path, 10), AllReduce())
-    session.broadcast(0)
+    session.begin_at(0)
     progress = session.run(5, next_steps=7)
     assert (progress.step, progress.steps, progress.examples, progress.next_steps) == (5, 5, 80, 7)
     assert progress.metrics.keys() == {"accuracy"}

@@ -131,7 +131,7 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
         workload = load_workload(work.train)
         session = make(workload, work)
         alive.append(session)
-        session.broadcast(0)
+        session.begin_at(0)
         losses = []
         while session.step < STEPS:
             losses.append(session.run(STEPS // 5).loss)

@@ -47,7 +47,7 @@ def main(scratch: str) -> None:
     report: dict[str, Any] = {"replicas": mirrored.replicas, "losses": [], "rates": []}
     before = values(mirrored)
     for session in (mirrored, single):
-        session.broadcast(0)
+        session.begin_at(0)
         report["losses"].append([session.run(STEPS // 3).loss for _ in range(3)])
         optimizer: Any = session.optimizer
         report["rates"].append(optimizer.get_config()["learning_rate"]["config"]["decay_steps"])

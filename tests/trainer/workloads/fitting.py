@@ -67,7 +67,7 @@ def by_keras(source: Source, fit: dict[str, Any] | None = None) -> Fitted:
 
 def by_trainer(session: Any, ours: KerasModel) -> Fitted:
     """Train with a session."""
-    session.broadcast(0)
+    session.begin_at(0)
     progress = session.run(STEPS, finish=True)
     session.fetch()
     with moving_averages.shown(session.model, session.optimizer):

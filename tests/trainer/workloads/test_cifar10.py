@@ -188,7 +188,7 @@ class Linear(Cifar10):
 def test_a_linear_classifier_does_not_learn(tmp_path: Path) -> None:
     linear = Linear(params={}, data="synthetic", seed=0)
     session = LocalSession(linear, settings(tmp_path, 600), AllReduce())
-    session.broadcast(0)
+    session.begin_at(0)
     session.run(600)
     assert model_ops.evaluator(linear, session.model, 500)()["accuracy"] < 0.35
 

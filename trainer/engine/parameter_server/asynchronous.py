@@ -39,9 +39,9 @@ class AsynchronousSession(ServerSession):
         self._flush_seconds = 0.0
         self._call = self._make_call()
 
-    def broadcast(self, step: int) -> None:
-        """See Session.broadcast."""
-        super().broadcast(step)
+    def begin_at(self, step: int) -> None:
+        """See Session.begin_at."""
+        super().begin_at(step)
         self._scheduled = self._reported_step = step
 
     def flush(self) -> NotFinite | None:

@@ -82,8 +82,8 @@ class ServerSession(Session):
         )
         self._workers = Workers(connection, self._iterator, self._run, self._replica, stopped)
 
-    def broadcast(self, step: int) -> None:
-        """See Session.broadcast."""
+    def begin_at(self, step: int) -> None:
+        """See Session.begin_at."""
         with translate_peer_errors():
             self._state.assign_from_chief(step)
             if self.tables:
