@@ -113,7 +113,7 @@ class DockerBackend:
             containers = self._engine.containers(name)
             if snapshot is not None and _is_current(snapshot.status, containers):
                 return dataclasses.replace(_with_tensorboard(snapshot.status, containers), notified=outbox.read_outcomes(layout.notified))
-            if container_status.members(containers):
+            if container_status.by_task(containers):
                 return container_status.status(self._engine, name, containers)
             if snapshot is not None:
                 return self._supervised.status(name)
@@ -146,7 +146,7 @@ class DockerBackend:
         snapshot = state_file.read(layout.state)
         with translate_errors(f"reading the logs of {name}"):
             containers = [] if locks.held(layout.lock) else self._engine.containers(name)
-        there = container_status.members(containers)
+        there = container_status.by_task(containers)
         if not there or (snapshot is not None and _is_current(snapshot.status, containers)):
             return self._supervised.logs(name, tasks=tasks, follow=follow, since=since, tail=tail)
         check_tasks(name, tasks, list(there))
@@ -161,7 +161,7 @@ class DockerBackend:
         from launcher.runs import task_stacks
 
         with translate_errors(f"asking {task} of {name} for its stacks"):
-            container = container_status.members(self._engine.containers(name)).get(task)
+            container = container_status.by_task(self._engine.containers(name)).get(task)
             if container is None or container.status not in {"running", "paused"}:
                 raise task_stacks.unanswered(task)
             if container.status == "paused":
@@ -328,12 +328,12 @@ def _is_current(status: RunStatus, containers: list[Container]) -> bool:
     if status.state not in ENDED or _newer(containers, status.ended):
         return False
     # A supervisor that the engine did not answer any more does not know how it went on.
-    return status.state is not State.INTERRUPTED or not container_status.members(containers)
+    return status.state is not State.INTERRUPTED or not container_status.by_task(containers)
 
 
 def _newer(containers: list[Container], ended: float | None) -> bool:
     """Return whether a task was started after the run of which it is known how it ended."""
-    starts = [timestamps.seconds(container.attrs["State"].get("StartedAt")) for container in container_status.members(containers).values()]
+    starts = [timestamps.seconds(container.attrs["State"].get("StartedAt")) for container in container_status.by_task(containers).values()]
     return any(start is not None and ended is not None and start > ended for start in starts)
 
 

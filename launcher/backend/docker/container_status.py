@@ -32,7 +32,7 @@ def task_name(container: Container) -> str | None:
     return name
 
 
-def members(containers: Iterable[Container]) -> dict[str, Container]:
+def by_task(containers: Iterable[Container]) -> dict[str, Container]:
     """Return the tasks' containers by task, in the order of plans."""
     found = {name: container for container in containers if (name := task_name(container))}
     return dict(sorted(found.items(), key=lambda item: _sort_key(item[0])))
@@ -58,7 +58,7 @@ def _url_host(address: str) -> str:
 
 def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
     """Return the status of a run from its containers, of which there is at least one. Raises one of engine.ERRORS."""
-    tasks = members(containers)
+    tasks = by_task(containers)
     trackers = {
         task: ContainerTracker(task, has_trainer=_has_trainer(container), in_own_image=_in_own_image(container))
         for task, container in tasks.items()
@@ -148,7 +148,7 @@ def lines(engine: Engine, name: str, tasks: list[str], *, follow: bool, since: f
     seen: dict[str, str] = {}
     first = True
     while True:
-        containers = members(engine.containers(name))
+        containers = by_task(engine.containers(name))
         # Asked before reading: what was written until the end is read after it.
         over = not follow or not any(
             container.status in {"created", "running", "paused", "restarting"} for container in containers.values()

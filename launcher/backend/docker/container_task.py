@@ -120,7 +120,7 @@ class ContainerTask(ControlledTask):
 
     def container(self) -> Container:
         """Return its container as it is now. Raises one of engine.ERRORS, NotFound when it is gone."""
-        found = container_status.members(self._engine.containers(self._run))
+        found = container_status.by_task(self._engine.containers(self._run))
         if self.name not in found or not self.is_own(found[self.name]):
             raise NotFound(f"the container of {self.name} is gone")
         return found[self.name]

@@ -67,7 +67,7 @@ class RunContainers(Runtime):
         containers = begin(self._engine, name, self._layout.directory / COMPOSE_FILE, self._plan.start_timeout)
         self._engine.set_timeout(_ANSWER_TIMEOUT)
         self._update_tasks(containers, time.monotonic())
-        self._started_as = {task: str(container.id) for task, container in container_status.members(containers).items()}
+        self._started_as = {task: str(container.id) for task, container in container_status.by_task(containers).items()}
         self.watch = EngineWatch(self._engine, name, self._started_as, self._inbox)
 
     def listen(self, lifeline: int | None) -> None:
@@ -160,7 +160,7 @@ class RunContainers(Runtime):
     def _update_tasks(self, containers: list[Container], asked: float) -> bool:
         """Take in what the engine lists; return whether a task has changed."""
         self._engine_seen = time.monotonic()
-        found = container_status.members(containers)
+        found = container_status.by_task(containers)
         own = {name: member.attrs for name, member in found.items() if name in self._by_name and self._by_name[name].is_own(member)}
         changed = [task.update(own.get(task.name, {}), asked) for task in self.tasks]
         self.sidecars.update(containers)

@@ -8,7 +8,7 @@ from typing import Any
 from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 
-from launcher.backend.docker.container_status import members
+from launcher.backend.docker.container_status import by_task
 from launcher.backend.docker.engine import ERRORS
 
 _STOP_TIMEOUT = 600.0
@@ -43,7 +43,7 @@ def stop_running(containers: Iterable[Container]) -> bool:
 
     Raises one of engine.ERRORS when one cannot be stopped.
     """
-    running = [container for container in members(containers).values() if container.status in _RUNNING]
+    running = [container for container in by_task(containers).values() if container.status in _RUNNING]
     errors: list[Exception] = []
     threads = [threading.Thread(target=_stop, args=(container, errors), daemon=True) for container in running]
     for thread in threads:

@@ -337,14 +337,14 @@ def _remedy_for_nodes(why: str) -> str:
 
 def _of_node(pod: Object) -> Diagnosis | None:
     """Return that a running pod's node does not answer."""
-    if not is_silent(pod):
+    if not is_unresponsive(pod):
         return None
     node = pod.get("spec", {}).get("nodeName", "?")
     remedy = f"wait for the node; if it is lost, `launcher wait` frees its pods after limits.node_lost, or: kubectl delete node {node}"
     return Diagnosis("node", f"its node {node} does not answer", remedy)
 
 
-def is_silent(pod: Object) -> bool:
+def is_unresponsive(pod: Object) -> bool:
     """Return whether the cluster says of a running pod that its node does not answer.
 
     The cluster then clears the pod's Ready; container statuses stay as last reported. That a pod was deleted for a taint says

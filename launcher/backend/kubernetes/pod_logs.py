@@ -11,7 +11,7 @@ from typing import Protocol
 
 from launcher import timestamps
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.diagnosis import is_silent
+from launcher.backend.kubernetes.diagnosis import is_unresponsive
 from launcher.backend.kubernetes.errors import UnreachableError
 from launcher.backend.kubernetes.pod_status import Object, task_of
 from launcher.errors import LauncherError
@@ -176,7 +176,7 @@ class PodLogs:
         Polling would miss these lines: a pod is deleted moments after its container has ended.
         """
         over = threading.Event()
-        followed = [pod for pod in pods if _has_written(pod) and not is_silent(pod) and pod["metadata"]["uid"] not in self._done]
+        followed = [pod for pod in pods if _has_written(pod) and not is_unresponsive(pod) and pod["metadata"]["uid"] not in self._done]
         threads = [
             threading.Thread(target=self._follow, args=(pod, over), name="last lines", daemon=True) for pod in followed[:_TO_THE_END]
         ]
@@ -233,11 +233,11 @@ class PodLogs:
 
     def unread(self, pod: Object) -> bool:
         """Return whether a pod's log could not be read when it was asked for last, or is not asked for."""
-        return pod["metadata"]["uid"] in self._muted or is_silent(pod)
+        return pod["metadata"]["uid"] in self._muted or is_unresponsive(pod)
 
     def _may_have_new_lines(self, pod: Object) -> bool:
         uid = pod["metadata"]["uid"]
-        if is_silent(pod):  # to ask its node would take until the question times out
+        if is_unresponsive(pod):  # to ask its node would take until the question times out
             return False
         if not _has_written(pod) or uid in self._done:
             return False

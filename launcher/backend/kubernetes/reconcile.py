@@ -32,8 +32,8 @@ def lost(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[Objec
     answering = {node_of(pod) for pod in snapshot.pods if pod_status.condition(pod, "Ready")}
     pods = [pod for pod in snapshot.pods if node_of(pod) not in answering]
     deleted = [(pod, now - since >= lost_after) for pod in pods if (since := deleted_since(pod)) is not None]
-    silent = {node_of(pod) for pod, due in deleted if due and diagnosis.is_silent(pod)}
-    found = [pod for pod, due in deleted if due or (diagnosis.is_silent(pod) and node_of(pod) in silent)]
+    silent = {node_of(pod) for pod, due in deleted if due and diagnosis.is_unresponsive(pod)}
+    found = [pod for pod, due in deleted if due or (diagnosis.is_unresponsive(pod) and node_of(pod) in silent)]
     return sorted(found, key=_volume_first)
 
 
@@ -49,7 +49,7 @@ def deleted_since(pod: Object) -> float | None:
         return None
     # By then it should be gone: a node that answers kills it at the end of its grace period.
     due = seconds(head["deletionTimestamp"]) or 0.0
-    if diagnosis.is_silent(pod):
+    if diagnosis.is_unresponsive(pod):
         return due - float(head.get("deletionGracePeriodSeconds") or 0)
     # Of a pod that was not ready before, the cluster does not say that its node has gone silent.
     return due if diagnosis.is_moved_off(pod) else None

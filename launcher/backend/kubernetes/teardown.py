@@ -94,7 +94,7 @@ class _SilentNodes:
 
     def check(self, pods: Iterable[pod_status.Object]) -> None:
         by_node: dict[str, list[str]] = {}
-        for pod in filter(diagnosis.is_silent, pods):
+        for pod in filter(diagnosis.is_unresponsive, pods):
             by_node.setdefault(node_of(pod), []).append(task_of(pod))
         for node in by_node.keys() - self._reported:
             self._reported.add(node)

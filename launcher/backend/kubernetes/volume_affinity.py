@@ -165,4 +165,4 @@ def _node(pod: Object) -> str:
 
 def _is_lost(node: str, pods: Iterable[Object]) -> bool:
     """Return whether a pod of the run tells that its node is lost: it does not answer, or the pod was deleted for that."""
-    return any(_node(one) == node and diagnosis.is_silent(one) for one in pods)
+    return any(_node(one) == node and diagnosis.is_unresponsive(one) for one in pods)

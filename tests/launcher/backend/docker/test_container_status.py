@@ -18,7 +18,7 @@ def container(task: str | None = None, **attrs: Any) -> Container:
 
 def test_tasks_come_in_the_order_of_plans_and_tensorboard_is_none() -> None:
     names = ["evaluator", "ps-0", "worker-10", "worker-2", "chief"]
-    found = container_status.members([*(container(name) for name in names), container()])
+    found = container_status.by_task([*(container(name) for name in names), container()])
     assert list(found) == ["chief", "worker-2", "worker-10", "ps-0", "evaluator"]
 
 
