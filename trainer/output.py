@@ -2,7 +2,8 @@
 
 The program writes to a pipe, and only this process to the task's stdout: an event stands on a line of its own, and a line of the
 program's that begins like an event has one space more (events.escaped). All else passes byte by byte, as soon as it comes. A program
-that writes faster than is read waits; nothing is held without bound.
+that writes faster than is read waits; nothing is held without bound. If stdout is a terminal, the program writes
+to that itself, and nothing is escaped.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Escaping:
 class Output:
     """The stdout of a task: what the program gives to its pipe and the lines of events, in the order in which they were written.
 
-    Before `attach` and after `detach` it writes at once. The program has a terminal itself.
+    Before `attach` and after `detach` it writes at once. If stdout is a terminal, the program writes to that itself.
     """
 
     def __init__(self, on_event: Callable[[Event], None] = lambda _event: None) -> None:

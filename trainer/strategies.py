@@ -14,7 +14,7 @@ class Traits(NamedTuple):
     """The properties of a strategy.
 
     `mandatory` and `optional`: the roles that it must and may have. `restarts`: role -> who starts again with a task of it, "alone" or "all".
-    `threads`: the least TF_NUM_INTEROP_THREADS: with fewer, a task's data pipeline and the loop that reads it can wait for each other.
+    `threads`: the least TF_NUM_INTEROP_THREADS: with fewer, a task's data pipeline and the loop that reads it can wait for each other forever.
     `trains`: a model; else it runs a program that says itself what runs where. `uses_servers`: its ps and workers are TensorFlow servers, which
     run the chief's operations until it stops them. `all_reduces`: its tasks exchange gradients with each other in every step, by an all-reduce.
     `on_devices`: its replicas are devices of one task.

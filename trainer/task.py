@@ -21,7 +21,7 @@ from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.port_holder import PortHolder
 from trainer.settings import TrainerSettings
-from trainer.strategies import SERVER_STRATEGIES
+from trainer.strategies import SERVER_STRATEGIES, STRATEGIES
 from trainer.tf_config import TaskConfig, parse
 
 _PIPE = 1 << 16  # bytes that a pipe holds
@@ -65,15 +65,13 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     # A GPU's memory is taken as it is needed, not all at once: tasks may share one. TensorFlow's servers know no other way to say so.
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-    # TensorFlow's own default on x86; said aloud, it is not announced in every task's log.
+    # TensorFlow's own default on x86. It is announced all the same, see importing_silently.
     "TF_ENABLE_ONEDNN_OPTS": "1",
     # Once a worker has come back, TensorFlow has the next call on each worker wait until nothing at all is under way. Synchronous rounds
     # wait for each worker, so none of the two would ever end. Nothing here needs that wait: a call takes what is on its own worker.
     "TF_ENABLE_ASYNC_WAIT_FOR_REMOTE_FUNCTION": "false",
 }
 
-# With one inter-op thread, a server's data pipeline and the loop that reads it wait for each other forever.
-_MIN_INTEROP_THREADS = 4
 _ANNOUNCEMENTS = (b"WARNING: All log messages before absl::InitializeLog()", b"I0000 ")
 
 
@@ -87,9 +85,9 @@ def main() -> NoReturn:
         os.environ.setdefault(name, value)
     task = parse(os.environ.get("TF_CONFIG"))
     settings = TrainerSettings.model_validate_json(os.environ["TRAINER_SETTINGS"])
-    threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")
-    if settings.strategy in SERVER_STRATEGIES and threads.isdecimal() and 0 < int(threads) < _MIN_INTEROP_THREADS:
-        os.environ["TF_NUM_INTEROP_THREADS"] = str(_MIN_INTEROP_THREADS)
+    threads, least = os.environ.get("TF_NUM_INTEROP_THREADS", ""), STRATEGIES[settings.strategy].threads
+    if settings.strategy in SERVER_STRATEGIES and threads.isdecimal() and 0 < int(threads) < least:  # 0 lets TensorFlow choose
+        os.environ["TF_NUM_INTEROP_THREADS"] = str(least)
     report = Reporter(task.name)
     port = PortHolder(task.address, settings.start_timeout)
     # The chief's servers end when it stays away: they need not wait for TensorFlow's import.
@@ -143,7 +141,8 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
 def importing_silently() -> Iterator[None]:
     """Hold back what is written to stderr inside, then write it without TensorFlow's announcements.
 
-    They are two lines about oneDNN that no setting silences, written before any log level is read.
+    These are absl's warning about its log and the line `I0000` about oneDNN. Both are written before any log level is read, and no setting
+    silences them while oneDNN is on.
 
     The garbage collector rests meanwhile: what an import makes stays, and looking through it again and again
     takes a sixth of TensorFlow's import time.

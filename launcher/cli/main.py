@@ -155,7 +155,7 @@ def describe(
 def run(argv: Sequence[str]) -> int:
     """Run the command line `argv` (without the program's name) and return the exit code.
 
-    Raises only SystemExit, for a signal in `get`, and whatever comes up where LAUNCHER_DEBUG is set.
+    Raises only SystemExit, for a signal in `get`. Other errors are reported on stderr, with their traceback if LAUNCHER_DEBUG is set.
     """
     streams.prepare()
     try:

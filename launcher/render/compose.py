@@ -213,7 +213,7 @@ def _of_tasks(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
 
 
 def _restart(task: Task) -> str:
-    """Return when the engine starts a task's container again: without the trainer's parent nothing else does."""
+    """Return when the engine starts a task's container again. Under `docker compose up` nothing else does so without the trainer's parent."""
     rule, has_parent = task.restart, role_rules.has_parent(task)
     if not has_parent and rule.when != "on_failure":  # it cannot distinguish exit codes
         return "unless-stopped" if rule.when == "always" else "no"

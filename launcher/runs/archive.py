@@ -1,6 +1,6 @@
 """Directories as tar streams, and a small HTTP server of such streams.
 
-A pod is given the text of this file to run (kubernetes/download.py), so it imports Python's own library alone, of any version.
+A pod is given the text of this file to run (launcher/backend/kubernetes/download.py), so it imports only Python's own library, of any version.
 """
 
 from __future__ import annotations

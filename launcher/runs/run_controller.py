@@ -1,8 +1,8 @@
 """The supervisor of a run: starts its tasks and starts them again, meets deadlines, stops them in order, records how it goes.
 
-One process a run, one thread. A backend gives its tasks (`ControlledTask`) and what it sees of them (`Runtime`); what follows from that
-is decided here, alike for processes and containers. SIGTERM asks every task to save and stop; a second one, or SIGQUIT, kills. When the
-launcher that waits in the foreground is gone, the run stops as if asked to.
+A run has one such process. One thread of it decides; under Docker others wait for the engine. A backend gives its tasks (`ControlledTask`)
+and what it sees of them (`Runtime`); the decisions are made here, alike for processes and containers. SIGTERM asks every task to save and
+stop; a second one, or SIGQUIT, kills. When the launcher that waits in the foreground is gone, the run stops as if asked to.
 """
 
 import contextlib

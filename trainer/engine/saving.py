@@ -1,7 +1,8 @@
 """Saves checkpoints in a thread of its own, so that training goes on where a volume is full, read-only or broken, or does not answer.
 
-The training thread copies the state to memory and goes on. A save that fails is reported at once and given up: a retry, after 1 s
-and up to 30 s, saves the state at the time of the retry. At the end there is no later state: the copy stays until it is written.
+The training thread copies the state to memory and continues. A save that fails is reported at once and given up: a retry, after 1 s
+and up to 30 s, saves the state at the time of the retry. At the end there is no later state: the copy stays, and is tried again
+after 5 s at most, until it is written.
 """
 
 import math
