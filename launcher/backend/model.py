@@ -43,8 +43,8 @@ class Backend(Protocol):
     def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
         """Start the run and return as soon as it is on its way. Without `still_wanted` it is in the background, and outlives this process.
 
-        `still_wanted` tells whether the launcher in the foreground still wants the run. A start that may wait for what was there before asks it
-        again and again: once it says no, nothing is started.
+        `still_wanted` returns whether the launcher in the foreground still wants the run. A start that waits for an earlier run's remains to go
+        polls it; once it returns False, nothing is started.
         """
 
     def status(self, name: str) -> RunStatus:

@@ -248,7 +248,7 @@ def _ask_about_data(loss: Loss, asked: ResumeFlags) -> Decision:
 
 
 def _ask(why: str, asked: ResumeFlags, choices: _Choices | None = None) -> Decision:
-    """Return what the user chooses. Raises UsageError where nobody can be asked, or nothing is chosen."""
+    """Return the choice of the user. Raises UsageError if there is no terminal to ask on, or nothing is chosen."""
     choices = choices or {"resume": "go on from its last checkpoint", "fresh": "start from the first step (the old run is renamed)"}
     remedy = "say " + ", or ".join(f"--{choice} to {what}" for choice, what in choices.items())
     if not asked.may_prompt:
@@ -269,7 +269,7 @@ def _shown(value: Any) -> str:
 
 
 def from_where(status: RunStatus, run_dir: str) -> str:
-    """Say from where a run goes on, which has `run_dir` from now on, or none where that is empty."""
+    """Describe where a run continues from: a checkpoint, or its beginning. `run_dir` is its run directory from now on, empty for none."""
     if not run_dir:
         stays = f"; its data stays in {status.run_dir}" if status.run_dir else ""
         return f"from its beginning, as its spec has no `storage`{stays}"

@@ -23,9 +23,10 @@ _EXPECTED = "lines of NAME=value, comments after #"
 
 
 def supply(plan: Plan, spec: ClusterSpec) -> tuple[str, ...]:
-    """Set what tasks, containers beside them and a webhook take from secrets in this environment, from the spec's file where it is not set already.
+    """Put the secrets of tasks, of containers beside them and of the webhook into this environment; those that are not set come from `env_file`.
 
-    Returns what a person should know: a webhook whose URL is missing keeps no run from starting. Raises UsageError where a value is in neither, one name is of two secrets, or the file cannot be read.
+    Returns notices for people: a webhook whose URL is missing keeps no run from starting. Raises UsageError if another value is in neither
+    place, one name is of two secrets, or the file cannot be read.
     """
     meant: dict[str, set[str]] = {}
     for task in plan.tasks:

@@ -1,8 +1,8 @@
-"""The note of which messages of a run were sent, or are being sent by somebody, so that others do not send them. Pure; where the entries are kept is another matter.
+"""The record of a run's messages that were sent or are being sent, so that no other process sends them too. Pure; callers keep the entries.
 
-An entry is `{key, since, at, state, words}`: `claimed` `until` its sender has had its time, then `sent` or `failed`. A claim whose sender is gone
-is void then. It may have sent the message just before: the receiver knows a second one by its id. A key has the channel and the start of the run:
-each start of one name tells for itself.
+An entry is `{key, since, at, state, words}`. It is `claimed` `until` the time of its sender is over, then `sent` or `failed`. If the sender is
+gone, the claim is void after that time. The sender may have sent the message just before: the receiver knows a second one by its id. A key has the
+channel and the start of the run, so that each start of a name sends its own messages.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ Entry = dict[str, Any]
 
 CLAIMED, SENT, FAILED = "claimed", "sent", "failed"
 _SAME_STALL_WITHIN = 60.0  # seconds between two times at which one stall is reported to have begun
-_REPEAT_INTERVAL = 3600.0  # seconds in which the stalls of one task are reported once: one that comes and goes floods nobody
+_REPEAT_INTERVAL = 3600.0  # seconds in which the stalls of one task are reported once, so that one that comes and goes causes no flood
 _MAX_ENTRIES = 100  # entries that are kept
 
 

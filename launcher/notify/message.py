@@ -35,7 +35,7 @@ class Message:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """By what it is known that it was sent: a run ends once, each task stalls for itself."""
+        """The keys under which it is recorded as sent: one for the end of a run, else one for each stalled task."""
         return tuple(f"stalled {task}" for task in self.about) or ("ended",)
 
     @property
@@ -46,7 +46,7 @@ class Message:
         return f"{self.name} {_VERBS[self.event]}{step}" + (f": {self.reason}" if self.reason else "")
 
     def payload(self) -> dict[str, Any]:
-        """Return it as JSON has it; its id is the same however often, and by whom, it is sent."""
+        """Return the message as a JSON object. Its id is the same however often it is sent, and by whichever process."""
         identity = (self.name, self.backend, self.started, self.event, self.about, int(self.since))
         return {
             "version": _VERSION,

@@ -234,7 +234,7 @@ class _Common:
         return role_programs.mount_of(self.spec) == "all" if self.rules.has_storage_mount else self.spec.train is None
 
     def runs(self, role_name: RoleName) -> dict[str, Any]:
-        """Return what the tasks of a role run, where, in which image, and when that is started again, as fields of Task."""
+        """Return the fields of Task that a role decides: command, working directory, image, rule of restarts, and secrets."""
         role = role_programs.roles_of(self.spec)[role_name]
         program = role_programs.program_of(self.spec, role)
         is_entrypoint = self.spec.train is None and not program.command
@@ -259,7 +259,7 @@ class _Common:
         return (*parent, "--", *program.command) if program.command else parent
 
     def _container_command(self, program: Program) -> tuple[str, ...]:
-        """Return the same inside an image; to another image than ours the parent comes with the run, where that may have Python."""
+        """Return the command inside an image. An image of the user's gets the trainer's parent with the run, unless `supervise` is false."""
         if self.spec.train is not None:
             return role_rules.TRAINER
         if not program.command:

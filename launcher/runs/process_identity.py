@@ -46,7 +46,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def identify(pid: int) -> Identity | None:
-    """Return the process that has this id now; None when nobody has, or only its exit code is left of it."""
+    """Return the process that has this id now; None if there is none, or only its exit code is left."""
     if _LINUX:
         fields = _stat(pid)
         return None if fields is None or fields[0] in "ZX" else Identity(pid, f"{_boot()}:{fields[19]}")
@@ -57,9 +57,9 @@ def identify(pid: int) -> Identity | None:
 
 @functools.cache
 def space() -> str:
-    """Return among which processes the ids that are seen here tell them apart: those of this boot, in a container of that one alone.
+    """Return the space in which process ids are unique: this boot of the machine, and this PID namespace, such as a container's.
 
-    Empty off Linux, where nobody has a space of his own.
+    Empty off Linux, which has no such namespaces.
     """
     with contextlib.suppress(OSError):
         return f"{_boot()}:{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - no path: `pid:[4026531836]`

@@ -371,7 +371,7 @@ class RunController:
                 peer.restart_later(f"{task.name} is started again and needs it", counts=False)
 
     def _interrupt_frozen(self, waiting: ControlledTask, event: Event) -> None:
-        """Have servers started again that do not answer, where the user wants that: one whose parent is frozen with it cannot do so itself."""
+        """Kill servers that do not answer, to be started again, if `limits.on_stall` says so: a parent that is frozen too cannot restart its own."""
         for name in silent_servers(event) if self._plan.restarts_stalled and not self._ending else ():
             task = self._tasks.get(name)
             if task is not None and task.running and not task.tracker.stall.doing:

@@ -24,7 +24,7 @@ _FIELDS: dict[str, tuple[str, type]] = {
 
 
 def merged(status: RunStatus, facts: Mapping[str, Any], *, newer: bool) -> RunStatus:
-    """Return a status with what run.json tells: all of it where that is `newer`, else what the status lacks. Pure."""
+    """Return a status merged with run.json: with all its fields if it is `newer`, else only with those that the status lacks. Pure."""
     found = {
         field: facts[key]
         for field, (key, kind) in _FIELDS.items()

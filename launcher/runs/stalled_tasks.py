@@ -41,21 +41,21 @@ class Stall:
 
 
 def silent_servers(event: Event) -> list[str]:
-    """Return the tasks that do not answer one that makes no progress, by its `stalled`; none where it waits for no server."""
+    """Return the servers that a stalled task waits for, by its event `stalled`; none if it waits for no server."""
     return text(event, "place").split(", ") if text(event, "doing") == "servers" else []
 
 
 def stall_causes(status: RunStatus) -> list[TaskStatus]:
-    """Return the tasks that hold up a run: of those that are stalled, one that waits for others does not, unless all do."""
+    """Return the tasks that hold up a run: the stalled ones that do not wait for others, else those that wait for servers, else the first."""
     stalled = [task for task in status.tasks if task.stalled and task.state not in ENDED]
     found = ([task for task in stalled if task.stalled not in waits] for waits in (_WAITS, {"peers"}))
     return next(filter(None, found), stalled[:1])
 
 
 def stall_summary(status: RunStatus) -> str:
-    """Return which task holds up a run and what it does; empty where none is stalled.
+    """Return which tasks hold up a run and what they do; empty if none is stalled.
 
-    Of tasks that are stalled, one that waits for others holds up nobody: then it is one that has not been heard of since.
+    If all stalled tasks only wait for peers, the text names the first of them, and the tasks that have not been heard of since it stalled.
     """
     found = stall_causes(status)
     message = "; ".join(f"{task.name} makes {task.reason}" for task in found)

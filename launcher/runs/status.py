@@ -62,14 +62,14 @@ class TaskStatus:
 
 
 class RunUnreachableError(LauncherError):
-    """A run goes on where it is, but its cluster has not answered, or not accepted the credentials, for as long as it is waited for."""
+    """A run continues, but its cluster has not answered, or not accepted the credentials, for as long as the launcher waits."""
 
     exit_code = 69  # EX_UNAVAILABLE of sysexits(3)
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Why what a run has stored is not, or will not be, where it was: `deleted`, `deleting`, or `replaced` by something of that name."""
+    """The reason why a run's stored data is gone, or is about to go: `deleted`, `deleting`, or `replaced` by something of that name."""
 
     code: Literal["deleted", "deleting", "replaced"]
     message: str

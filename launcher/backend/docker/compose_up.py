@@ -63,7 +63,7 @@ def _is_before_a_task(container: Container) -> bool:
 
 
 def _clear(engine: Engine, run: str, services: Iterable[str]) -> None:
-    """Remove what the run has, and what comes yet: Compose leaves at the first error, and the engine still makes what it was asked for beside.
+    """Remove all that the run has, also what the engine is still making: Compose leaves at the first error and does not wait for the rest.
 
     The engine reserves a container's name before it makes anything of it: none is on its way once another, never started, has its name.
     Volumes go last, since a container that is being made would make its own once more.

@@ -119,7 +119,7 @@ class Engine:
                 volume.remove()
 
     def _remove_copies(self, run: str) -> None:
-        """Remove what was left of copying the run's volume when that was killed: with its container there, all still is in the old volume."""
+        """Remove the container and the new volume of a copy of the run's volume that was killed: the old volume still has all its data then."""
         for container in self.client.containers.list(all=True, filters={"label": f"{COPY}={run}"}, ignore_removed=True):
             with contextlib.suppress(NotFound):
                 container.remove(force=True)
@@ -128,7 +128,7 @@ class Engine:
                         self.client.volumes.get(mount["Name"]).remove()
 
     def remove_readers(self, run: str) -> None:
-        """Remove what reads the run's volume, which cannot go else: also what was left where that was killed. Raises one of ERRORS."""
+        """Remove the containers that read the run's volume and so block its deletion, also those that a killed launcher left. Raises one of ERRORS."""
         for container in self.client.containers.list(all=True, filters={"label": f"{READER}={run}"}, ignore_removed=True):
             with contextlib.suppress(NotFound):
                 container.remove(force=True, v=True)

@@ -65,7 +65,7 @@ def check(cluster: Cluster, wanted: Sequence[PodSet]) -> Iterator[tuple[str, str
         pod = pod_set.pod
         try:
             pod = cluster.create({**pod, "metadata": {**pod["metadata"], "namespace": cluster.namespace}}, dry_run=True)
-        except ForbiddenError:  # those who may make no pod: their Jobs' pods are others' to make
+        except ForbiddenError:  # a user who may create no pods: controllers create those of Jobs
             continue
         except UnreachableError:
             raise
@@ -92,9 +92,9 @@ def check(cluster: Cluster, wanted: Sequence[PodSet]) -> Iterator[tuple[str, str
 
 
 def absent(cluster: Cluster, wanted: Sequence[PodSet], made: Sequence[Object]) -> Iterator[tuple[str, str]]:
-    """Yield what the pods of a run name that is not there, and that no pod starts without: in words, with the command that makes it.
+    """Yield each object that the pods of a run need and the cluster lacks: in words, with the command that creates it.
 
-    Those in `made` are the run's own. Objects that the user may not look at count as there.
+    Objects in `made` are the run's own. Objects that the user may not look at count as there.
     """
     own = {(one["kind"], one["metadata"]["name"]) for one in made}
     users: dict[tuple[str, str], list[str]] = {}
@@ -114,7 +114,7 @@ def absent(cluster: Cluster, wanted: Sequence[PodSet], made: Sequence[Object]) -
 
 
 def missing_webhook_url(cluster: Cluster, spec: ClusterSpec) -> Iterator[tuple[str, str]]:
-    """Yield that a run's webhook has no URL, in words, with the command that makes it; without it the run goes on all the same."""
+    """Yield that a run's webhook has no URL, in words, with the command that creates it; the run does not need it."""
     if spec.notify is None or spec.notify.webhook is None:
         return
     try:
@@ -133,7 +133,7 @@ def _is_there(cluster: Cluster, kind: str, name: str) -> bool:
 
 
 def _named(spec: Object) -> Iterator[tuple[str, str]]:
-    """Yield kind and name of what a pod refers to, but for what it says may be lacking."""
+    """Yield kind and name of each object that a pod refers to, except optional ones."""
     found: list[tuple[str, object]] = []
     for volume in spec.get("volumes") or ():
         found += [("PersistentVolumeClaim", {"name": (volume.get("persistentVolumeClaim") or {}).get("claimName")})]

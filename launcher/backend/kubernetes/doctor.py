@@ -184,7 +184,7 @@ def _listed(cluster: Cluster, path: str, doing: str) -> list[dict[str, Any]]:
 
 
 def _or_unseen(what: str, lost: str, check: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
-    """Yield what a look finds; where it may not look, that it could not, what is `lost` with it, and which rule is missing."""
+    """Yield the results of a check; if it fails, a warning with the cause, with what remains unknown (`lost`), and with the remedy."""
     try:
         yield from check()
     except LauncherError as error:

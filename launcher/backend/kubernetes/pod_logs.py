@@ -242,7 +242,7 @@ class PodLogs:
         if not _has_written(pod) or uid in self._done:
             return False
         now = time.monotonic()
-        # The last lines of a pod everybody reads who sees it end, or be deleted.
+        # Every reader that sees a pod end, or be deleted, reads its last lines itself.
         comes = self._trusted.get(uid, 0.0) > now or self._is_streamed(uid)
         trusts = comes and not _is_over(pod) and not pod["metadata"].get("deletionTimestamp")
         return not trusts and self._muted.get(uid, (0.0, 0.0))[0] <= now

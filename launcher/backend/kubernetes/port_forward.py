@@ -28,8 +28,8 @@ _POLL_INTERVAL = 0.5
 def await_tensorboard(cluster: Cluster, run: str) -> None:
     """Wait until a run's TensorBoard answers, for as long as nothing is known that keeps it from that.
 
-    One that waits for the node of tasks that have ended, as it does when its own was drained, may go to any node from then on; an evaluator that
-    was drained with it, and has nobody to follow either, follows it. Raises as `pod_of`.
+    A TensorBoard whose node was drained waits for the node of the run's tasks. If these have ended, its pod affinity is removed: it may go to
+    any node from then on. An evaluator that was drained with it, and has no other pod to follow, then follows it. Raises as `pod_of`.
     """
     moved = announced = False
     deadline = time.monotonic() + _START_TIMEOUT

@@ -73,9 +73,9 @@ class Source:
     def snapshot(self, before: Collection[str] | None = None) -> ClusterSnapshot:
         """Return what there is now.
 
-        More about Jobs and pods is asked for when one of them has changed, and with growing pauses while none does. Claims are asked for only while a pod
-        does not run. Events are asked for only of objects that do not say what they wait for: pods without a diagnosis, claims that are not bound, and
-        Jobs that lack pods, or all Jobs where the names of the pods are not those in `before`.
+        Details are asked for when a Job or a pod has changed, and with growing pauses while none changes. Claims are among them only while a
+        pod does not run. Events are asked for only about objects that do not say what they wait for: pods without a diagnosis, claims that are
+        not bound, and Jobs that lack pods. If the pods' names are not those in `before`, events about all Jobs are asked for.
         """
         there, pods = self._jobs.objects(), relevant_pods(self._pods.objects())
         jobs = [job for job in there if pod_status.is_role(job)]

@@ -10,13 +10,13 @@ from launcher.render.kubernetes.objects import Run
 from launcher.render.kubernetes.storage import fewer_mount
 
 _DEFAULT = "storageclass.kubernetes.io/is-default-class"
-# Provisioners whose volumes one node at a time mounts, whatever is asked for.
+# Provisioners whose volumes only one node at a time can mount, whatever access mode is asked for.
 _ONE_NODE = re.compile(
     NODE_LOCAL
     + r"|ebs\.csi\.(?:aws|eks)|kubernetes\.io/(?:aws-ebs|gce-pd|azure-disk|cinder|vsphere-volume)|pd\.csi\.storage\.gke|disk\.csi\.azure"
     r"|cinder\.csi|(?:dobs|digitalocean)\.csi|csi\.hetzner|rbd\.csi\.ceph|csi\.vsphere"
 )
-# And whose volumes many do.
+# Provisioners whose volumes many nodes can mount.
 _MANY_NODES = re.compile(
     r"nfs|efs\.csi|filestore|cephfs|file\.csi\.azure|azure-file|longhorn|portworx|fsx|lustre|gluster|juicefs|weka|beegfs"
 )
@@ -29,7 +29,7 @@ def listed(cluster: Cluster) -> dict[str, Mapping[str, Any]]:
 
 
 def chosen(run: Run, classes: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the name of the class that a run's claim is of, None where the spec names none and the cluster has no default."""
+    """Return the name of the class of a run's claim; None if the spec names none and the cluster has no default."""
     named = run.storage.class_ if run.storage else None
     return named or next(
         (name for name, one in classes.items() if (one["metadata"].get("annotations") or {}).get(_DEFAULT) == "true"), None
@@ -37,7 +37,7 @@ def chosen(run: Run, classes: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def provisioner(one: Mapping[str, Any]) -> str:
-    """Return what makes the volumes of a class."""
+    """Return the provisioner of a class's volumes."""
     return str(one.get("provisioner", ""))
 
 
@@ -48,5 +48,5 @@ def offers_many_nodes(one: Mapping[str, Any]) -> bool | None:
 
 
 def remedies(run: Run) -> str:
-    """Return what to do where the class of a run whose volume many nodes mount does not offer that."""
+    """Return the remedies if many nodes are to mount a run's volume, and its class does not offer ReadWriteMany."""
     return f"{fewer_mount(run.spec)} (then any class will do), or storage.class to one that offers ReadWriteMany"

@@ -173,8 +173,8 @@ class Start:
     def _undo(self, undone: Callable[[], None]) -> str:
         """Remove what this start has made; return what could not be removed and why, empty where all was.
 
-        Where another launcher has taken the run over, what is not a Job is that one's by now; where the run was stopped, its record and
-        data are to stay.
+        If another launcher has taken the run over, only Jobs are deleted: all else that this start has made is that launcher's by now. If the
+        run was stopped, its record and data stay.
         """
         failed: list[str] = []
         try:

@@ -38,7 +38,7 @@ def stop(
     events = RunEvents(before.tasks[0].name if before and before.tasks else "")
     events.apply(logs.new_lines(pods))  # what has ended is gone in a moment
     if before is not None:
-        # First of all: who else watches must not take it for a run whose Jobs somebody deleted. It has not stopped yet.
+        # Before the Jobs go: other launchers that watch would else take them for deleted by somebody. The run has not stopped yet.
         (run_record.write_end if before.state in ENDED else run_record.write_stopping)(cluster, _ended(before, events, cluster.now()))
     silent = _SilentNodes(report)
 

@@ -11,9 +11,9 @@ from launcher.render.kubernetes.objects import COMPONENT, HOUSEKEEPING, TENSORBO
 
 Object = Mapping[str, Any]
 
-# The scheduler notes there for which node it had a volume made: https://kubernetes.io/docs/reference/labels-annotations-taints/
+# Annotation of a claim: the node for which the scheduler had its volume made. https://kubernetes.io/docs/reference/labels-annotations-taints/
 _SELECTED_NODE = "volume.kubernetes.io/selected-node"
-# And the controller of volumes, on whom it called for that.
+# Annotation of a claim: the provisioner of its volume, noted by the controller of volumes.
 _PROVISIONER = "volume.kubernetes.io/storage-provisioner"
 # Provisioners whose volumes are of the node itself, and are lost with it.
 NODE_LOCAL = r"local-path|no-provisioner|hostpath|topolvm|local\.csi|openebs\.io/local"

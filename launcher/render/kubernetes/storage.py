@@ -58,7 +58,7 @@ def sharing(run: Run) -> Sharing:
 
 
 def fewer_mount(spec: ClusterSpec) -> str:
-    """Return what makes one task alone mount the volume, beside the evaluator and TensorBoard on its node."""
+    """Return the remedy by which only one task mounts the volume, beside the evaluator and TensorBoard on its node."""
     if leading_role(spec).replicas == 1:
         return "set storage.mount to one"
     if spec.train is not None:
@@ -133,7 +133,7 @@ def claim(run: Run) -> list[Object]:
 
 
 def scratch() -> Object:
-    """Return what a task of a program has in the volume's place where that is not its: RUN_DIR can be written, and goes with the pod."""
+    """Return the emptyDir of a task that does not mount the run's volume: RUN_DIR can be written, and is lost with the pod."""
     return {"name": RUN_VOLUME, "emptyDir": {}}
 
 
@@ -148,11 +148,11 @@ def mount(*, read_only: bool = False) -> Object:
 
 
 def together(run: Run, component: str) -> Object:
-    """Return the pod affinity of a component that mounts the volume, where those that do have to be on one node.
+    """Return the pod affinity of a component that mounts the volume, if all that do have to be on one node.
 
-    The first pod of the leader's role may go anywhere: the scheduler lets a pod that matches its own term be the first. The others match
-    the terms of others alone, and so wait for it: they need less, and would else choose a node where it finds no GPU or no room. Once it has
-    ended, which to the scheduler is as if it was gone, each goes where the other is.
+    The first pod of the leader's role may go anywhere: the scheduler lets a pod that matches its own term be the first. The terms of other
+    components match only pods of components beside their own, so these pods wait for the leader's. They need less, and would else choose a
+    node where it finds no GPU or no room. The scheduler does not count a leader that has ended: each component then follows another.
     """
     shared = sharing(run)
     if not shared.one_node:
