@@ -80,7 +80,7 @@ def exit_code_of(code: int) -> int:
 
 
 def _with_code(code: int) -> str:
-    """Say why a process ended, and with which exit code where the task is not to leave with it."""
+    """Say why a process ended; add its exit code if the task leaves with another one, and the reason does not name it."""
     shown = exit_code_of(code)
     cause = cause_of(code)
     return cause if unretried(shown) == shown or str(shown) in cause else f"{cause}, exit code {shown}"
@@ -89,7 +89,7 @@ def _with_code(code: int) -> str:
 def decide_restart(
     code: int, ran_for: float, history: History, policy: Policy, fingerprint: str = "", connected: float = 0.0
 ) -> Restart | End:
-    """Decide what follows when a process that nobody asked to stop ended with `code` after `ran_for` seconds.
+    """Decide what follows when a process that its parent did not ask to stop ended with `code` after `ran_for` seconds.
 
     Final are:
     - WRONG_CONFIGURATION; a `fingerprint` that begins with FINAL says why, where the code itself does not;

@@ -43,7 +43,9 @@ def conflicts(train: Train, strategy: Strategy) -> list[Conflict]:
 def _one_length(train: Train, _: Strategy) -> Iterator[Conflict]:
     if train.steps is not None and train.epochs is not None:
         message = f"`epochs` ({train.epochs}) beside `steps` ({train.steps}): both say how long to train"
-        yield Conflict(("epochs",), message, "one of the two", "remove `steps` or `epochs`; `--set train.steps=` takes one of a file away")
+        yield Conflict(
+            ("epochs",), message, "one of the two", "remove `steps` or `epochs`; `--set train.steps=` removes the one in the file"
+        )
 
 
 def _schedule(train: Train, _: Strategy) -> Iterator[Conflict]:

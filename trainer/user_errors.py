@@ -56,7 +56,7 @@ def user_frames(error: BaseException, module: str = "") -> list[Frame]:
 
 
 def failed_on(error: BaseException) -> str:
-    """Return the task on which what this one asked for failed, empty where that is unknown: then it was here."""
+    """Return the remote task on which the operation failed; empty if it failed here, or that is unknown."""
     found = _ON_TASK.search(str(error))
     return task_name(found[1], int(found[2])) if found else ""
 

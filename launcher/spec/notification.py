@@ -45,8 +45,9 @@ class Notify(Section):
 
     command: Command | None = Field(
         None,
-        description="A program that gets the message as JSON on stdin and in variables NOTIFY_*. A path with a slash is relative to the spec. It runs in "
-        "the spec's directory, by who keeps the run on this machine or in containers; on Kubernetes by a launcher that watches, and nowhere else: `wait` runs it where it is called.",
+        description="A program that gets the message as JSON on stdin and in variables NOTIFY_*. A path with a slash is relative to the spec. On "
+        "this machine and in containers the run's supervisor runs it, in the spec's directory. On Kubernetes only a launcher that watches runs it: "
+        "`up` in the spec's directory, `wait` in the directory where it is called.",
     )
     webhook: Annotated[Webhook | None, BeforeValidator(_webhook, json_schema_input_type=Webhook)] = Field(
         None, description="A server that gets the message; on Kubernetes from the attendant, or without one from a launcher that watches."

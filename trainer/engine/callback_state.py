@@ -2,8 +2,8 @@
 
 Simple are numbers, texts, None, NumPy arrays, and lists, tuples and dicts of such. The bytes are an .npz file: arrays by number, and
 `text`, JSON in which {"array": n} stands for one. An attribute is saved if it has changed since the callback was made, or
-since training began; and it comes back where the callback is made with the same value as then, so that an argument that was changed between two
-starts of a run is the one that counts.
+since training began. It is restored only if the constructor has given it the same value as then: an argument that was changed between two
+starts of a run wins.
 """
 
 import hashlib

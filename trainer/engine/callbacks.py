@@ -92,7 +92,7 @@ class Hooks:
         return self._tracked.pack(epoch=self._epoch, pending=pending, means=self._means.state(), ended=self._ended())
 
     def _ended(self) -> list[Any] | None:
-        """Return what a run that a callback has ended must have again for that to hold when it is started once more, and the reason."""
+        """Return the reason of an early end by a callback, and the values that must be the same after a restart for that end to hold."""
         return [self.reason, self._job.steps, self._tracked.arguments()] if self.reason else None
 
     def begin(self, step: int, evaluate: Evaluate | None) -> bool:

@@ -1,7 +1,7 @@
 """The evaluator task: follows the chief's checkpoints, evaluates the newest into `logs/eval`, and exports the best model.
 
 It reads the run directory and nothing else: no other task connects to it. Its evaluations stand in
-`evaluations.json`, so that an evaluator that is started again goes on where it was.
+`evaluations.json`, so that an evaluator that is started again continues where it was.
 """
 
 import tempfile
@@ -26,9 +26,11 @@ from trainer.events import Reporter
 from trainer.settings import Embeddings
 from trainer.workloads.protocol import Agent, Workload
 
-# How often it takes the size of a large matrix, as measured with Adagrad: the matrix, its slot and one that is read; with each format of an export.
+# How many times the size of a large matrix is taken, as measured with Adagrad: by the matrix, its slot and one that is read; then with each export.
 _COPIES = {"": 3, "saved_model": 6, "keras": 10}
-_SAVED = 2  # the same of a SavedModel's files, which are there beside all of that; a Keras file comes when the rest of its own is gone
+_SAVED = (
+    2  # as many times more by a SavedModel's files, which are there beside all of that; a Keras file comes when the rest of its own is gone
+)
 _POLL_INTERVAL = 0.5  # seconds between checks for a new checkpoint
 _TRIES = 5  # to read one checkpoint: it may be on its way through a network file system
 _LAST_TIMEOUT = 30.0  # seconds after the run's end for its last checkpoint to be seen: the same
@@ -229,7 +231,7 @@ class _Evaluator:
 
 
 def copies(formats: Sequence[str], directory: str) -> int:
-    """Return how often an evaluator takes the size of a large matrix, with what it saves in `directory` to be exported where that is memory."""
+    """Return how many times the size of a large matrix an evaluator takes of its memory, with the files of exports if `directory` is in memory."""
     saved = _SAVED if "saved_model" in formats and server_memory.is_memory(directory) else 0
     return max(_COPIES[name] for name in ("", *formats)) + saved
 

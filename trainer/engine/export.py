@@ -59,10 +59,10 @@ class _Candidate:
 class BestModel:
     """Keeps the best model that it is offered, and writes it, weights without the optimizer's state.
 
-    It saves with `model`, which has its own weights again afterwards. At most the `share` of time goes into that, which takes a second
-    or so, while early in training each model is the best so far: weights that come too soon, or while the ones before are not written
-    yet, wait in memory for the next evaluation or the end. Rows of spread tables cannot wait: a model that comes too soon is
-    skipped, unless it is that of the end.
+    It saves with `model`, which has its own weights again afterwards. Saves take at most the `share` of time: one takes a second or so, and
+    early in training each model is the best so far. Weights that come too soon, or while the ones before are not written yet, wait in
+    memory for the next evaluation or the end. Rows of spread tables cannot wait: a model that comes too soon is skipped, unless it is that
+    of the end.
     """
 
     def __init__(

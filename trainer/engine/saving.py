@@ -85,7 +85,7 @@ class Saver:
         return self._unwritten is None and time.monotonic() >= self._retry_at
 
     def save(self, step: int, callbacks: bytes = b"", *, last: bool = False) -> bool:
-        """Copy the state to memory, to be written; return whether: not while an earlier save does not end, after which it `is_due`."""
+        """Copy the state to memory, to be written. Return False if an earlier save does not end: `is_due` is true once it has."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._unwritten is None or (self._failing_since is not None and not last), None if last else _SLOW

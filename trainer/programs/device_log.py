@@ -51,7 +51,7 @@ class DeviceLog:
     def __init__(self) -> None:
         self._counts: dict[_Row, _Count] = {}
         self._order = itertools.count()
-        # One a device at most: with the next call under way there, asking after the last one keeps nobody from working.
+        # At most one per device: once the next call is under way there, waiting for the last one delays nothing.
         self._open: dict[str, _Call] = {}
         self._left_out = 0
         self._lock = threading.Lock()

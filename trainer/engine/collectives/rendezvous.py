@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from trainer.socket_filter import is_loopback, listen
 from trainer.tf_config import split_address
 
-MAX_TASKS = 64  # each keeps a connection to each other; of more than this, a ring has less to do
-_HANDSHAKE_TIMEOUT = 2.0  # seconds for who connects to say who it is
+MAX_TASKS = 64  # each connects to every other; with more of them, a ring has less to do
+_HANDSHAKE_TIMEOUT = 2.0  # seconds in which a task that connects has to identify itself
 _RETRY_INTERVAL = 0.05  # seconds between tries to connect
 TOKEN = 16  # bytes
-_HANDSHAKE = struct.Struct(f"!{TOKEN}sI")  # the listener's token, who connects
+_HANDSHAKE = struct.Struct(f"!{TOKEN}sI")  # the listener's token, the index of the task that connects
 
 
 @dataclass(frozen=True)

@@ -107,12 +107,12 @@ def _embedding_layers(model: keras.Model) -> list[keras.layers.Embedding]:
 
 
 def _unsharded_layers(model: keras.Model) -> list[keras.layers.Embedding]:
-    """Return those whose matrix is here, not spread over servers."""
+    """Return the layers whose matrix is here, not spread over servers."""
     return [layer for layer in _embedding_layers(model) if layer.built and not isinstance(layer._embeddings, Table)]  # noqa: SLF001
 
 
 def large(model: keras.Model, settings: Embeddings) -> list[keras.layers.Embedding]:
-    """Return the layers that are whole and that `sharding` would shard, but for those that do what only a whole matrix can.
+    """Return the unsharded layers that `sharding` would shard, except those with features that need the whole matrix.
 
     Raises:
         WorkloadError: no layer has a name that the settings give.
@@ -241,7 +241,7 @@ def _is_large(layer: keras.layers.Embedding, settings: Embeddings) -> bool:
 
 
 def _unsharded_only(layer: keras.layers.Embedding) -> list[str]:
-    """Return what a layer does that only a whole matrix can."""
+    """Return the features of a layer that need the whole matrix."""
     reasons = [f"{name}: {why}" for name, why in _UNSHARDED_ONLY.items() if getattr(layer, name, None)]
     own = [name for name in ("call", "embeddings") if getattr(type(layer), name) is not getattr(keras.layers.Embedding, name)]
     return reasons + [f"{type(layer).__name__} has `{name}` of its own" for name in own]

@@ -295,8 +295,8 @@ class Workers:
     def take_all(self) -> list[Result]:
         """Wait for all calls that were scheduled and return their results.
 
-        Once this task is asked to stop, calls that no worker has begun do nothing, and those of workers that do not end them within
-        some seconds count as ended: what they have done, the servers alone know.
+        Once this task is asked to stop, calls that no worker has begun do nothing. Calls that workers do not end within some seconds count as
+        ended; only the servers know how many steps these have done.
         """
         results: list[Result] = []
         while self.in_flight and (result := self.take()):
