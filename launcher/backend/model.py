@@ -60,7 +60,7 @@ class Backend(Protocol):
         """Yield lines of the tasks in order of time; with `follow` until the run has ended."""
 
     def stacks(self, name: str, task: str) -> "tuple[ProcessStacks, ...]":
-        """Return the Python stacks of a task's processes at this moment. Raises LauncherError where nobody can be asked for them."""
+        """Return the Python stacks of a task's processes at this moment. Raises LauncherError if no process can be asked for them."""
 
     def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop; `now` kills. Returns when nothing of the run is left. Idempotent.

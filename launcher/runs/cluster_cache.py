@@ -1,6 +1,6 @@
 """Notes of this machine on runs on clusters: where each was started, and the output of pods that are gone since.
 
-One directory a run and namespace, `runs`/.kubernetes/<context>/<namespace>/<run>: the same name may run in several namespaces.
+One directory per run and namespace, `runs`/.kubernetes/<context>/<namespace>/<run>: the same name may run in several namespaces.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from launcher.runs.paths import OF_CLUSTERS
 
 _ROOT = OF_CLUSTERS
 _START_FILE = "place.json"
-_IN_CLUSTER = "@"  # in a pod, where no kubeconfig names the cluster; what is quoted has none of these
+_IN_CLUSTER = "@"  # in a pod, where no kubeconfig names the cluster; quoted names have none of these
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class NamespaceRef:
 
 
 def directory(runs: Path, ref: NamespaceRef, run: str) -> Path:
-    """Return where this machine keeps what it knows of a run."""
+    """Return the directory in which this machine keeps its notes on a run."""
     return runs / _ROOT / _quoted(ref.context) / _quoted(ref.namespace) / run
 
 
@@ -42,7 +42,7 @@ def logs(runs: Path, ref: NamespaceRef, run: str) -> Path:
 
 
 def remember(runs: Path, ref: NamespaceRef, run: str) -> Callable[[], None]:
-    """Note where a run is started now; return what puts back what was noted before. Raises LauncherError when that cannot be written."""
+    """Note where a run is started now; return a function that restores the earlier note. Raises LauncherError when the new one cannot be written."""
     file = directory(runs, ref, run) / _START_FILE
     before = files.read_json(file)
     noted = {"context": ref.context, "namespace": ref.namespace, "said": ref.is_explicit, "started": time.time()}

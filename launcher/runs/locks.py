@@ -1,7 +1,7 @@
-"""One supervisor a run: an advisory lock (flock) that its process holds and the kernel releases, however it ends.
+"""One supervisor per run: an advisory lock (flock) that its process holds and the kernel releases, however it ends.
 
 The lock belongs to the open file: the process that starts a supervisor takes it and hands the open file on, so
-there is no moment at which nobody holds it.
+it is held at every moment.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
-"""Orphans: processes that a killed supervisor left, found by who they are, reported, and cleaned up.
+"""Orphans: processes that a killed supervisor left. They are found by their identity, reported, and cleaned up.
 
-The tasks notice by themselves that their supervisor is gone, save and leave; what is found here is what is still
-about that, or did not leave.
+The tasks notice by themselves that their supervisor is gone, save and leave. Orphans are those that have not left yet, or never do.
 """
 
 import contextlib
@@ -56,10 +55,10 @@ def interrupted(layout: RunPaths, snapshot: Snapshot) -> RunStatus:
 
 
 def clear(layout: RunPaths, *, now: bool) -> int:
-    """End what is left of a run without a supervisor, and note it as interrupted; return how many processes. Does nothing while it has one.
+    """End the orphans of a run, and note it as interrupted; return how many were killed. Does nothing while it has a supervisor.
 
-    The tasks get their grace period to leave by themselves, none with `now`. Raises LauncherError when some of it
-    cannot be ended, and OSError when nothing can be written.
+    The tasks get their grace period to leave by themselves, none with `now`. Raises LauncherError when some cannot be ended, and OSError when
+    nothing can be written.
     """
     snapshot = state_file.read(layout.state)
     if snapshot is None or snapshot.status.state in ENDED:
@@ -74,7 +73,7 @@ def clear(layout: RunPaths, *, now: bool) -> int:
         for name in left:
             process_identity.kill_session(snapshot.processes[name].pid)
         if left and (stayed := find(layout, snapshot)):
-            # The state stays as it is, so that anyone who comes next tries again.
+            # The state stays as it is, so that the next stop tries again.
             who = ", ".join(f"{name} (pid {members[0]})" for name, members in stayed.items())
             raise LauncherError(
                 f"processes of the run {layout.name} cannot be ended: {who}", "end these processes yourself, then try again"
@@ -95,7 +94,7 @@ def leftover_processes(layout: RunPaths) -> str:
 
 
 def kill_leftover_processes(layout: RunPaths) -> int:
-    """Kill what `leftover_processes` finds; return how many processes. Raises LauncherError when some of it stays."""
+    """Kill what `leftover_processes` finds; return how many processes. Raises LauncherError when some stay."""
     found = [] if locks.held(layout.lock) else process_identity.tasks_of(str(layout.run_dir))
     for pid in found:
         process_identity.kill_session(process_identity.session_of(pid) or pid)
@@ -120,7 +119,7 @@ def await_none(layout: RunPaths, within: float) -> None:
 def remove_returned(layout: RunPaths, since: float) -> None:
     """Remove what tasks have saved in place of a run's directory that was removed while they ran, at `since` (seconds since the epoch) or later.
 
-    Nothing is removed where something is older: somebody else has put it there.
+    Nothing is removed if something is older: these tasks have not saved it.
     """
     with contextlib.suppress(OSError):
         returned = [path for path in layout.run_dir.iterdir() if path != layout.directory]

@@ -11,7 +11,7 @@ from typing import Any
 from launcher.runs.status import SaveFailure
 from trainer.events import Event
 
-_SAVED = frozenset({"checkpoint", "done", "started", "restarting", "failed"})  # or a process that comes again, which knows nothing of it
+_SAVED = frozenset({"checkpoint", "done", "started", "restarting", "failed"})  # saves, and new processes, which know nothing of the failure
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Progress:
             self.ended_early = text(event, "ended_early")
 
     def fields(self, *, ended: bool) -> dict[str, Any]:
-        """Return what RunStatus has of this, by its names; a run that has ended takes no more time."""
+        """Return the fields of RunStatus that come from here; a run that has ended has no `eta` and no failed save."""
         return {
             "step": self.step,
             "steps": self.steps,

@@ -15,14 +15,14 @@ _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)(:|$)|Fatal Python error: ")
 # TensorFlow's lines between the first of an error in a graph and the one that says what is wrong.
 _WHERE = re.compile(r"Detected at node |<stack traces unavailable>|in user code:")
-# How the system, and the kubelet, say that a user or a file system may not be what an image needs.
+# Errors of the system, and of the kubelet, if the user or the file system is not what an image needs.
 _RESTRICTED = re.compile(r"read-only file system|permission denied|operation not permitted|image will run as root", re.IGNORECASE)
 RESTRICTION_REMEDY = "where its image needs root or a writable root file system: `security: image` in the spec"
-_FORGOTTEN_AFTER = 100  # lines: a program that goes on for longer had another reason to end
+_FORGOTTEN_AFTER = 100  # lines: a program that continues for longer had another reason to end
 
 
 def killed(status: RunStatus) -> Iterator[str]:
-    """Yield which tasks of a run that was asked to stop had to be killed: what they did not save is lost."""
+    """Yield the tasks of a stopped run that had to be killed, in words: their unsaved work is lost."""
     for task in status.tasks:
         if task.state is State.STOPPED and task.exit_code == SIGKILL:
             yield f"{task.name}: {task.reason or describe(SIGKILL)}"
@@ -34,7 +34,7 @@ def cause_of(event: Event) -> str:
 
 
 def short(line: str) -> str:
-    """Return a line for a table, a long one without its middle: what it is stands at its start, its cause at its end."""
+    """Return a line for a table, a long one without its middle: its start says what happened, its end why."""
     if len(line) <= _LINE:
         return line
     end = _LINE // 2
@@ -116,7 +116,7 @@ def with_remedy(reason: str, remedy: str) -> str:
 
 
 def meets_restriction(reason: str) -> bool:
-    """Return whether a program ended over what a hardened container keeps from it."""
+    """Return whether a program ended because of a restriction of its hardened container."""
     return _RESTRICTED.search(reason) is not None
 
 

@@ -80,7 +80,7 @@ def start(
         ready_of_child.close()
         answer = _answer(ready, within)
         if answer is None:
-            # With what it has started itself: Docker Compose goes on without who called it.
+            # With the processes that it has started: Docker Compose would continue without its caller.
             process_identity.kill_session(process.pid)
             process.wait()
             raise LauncherError(

@@ -11,12 +11,12 @@ from launcher.runs import state_file
 from launcher.runs.log_files import LineWriter
 from launcher.runs.state_file import Snapshot
 
-# Seconds between two writes: a state that changed is written at once, progress alone a few times a second.
+# Seconds between two writes: a state that changed is written at once, mere progress a few times a second.
 _CHANGE = 0.02
 _PROGRESS = 0.2
 _RETRY_INTERVAL = 2.0
 _LAST_TRIES = 5.0
-# How the run ended must be told on a full disk too: space kept for that, a little more than the state of a large run.
+# Bytes kept for the last state, which is to be written on a full disk too: a little more than the state of a large run.
 _RESERVE = 256 * 1024
 _STDOUT = 1
 
@@ -36,7 +36,7 @@ class StateWriter:
         self._disabled = False
 
     def disable(self) -> None:
-        """Write no more: the directory was removed, and what is in its place is another run's."""
+        """Write no more: the directory was removed, and one in its place is another run's."""
         self._disabled, self.due = True, None
 
     def reserve(self) -> None:
@@ -50,7 +50,7 @@ class StateWriter:
             raise
 
     def _fill_reserve(self) -> None:
-        """Raises OSError where there is no room; as much of the space as there was is kept then."""
+        """Keep as much of the space as there is. Raises OSError if that is not all of it."""
         with self._reserve.open("ab", buffering=0) as file:
             # Not zeros: a file system that compresses would not keep space for those.
             left = os.urandom(max(0, _RESERVE - file.tell()))
@@ -58,7 +58,7 @@ class StateWriter:
                 left = left[file.write(left) :]
 
     def _keep_reserve(self) -> bool:
-        """Keep the space again where it was used, as much of it as nobody else has taken; return whether all of it is there."""
+        """Keep the space again where it was used, as much of it as is free; return whether all of it is there."""
         if self._reserves:
             try:
                 self._fill_reserve()
@@ -93,7 +93,7 @@ class StateWriter:
         return True
 
     def _note_failure(self, error: OSError) -> None:
-        """Say it once."""
+        """Log the first failure in a row."""
         if self._failing_since is None:
             self._failing_since = self._written
             say(f"the state could not be written: {error.strerror}; it is tried again")
@@ -110,7 +110,7 @@ class StateWriter:
         return True
 
     def save_at_last(self) -> None:
-        """Write now, into the space kept for it, and try for some seconds: nobody writes it later."""
+        """Write now, into the space kept for it, and try for some seconds: there is no later write."""
         if self._disabled:
             return
         self._reserves = False

@@ -117,7 +117,7 @@ class SupervisedRuns:
                 f"the run {name} is supervised by a process on {where}; this is {socket.gethostname()}",
                 f"run `launcher down {name}` there",
             )
-        if now or not snapshot.stopping:  # a second SIGTERM kills: a stop that was left is waited for
+        if now or not snapshot.stopping:  # a second SIGTERM kills, so a stop under way is only waited for
             process_identity.send(supervisor.pid, signal.SIGQUIT if now else signal.SIGTERM)
         wait = KILL_TIMEOUT if now else 2 * snapshot.grace_period + _STOP_SLACK
         if not locks.wait_released(layout.lock, timeout=wait):
@@ -127,7 +127,7 @@ class SupervisedRuns:
         return 0
 
     def layout(self, name: str) -> RunPaths:
-        """Return where the run of that name is kept. Raises UsageError for what cannot be a name."""
+        """Return the paths of the run of that name. Raises UsageError for a text that cannot be a name."""
         if not name or name in {".", ".."} or "/" in name or "\0" in name:
             raise UsageError(f"{name!r} is no name of a run", "list the runs with `launcher ls`")
         return RunPaths(self._runs / name)
@@ -135,7 +135,7 @@ class SupervisedRuns:
     def _has_run(self, layout: RunPaths) -> bool:
         """Return whether a directory has a run of this backend: those of containers were below `runs`/<name> once.
 
-        One whose state cannot be read is there, too: what it stored is.
+        A run whose state cannot be read counts too, since its data is there.
         """
         snapshot = state_file.read(layout.state)
         return snapshot.status.backend == self._backend if snapshot else state_file.is_there(layout.state)
@@ -206,7 +206,7 @@ def _ended(processes: int) -> dict[str, int]:
 
 
 def _with_summary(status: RunStatus, layout: RunPaths) -> RunStatus:
-    """Fill in what events did not tell from run.json, which the chief writes; of an interrupted run it tells the last."""
+    """Fill in the fields that events did not tell, from run.json, which the chief writes; of an interrupted run that is newer than the events."""
     facts = files.read_json(layout.summary)
     if facts is None or status.state == State.PENDING:
         return status

@@ -28,7 +28,7 @@ class TaskTracker:
     outcome: tuple[State, str] | None = None  # how it ended for the run
     done: bool = False  # it said last that its work is complete
     failure: str = ""  # its own words on why it ended
-    killed: bool = False  # its training process was, says its parent
+    killed: bool = False  # its training process was killed, as its parent says
     code: int | None = None  # exit code of the last attempt
     pid: int | None = None  # of its process, where that is on this machine
     started: float | None = None
@@ -133,7 +133,7 @@ class TaskTracker:
         return self.stall.added_to(made)
 
     def _restarted(self, at: float, cause: str, *, counts: bool) -> None:
-        """Note that its process, or what it runs in, was replaced: what that counted itself is over."""
+        """Note that its process, or its container, was replaced: the count of restarts that this one kept ends with it."""
         self.restarts.append(Restart(at, len(self.restarts) + 1, self.code, cause))
         self._used_before, self._in_place = self.restarts_used + counts, 0
 

@@ -1,7 +1,7 @@
 """Whether a namespace admits the pods of a run, all of them, and has room for them in its quotas.
 
-A Job is admitted whose pods are not: it makes none then, and tells why in events alone. So one pod of each kind is checked by itself, by a
-dry run, which quotas, limit ranges, Pod Security and whatever else admits pods there all have a say in.
+A Job is admitted even if its pods are not: it then makes none, and says why only in events. So one pod of each kind is checked by itself, by
+a dry run, in which quotas, limit ranges, Pod Security and everything else that admits pods there have a say.
 """
 
 import re
@@ -28,7 +28,7 @@ _MAKE = {
     "ConfigMap": "make it: kubectl create configmap {0} --from-file=FILE",
 }
 _FOR_PULLING = "make it: kubectl create secret docker-registry {0} --docker-server=HOST --docker-username=NAME --docker-password=WORD"
-# How an answer names a pod that nobody has made.
+# How an answer names the pod of a dry run.
 _NAMED = re.compile(r'checking Pod \S+: |pods "[^"]*" is forbidden: ')
 
 
@@ -57,7 +57,7 @@ def pod_sets(made: Sequence[Object], helper: Object) -> list[PodSet]:
 
 
 def check(cluster: Cluster, wanted: Sequence[PodSet]) -> Iterator[tuple[str, str]]:
-    """Yield what has to wait, or is refused beside the tasks, each with a remedy. Raises LauncherError with all that keeps tasks out for good."""
+    """Yield in words why pods have to wait, or optional ones are refused, each with a remedy. Raises LauncherError with all that keeps tasks out for good."""
     refused: list[LauncherError] = []
     tasks: dict[str, float] = {}
     every: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """The Kubernetes backend: the calls behind the CLI's verbs.
 
 It keeps nothing that matters: the cluster's Jobs restart tasks, its API tells how they are, and a record there (run_record.py) has
-the spec. On this machine is only where a run was started and the output of pods that are gone since (runs/cluster_cache.py).
+the spec. This machine keeps only where a run was started, and the output of pods that are gone since (runs/cluster_cache.py).
 """
 
 import contextlib
@@ -54,7 +54,7 @@ from launcher.spec.notification import Notify
 from launcher.spec.quantities import parse_duration
 from trainer.stacks import PORT, ProcessStacks
 
-# Seconds for which a cluster that has answered may be away, for example while its API server is replaced. The run goes on meanwhile.
+# Seconds for which a cluster that has answered may be away, for example while its API server is replaced. The run continues meanwhile.
 AWAY_TIMEOUT = 600.0
 _NOTIFY_TIMEOUT = 60.0  # seconds for which a launcher tries to notify people: it does not end before
 
@@ -65,10 +65,10 @@ class _WatchedRun:
 
     cluster: Cluster
     watcher: status_source.Watcher
-    record_watch: inventory.ObjectWatch | None = None  # where it is to be known whether all that the run has is there still
+    record_watch: inventory.ObjectWatch | None = None  # None where objects that the run lacks are not looked for
     spec: dict[str, Any] | None = None
-    without_jobs: tuple[ClusterSnapshot, RunStatus] | None = None  # how it is, by what was seen then
-    user: str | None = None  # who started it, empty where that is not known
+    without_jobs: tuple[ClusterSnapshot, RunStatus] | None = None  # a snapshot, and the status without Jobs that was made of it
+    user: str | None = None  # the user who started it, empty where that is not known
     last: RunStatus | None = None
     expired: RunStatus | None = None  # how it ended, or that this is not known, where its Jobs have expired
     answered: float = 0.0  # when the cluster answered last, of time.monotonic
@@ -85,10 +85,10 @@ class KubernetesBackend:
         self._runs, self._cluster_ref = runs.absolute(), cluster
         self._clusters: dict[str, Cluster] = {}  # where each run is
         self._watched_runs: dict[str, _WatchedRun] = {}
-        self._leases: dict[str, run_record.StartLease] = {}  # of what this process is about to start again
-        self._ended: dict[str, RunStatus] = {}  # what this process stopped, where the cluster has no record of it
+        self._leases: dict[str, run_record.StartLease] = {}  # of runs that this process is about to start again
+        self._ended: dict[str, RunStatus] = {}  # of runs that this process stopped, where the cluster has no record of them
         self._notifiers: dict[str, notifier.Notifier] = {}
-        self._spec_dirs: dict[str, str] = {}  # of what this process has started
+        self._spec_dirs: dict[str, str] = {}  # of runs that this process has started
         self._stopping: list[str] = []  # in this process; a run stopped twice appears twice
 
     def prepare(self, run: PlannedRun) -> Iterator[str]:
@@ -109,7 +109,7 @@ class KubernetesBackend:
             yield
         finally:
             if lease := self._leases.pop(name, None):
-                with contextlib.suppress(LauncherError):  # what has kept it from starting is the one to tell
+                with contextlib.suppress(LauncherError):  # the error that has kept it from starting is the one to tell
                     run_record.undo(cluster, lease)
 
     def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
@@ -194,7 +194,7 @@ class KubernetesBackend:
         return status
 
     def _of_expired(self, known: _WatchedRun, name: str, unknown: RunStatus) -> RunStatus:
-        """Return how a run has ended whose Jobs have expired, and note it: it is read once."""
+        """Return how a run whose Jobs have expired has ended, and record it, so that it is worked out once."""
         if known.expired is None:
             run = self._of_record(name)
             known.expired = expired.status(known.cluster, unknown, run) if run else unknown
@@ -224,7 +224,7 @@ class KubernetesBackend:
                 notes.extend(self._notifier(name).send_due(status))
         except UnreachableError:
             known.reconciled = None  # the cluster is away; it is done when it answers again
-        except LauncherError as error:  # what cannot be done for a run is no reason to end it
+        except LauncherError as error:  # work that cannot be done for a run is no reason to end it
             notes.append(f"{error.message}: {error.remedy}")
         return notes
 
@@ -254,7 +254,7 @@ class KubernetesBackend:
         return found
 
     def _finalize_start(self, known: _WatchedRun) -> None:
-        """Do what is left of a start of ours over which the cluster went away."""
+        """Complete a start of ours during which the cluster went away."""
         if known.start is not None:
             try:
                 known.start.finalize()
@@ -284,7 +284,7 @@ class KubernetesBackend:
             )
             teardown.stop(known.cluster, failed, name, PodLogs(known.cluster, self._log_directory(known.cluster, name)), now=False)
             self._forget(name)
-        elif status.state in {State.SUCCEEDED, State.FAILED}:  # not where its Jobs are suspended: it may go on
+        elif status.state in {State.SUCCEEDED, State.FAILED}:  # not where its Jobs are suspended: it may continue
             run_record.write_end(known.cluster, status)
 
     def _limit(self, known: _WatchedRun, limit: str, default: str) -> str:
@@ -297,7 +297,7 @@ class KubernetesBackend:
         records = {one["metadata"]["labels"].get(INSTANCE): one for one in _records(cluster)}
         for name in self._names(cluster, records.values()):
             with contextlib.suppress(UsageError):  # removed meanwhile
-                self._clusters[name] = cluster  # what follows is about the run that was listed, wherever one of its name was started last
+                self._clusters[name] = cluster  # later calls are about the run that was listed, wherever one of its name was started last
                 one = _WatchedRun(
                     cluster, status_source.Watcher(cluster, name, with_past_attempts=False), user=run_record.user(records.get(name))
                 )
@@ -336,7 +336,7 @@ class KubernetesBackend:
         return name not in self._stopping and self.status(name).state in ENDED
 
     def stacks(self, name: str, task: str) -> tuple[ProcessStacks, ...]:
-        """Return the Python stacks of a task's processes at this moment. Raises LauncherError where nobody can be asked for them."""
+        """Return the Python stacks of a task's processes at this moment. Raises LauncherError if no process can be asked for them."""
         from launcher.backend.kubernetes import port_forward  # with all of the client, which takes a second
 
         running = [pod for pod in self._pods(name) if pod_status.task_of(pod) == task and pod["status"].get("phase") == "Running"]

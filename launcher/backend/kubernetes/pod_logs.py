@@ -30,16 +30,16 @@ _RETRY_INTERVAL = 0.5  # seconds until one that could not be followed is followe
 _STREAM_INTERVAL = 10.0  # seconds between two streams of one pod, at the least; meanwhile its log is asked for again and again
 # A stream brings no more bytes than these: its node may discard a file of the log (10 MiB) between two that it sends, which only the next request tells.
 _MAX_STREAM_SIZE = 4 << 20
-_MAX_UNTAKEN = 20_000  # lines of streams that nobody has taken yet
-_ABANDONED = 30.0  # seconds after which streams end whose lines nobody takes
+_MAX_UNTAKEN = 20_000  # lines of streams that no caller has taken yet
+_ABANDONED = 30.0  # seconds after which streams end if no caller takes their lines
 _MISSING = "lines may be missing here: it wrote faster than they were read, and its node keeps no more of a log (containerLogMaxSize of the kubelet)"
 _FIRST = "0"  # sorts before every stamp
-# Seconds for which what another reader reads is not asked for; where that one looks more seldom, at hundreds of pods, both do.
+# Seconds for which a pod that another reader reads is not asked for. A reader of hundreds of pods looks more seldom: then both ask.
 _TRUSTED = 5.0
 
 
 class LogSink(Protocol):
-    """Another reader to whom one passes on what it reads."""
+    """Another reader, which takes over the lines that one reads."""
 
     ended: int
 
@@ -47,13 +47,13 @@ class LogSink(Protocol):
         """Take over what was read of a pod."""
 
     def trust(self, uid: str) -> None:
-        """Leave a pod to the one that passes it on for a while."""
+        """Leave a pod for a while to the reader that passes its lines on."""
 
 
 class PodLogs:
     """Reads what pods wrote since they were read last. `directory` is where the lines are stored, None for nowhere.
 
-    All that it reads it passes on to another reader, `sink`, such as one in another thread, which need not ask for it then.
+    It passes all that it reads on to another reader, `sink`, such as one in another thread, which then need not ask for it.
     """
 
     def __init__(self, cluster: Cluster, directory: Path | None = None, sink: LogSink | None = None) -> None:
@@ -102,7 +102,7 @@ class PodLogs:
             self._passed_on += self._new(pod, pieces)
 
     def stream(self, pods: Iterable[Object]) -> None:
-        """Have further lines of running pods that were read come by one open request each: `new_lines` returns them, and asks for none meanwhile.
+        """Have further lines of running pods that were read come by one open request per pod: `new_lines` returns them, and asks for none meanwhile.
 
         To be called again after each `new_lines`: a stream that ends is not opened again at once, and a pod without one is read as before.
         """
@@ -127,7 +127,7 @@ class PodLogs:
         return uid in self._streams and self._streams[uid][0].is_alive()
 
     def _wants(self, uid: str) -> bool:
-        """Return whether somebody takes the lines of a stream, and no other reader passes them on."""
+        """Return whether a caller takes the lines of a stream, and no other reader passes them on."""
         now = time.monotonic()
         return now < self._wanted_until and len(self._passed_on) < _MAX_UNTAKEN and self._trusted.get(uid, 0.0) < now
 
@@ -209,7 +209,7 @@ class PodLogs:
                 self._after[uid] = last
 
     def discarded(self, pod: Object, directory: Path) -> list[LogLine]:
-        """Return what others have stored of a pod from before the first line read: its node has discarded that since. A gap between is marked."""
+        """Return the lines that others have stored of a pod from before the first line read: its node has discarded them since. A gap between is marked."""
         task, first = task_of(pod), self._first.get(pod["metadata"]["uid"], _FIRST)
         path = directory / _file(task, pod["metadata"]["name"])
         until = self._stored_before.get(path, _FIRST)
@@ -221,9 +221,9 @@ class PodLogs:
         return [line for piece in pieces if (line := _line(task, piece))]
 
     def left(self, directory: Path, there: Iterable[Object]) -> list[LogLine]:
-        """Return in order of time what another reader has stored of pods that were asked for here, after what was read here.
+        """Return in order of time the lines that another reader has stored of pods that were asked for here, after the last line read here.
 
-        Of those that are `there` all is read. Of one that was being removed the node may have given the log without its last lines.
+        Pods that are `there` are left out, as all of them is read. A node may give the log of a pod that is being removed without its last lines.
         """
         known = {pod["metadata"]["uid"] for pod in there}
         with self._lock:
@@ -307,7 +307,7 @@ def stored_lines(directory: Path, there: Iterable[Object], tasks: list[str]) -> 
 
 
 def store_last(directory: Path, task: str, pod: str, lines: Iterable[str]) -> None:
-    """Store the last lines of a pod that is gone, each behind its stamp, as somebody else has kept them; nothing where more is stored here."""
+    """Store the last lines of a pod that is gone, each behind its stamp, as another process has kept them; do nothing if lines of it are stored here."""
     path = directory / _file(task, pod)
     if path.exists():
         return
@@ -328,7 +328,7 @@ def _file(task: str, pod: str) -> Path:
 def _read_stored(path: Path, after: str) -> Iterator[LogLine]:
     """Yield the lines stored of a pod, after a stamp."""
     for stamp, text in _pieces(path.read_bytes()):
-        if stamp > after:  # two that followed the run at once have both stored the line
+        if stamp > after:  # two launchers that followed the run at once have both stored the line
             after = stamp
             if line := _line(path.parent.name, (stamp, text)):
                 yield line
@@ -366,7 +366,7 @@ def _pieces(content: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _since(after: str) -> list[tuple[str, str]]:
-    """Return what asks for the lines from the second on in which the last line read, of this stamp, was written."""
+    """Return the query for the lines from the second on in which the last line read, of this stamp, was written."""
     query = [("timestamps", "true")]
     if after != _FIRST:
         query.append(("sinceTime", f"{after[:19]}Z" if after.endswith("Z") else after))
@@ -379,7 +379,7 @@ def _marked(task: str, pieces: list[tuple[str, bytes]], after: str) -> list[tupl
 
 
 def _gap(task: str, after: str) -> tuple[str, bytes]:
-    """Return as a line of a task, of the nanosecond `after` a stamp, that lines are missing there."""
+    """Return a line of a task that says that lines are missing there, a nanosecond after the stamp `after`."""
     second, _, rest = after.partition(".")
     stamp = f"{second}.{int(rest.rstrip('Z').ljust(9, '0')) + 1:09}Z" if rest.endswith("Z") else after
     return stamp, json.dumps({"event": "notice", "task": task, "message": _MISSING}).encode()

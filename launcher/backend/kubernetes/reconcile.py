@@ -58,7 +58,7 @@ def deleted_since(pod: Object) -> float | None:
 def surplus_jobs(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object, int]]:
     """Return the Jobs whose programs would not end by themselves, once the run has succeeded and they have had their time. Pure.
 
-    With each, how many of its tasks stay: the first, where that is the one with which the run ends.
+    Each comes with the number of its tasks that stay: 1 if the first is the leader, with which the run ends, else 0.
     """
     waiting = [(job, float(after)) for job in snapshot.jobs if (after := pod_status.annotation(job, ENDS_AFTER))]
     since = pod_status.succeeded_at(snapshot)
@@ -73,7 +73,7 @@ def _is_over(job: Object) -> bool:
 
 
 def too_late(status: RunStatus, snapshot: ClusterSnapshot, now: float, start_timeout: float) -> str:
-    """Return why a run that has not started within `start_timeout` seconds is to be ended, empty while it may go on. Pure.
+    """Return the reason to end a run that has not started within `start_timeout` seconds; empty while it may continue. Pure.
 
     Time counts from when a Job was let go by its queue. A pod that came later than the first ones replaces one that ran.
     """
@@ -89,7 +89,7 @@ def too_late(status: RunStatus, snapshot: ClusterSnapshot, now: float, start_tim
 
 
 def evicted_too_often(snapshot: ClusterSnapshot) -> str:
-    """Return why a run is to be ended of which a task was evicted for its own excess more often than it may fail, empty where none was. Pure.
+    """Return the reason to end a run if a task was evicted for its own excess more often than it may fail; else an empty text. Pure.
 
     The Job ignores such a pod (exit code 143) where it has no trainer and the spec sets no storage limit.
     """
@@ -124,12 +124,12 @@ class Reconciler:
         self._ran = False
 
     def late(self, snapshot: ClusterSnapshot, status: RunStatus, start_timeout: float) -> str:
-        """Return why the run is to be ended because it has not started, once it was seen to wait for `start_timeout` seconds."""
+        """Return the reason to end the run because it has not started, once it was seen to wait for `start_timeout` seconds."""
         now = time.monotonic()
         again = snapshot.jobset and snapshot.jobset.get("status", {}).get("restarts")
         if pod_status.controller_of(snapshot.jobs) and (again or not pod_status.is_own_set(snapshot)):
-            return ""  # it ran before, or nobody but its controller ends it
-        self._ran = self._ran or status.state is State.RUNNING or bool(status.missing)  # it was there, and somebody has deleted a part
+            return ""  # it ran before, or only its controller ends it
+        self._ran = self._ran or status.state is State.RUNNING or bool(status.missing)  # it was there, and a part of it was deleted
         if self._ran or status.state is not State.PENDING:
             self._pending_since = None
             return ""
@@ -178,16 +178,16 @@ class Reconciler:
         return f"{task_of(pod)}: the node {node} is lost; its pod {name} was marked as failed, and is replaced"
 
     def _suspend_jobs(self, snapshot: ClusterSnapshot) -> Iterator[str]:
-        """Suspend what still works of a failed run: its pods end, its Jobs stay to tell how they were.
+        """Suspend the Jobs of a failed run that still work: their pods end, and the Jobs stay to tell how they were.
 
-        Not the Jobs that something else has made, such as a JobSet: it ends them, or starts all of them again.
+        Jobs of a controller, such as a JobSet, are left to it: it ends them, or starts all of them again.
         """
         if pod_status.controller_of(snapshot.jobs):
             return
         for job in snapshot.jobs:
             name = job["metadata"]["name"]
             if not pod_status.is_idle(job) and name not in self._done:
-                # They go with it, also one that has failed and merely waits for its sidecars to end.
+                # The pods go with it, also one that has failed and only waits for its sidecars to end.
                 self._keep_logs([pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
                 self._cluster.patch("Job", name, {"spec": {"suspend": True}})
                 self._done.add(name)

@@ -17,9 +17,9 @@ from launcher.render.kubernetes.objects import Run
 from launcher.spec.kubernetes import SIDECARS_SINCE
 from launcher.spec.role_programs import has_sidecars
 
-# Kinds of which the run's record owns each object, in the order in which they are deleted: first who works, then what is worked with.
+# Kinds whose objects the run's record owns, in the order in which they are deleted: first those with pods, then those that the pods use.
 OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "ConfigMap")
-# Of these kinds a cluster may know nothing, or this user may not hear.
+# Kinds that a cluster may not know, or this user may not list.
 _OPTIONAL_KINDS = frozenset({"JobSet", "RoleBinding", "Role", "ServiceAccount"})
 DELETE_TIMEOUT = 120.0  # seconds in which deleted pods have ended by themselves or been killed
 _FORGET_TIMEOUT = 10.0  # seconds in which the API forgets a pod
@@ -125,7 +125,7 @@ def refuse_sidecars(version: tuple[int, int], where: str) -> None:
 
 
 def is_new_claim(cluster: Cluster, run: Run, meanwhile: Callable[[], object]) -> bool:
-    """Return whether the run's claim is not there; one that is being deleted is waited for until it is not, calling `meanwhile`."""
+    """Return whether the run's claim is not there. Wait until one that is being deleted is gone, calling `meanwhile`."""
     there = cluster.get("PersistentVolumeClaim", run.claim)
     if there is not None and there["metadata"].get("deletionTimestamp"):
 
@@ -139,7 +139,7 @@ def is_new_claim(cluster: Cluster, run: Run, meanwhile: Callable[[], object]) ->
 
 
 def existing_objects(cluster: Cluster, run: str) -> list[ObjectRef]:
-    """Return what the cluster has of a run but its record, its pods and its data, in the order to delete it; a JobSet, not the Jobs it has made.
+    """Return the objects of a run except its record, its pods, its data and the Jobs that a JobSet has made, in the order to delete them.
 
     Objects that have lost their labels are known by the record.
     """
@@ -155,7 +155,7 @@ def existing_objects(cluster: Cluster, run: str) -> list[ObjectRef]:
 
 
 def delete(cluster: Cluster, one: ObjectRef) -> None:
-    """Delete an object; one of that name that somebody has made since stays."""
+    """Delete an object; another that was made since under its name stays."""
     cluster.delete(one.kind, one.name, uid=one.uid)
 
 
@@ -170,10 +170,8 @@ def remove(cluster: Cluster, run: str, there: Iterable[ObjectRef] | None = None)
 def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[], object] = bool) -> list[pod_status.Object]:
     """Wait until no pod is left of a run whose Jobs were deleted, calling `meanwhile`. Raises LauncherError with those that are.
 
-    Returns those that did not end by themselves.
-
-    Those on lost nodes do not end by themselves: they are deleted for good after `within` seconds, or when no others are left and these were
-    deleted a minute and their grace period ago. Until then their programs may still save, cut off.
+    Returns the pods that did not end by themselves: those on lost nodes. They are deleted for good after `within` seconds, or when no others
+    are left and these were deleted a minute and their grace period ago. Until then their programs may still save, cut off.
     """
     began = time.monotonic()
     while (pods := status_source.pods_of(cluster, run)) and time.monotonic() < began + within:
@@ -183,7 +181,7 @@ def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[
             break
         time.sleep(_POLL_INTERVAL)
     lost_ones = _lost(cluster, pods, 0)
-    for pod in lost_ones:  # nobody is there to end it; its Job, which would hold on to it, is gone
+    for pod in lost_ones:  # no kubelet is there to end it; its Job, which would hold on to it, is gone
         cluster.delete("Pod", pod["metadata"]["name"], grace=0, uid=pod["metadata"]["uid"])
     forgotten_by = time.monotonic() + _FORGET_TIMEOUT
     while pods := status_source.pods_of(cluster, run):

@@ -1,6 +1,6 @@
 """The record of a run in the cluster: a ConfigMap with the spec it was started with and, once it has ended, how.
 
-It owns the run's other objects but the claim of its data: deleted, they go with it.
+It owns the run's other objects, except the claim of its data: they are deleted with it.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from launcher.runs.status import RunStatus, run_status_of
 COMPONENT = "record"
 _SPEC, _STATUS, _STOPPING, _START, _CLAIM, _MADE, _USER = "spec.json", "status.json", "stopping.json", "start", "claim", "made.json", "user"
 _DIGEST = "digest"  # the spec's, as its Jobs and run.json have it
-# On the record while a launcher starts the run. One that was killed over it is waited for no longer than this, in seconds of the cluster's clock.
+# An annotation of the record while a launcher starts the run, and the seconds of the cluster's clock after which it is void: that launcher was killed.
 _STARTING = "tf-launcher/starting"
 _START_TIMEOUT = 600.0
 _OTHER_START = "see how it goes: launcher status; where that launcher is gone, `launcher down` lets you start it"
 # Fields of a status that depend on the user who asks, and on the time.
 _ASKED = frozenset({"data_lost", "missing", "user", "mine", "attended", "notified"})
-# So often a change is tried again that somebody else's has overtaken, such as a note of how the run has ended.
+# Tries of a change that others of the record overtake, such as a note of how the run has ended.
 _TRIES = 10
 
 
@@ -39,7 +39,7 @@ def name_of(run: str) -> str:
 
 
 class LeaseLostError(LauncherError):
-    """A launcher does not start the run any more: somebody has stopped it meanwhile, or another one has taken over."""
+    """The launcher does not start the run any more: the run was stopped meanwhile, or another launcher has taken over."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def refuse_started(cluster: Cluster, run: str, record: Object | None) -> None:
 
 
 def new_lease(cluster: Cluster, run: Run, before: Object | None, ended: RunStatus | None) -> StartLease:
-    """Return a lease to take of a run, with the record that was read and how the run `ended` where nobody has noted that."""
+    """Return a lease to take of a run, with the record that was read, and how the run `ended` if the record does not say so."""
     if ended is not None:
         there = before or _made(cluster, run, {})
         before = {**there, "data": {**(there.get("data") or {}), _STATUS: dumped(ended)}}
@@ -66,7 +66,7 @@ def new_lease(cluster: Cluster, run: Run, before: Object | None, ended: RunStatu
 
 
 def acquire(cluster: Cluster, run: Run, lease: StartLease) -> bool:
-    """Put the lease on the record that was read; return whether it is there, false where somebody has changed the record since.
+    """Put the lease on the record that was read; return whether it is there: not if the record was changed since.
 
     May be called again where the cluster did not answer.
     """
@@ -84,7 +84,7 @@ def acquire(cluster: Cluster, run: Run, lease: StartLease) -> bool:
 
 
 def write(cluster: Cluster, run: Run, lease: StartLease, spec: dict[str, Any]) -> Object:
-    """Write with what a run starts in place of what there was; return the record. Raises LeaseLostError."""
+    """Write the record of a run that starts, in place of an earlier one; return it. Raises LeaseLostError."""
     data = {_SPEC: as_json(spec), _DIGEST: run.plan.spec_digest, _START: lease.id, _USER: cluster.user()}
     made = _annotated(_made(cluster, run, data), {_STARTING: _text(lease, cluster.now())})
     return _change(cluster, lease, lambda there: _with_claim(made, claim(there) if _is_on_its_claim(run, there) else None))
@@ -108,7 +108,7 @@ def _with_claim(record: Object, uid: str | None) -> Object:
 
 
 def empty(cluster: Cluster, lease: StartLease) -> StartLease:
-    """Forget the run that was, which has another name now; return the lease of a start that has nothing to go back to. Raises LeaseLostError."""
+    """Forget the earlier run, which has another name now; return a lease without a record to go back to. Raises LeaseLostError."""
     _change(cluster, lease, lambda there: {**there, "data": {}})
     return dataclasses.replace(lease, before=None)
 
@@ -142,7 +142,7 @@ def is_others(cluster: Cluster, lease: StartLease) -> bool:
 
 
 def release(cluster: Cluster, lease: StartLease) -> None:
-    """Release the lease: the start is complete. Raises LeaseLostError where somebody has stopped it meanwhile."""
+    """Release the lease: the start is complete. Raises LeaseLostError if the run was stopped meanwhile."""
     try:
         _change(cluster, lease, lambda there: _annotated(there, {_STARTING: None}))
     except LeaseLostError:
@@ -212,12 +212,12 @@ def claim_name(run: str, record: Object | None) -> str:
 
 
 def things(record: Object | None) -> list[tuple[str, str, str]]:
-    """Return kind, name and uid of what the last start of a run has made but its claim; nothing where that is not known."""
+    """Return kind, name and uid of the objects that the last start of a run has made, except its claim; none if they are not known."""
     return [(kind, name, uid) for kind, name, uid in json.loads(((record or {}).get("data") or {}).get(_MADE, "[]"))]
 
 
 def user(record: Object | None) -> str:
-    """Return who started the run last, empty when it is not known."""
+    """Return the user who started the run last, empty when it is not known."""
     return str(((record or {}).get("data") or {}).get(_USER, ""))
 
 
@@ -237,19 +237,19 @@ def roles(record: Object | None) -> frozenset[str]:
 
 
 def write_end(cluster: Cluster, status: RunStatus) -> None:
-    """Record how a run has ended; nothing where that is recorded, or where it has no record."""
+    """Record how a run has ended; do nothing if that is recorded, or the run has no record."""
     record = cluster.get("ConfigMap", name_of(status.name))
     if record is not None and final(record) is None:
         update_end(cluster, status)
 
 
 def write_stopping(cluster: Cluster, status: RunStatus) -> None:
-    """Record that a run is being stopped, and how it is to be remembered then; nothing where it has no record."""
+    """Record that a run is being stopped, and its status for when it has; do nothing if it has no record."""
     _write_status(cluster, status.name, {_STOPPING: dumped(status)})
 
 
 def update_end(cluster: Cluster, status: RunStatus) -> None:
-    """Record how a run has ended in place of what was recorded; nothing where it has no record."""
+    """Record how a run has ended in place of an earlier entry; do nothing if the run has no record."""
     _write_status(cluster, status.name, {_STATUS: dumped(status), _STOPPING: None})
 
 
@@ -291,7 +291,7 @@ def _change(cluster: Cluster, lease: StartLease, change: Callable[[Object], Obje
 
 
 class _ChangedError(LauncherError):
-    """Somebody has changed the record since it was read."""
+    """The record was changed since it was read."""
 
 
 def _replace(cluster: Cluster, lease: StartLease, change: Callable[[Object], Object]) -> Object:

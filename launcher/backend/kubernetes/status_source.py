@@ -22,14 +22,14 @@ from launcher.spec.names import RUN_VOLUME
 from launcher.timestamps import seconds
 
 OURS = {NAME_LABEL: "tf-launcher"}
-# As many lines of each task tell how it is, where nobody reads all of them: an evaluation, a checkpoint and each worker's progress are among them.
+# The last lines of a task that are read for its status, if not all are: an evaluation, a checkpoint and each worker's progress are among them.
 _LINES = 2000
-# The output of so many tasks is read only to tell how a run is; a thousand logs a second would be too much for a cluster.
+# The most tasks whose output is read for a run's status; a thousand logs a second would be too much for a cluster.
 _MAX_TASKS_READ = 32
-# So many pods are asked for once a second; more of them less often.
+# The most pods that are asked for once a second; more are asked for less often.
 _PODS_A_SECOND = 200
 _NODES_INTERVAL = 60.0  # seconds, where no node takes a pod
-_MAX_INTERVAL = 30.0  # seconds after which what tells more of Jobs and pods is asked for again, where these do not change
+_MAX_INTERVAL = 30.0  # seconds after which details of Jobs and pods that do not change are asked for again
 _ONE_BY_ONE = 4  # objects whose events are asked for by a request each
 _ATTENDANT_STARTS = 120.0  # seconds that an attendant may take to start
 _UID = "involvedObject.uid"

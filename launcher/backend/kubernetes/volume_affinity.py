@@ -1,4 +1,4 @@
-"""Why a pod does not start that has to be where the run's volume is: which node that is, and what frees it. Pure."""
+"""The reason why a pod that has to be on the node of the run's volume does not start: the node, and the remedy. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ _MARK_FAILED = 'kubectl patch pod {0} --subresource=status --type=merge -p \'{{"
 def of_pod(
     pod: Object, pods: Sequence[Object], claims: Sequence[Object], events: Iterable[Object], *, leader_completed: bool = False
 ) -> Diagnosis | None:
-    """Return what keeps a pod that waits from the node of its volume, None where that is not the reason or the node is not known.
+    """Return the reason why a waiting pod is not on the node of its volume; None if it waits for something else, or the node is not known.
 
     `pods` and `claims` are the run's, `events` those about the pod; `leader_completed` says that the leader has ended well.
     """
@@ -102,7 +102,7 @@ def _of_affinity(pod: Object, pods: Sequence[Object], message: str, *, leader_co
 
 
 def _again(pod: Object, pods: Iterable[Object]) -> str:
-    """Return what makes a pod that has nobody to follow any more start: somebody who chooses a node for it."""
+    """Return the command that starts a pod without another to follow, in words: it chooses a node."""
     run = pod["metadata"]["labels"][VOLUME_LABEL]
     if any((one["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD for one in pods):
         return f"launcher tensorboard {run} lets TensorBoard go to the volume, and this task follows it"
@@ -110,13 +110,13 @@ def _again(pod: Object, pods: Iterable[Object]) -> str:
 
 
 def _is_followed(pod: Object) -> bool:
-    """Return whether others go to the node of a pod: not to that of one by which the launcher reads the volume, which is gone in a moment."""
+    """Return whether other pods follow a pod to its node: not one with which the launcher reads the volume, which is gone in a moment."""
     labels = pod["metadata"].get("labels") or {}
     return VOLUME_LABEL in labels and labels.get(COMPONENT) != HOUSEKEEPING
 
 
 def _attached(pod: Object, pods: Sequence[Object], claims: Sequence[Object], event: Object) -> tuple[str, str]:
-    """Return in words that another node has a volume of a pod, as an event says, and what frees it."""
+    """Return a message that another node has a volume of a pod, as an event says, and the remedy."""
     volume, all_claims = diagnosis.volume_of(event), _claims(pod)
     bound = {one["metadata"]["name"] for one in claims if one.get("spec", {}).get("volumeName") == volume}
     own_claims = all_claims & bound or all_claims
