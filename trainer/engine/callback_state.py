@@ -76,7 +76,7 @@ class TrackedAttributes:
 
 
 def more_of(packed: bytes) -> dict[str, Any]:
-    """Return what `pack` was given beside the callbacks."""
+    """Return the values that `pack` was given beside the callbacks."""
     found, _ = _unpacked(packed)
     return {key: value for key, value in found.items() if key != "callbacks"}
 

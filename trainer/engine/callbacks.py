@@ -80,11 +80,11 @@ class Hooks:
         return min(last, self._span.steps(self._epoch + 1)) if self.present else last
 
     def restore(self, packed: bytes) -> None:
-        """Take what a checkpoint had for the callbacks; they get it when training begins."""
+        """Take the callbacks' state in a checkpoint; they get it when training begins."""
         self._packed = packed
 
     def state(self, step: int) -> bytes:
-        """Return what a checkpoint of `step` is to have of the callbacks; empty without any."""
+        """Return the callbacks' state for a checkpoint of `step`; empty without callbacks."""
         if not self._callbacks:
             return b""
         # The end of an epoch that was reached, but not passed on yet: as the task is asked to stop, or workers of servers were ahead.
@@ -195,7 +195,7 @@ class Hooks:
         return metrics
 
     def end(self, *, finished: bool) -> bool:
-        """Call what is due when training has ended, on the chief; return whether weights were changed. A run that was stopped goes on later."""
+        """Call what is due when training has ended, on the chief; return whether weights were changed. A run that was stopped continues later."""
         if not self._callbacks or self._evaluate is None:
             return False
         if not finished:
@@ -242,11 +242,11 @@ class _Means:
         return {name: total / self._steps for name, total in self._sums.items()} if self._steps else {}
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` takes."""
+        """Return the state that `restore` takes."""
         return {"steps": self._steps, "sums": self._sums}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a state."""
         self._steps, self._sums = state["steps"], state["sums"]
 
 
@@ -294,7 +294,7 @@ def make_log_directories(callbacks: Iterable[keras.callbacks.Callback]) -> None:
 
 
 def continue_logs(callbacks: Iterable[keras.callbacks.Callback], epoch: int) -> None:
-    """Let the logs of a run that goes on with `epoch` keep what they say of the epochs before, and no more."""
+    """Cut the logs of a run that continues with `epoch` to the epochs before it."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.CSVLogger) and Path(callback.filename).is_file():
             callback.append = True

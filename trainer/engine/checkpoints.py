@@ -3,7 +3,7 @@
 The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=..., step=..., seeds=[...], learning_rate=..., callbacks=...)`, and parts
 of large embedding layers' tables.
 A checkpoint is complete before the `checkpoint` file names it, so a kill at any moment leaves the one before. It is made in memory first (`capture`), and
-`write` needs nothing of TensorFlow's state: another thread can do that while training goes on. Rows on parameter servers are read as they
+`write` needs nothing of TensorFlow's state: another thread can do that while training continues. Rows on parameter servers are read as they
 are written (table_files.py).
 
 `learning_rate` is the rate that the optimizer was built with, as text (see `schedules.described`). The checkpoint also has the optimizer's
@@ -90,7 +90,7 @@ class InMemoryCheckpoint:
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was loaded: its global step and path, and what it has of callbacks."""
+    """A checkpoint that was loaded: its global step and path, and the state of callbacks in it."""
 
     step: int
     path: str
@@ -148,7 +148,7 @@ class Checkpoints:
         built with: the new one holds.
 
         Raises:
-            CheckpointError: a checkpoint is there and fits another model, or none of them can be read; going on would lose them.
+            CheckpointError: a checkpoint is there and fits another model, or none of them can be read; to continue would lose them.
         """
         for message in self._notices:
             notice(message)
@@ -166,7 +166,7 @@ class Checkpoints:
             if optimizer is not self._optimizer:
                 _copy_all_but_rate(optimizer, self._optimizer)
             step = int(self._step.numpy())
-            # One of an earlier version has the optimizer's own rate alone, which nothing had lowered then.
+            # A checkpoint of an earlier version has only the optimizer's own rate, which was never lowered then.
             known = reader.has_tensor(_BUILT_WITH)
             before = reader.get_tensor(_BUILT_WITH).decode() if known else schedules.described(self._optimizer)
             if before != self._rate:
@@ -269,11 +269,11 @@ class Checkpoints:
         Where there is no space beside `keep` others, the oldest goes before instead of afterwards, never the last one.
 
         Raises:
-            OSError: the disk does not take it. The checkpoints before are there, but for those that went to make space, and nothing of this one.
+            OSError: the disk does not take it. Earlier checkpoints are there, except those that were deleted to make space, and nothing of this one.
             PeerLostError: a parameter server that has rows of it is lost.
         """
         path = str(self._directory / f"ckpt-{checkpoint.step}")
-        others = [one for one in self._paths if one != path and _files_of(one)]  # somebody may have made space
+        others = [one for one in self._paths if one != path and _files_of(one)]  # files may have been deleted to make space
         try:
             self._write(checkpoint)
         except OSError as error:
@@ -359,7 +359,7 @@ def _delete(paths: Sequence[str]) -> None:
 
 
 def _remove_incomplete(directory: Path) -> str:
-    """Remove what is left of saves that a kill, or a full disk, ended; say so, or nothing."""
+    """Remove the remains of saves that a kill, or a full disk, ended; return a notice of that, or nothing."""
     incomplete = {*directory.glob(f"ckpt-*{_PART}*"), *directory.glob("ckpt-*_temp"), *directory.glob(".checkpoint.*")}
     # The data comes before the index, and goes after it.
     incomplete |= {
@@ -386,7 +386,7 @@ def _copy_all_but_rate(source: keras.optimizers.Optimizer, target: keras.optimiz
 
 
 def _recover(directory: Path) -> str:
-    """Write the `checkpoint` file again, which names the checkpoints, where it is missing or damaged; say so, or nothing."""
+    """Write the `checkpoint` file again, which names the checkpoints, where it is missing or damaged; return a notice of that, or nothing."""
     try:
         if tf.train.get_checkpoint_state(str(directory)):
             return ""

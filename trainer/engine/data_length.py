@@ -13,8 +13,8 @@ def checked(data: tf.data.Dataset, job: Job, start: int = 0, replicas: int = 1, 
     """Return the batches that `replicas` take in turn from step `start` on, as they are; so many workers share the steps.
 
     Raises:
-        WorkloadError: it is known that they are too few. Repeating them here would not do: what begins at batch `start` of a
-            data set that ends has nothing to repeat when a run goes on.
+        WorkloadError: it is known that they are too few. Repeating them here would not do: a data set that ends, begun at batch
+            `start`, has nothing to repeat when a run continues.
     """
     count, needed = int(data.cardinality()), -(-(job.steps - start) // among) * job.train.gradients.accumulate * replicas
     if 0 <= count < needed:
@@ -24,7 +24,7 @@ def checked(data: tf.data.Dataset, job: Job, start: int = 0, replicas: int = 1, 
 
 @contextmanager
 def translate_end_of_data(job: Job) -> Iterator[None]:
-    """Say what is to be done where data ends of which nobody knew how long it is."""
+    """Turn the end of data of unknown length into a WorkloadError with the remedy."""
     try:
         yield
     except tf.errors.OutOfRangeError as error:

@@ -1,4 +1,4 @@
-"""The run's evaluations: `evaluations.json` in the run directory, newest last. Written by anyone who evaluates, read by anybody.
+"""The run's evaluations: `evaluations.json` in the run directory, newest last. Written by the task that evaluates, read by any task.
 
 The evaluator task writes it where there is one, else the chief: never both at a time.
 """

@@ -90,7 +90,7 @@ class _ChiefState:
         facts = run_state.read(self._job.run_dir)
         self._step = facts.get("step", 0)
         # The end of an earlier run, of fewer steps or of another spec, is no end of this one.
-        # How many steps epochs are, the chief alone knows: its devices count.
+        # Only the chief knows how many steps the epochs are: its devices count.
         length = ("epochs", self._job.train.epochs) if self._job.train.epochs else ("steps", self._job.steps)
         is_own = (facts.get(length[0]), facts.get("spec_digest")) == (length[1], self._job.spec_digest)
         ended = is_own and facts.get("state") == "succeeded"

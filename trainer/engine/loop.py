@@ -26,7 +26,7 @@ from trainer.engine.tensorboard_logs import Logs
 from trainer.events import Reporter
 from trainer.workloads.protocol import Agent, Workload
 
-_EXPORTING = 0.1  # of the time, at most, goes into exporting the best model before the end
+_EXPORTING = 0.1  # the largest share of the time that exports of the best model take before the end
 _WAITS = ("input_wait", "peer_wait", "dropped")
 _RECORD_INTERVAL = 10.0  # seconds after which run.json says again that the run is alive
 
@@ -41,7 +41,7 @@ class Outcome:
     step: int
     finished: bool
     metrics: dict[str, float]
-    ended_early: str | None = None  # why, where that was before the last step
+    ended_early: str | None = None  # the reason, if it ended before the last step
 
 
 def run(
@@ -57,7 +57,7 @@ def run(
     `stopped` returns whether to stop, `in_grace_period` whether only a grace period is left for that: each stop has one where it is None.
 
     Raises:
-        PeerLostError: from the session; what was saved last is what training resumes from.
+        PeerLostError: from the session; training resumes from the last save.
         WorkloadError: the training data ends before the last step.
         CheckpointError: the checkpoints in the run directory are of another model.
         DivergedError: a loss or a weight is not finite, and `train.on_nan` is `stop`.
@@ -183,7 +183,7 @@ class _Chief:
         """Begin."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait until everything is written, for a bounded time; hardly where the volume has had all the time that there was."""
+        """Wait until everything is written, for a bounded time; only a second after a SaveError or StopError, when the volume has had its time."""
         if kind is not None and issubclass(kind, (SaveError, StopError)):
             self._files.close(1.0)
             return
@@ -193,7 +193,7 @@ class _Chief:
         self._files.close(_LAST_WRITES_TIMEOUT)
 
     def _note_checkpoint(self, step: int, path: str) -> None:
-        """Note what was saved, before that is reported; the thread that saves calls this, and training may have come further."""
+        """Record a checkpoint before it is reported; the thread that saves calls this, and training may have come further."""
         self._record.update("running", max(step, self._recorded_step), checkpoint=path)
         self._files.wait(_WRITE_TIMEOUT)
 
@@ -218,7 +218,7 @@ class _Chief:
         return step
 
     def after(self, progress: Progress) -> None:
-        """Report, write and evaluate what is due after a call."""
+        """Report, write summaries and evaluate after a call, each when it is due."""
         self.saver.check()
         step = progress.step
         last = step >= self._job.steps or progress.finish
@@ -242,7 +242,7 @@ class _Chief:
             self.evaluate(step)
 
     def save_when_due(self, progress: Progress) -> None:
-        """Save after a call, and what callbacks have done then, when it is time."""
+        """Save after a call and its callbacks, when a save is due."""
         due = self._save_due(progress.step) or self.saver.is_due
         if due and progress.step < self._job.steps and not progress.finish:
             self._divergence.flush()
@@ -274,14 +274,14 @@ class _Chief:
             if self._best:  # not before: a disk that was full has space now
                 self._best.finish(until, step, finished=finished)
             self._export_last(step, until, finished=finished)
-        elif self._best and not self._spread:  # a server is to stop, and the next attempt goes on with this: rows would hold that up
+        elif self._best and not self._spread:  # a server is to stop, and the next attempt continues with this: rows would hold that up
             self._best.wait(_LAST_WRITES_TIMEOUT)
         self.logs.close()
         self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
         return Outcome(step, finished, self._metrics, early)
 
     def _export_until(self, in_grace_period: Callable[[], bool], asked: float | None) -> Callable[[], float]:
-        """Return until when exports are waited for, as a function: as a save is, also where the task comes to be `in_grace_period` meanwhile, or was `asked` to stop."""
+        """Return a function that returns until when exports are waited for: as long as for a save, less once the task is `in_grace_period` or was `asked` to stop."""
         end = time.monotonic() + self._timeouts.timeout if asked is None else asked + self._timeouts.stop
 
         def until() -> float:
@@ -294,7 +294,7 @@ class _Chief:
         return until
 
     def _export_last(self, step: int, until: Callable[[], float], *, finished: bool) -> None:
-        """Export the model as it is where there is no best one: nothing was evaluated yet, or no evaluation gave a number."""
+        """Export the model as it is if there is no best one: nothing was evaluated yet, or no evaluation gave a number."""
         evaluated = self._best.is_known if self._best else finished  # by the evaluator, which waits for the last checkpoint
         if self._export and not evaluated and self._divergence.may_save(step):
             with moving_averages.shown(self._session.model, self._session.optimizer):
@@ -335,7 +335,7 @@ class _Chief:
         self._record.update(state, step, **facts)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate at `step`, where that is not done with these weights, and return loss and metrics."""
+        """Evaluate at `step`, unless that is done with these weights, and return loss and metrics."""
         if self._evaluated_step == step and not self._evaluated.changed():
             return self._metrics
         began, phase = time.monotonic(), self._report.phase or "training"
@@ -376,7 +376,7 @@ class _Chief:
 
 
 def _waits(progress: Progress | WorkerProgress) -> dict[str, Any]:
-    """Return the fields of a progress event that say what slows a task down; those that the strategy has."""
+    """Return the fields of a progress event about waits and dropped gradients, as far as the strategy has them."""
     return {name: value for name in _WAITS if (value := getattr(progress, name, None)) is not None}
 
 
@@ -386,7 +386,7 @@ def _loss_of(progress: Progress | WorkerProgress) -> dict[str, Any]:
 
 
 class _WorkerReporter:
-    """Reports what a task that is not the chief does in steps that all take together."""
+    """Reports the progress of a task that is not the chief, in steps that all tasks take together."""
 
     def __init__(self, job: Job, report: Reporter) -> None:
         self._job, self._report = job, report

@@ -32,7 +32,7 @@ def wait(task: TaskConfig, strategy: Strategy, port: PortHolder, stopped: Callab
     pause = max(_PAUSE, len(task.tasks()) / _LOOKUPS_PER_SECOND)
     deadline = time.monotonic() + within
     try:
-        if peers and stopped():  # while it was starting; anyone who is there goes with the run
+        if peers and stopped():  # while it was starting; peers that are there end with the run
             return False
         while missing := _first_missing(peers):
             name, reason = missing
@@ -49,7 +49,7 @@ def wait(task: TaskConfig, strategy: Strategy, port: PortHolder, stopped: Callab
 
 
 def _first(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
-    """Return name -> address: the chief of servers connects to all of them, a worker among its like to the chief, which waits for nobody."""
+    """Return name -> address of the peers to wait for: the chief of servers connects to all of them, a worker of an all-reduce to its chief."""
     if strategy in SERVER_STRATEGIES and task.is_chief:
         return task.peers()
     return {task.chief_name: task.tasks()[task.chief_name]} if STRATEGIES[strategy].all_reduces and not task.is_chief else {}

@@ -120,7 +120,7 @@ class LocalSession(Session):
             return
         self._all_reduce.barrier()  # the chief has saved
         # A task that has passed a barrier may leave while another still reads from it. After the first one that would be a peer
-        # lost in the middle of its work; nobody leaves before the second, and whom that one loses is done.
+        # lost in the middle of its work. So no task leaves before the second, and a peer that is lost in that one is done.
         with suppress(PeerLostError):
             self._all_reduce.barrier()
         time.sleep(2 * _CLOSE_DELAY if self.is_chief else _CLOSE_DELAY)

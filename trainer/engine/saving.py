@@ -1,4 +1,4 @@
-"""Saves checkpoints in a thread of its own, so that training goes on where a volume is full, read-only or broken, or does not answer.
+"""Saves checkpoints in a thread of its own, so that training continues where a volume is full, read-only or broken, or does not answer.
 
 The training thread copies the state to memory and continues. A save that fails is reported at once and given up: a retry, after 1 s
 and up to 30 s, saves the state at the time of the retry. At the end there is no later state: the copy stays, and is tried again
@@ -30,7 +30,7 @@ _MARGIN = 5.0  # seconds of the grace period, at most half of it, that are left 
 class Timeouts:
     """Times in seconds.
 
-    `timeout` for which training goes on unsaved, `grace` for a stop, `silent` after which a volume is taken to hang, `retry_delay` before
+    `timeout` for which training continues unsaved, `grace` for a stop, `silent` after which a volume is taken to hang, `retry_delay` before
     a save that failed is tried again, longer each time.
     """
 
@@ -101,7 +101,7 @@ class Saver:
         return True
 
     def check(self) -> None:
-        """Do nothing while training may go on.
+        """Do nothing while training may continue.
 
         Raises:
             SaveError: nothing could be saved for the timeout.
@@ -112,7 +112,7 @@ class Saver:
         since = self._failing_since
         if since is None:
             return
-        # Saves are tried again between steps alone, so count up to the last try: an evaluation may have outlasted the fault.
+        # Saves are tried again only between steps, so count up to the last try: an evaluation may have outlasted the fault.
         tried = self._failed_at if self._began is None else time.monotonic()
         if tried - since >= self._timeouts.timeout:
             raise SaveError(f"{self._unsaved()} for {self._timeouts.timeout:g} s")
@@ -147,14 +147,14 @@ class Saver:
             with self._changed:
                 self._changed.wait_for(lambda: self._unwritten is not None)
             checkpoint = self._unwritten
-            assert checkpoint is not None  # noqa: S101 - this thread alone takes it away
+            assert checkpoint is not None  # noqa: S101 - only this thread takes it away
             self._progress, self._began = (self._checkpoints.written, time.monotonic()), time.monotonic()
             began = self._began
             try:
                 path = self._checkpoints.write(checkpoint)
             except PeerLostError as error:  # it held rows of what is saved, and no volume is to blame
                 self._lost_peer, self._is_last = error, False
-            except Exception as error:  # noqa: BLE001 - whatever a volume's file system comes up with: training is to go on
+            except Exception as error:  # noqa: BLE001 - any error of a volume's file system: training is to continue
                 self._failed(checkpoint, error, began)
             else:
                 self._succeeded(checkpoint, path, began)

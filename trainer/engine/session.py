@@ -23,7 +23,7 @@ class DivergedError(Exception):
 
 
 class SaveError(Exception):
-    """Nothing could be saved for as long as the run waits for that: what was trained since the last checkpoint is lost."""
+    """Nothing could be saved for as long as the run waits: the steps since the last checkpoint are lost."""
 
     reason = "nothing could be saved"
 
@@ -33,7 +33,7 @@ class StopError(Exception):
 
 
 def cause(error: Any) -> str:
-    """Return the line of a TensorFlow error that says what happened and to whom."""
+    """Return the line of a TensorFlow error that says what happened, and to which task."""
     lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]
     relevant = [line for line in lines if "UNAVAILABLE" in line or "Unavailable" in line or "/job:" in line]
     return (relevant or lines or [type(error).__name__])[0]
@@ -92,7 +92,7 @@ class Progress:
 class Session(ABC):
     """A cluster ready to train. Model and optimizer hold the current state after `fetch`, on the chief.
 
-    `trains_changed_weights` says whether training goes on with weights that were changed in `between_steps`. `tables` are the large embedding layers
+    `trains_changed_weights` says whether training continues with weights that were changed in `between_steps`. `tables` are the large embedding layers
     whose rows a step updates by themselves. The methods that do something here fit a chief that trains its own model and optimizer, with
     nothing under way between two calls.
     """
@@ -113,7 +113,7 @@ class Session(ABC):
     def begin_at(self, step: int) -> None:
         """Make the state in the chief's `model` and `optimizer` the cluster's, at global step `step`.
 
-        Every task calls it once before the first `run`; what the others hold is replaced. Sets `step` on all of them.
+        Every task calls it once before the first `run`; the state of the others is replaced. Sets `step` on all of them.
         """
 
     def flush(self) -> NotFinite | None:
@@ -124,7 +124,7 @@ class Session(ABC):
         return None
 
     def fetch(self) -> None:  # noqa: B027 - see the class
-        """Bring the cluster's current state into `model` and `optimizer`; called by the chief alone."""
+        """Bring the cluster's current state into `model` and `optimizer`; only the chief calls it."""
 
     def hold(self, step: int) -> None:  # noqa: B027 - see the class
         """Begin no step after `step` until the next call of this; every task calls it. The `run` that comes to it reports all steps."""
@@ -138,13 +138,13 @@ class Session(ABC):
         return list(flags)
 
     def between_steps(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
-        """Call `hooks` between steps, on the chief alone; return what it returns, on every task. Every task calls this.
+        """Call `hooks` between steps, only on the chief; return its answer on every task. Every task calls this.
 
         Its changes to the learning rate, and to the weights, hold on every task from the next step on. With `current`, model and
         optimizer have the cluster's current state before, as after `flush` and `fetch`.
 
         Raises:
-            PeerLostError: a task that has to learn of it is gone.
+            PeerLostError: a task that needs the answer is gone.
         """
         del current  # here it always is
         return hooks()

@@ -1,4 +1,4 @@
-"""All-reduce over the tasks of a multi-worker cluster: what all send in a step is packed in one vector, outside any strategy scope."""
+"""All-reduce over the tasks of a multi-worker cluster: the values of a step are packed in one vector, outside any strategy scope."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from trainer.tf_config import split_address
 from trainer.workloads.errors import WorkloadError
 
 _GROUP, _ON_CPUS = 1, 2  # of the devices that train, and of a CPU in each task
-_GRADIENTS, _CONTROL, _ENDPOINTS, _CONNECTED, _COMPATIBLE, _AGREED, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one a call site
+_GRADIENTS, _CONTROL, _ENDPOINTS, _CONNECTED, _COMPATIBLE, _AGREED, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one per call site
 _NAMED = 5  # tasks that a message names
 _CONNECT_TIMEOUT = 15.0  # seconds for all tasks to connect to each other
 
@@ -45,7 +45,7 @@ class AllReduce:
         self.size = size
         self.index = index
         self.names: tuple[str, ...] = ("",) * size
-        self._wire = tf.as_dtype(wire)  # what float32 gradients travel as
+        self._wire = tf.as_dtype(wire)  # the type in which float32 gradients travel
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy() if size > 1 else None
         self._hint = "nccl" if tf.config.list_logical_devices("GPU") else "ring"
         self._exchange: TcpAllReduce | None = None
@@ -91,7 +91,7 @@ class AllReduce:
     def _check_compatible(self, names: Sequence[str]) -> None:
         """Check that all tasks have one trainer, and can reduce gradients in one way: by NCCL where all have a GPU. Else they would wait forever.
 
-        This is the first that tasks exchange, so its form stays as it is, whatever follows: an int64 a task, 2 * version + whether it has a GPU.
+        Tasks exchange this first, so its form must never change: an int64 per task, 2 * version + whether it has a GPU.
         """
         own = np.zeros([self.size], np.int64)
         own[self.index] = 2 * trainer_version() + (self._hint == "nccl")
@@ -124,9 +124,9 @@ class AllReduce:
         return _all_reduced(vector, self.size, _GROUP, instance, self._hint)
 
     def mean_gradients(self, gradients: Sequence[Any], rows: Sequence[tf.IndexedSlices] = ()) -> tuple[list[Any], tf.Tensor]:
-        """Return the mean over all tasks of each gradient, sent as one vector a data type, then those of `rows`; and the seconds that took.
+        """Return the mean over all tasks of each gradient, sent as one vector per data type, then those of `rows`; and the seconds that took.
 
-        Of rows each task sends those that it has, and one that several have comes as often; TensorFlow's collectives send all of them.
+        Each task sends only the rows that it has, and a row that several tasks have comes as often; TensorFlow's collectives send all rows.
         The seconds, a float32 scalar, run from this task's gradients to everybody's: the slowest task waits least.
         """
         if self.size == 1:
@@ -215,7 +215,7 @@ class AllReduce:
                     variable.assign(self._exchange.from_first(values).reshape(variable.shape))
 
     def _check_same_form(self, exchange: TcpAllReduce, variables: Sequence[tf.Variable]) -> None:
-        """Check that all tasks have variables of the same types and shapes: of others nobody would get the whole."""
+        """Check that all tasks have variables of the same types and shapes: others could not be shared as a whole."""
         form = hashlib.sha256(repr([(v.dtype.name, v.shape.as_list()) for v in variables]).encode()).digest()
         forms, _ = exchange.all_gather(np.frombuffer(form[:8], np.int64))
         others = [name for name, its in zip(self.names, forms, strict=True) if its != forms[0]]
@@ -270,7 +270,7 @@ def trainer_version() -> int:
 
 
 def version_text(version: int) -> str:
-    """Return a version for people; 0 is a trainer that does not send its own."""
+    """Return a version for people; 0 stands for a trainer that does not send its version."""
     return f"{version:0{_VERSION_BITS // 4}x}" if version else "an older one"
 
 

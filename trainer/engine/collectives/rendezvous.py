@@ -34,7 +34,7 @@ class Listener:
     def __init__(self, address: str) -> None:
         """Listen beside `address`, host:port of the task's TensorFlow server: on the next port, or any where that is taken.
 
-        On this machine's loopback it is any port, of that address alone: the next may be another task's. Raises OSError.
+        On this machine's loopback it is any port, and only of that address: the next may be another task's. Raises OSError.
         """
         host, port = split_address(address)
         try:
@@ -77,7 +77,7 @@ class Listener:
                     connections[peer] = connection
 
     def _authenticate(self, connection: socket.socket, expected: range, endpoints: Sequence[Endpoint]) -> int | None:
-        """Return who connected, once it is known to be one of us."""
+        """Return the index of the task that connected, once it is known to be one of us; else None."""
         with contextlib.suppress(OSError):
             message = _receive(connection, _HANDSHAKE.size, time.monotonic() + _HANDSHAKE_TIMEOUT)
             if len(message) == _HANDSHAKE.size:

@@ -44,7 +44,7 @@ class TcpAllReduce:
     def __init__(
         self, index: int, names: Sequence[str], connections: Mapping[int, socket.socket], alive: Callable[[AbstractSet[int]], bool]
     ) -> None:
-        """Take over `connections`, one a peer. `names` are for errors.
+        """Take over `connections`, one per peer. `names` are for errors.
 
         `alive` is asked after each second that the peers it is given were silent, and ends the wait by saying no.
         """

@@ -92,7 +92,7 @@ class AsynchronousSession(ServerSession):
             return int(self._state.step.numpy())
 
     def _fill(self, share: int) -> None:
-        if not self._workers.in_flight:  # how many steps a lost call has done, the servers alone know
+        if not self._workers.in_flight:  # only the servers know how many steps a lost call has done
             self._step = self._scheduled = self._read_step()
         last = min(self._last_step, self._hold_at)
         while self._workers.in_flight < self._workers.count * IN_FLIGHT and self._scheduled < last:

@@ -1,8 +1,8 @@
 """A ps that holds rows of tables starts over when its chief's process ends.
 
-TensorFlow keeps what a chief has made on a ps for ten minutes after that one's end, and the next chief makes it all again: for that time a ps
-would hold its tables twice. So it watches the chief by a connection, which the kernel closes with the process at its other end, and runs
-itself again in its own place. Nobody needs it meanwhile, and the rows are in the last checkpoint.
+TensorFlow keeps the resources of a chief on a ps for ten minutes after the chief's end, and the next chief makes all of them again: for that
+time a ps would hold its tables twice. So it watches the chief by a connection, which the kernel closes with the process at its other end, and runs
+itself again in its own place. The ps is not needed meanwhile, and the rows are in the last checkpoint.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The chief's watch over its servers: a ps that was asked to stop, or whose process has ended, and a server that is at another address.
 
-TensorFlow sees a ps that is gone late, or not at all: its coordinator takes three errors of workers for passing ones, and each time gRPC
-tries for 20 s to reach an address that nobody has any more. So a thread holds a connection to each ps, which the kernel closes with the
+TensorFlow notices a lost ps late, or not at all: its coordinator takes three errors of workers for passing ones, and each time gRPC
+tries for 20 s to reach an address that no longer exists. So a thread holds a connection to each ps, which the kernel closes with the
 process at its other end, and asks for another one now and then. A call to a worker whose machine fell silent hangs as long, too; where the worker's
 name has another address, a thread ends the connections to the one before, and so the call.
 """
@@ -36,9 +36,9 @@ _RENEW_INTERVAL = 10.0  # seconds; gRPC ends a connection on which nothing was s
 _CONNECT_TIMEOUT = 1.0  # seconds for a ps to take a connection
 # Seconds after the end of a connection in which a ps that gives no other has ended: one that was killed may listen for a moment more.
 _SHUTDOWN_SECONDS = 2.0
-_REFUSED = "connection refused"  # what the kernel of a machine says where nobody listens
+_REFUSED = "connection refused"  # the answer of a machine's kernel if no process listens
 _FOLLOW_INTERVAL = 5.0  # seconds between checks of the workers' addresses
-_ASK_INTERVAL = 1.0  # seconds between questions whether a ps was asked to stop, or where one is that gives no connection
+_ASK_INTERVAL = 1.0  # seconds between questions whether a ps was asked to stop, and between tries to connect to one
 _CALL_TIMEOUT = 3.0  # seconds that a call into TensorFlow may take once a ps that it may wait for is gone
 
 _calls: dict[int, float] = {}  # threads that are inside a call into TensorFlow, and since when
@@ -60,7 +60,7 @@ def tracked_call() -> Iterator[None]:
 
 
 def file_check(path: Path, device: str) -> Callable[[], bool]:
-    """Return what asks the task of a device whether it has a file. TensorFlow must be connected."""
+    """Return a function that asks the task of a device whether it has a file. TensorFlow must be connected."""
 
     @tf.function(autograph=False)
     def found(path: tf.Tensor) -> tf.Tensor:
@@ -76,8 +76,8 @@ def file_check(path: Path, device: str) -> Callable[[], bool]:
 class ServerWatch:
     """Watches `servers`, name -> address, until `stop`, from threads of its own: ps, and workers.
 
-    `asked` has what asks each ps whether it was asked to stop. Where a call into TensorFlow does not come back once a ps is gone,
-    `exit_process(reason)` is to end this process.
+    `asked` has, for each ps, a function that returns whether it was asked to stop. If a call into TensorFlow does not return once a ps is
+    gone, `exit_process(reason)` is to end this process.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class ServerWatch:
             suspect = suspect_until < math.inf
             if known_ip and current_ip != known_ip and (new_ip := _moved_to(address, known_ip)):
                 self._fail(f"{name} ({address}) was lost: its address was {known_ip}, and is {new_ip}")
-            # A packet that is lost on the way, or a name that nobody knows for a moment, is no end of a process.
+            # A lost packet, or a name that is unknown for a moment, is no end of a process.
             elif renewed is None and suspect and (reason == _REFUSED or now >= suspect_until):
                 self._fail(f"{name} ({address}) was lost: {reason}")
             connect_at = now + (_ASK_INTERVAL if renewed is None or suspect else _RENEW_INTERVAL)
@@ -140,7 +140,7 @@ class ServerWatch:
             connection.close()
 
     def _follow(self, workers: Mapping[str, str]) -> None:
-        """Look where the workers are; end the connections to one that is somewhere else now."""
+        """Look up the workers' addresses; end the connections to one that has moved."""
         known_ips: dict[str, str] = {}
         while not self._done.wait(_FOLLOW_INTERVAL):
             for name, address in workers.items():
@@ -193,7 +193,7 @@ def exit_process(report: Reporter, reason: str) -> None:
 
 
 def _moved_to(address: str, ip: str) -> str:
-    """Return where the name in `address` leads to, where that is not `ip`; nothing where it leads there, or nobody knows it."""
+    """Return the address to which the name in `address` leads now, if that is not `ip`; nothing if it is, or the name is unknown."""
     try:
         found = {str(one[4][0]) for one in socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)}
     except OSError:
@@ -202,7 +202,7 @@ def _moved_to(address: str, ip: str) -> str:
 
 
 def end_connections(host: str, port: int) -> int:
-    """End this process's connections to an address, all of them; returns how many there were. On Linux alone."""
+    """End this process's connections to an address, all of them; returns how many there were. Only on Linux."""
     ended = 0
     with suppress(FileNotFoundError):
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the names are numbers, not paths

@@ -1,4 +1,4 @@
-"""The ps and worker tasks of parameter_server and manual: TensorFlow servers that run what the chief sends them."""
+"""The ps and worker tasks of parameter_server and manual: TensorFlow servers that run the chief's operations."""
 
 import contextlib
 import math
@@ -37,7 +37,7 @@ def leaving_file(scratch_dir: str, task_name: str) -> Path:
 def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bool:
     """Serve until the chief writes the stop file, or `stopped` returns True: this task is to end.
 
-    A task that is asked to stop gets SIGURG first, by its parent: it informs its chief, and goes on. Returns whether the run is done.
+    A task that is asked to stop gets SIGURG first, by its parent: it informs its chief, and continues. Returns whether the run is done.
     """
     asked = threading.Event()
     signal.signal(signal.SIGURG, lambda _number, _frame: asked.set())
@@ -49,7 +49,7 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
         stop_path.unlink(missing_ok=True)  # of an earlier run; a later attempt may find its own
     cluster = {role: list(addresses) for role, addresses in task.cluster.items()}
     rows = RowHolder(task, scratch_dir) if task.role == "ps" else None  # before a chief can say that this has any
-    # The name keeps it alive: a server that nothing refers to is taken down.
+    # The name keeps it alive: TensorFlow takes a server down that has no reference.
     _server = server_class()(cluster, job_name=task.role, task_index=task.index, protocol="grpc", start=True)
     restrict_to_loopback(task.address)
     until: float | None = None
@@ -68,7 +68,7 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
 
 
 def _read_message(file: Path) -> str:
-    """Return what a file says; nothing while it is not there, or not written yet."""
+    """Return the text of a file; empty while it is not there, or not written yet."""
     try:
         return file.read_text()
     except FileNotFoundError:

@@ -3,7 +3,7 @@
 A worker asks with its gradient and gets the new values in reply, one message each way. A request names the worker and
 the step of its gradient. The first `needed` gradients of the current step are added up on the server; then their mean is
 applied once and those workers get the new values. A worker that comes with an older step is a back-up that was not needed: its
-gradient is dropped and counted, and it gets the current values at once. So a slow worker holds nobody up, and every
+gradient is dropped and counted, and it gets the current values at once. So a slow worker holds up no other, and every
 worker has at most one reply to wait for.
 """
 

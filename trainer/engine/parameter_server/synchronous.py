@@ -36,7 +36,7 @@ _INTERRUPT_TIMEOUT = 10.0  # seconds after which a server that does not answer a
 class SynchronousSession(ServerSession):
     """The chief's session. Servers gather gradients and update, see sync_server.py; workers answer them with gradients.
 
-    The state between calls of `run` is that after exactly `step` rounds: servers move in `run` alone.
+    The state between calls of `run` is that after exactly `step` rounds: servers move only in `run`.
     """
 
     def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
@@ -127,7 +127,7 @@ class SynchronousSession(ServerSession):
             if not any(one.done() for one in under_way):
                 moving = time.monotonic()
             if time.monotonic() - moving > _POLL_INTERVAL:
-                # Workers wait for each server: one that is done goes on answering them.
+                # Workers wait for each server: one that is done continues to answer them.
                 for server in self._starving(under_way, counts) - answering.keys():
                     answering[server] = self._threads.submit(_late, self._answering[server])
             # A call's gradients may all come too late, so there is always another one.

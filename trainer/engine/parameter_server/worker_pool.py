@@ -23,14 +23,14 @@ from trainer.socket_filter import restricted_to_loopback
 from trainer.tf_config import TaskConfig
 
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
-IN_FLIGHT = 2  # calls scheduled a worker, so that none waits for the chief
+IN_FLIGHT = 2  # calls scheduled per worker, so that none waits for the chief
 _RESULT_TIMEOUT = 1.0  # seconds without a result before the chief checks whether a server is gone, or it was asked to stop
 _CONNECT_TIMEOUT = 1.0  # seconds for a server to take a connection
 _SHUTDOWN_SECONDS = 1.0  # seconds after its connections in which a worker that was killed still listens
 _ASK_INTERVAL = 0.5  # seconds between questions whether a worker is back
 _END_TIMEOUT = 10.0  # seconds for workers to end the calls that they have begun, once no more are wanted; well below a stop's grace
 
-# TensorFlow's messages for a call on a worker that came back and is not connected again yet, or lacks what the one before had.
+# TensorFlow's messages for a call on a worker that came back and is not connected again yet, or lacks tensors of the worker before it.
 _NOT_CONNECTED = ("Primary device is not remote", "Unable to find the relevant tensor remote_handle")
 
 # Of Python numbers, as tf.constant has them.
@@ -48,7 +48,7 @@ _REPEATED = (
 
 
 class _Repeated(logging.Filter):
-    """Drops what is reported elsewhere."""
+    """Drops messages that are reported elsewhere."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not any(part in record.getMessage() for part in _REPEATED)
@@ -169,7 +169,7 @@ class Measures(Protocol):
 
 @dataclass
 class _Call:
-    """Steps for a worker. Once `ended`, anyone who is given it does nothing: it was lost with its worker, or is not wanted any more."""
+    """Steps for a worker. Once `ended`, a call does nothing on any worker: it was lost with its worker, or is not wanted any more."""
 
     steps: int
     started: bool = False
@@ -229,7 +229,7 @@ Run = Callable[[Any, int, Assignment], CallResult]
 class Workers:
     """Schedules calls on workers and collects their results, those of lost workers included.
 
-    `stopped` returns whether this task was asked to stop: then nobody waits for workers, of which there may be none, without end.
+    `stopped` returns whether this task was asked to stop: then no wait for workers, of which there may be none, is without end.
     Every method raises PeerLostError when a server is gone.
     """
 
@@ -259,7 +259,7 @@ class Workers:
         self._calls[id(call)] = call
         self.in_flight += 1
         with translate_peer_errors():
-            # Its public `schedule` takes tf.functions alone; only a Python function can tell which worker ran it.
+            # Its public `schedule` takes only tf.functions; only a Python function can tell which worker ran it.
             self._coordinator._cluster.schedule(self._work, args=(call,), kwargs={})  # noqa: SLF001
 
     def take(self) -> Result | None:
@@ -281,7 +281,7 @@ class Workers:
         return result
 
     def wake(self) -> None:
-        """Let the thread that waits in `take_within` go on; from any thread."""
+        """Let the thread that waits in `take_within` continue; from any thread."""
         self._results.put(None)
 
     def drain(self) -> list[Result]:
@@ -335,7 +335,7 @@ class Workers:
         """Let calls that no worker has begun do nothing, and give the others some seconds to end: no result is wanted any more."""
         self.drop_waiting()
         with translate_peer_errors():
-            # The public `join` has no deadline, and what nobody is there to take stays in the queue.
+            # The public `join` has no deadline, and calls that no worker is there to take stay in the queue.
             self._coordinator._cluster.closure_queue.wait(timeout=_END_TIMEOUT)  # noqa: SLF001
 
     def summarise(self, results: list[Result]) -> tuple[float | None, dict[str, float], list[WorkerProgress]]:
