@@ -248,7 +248,7 @@ def _ask_about_data(loss: Loss, asked: ResumeFlags) -> Decision:
 
 
 def _ask(why: str, asked: ResumeFlags, choices: _Choices | None = None) -> Decision:
-    """Return the choice of the user. Raises UsageError if there is no terminal to ask on, or nothing is chosen."""
+    """Return the choice of the user. Raises UsageError if the user cannot be asked, or chooses nothing."""
     choices = choices or {"resume": "go on from its last checkpoint", "fresh": "start from the first step (the old run is renamed)"}
     remedy = "say " + ", or ".join(f"--{choice} to {what}" for choice, what in choices.items())
     if not asked.may_prompt:

@@ -135,9 +135,9 @@ def _paced(pieces: Iterator[bytes], reader: BinaryIO | BufferedIOBase) -> Iterat
 
 
 def serve(run_dir: Path, paths: Mapping[str, Sequence[str]], digest: str, port: int, idle: float) -> None:
-    """Serve `GET /<name of one of the paths>` on loopback, as a tar stream in chunks, until nobody has asked for `idle` seconds.
+    """Serve `GET /<name of one of the paths>` on loopback, as a tar stream in chunks, until no request has come for `idle` seconds.
 
-    It waits for its reader after each WINDOW: what forwards a port holds all that it has no reader for, and copies it for each piece that comes.
+    It waits for its reader after each WINDOW: a port forwarder holds all that it has no reader for, and copies it for each piece that comes.
     The caller has to know the text of which `digest` is the SHA-256. The answer is 404 with the JSON list of what there is where that is nothing.
     """
 

@@ -37,7 +37,7 @@ def directory(runs: Path, ref: NamespaceRef, run: str) -> Path:
 
 
 def logs(runs: Path, ref: NamespaceRef, run: str) -> Path:
-    """Return where the output of a run's pods is stored."""
+    """Return the directory in which the output of a run's pods is stored."""
     return directory(runs, ref, run) / "logs"
 
 
@@ -88,14 +88,14 @@ def rename(runs: Path, ref: NamespaceRef, run: str, new_name: str) -> None:
 
 
 def _adopt(runs: Path, run: str) -> None:
-    """Move what was kept when a run's name alone said where, `runs`/.kubernetes/<run>, to the namespace that was noted with it."""
+    """Move notes of an earlier version, which kept them by the run's name, `runs`/.kubernetes/<run>, to the namespace noted in them."""
     old = runs / _ROOT / run
     noted = files.read_json(old / _START_FILE)
     if noted is None or "namespace" not in noted:
         return
     ref = NamespaceRef(noted.get("context"), noted["namespace"])
     new = directory(runs, ref, run)
-    with contextlib.suppress(OSError):  # it stays where it is, and a verb that only looks goes on
+    with contextlib.suppress(OSError):  # it stays where it is, and a verb that only looks continues
         for log in old.glob("logs/*/*.log"):  # the name of each is that of a pod, of which there is one
             target = new / log.relative_to(old)
             target.parent.mkdir(parents=True, exist_ok=True)

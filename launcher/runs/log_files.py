@@ -34,7 +34,7 @@ class LineWriter:
         return self._lost > 0
 
     def write(self, lines: Sequence[bytes], now: float) -> None:
-        """Write lines, and before them how many were lost; without lines that alone, where some were."""
+        """Write lines, and before them how many were lost; without lines only that, if some were."""
         prefix = rfc3339(now).encode() + b" "
         note = b"\n" if self._is_partial else b""
         if self._lost:
@@ -133,7 +133,7 @@ def read(path: Path, offset: int) -> Iterator[tuple[int, LogLine]]:
     """Yield the complete lines from `offset` on, each with the offset after it. Nothing when there is no file."""
     earlier = 0.0
     with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_size <= offset:  # nothing new: anyone who follows a log asks five times a second
+        if path.stat().st_size <= offset:  # nothing new: a reader that follows a log asks five times a second
             return
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(offset)

@@ -22,7 +22,7 @@ def merged(
     """Yield the lines of `files` (task name -> log file) in order of time.
 
     `since` leaves out what is older (seconds since the epoch); `tail` all but the last lines of each task. With
-    `follow` lines go on coming until `ended` says that the run is over and all was read.
+    `follow` more lines come until `ended` says that the run is over and all was read.
     """
     offsets = {task: _start(path, since, tail) for task, path in files.items()}
 

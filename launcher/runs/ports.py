@@ -1,7 +1,7 @@
 """Free ports on this machine, held for as long as a run lasts without listening on them.
 
 TensorFlow's gRPC server refuses SO_REUSEPORT but sets SO_REUSEADDR. On Linux two sockets that both set SO_REUSEADDR may be
-bound to one port as long as neither listens, so ours keeps the port: the kernel gives it to nobody who asks for any
+bound to one port as long as neither listens, so ours keeps the port: the kernel gives it to no process that asks for any
 port, binds without SO_REUSEADDR are refused, and connections out never use it. TensorFlow then binds it and listens.
 
 BSD systems (macOS) refuse that. There ports come from below the range that the kernel gives out, and a lock file
@@ -34,7 +34,7 @@ _PORTS_TRIED = 10
 
 
 def is_free(host: str, port: int) -> bool:
-    """Return whether somebody could listen at this port now; 0 is any that is free."""
+    """Return whether a process could listen at this port now; 0 is any that is free."""
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return True
@@ -43,12 +43,12 @@ def is_free(host: str, port: int) -> bool:
 
 
 def next_free(host: str, first: int) -> int | None:
-    """Return the first of some ports from `first` on at which somebody could listen; None where there is none."""
+    """Return the first of some ports from `first` on at which a process could listen; None where there is none."""
     return next((port for port in range(first, min(first + _PORTS_TRIED, 65536)) if is_free(host, port)), None)
 
 
 class PortReservation:
-    """Ports that nobody else gets. Close it, or leave its `with` block, to give them back."""
+    """Ports that no other process gets. Close it, or leave its `with` block, to give them back."""
 
     def __init__(self, ports: tuple[int, ...], release: Callable[[], None]) -> None:
         self.ports = ports

@@ -82,7 +82,7 @@ class ControlledTask(ABC):
 
     @abstractmethod
     def interrupt(self) -> None:
-        """End it now, to be started again by what follows from that."""
+        """End it now, as if it had failed, so that it is started again."""
 
     @abstractmethod
     def decide(self, code: int) -> RestartDecision:
@@ -98,7 +98,7 @@ class ControlledTask(ABC):
         return False
 
     def decide_by_rule(self, code: int, when: RestartWhen) -> RestartDecision:
-        """Return what follows from this exit where the task is started again after these."""
+        """Return what follows from this exit, with `when` as the exits after which the task is started again."""
         return restart_policy.decide(code, restarts_used=self.tracker.restarts_used, max_restarts=self.task.restart.max_restarts, when=when)
 
     def restart_later(self, cause: str, *, counts: bool) -> None:
@@ -231,7 +231,7 @@ class RunController:
         self._conclude(ending)
 
     def abort(self, reason: str) -> None:
-        """Kill every task that runs and record the run as failed: the launcher itself cannot go on."""
+        """Kill every task that runs and record the run as failed: the supervisor itself cannot continue."""
         for task in self._tasks.values():
             if task.running:
                 task.kill()
@@ -241,7 +241,7 @@ class RunController:
     # Events
 
     def tasks_changed(self) -> None:
-        """Note that what is seen of the tasks is something else than before."""
+        """Note that the tasks look different than before."""
         self._state_writer.changed()
 
     def stop_requested(self, number: int | None) -> None:
@@ -252,7 +252,7 @@ class RunController:
             self._stop(_REQUESTS[number], at_once=at_once)
 
     def tasks_unreachable(self, reason: str) -> None:
-        """Take in that nothing is heard of the tasks any more, though they may go on."""
+        """Take in that nothing is heard of the tasks any more, though they may continue."""
         self._ending = Ending(State.INTERRUPTED, reason)
 
     def reported(self, task: ControlledTask, event: Event) -> None:
@@ -287,7 +287,7 @@ class RunController:
 
     def failed(self, task: ControlledTask, code: int) -> None:
         """Take in that no restart helps a task, which may still run; `code` is its exit code, or the one that it will have."""
-        task.prevent_restart()  # each that fails for good, and not the first alone
+        task.prevent_restart()  # each that fails for good, not only the first
         if self._ending:
             return
         why = task.tracker.why(code)

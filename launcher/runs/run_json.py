@@ -30,7 +30,7 @@ def merged(status: RunStatus, facts: Mapping[str, Any], *, newer: bool) -> RunSt
         for field, (key, kind) in _FIELDS.items()
         if isinstance(facts.get(key), kind) and (newer or not getattr(status, field))
     }
-    if "metrics" in found:  # the chief records those of evaluations alone
+    if "metrics" in found:  # the chief records only those of evaluations
         found["metrics_of"] = "evaluation"
     if "checkpoint" in found:  # checkpoints are named by their step
         step = found["checkpoint"].rpartition("-")[2]

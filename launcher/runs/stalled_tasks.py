@@ -10,12 +10,12 @@ from trainer.stack_reading import Activity
 
 _WAITS = frozenset({"peers", "servers"})
 _GOES_ON = frozenset({"resumed", "started", "restarting", "progress", "evaluated", "done", "failed"})  # not what the saving thread tells
-_EVENT_TIMEOUT = 30.0  # seconds: a task that goes on is heard of so often
+_EVENT_TIMEOUT = 30.0  # seconds: a task that makes progress is heard of at least so often
 
 
 @dataclass
 class Stall:
-    """The activity of a task without progress, a key of trainer.stack_reading.WORDS, and since when; empty where it goes on."""
+    """The activity of a task without progress, a key of trainer.stack_reading.WORDS, and since when; empty while it makes progress."""
 
     doing: str = ""
     since: float | None = None

@@ -24,7 +24,7 @@ class Snapshot:
     supervisor: Identity | None = None
     grace_period: float = 30.0
     processes: dict[str, Identity] = field(default_factory=dict)
-    stopping: bool = False  # somebody has asked it to stop
+    stopping: bool = False  # it was asked to stop
 
 
 def write(path: Path, snapshot: Snapshot) -> None:
@@ -33,7 +33,7 @@ def write(path: Path, snapshot: Snapshot) -> None:
 
 
 def read(path: Path) -> Snapshot | None:
-    """Return what was last written; None when there is nothing, or nothing that this version can read."""
+    """Return the snapshot that was last written; None when there is none, or none that this version can read."""
     document = files.read_json(path)
     if document is None or document.pop("version", None) != _VERSION:
         return None
@@ -44,7 +44,7 @@ def read(path: Path) -> Snapshot | None:
 
 
 def is_there(path: Path) -> bool:
-    """Return whether there is such a file, readable or not: also where nobody may look."""
+    """Return whether there is such a file, readable or not; True also if its directory may not be read."""
     try:
         return path.exists()
     except OSError:
@@ -54,7 +54,7 @@ def is_there(path: Path) -> bool:
 def write_json(path: Path, document: Any, *, indent: int | None = 2, private: bool = False) -> None:
     """Replace a file by a JSON document, so that a reader sees the old one or the new one. Raises OSError.
 
-    Nobody but its owner may read a `private` one, nor what takes the place of one.
+    Only its owner may read a `private` one, and one that takes the place of a private one.
     """
     text = json.dumps(document, indent=indent, separators=None if indent else (",", ":"))
     fresh = path.with_name(f".{path.name}.{os.getpid()}")

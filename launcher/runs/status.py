@@ -17,7 +17,7 @@ class State(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"  # by the user, after a checkpoint
-    INTERRUPTED = "interrupted"  # its supervisor is gone, or its engine did not answer for too long; tasks may go on
+    INTERRUPTED = "interrupted"  # its supervisor is gone, or its engine did not answer for too long; tasks may continue
     UNKNOWN = "unknown"  # it has ended, and nothing is left that tells how
 
 
@@ -139,7 +139,7 @@ class RunStatus:
     tensorboard: str = ""  # where it answers, when it runs beside the tasks
     tasks: tuple[TaskStatus, ...] = ()
     data_lost: Loss | None = None
-    user: str = ""  # who started it, where several may
+    user: str = ""  # the user who started it, where several may
     mine: bool = True  # not where that is known to be somebody else
     attended: bool = True  # not where only a launcher that watches does what its backend does not, such as replacing pods of lost nodes
     notified: tuple[str, ...] = ()  # the outcome of each message to people

@@ -1,6 +1,6 @@
 """The process that supervises a run: `python -m launcher.backend.BACKEND RUN_DIR --ready-fd N --lock-fd N [--lifeline-fd N]`.
 
-It tells who started it, in one JSON line on the ready pipe, that every task was started, or why not.
+It tells its launcher, in one JSON line on the ready pipe, that every task was started, or why not.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from launcher.runs.run_controller import RunController
 
 
 def main(make: Callable[[RunPaths, Plan, int | None], RunController], *, outlived: bool) -> int:
-    """Supervise one run to its end; `make` gives its controller, with the lifeline; tasks that it may be `outlived` by go on if it fails.
+    """Supervise one run to its end. `make` makes its controller from the lifeline; if it fails, tasks continue where `outlived`, else they are killed.
 
     Returns 0 when the run was supervised, however it ended, and 1 when it could not be started.
     """

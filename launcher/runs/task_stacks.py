@@ -24,7 +24,7 @@ class _Readable(Protocol):
 
 
 def received(task: str, connection: _Readable) -> tuple[ProcessStacks, ...]:
-    """Return what the parent of a task sends on a connection to it. Raises LauncherError where it sends nothing."""
+    """Return the stacks that the parent of a task sends on a connection to it. Raises LauncherError if it sends none."""
     answer = b""
     try:
         while read := connection.recv(1 << 16):
@@ -37,7 +37,7 @@ def received(task: str, connection: _Readable) -> tuple[ProcessStacks, ...]:
 
 
 def parsed(task: str, answer: bytes) -> tuple[ProcessStacks, ...]:
-    """Return what the answer of a task's parent says. Raises LauncherError where it says nothing."""
+    """Return the stacks in the answer of a task's parent. Raises LauncherError if it has none."""
     if not answer.strip():
         raise unanswered(task)
     try:
@@ -47,7 +47,7 @@ def parsed(task: str, answer: bytes) -> tuple[ProcessStacks, ...]:
 
 
 def from_socket(task: str, path: Path) -> tuple[ProcessStacks, ...]:
-    """Return what the parent of a task of this machine sends, which listens at `path`. Raises LauncherError."""
+    """Return the stacks that the parent of a task of this machine sends, which listens at `path`. Raises LauncherError."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER)
         try:
@@ -68,7 +68,7 @@ def silent(task: str) -> LauncherError:
 
 
 def unanswered(task: str) -> LauncherError:
-    """Return the error where nobody listens."""
+    """Return the error if no parent listens."""
     return LauncherError(
         f"{task}: nobody is there to ask",
         "it has ended or only starts, or runs without the trainer's parent (`supervise: false`, an entrypoint of an image)",

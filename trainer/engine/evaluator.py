@@ -28,9 +28,8 @@ from trainer.workloads.protocol import Agent, Workload
 
 # How many times the size of a large matrix is taken, as measured with Adagrad: by the matrix, its slot and one that is read; then with each export.
 _COPIES = {"": 3, "saved_model": 6, "keras": 10}
-_SAVED = (
-    2  # as many times more by a SavedModel's files, which are there beside all of that; a Keras file comes when the rest of its own is gone
-)
+# As many times more for a SavedModel's files, which are there beside all of that; a Keras file comes when the rest of its own is gone.
+_SAVED = 2
 _POLL_INTERVAL = 0.5  # seconds between checks for a new checkpoint
 _TRIES = 5  # to read one checkpoint: it may be on its way through a network file system
 _LAST_TIMEOUT = 30.0  # seconds after the run's end for its last checkpoint to be seen: the same

@@ -1,8 +1,8 @@
-"""A run's attendant: does in the cluster, by the code of a launcher that watches, what no controller does, until the run has ended.
+"""A run's attendant: until the run has ended, it does in the cluster the work of a watching launcher that no controller does.
 
 `python -m launcher.backend.kubernetes.attendant RUN --node-lost SECONDS --start-timeout SECONDS [--webhook FILE [--allow-http]]`, in a pod
 whose account may do that. It ends with 0 when the run has ended, nothing of it is left to do, and its messages to people were sent, or could not be
-for ten minutes. Ended before, by a signal, or because its node is lost, it goes on in another pod: all that it knows is in the cluster.
+for ten minutes. If it ends before, by a signal or with its node, it continues in another pod: all that it knows is in the cluster.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from trainer.exit_codes import SIGNAL_BASE
 _POLL_INTERVAL = 1.0  # seconds
 _NOTIFY_TIMEOUT = 600.0  # seconds for which a message to people is tried
 _DELETED_AFTER = 30.0  # seconds without any of its Jobs, after which a run is taken for deleted
-_OVER = frozenset({State.SUCCEEDED, State.FAILED})  # not where its Jobs are suspended by somebody: it may go on
+_OVER = frozenset({State.SUCCEEDED, State.FAILED})  # not where a user has suspended its Jobs: it may continue
 
 
 class Attendant:
@@ -48,7 +48,7 @@ class Attendant:
         self._deleted_pods: list[DeletedPod] = []  # whose last lines are saved
         self._has_unsaved_lines = False  # not all of these are on the own Job yet
         self._had_jobs = False  # its Jobs were seen
-        self._is_restored = False  # what the attendant before it noted was read
+        self._is_restored = False  # the notes of the attendant before it were read
         self._noted: RunStatus | None = None  # how the run has ended, once that is noted
         self._end_notified = False  # whether the messages about that were handed over
         self._missing_since: float | None = None  # since when the run has no Jobs, of time.monotonic
@@ -84,7 +84,7 @@ class Attendant:
         return self._end_notified and is_idle(self._watcher.snapshot)
 
     def _checked_status(self, snapshot: ClusterSnapshot, status: RunStatus) -> RunStatus:
-        """Return how the run is, as failed where it is to be ended because it has not started in time, or a task was evicted too often."""
+        """Return the status of the run: failed if it is to be ended because it has not started in time, or a task was evicted too often."""
         if status.state in _OVER:
             return status
         late = self._reconciler.late(snapshot, status, self._start_timeout) or reconcile.evicted_too_often(snapshot)
@@ -97,9 +97,9 @@ class Attendant:
     def _note(self, status: RunStatus) -> Iterator[str]:
         """Note how the run has ended, on the own Job and in the record that a launcher has made, where one has."""
         if self._noted is None:
-            with suppress(ForbiddenError):  # an account of the user's may do without it: the own Job says the same
+            with suppress(ForbiddenError):  # an account of the user's may lack that right: the own Job says the same
                 run_record.write_end(self._cluster, status)
-            self._annotate(attendant_notes.of_status(status))  # last: one that finds it does neither again
+            self._annotate(attendant_notes.of_status(status))  # last: an attendant that finds it does neither again
             self._noted = status
             yield f"{self._run} has {status.state}" + (f": {status.reason}" if status.reason else "")
 

@@ -1,4 +1,4 @@
-"""The notes that an attendant keeps on its own Job, where it may write and which goes with the run: how the run ended, and the last lines of pods that are gone."""
+"""The notes that an attendant keeps on its own Job: how the run ended, and the last lines of pods that are gone. It may write there, and the Job goes with the run."""
 
 import json
 from collections import deque
@@ -43,7 +43,7 @@ def final(job: Object | None) -> RunStatus | None:
 
 
 def of_lines(pods: Iterable[DeletedPod]) -> dict[str, str]:
-    """Return the annotation with the last lines of pods, of as many of the last ones as it may have."""
+    """Return the annotation with the last lines of pods: of the newest pods, as many as fit."""
     newest: deque[dict[str, object]] = deque()
     available = _MAX_LINES_SIZE
     for pod in reversed(list(pods)):
@@ -88,6 +88,6 @@ class LastLines:
         """Do nothing: it reads nothing by itself."""
 
     def pop(self, pods: Mapping[str, Object]) -> list[DeletedPod]:
-        """Return what these pods wrote last, by their names, of those that have written anything, and forget it."""
+        """Return the last lines of these pods, given by their names, if they have written any, and forget them."""
         found = [(name, pod_status.task_of(pod), self._lines.pop(pod["metadata"]["uid"], None)) for name, pod in pods.items()]
         return [DeletedPod(name, task, tuple(lines)) for name, task, lines in found if lines]

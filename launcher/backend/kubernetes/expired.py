@@ -1,4 +1,4 @@
-"""How a run has ended whose Jobs `kubernetes.ttl` has deleted while nobody watched."""
+"""The end of a run whose Jobs `kubernetes.ttl` has deleted while no launcher watched."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from launcher.render.kubernetes.objects import Run
 from launcher.runs import run_json
 from launcher.runs.status import RunStatus, State
 
-# States in run.json of a run that has ended. One that is `running` there was killed with all that could have said how it ended.
+# States in run.json of a run that has ended. A run that is `running` there was killed before it could record its end.
 _STATES = {"succeeded": State.SUCCEEDED, "failed": State.FAILED, "stopped": State.STOPPED}
 _COMPLETED = "Completed"
 # The reasons of a failed Job's event. https://pkg.go.dev/k8s.io/api/batch/v1 has them as those of its condition.
@@ -19,9 +19,9 @@ _FAILURES = frozenset({"BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexe
 
 
 def status(cluster: Cluster, unknown: RunStatus, run: Run) -> RunStatus:
-    """Return the status of a run that has ended nobody knows how, as its chief has written it to its volume, else as events of its Jobs tell.
+    """Return the status of a run whose end is not known: from run.json, which its chief wrote to its volume, else from events of its Jobs.
 
-    Its reason says why where neither tells. A cluster drops events after an hour.
+    If neither has it, the reason says why. A cluster drops events after an hour.
     """
     record = cluster.get("ConfigMap", run_record.name_of(unknown.name))
     try:
@@ -39,7 +39,7 @@ def status(cluster: Cluster, unknown: RunStatus, run: Run) -> RunStatus:
 
 
 def _run_json(cluster: Cluster, run: Run) -> Mapping[str, Any]:
-    if run.spec.train is None:  # the trainer alone writes one
+    if run.spec.train is None:  # only the trainer writes one
         return {}
     from launcher.backend.kubernetes import download  # with all of the client, which takes a second
 
@@ -69,7 +69,7 @@ def by_events(unknown: RunStatus, jobs: Mapping[str, str], events: Iterable[Obje
 
 
 def _ended(unknown: RunStatus, state: State, reason: str) -> RunStatus:
-    """Return the status of a run that has ended so; of one that has failed it is not known which of its tasks have."""
+    """Return the status of a run with this end; if it has failed, it is not known which of its tasks have."""
     tasks = unknown.tasks if state is State.FAILED else tuple(dataclasses.replace(task, state=state) for task in unknown.tasks)
     return dataclasses.replace(unknown, state=state, reason=reason, tasks=tasks)
 

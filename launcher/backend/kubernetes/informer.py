@@ -12,18 +12,18 @@ from launcher.errors import LauncherError
 # Seconds after which the API server ends a watch, which is then opened again where it was. A connection that is dead is noticed within these, too.
 _WATCHED = 30
 _RETRY_INTERVAL = 1.0  # seconds between two requests of a watch, at the least
-_ABANDONED = 60.0  # seconds after which nothing is watched any more that nobody has asked for
+_ABANDONED = 60.0  # seconds without a caller after which a watch ends
 _NOT_OPENED = 2  # times in a row that the cluster has answered a list, but not a watch
 _MAX_POLL_INTERVAL = 10.0  # seconds between two lists, at the most, where nothing can be watched
 
 
 def versions(objects: Iterable[Mapping[str, Any]]) -> frozenset[tuple[str, str]]:
-    """Return what tells whether objects have changed."""
+    """Return the versions of objects, by which changes are noticed."""
     return frozenset((str(one["metadata"].get("uid")), str(one["metadata"].get("resourceVersion"))) for one in objects)
 
 
 class PollBackoff:
-    """When to ask again for what may have changed: at first every second, then after a tenth of the time since the last change was seen."""
+    """When to ask again for a state that may have changed: at first every second, then after a tenth of the time since the last change was seen."""
 
     def __init__(self, longest: float) -> None:
         """Begin; no pause is longer than `longest` seconds."""
@@ -46,9 +46,9 @@ class Informer:
 
     def __init__(self, cluster: Cluster, kind: str, labels: Mapping[str, str]) -> None:
         self._cluster, self._kind, self._labels = cluster, kind, labels
-        self._lock = threading.Lock()  # of those who ask
+        self._lock = threading.Lock()  # of the callers
         self._there: dict[str, Object] = {}
-        self._error: LauncherError | None = None  # why what is there may not be so any more
+        self._error: LauncherError | None = None  # the reason why `_there` may be out of date
         self._asked = 0.0  # of time.monotonic
         self._watching: threading.Thread | None = None
         self._may_watch = True
@@ -74,7 +74,7 @@ class Informer:
         try:
             version = self._list()
         except LauncherError:
-            self._backoff = PollBackoff(_MAX_POLL_INTERVAL)  # what is there is returned again only once the cluster has answered
+            self._backoff = PollBackoff(_MAX_POLL_INTERVAL)  # objects are returned again only once the cluster has answered
             raise
         self._backoff.due(versions(self._there.values()))
         if again and self._may_watch:
@@ -87,7 +87,7 @@ class Informer:
         return version
 
     def _watch(self, version: str) -> None:
-        """Watch from a resource version on for as long as somebody asks; list again where the API server has forgotten it, or was away."""
+        """Watch from a resource version on for as long as callers ask; list again if the API server has forgotten it, or was away."""
         failed = 0
         while time.monotonic() < self._asked + _ABANDONED and self._may_watch:
             began = time.monotonic()

@@ -15,7 +15,7 @@ _CLAIM = "PersistentVolumeClaim"
 
 
 class ObjectWatch:
-    """Compares one run with its record again and again, not more often than is worth it."""
+    """Compares one run with its record again and again, at most once a minute."""
 
     def __init__(self, cluster: Cluster, run: str) -> None:
         self._cluster, self._run = cluster, run
@@ -24,7 +24,7 @@ class ObjectWatch:
         self._next = 0.0
 
     def differences(self) -> Differences:
-        """Return what is not as the record says, nothing where that does not say. Raises LauncherError."""
+        """Return the differences from the record; none if it says nothing. Raises LauncherError."""
         if time.monotonic() >= self._next:
             try:
                 self._found = self._compare()
@@ -35,7 +35,7 @@ class ObjectWatch:
 
     def _compare(self) -> Differences:
         self.record = record = self._cluster.get("ConfigMap", run_record.name_of(self._run))
-        if run_record.being_started(record, self._cluster.now()):  # what it notes is still the last one's
+        if run_record.being_started(record, self._cluster.now()):  # its notes are still the last run's
             return Differences()
         uid, name = run_record.claim(record), run_record.claim_name(self._run, record)
         lost = None if uid is None else loss(name, uid, self._cluster.get(_CLAIM, name))
@@ -53,7 +53,7 @@ class ObjectWatch:
 
 
 def loss(name: str, uid: str, there: Object | None) -> Loss | None:
-    """Return why the data on the claim of that uid is lost, by what is `there` under its name. Pure."""
+    """Return why the data on the claim of that uid is lost, by the claim that is `there` under its name. Pure."""
     if there is None:
         return Loss("deleted", f"the claim {name} was deleted, and the files of the run with it")
     head = there["metadata"]
@@ -69,12 +69,12 @@ def loss(name: str, uid: str, there: Object | None) -> Loss | None:
 
 
 def is_over(thing: Object) -> bool:
-    """Return whether it is a Job, or a JobSet, that has ended: nobody minds its labels any more."""
+    """Return whether it is a Job, or a JobSet, that has ended: its labels do not matter any more."""
     return any(pod_status.condition(thing, kind) for kind in ("Complete", "Completed", "Failed"))
 
 
 def made(record: Object | None) -> list[ObjectRef]:
-    """Return what the last start of a run has made but its claim, by its record; nothing while it starts."""
+    """Return the objects that the last start of a run has made, except its claim, by its record; none while it starts."""
     return [ObjectRef(*one) for one in run_record.things(record)]
 
 

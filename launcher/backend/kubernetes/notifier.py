@@ -23,15 +23,15 @@ from launcher.spec.notification import Webhook
 NOTE = "tf-launcher/notified"
 _SLACK = 90.0  # seconds beyond the time of a sender after which it is taken to be gone
 _STALL_CHECK_INTERVAL = 60.0  # seconds between two checks whether a stall that was reported may be reported again
-_RETRY_INTERVAL = 1.0  # seconds, after somebody else has changed the note
+_RETRY_INTERVAL = 1.0  # seconds, after another watcher has changed the note
 _POLL_INTERVAL = 0.1
 
-# The channels by which people are notified, by kind: what makes one raises NoChannelError where it cannot be had.
+# The channels by which people are notified, by kind: a function that makes one raises NoChannelError if it cannot.
 Channels = Mapping[str, Callable[[], Channel]]
 
 
 class NoChannelError(LauncherError):
-    """There is no channel by which to notify anybody: what it would need is not there."""
+    """There is no channel by which to notify people: something that it needs is not there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Notifier:
 
     @property
     def busy(self) -> bool:
-        """Whether a message is on its way, or the one of the run's end is still to be sent, by us or by somebody else."""
+        """Whether a message is on its way, or the one of the run's end is still to be sent, by us or by another watcher."""
         return bool(self._sent) or any(at < math.inf for delivery, at in self._next.items() if not delivery.about)
 
     def send_due(self, status: RunStatus) -> Iterator[str]:
-        """Send what is due, and note what has become of what was sent; yield what failed. Raises LauncherError, to be called again."""
+        """Send the messages that are due, and note the outcomes of those on their way; yield what failed. Raises LauncherError, to be called again."""
         yield from self.record_outcomes()
         for message in self._due.check(status, self._cluster.now()):
             for kind, make in self._channels().items():
@@ -81,7 +81,7 @@ class Notifier:
                     self._next[delivery] = time.monotonic() + (min(wait, _STALL_CHECK_INTERVAL) if message.about else wait)
 
     def record_outcomes(self) -> Iterator[str]:
-        """Note what has become of messages on their way; yield what failed. Raises LauncherError, to be called again."""
+        """Note the outcomes of messages on their way; yield what failed. Raises LauncherError, to be called again."""
         for one in list(self._sent):
             one.outcome = one.outcome or one.sending.outcome()
             if one.outcome is not None and self._note(one, one.outcome):
@@ -90,7 +90,7 @@ class Notifier:
                     yield str(one.outcome["words"])
 
     def finish(self, status: RunStatus) -> Iterator[str]:
-        """Wait for what is on its way, as long as it is tried."""
+        """Wait for the messages on their way, as long as they are tried."""
         until, soon = time.monotonic() + self._seconds + _SLACK, True
         while (self._sent or soon) and time.monotonic() < until:
             with suppress(UnreachableError):  # asked again
@@ -99,7 +99,7 @@ class Notifier:
             time.sleep(_POLL_INTERVAL)
 
     def _send(self, message: Message, kind: str, make: Callable[[], Channel]) -> float:
-        """Send a message where nobody else does; return in how many seconds to try it again, infinity where there is nothing more to do."""
+        """Send a message unless another watcher does; return in how many seconds to try it again, infinity if there is nothing more to do."""
         holder = self._note_holder()
         if holder is None:
             return math.inf  # the run is deleted
@@ -119,7 +119,7 @@ class Notifier:
         return math.inf
 
     def _note(self, one: _InFlight, outcome: ledger.Entry) -> bool:
-        """Note how sending a message has ended; return whether that is done, and not that somebody else was changing the note."""
+        """Note how sending a message has ended; return False if another watcher was changing the note."""
         holder = self._note_holder()
         entries = entries_of(holder[1] if holder else None)
         if holder is None or not ledger.has(entries, one.message, one.kind):
@@ -128,9 +128,9 @@ class Notifier:
         return self._write(holder, ledger.with_outcome(entries, one.message, one.kind, ended))
 
     def _note_holder(self) -> tuple[str, Object] | None:
-        """Return kind and object on which it is noted what was sent: every watcher has to find the same.
+        """Return kind and object that has the note of sent messages: every watcher has to find the same.
 
-        The record, where a launcher has made one: `kubernetes.ttl` deletes the attendant's Job.
+        It is the record, if a launcher has made one: `kubernetes.ttl` deletes the attendant's Job.
         """
         for kind, name in (("ConfigMap", run_record.name_of(self._run)), ("Job", f"{self._run}-{ATTENDANT}")):
             if (there := self._cluster.get(kind, name)) is not None:
@@ -138,7 +138,7 @@ class Notifier:
         return None
 
     def _write(self, holder: tuple[str, Object], entries: Sequence[ledger.Entry]) -> bool:
-        """Write the note; return whether nobody has changed the object since it was read."""
+        """Write the note; return False if the object was changed since it was read."""
         kind, there = holder
         head = {"resourceVersion": there["metadata"].get("resourceVersion"), "annotations": {NOTE: as_json(list(entries))}}
         try:
@@ -151,7 +151,7 @@ class Notifier:
 
 
 def entries_of(holder: Object | None) -> list[ledger.Entry]:
-    """Return what was sent, by the object on which that is noted."""
+    """Return the entries of messages in the note on an object."""
     try:
         listed = json.loads(annotation(holder, NOTE)) if holder else []
         return [dict(one) for one in listed if {"key", "since", "at", "state"} <= one.keys()]

@@ -1,4 +1,4 @@
-"""Attempts whose pods are gone: deleted by somebody, by a drained node or by the scheduler, and made again by their Job. Pure.
+"""Attempts whose pods are gone: deleted by a user, by a drained node or by the scheduler, and made again by their Job. Pure.
 
 The events of a Job name every pod that it made; those of a pod, and its conditions as they were seen last, say why it went.
 """
@@ -25,7 +25,7 @@ _CAUSES = {
 def attempts(
     job: Object, events: Iterable[Object], there: Iterable[Object], before: Mapping[str, Object]
 ) -> dict[str, tuple[str, Restart]]:
-    """Return by its name each pod of a Job that is gone: its task, and how the attempt ended.
+    """Return each pod of a Job that is gone, by its name: its task, and how the attempt ended.
 
     `events` are those of the namespace, as far as they are known, `there` the pods that are left, `before` by their names the pods that were
     seen earlier. Of a Job with many pods the cluster drops events: then only pods that were seen are known to be gone.
@@ -35,7 +35,7 @@ def attempts(
     newest: dict[str, float] = {}
     for pod in left.values():
         newest[task_of(pod)] = max(newest.get(task_of(pod), 0.0), seconds(pod["metadata"].get("creationTimestamp")) or 0.0)
-    # Those that nothing has replaced were made between two questions to the API server, and are not in its answers yet.
+    # Pods without a replacement were made between two questions to the API server, and are not in its answers yet.
     found = {name: (task, time) for name, (task, time) in made.items() if name not in left and time <= newest.get(task, -1.0)}
     if not (condition(job, "Complete") or condition(job, "Failed") or job.get("spec", {}).get("suspend")):  # which let pods go for good
         wanted = {role_rules.task_name(role_of(job), index) for index in range(int(job["spec"].get("completions", 1)))}  # type: ignore[arg-type]  # a label is one of the roles
@@ -60,7 +60,7 @@ def _is_of(job: Object, pod: Object) -> bool:
 
 
 def _ended(name: str, events: Iterable[Object], last: Object, made: float) -> Restart:
-    """Return how an attempt ended of which only events are left, and perhaps the pod as it was seen last."""
+    """Return how an attempt ended, by its events, and by the pod as it was seen last, if it was."""
     if last.get("status", {}).get("phase") == "Failed":
         return restart(last)
     about = [one for one in events if one.get("involvedObject", {}).get("name") == name]

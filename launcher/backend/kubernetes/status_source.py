@@ -156,7 +156,7 @@ def _has(thing: Object, label: str) -> bool:
 
 
 def _jobset(cluster: Cluster, run: str, jobs: Sequence[Object]) -> Object | None:
-    """Return the JobSet that has made a run's Jobs, or is to make them: it alone knows whether one that has failed is made again."""
+    """Return the JobSet that has made a run's Jobs, or is to make them: only it knows whether a failed one is made again."""
     kind, _, name = (pod_status.controller_of(jobs) or "").partition("/")
     if not jobs:
         return next(iter(cluster.listed_if_any("JobSet", labels_of(run))), None)
@@ -215,14 +215,14 @@ class Watcher:
         return starts or bool(job.get("status", {}).get("ready")) or pod_status.condition(job, "Complete") is not None
 
     def is_as_seen(self) -> bool:
-        """Ask the cluster again whether Jobs and pods are as they were seen last, before what cannot be undone. Raises LauncherError."""
+        """Ask the cluster again whether Jobs and pods are as they were seen last, before an action that cannot be undone. Raises LauncherError."""
         now = gather(self.cluster, self.run)
         return versions([*now.jobs, *now.pods]) == versions([*self.snapshot.jobs, *self.snapshot.pods])
 
     def status(self, context: RunContext = _EMPTY_CONTEXT) -> RunStatus | None:
-        """Return how the run is, or None when it has no Jobs. Raises LauncherError when the cluster cannot be asked.
+        """Return the status of the run, or None when it has no Jobs. Raises LauncherError when the cluster cannot be asked.
 
-        `context` supplies what its Jobs do not tell: who started the run, and which objects are missing.
+        `context` has the facts that its Jobs do not tell: the user who started the run, and the objects that it lacks.
         """
         if time.monotonic() < self._next:
             return self._last
@@ -271,7 +271,7 @@ class Watcher:
         return dataclasses.replace(snapshot, past_attempts=by_task)
 
     def _with_nodes(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
-        """Add what nodes there are, where none takes a pod: what they offer tells whether waiting helps."""
+        """Add the nodes of the cluster if none takes a pod: their offers tell whether waiting helps."""
         if not self._with_past_attempts or not any(map(diagnosis.is_unschedulable, snapshot.pods)):
             return snapshot
         if time.monotonic() >= self._next_nodes:
@@ -281,7 +281,7 @@ class Watcher:
         return dataclasses.replace(snapshot, nodes=self._nodes)
 
     def _expired(self) -> RunStatus | None:
-        """Return how the run is noted to have ended, where `kubernetes.ttl` has deleted some of its Jobs since; those left tell half of it."""
+        """Return the recorded end of the run if `kubernetes.ttl` has deleted some of its Jobs since; those left tell only half of it."""
         if all(job.get("spec", {}).get("ttlSecondsAfterFinished") is None for job in self.snapshot.jobs):
             return None
         there = frozenset(map(pod_status.role_of, self.snapshot.jobs))
@@ -295,7 +295,7 @@ class Watcher:
         if noted is None or not all(map(pod_status.is_idle, self.snapshot.jobs)):
             return None
         if noted.state is State.FAILED and all(pod_status.condition(job, "Complete") for job in self.snapshot.jobs):
-            return None  # somebody has let it go on since
+            return None  # a user has let it continue since
         return dataclasses.replace(noted, run_dir=location)
 
     def _read(self, context: RunContext) -> RunStatus:

@@ -16,14 +16,14 @@ from launcher.runs.status import ENDED, RunStatus, State
 # Seconds for which a cluster that does not answer halfway through a start is asked again, before the start fails.
 RETRY_TIMEOUT = 60.0
 _POLL_INTERVAL = 0.5
-# The lease is tried for so often when somebody else changes the record at the same time.
+# Tries to take the lease, when other launchers change the record at the same time.
 _TRIES = 5
 _CLAIM = "PersistentVolumeClaim"
 Answer = TypeVar("Answer")
 
 
 def always() -> bool:
-    """Return True: for a start that nobody interrupts."""
+    """Return True: for a start that cannot be interrupted."""
     return True
 
 
@@ -35,7 +35,7 @@ def reserve(cluster: Cluster, run: Run, still_wanted: Callable[[], bool] = alway
     for _ in range(_TRIES):
         before = cluster.get(
             "ConfigMap", run_record.name_of(run.name)
-        )  # first: what is looked at below must still be so when the lease is taken
+        )  # first: the state checked below must still hold when the lease is taken
         run_record.refuse_started(cluster, run.name, before)
         ended = _ended(cluster, run.name, before)
         run_objects.refuse_claim_of_others(cluster, run)
@@ -46,7 +46,7 @@ def reserve(cluster: Cluster, run: Run, still_wanted: Callable[[], bool] = alway
 
 
 def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None:
-    """Return how the run has ended, as its Jobs tell, which a start deletes; None without Jobs, or where that is noted.
+    """Return how the run has ended, by its Jobs, which a start deletes; None without Jobs, or if the record says it.
 
     Raises UsageError when they are at work, or wait for a node or a queue.
     """
@@ -62,22 +62,22 @@ def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None
 
 
 class Start:
-    """One start of a run, by the launcher that holds its lease. Every call raises LauncherError, LeaseLostError where somebody has stopped the run meanwhile."""
+    """One start of a run, by the launcher that holds its lease. Every call raises LauncherError, LeaseLostError if the run was stopped meanwhile."""
 
     def __init__(self, cluster: Cluster, run: Run, lease: run_record.StartLease, still_wanted: Callable[[], bool]) -> None:
         """Begin nothing yet. `still_wanted` is asked until the start is made, and where it waits."""
         self._cluster, self._run, self._lease, self._still_wanted = cluster, run, lease, still_wanted
         self._record: Object = {}
         self._made: list[ObjectRef] = []
-        self._asked = False  # for the first object: some may be made of which nothing was heard
-        self._unused: list[ObjectRef] = []  # what earlier starts have made
+        self._asked = False  # for the first object: answers may be lost, so any may be made
+        self._unused: list[ObjectRef] = []  # objects of earlier starts
         self._claim: ObjectRef | None = None  # once it is made
         self._claim_is_new = False
 
     def apply(self, spec: dict[str, Any], undone: Callable[[], None]) -> None:
         """Apply the run's objects.
 
-        When one is refused, or nobody wants the start any more, what was made is removed again, and `undone` called once nothing is left.
+        When one is refused, or the start is no longer wanted, the objects made are removed again, and `undone` called once none is left.
         """
         try:
             _retry(lambda: self._begin(spec), self._still_wanted)
@@ -92,7 +92,7 @@ class Start:
             raise
 
     def finalize(self) -> None:
-        """Let others start the run again, and delete what earlier starts have made and this one has no use for."""
+        """Let others start the run again, and delete objects of earlier starts that this one does not use."""
         try:
             run_record.release(self._cluster, self._lease)
         except run_record.LeaseLostError:
@@ -121,7 +121,7 @@ class Start:
             self._claim_is_new = run_objects.is_new_claim(self._cluster, self._run, self._check_wanted)
 
     def _check_wanted(self) -> None:
-        """Raise LauncherError where nobody wants the start any more."""
+        """Raise LauncherError if the start is no longer wanted."""
         if not self._still_wanted():
             raise LauncherError(
                 f"{self._run.name} in {self._cluster.description()} was not started: its start was interrupted",
@@ -138,7 +138,7 @@ class Start:
 
         def make() -> Object:
             self._check_wanted()
-            # Before each: anyone who stops the run takes the lease away first, and deletes what is there only then.
+            # Before each: a stop takes the lease away first, and deletes the objects only then.
             run_record.verify(self._cluster, self._lease)
             try:
                 return self._cluster.create(one) if kind in JOB_KINDS else self._cluster.apply(one)
@@ -152,7 +152,7 @@ class Start:
                 there = self._cluster.get(kind, name) if unanswered else None
                 if there is None:
                     raise
-                return there  # made by a request of ours that was not answered: nobody else may while the lease is ours
+                return there  # made by a request of ours that was not answered: no other launcher may while the lease is ours
 
         thing = ObjectRef(kind, name, str(_retry(make, self._still_wanted)["metadata"]["uid"]))
         if kind != _CLAIM:
@@ -187,7 +187,7 @@ class Start:
             steps += [functools.partial(run_objects.delete, self._cluster, one) for one in self._made if one.kind in JOB_KINDS]
         elif not held:
             steps.append(functools.partial(remove, self._made))
-        else:  # nobody else makes anything of the run: all there is, also what a request has made that was not answered
+        else:  # no other launcher makes anything of the run: remove all there is, also objects of requests that were not answered
             steps += [remove] if self._asked else []
             steps += [functools.partial(run_objects.delete, self._cluster, self._claim)] if self._claim else []
             steps += [lambda: run_record.undo(self._cluster, self._lease), undone]
@@ -202,7 +202,7 @@ class Start:
 
 
 def _retry(do: Callable[[], Answer], still_wanted: Callable[[], bool] = always) -> Answer:
-    """Return what a call returns, made again for a while where the cluster does not answer and it is `still_wanted`. Raises LauncherError."""
+    """Return the result of a call, made again for a while if the cluster does not answer and it is `still_wanted`. Raises LauncherError."""
     deadline = time.monotonic() + RETRY_TIMEOUT
     while True:
         try:

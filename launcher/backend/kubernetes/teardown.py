@@ -81,7 +81,7 @@ def _refuse_made_by_others(cluster: Cluster, run: str, there: Iterable[ObjectRef
 
 
 def unsaved(lost: Iterable[pod_status.Object]) -> str:
-    """Return what may not have been saved, for these pods that did not end by themselves; empty for none. Pure."""
+    """Return a notice of steps that may be lost with these pods, which did not end by themselves; empty for none. Pure."""
     where = ", ".join(f"{task_of(pod)} on {node_of(pod)}" for pod in lost)
     return f"steps after the last checkpoint may be lost with tasks whose nodes did not answer: {where}" if where else ""
 
@@ -105,7 +105,7 @@ class _SilentNodes:
 
 
 def _ended(before: RunStatus, events: RunEvents, now: float, unsaved: str = "") -> RunStatus:
-    """Return how the run is to be remembered: as it ended, or stopped now, after a last checkpoint perhaps."""
+    """Return the status to record of the run: as it ended, or stopped now, perhaps after a last checkpoint."""
     if before.state in ENDED:
         return before
     last = events.progress
@@ -136,7 +136,7 @@ def sweep_tensorboards(cluster: Cluster) -> None:
     """Delete each TensorBoard of the namespace whose run ended longer ago than its own `kubernetes.tensorboard_ttl`.
 
     The next start or stop of any run calls it, since nothing of the launcher stays in the cluster. One of a run without a record, or of a version
-    that had no such field, stays, and so do all where the cluster refuses: what is left of other runs keeps none from being started or stopped.
+    that had no such field, stays, and so do all if the cluster refuses: leftovers of other runs keep none from being started or stopped.
     """
     with contextlib.suppress(LauncherError):
         deployments = cluster.listed("Deployment", {**status_source.OURS, pod_status.COMPONENT: TENSORBOARD})
