@@ -42,10 +42,11 @@ class Child:
         self._error_file = directory / "error" if directory else None
         self.pid: int | None = None  # and the id of its process group; None where it does not run
         self.killed_for = ""  # why it was sent SIGKILL
+        self.is_done = False  # it has reported that its work is
 
     def start(self, attempt: int) -> None:
         """Start it for the attempt of that number."""
-        self.killed_for = ""
+        self.killed_for, self.is_done = "", False
         if self._error_file:
             error_file.clear(self._error_file)
         self._output.begin()
@@ -71,13 +72,19 @@ class Child:
             self.pid = None
         return code
 
-    def last_error(self, code: int) -> tuple[str, str]:
-        """Return the error line of the attempt that has ended and its fingerprint: what it wrote down, else what a program raised."""
+    def diagnose(self, code: int) -> tuple[int, str, str]:
+        """Return the exit code of the attempt that has ended, its error line and that line's fingerprint: those it left, else of what a program raised.
+
+        A training process of ours that ends with DONE and has not reported it was ended by the user's code: WRONG_CONFIGURATION.
+        """
+        if code == ExitCode.DONE and self._job.built_in and not self.is_done:
+            detail = "its exit code was 0, and its work was not done: code in it has ended it, as os._exit does"
+            return int(ExitCode.WRONG_CONFIGURATION), detail, f"{error_file.FINAL}the training process was ended from inside"
         detail, fingerprint = error_file.last_line(self._error_file), error_file.fingerprint(self._error_file)
         if detail or fingerprint or self._job.built_in or code != ExitCode.FAILURE:
-            return detail, fingerprint
+            return code, detail, fingerprint
         raised = tracebacks.last(self._output.tail)
-        return (raised.line, raised.fingerprint) if raised else ("", "")
+        return (code, raised.line, raised.fingerprint) if raised else (code, "", "")
 
     def notify_stop(self) -> None:
         """Tell a server that it is to stop: a ps when its chief has saved, a worker soon."""

@@ -158,7 +158,8 @@ class _Parent:
             if watching is not None:
                 watching.cancel()
         self._output.take()
-        code, detail, fingerprint = self._diagnose(code)
+        # Killed for a stall: not for want of memory.
+        code, detail, fingerprint = (int(ExitCode.FAILURE), self._stall, "") if self._stall else self._child.diagnose(code)
         if self._succeeded:
             self._done()
         elif self._failure is not None and (code != ExitCode.DONE or not self._job.built_in):
@@ -180,12 +181,6 @@ class _Parent:
                 policy = replace(policy, restart="on_failure")
             self._apply(code, decide_restart(code, now - self._began, self._history, policy, fingerprint, connected), detail)
 
-    def _diagnose(self, code: int) -> tuple[int, str, str]:
-        """Return the exit code of the attempt that has ended, its error line, and that line's fingerprint."""
-        if self._stall:  # killed for it: not for want of memory
-            return int(ExitCode.FAILURE), self._stall, ""
-        return (code, *self._child.last_error(code))
-
     def _on_event(self, event: Event) -> None:
         """Pass on the events of the training process; a newer checkpoint is one that a restart goes on from."""
         self._stalls.on_event(event)
@@ -193,6 +188,7 @@ class _Parent:
             return
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # a program's own event may lack what makes a line of it
             self._report(event["event"], **{name: value for name, value in event.items() if name != "event"})
+        self._child.is_done |= event["event"] == "done"
         if event["event"] in {"progress", "done"} and self._wait is not None:
             self._wait.stepped()
         step = event.get("step")

@@ -126,6 +126,9 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
             print(user_errors.shown(error.__cause__, frames, task.name), file=sys.stderr)
         _show_error(str(error))
         return ExitCode.WRONG_CONFIGURATION
+    except SystemExit as error:
+        _show_error(_exited(error, users))
+        return ExitCode.WRONG_CONFIGURATION
     except Exception as error:  # noqa: BLE001 - whatever it is becomes an exit code and an error line
         frames = user_errors.user_frames(error, users) if users else []
         if frames and os.environ.get("TRAINER_TRACEBACK") != "full":
@@ -164,6 +167,14 @@ def importing_silently() -> Iterator[None]:
                     os.write(2, line)
             gc.freeze()
             gc.enable()
+
+
+def _exited(error: SystemExit, users: str) -> str:
+    return (
+        f"your code calls sys.exit({'' if error.code is None else repr(error.code)}){user_errors.location(error, user_errors.user_frames(error, users))}, "
+        "which ends this task before its work is done. To end training early, set `self.model.stop_training = True` in a callback; "
+        'put what only a script does below `if __name__ == "__main__":`; raise an error where the task cannot train'
+    )
 
 
 def _remedy(error: Exception) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.golden_messages import Golden
 from tests.processes import is_alive
-from tests.trainer.stand_ins import DEAF, GRACEFUL, shell
+from tests.trainer.stand_ins import DEAF, DONE, GRACEFUL, shell
 from tests.waiting import until
 
 
@@ -20,14 +20,19 @@ class TestEnds:
     """A training process that ends by itself."""
 
     def test_done_is_done(self, trainers: Any) -> None:
-        run = trainers.start_parent(*shell("echo worked"))
+        run = trainers.start_parent(*shell(f"echo worked; {DONE}"))
         assert run.code() == 0
         assert "worked" in run.lines
         assert len(run.events("started")) == 1
         assert not run.events("failed")
 
+    def test_an_end_with_0_that_was_not_reported_is_none(self, trainers: Any) -> None:
+        run = trainers.start_parent(*shell("exit 0"))
+        assert run.code() == 2
+        assert "its work was not done" in run.event("failed")["detail"]
+
     def test_what_training_writes_for_the_moment_does_not_stay(self, trainers: Any) -> None:
-        run = trainers.start_parent(*shell('echo in $TMPDIR; touch "$TMPDIR/converted.py"'))
+        run = trainers.start_parent(*shell(f'echo in $TMPDIR; touch "$TMPDIR/converted.py"; {DONE}'))
         assert run.code() == 0
         directory = Path(run.line("in").split()[-1])
         assert directory.name.startswith("trainer-")
@@ -42,7 +47,7 @@ class TestEnds:
         killed.send(signal.SIGKILL)
         killed.code()
         assert left.is_dir()
-        assert trainers.start_parent(*shell("true"), env=here).code() == 0
+        assert trainers.start_parent(*shell(DONE), env=here).code() == 0
         assert sorted(tmp_path.iterdir()) == sorted([users, kept])
 
     def test_started_names_the_process_that_runs(self, trainers: Any) -> None:
@@ -89,7 +94,7 @@ class TestEnds:
         assert len(run.events("started")) == 1
 
     def test_a_stop_by_somebody_else_does_not_count(self, trainers: Any) -> None:
-        script = '[ "$TRAINER_ATTEMPT" -lt 3 ] && exit 143; [ "$TRAINER_ATTEMPT" -lt 4 ] && kill -TERM $$; exit 0'
+        script = '[ "$TRAINER_ATTEMPT" -lt 3 ] && exit 143; [ "$TRAINER_ATTEMPT" -lt 4 ] && kill -TERM $$; ' + DONE
         run = trainers.start_parent(*shell(script), policy={"max_restarts": 0})
         assert run.code() == 0
         assert [event["restarts"] for event in run.events("restarting")] == [0, 0, 0]
@@ -125,7 +130,7 @@ class TestEnds:
         assert len(run.events("started")) == 4
 
     def test_nothing_of_a_process_group_is_left(self, trainers: Any) -> None:
-        run = trainers.start_parent(*shell("sleep 60 & echo left $!; exit 0"))
+        run = trainers.start_parent(*shell(f"sleep 60 & echo left $!; {DONE}"))
         grandchild = int(run.line("left"))
         assert run.code() == 0
         until("the grandchild is gone", lambda: not is_alive(grandchild), told=lambda: run.lines)
@@ -177,7 +182,9 @@ class TestStops:
         assert run.lines.count("signal") == 1
 
     def test_work_that_is_complete_is_no_stop(self, trainers: Any) -> None:
-        run = trainers.start_parent(*shell('trap "exit 0" TERM; echo ready; while :; do sleep 0.05; done'))
+        run = trainers.start_parent(
+            *shell(f"complete() {{ {DONE}; exit 0; }}; trap complete TERM; echo ready; while :; do sleep 0.05; done")
+        )
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 0

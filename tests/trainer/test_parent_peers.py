@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.golden_messages import Golden
 from tests.processes import is_alive
-from tests.trainer.stand_ins import DEAF, GRACEFUL, shell
+from tests.trainer.stand_ins import DEAF, DONE, GRACEFUL, shell
 
 
 def stops(run: Any) -> None:
@@ -80,7 +80,7 @@ class TestPeers:
         assert not run.events("restarting")
 
     def test_the_training_process_does_not_wait_for_peers(self, trainers: Any, ports: Any) -> None:
-        run = trainers.start_parent(*shell("exit 0"), awaited={"ps-0": ports.address()})
+        run = trainers.start_parent(*shell(DONE), awaited={"ps-0": ports.address()})
         assert run.code() == 0
 
     def test_hundreds_of_missing_peers_fit_in_a_line_and_are_all_found(self, trainers: Any, ports: Any) -> None:

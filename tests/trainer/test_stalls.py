@@ -43,7 +43,7 @@ AS_THE_TRAINER = f"{HEAD}\ntrains()\nexec(compile('time.sleep(60)', {OWN + '/eng
 
 def write(directory: Path, program: str) -> tuple[str, str]:
     file = directory / "task.py"
-    file.write_text(HEAD + program, encoding="utf-8")
+    file.write_text(f"{HEAD}{program}\ntell(event='done')", encoding="utf-8")
     return sys.executable, str(file)
 
 

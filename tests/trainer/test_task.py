@@ -161,3 +161,28 @@ def test_a_gpus_memory_is_taken_as_it_is_needed(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "growth is true" in done.stderr
     assert "TensorFlow uses no GPU, and this task has 1: " in done.stdout
+
+
+EXITS = {
+    "imported": (
+        "import sys\nsys.exit('no licence')",
+        "your code calls sys.exit('no licence') ({}:2), which ends this task before its work is done",
+    ),
+    "called": (
+        "import sys\ndef train_data():\n    sys.exit()\nmodel = eval_data = train_data",
+        "your code calls sys.exit() ({}:3), which ends this task before its work is done",
+    ),
+    "at once": ("import os\nos._exit(0)", "its exit code was 0, and its work was not done"),
+}
+
+
+@pytest.mark.parametrize("how", EXITS)
+def test_code_that_ends_the_process_has_not_done_the_work(how: str, trainers: Any, tmp_path: Path) -> None:
+    text, expected = EXITS[how]
+    module = tmp_path / "leaves.py"
+    module.write_text(text, encoding="utf-8")
+    settings = {"run": "leaves", "run_dir": str(tmp_path), "scratch_dir": str(tmp_path), "train": {"workload": "leaves:model", "steps": 1}}
+    run = trainers.trainer(env={"TRAINER_SETTINGS": json.dumps(settings), "PYTHONPATH": str(tmp_path)}, engine=forked.TENSORFLOW)
+    assert run.code(90) == 2
+    assert expected.format(module) in run.event("failed")["detail"]
+    assert not run.events("restarting")

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.stand_ins import DONE_IN_PYTHON
 from tests.volumes import Volume, volume
 
 # Writes in a thread of its own, and ends by the code that it is given, at once or when it is asked to stop; its next attempt is done.
-WRITES = """
+WRITES = f"""
 import os, signal, sys, threading
 file, code, at_once = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "at once"
 if os.environ["TRAINER_ATTEMPT"] != "1":
+    {DONE_IN_PYTHON}
     sys.exit(0)
 with open(os.environ["TRAINER_ERROR_FILE"], "w") as error:
     error.write("it could not be saved\\n")
@@ -68,10 +70,11 @@ def test_another_attempt_begins_when_the_disk_answers(trainers: Any, frozen: Vol
 
 
 # Its first thread has ended, which is no reason to take the process for one that has: another one goes on.
-GOES_ON = """
+GOES_ON = f"""
 import ctypes, os, threading, time
 def work():
     time.sleep(2.5)
+    {DONE_IN_PYTHON}
     print("worked", flush=True)
     os._exit(0)
 threading.Thread(target=work).start()

@@ -89,7 +89,7 @@ def run(
         report("ready", seconds=time.time() - began)
         logs = tf.summary.create_file_writer(str(job.run_dir / "logs" / "train"))  # not before it is connected: this starts TensorFlow up
         with logs.as_default(step=0), log.watch():
-            metrics = _metrics(program(cluster), job.train.workload)
+            metrics = _metrics(_returned(program, cluster), job.train.workload)
         progress.flush()
         _show_devices(cluster)  # waits for calls that the program has not waited for
     except tf.errors.OpError as error:
@@ -150,6 +150,16 @@ def _raise_if_lost(error: Any, task: TaskConfig, ended: Callable[[], Sequence[st
     lost = lost or [name for name in dict.fromkeys(named_tasks) if name in peers]
     who = ", ".join(f"{name} ({peers[name]})" for name in lost) or "a worker or ps"
     raise PeerLostError(f"{who} was lost while the program ran, which starts again from its beginning: {cause(error)}") from error
+
+
+def _returned(program: Program, cluster: Cluster) -> Any:
+    """Run a program; return what it returns, None where it ends by `sys.exit(0)`, as a script may."""
+    try:
+        return program(cluster)
+    except SystemExit as error:
+        if error.code not in {None, 0}:
+            raise
+        return None
 
 
 def _metrics(returned: Any, workload: str) -> dict[str, float]:
