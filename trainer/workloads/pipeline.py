@@ -37,6 +37,9 @@ _LAST = {
     **dict.fromkeys(("PrefetchDataset", "OptionsDataset", "CacheDataset"), _NOTHING),
 }
 
+# Datasets of a file's records, one an example.
+_RECORDS = ("TFRecord", "FixedLengthRecord", "TextLine", "Csv")
+
 _PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 _RANDOM = (
     "Random",
@@ -51,6 +54,8 @@ _RANDOM = (
 
 # How TensorFlow refuses to batch examples of different lengths; it has no error of its own for that.
 _SHAPE_ERRORS = ("Cannot add tensor to the batch", "Cannot batch tensors with different shapes")
+# How it refuses to take apart a batch whose parts have different sizes.
+_UNEQUAL = "must have the same batch size in each component"
 
 
 @dataclass(frozen=True)
@@ -80,14 +85,17 @@ class Facts:
 
 
 def gives_batches(dataset: tf.data.Dataset) -> bool:
-    """Return whether a dataset gives batches, as `fit` takes them: it was made by `.batch(...)` and not taken apart since."""
-    for part in _chain(dataset):
-        kind = _kind(part)
-        if "Unbatch" in kind or "FlatMap" in kind or "Interleave" in kind:
-            return False
-        if "Batch" in kind:
-            return True
-    return False
+    """Return whether a dataset gives batches, as `fit` takes them: it was made by `.batch(...)` and not taken apart since.
+
+    Where that cannot be seen, as of a generator, batches are of unknown size in each part, and some part has more dimensions than that.
+    """
+    made = _made_of_batches(dataset)
+    return made if made is not None else _of_unknown_size(dataset) and any(shape.rank > 1 for shape in _shapes(dataset))
+
+
+def may_give_batches(dataset: tf.data.Dataset) -> bool:
+    """Return whether a dataset gives rows of numbers of unknown length, taken as examples, which could as well be batches of numbers."""
+    return _made_of_batches(dataset) is None and _of_unknown_size(dataset) and not gives_batches(dataset)
 
 
 def examples_of(dataset: Any) -> tf.data.Dataset:
@@ -99,7 +107,7 @@ def examples_of(dataset: Any) -> tf.data.Dataset:
     examples = below = dataset
     wanted = {_BATCH} if gives_batches(dataset) else set()
     while (done := _LAST.get(_kind(below))) is not None and (done != _BATCH or wanted):
-        (below,) = below._inputs()  # noqa: SLF001 - as in _chain
+        (below,) = below._inputs()  # noqa: SLF001 - as in _below
         wanted.discard(done)
         examples = examples if done == _NOTHING else below
     return dataset.unbatch() if wanted else examples
@@ -172,10 +180,12 @@ def first(examples: tf.data.Dataset, size: int) -> tf.data.Dataset:
 
 
 def padding(examples: tf.data.Dataset) -> list[tf.Tensor]:
-    """Return the values that batches were padded with which `examples` were taken from, one a part; none where those are zeros."""
-    padded = next((part for part in _chain(examples) if _kind(part) == "PaddedBatchDataset"), None)
-    values = [] if padded is None else tf.nest.flatten(padded._padding_values)  # noqa: SLF001 - as in _chain
-    return values if any(tf.get_static_value(value) != tf.get_static_value(tf.zeros([], value.dtype)) for value in values) else []
+    """Return the values that batches were padded with which `examples` were taken from, one a part; none where those are zeros.
+
+    Raises:
+        WorkloadError: datasets that were put together are padded with different values, or a function computes them.
+    """
+    return [] if all(shape is not None and shape.is_fully_defined() for shape in _shapes(examples)) else _padding(examples)
 
 
 def batched(examples: tf.data.Dataset, size: int, values: Sequence[tf.Tensor] = (), *, drop_remainder: bool = False) -> tf.data.Dataset:
@@ -206,7 +216,11 @@ def batched(examples: tf.data.Dataset, size: int, values: Sequence[tf.Tensor] = 
 
 def remedy(error: Exception) -> str:
     """Return what to do about an error of training, as the end of a sentence, where examples could not be put into one batch; else nothing."""
-    if not isinstance(error, tf.errors.InvalidArgumentError) or not any(text in str(error) for text in _SHAPE_ERRORS):
+    if not isinstance(error, tf.errors.InvalidArgumentError):
+        return ""
+    if _UNEQUAL in str(error):
+        return "; a Dataset is taken to give batches (docs/workloads.md, Data): if each is one example, add .batch(1)"
+    if not any(text in str(error) for text in _SHAPE_ERRORS):
         return ""
     return (
         "; examples of different lengths are padded with zeros where each part of the Dataset is a dense tensor of a known number of dimensions: "
@@ -228,11 +242,100 @@ def shuffled(examples: Any, buffer: int, seed: tf.Tensor, number: tf.Tensor) -> 
     return tf.data.experimental.from_variant(variant, examples.element_spec)
 
 
-def _chain(dataset: Any) -> Iterator[Any]:
-    """Yield a dataset and those that it is made from, the last made first."""
+def _chain(dataset: Any, *, functions: bool = False) -> Iterator[Any]:
+    """Yield a dataset and those that it is made from, the last made first; with `functions` those that its functions return, too."""
     yield dataset
-    for below in dataset._inputs():  # noqa: SLF001 - tf.data has no public way to look into a dataset
-        yield from _chain(below)
+    for below in (*(_returned(dataset) if functions else ()), *_below(dataset)):
+        yield from _chain(below, functions=functions)
+
+
+def _below(dataset: Any) -> list[Any]:
+    """Return the datasets that one is made from. In the graph of a function a dataset is an operation."""
+    if isinstance(dataset, tf.Operation):
+        return [one.op for one in dataset.inputs if one.dtype == tf.variant]
+    return list(dataset._inputs())  # noqa: SLF001 - tf.data has no public way to look into a dataset
+
+
+def _returned(dataset: Any) -> list[tf.Operation]:
+    """Return the datasets that the function of `flat_map`, `interleave` or `group_by_window` returns."""
+    if not _spreads(kind := _kind(dataset)) and "GroupByWindow" not in kind:
+        return []
+    if isinstance(dataset, tf.Operation):
+        names = [dataset.get_attr(one.name).name for one in dataset.op_def.attr if one.type == "func"]
+        functions = [dataset.graph._get_function(name) for name in names]  # noqa: SLF001 - as in _below
+        graphs = [function.graph for function in functions if function is not None]
+    else:
+        graphs = [function.function.graph for function in dataset._functions()]  # noqa: SLF001 - as in _below
+    return [one.op for graph in graphs for one in graph.outputs if one.dtype == tf.variant]
+
+
+def _spreads(kind: str) -> bool:
+    """Return whether a kind of dataset has a function that makes datasets of its elements."""
+    return "FlatMap" in kind or ("Interleave" in kind and "Directed" not in kind)
+
+
+def _made_of_batches(dataset: tf.data.Dataset) -> bool | None:
+    """Return whether a dataset is made of batches, or of examples; None where that cannot be seen."""
+    scalars = any(shape is not None and shape.rank == 0 for shape in _shapes(dataset))
+
+    def made(part: Any) -> bool | None:
+        kind, below = _kind(part), _below(part)
+        if "Unbatch" in kind or kind.startswith(_RECORDS) or (isinstance(part, tf.Operation) and kind == "TensorSliceDataset"):
+            return False
+        if "Batch" in kind:
+            return True
+        if scalars and (_spreads(kind) or "DirectedInterleave" in kind):
+            return False
+        if _spreads(kind):
+            # A window is put together to one example.
+            if any(_kind(one).startswith("WindowDataset") for source in below for one in _chain(source)):
+                return False
+            below = _returned(part)
+        elif "GroupByWindow" in kind and not scalars:
+            below = [*_returned(part), *below]
+        elif "DirectedInterleave" in kind:
+            below = below[1:]  # the first selects
+        return next((found for one in below if (found := made(one)) is not None), None)
+
+    return made(dataset)
+
+
+def _shapes(dataset: tf.data.Dataset) -> list[Any]:
+    """Return the shape of each part of a dataset's elements; None for what is no dense tensor."""
+    return [part.shape if isinstance(part, tf.TensorSpec) else None for part in tf.nest.flatten(dataset.element_spec)]
+
+
+def _of_unknown_size(dataset: tf.data.Dataset) -> bool:
+    return all(shape is not None and shape.rank and shape[0] is None for shape in _shapes(dataset))
+
+
+def _padding(dataset: Any) -> list[tf.Tensor]:
+    values: list[tf.Tensor] = []
+    for part in _chain(dataset, functions=True):
+        if "DirectedInterleave" in _kind(part):
+            values, *others = (_padding(one) for one in _below(part)[1:])
+            if any([*map(tf.get_static_value, values)] != [*map(tf.get_static_value, other)] for other in others):
+                raise WorkloadError(
+                    "the Datasets that are put together are padded with different values. Give single examples, or pad them alike"
+                )
+            break
+        if "PaddedBatch" in _kind(part):
+            values = _padding_values(part)
+            break
+    return values if any(tf.get_static_value(value) != tf.get_static_value(tf.zeros([], value.dtype)) for value in values) else []
+
+
+def _padding_values(padded: Any) -> list[tf.Tensor]:
+    if not isinstance(padded, tf.Operation):
+        return list(tf.nest.flatten(padded._padding_values))  # noqa: SLF001 - as in _below
+    parts = padded.get_attr("N")
+    inputs = padded.inputs[2 + parts : 2 + 2 * parts]  # after the dataset, the size and the parts' shapes
+    values = [tf.get_static_value(value) for value in inputs]
+    if any(value is None for value in values):
+        raise WorkloadError(
+            "the padding values of a padded_batch in a function are computed: they are not known. Give single examples, or numbers"
+        )
+    return [tf.constant(value, one.dtype) for value, one in zip(values, inputs, strict=True)]
 
 
 def _names(types: Sequence[tf.DType]) -> str:
@@ -240,13 +343,13 @@ def _names(types: Sequence[tf.DType]) -> str:
 
 
 def _kind(dataset: Any) -> str:
-    return type(dataset).__name__.strip("_")
+    return str(dataset.type) if isinstance(dataset, tf.Operation) else type(dataset).__name__.strip("_")
 
 
 def _operations(dataset: Any) -> Iterator[str]:
     """Yield the kinds of operations in all functions of a dataset."""
     for part in _chain(dataset):
-        for function in part._functions():  # noqa: SLF001 - as above
+        for function in part._functions():  # noqa: SLF001 - as in _below
             graph = function.function.graph.as_graph_def()
             yield from (node.op for node in graph.node)
             yield from (node.op for defined in graph.library.function for node in defined.node_def)

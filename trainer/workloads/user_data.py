@@ -104,6 +104,11 @@ class UserData:
                     "If a batch is one example to you, add .batch(1)",
                     flush=True,
                 )
+            elif pipeline.may_give_batches(value):
+                print(
+                    f"{self._name} gives rows of unknown length: each is taken as one example. If they are batches to you, add .unbatch()",
+                    flush=True,
+                )
             examples = pipeline.examples_of(value)
             if self._class_weight is not None:
                 _, targets, *weights = examples.element_spec

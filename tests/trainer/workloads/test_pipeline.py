@@ -1,6 +1,6 @@
 """Batches from a user's Dataset: every example once an epoch among all readers, cached, resumed exactly where its size is known."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -171,6 +171,132 @@ def test_a_batch_that_is_one_example_is_left_where_it_was_batched_again() -> Non
     windows = tf.data.Dataset.range(12).batch(4, drop_remainder=True).map(lambda row: (row[:-1], row[1:]))
     found = [inputs.numpy().tolist() for inputs, _ in pipeline.examples_of(windows.shuffle(3, seed=1).batch(2))]
     assert sorted(found) == [[0, 1, 2], [4, 5, 6], [8, 9, 10]]
+
+
+def given(*elements: tuple[Any, ...], shapes: list[list[int | None]]) -> tf.data.Dataset:
+    """A generator of elements whose parts have these shapes."""
+    return tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=tuple(map(tf.TensorSpec, shapes)))
+
+
+def rows(lengths: list[int]) -> tf.data.Dataset:
+    """Examples of different lengths: rows of ones, with a number."""
+    return given(*((np.ones(length), 1.0) for length in lengths), shapes=[[None], []])
+
+
+def generated_batches() -> tf.data.Dataset:
+    batch = [(np.arange(n, n + 4)[:, None], np.arange(n, n + 4) * 3) for n in (0, 4, 8)]
+    return given(*batch, shapes=[[None, 1], [None]]).map(lambda inputs, targets: (inputs, tf.cast(targets, tf.int64)))
+
+
+HIDDEN_BATCHES: dict[str, Callable[[], tf.data.Dataset]] = {
+    "from_generator": generated_batches,
+    "of asserted number": lambda: generated_batches().apply(tf.data.experimental.assert_cardinality(3)),
+    "prefetched": lambda: generated_batches().prefetch(1),
+    "interleave": lambda: tf.data.Dataset.range(3).interleave(lambda i: examples(12).shard(3, i).batch(4, drop_remainder=True)),
+    "parallel interleave": lambda: tf.data.Dataset.range(3).interleave(lambda i: examples(12).shard(3, i).batch(3), num_parallel_calls=2),
+    "flat_map": lambda: tf.data.Dataset.range(3).flat_map(
+        lambda i: examples(12).shard(3, i).batch(4).map(lambda *parts: parts).prefetch(1)
+    ),
+    "flat_map in flat_map": lambda: tf.data.Dataset.range(1).flat_map(
+        lambda _: tf.data.Dataset.range(3).flat_map(lambda i: examples(12).shard(3, i).batch(4, drop_remainder=True))
+    ),
+    "sample_from_datasets": lambda: tf.data.Dataset.sample_from_datasets(
+        [examples(12).shard(2, i).batch(2, drop_remainder=True) for i in (0, 1)]
+    ),
+    "choose_from_datasets": lambda: tf.data.Dataset.choose_from_datasets(
+        [examples(12).shard(2, i).batch(6, drop_remainder=True) for i in (0, 1)], tf.data.Dataset.range(2)
+    ),
+    "group_by_window": lambda: examples(12).group_by_window(lambda _, targets: targets % 2, lambda _, group: group.batch(3), window_size=3),
+}
+
+
+@pytest.mark.parametrize("kind", HIDDEN_BATCHES)
+def test_batches_made_by_other_means_are_taken_apart(kind: str) -> None:
+    dataset = HIDDEN_BATCHES[kind]()
+    assert pipeline.gives_batches(dataset)
+    apart = pipeline.examples_of(dataset)
+    assert pipeline.inspect(apart, "train_data").count in {12, None}
+    assert sorted(numbers(apart, Shard(4, seed=3), 3).flat) == list(range(12))
+
+
+SINGLE = {
+    "rows of different lengths": lambda: rows([1, 2]),
+    "known dimensions": lambda: given((np.ones([2, 4]), np.ones(2)), shapes=[[2, 4], [2]]),
+    "batches taken apart by hand": lambda: (
+        generated_batches().padded_batch(2).flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(parts))
+    ),
+    "unbatched rows": lambda: given((np.ones([1, 2, 4]), np.ones([1, 2])), shapes=[[None, None, 4], [None, None]]).unbatch(),
+    "sampled examples": lambda: tf.data.Dataset.sample_from_datasets([examples(3), examples(3)]),
+    "interleaved examples": lambda: tf.data.Dataset.range(2).interleave(lambda _: examples(3)),
+    "windows": lambda: (
+        tf.data.Dataset.range(9)
+        .window(4, 1, drop_remainder=True)
+        .flat_map(lambda window: window.batch(4))
+        .map(lambda row: (row[:-1], row[1:]))
+    ),
+    "slices of batches": lambda: (
+        tf.data.Dataset.range(2).flat_map(lambda _: tf.data.Dataset.range(8).batch(4)).map(lambda row: (row[:-1], row[-1]))
+    ),
+    "sampled slices of batches": lambda: tf.data.Dataset.sample_from_datasets(
+        [tf.data.Dataset.range(8).batch(4).map(lambda row: (row[:-1], row[-1])) for _ in range(2)]
+    ),
+    "records": lambda: tf.data.TFRecordDataset([__file__]).map(
+        lambda record: (tf.ensure_shape(tf.io.decode_raw(record, tf.uint8)[:, None], [None, 1]), tf.io.decode_raw(record, tf.uint8))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SINGLE)
+def test_single_examples_are_not_taken_apart(kind: str) -> None:
+    dataset = SINGLE[kind]()
+    assert not pipeline.gives_batches(dataset)
+    assert not pipeline.may_give_batches(dataset)
+
+
+def test_rows_of_numbers_are_said_to_be_taken_as_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(dataset: tf.data.Dataset) -> str:
+        data = user_data.UserData(dataset, CallArguments("own:model", {}, "", 1), "train_data")
+        data.count()
+        return capsys.readouterr().out
+
+    tagged = given((np.ones(2), np.ones(2)), shapes=[[None], [None]])
+    assert "each is taken as one example. If they are batches to you, add .unbatch()" in said(tagged)
+    assert said(tagged.unbatch()) == said(rows([1, 2])) == ""
+    assert "gives batches" in said(generated_batches())
+
+
+def test_parts_of_different_lengths_tell_that_batches_are_expected() -> None:
+    translated = given((np.ones([2, 4]), np.ones(3)), shapes=[[None, 4], [None]])
+    with pytest.raises(tf.errors.InvalidArgumentError) as refused:
+        list(pipeline.examples_of(translated))
+    assert "if each is one example, add .batch(1)" in pipeline.remedy(refused.value)
+    ((inputs, _),) = pipeline.examples_of(translated.batch(1))
+    assert inputs.shape == (2, 4)
+
+
+def padded(values: tuple[float, float] | None) -> tf.data.Dataset:
+    return rows([1, 2, 4, 5]).bucket_by_sequence_length(lambda row, _: tf.shape(row)[0], [3], [2, 2], padding_values=values)
+
+
+def test_buckets_are_taken_apart_and_padded_as_they_were() -> None:
+    assert pipeline.gives_batches(padded(None))
+    for values, padding in ((None, 0), ((-1.0, 0.0), -1)):
+        apart = pipeline.examples_of(padded(values))
+        ((inputs, targets),) = pipeline.once(apart, pipeline.inspect(apart, "eval_data"), 4)
+        assert sorted(row[row != padding].size for row in inputs.numpy()) == [1, 2, 4, 5]
+        assert (inputs.shape, targets.shape) == ((4, 5), (4,))
+
+
+def test_datasets_padded_with_different_values_are_not_mixed() -> None:
+    def mixed(*values: float) -> tf.data.Dataset:
+        return pipeline.examples_of(
+            tf.data.Dataset.sample_from_datasets([rows([1, 2]).padded_batch(2, padding_values=(value, 0.0)) for value in values], seed=1)
+        )
+
+    assert [float(value) for value in pipeline.padding(mixed(-1.0, -1.0))] == [-1, 0]
+    assert pipeline.padding(mixed(0.0, 0.0)) == []
+    with pytest.raises(WorkloadError, match="padded with different values"):
+        pipeline.padding(mixed(-1.0, 0.0))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
