@@ -11,7 +11,7 @@ from trainer.settings import Train
 from trainer.workloads.catalog import CATALOG
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Agent, Workload
-from trainer.workloads.user_call import CallArguments
+from trainer.workloads.user_call import CallArguments, definition
 
 REQUIRED = ("model", "optimizer", "loss", "metrics", "train_data", "eval_data")
 
@@ -30,14 +30,14 @@ def load_workload(train: Train) -> Workload:
         return _made(found, entry.class_path, train)
     from trainer.workloads.autograph import convert_workload
     from trainer.workloads.module_forms import made_from
-    from trainer.workloads.user_callbacks import NAME, UserCallbacks, source_in
+    from trainer.workloads.user_callbacks import NAME, UserCallbacks
 
     given = CallArguments(train.workload, train.params, train.data, train.seed)
     workload = made_from(found, module, given)
     if workload is None:
         workload = _made(found, train.workload, train)
         convert_workload(workload)
-        callbacks = source_in(module)
+        callbacks = definition(module, NAME)
         if callbacks is not None and not hasattr(workload, "callbacks"):
             setattr(workload, NAME, UserCallbacks(callbacks, given))
     return cast("Workload", workload)

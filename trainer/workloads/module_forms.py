@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.workloads import user_call, user_callbacks
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.user_call import CallArguments
+from trainer.workloads.user_call import CallArguments, definition
 
 # The first argument of a model function, which distinguishes it from one that returns a Keras model.
 FEATURES = "features"
@@ -62,7 +62,7 @@ def _keras_model(found: Any, module: ModuleType, given: CallArguments) -> Any:
     from trainer.workloads.keras_model import KerasModel
 
     siblings = _data(module, given)
-    if (weights := getattr(module, CLASS_WEIGHT, None)) is not None:
+    if (weights := definition(module, CLASS_WEIGHT)) is not None:
         siblings[CLASS_WEIGHT] = weights
     user_call.check_params((found, *siblings.values()), given)
     return KerasModel(found, siblings, given)
@@ -80,11 +80,11 @@ def _model_function(found: Callable[..., Any], names: tuple[str, ...], module: M
     siblings = _data(module, given)
     if "params" not in names:
         user_call.check_params(siblings.values(), given)
-    return ModelFunction(found, len(names), siblings, getattr(module, "metrics", None), given)
+    return ModelFunction(found, len(names), siblings, definition(module, "metrics"), given)
 
 
 def _refuse_class_weight(module: ModuleType, what: str) -> None:
-    if getattr(module, CLASS_WEIGHT, None) is not None:
+    if definition(module, CLASS_WEIGHT) is not None:
         raise WorkloadError(
             f"{module.__file__} has a {CLASS_WEIGHT}, which counts for compiled Keras models alone, and {what}; "
             "give sample weights or weigh in its loss, and call it otherwise"
@@ -92,11 +92,11 @@ def _refuse_class_weight(module: ModuleType, what: str) -> None:
 
 
 def _data(module: ModuleType, given: CallArguments) -> dict[str, Any]:
-    missing = [name for name in DATA if getattr(module, name, None) is None]
+    found = {name: definition(module, name) for name in (*DATA, user_callbacks.NAME)}
+    missing = [name for name in DATA if found[name] is None]
     if missing:
         raise WorkloadError(
             f"train.workload {given.workload}: {module.__file__} has no {' and no '.join(missing)}. Add {'it' if len(missing) == 1 else 'them'}: "
             "a function that returns (inputs, targets) as arrays, or a tf.data.Dataset of examples; docs/workloads.md shows it."
         )
-    callbacks = user_callbacks.source_in(module)
-    return {name: getattr(module, name) for name in DATA} | ({} if callbacks is None else {user_callbacks.NAME: callbacks})
+    return {name: value for name, value in found.items() if value is not None}

@@ -5,6 +5,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from trainer.workloads.errors import WorkloadError
@@ -20,6 +21,12 @@ class CallArguments:
     params: Mapping[str, Any]
     data: str
     seed: int
+
+
+def definition(module: ModuleType, name: str) -> Any | None:
+    """Return the user's definition of an optional name, None without one: `from keras import metrics` imports a module and defines nothing."""
+    found = getattr(module, name, None)
+    return None if isinstance(found, ModuleType) else found
 
 
 def call(function: Callable[..., Any], given: CallArguments) -> Any:

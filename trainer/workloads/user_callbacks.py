@@ -1,6 +1,5 @@
 """The Keras callbacks that a user's module gives, as `callbacks`: a list, or a function that returns one."""
 
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from trainer.workloads.errors import WorkloadError
@@ -10,12 +9,6 @@ if TYPE_CHECKING:
     import keras
 
 NAME = "callbacks"
-
-
-def source_in(module: ModuleType) -> Any | None:
-    """Return what a module gives, None for nothing: `from keras import callbacks` is nothing of the user's."""
-    found = getattr(module, NAME, None)
-    return None if isinstance(found, ModuleType) else found
 
 
 class UserCallbacks:

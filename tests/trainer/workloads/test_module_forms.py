@@ -60,8 +60,16 @@ class Class:
 """,
     "imported": DATA
     + """
-from keras import callbacks
+import keras.losses as class_weight
+from keras import callbacks, metrics
 def model(): m = keras.Sequential([keras.layers.Dense(1)]); m.compile("sgd", "mse"); return m
+def function(features, targets):
+    p = keras.layers.Dense(1)(features)
+    return p, tf.reduce_mean((p - targets) ** 2), keras.optimizers.SGD(0.1)
+class Class:
+    def __init__(self, params, data, seed): pass
+    def model(self): pass
+    optimizer = loss = metrics = train_data = eval_data = model
 """,
     "unlisted": DATA
     + """
@@ -117,6 +125,7 @@ def branch(features, targets, mode, params):
     return p, loss, minimize(loss, "sgd")
 """,
     "dataless": "def model(): pass\n",
+    "modules": "import keras.losses as train_data, keras.metrics as eval_data\ndef model(): pass\n",
     "half": "def model(): pass\ndef train_data(): pass\n",
 }
 
@@ -230,6 +239,7 @@ def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
         ),
         ("forms_models:eager", {}, "run_eagerly=True; the trainer runs graphs alone"),
         ("forms_dataless:model", {}, "has no train_data and no eval_data. Add them: a function that returns"),
+        ("forms_modules:model", {}, "has no train_data and no eval_data. Add them"),
         ("forms_half:model", {}, "has no eval_data. Add it"),
         ("forms_functions:order", {}, r"takes \(features, mode\); a model function takes \(features, targets\), .* or .*mode, params\)"),
         ("forms_functions:pair", {}, "returned 2 values; expected predictions, loss, train op"),
@@ -281,9 +291,17 @@ def test_a_modules_callbacks_are_made_with_its_params() -> None:
     assert callbacks_of("forms_called:model")[0] is not callbacks_of("forms_called:model")[0]
 
 
-def test_keras_own_module_is_no_list_of_callbacks_and_one_alone_is() -> None:
-    assert callbacks_of("forms_imported:model") == []
+def test_one_callback_alone_is_a_list_of_it() -> None:
     assert len(callbacks_of("forms_unlisted:model")) == 1
+
+
+@pytest.mark.parametrize("name", ["model", "function"])
+def test_a_module_that_is_imported_by_an_optional_name_defines_nothing(name: str) -> None:
+    made: Any = workload(f"forms_imported:{name}")
+    model = model_ops.build(made, small_job()).model
+    assert model_ops.metric_names(made, model) == ()
+    assert made.callbacks() == []
+    assert not hasattr(workload("forms_imported:Class"), "callbacks")
 
 
 @pytest.mark.parametrize(
