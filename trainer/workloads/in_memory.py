@@ -99,7 +99,7 @@ def shuffled(positions: tf.Tensor, examples: int, seed: tf.Tensor) -> tf.Tensor:
 
 def _tensor(array: Any) -> tf.Tensor:
     """Return an array as a tensor. Where a graph is traced, it is an input of that graph, in parts that TensorFlow can send to a worker."""
-    rows = max(1, PART_BYTES * len(array) // max(1, array.nbytes)) if tf.inside_function() else len(array)
+    rows = max(1, PART_BYTES * len(array) // max(1, _bytes(array))) if tf.inside_function() else len(array)
     with tf.init_scope(), tf.device("CPU:0"):
         parts = [tf.constant(array[first : first + rows]) for first in range(0, len(array), rows)]
     return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
@@ -107,8 +107,13 @@ def _tensor(array: Any) -> tf.Tensor:
 
 def _batches_per_block(inputs: Any, targets: Any, batch_size: int) -> int:
     arrays = tf.nest.flatten((inputs, targets))
-    batch_bytes: int = batch_size * sum(array.nbytes for array in arrays) // len(arrays[0])
+    batch_bytes: int = batch_size * sum(map(_bytes, arrays)) // len(arrays[0])
     return max(1, min(MAX_BLOCK, BLOCK_BYTES // max(1, batch_bytes)))
+
+
+def _bytes(array: Any) -> int:
+    """Return the size of an array; of one of Python's strings, the most that they can have in UTF-8."""
+    return int(array.nbytes) if array.dtype != object else 4 * sum(map(len, array.flat))
 
 
 def _count(inputs: Any, targets: Any) -> int:

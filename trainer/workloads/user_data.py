@@ -129,9 +129,13 @@ class UserData:
             array = np.asarray(value.values if isinstance(value, _Leaf) else value)
         except ValueError:  # rows of different length
             array = np.empty(1, object)
-        if array.dtype == object or array.ndim == 0:
-            what = "rows of different length, or Python objects" if array.dtype == object else "a single number"
-            raise WorkloadError(f"{self._name} gives an array of {what}; expected numbers, one row an example; pad them to one shape")
+        # Strings of pandas and of TensorFlow; NumPy's own type has each as long as the longest.
+        objects = array.dtype == object and not all(isinstance(one, str | bytes) for one in array.flat)
+        if objects or array.ndim == 0:
+            what = "rows of different length, or Python objects" if objects else "a single value"
+            raise WorkloadError(
+                f"{self._name} gives an array of {what}; expected numbers or strings, one row an example; pad them to one shape"
+            )
         # Keras computes with float32; float64 would double memory and traffic for nothing.
         return array.astype(np.float32) if array.dtype == np.float64 else array
 

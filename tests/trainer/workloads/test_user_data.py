@@ -1,5 +1,6 @@
 """The forms of `train_data` and `eval_data`, and each way in which they can be wrong."""
 
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.workloads.test_pipeline import examples, generated
+from trainer.workloads import in_memory
 from trainer.workloads.class_weight import ClassWeight
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
@@ -63,15 +65,45 @@ def test_sample_weights_travel_with_the_targets(kind: str) -> None:
         (lambda: (np.zeros((0, 2)), np.zeros(0)), "0 inputs and 0 targets"),
         (lambda: (np.array([[1], [1, 2]], dtype=object), np.zeros(2)), "rows of different length, or Python objects"),
         (lambda: ([[1], [1, 2]], np.zeros(2)), "rows of different length, or Python objects"),
-        (lambda: (np.zeros(2), 3), "a single number"),
+        (lambda: (np.array(["a", None], dtype=object), np.zeros(2)), "Python objects; expected numbers or strings"),
+        (lambda: (np.zeros(2), 3), "a single value"),
+        (lambda: (tf.constant("a"), np.zeros(1)), "a single value"),
         (lambda: tf.data.Dataset.range(3), "gives a Dataset of TensorSpec.*; expected"),
         (lambda missing: missing, r"takes 'missing', and nothing gives it\. Set train\.params\.missing"),
     ],
-    ids=["none", "one", "lengths", "empty", "objects", "ragged", "number", "spec", "argument"],
+    ids=["none", "one", "lengths", "empty", "objects", "ragged", "no string", "number", "string", "spec", "argument"],
 )
 def test_what_is_wrong_is_said(source: Any, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         data(source).batches(Shard(2, seed=0))
+
+
+TEXTS = ["a", "bb", "ä\U0001f600", "c" * 40, "", "f"]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        np.array,
+        lambda texts: np.array(texts, dtype=object),
+        lambda texts: np.array([text.encode() for text in texts], dtype=object),
+        tf.constant,
+        list,
+    ],
+    ids=["numpy", "objects", "bytes", "tensor", "list"],
+)
+def test_strings_are_examples_in_each_form(form: Callable[[list[str]], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_memory, "PART_BYTES", 60)  # of more than one part
+    held = data(lambda: (form(TEXTS), np.arange(6)))
+
+    @tf.function(autograph=False)
+    def on_a_worker(start: tf.Tensor) -> tf.data.Dataset:
+        return held.batches(Shard(6, seed=0, start=start))
+
+    worker = on_a_worker.get_concrete_function(tf.TensorSpec([], tf.int64))
+    for drawn in (held.batches(Shard(6, seed=0)), held.once(6), worker(tf.constant(0, tf.int64))):
+        inputs, targets = next(iter(drawn))
+        assert [inputs.numpy()[n].decode() for n in np.argsort(targets)] == TEXTS
 
 
 def larger_in_a_graph() -> tf.data.Dataset:
