@@ -23,7 +23,7 @@ from trainer.port_holder import PortHolder
 from trainer.socket_filter import restricted_to_loopback
 from trainer.strategies import STRATEGIES, is_server
 from trainer.tf_config import TaskConfig
-from trainer.workloads.protocol import Agent, Workload
+from trainer.workloads.protocol import Agent, Explaining, Workload
 
 if TYPE_CHECKING:
     from trainer.engine.parameter_server.server_watch import ServerWatch
@@ -208,10 +208,11 @@ def _train(context: Context) -> ExitCode:
         return ExitCode.STOPPED
     ready = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
     job = epochs.with_steps(context.job, workload, ready.replicas)  # not before: to look at a user's data may start TensorFlow
-    session = ready.make(job)
-    _alive.append(session)
-    context.report("ready", seconds=time.time() - context.began)
-    outcome = loop.run(session, workload, job, context.report, ready.stopped, context.stopped if ready.watch else None)
+    with explaining(workload):
+        session = ready.make(job)
+        _alive.append(session)
+        context.report("ready", seconds=time.time() - context.began)
+        outcome = loop.run(session, workload, job, context.report, ready.stopped, context.stopped if ready.watch else None)
     if ready.watch is not None:
         ready.watch.stop()
     if not outcome.finished:
@@ -227,6 +228,17 @@ def _train(context: Context) -> ExitCode:
         _stop_servers(context)
     _done(context, outcome.step, outcome.metrics, outcome.ended_early)
     return ExitCode.DONE
+
+
+@contextmanager
+def explaining(workload: Workload | Agent) -> Iterator[None]:
+    """Raise the error by which a workload explains another in the place of that; see Explaining."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(workload, Explaining) and (explained := workload.explained(error)) is not None:
+            raise explained from error
+        raise
 
 
 def _run_program(context: Context) -> ExitCode:
@@ -273,7 +285,9 @@ def _serve(context: Context) -> ExitCode:
 def _evaluate(context: Context) -> ExitCode:
     from trainer.engine import evaluator
 
-    last = evaluator.evaluate_checkpoints(_workload(context), context.job, context.report, context.stopped)
+    workload = _workload(context)
+    with explaining(workload):
+        last = evaluator.evaluate_checkpoints(workload, context.job, context.report, context.stopped)
     if last is None:
         return ExitCode.STOPPED
     _done(context, *last)

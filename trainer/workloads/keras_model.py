@@ -1,5 +1,6 @@
 """A compiled Keras model as a workload: loss, optimizer and metrics are those of its `compile`, data comes from its module."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -7,6 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer import user_errors
+from trainer.error_line import error_line
 from trainer.workloads.class_weight import ClassWeight
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.keras_step import KerasSteps, build, overrides, own_steps
@@ -20,6 +23,11 @@ from trainer.workloads.user_data import UserData
 _LOSSES = ("train_step", "compute_loss")
 # Called only by `fit` and `evaluate`.
 _IGNORED = ("fit", "evaluate", "make_train_function", "make_test_function")
+# Errors of a model that does not fit its data: Keras's of inputs and targets, and TensorFlow's of targets, in a graph or an operation called before it.
+_MISFIT = re.compile(
+    r"is incompatible with the layer: |has incompatible shape|Missing data for input |expects \d+ (named )?input|`output` must have the same shape|"
+    r"`output` must have rank|Dimensions must be equal|Incompatible shapes: .*\[Op:"
+)
 
 
 class KerasModel:
@@ -155,6 +163,17 @@ class KerasModel:
         """See Workload.eval_data."""
         return self._held_out.once(batch_size)
 
+    def explained(self, error: Exception) -> WorkloadError | None:
+        """See Explaining.explained."""
+        reason = _misfit(error, self._given.workload.partition(":")[0])
+        if self._model is None or not reason:
+            return None
+        trained, held_out = (_shapes_of_data(*self._data(*data.first(1))[:2]) for data in (self._train, self._held_out))
+        return WorkloadError(
+            f"train.workload {self._given.workload}: model and data do not fit: {reason}; train_data gives {trained}, "
+            f"eval_data {held_out if held_out != trained else 'the same'}; {_shapes_of_model(self._model)}"
+        )
+
     def _compiled(self) -> Any:
         if self._model is None:
             self.model()
@@ -281,3 +300,23 @@ def _check_mean(model: keras.Model, batches: int, name: str) -> None:
             f"{name}: the model is compiled with a loss whose reduction is 'sum', and of the {batches} batches of a step the mean is taken; "
             "use reduction='sum_over_batch_size', with a learning rate as many times higher as a batch has examples, or train one batch a step"
         )
+
+
+def _misfit(error: Exception, module: str) -> str:
+    """Return Keras's sentence where a model does not fit its data; nothing where an error is another, or has lines of the user's `module` to show."""
+    known = isinstance(error, ValueError | tf.errors.InvalidArgumentError) and not isinstance(error, WorkloadError)
+    if not known or not _MISFIT.search(str(error)) or user_errors.user_frames(error, module):
+        return ""
+    return error_line(error).removeprefix(f"{type(error).__name__}: ")
+
+
+def _shapes_of_data(inputs: Any, targets: Any) -> str:
+    """Return the shapes of a batch of any size."""
+    shown = (tf.nest.map_structure(lambda one: (None, *one.shape[1:]), part) for part in (inputs, targets))
+    return "inputs {} and targets {}".format(*shown)
+
+
+def _shapes_of_model(model: keras.Model) -> str:
+    """Return a model's name, and its shapes where it has them by itself."""
+    shapes = [getattr(model, name, None) for name in ("input_shape", "output_shape")]
+    return f"the model {model.name!r}" + ("" if None in shapes else " takes {} and gives {}".format(*shapes))

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
+    from trainer.workloads.errors import WorkloadError
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -75,6 +77,14 @@ class CallingBack(Protocol):
 
     def callbacks(self) -> "list[keras.callbacks.Callback]":
         """Return them, new ones; called once, in every task that trains."""
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """Optional, for errors of TensorFlow and Keras that do not say what to change."""
+
+    def explained(self, error: Exception) -> "WorkloadError | None":
+        """Return the error in the place of one that ended training or an evaluation; None where that stays."""
 
 
 class HeldOutMetrics(Protocol):
