@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from benchmarks import task
+from benchmarks import task, tf1_session
 from benchmarks.processes import free_addresses, started
 
 MARK_EVERY = 20  # a worker's steps between two looks at the clock
@@ -61,9 +61,8 @@ def work(tf: Any, steps: int, index: int, cluster: dict[str, list[str]], stopwat
         loss, global_step, train, optimizer = build(tf, images, labels, sync=sync)
         hooks = [optimizer.make_session_run_hook(is_chief=index == 0)] if sync else []
         start = v1.train.Scaffold(local_init_op=v1.group(v1.local_variables_initializer(), iterator.initializer))
-        session = v1.train.MonitoredTrainingSession(server.target, is_chief=index == 0, scaffold=start, hooks=hooks, config=filters)
         step = local = 0
-        with session:
+        with tf1_session.session(tf, server.target, start, filters, index, hooks) as session:
             # A synchronous worker that leaves would leave the first one waiting; that one's end is the end of both.
             while step < steps or (sync and index):
                 step, value, _ = session.run([global_step, loss, train])

@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from benchmarks import task
+from benchmarks import task, tf1_session
 from benchmarks.processes import free_addresses, started
 from benchmarks.tf1_ps import MARK_EVERY
 
@@ -58,9 +58,8 @@ def work(tf: Any, steps: int, index: int, rows: int, cluster: dict[str, list[str
         ids, targets = iterator.get_next()
         loss, global_step, train = build(tf, ids, targets, rows)
         start = v1.train.Scaffold(local_init_op=v1.group(v1.local_variables_initializer(), iterator.initializer))
-        session = v1.train.MonitoredTrainingSession(server.target, is_chief=index == 0, scaffold=start, config=filters)
         step = local = 0
-        with session:
+        with tf1_session.session(tf, server.target, start, filters, index) as session:
             while step < steps:
                 step, value, _ = session.run([global_step, loss, train])
                 if index == 0 and local % MARK_EVERY == 0:

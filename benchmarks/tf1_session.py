@@ -1,0 +1,30 @@
+"""A worker's session of TensorFlow 1 that begins with the others'."""
+
+from typing import Any
+
+_RETRY_INTERVAL = 1  # seconds between two looks whether the first worker has initialized the variables
+
+
+def session(tf: Any, target: str, scaffold: Any, config: Any, index: int, hooks: Any = ()) -> Any:
+    """Return worker `index`'s session, a context manager, on the server at `target`.
+
+    `MonitoredTrainingSession` has the others ask once, and again after 30 seconds: of a short run they would miss the most. Where steps are
+    synchronous, by `hooks`, the first step merely comes that much later.
+    """
+    v1 = tf.compat.v1
+
+    class Creator(v1.train.SessionCreator):  # type: ignore[name-defined]
+        def create_session(self) -> Any:
+            scaffold.finalize()
+            manager = v1.train.SessionManager(
+                local_init_op=scaffold.local_init_op,
+                ready_op=scaffold.ready_op,
+                ready_for_local_init_op=scaffold.ready_for_local_init_op,
+                graph=v1.get_default_graph(),
+                recovery_wait_secs=_RETRY_INTERVAL,
+            )
+            return manager.wait_for_session(target, config=config)
+
+    if index == 0 or hooks:
+        return v1.train.MonitoredTrainingSession(target, is_chief=index == 0, scaffold=scaffold, hooks=hooks, config=config)
+    return v1.train.MonitoredSession(session_creator=Creator())
