@@ -9,6 +9,7 @@ to that itself, and nothing is escaped.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import select
@@ -158,7 +159,7 @@ class Output:
     def take(self) -> None:
         """Take in all that was written until now."""
         self._take(_MAX_BYTES)
-        self._take_events()
+        self._take_events(math.inf)  # one pipe's content at the most: it has how the task has ended
 
     def begin(self) -> None:
         """Note that another attempt begins."""
@@ -191,8 +192,8 @@ class Output:
             self.on_output()
             self.tail = (self.tail + read)[-_TAIL:]
 
-    def _take_events(self) -> None:
-        while self._sink.waiting < _MAX_BYTES and (read := self._events.read()):
+    def _take_events(self, most: float = _MAX_BYTES) -> None:
+        while self._sink.waiting < most and (read := self._events.read()):
             self._take(_MAX_BYTES)  # what was printed before an event stands before it
             *lines, partial = (self._partial + read).split(b"\n")
             self._partial = partial if len(partial) < _MAX_EVENT else b""

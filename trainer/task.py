@@ -127,6 +127,8 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
         _show_error(str(error))
         return ExitCode.WRONG_CONFIGURATION
     except SystemExit as error:
+        if stop():
+            return ExitCode.STOPPED  # by a handler of the user's
         _show_error(_exited(error, users))
         return ExitCode.WRONG_CONFIGURATION
     except Exception as error:  # noqa: BLE001 - whatever it is becomes an exit code and an error line

@@ -280,7 +280,7 @@ def _made_of_batches(dataset: tf.data.Dataset) -> bool | None:
 
     def made(part: Any) -> bool | None:
         kind, below = _kind(part), _below(part)
-        if "Unbatch" in kind or kind.startswith(_RECORDS) or (isinstance(part, tf.Operation) and kind == "TensorSliceDataset"):
+        if "Unbatch" in kind or kind.startswith((*_RECORDS, "TensorSliceDataset", "RangeDataset")):
             return False
         if "Batch" in kind:
             return True

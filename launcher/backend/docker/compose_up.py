@@ -69,11 +69,13 @@ def _clear(engine: Engine, run: str, services: Iterable[str]) -> None:
     Volumes go last, since a container that is being made would make its own once more.
     """
     deadline = time.monotonic() + _CLEAR_TIMEOUT
-    images = engine.client.api.images(quiet=True)
-    for service in services if images else ():
-        while not _takes_name(engine, run, service, images[0]) and time.monotonic() < deadline:
-            time.sleep(_RETRY_INTERVAL)
-    engine.remove(run)
+    try:
+        images = engine.client.api.images(quiet=True)
+        for service in services if images else ():
+            while time.monotonic() < deadline and not _takes_name(engine, run, service, images[0]):
+                time.sleep(_RETRY_INTERVAL)
+    finally:  # also where the engine makes no container more, on a full disk
+        engine.remove(run)
 
 
 def _takes_name(engine: Engine, run: str, service: str, image: str) -> bool:

@@ -157,7 +157,7 @@ def _returned(program: Program, cluster: Cluster) -> Any:
     try:
         return program(cluster)
     except SystemExit as error:
-        if error.code not in {None, 0}:
+        if error.code is not None and error.code != 0:
             raise
         return None
 
