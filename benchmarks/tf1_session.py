@@ -3,13 +3,13 @@
 from typing import Any
 
 _RETRY_INTERVAL = 1  # seconds between two looks whether the first worker has initialized the variables
+_STOP_TIMEOUT = 2  # seconds for the thread that a synchronous first worker has: it waits for gradients that come no more
 
 
 def session(tf: Any, target: str, scaffold: Any, config: Any, index: int, hooks: Any = ()) -> Any:
     """Return worker `index`'s session, a context manager, on the server at `target`.
 
-    `MonitoredTrainingSession` has the others ask once, and again after 30 seconds: of a short run they would miss the most. Where steps are
-    synchronous, by `hooks`, the first step merely comes that much later.
+    `MonitoredTrainingSession` has the others ask once, and again after 30 seconds: of a short run they would miss the most.
     """
     v1 = tf.compat.v1
 
@@ -25,6 +25,5 @@ def session(tf: Any, target: str, scaffold: Any, config: Any, index: int, hooks:
             )
             return manager.wait_for_session(target, config=config)
 
-    if index == 0 or hooks:
-        return v1.train.MonitoredTrainingSession(target, is_chief=index == 0, scaffold=scaffold, hooks=hooks, config=config)
-    return v1.train.MonitoredSession(session_creator=Creator())
+    creator = v1.train.ChiefSessionCreator(scaffold, target, config) if index == 0 else Creator()
+    return v1.train.MonitoredSession(session_creator=creator, hooks=hooks, stop_grace_period_secs=_STOP_TIMEOUT)

@@ -110,6 +110,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
 
     module, colon, _ = settings.train.workload.partition(":") if settings.train else ("", "", "")
     users = module if colon else ""  # the module of a workload of the user's own
+    own = os.getpid()
     try:
         return roles.run(roles.Context(task, job(settings), port, report, stop, began))
     except PeerLostError as error:
@@ -122,21 +123,20 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
         _show_error(str(error))
         return ExitCode.FAILURE
     except WorkloadError as error:
-        if error.__cause__ is not None and (frames := user_errors.user_frames(error.__cause__, users)):
-            print(user_errors.shown(error.__cause__, frames, task.name), file=sys.stderr)
+        if error.__cause__ is not None:
+            _show_traceback(error.__cause__, user_errors.user_frames(error.__cause__, users), task.name, otherwise=False)
         _show_error(str(error))
         return ExitCode.WRONG_CONFIGURATION
     except SystemExit as error:
+        if os.getpid() != own:
+            raise  # of a process that the user's code has forked off
         if stop():
             return ExitCode.STOPPED  # by a handler of the user's
-        _show_error(_exited(error, users))
+        _show_error(_exited(error, users, trains=STRATEGIES[settings.strategy].trains))
         return ExitCode.WRONG_CONFIGURATION
     except Exception as error:  # noqa: BLE001 - whatever it is becomes an exit code and an error line
         frames = user_errors.user_frames(error, users) if users else []
-        if frames and os.environ.get("TRAINER_TRACEBACK") != "full":
-            print(user_errors.shown(error, frames, task.name), file=sys.stderr)
-        else:
-            traceback.print_exc()
+        _show_traceback(error, frames, task.name, otherwise=True)
         line = error_line(error) + user_errors.location(error, frames) + _remedy(error)
         error_file.write(line, user_errors.fingerprint(error, frames, report.start or 0))
         return ExitCode.FAILURE
@@ -171,11 +171,23 @@ def importing_silently() -> Iterator[None]:
             gc.enable()
 
 
-def _exited(error: SystemExit, users: str) -> str:
+def _show_traceback(error: BaseException, frames: list[user_errors.Frame], task: str, *, otherwise: bool) -> None:
+    """Print the frames of the user's code, all where the user asks for that, and without any of the user's all if `otherwise` says so."""
+    if os.environ.get("TRAINER_TRACEBACK") == "full" or (otherwise and not frames):
+        traceback.print_exception(error)
+    elif frames:
+        print(user_errors.shown(error, frames, task), file=sys.stderr)
+
+
+def _exited(error: SystemExit, users: str, *, trains: bool) -> str:
+    """Return that the user's code ends the process, where, and what to write in its place."""
+    called = (
+        f"sys.exit({'' if error.code is None else repr(error.code)}){user_errors.location(error, user_errors.user_frames(error, users))}"
+    )
+    early = "To end training early, set `self.model.stop_training = True` in a callback; put" if trains else "Put"
     return (
-        f"your code calls sys.exit({'' if error.code is None else repr(error.code)}){user_errors.location(error, user_errors.user_frames(error, users))}, "
-        "which ends this task before its work is done. To end training early, set `self.model.stop_training = True` in a callback; "
-        'put what only a script does below `if __name__ == "__main__":`; raise an error where the task cannot train'
+        f"your code calls {called}, which ends this task before its work is done. "
+        f'{early} what only a script does below `if __name__ == "__main__":`; raise an error where the task cannot do its work'
     )
 
 

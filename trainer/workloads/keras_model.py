@@ -168,10 +168,13 @@ class KerasModel:
         reason = _misfit(error, self._given.workload.partition(":")[0])
         if self._model is None or not reason:
             return None
-        trained, held_out = (_shapes_of_data(*self._data(*data.first(1))[:2]) for data in (self._train, self._held_out))
+        shapes = [
+            f"{name} gives {_shapes_of_data(*self._data(*data.first(1))[:2])}"
+            for name, data in (("train_data", self._train), ("eval_data", self._held_out))
+            if data.is_read
+        ]
         return WorkloadError(
-            f"train.workload {self._given.workload}: model and data do not fit: {reason}; train_data gives {trained}, "
-            f"eval_data {held_out if held_out != trained else 'the same'}; {_shapes_of_model(self._model)}"
+            f"train.workload {self._given.workload}: model and data do not fit: {reason}; {'; '.join([*shapes, _shapes_of_model(self._model)])}"
         )
 
     def _compiled(self) -> Any:

@@ -22,7 +22,7 @@ _PARTS = (2, 3)  # inputs, targets and, where there are, sample weights
 
 
 class UserData:
-    """The examples of one of a module's `train_data` and `eval_data`, read when first needed.
+    """The examples of one of a module's `train_data` and `eval_data`, read when first needed: then `is_read`.
 
     With sample weights or a `class_weight`, targets are {"targets": ..., "weights": ...}; `weighted` says so.
     """
@@ -32,7 +32,7 @@ class UserData:
         self._name = f"{name} of {given.workload}: {where(source)}" if callable(source) else f"{name} of {given.workload}"
         self._arrays: tuple[Any, ...] | None = None
         self._facts: pipeline.Facts | None = None
-        self._read = self.weighted = False
+        self.is_read = self.weighted = False
 
     def batches(self, shard: Shard) -> tf.data.Dataset:
         """Return endless training batches; see Workload.train_data."""
@@ -76,17 +76,17 @@ class UserData:
                 return of_arrays(*_paired(self._arrays))
             except ValueError as error:
                 raise WorkloadError(f"{self._name}: {error}") from error
-        assert self._facts is not None  # noqa: S101 - set with `_read`
+        assert self._facts is not None  # noqa: S101 - set with `is_read`
         try:
             return of_examples(self._examples(self._facts), self._facts)
         except WorkloadError as error:
             raise WorkloadError(f"{self._name}: {error}") from error
 
     def _read_once(self) -> None:
-        if not self._read:
+        if not self.is_read:
             with tf.init_scope():
                 self._inspect(self._value())
-            self._read = True
+            self.is_read = True
 
     def _value(self) -> Any:
         return call(self._source, self._given) if callable(self._source) else self._source

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from collections.abc import Iterable
 from http import HTTPStatus
 from pathlib import Path
 
@@ -41,7 +40,7 @@ def begin(engine: Engine, run: str, file: Path, within: float = 0.0) -> list[Con
             with contextlib.suppress(*ERRORS):
                 error.message += _last_line_of_failed(engine.containers(run))
         with contextlib.suppress(*ERRORS):
-            _clear(engine, run, yaml.safe_load(file.read_text())["services"])
+            _clear(engine, run, file)
             for volume in () if had_data else engine.volumes(run):
                 volume.remove()
         raise
@@ -62,7 +61,7 @@ def _is_before_a_task(container: Container) -> bool:
     return labels.SERVICE in container.labels and not is_auxiliary
 
 
-def _clear(engine: Engine, run: str, services: Iterable[str]) -> None:
+def _clear(engine: Engine, run: str, file: Path) -> None:
     """Remove all that the run has, also what the engine is still making: Compose leaves at the first error and does not wait for the rest.
 
     The engine reserves a container's name before it makes anything of it: none is on its way once another, never started, has its name.
@@ -71,7 +70,7 @@ def _clear(engine: Engine, run: str, services: Iterable[str]) -> None:
     deadline = time.monotonic() + _CLEAR_TIMEOUT
     try:
         images = engine.client.api.images(quiet=True)
-        for service in services if images else ():
+        for service in yaml.safe_load(file.read_text())["services"] if images else ():
             while time.monotonic() < deadline and not _takes_name(engine, run, service, images[0]):
                 time.sleep(_RETRY_INTERVAL)
     finally:  # also where the engine makes no container more, on a full disk
@@ -86,13 +85,17 @@ def _takes_name(engine: Engine, run: str, service: str, image: str) -> bool:
     except APIError as error:
         if error.status_code != HTTPStatus.CONFLICT:
             raise
-        with contextlib.suppress(NotFound):
-            container = engine.client.containers.get(name)
-            if container.labels.get(labels.RUN) != run:
-                return True
-            container.remove(force=True, v=True)
-        return False
-    return True
+    else:
+        return True
+    try:
+        container = engine.client.containers.get(name)
+        if container.labels.get(labels.RUN) != run:
+            return True
+        container.remove(force=True, v=True)
+    except APIError as error:
+        if error.status_code not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:  # it is not made yet, or is being removed
+            raise
+    return False
 
 
 def _has_data(engine: Engine, run: str) -> bool:

@@ -271,7 +271,7 @@ class Watcher:
         return dataclasses.replace(snapshot, past_attempts=by_task)
 
     def _with_nodes(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
-        """Add the nodes of the cluster if none takes a pod: their offers tell whether waiting helps."""
+        """Add the nodes of the cluster if none takes a pod: what they have free decides whether waiting helps."""
         if not self._with_past_attempts or not any(map(diagnosis.is_unschedulable, snapshot.pods)):
             return snapshot
         if time.monotonic() >= self._next_nodes:

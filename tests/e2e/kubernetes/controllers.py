@@ -213,9 +213,9 @@ def _is_served(definition: str) -> bool:
 def main() -> None:
     """Build all controllers into Go's cache, while nothing else computes; the tests of one that cannot be built say why."""
     with contextlib.ExitStack() as stack:
-        directories = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in (JOBSET, KUEUE)]
         builds = []
-        for one, directory in zip((JOBSET, KUEUE), directories, strict=True):
+        for one in (JOBSET, KUEUE):
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             with contextlib.suppress(pytest.skip.Exception):  # its tests say why
                 builds.append(stack.enter_context(building(one, directory)))
         for build in builds:

@@ -59,7 +59,7 @@ def prepare_and_step(made: KerasModel) -> None:
             zeros(3),
             (
                 r"train\.workload mine:model: model and data do not fit: Input 0 .* of layer .* expected axis -1 of input shape to have value 4, .*"
-                r"; train_data gives inputs \(None, 5\) and targets \(None, 3\), eval_data the same; "
+                r"; eval_data gives inputs \(None, 5\) and targets \(None, 3\); "
                 r"the model 'small' takes \(None, 4\) and gives \(None, 3\)$"
             ),
         ),
