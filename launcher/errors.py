@@ -2,7 +2,7 @@
 
 LauncherError            exit code 1: something outside the spec went wrong
     SpecError            exit code 2: the spec is wrong; carries every problem
-    UsageError           exit code 2: the command line asks for what cannot be
+    UsageError           exit code 2: the command line asks for something impossible
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 class LauncherError(Exception):
-    """Names the thing, what is wrong and what to do next. `remedy` is one sentence for the user."""
+    """An error for the user: `message` names the thing and what is wrong, `remedy` says in one sentence what to do next."""
 
     exit_code = 1
 
@@ -20,27 +20,27 @@ class LauncherError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        """Return the message as it is now: more may have been added to it."""
+        """Return the current message: callers may have extended it."""
         return self.message
 
 
 class UsageError(LauncherError):
-    """The command line asks for something that cannot be done as it is."""
+    """The command line asks for something impossible."""
 
     exit_code = 2
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the beginning of a remedy that names the known word nearest to `word`; empty where none is near."""
+    """Return the beginning of a remedy that names the known word most similar to `word`; empty if none is similar."""
     import difflib
 
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {near[0]}? " if near else ""
+    matches = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {matches[0]}? " if matches else ""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a spec. `line` and `column` count from 1; `path` is such as `roles.worker.replicas`."""
+    """One thing wrong with a spec. `line` and `column` count from 1; `path` is e.g. `roles.worker.replicas`."""
 
     file: str
     line: int
@@ -52,7 +52,7 @@ class Problem:
 
 
 class SpecError(LauncherError):
-    """The spec, or another file that was named, is wrong; nothing was started or written."""
+    """The spec, or another input file, is wrong; nothing was started or written."""
 
     exit_code = 2
 
@@ -61,8 +61,8 @@ class SpecError(LauncherError):
         self.problems = problems
 
 
-def check_tasks(run: str, wanted: Iterable[str], known: Sequence[str]) -> None:
+def check_tasks(run: str, tasks: Iterable[str], known: Sequence[str]) -> None:
     """Raise UsageError for tasks that a run does not have."""
-    if unknown := [task for task in wanted if task not in known]:
+    if unknown := [task for task in tasks if task not in known]:
         remedy = f"{did_you_mean(unknown[0], known)}its tasks are {', '.join(known)}"
         raise UsageError(f"the run {run} has no task {', '.join(unknown)}", remedy)

@@ -1,4 +1,4 @@
-"""Reads JSON objects, and writes files that may hold secrets: what the user put into `env` stands in them as it is."""
+"""Reads JSON objects, and writes files that may hold secrets: values of `env` are in them as plain text."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def json_object(text: str | bytes) -> dict[str, Any] | None:
-    """Return the JSON object that a text is, None where it is none."""
+    """Return the JSON object in a text, None if it has none."""
     try:
         document = json.loads(text)
     except ValueError:
@@ -17,7 +17,7 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None when the file is missing or has no such thing."""
+    """Return the JSON object in a file; None if it cannot be read or has none."""
     try:
         return json_object(path.read_bytes())
     except OSError:
@@ -25,7 +25,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def is_directory(path: Path) -> bool:
-    """Return whether there is such a directory; False also where this user may not look."""
+    """Return whether `path` is a directory; False also without the permission to look."""
     try:
         return path.is_dir()
     except OSError:
@@ -33,23 +33,23 @@ def is_directory(path: Path) -> bool:
 
 
 def write(path: Path, text: str, *, private: bool) -> None:
-    """Write a text file; a `private` one nobody but its owner may read, where it is a regular file. Raises OSError."""
+    """Write a text file. If `private` and a regular file, only its owner may read it. Raises OSError."""
     if not private:
         path.write_text(text, encoding="utf-8")
         return
-    with open(path, "w", encoding="utf-8", opener=_for_owner) as file:
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # /dev/null and pipes are not ours alone
-            os.fchmod(file.fileno(), 0o600)  # one that was there keeps the mode that it had
+    with open(path, "w", encoding="utf-8", opener=_open_for_owner) as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # others use /dev/null and pipes, too
+            os.fchmod(file.fileno(), 0o600)  # an existing file keeps its mode when it is opened
         file.write(text)
 
 
 def is_private(path: Path) -> bool:
-    """Return whether there is a file that nobody but its owner may read."""
+    """Return whether the file exists and only its owner may read it."""
     try:
         return not path.stat().st_mode & 0o077
     except OSError:
         return False
 
 
-def _for_owner(path: str, flags: int) -> int:
+def _open_for_owner(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)

@@ -1,4 +1,4 @@
-"""The trainer image: what it is called, which one a spec's containers start from, and whether the engine has it."""
+"""Images: the names of the trainer's, the one that each container of a spec starts from, and whether the engine has it."""
 
 import json
 import re
@@ -11,12 +11,12 @@ from launcher.spec import role_programs
 from launcher.spec.models import ClusterSpec
 from launcher.spec.role_programs import roles_of
 
-# No public registry is asked for a name that begins so: anybody might claim ours there.
+# The prefix localhost keeps Docker from asking a public registry, where anyone could have taken our name.
 REPOSITORY = "localhost/tf-launcher/trainer"
 DEFAULT_IMAGE = f"{REPOSITORY}:{__version__}"
 GPU_IMAGE = f"{DEFAULT_IMAGE}-gpu"
 
-# Tasks run as this user and group. In the image they own the directory of runs, and so a new volume that is mounted there.
+# Tasks run as this user and group. They own the directory of runs in the image, and therefore a new volume mounted there.
 USER = 1000
 
 # The health check of a task's container: exit code 0 or 1, and one line that says why.
@@ -26,7 +26,7 @@ HEALTH_COMMAND = ("python", "-P", "-m", "trainer", "--health")
 SOURCE_DIGEST = "tf-launcher.sources"
 BASE_NAME = "org.opencontainers.image.base.name"
 
-# How Docker says that it has no such image, and Podman in its place.
+# The message for a missing image, of Docker and of Podman.
 _ABSENT = re.compile("no such image|no such object|image not known", re.IGNORECASE)
 
 
@@ -63,19 +63,19 @@ def attendant_image(spec: ClusterSpec) -> str:
 
 
 def all_for(spec: ClusterSpec, *, tensorboard: bool | None = None) -> list[str]:
-    """Return the images of all containers of `spec`, each once, first the one that TensorBoard's starts from, if there is one.
+    """Return the images of all containers of `spec`, each once; TensorBoard's first, if it has a container.
 
-    `tensorboard` says whether there is; where it does not, there is one if the spec wants one and the run has a volume.
+    `tensorboard` says whether there is one; by default, there is if the spec asks for it and the run has a volume.
     """
-    usual = image_for(spec)
+    default = image_for(spec)
     has_tensorboard = role_programs.has_tensorboard(spec) if tensorboard is None else tensorboard
-    of_tasks = (role.image or usual for role in role_programs.roles_of(spec).values())
-    of_containers = (one.image for _, one in role_programs.containers_of(spec) if one.image)
+    of_tasks = (role.image or default for role in role_programs.roles_of(spec).values())
+    of_containers = (container.image for _, container in role_programs.containers_of(spec) if container.image)
     return list(dict.fromkeys([*([tensorboard_image(spec)] if has_tensorboard else []), *of_tasks, *of_containers]))
 
 
 def is_ours(name: str) -> bool:
-    """Return whether `launcher image build` makes an image of that name by default."""
+    """Return whether `launcher image build` builds an image of that name by default."""
     return name in {DEFAULT_IMAGE, GPU_IMAGE}
 
 
@@ -85,12 +85,12 @@ def build_command(name: str) -> str:
 
 
 def find(name: str) -> Image | None:
-    """Return the image called `name`, or None when the engine has none. Raises DockerError when the engine cannot be asked."""
+    """Return the image called `name`, or None if the engine has none. Raises DockerError if the engine does not answer."""
     try:
-        described = json.loads(docker("image", "inspect", name))[0]
+        inspected = json.loads(docker("image", "inspect", name))[0]
     except DockerError as error:
         if _ABSENT.search(error.output):
             return None
         raise
-    labels = (described.get("Config") or {}).get("Labels") or {}
-    return Image(name=name, id=described["Id"], size=int(described["Size"]), labels=labels)
+    labels = (inspected.get("Config") or {}).get("Labels") or {}
+    return Image(name=name, id=inspected["Id"], size=int(inspected["Size"]), labels=labels)

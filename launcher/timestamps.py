@@ -4,17 +4,17 @@ import time
 from datetime import datetime
 
 
-def seconds(stamp: object) -> float | None:
-    """Return seconds since the epoch from an RFC 3339 time, to a microsecond; None for what is no such time, as one before the epoch."""
+def parse_rfc3339(stamp: object) -> float | None:
+    """Return seconds since the epoch from an RFC 3339 time, to a microsecond; None for anything else, also for a time before the epoch."""
     try:
-        found = datetime.fromisoformat(stamp).timestamp() if isinstance(stamp, str) else -1.0
+        seconds = datetime.fromisoformat(stamp).timestamp() if isinstance(stamp, str) else -1.0
     except ValueError:
         return None
-    return found if found >= 0 else None  # an engine writes the year 1 for what has not happened
+    return seconds if seconds >= 0 else None  # Docker writes the year 1 for an event that has not happened
 
 
-def to_the_second(moment: float) -> str:
-    """Return seconds since the epoch as RFC 3339 in UTC."""
+def rfc3339_seconds(moment: float) -> str:
+    """Return seconds since the epoch as RFC 3339 in UTC, without a fraction."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
 
 

@@ -1,4 +1,4 @@
-"""`launcher diff`: what `up` would change: the objects in a cluster, or the spec that a run here or in containers was started with last."""
+"""`launcher diff`: the changes that `up` would make to objects in a cluster, or those of the spec since a run here or in containers was started."""
 
 import json
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from launcher.cli.run_lookup import DEFAULT_RUNS, backends_of
 from launcher.plan.models import Target
 
 EXAMPLES = (
-    ("launcher diff cluster.yaml --on kubernetes", "what `up` would make, change or delete there; nothing when it would change nothing"),
-    ("launcher diff cluster.yaml --set train.steps=500 && echo same", "the exit code is 1 where there is a difference"),
+    ("launcher diff cluster.yaml --on kubernetes", "what `up` would create, change or delete there; empty if nothing"),
+    ("launcher diff cluster.yaml --set train.steps=500 && echo same", "the exit code is 1 if there is a difference"),
     ("launcher diff cluster.yaml --on local", "what has changed in the spec since its run was started here last"),
 )
 DIFFERS = 1
@@ -26,7 +26,7 @@ def diff(
     on: Annotated[
         str | None,
         backend_option(
-            "The backend of the run; by default the one where it was started from here, a cluster first; the cluster where there is none."
+            "The backend of the run; by default the one on which it was started from here, a cluster first; the cluster if it was not."
         ),
     ] = None,
     context: Context = None,
@@ -37,26 +37,26 @@ def diff(
     """Show what `up` would change."""
     from launcher.cli.backends import check_backend
 
-    target = check_backend(on or (of_clusters() if context or namespace else _where(file, overrides or [], runs)))
+    target = check_backend(on or (of_clusters() if context or namespace else _default_backend(file, overrides or [], runs)))
     if in_namespaces(target):
         context, namespace = resolve_cluster_ref(target, context, namespace)
-        lines = _of_objects(file, overrides or [], runs, ClusterRef(context, namespace))
+        lines = _objects_diff(file, overrides or [], runs, ClusterRef(context, namespace))
         document: dict[str, Any] = {"on": target, "differs": bool(lines), "diff": lines}
     else:
-        document, lines = _of_spec(file, overrides or [], target, runs, ClusterRef(context, namespace))
+        document, lines = _spec_diff(file, overrides or [], target, runs, ClusterRef(context, namespace))
     print("\n".join([json.dumps(document)] if as_json else lines), end="\n" if lines or as_json else "")
     return DIFFERS if document["differs"] else 0
 
 
-def _where(file: Path, overrides: Sequence[str], runs: Path) -> str:
-    """Return the backend on which a spec's run was started from here. A cluster's comes first, as it has objects to compare; also where there is none."""
+def _default_backend(file: Path, overrides: Sequence[str], runs: Path) -> str:
+    """Return the backend on which a spec's run was started from here: a cluster's first, as it has objects to compare, and also if there is none."""
     from launcher.spec.loader import load
 
-    there = backends_of(runs, load(file, overrides).name)
-    return next((on for on in there if in_namespaces(on)), there[0] if there else of_clusters())
+    started_on = backends_of(runs, load(file, overrides).name)
+    return next((on for on in started_on if in_namespaces(on)), started_on[0] if started_on else of_clusters())
 
 
-def _of_objects(file: Path, overrides: Sequence[str], runs: Path, cluster: ClusterRef) -> list[str]:
+def _objects_diff(file: Path, overrides: Sequence[str], runs: Path, cluster: ClusterRef) -> list[str]:
     from launcher.cli.backends import check_backend, open_backend
     from launcher.cli.planning import plan_for_cluster
     from launcher.spec.loader import dump
@@ -67,19 +67,19 @@ def _of_objects(file: Path, overrides: Sequence[str], runs: Path, cluster: Clust
     return list(backend.differences(PlannedRun(plan, dump(spec)))) if isinstance(backend, ComparesObjects) else []
 
 
-def _of_spec(file: Path, overrides: Sequence[str], target: Target, runs: Path, cluster: ClusterRef) -> tuple[dict[str, Any], list[str]]:
-    """Return what has changed in a spec since its run was started last: for `--json`, and as a table."""
+def _spec_diff(file: Path, overrides: Sequence[str], target: Target, runs: Path, cluster: ClusterRef) -> tuple[dict[str, Any], list[str]]:
+    """Return the changes of a spec since its run was last started: for `--json`, and as a table."""
     from launcher.cli.backends import open_backend
-    from launcher.cli.planning import planned
+    from launcher.cli.planning import plan_file
     from launcher.cli.resume import change_table, changed, previous_status
 
-    spec, plan = planned(file, overrides, target, runs)
+    spec, plan = plan_file(file, overrides, target, runs)
     backend = open_backend(target, runs, cluster)
     old = previous_status(backend, spec.name)
-    found = None if old is None else changed(backend, spec, plan, runs)
-    document = {"on": target, "name": spec.name, "state": old and old.state, "differs": found is None or bool(found)}
-    if found is None:
+    changes = None if old is None else changed(backend, spec, plan, runs)
+    document = {"on": target, "name": spec.name, "state": old and old.state, "differs": changes is None or bool(changes)}
+    if changes is None:
         return {**document, "changes": None}, [f"there is no run {spec.name} on {target} whose spec is known: `up` would start it"]
-    return {**document, "changes": [{"path": path, "was": was, "is": value} for path, was, value in found]}, [change_table(found)] * bool(
-        found
-    )
+    return {**document, "changes": [{"path": path, "was": was, "is": value} for path, was, value in changes]}, [
+        change_table(changes)
+    ] * bool(changes)

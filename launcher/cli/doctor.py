@@ -1,4 +1,4 @@
-"""`launcher doctor`: whether a backend can run clusters, and this one."""
+"""`launcher doctor`: whether a backend can run clusters, and a given spec."""
 
 import importlib
 import json
@@ -24,7 +24,7 @@ EXAMPLES = (
     ("launcher doctor cluster.yaml --on kubernetes", "whether the cluster can, and whether this spec fits it"),
 )
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
-NOT_WELL = 1
+PROBLEM_FOUND = 1
 
 
 def doctor(
@@ -50,20 +50,20 @@ def doctor(
     own = spec.kubernetes.namespace if spec is not None else None
     context, namespace = resolve_cluster_ref(on, context, namespace)
     request = CheckRequest(spec, ClusterRef(context, namespace or own), str(runs))
-    found = []
+    results = []
     for result in _examine(BACKENDS[target].examiner, request):
-        found.append(result)
+        results.append(result)
         if not as_json:
             _print(result)
-    well = all(result.level != "problem" for result in found)
+    is_ok = all(result.level != "problem" for result in results)
     if as_json:
-        print(json.dumps({"on": on, "well": well, "findings": list(map(_finding, found))}))
-    return 0 if well else NOT_WELL
+        print(json.dumps({"on": on, "well": is_ok, "findings": list(map(_finding, results))}))
+    return 0 if is_ok else PROBLEM_FOUND
 
 
 def _finding(result: "CheckResult") -> dict[str, str]:
     fields = asdict(result)
-    fields["words"] = fields.pop("message")  # as docs/cli.md has it
+    fields["words"] = fields.pop("message")  # the documented key
     return {key: fields[key] for key in ("level", "what", "words", "remedy")}
 
 
@@ -73,7 +73,7 @@ def _examine(module: str, request: "CheckRequest") -> "Iterator[CheckResult]":
     check = cast("Check", importlib.import_module(module).examine)
     try:
         yield from check(request)
-    except LauncherError as error:  # what nothing after it could be found out without
+    except LauncherError as error:  # the checks after it need what failed
         yield of_error("examination", error)
 
 

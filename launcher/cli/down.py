@@ -19,13 +19,13 @@ from launcher.errors import LauncherError, UsageError
 from launcher.runs.status import ENDED, RunStatus, State
 
 EXAMPLES = (
-    ("launcher down mnist", "saves a checkpoint and stops; `launcher up` goes on from it"),
+    ("launcher down mnist", "saves a checkpoint and stops; `launcher up` continues from it"),
     ("launcher down mnist --now", "kills it; the work since the last checkpoint is lost"),
     ("launcher down mnist --delete-data", "stops it and deletes its checkpoints, logs and results"),
     ("launcher down --finished --older 7d --on kubernetes", "removes the objects of your runs in the namespace that ended a week ago"),
 )
 Say = Callable[[str], None]
-# States of runs that --finished removes, by whether it deletes what they stored: one that was stopped may be continued.
+# States of runs that --finished removes, by whether it deletes what they stored: a stopped run can be resumed.
 _REMOVED = {False: ENDED, True: frozenset({State.SUCCEEDED, State.FAILED})}
 
 
@@ -39,14 +39,12 @@ def down(
         bool,
         typer.Option(
             "--finished",
-            help="All of your runs that have ended, in place of one; those of a cluster with --on kubernetes. With --delete-data those that succeeded or failed.",
+            help="All your runs that have ended; --on kubernetes for those of a cluster. With --delete-data, those that succeeded or failed.",
         ),
     ] = False,
     older: Annotated[
         str | None,
-        typer.Option(
-            "--older", metavar="DURATION", help="Of the finished runs those that ended longer ago, such as 7d.", show_default=False
-        ),
+        typer.Option("--older", metavar="DURATION", help="Only the finished runs that ended longer ago, e.g. 7d.", show_default=False),
     ] = None,
     on: OnRun = None,
     context: Context = None,
@@ -59,10 +57,10 @@ def down(
 
     if finished or older is not None:
         if not finished or name is not None:
-            raise UsageError("--older goes with --finished, and neither with the NAME of a run", "leave out the one that you do not mean")
+            raise UsageError("--older goes with --finished, and neither with the NAME of a run", "leave out one of them")
         _down_finished(on, runs, ClusterRef(context, namespace), older, delete_data=delete_data, yes=yes, as_json=as_json)
         return
-    backend, run = open_run(name, on, runs, ClusterRef(context, namespace), one=True)
+    backend, run = open_run(name, on, runs, ClusterRef(context, namespace), unique=True)
     status = backend.status(run)
     directory = status.run_dir
     if delete_data and not yes:
@@ -82,55 +80,55 @@ def down(
 def _down_finished(
     on: str | None, runs: Path, cluster: ClusterRef, older: str | None, *, delete_data: bool, yes: bool, as_json: bool
 ) -> None:
-    """Remove what runs have left that have ended, without those of other users; those that say when, where `older` names a time since."""
+    """Remove what the user's ended runs left; with `older`, only runs whose end is known and longer ago."""
     from launcher.cli.backends import known_runs, selected_backend_name
     from launcher.cli.formats import seconds_of
 
     on = selected_backend_name(on, cluster)
     before = time.time() - seconds_of(older, "--older") if older is not None else None
-    found = [
-        (backend, one)
-        for backend, one in known_runs(on, runs, cluster)
-        if _is_finished(one, delete_data=delete_data) and (before is None or (one.ended or 0.0) < before)
+    finished = [
+        (backend, status)
+        for backend, status in known_runs(on, runs, cluster)
+        if _is_finished(status, delete_data=delete_data) and (before is None or (status.ended or 0.0) < before)
     ]
-    if delete_data and found and not yes:
-        names = ", ".join(one.name for _, one in found)
+    if delete_data and finished and not yes:
+        names = ", ".join(status.name for _, status in finished)
         _confirm(names, f"all that {names} stored", may_prompt=not as_json and sys.stdin.isatty())
     result: list[dict[str, Any]] = []
     failed: list[LauncherError] = []
-    for backend, one in found:
+    for backend, status in finished:
         try:
-            if backend.status(one.name).state not in _REMOVED[delete_data]:  # started again meanwhile
+            if backend.status(status.name).state not in _REMOVED[delete_data]:  # restarted since it was listed
                 continue
-            removed = backend.stop(one.name)
+            removed = backend.stop(status.name)
             if delete_data:
-                backend.delete(one.name)
-        except LauncherError as error:  # the others are nevertheless to go
+                backend.delete(status.name)
+        except LauncherError as error:  # the other runs are still removed
             failed.append(error)
             continue
         if removed or delete_data:
-            result.append({"name": one.name, "state": one.state, "removed": removed, "deleted": delete_data})
+            result.append({"name": status.name, "state": status.state, "removed": removed, "deleted": delete_data})
             what = [count(number, kind) for kind, number in removed.items()] + ["its data"] * delete_data
-            print(f"{one.name} ({one.state}): removed {', '.join(what)}", file=sys.stderr if as_json else sys.stdout, flush=True)
+            print(f"{status.name} ({status.state}): removed {', '.join(what)}", file=sys.stderr if as_json else sys.stdout, flush=True)
     if as_json:
         print(json.dumps(result))
     elif not result and not failed:
-        print("no run that has ended left anything to remove" + (f", of those that ended more than {older} ago" if older else ""))
+        print("nothing to remove: no finished run" + (f" older than {older}" if older else "") + " left anything")
     if failed:
         raise LauncherError("; ".join(error.message for error in failed), "; ".join(dict.fromkeys(error.remedy for error in failed)))
 
 
-def _is_finished(one: RunStatus, *, delete_data: bool) -> bool:
-    """Return whether a run has ended for good, and is the user's own as far as a cluster knows: what others have applied there has no user."""
-    own = one.mine and (not in_namespaces(one.backend) or bool(one.user))
-    return own and one.ended is not None and one.state in _REMOVED[delete_data]
+def _is_finished(status: RunStatus, *, delete_data: bool) -> bool:
+    """Return whether a run has ended for good and is the user's own. Objects that were applied without the launcher have no user, and are not."""
+    own = status.mine and (not in_namespaces(status.backend) or bool(status.user))
+    return own and status.ended is not None and status.state in _REMOVED[delete_data]
 
 
 def _confirm(run: str, directory: object, *, may_prompt: bool) -> None:
     if not may_prompt:
         raise UsageError(
             f"--delete-data deletes {directory or f'the record of {run}'} for good",
-            "say --yes as well, as there is no terminal to ask on",
+            "add --yes, as there is no terminal for a prompt",
         )
     what = f"{directory} with its checkpoints and logs" if directory else "its record"
     if not typer.confirm(f"delete {run}: {what}?", err=True):
@@ -149,7 +147,7 @@ def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps_data: bool) 
     try:
         removed = backend.stop(run, now=now, report=lambda message: say(f"{run}: {message}"))
     except KeyboardInterrupt:
-        say(f"{run}: interrupted; the stop continues. Another `launcher down` waits for it, with --now it ends at once")
+        say(f"{run}: interrupted; the stop continues. Another `launcher down` waits for it, `launcher down --now` kills the run")
         raise
     if ended:
         how = "was interrupted" if status.state is State.INTERRUPTED else f"has {_HAS.get(status.state, status.state)}"
@@ -166,4 +164,4 @@ def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps_data: bool) 
     return {"state": after.state, "ran": not ended, "checkpoint_step": after.checkpoint_step, "removed": removed}
 
 
-_HAS = {State.STOPPED: "been stopped", State.UNKNOWN: "ended (how is not known)"}
+_HAS = {State.STOPPED: "been stopped", State.UNKNOWN: "ended (its result is not known)"}

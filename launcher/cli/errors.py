@@ -52,7 +52,7 @@ def _document_of(error: Exception) -> dict[str, Any]:
             return _document(error.message, error.remedy, error.exit_code)
         case typer.Abort():
             return _document("cancelled at the prompt; nothing was changed", "", INTERRUPTED)
-    # Errors of the command line itself: typer's and click's classes differ between versions, not their shape.
+    # Errors of the command line itself: the classes of typer and click differ between versions, their attributes do not.
     format_message = getattr(error, "format_message", None)
     if format_message is not None:
         context = getattr(error, "ctx", None)
@@ -70,7 +70,7 @@ def _document(message: str, remedy: str, exit_code: int, problems: list[dict[str
 
 
 def _print(error: Exception, document: dict[str, Any]) -> None:
-    # Colour by hand: rich would cost every wrong command line a tenth of a second.
+    # Without rich, whose import would add 0.1 s to each wrong command line.
     colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     red, cyan, end = ("\033[1;31m", "\033[36m", "\033[0m") if colour else ("", "", "")
     if isinstance(error, SpecError):
@@ -83,19 +83,19 @@ def _print(error: Exception, document: dict[str, Any]) -> None:
             print(f"{style}{name}{end} {wrapped(text, width, len(name) + 1)}", file=sys.stderr)
 
 
-def wrapped(text: str, width: int | None, begun: int) -> str:
-    """Return a text in lines of `width` that break between words, never in a command in backticks; `begun` columns of the first are taken.
+def wrapped(text: str, width: int | None, column: int) -> str:
+    """Return a text wrapped at `width`, between words and never in a command in backticks; the first line starts at column `column`.
 
-    A line of the text that is indented, as a program has written it, stays as it is.
+    Indented lines, which are a program's output, stay unwrapped.
     """
     if width is None:
         return text
     first, *more = text.split("\n")
-    return "\n".join([_filled(first, width, begun), *(line if line[:1].isspace() else _filled(line, width, 0) for line in more)])
+    return "\n".join([_filled(first, width, column), *(line if line[:1].isspace() else _filled(line, width, 0) for line in more)])
 
 
-def _filled(text: str, width: int, begun: int) -> str:
-    lines, left = [""], width - begun
+def _filled(text: str, width: int, column: int) -> str:
+    lines, left = [""], width - column
     for word in re.findall(r"[^\s`]*`[^`]*`\S*|\S+", text):
         if lines[-1] and left < len(word) + 1:
             lines.append("")

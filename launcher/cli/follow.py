@@ -1,6 +1,6 @@
-"""Follow a run in the foreground: lines and status to a view, Ctrl-C to the backend, until the run has ended.
+"""Follow a run in the foreground: lines and status go to a view, Ctrl-C to the backend, until the run has ended.
 
-If the launcher leaves in any way, it stops the run first, unless its cluster cannot be reached. If it is killed, the supervisor of a local or
+If the launcher exits for any reason, it first stops the run, unless its cluster cannot be reached. If it is killed, the supervisor of a local or
 Docker run stops the run; on Kubernetes the run continues.
 """
 
@@ -17,7 +17,7 @@ from launcher.runs.status import ENDED, LogLine, RunStatus, RunUnreachableError
 from trainer.events import Event
 
 STATUS_INTERVAL = 0.25
-# After a run has ended its last lines are read, however many there are; a reader that brings none for so long is left.
+# After the end of a run its last lines are read until there are no more, or none came for so long.
 LAST_LINES_TIMEOUT = 60.0
 
 STOPPING = "stopping: {stop_description}; press Ctrl-C again to stop at once"
@@ -36,7 +36,7 @@ class View(Protocol):
         """Show a line that a task's program wrote."""
 
     def status(self, status: RunStatus) -> None:
-        """Show how the run is now."""
+        """Show the run's current status."""
 
     def say(self, message: str) -> None:
         """Show a line of the launcher's own."""
@@ -48,47 +48,47 @@ def follow(
     """Return the run's last status once it has ended and every line is shown. `stop_description` says what a stop does (stopping.py)."""
     try:
         return _follow(
-            backend, name, view, Stopper(backend, name, view, interrupts, stop_description), LogPump(backend, name, tasks, since)
+            backend, name, view, Stopper(backend, name, view, interrupts, stop_description), LogReader(backend, name, tasks, since)
         )
     except RunUnreachableError:
-        raise  # nor could it be stopped
+        raise  # it cannot be stopped either
     except BaseException:
-        # The terminal is gone, the pipe is closed, or this code has an error: nobody watches any more.
+        # The terminal is gone, the pipe is closed, or this code has an error: the user no longer sees the run.
         backend.stop(name)
         raise
 
 
-def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", pump: "LogPump") -> RunStatus:
-    next_status = over_since = 0.0
+def _follow(backend: Backend, name: str, view: View, stopper: "Stopper", reader: "LogReader") -> RunStatus:
+    next_status = ended_since = 0.0
     while True:
         stopper.check()
-        for line in pump.take(0.1) if not pump.ended else _nothing():
+        for line in reader.take(0.1) if not reader.ended else _idle():
             _show(line, view)
-            over_since = 0.0
+            ended_since = 0.0
         now = time.monotonic()
-        if now < next_status and not pump.ended:
+        if now < next_status and not reader.ended:
             continue
         next_status = now + STATUS_INTERVAL
-        # Asked before the status: while something stops the run, the status is not its last.
+        # Read before the status: while a stop is in progress, the status is not final.
         stopping = stopper.busy()
         status = backend.status(name)
         view.status(status)
         for note in backend.reconcile(name) if isinstance(backend, Reconciles) and not stopping else ():
             view.event({"event": "notice", "time": round(time.time(), 3), "task": "launcher", "message": note})
         if status.state not in ENDED or stopping or stopper.busy():
-            over_since = 0.0
+            ended_since = 0.0
             continue
-        over_since = over_since or now
-        late = now - over_since > LAST_LINES_TIMEOUT
-        if late and not pump.ended:
+        ended_since = ended_since or now
+        late = now - ended_since > LAST_LINES_TIMEOUT
+        if late and not reader.ended:
             view.say(
-                f"lines may be missing here: none came for {LAST_LINES_TIMEOUT:.0f} s after the run's end; `launcher logs {name}` reads them"
+                f"lines may be missing here: none came for {LAST_LINES_TIMEOUT:.0f} s after the run's end; `launcher logs {name}` shows them"
             )
-        if late or pump.ended:
+        if late or reader.ended:
             return status
 
 
-def _nothing() -> tuple[LogLine, ...]:
+def _idle() -> tuple[LogLine, ...]:
     time.sleep(0.1)
     return ()
 
@@ -102,17 +102,17 @@ def _show(line: LogLine, view: View) -> None:
 
 
 class Stopper:
-    """Turns the first signal into a graceful stop and the second into one at once, each on a thread of its own."""
+    """Stops the run gracefully on the first signal, and at once on the second, each on its own thread."""
 
     def __init__(self, backend: Backend, name: str, view: View, interrupts: Interrupts, stop_description: str) -> None:
         self._backend, self._name, self._view, self._interrupts = backend, name, view, interrupts
-        self._says = (STOPPING.format(stop_description=stop_description), STOPPING_NOW)
+        self._announcements = (STOPPING.format(stop_description=stop_description), STOPPING_NOW)
         self._threads: list[threading.Thread] = []
         self._errors: list[Exception] = []
-        self._messages: list[str] = []  # by the threads, for the one that shows it
+        self._messages: list[str] = []  # from the stop threads, for the main thread to show
 
     def check(self) -> None:
-        """Start what the signals so far ask for. Raises what stopping raised."""
+        """Start the stop that the signals so far ask for. Raises the error of an earlier stop."""
         while self._messages:
             self._view.say(self._messages.pop(0))
         if self._errors:
@@ -120,28 +120,28 @@ class Stopper:
         stage = len(self._threads)
         if stage >= min(self._interrupts.count, 2):
             return
-        self._view.say(self._says[stage])
+        self._view.say(self._announcements[stage])
         thread = threading.Thread(target=self._stop, kwargs={"now": stage == 1}, name="stop", daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def busy(self) -> bool:
-        """Return whether something of the run may still be there."""
+        """Return whether a stop is in progress."""
         return any(thread.is_alive() for thread in self._threads)
 
     def _stop(self, *, now: bool) -> None:
         try:
             self._backend.stop(self._name, now=now, report=self._messages.append)
-        except Exception as error:  # noqa: BLE001  raised by check, on the thread that follows
+        except Exception as error:  # noqa: BLE001  raised by check, on the main thread
             self._errors.append(error)
 
 
-class LogPump:
-    """Follows the lines of all tasks of a run until the run has ended, on a thread of its own: the one that shows them never waits for long."""
+class LogReader:
+    """Reads the lines of all tasks until the run has ended, on its own thread, so that the main thread never waits for long."""
 
     def __init__(self, backend: Backend, name: str, tasks: list[str], since: float) -> None:
         self.ended = False
-        # Bounded: a program that writes faster than the terminal takes it must not fill the memory.
+        # Bounded: a program that writes faster than the terminal must not fill the memory.
         self._lines: queue.Queue[object] = queue.Queue(maxsize=10_000)
         self._thread = threading.Thread(target=self._read, args=(backend, name, tasks, since), name="logs", daemon=True)
         self._thread.start()
@@ -151,12 +151,12 @@ class LogPump:
             for line in backend.logs(name, tasks=tasks, follow=True, since=since, tail=None):
                 self._lines.put(line)
             self._lines.put(_END)
-        except Exception as error:  # noqa: BLE001  carried to the thread that takes the lines, which raises it
+        except Exception as error:  # noqa: BLE001  raised by take, on the main thread
             self._lines.put(error)
 
-    def take(self, seconds: float, most: int = 1000) -> Iterator[LogLine]:
-        """Yield the lines there are, waiting up to `seconds` for the first. Raises what reading them raised."""
-        for position in range(most):
+    def take(self, seconds: float, limit: int = 1000) -> Iterator[LogLine]:
+        """Yield the available lines, waiting up to `seconds` for the first. Raises the reader thread's error."""
+        for position in range(limit):
             try:
                 item = self._lines.get(timeout=seconds) if position == 0 else self._lines.get_nowait()
             except queue.Empty:

@@ -1,4 +1,4 @@
-"""Times, sizes and counts as people read them, and a status as programs do."""
+"""Times, sizes and counts as text for people, and a status as JSON."""
 
 import math
 import re
@@ -35,12 +35,12 @@ def ago(moment: float, now: float | None = None) -> str:
     return "just now" if seconds < 1 else f"{duration(round(seconds)).replace('.0', '')} ago"
 
 
-def memory(size: int) -> str:
+def binary_size(size: int) -> str:
     """Write bytes in the largest binary unit that leaves at least one: `4 GiB`, `1.5 GiB`."""
     return _in_units(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"), digits=4)
 
 
-def decimal(size: int) -> str:
+def decimal_size(size: int) -> str:
     """Write bytes as Docker and disks do, in powers of 1000: `1.18 GB`, `27 MB`."""
     return _in_units(size, 1000, ("B", "kB", "MB", "GB"), digits=3)
 
@@ -69,7 +69,7 @@ def seconds_each(seconds: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """Write a loss or a metric. None is a value that was not finite, which JSON cannot hold."""
+    """Write a loss or a metric. None stands for a value that was not finite, which JSON cannot hold."""
     return f"{math.nan if value is None else value:.4g}"
 
 
@@ -84,10 +84,10 @@ def moment(text: str, now: float | None = None) -> float:
 
     if re.fullmatch(DURATION_PATTERN, text):
         return (time.time() if now is None else now) - seconds_of(text, "--since")
-    found = timestamps.seconds(text)
-    if found is None:
-        raise UsageError(f"{text!r} is no time", "write how long ago, such as 10m, or a time, such as 2026-01-31T12:00:00Z")
-    return found
+    seconds = timestamps.parse_rfc3339(text)
+    if seconds is None:
+        raise UsageError(f"{text!r} is not a time", "write how long ago, e.g. 10m, or a time, e.g. 2026-01-31T12:00:00Z")
+    return seconds
 
 
 def seconds_of(text: str, option: str) -> float:
@@ -102,6 +102,6 @@ def seconds_of(text: str, option: str) -> float:
 
 
 def document(status: RunStatus) -> dict[str, Any]:
-    """Return a status as `--json` prints it."""
+    """Return a status as the object that `--json` prints."""
     fields: dict[str, Any] = finite(asdict(status) | {"run_dir": str(status.run_dir or "")})
     return fields

@@ -24,19 +24,18 @@ EXAMPLES = (
     ("launcher get mnist model models/first --on kubernetes", "the same, into models/first, from a cluster"),
     ("launcher get mnist checkpoints", "all checkpoints of the run, into ./mnist-checkpoints"),
 )
-_REPORT_INTERVAL = 10.0  # seconds, where there is no terminal
+_REPORT_INTERVAL = 10.0  # seconds, without a terminal
 
 
 def get(
     name: Name = None,
     what: Annotated[
         Artifact,
-        typer.Argument(
-            metavar="WHAT", help="model, checkpoints, logs (TensorBoard's) or results; model when left out.", show_default=False
-        ),
+        typer.Argument(metavar="WHAT", help="model, checkpoints, logs (TensorBoard's) or results; by default model.", show_default=False),
     ] = Artifact.MODEL,
     destination: Annotated[
-        Path | None, typer.Argument(metavar="DEST", help="The directory to make; left out, ./NAME-model and the like.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="DEST", help="The directory to create; by default ./NAME-WHAT, e.g. ./mnist-model.", show_default=False),
     ] = None,
     *,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files at DEST.")] = False,
@@ -54,8 +53,8 @@ def get(
     unpacking.check(directory, runs, replace=force)
     began = time.monotonic()
     with exit_on_signals(), backend.fetch(run, what) as stored:
-        with _progress(stored, f"{run}: {what}", quiet=as_json) as seen:
-            unpacked = unpacking.unpack(stored.chunks, directory, replace=force, seen=seen)
+        with _progress(stored, f"{run}: {what}", quiet=as_json) as on_bytes:
+            unpacked = unpacking.unpack(stored.chunks, directory, replace=force, on_bytes=on_bytes)
         origin = stored.origin
     if not unpacked.files:
         raise missing_artifact(run, what, ())
@@ -68,16 +67,18 @@ def get(
 
 def _print_result(run: str, what: Artifact, directory: Path, unpacked: Unpacked) -> None:
     shown = relative_path(str(directory))
-    print(f"{run}: the {_called(what, directory)} in {shown}, {formats.count(unpacked.files, 'file')}, {formats.memory(unpacked.size)}")
+    print(
+        f"{run}: the {_subject(what, directory)} in {shown}, {formats.count(unpacked.files, 'file')}, {formats.binary_size(unpacked.size)}"
+    )
     if unpacked.left_out:
-        print(f"left out, as they lead elsewhere or are no files: {', '.join(unpacked.left_out)}", file=sys.stderr)
+        print(f"left out: links that lead outside, and special files: {', '.join(unpacked.left_out)}", file=sys.stderr)
     if what is Artifact.MODEL and (directory / "model.keras").is_file():
         print(f'load it with keras.models.load_model("{shown}/model.keras")')
     elif what is Artifact.MODEL and (directory / "saved_model").is_dir():
         print(f'load it with tf.saved_model.load("{shown}/saved_model")')
 
 
-def _called(what: Artifact, directory: Path) -> str:
+def _subject(what: Artifact, directory: Path) -> str:
     if what is not Artifact.MODEL:
         return f"{what} are"
     facts = read_json(directory / "metrics.json") or {}
@@ -88,32 +89,32 @@ def _called(what: Artifact, directory: Path) -> str:
 
 
 @contextlib.contextmanager
-def _progress(stored: Stored, doing: str, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Show on stderr how many bytes have come: a bar on a terminal, else a line each ten seconds."""
+def _progress(stored: Stored, label: str, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Show on stderr how many bytes were received: as a bar on a terminal, else as a line every ten seconds."""
     if quiet:
         yield lambda _: None
         return
     if not sys.stderr.isatty():
-        yield _Lines(doing, stored.size)
+        yield _LineProgress(label, stored.size)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task(doing, total=stored.size)
+        bar = progress.add_task(label, total=stored.size)
         yield lambda count: progress.advance(bar, count)
 
 
-class _Lines:
-    """Says every while in a line how many bytes have come."""
+class _LineProgress:
+    """Prints from time to time how many bytes were received."""
 
-    def __init__(self, doing: str, size: int | None) -> None:
-        self._doing, self._of = doing, "" if size is None else f" of {formats.memory(size)}"
-        self._came, self._reported = 0, time.monotonic()
+    def __init__(self, label: str, size: int | None) -> None:
+        self._label, self._total = label, "" if size is None else f" of {formats.binary_size(size)}"
+        self._received, self._reported = 0, time.monotonic()
 
     def __call__(self, count: int) -> None:
-        self._came += count
+        self._received += count
         if time.monotonic() - self._reported >= _REPORT_INTERVAL:
             self._reported = time.monotonic()
-            print(f"{self._doing}: {formats.memory(self._came)}{self._of}", file=sys.stderr, flush=True)
+            print(f"{self._label}: {formats.binary_size(self._received)}{self._total}", file=sys.stderr, flush=True)

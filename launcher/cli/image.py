@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.cli.formats import decimal, duration
+from launcher.cli.formats import decimal_size, duration
 from launcher.cli.options import Json
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ EXAMPLES = (
     ("launcher image build --code ./src --push registry.example/team/train:1", "with your own code in it"),
     ("launcher image build --build-arg HTTPS_PROXY --ca-file company.pem", "behind a company's proxy"),
 )
-# Names in a directory of code that hardly ever belong into an image.
+# Directories beside code that seldom belong in an image.
 _LARGE_DIRECTORIES = (".git", ".venv", "venv", "runs", "node_modules")
-_WORTH_A_LINE = 0.1  # seconds that a step took
+_MIN_REPORTED = 0.1  # seconds; shorter steps get no line
 
 
 class Action(StrEnum):
@@ -41,10 +41,10 @@ def image(
         Path | None, typer.Option(metavar="DIR", help="Put your code into it too, where every task can import it.", show_default=False)
     ] = None,
     tag: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The image's name; by default one that the launcher looks for.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="The image's name; by default the one that runs use.", show_default=False)
     ] = None,
     push: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Call it so, and push it to the registry of that name.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="The image's name; push it to the registry in that name.", show_default=False)
     ] = None,
     platform: Annotated[
         str | None,
@@ -74,7 +74,7 @@ def image(
 
     del action  # there is one
     if tag is not None and push is not None:
-        raise UsageError("--push and --tag both name the image", "give --push alone")
+        raise UsageError("--push and --tag both name the image", "leave out --tag")
     request = Request(
         gpu=gpu,
         code=code,
@@ -94,10 +94,10 @@ def image(
         print(json.dumps({"image": built.name, "id": built.id, "size": built.size, "seconds": round(seconds, 1), "labels": built.labels}))
         return
     print(
-        f"{built.name} is {'there' if push is None else 'pushed'}: id {built.id.removeprefix('sha256:')[:12]}, {decimal(built.size)}, after {duration(seconds)}"
+        f"{built.name} is {'built' if push is None else 'pushed'}: id {built.id.removeprefix('sha256:')[:12]}, {decimal_size(built.size)}, after {duration(seconds)}"
     )
     if code is None and push is not None:
-        print(f"in the spec: `image: {built.name}`; of files that are there: TRAINER_IMAGE for Compose, `images` of kustomization.yaml")
+        print(f"in the spec: `image: {built.name}`; in rendered files: TRAINER_IMAGE for Compose, `images` of kustomization.yaml")
     if code is not None:
         print(f"in the spec: `image: {built.name}`, and no `code`")
 
@@ -123,14 +123,16 @@ def _build(request: "Request", *, verbose: bool) -> "Image":
     from launcher.image_build.steps import Output, Step
 
     check(request)
-    # Progress is for people; stdout is for what was built.
+    # Progress goes to stderr; stdout is for the result.
     console = Console(stderr=True, highlight=False)
     console.print(f"building {request.name} on {request.base}", soft_wrap=True)
     if request.code is not None and (large := _large_directories(request.code)):
-        console.print(f"note: {', '.join(large)} go into the image too; a .dockerignore in {request.code} leaves them out", soft_wrap=True)
+        console.print(
+            f"note: the image will contain {', '.join(large)}; a .dockerignore in {request.code} can exclude them", soft_wrap=True
+        )
     if verbose:
         return build(request, lambda _: None, raw=lambda line: console.print(line, markup=False, soft_wrap=True))
-    with console.status("asking the engine") as status:
+    with console.status("connecting to the engine") as status:
         announced: set[str] = set()
 
         def report(progress: Step | Output) -> None:
@@ -141,7 +143,7 @@ def _build(request: "Request", *, verbose: bool) -> "Image":
                     console.print(f"  {progress.title} ...")
             elif progress.seconds is None:
                 status.update(progress.title)
-            elif progress.seconds >= _WORTH_A_LINE:
+            elif progress.seconds >= _MIN_REPORTED:
                 console.print(f"  {progress.title}: {duration(progress.seconds)}")
 
         return build(request, report)

@@ -17,10 +17,10 @@ from launcher.files import write
 from launcher.tfjob.convert import Imported
 
 EXAMPLES = (
-    ("launcher import tfjob.yaml -o cluster.yaml", "writes the spec, and says how the run will differ"),
+    ("launcher import tfjob.yaml -o cluster.yaml", "writes the spec, and lists how the run will differ"),
     ("launcher import tfjob.yaml", "prints the spec; remarks go to stderr"),
-    ("kubectl get tfjob mnist -o yaml | launcher import - -o mnist.yaml", "one that is in the cluster"),
-    ("launcher import all.yaml --name mnist -o mnist.yaml", "one of several in a file"),
+    ("kubectl get tfjob mnist -o yaml | launcher import - -o mnist.yaml", "a TFJob of the cluster"),
+    ("launcher import all.yaml --name mnist -o mnist.yaml", "one of several TFJobs in a file"),
 )
 _STDIN = Path("-")
 
@@ -30,10 +30,10 @@ def import_(
     *,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the spec there; to stdout when left out.", show_default=False),
+        typer.Option("--output", "-o", metavar="FILE", help="The spec's file; by default stdout.", show_default=False),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Which TFJob, where there are several.", show_default=False)] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+    name: Annotated[str | None, typer.Option("--name", help="The TFJob's name, if there are several.", show_default=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a spec from a TFJob, and list how the run will differ."""
@@ -43,15 +43,15 @@ def import_(
         _check(output, force=force)
     title = "stdin" if file == _STDIN else str(file)
     directory = Path.cwd() if output is None else output.absolute().parent
-    made = convert(_read(file), title, name=name, directory=directory, output=str(output or "the spec"))
+    imported = convert(_read(file), title, name=name, directory=directory, output=str(output or "the spec"))
     if output is not None:
-        write(output, made.text, private=made.has_env)
+        write(output, imported.text, private=imported.has_env)
     if as_json:
-        print(json.dumps(_as_json(made, title, output)))
+        print(json.dumps(_as_json(imported, title, output)))
         return
     if output is None:
-        streams.print_yaml(made.text)
-    print(_summary(made, title, output), file=sys.stderr if output is None else sys.stdout)
+        streams.print_yaml(imported.text)
+    print(_summary(imported, title, output), file=sys.stderr if output is None else sys.stdout)
 
 
 def _read(file: Path) -> bytes:
@@ -68,36 +68,36 @@ def _read(file: Path) -> bytes:
 
 
 def _check(output: Path, *, force: bool) -> None:
-    """Raise UsageError where the spec cannot be written, or would overwrite something."""
+    """Raise UsageError if the spec cannot be written, or would overwrite a file."""
     output_file.check(output)
     if output.exists() and not force:
-        raise UsageError(f"{output} is there already", "give another file, or --force to overwrite it")
+        raise UsageError(f"{output} already exists", "give another file, or --force to overwrite it")
 
 
-def _as_json(made: Imported, title: str, output: Path | None) -> dict[str, object]:
-    fields: dict[str, object] = {"from": title, "name": made.name, "strategy": made.strategy, "tasks": made.tasks}
-    fields["remarks"] = [asdict(remark) for remark in made.remarks]
-    fields["differences"] = {difference.about: difference.message for difference in made.differences}
-    fields["others"] = [asdict(other) for other in made.others]
-    return fields | ({"text": made.text} if output is None else {"file": str(output)})
+def _as_json(imported: Imported, title: str, output: Path | None) -> dict[str, object]:
+    fields: dict[str, object] = {"from": title, "name": imported.name, "strategy": imported.strategy, "tasks": imported.tasks}
+    fields["remarks"] = [asdict(remark) for remark in imported.remarks]
+    fields["differences"] = {difference.about: difference.message for difference in imported.differences}
+    fields["others"] = [asdict(other) for other in imported.others]
+    return fields | ({"text": imported.text} if output is None else {"file": str(output)})
 
 
-def _summary(made: Imported, title: str, output: Path | None) -> str:
+def _summary(imported: Imported, title: str, output: Path | None) -> str:
     from launcher.tfjob.reading import grouped
 
-    roles = ", ".join(count(number, role) for role, number in made.tasks.items())
-    written = f"wrote {output}" if output is not None else "imported"
-    lines = [f"{written}: {made.name}, {count(sum(made.tasks.values()), 'task')} ({roles}), {made.strategy}, from {title}"]
-    if made.remarks:
-        lines += ["", "Fields that are other than they were, or left out:"]
-        for line_numbers, paths, remark in grouped(made.remarks):
+    roles = ", ".join(count(number, role) for role, number in imported.tasks.items())
+    action = f"wrote {output}" if output is not None else "imported"
+    lines = [f"{action}: {imported.name}, {count(sum(imported.tasks.values()), 'task')} ({roles}), {imported.strategy}, from {title}"]
+    if imported.remarks:
+        lines += ["", "Fields that changed or were left out:"]
+        for line_numbers, paths, remark in grouped(imported.remarks):
             lines.append(f"  {title}:{line_numbers}: {paths}: {remark.message}")
             lines += [f"      to do: {remark.remedy}"] * bool(remark.remedy)
-    if made.others:
-        lines += ["", "Objects beside it, which are left alone; have them in the cluster before the run, by `kubectl apply`:"]
-        lines += [f"  {title}:{other.line}: {other.kind} {other.name}".rstrip() for other in made.others]
+    if imported.others:
+        lines += ["", "Other objects of the file, not imported; create them in the cluster before the run, with `kubectl apply`:"]
+        lines += [f"  {title}:{other.line}: {other.kind} {other.name}".rstrip() for other in imported.others]
     lines += ["", "How the run differs from the TFJob's (docs/from-tfjob.md):"]
-    lines += [f"  {difference.about}: {difference.message}" for difference in made.differences]
+    lines += [f"  {difference.about}: {difference.message}" for difference in imported.differences]
     if output is not None:
-        lines += ["", f"Next: `{shlex.join(['launcher', 'doctor', str(output), '--on', 'kubernetes'])}`, then `launcher up` in its place."]
+        lines += ["", f"Next: `{shlex.join(['launcher', 'doctor', str(output), '--on', 'kubernetes'])}`, then the same command with `up`."]
     return "\n".join(lines)

@@ -36,7 +36,7 @@ def init(
     workload: Annotated[
         str | None,
         typer.Option(
-            help=f"The workload: a built-in one, or package.module:Class of your code; {_WORKLOAD} when left out.",
+            help=f"The workload: a built-in one, or package.module:Class of your code; by default {_WORKLOAD}.",
             autocompletion=_workloads,
             show_default=False,
         ),
@@ -45,10 +45,10 @@ def init(
         str, typer.Option(help="How its tasks work together.", autocompletion=_strategies, metavar="|".join(get_args(Strategy)))
     ] = "parameter_server",
     name: Annotated[
-        str | None, typer.Option(help="The run's name; when left out the workload's, or `my-run` for a program.", show_default=False)
+        str | None, typer.Option(help="The run's name; by default the workload's, or `my-run` for a program.", show_default=False)
     ] = None,
     program: Annotated[bool, typer.Option("--command", help="Run a program of your own instead of a workload.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a commented starter spec."""
@@ -56,15 +56,13 @@ def init(
     from launcher.spec.starter import starter
 
     if program and workload is not None:
-        raise UsageError(
-            "--command runs a program in place of a workload, and --workload names one", "leave out the one that you do not mean"
-        )
-    trained = None if program else workload or _WORKLOAD
-    run = name or _name(trained)
-    text = f"# yaml-language-server: $schema={SCHEMA_FILE}\n" + starter(run, trained, strategy)
+        raise UsageError("--command runs a program in place of a workload, and --workload names one", "leave out one of them")
+    workload = None if program else workload or _WORKLOAD
+    run = name or _name(workload)
+    text = f"# yaml-language-server: $schema={SCHEMA_FILE}\n" + starter(run, workload, strategy)
     _write(file, text, force=force)
     if as_json:
-        print(json.dumps({"file": str(file), "name": run, "strategy": strategy, "workload": trained}))
+        print(json.dumps({"file": str(file), "name": run, "strategy": strategy, "workload": workload}))
     else:
         print(f"wrote {file}: edit it, then run it with `{shlex.join(['launcher', 'up', str(file)])}`")
 
@@ -79,6 +77,6 @@ def _write(file: Path, text: str, *, force: bool) -> None:
         with file.open("w" if force else "x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError:
-        raise UsageError(f"{file} is there already", "give another file, or --force to overwrite it") from None
+        raise UsageError(f"{file} already exists", "give another file, or --force to overwrite it") from None
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}", "give a file in a directory that you may write to") from None

@@ -1,4 +1,4 @@
-"""Ctrl-C once and twice: signals become stages, while this object is entered."""
+"""Counts Ctrl-C and other signals that ask to stop, so that the first and the second can have different effects."""
 
 import contextlib
 import signal
@@ -10,31 +10,31 @@ from launcher.cli.errors import INTERRUPTED
 from launcher.errors import LauncherError
 from trainer.exit_codes import ExitCode
 
-_ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Counts the signals that ask to stop. The handlers that were there before come back on leaving."""
+    """A context manager that counts the signals that ask to stop. Its exit restores the previous handlers."""
 
     def __init__(self) -> None:
         self.count = 0
         self.first: int | None = None
-        self._before: dict[int, Any] = {}
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in _ASKING:
-            # Signals that we were started to ignore stay ignored: SIGHUP under nohup, SIGINT behind a script's `&`.
+        for number in _STOP_SIGNALS:
+            # Signals that the parent process had ignored stay ignored: SIGHUP under nohup, SIGINT behind a script's `&`.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._note)
+                self._previous[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     @contextlib.contextmanager
     def with_exit_code(self) -> Iterator[None]:
-        """Give what is raised in a `with` block the exit code of a run that was stopped, where somebody has asked for that meanwhile."""
+        """Give an error of a `with` block the exit code of a stopped run, if a signal came in the block."""
         try:
             yield
         except LauncherError as error:
@@ -42,7 +42,7 @@ class Interrupts:
                 error.exit_code = INTERRUPTED if self.first == signal.SIGINT else int(ExitCode.STOPPED)
             raise
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         del frame
         self.count += 1
         self.first = self.first or number
@@ -50,19 +50,21 @@ class Interrupts:
 
 @contextlib.contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a `with` block as Ctrl-C does, so that it removes what it has made: they raise SystemExit, once."""
-    before = {number: handler for number in (signal.SIGTERM, signal.SIGHUP) if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+    """Let SIGTERM and SIGHUP raise SystemExit, once, in a `with` block, so that it cleans up as it does after Ctrl-C."""
+    previous = {
+        number: handler for number in (signal.SIGTERM, signal.SIGHUP) if (handler := signal.getsignal(number)) is not signal.SIG_IGN
+    }
 
     def end(number: int, frame: FrameType | None) -> None:
         del frame
-        for one in before:  # a terminal that is closed sends more than one
-            signal.signal(one, signal.SIG_IGN)
+        for ignored in previous:  # closing a terminal sends several
+            signal.signal(ignored, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    for number in before:
+    for number in previous:
         signal.signal(number, end)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""A run in the foreground on a terminal: a bar and a line for each task below, what is notable scrolls above."""
+"""A run in the foreground on a terminal: a progress bar and a row for each task below, notable events scroll above."""
 
 import time
 from functools import partial
@@ -20,11 +20,11 @@ from launcher.cli.throttle import Throttle
 from launcher.runs.status import LogLine, RunStatus, State
 from trainer.events import Event, render
 
-# Events that the display below shows anyway do not scroll.
+# Events whose content the display below shows do not scroll.
 _SHOWN_BELOW = frozenset({"started", "ready", "progress", "checkpoint", "done"})
 _STYLES = {"restarting": "yellow", "failed": "red", "stopping": "yellow", "waiting": "bright_black"}
 _BAR = partial(ProgressBar, complete_style="cyan", finished_style="green")
-# Lines of the terminal that stay free for what scrolls.
+# Lines of the terminal that stay free for scrolling.
 _FREE_ROWS = 10
 
 
@@ -35,12 +35,12 @@ class LiveView:
         self._console = console
         self._name = name
         self._prefixes = Prefixes(tasks)
-        self._pace = Throttle()
+        self._throttle = Throttle()
         self._status: RunStatus | None = None
         self._progress: Event | None = None
         self._checkpoint: int | None = None
-        self._saying = ""
-        self._begun = time.time()
+        self._headline = ""
+        self._started = time.time()
         self._spinner = Spinner("dots", style="cyan")
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=8, transient=True, redirect_stderr=False)
 
@@ -58,23 +58,23 @@ class LiveView:
             self._progress = event
         if kind == "checkpoint":
             self._checkpoint = event["step"]
-        if kind not in _SHOWN_BELOW and self._pace.admits(event):
+        if kind not in _SHOWN_BELOW and self._throttle.admits(event):
             self._console.print(self._prefixes.line(event["task"], render(event), _STYLES.get(kind, "")), overflow="fold")  # wraps at words
 
     def output(self, line: LogLine) -> None:
-        """Let a program's own output scroll, without TensorFlow's chatter."""
+        """Let a program's own output scroll, without TensorFlow's noise."""
         if is_tf_noise(line.text):
             return
         style = "yellow" if line.text.startswith(LAUNCHER_NOTE) else ""
         self._console.print(self._prefixes.line(line.task, shown(line), style), soft_wrap=True)
 
     def status(self, status: RunStatus) -> None:
-        """Draw this status from now on."""
+        """Set the status to draw."""
         self._status = status
 
     def say(self, message: str) -> None:
         """Let the message scroll, and keep it in the display's first line."""
-        self._saying = message.partition(":")[0]
+        self._headline = message.partition(":")[0]
         self._console.print(Text(message, style="bold yellow"))
 
     def _render(self) -> RenderableType:
@@ -90,14 +90,14 @@ class LiveView:
         return Group(*parts)
 
     def _head(self, state: State) -> RenderableType:
-        doing = self._saying or ("starting" if state is State.PENDING else str(state))
-        self._spinner.update(text=Text.assemble((self._name, "bold"), "  ", (doing, task_rows.MARKS[state][1])))
+        activity = self._headline or ("starting" if state is State.PENDING else str(state))
+        self._spinner.update(text=Text.assemble((self._name, "bold"), "  ", (activity, task_rows.MARKS[state][1])))
         return self._spinner
 
     def _bar(self, status: RunStatus) -> RenderableType:
         progress = self._progress or {}
         step, steps = progress.get("step", status.step), progress.get("steps", status.steps)
-        elapsed = formats.duration(time.time() - self._begun)
+        elapsed = formats.duration(time.time() - self._started)
         if step is None or not steps:
             return Text(f"  {elapsed}", style="bright_black")
         line = Table.grid(padding=(0, 1), expand=True)
@@ -118,11 +118,11 @@ class LiveView:
             if value is not None:
                 text.append(f"{name} " if name else "", style="bright_black").append(f"{value}   ")
         text.rstrip()
-        measured = {"training": _of_progress(progress) or measures.training(status), "evaluation": measures.evaluation(status)}
+        measured = {"training": _training_text(progress) or measures.training(status), "evaluation": measures.evaluation(status)}
         return Group(text, fact_lines([(name, value) for name, value in measured.items() if value]))
 
 
-def _of_progress(progress: Event) -> str:
-    """Write loss and metrics of training as the last progress event has them."""
+def _training_text(progress: Event) -> str:
+    """Write the training loss and metrics of the last progress event."""
     loss = {"loss": progress["loss"]} if "loss" in progress else {}
     return formats.metrics({**loss, **(progress.get("metrics") or {})})

@@ -1,4 +1,4 @@
-"""`launcher logs`: what the tasks write."""
+"""`launcher logs`: the output of the tasks."""
 
 import json
 import math
@@ -18,20 +18,20 @@ from launcher.plan import role_rules
 from launcher.runs.status import LogLine, TaskStatus
 
 EXAMPLES = (
-    ("launcher logs", "everything the only run wrote"),
-    ("launcher logs -f mnist", "and what it writes from now on, until it has ended"),
+    ("launcher logs", "all output of the only run"),
+    ("launcher logs -f mnist", "and new output, until it has ended"),
     ("launcher logs mnist --role worker --index 0 --since 10m", "one task, the last ten minutes"),
     ("launcher logs mnist --role ps --tail 20", "the last lines"),
-    ("launcher logs mnist --grep 'error|restart'", "the lines in which one of the words is"),
+    ("launcher logs mnist --grep 'error|restart'", "lines with one of the words"),
 )
-# So many of the last lines of a task are searched for lines about the chosen tasks.
+# The number of a task's last lines that are searched for lines about the selected tasks.
 _LINES_SEARCHED = 2000
 
 
 def logs(
     name: Name = None,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new output until the run has ended.")] = False,
     role: Annotated[
         list[str] | None,
         typer.Option(help="Only tasks of this role; may be given more than once.", autocompletion=complete_role, metavar="|".join(ROLES)),
@@ -41,21 +41,23 @@ def logs(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Only lines since then: 10m is ten minutes ago; or 2026-01-31T12:00:00Z.", show_default=False),
+        typer.Option(
+            metavar="TIME", help="Only newer lines: 10m for the last ten minutes, or e.g. 2026-01-31T12:00:00Z.", show_default=False
+        ),
     ] = None,
     tail: Annotated[
         int | None,
         typer.Option(
-            help="At most so many lines, the last of each task; with --role, --index or --grep, the last about each.",
+            help="The number of last lines of each task; with --role, --index or --grep, of those about each.",
             min=0,
             show_default=False,
         ),
     ] = None,
     grep: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="Only lines in which this regular expression is found.", show_default=False)
+        str | None, typer.Option(metavar="PATTERN", help="Only lines that match this regular expression.", show_default=False)
     ] = None,
     timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Begin each line with its time.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Show all as it was written: progress events, progress bars, any bytes.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Show the output unchanged: progress events, progress bars, any bytes.")] = False,
     on: OnRun = None,
     context: Context = None,
     namespace: Namespace = None,
@@ -69,34 +71,34 @@ def logs(
     started_after = formats.moment(since) if since is not None else None
     tail = None if tail is None else min(tail, sys.maxsize)  # more than a deque, an engine or a cluster can count
     backend, run = open_run(name, on, runs, ClusterRef(context, namespace))
-    known = backend.status(run).tasks
-    tasks = _chosen(run, known, role or [], index or [])
+    all_tasks = backend.status(run).tasks
+    tasks = _select_tasks(run, all_tasks, role or [], index or [])
     write = (lambda line: _json(line, raw=raw)) if as_json else _writer(tasks, timestamps=timestamps, raw=raw)
-    found = _search(grep, raw=raw)
-    if len(tasks) == len(known) and grep is None:
+    matches = _line_filter(grep, raw=raw)
+    if len(tasks) == len(all_tasks) and grep is None:
         for line in backend.logs(run, tasks=tasks, follow=follow, since=started_after, tail=tail):
             write(line)
         return
-    # The leading task reports for others, too: only it does for workers on parameter servers.
-    read = list(dict.fromkeys([role_rules.leader(task.name for task in known), *tasks]))
+    # The leader also reports for others: of workers on parameter servers, only it does.
+    sources = list(dict.fromkeys([role_rules.leader(task.name for task in all_tasks), *tasks]))
     position = Position()
     if tail is not None:
-        within = None if grep else max(_LINES_SEARCHED, tail)
-        there = position.note(backend.logs(run, tasks=read, follow=False, since=started_after, tail=within))
-        for line in _last(filter(found, there), tasks, tail):
+        searched = None if grep else max(_LINES_SEARCHED, tail)
+        stored = position.note(backend.logs(run, tasks=sources, follow=False, since=started_after, tail=searched))
+        for line in _last(filter(matches, stored), tasks, tail):
             write(line)
         if not follow:
             return
-    for line in position.after(backend.logs(run, tasks=read, follow=follow, since=position.since(read, started_after), tail=None)):
-        if _task_of(line) in tasks and found(line):
+    for line in position.after(backend.logs(run, tasks=sources, follow=follow, since=position.since(sources, started_after), tail=None)):
+        if _task_of(line) in tasks and matches(line):
             write(line)
 
 
 class Position:
-    """The position up to which each task's output was read. Tasks are on several machines, so a time says nothing about another task's lines."""
+    """The position up to which each task's output was read. The clocks of tasks differ, so each task has its own."""
 
     def __init__(self) -> None:
-        """Begin before the first line of every task."""
+        """Start before the first line of every task."""
         self._last: dict[str, tuple[float, int]] = {}  # task -> the time of its last line, and how many lines have that time
 
     def note(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
@@ -108,7 +110,7 @@ class Position:
             yield line
 
     def since(self, tasks: Iterable[str], earliest: float | None) -> float | None:
-        """Return the time from which all that `tasks` write next can be read; `earliest` where one has written nothing yet."""
+        """Return the time from which to read so that no new line of `tasks` is missed; `earliest` if one has no line yet."""
         times = [self._last[task][0] if task in self._last else None for task in tasks]
         known = [time for time in times if time is not None]
         return min(known) if known and len(known) == len(times) else earliest
@@ -124,29 +126,29 @@ class Position:
                 yield line
 
 
-def _search(pattern: str | None, *, raw: bool) -> Callable[[LogLine], bool]:
-    """Return the predicate that selects lines, as they are shown. Raises UsageError for what is no regular expression."""
+def _line_filter(pattern: str | None, *, raw: bool) -> Callable[[LogLine], bool]:
+    """Return the predicate that searches lines, as they are shown, for `pattern`. Raises UsageError for a wrong regular expression."""
     from launcher.cli import output_lines
     from trainer.events import render
 
     try:
-        wanted = re.compile(pattern or "")
+        expression = re.compile(pattern or "")
     except re.error as error:
         raise UsageError(
-            f"--grep: {pattern!r} is no regular expression: {error}", "put a backslash before characters such as ( [ * + ?"
+            f"--grep: {pattern!r} is not a regular expression: {error}", "put a backslash before characters such as ( [ * + ?"
         ) from None
 
-    def found(line: LogLine) -> bool:
+    def matches(line: LogLine) -> bool:
         if raw:
-            return wanted.search(output_lines.raw(line).decode("utf-8", "replace")) is not None
+            return expression.search(output_lines.raw(line).decode("utf-8", "replace")) is not None
         event = output_lines.event_in(line.text) if pattern else None
-        return wanted.search(render(event) if event else output_lines.shown(line)) is not None
+        return expression.search(render(event) if event else output_lines.shown(line)) is not None
 
-    return found
+    return matches
 
 
 def _task_of(line: LogLine) -> str:
-    """Return the task that a line is about: an event's own, else the one that wrote the line."""
+    """Return the task that a line is about: that of its event, else the one that wrote it."""
     from launcher.cli.output_lines import event_in
 
     event = event_in(line.text)
@@ -159,23 +161,23 @@ def _last(lines: Iterable[LogLine], tasks: list[str], count: int) -> list[LogLin
     for line in lines:
         if (task := _task_of(line)) in newest:
             newest[task].append(line)
-    return sorted((line for of in newest.values() for line in of), key=lambda line: line.time)
+    return sorted((line for selected in newest.values() for line in selected), key=lambda line: line.time)
 
 
-def _chosen(run: str, tasks: tuple[TaskStatus, ...], roles: list[str], indices: list[int]) -> list[str]:
-    chosen = []
+def _select_tasks(run: str, tasks: tuple[TaskStatus, ...], roles: list[str], indices: list[int]) -> list[str]:
+    selected = []
     for task in tasks:
         role, _, index = task.name.partition("-")
         if (not roles or role in roles) and (not indices or int(index or 0) in indices):
-            chosen.append(task.name)
+            selected.append(task.name)
     if not tasks:
         raise UsageError(
-            f"it is not known any more which tasks {run} had",
-            "nothing is left of its output here, or its pods are gone and no launcher on this machine has followed it",
+            f"the tasks of {run} are no longer known",
+            "its output here was removed, or its pods are gone and no launcher on this machine has followed it",
         )
-    if not chosen:
+    if not selected:
         raise UsageError(f"{run} has no such task", f"its tasks are: {', '.join(task.name for task in tasks)}")
-    return chosen
+    return selected
 
 
 def _json(line: LogLine, *, raw: bool) -> None:
@@ -199,11 +201,11 @@ def _writer(tasks: list[str], *, timestamps: bool, raw: bool) -> Callable[[LogLi
 
     def write(line: LogLine) -> None:
         event = None if raw else output_lines.event_in(line.text)
-        # The chief reports for the workers of parameter_server: the line belongs to the task that it is about.
+        # The chief reports for the workers of parameter_server; the prefix is that of the worker.
         task = event["task"] if event else line.task
         time = f"{rfc3339(line.time)} " if timestamps else ""
         if raw:
-            # As bytes: some that are no text would not pass through stdout's encoding.
+            # As bytes, since stdout's encoding may reject some.
             sys.stdout.flush()
             sys.stdout.buffer.write((prefixes.plain(task) + time).encode() + output_lines.raw(line) + b"\n")
             sys.stdout.buffer.flush()

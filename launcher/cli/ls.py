@@ -12,10 +12,10 @@ from launcher.runs.status import ENDED, RunStatus
 
 EXAMPLES = (
     ("launcher ls", "newest first"),
-    ("launcher ls --json | jq -r '.[] | select(.state == \"running\") | .name'", "the names of those that run"),
+    ("launcher ls --json | jq -r '.[] | select(.state == \"running\") | .name'", "the names of running runs"),
 )
 _HEADERS = ("NAME", "ON", "STATE", "STRATEGY", "TASKS", "STEP", "METRICS", "STARTED", "TOOK", "USER")
-# Columns that a narrow terminal leaves out first; `status` shows them.
+# Columns that a narrow terminal leaves out, the first one first; `status` shows them.
 _SPARE = ("STRATEGY", "TASKS", "TOOK", "ON", "STARTED", "METRICS", "STEP")
 
 

@@ -1,4 +1,4 @@
-"""The `launcher` program: its table of verbs, the group that loads them, and the report of what goes wrong."""
+"""The `launcher` program: its table of verbs, the group that loads them, and the report of errors."""
 
 import importlib
 import keyword
@@ -26,7 +26,7 @@ _WITHOUT_VALUE = re.compile(r"--[a-z-]+=")
 class Verb:
     """One verb: its panel in the help, its module, its function there, and its line of help.
 
-    The line stands here as well as in the function's docstring so that `--help` imports no verb; a test compares them.
+    The line of help repeats the function's docstring, so that `--help` imports no verb; a test compares them.
     """
 
     panel: str
@@ -36,7 +36,7 @@ class Verb:
 
 
 def _verb(name: str, panel: str, summary: str) -> tuple[str, Verb]:
-    # Module and function have the verb's name, with an underscore where that is a keyword of Python (`import_`).
+    # Module and function have the verb's name, with an underscore if that is a keyword of Python (`import_`).
     word = f"{name}_" if keyword.iskeyword(name) else name
     return name, Verb(panel, f"launcher.cli.{word}", word, summary)
 
@@ -70,7 +70,7 @@ VERBS: dict[str, Verb] = dict(
 
 
 class VerbGroup(TyperGroup):
-    """The verbs of VERBS. Listing them imports none; the one that is used is imported when it is resolved."""
+    """The verbs of VERBS. Listing them imports none; a verb is imported when the command line uses it."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the verbs in the order of the table."""
@@ -78,13 +78,13 @@ class VerbGroup(TyperGroup):
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return what help and completion need to know of a verb, or None for no verb."""
+        """Return a verb as help and completion need it, or None for an unknown name."""
         del ctx
         verb = VERBS.get(cmd_name)
         return verb and TyperCommand(cmd_name, help=verb.summary)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the verb that the command line names, imported. Raises a usage error when it names none."""
+        """Return the verb that the command line names, imported. Raises UsageError for an unknown one."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             raise UsageError(f"there is no verb {args[0]!r}", f"{did_you_mean(args[0], VERBS)}`launcher --help` lists the verbs")
         if not ctx.resilient_parsing:  # completion
@@ -102,13 +102,13 @@ class VerbGroup(TyperGroup):
 
 
 def _refuse_empty(words: Sequence[str]) -> None:
-    """Raise UsageError for an empty word after the verb. No name and no value is empty on purpose; an empty path would be the working directory."""
+    """Raise UsageError for an empty word after the verb: a name or value is never empty on purpose, and an empty path would mean the working directory."""
     for before, word in pairwise(words):
         if before == "--grep":  # each line has an empty pattern
             continue
         if not word or _WITHOUT_VALUE.fullmatch(word):
-            place = before.partition("=")[0]  # what was set may be a secret
-            message = f"{word} has no value" if word else f"the word after {place} is empty"
+            option = before.partition("=")[0]  # its value may be a secret
+            message = f"{word} has no value" if word else f"the word after {option} is empty"
             raise UsageError(message, "give it a value, or leave it out; a variable of the shell that is not set is empty")
 
 
@@ -122,7 +122,7 @@ def load(name: str) -> Any:
 
 
 def _examples(examples: Sequence[tuple[str, str]]) -> str:
-    # The \b keeps the lines as they are, where paragraphs would be filled.
+    # Without the \b, click would rewrap the lines as a paragraph.
     return "\b\nExamples:\n" + "\n".join(f"  {line}\n      {what}" for line, what in examples)
 
 
@@ -155,7 +155,7 @@ def describe(
 def run(argv: Sequence[str]) -> int:
     """Run the command line `argv` (without the program's name) and return the exit code.
 
-    Raises only SystemExit, for a signal in `get`. Other errors are reported on stderr, with their traceback if LAUNCHER_DEBUG is set.
+    Raises only SystemExit, for a signal in `get`. Other errors are reported on stderr, with a traceback if LAUNCHER_DEBUG is set.
     """
     streams.prepare()
     try:
@@ -172,5 +172,5 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _discard_stdout() -> None:
-    # The reader of our output has left; what is still buffered would raise again when the interpreter exits.
+    # The reader of our output is gone; flushing the buffer at exit would raise again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,7 +8,7 @@ EVALUATION = "evaluation"
 
 
 def steps(status: RunStatus) -> str:
-    """Write the steps: `500 of 2,000 (25%)`; of a run that ended early those it has done, as no others are left."""
+    """Write the steps: `500 of 2,000 (25%)`; of a run that ended early those done: `500, of 2,000 at most`."""
     if status.step is None:
         return ""
     if not status.steps:
@@ -19,27 +19,27 @@ def steps(status: RunStatus) -> str:
 
 
 def unsaved(status: RunStatus, now: float) -> str:
-    """Say why no checkpoint can be saved at present, and until when that is tried; empty where nothing is wrong."""
+    """Write why checkpoints cannot be saved at present, and until when saving is retried; empty if nothing is wrong."""
     failed = status.save_failed
     if failed is None or status.state in ENDED:
         return ""
     since = "" if failed.since is None else f" for {formats.duration(max(0.0, now - failed.since))}"
-    needs = "" if failed.step is None else f"; step {failed.step:,} takes {formats.decimal(failed.size or 0)}"
+    needs = "" if failed.step is None else f"; step {failed.step:,} takes {formats.decimal_size(failed.size or 0)}"
     free = "" if failed.free is None else f", {failed.free:,} bytes are free"
     last = "there is no checkpoint" if failed.saved is None else f"the last checkpoint is of step {failed.saved:,}"
-    until = "" if failed.until is None else f"; it is tried again until {timestamps.to_the_second(failed.until)} (limits.save_timeout)"
+    until = "" if failed.until is None else f"; it is retried until {timestamps.rfc3339_seconds(failed.until)} (limits.save_timeout)"
     return f"fails{since}: {failed.path}: {failed.cause}{needs}{free}; {last}{until}"
 
 
 def steps_cell(status: RunStatus) -> str:
-    """Write the steps for a table: `500/2,000`; of a run that ended early those it has done."""
+    """Write the steps for a table: `500/2,000`; of a run that ended early those done: `500`."""
     if status.step is None:
         return ""
     return f"{status.step:,}/{status.steps:,}" if status.steps and not early(status) else f"{status.step:,}"
 
 
 def early(status: RunStatus) -> str:
-    """Say why a run has ended before its last step; empty where it has not."""
+    """Write where and why a run has ended before its last step; empty if it has not."""
     if not status.ended_early or (status.step is not None and status.step == status.steps):
         return ""
     return f"at step {status.step or 0:,}: {status.ended_early}"
@@ -61,7 +61,7 @@ def training(status: RunStatus) -> str:
 
 
 def evaluation(status: RunStatus) -> str:
-    """Write the metrics of the last evaluation, with its step; empty where there was none."""
+    """Write the metrics of the last evaluation, with its step; empty if there was none."""
     if status.metrics_of != EVALUATION or not status.metrics:
         return ""
     after = "" if status.evaluated_step is None else f"  after step {status.evaluated_step:,}"
@@ -69,5 +69,5 @@ def evaluation(status: RunStatus) -> str:
 
 
 def metrics_cell(status: RunStatus) -> str:
-    """Write the metrics for a table, and of what they are: `evaluation: loss 0.2  accuracy 0.95`."""
+    """Write the metrics for a table, with their source: `evaluation: loss 0.2  accuracy 0.95`."""
     return f"{status.metrics_of}: {formats.metrics(status.metrics)}" if status.metrics else ""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from launcher.backend.registry import DEFAULT, in_namespaces
-from launcher.cli.run_lookup import DEFAULT_RUNS, run_names, stored
+from launcher.cli.run_lookup import DEFAULT_RUNS, read_stored, run_names
 from launcher.plan.models import Target
 
 TARGET_CHOICES = "|".join(get_args(Target))
@@ -19,17 +19,17 @@ def _runs_of(context: Any) -> Path:
     return Path(context.params.get("runs") or os.environ.get("LAUNCHER_RUNS") or DEFAULT_RUNS)
 
 
-def _given(context: Any, argument: str) -> str | None:
-    # An option that still waits for its value stops the parser before it has given the arguments their names.
+def _argument(context: Any, argument: str) -> str | None:
+    # While an option lacks its value, the parser stops before it assigns the arguments to their parameters.
     value = context.params.get(argument) or next(iter(context.args), None)
     return None if value is None else str(value)
 
 
 def _tasks_of(context: Any) -> list[dict[str, Any]]:
     runs = _runs_of(context)
-    name = _given(context, "name")
+    name = _argument(context, "name")
     names = run_names(runs) if name is None else [name]
-    plans = (stored(runs, name, "plan") for name in names)
+    plans = (read_stored(runs, name, "plan") for name in names)
     return [task for plan in plans if plan for task in plan.get("tasks", ())]
 
 
@@ -55,13 +55,13 @@ def complete_index(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_task(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Offer the tasks of the spec that stands before on the command line."""
+    """Offer the tasks of the spec that the command line names."""
     from launcher.errors import LauncherError
     from launcher.plan.planner import plan
     from launcher.spec.loader import load
 
     try:
-        spec = load(Path(_given(ctx, "file") or ""))
+        spec = load(Path(_argument(ctx, "file") or ""))
         tasks = plan(spec, DEFAULT, run_dir="", digest="").tasks
     except LauncherError:
         return []
@@ -70,7 +70,7 @@ def complete_task(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_task_of_run(ctx: typer.Context, incomplete: str) -> list[str]:
     """Offer the tasks of the run that is named."""
-    plan = stored(_runs_of(ctx), _given(ctx, "name") or "", "plan") or {}
+    plan = read_stored(_runs_of(ctx), _argument(ctx, "name") or "", "plan") or {}
     return _matching((task["name"] for task in plan.get("tasks", ())), incomplete)
 
 
@@ -86,7 +86,7 @@ Name = Annotated[
     str | None,
     typer.Argument(
         metavar="NAME",
-        help="The run, or its spec file. May be left out when there is exactly one run.",
+        help="The run, or its spec file. Optional if there is exactly one run.",
         autocompletion=complete_name,
         show_default=False,
     ),
@@ -96,11 +96,11 @@ On = Annotated[str, typer.Option("--on", metavar=TARGET_CHOICES, help="The backe
 
 
 def backend_option(text: str) -> Any:
-    """Return the option --on of a verb that finds its backend by itself where it is left out; `text` is its help."""
+    """Return the option --on of a verb that can find the backend without it; `text` is its help."""
     return typer.Option("--on", metavar=TARGET_CHOICES, help=text, autocompletion=complete_backend, show_default=False)
 
 
-# Of a run that is there: it is found by its name.
+# Of an existing run, which is found by its name.
 OnRun = Annotated[
     str | None, backend_option("The backend of the run; by default the run is found by its name: a live one first, then the newest.")
 ]
@@ -119,12 +119,12 @@ Namespace = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the spec, such as train.steps=500. May be given more than once."),
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the spec, e.g. train.steps=500. May be given more than once."),
 ]
 
 
 def resolve_cluster_ref(on: str, context: str | None, namespace: str | None) -> tuple[str | None, str | None]:
-    """Return the context and the namespace that were given, or else, for a cluster, those that the environment names."""
+    """Return the context and the namespace of the options; for a cluster, those of the environment if an option is not given."""
     if not in_namespaces(on):
         return context, namespace
     return context or os.environ.get("LAUNCHER_CONTEXT"), namespace or os.environ.get("LAUNCHER_NAMESPACE")

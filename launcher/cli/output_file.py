@@ -1,4 +1,4 @@
-"""The check of a file to write that was named on the command line, before anything is made for it."""
+"""The check of an output file of the command line, before its content is created."""
 
 import shlex
 from pathlib import Path
@@ -7,10 +7,12 @@ from launcher.errors import UsageError
 
 
 def check(file: Path, example: str = "cluster.yaml") -> None:
-    """Raise UsageError where `file` is a directory, in which `example` could be written, or is in none."""
+    """Raise UsageError if `file` is a directory, or its parent is none. The remedy names `example` as a file in the directory."""
     if file.is_dir():
-        raise UsageError(f"{file} is a directory", f"give the file to write, such as {shlex.quote(str(file / example))}")
+        raise UsageError(f"{file} is a directory", f"give a file, e.g. {shlex.quote(str(file / example))}")
     if not file.parent.exists():
-        raise UsageError(f"{file}: there is no directory {file.parent}", f"make it first: {shlex.join(['mkdir', '-p', str(file.parent)])}")
+        raise UsageError(
+            f"{file}: there is no directory {file.parent}", f"create it first: {shlex.join(['mkdir', '-p', str(file.parent)])}"
+        )
     if not file.parent.is_dir():
-        raise UsageError(f"{file} cannot be written: {file.parent} is no directory", "give a file in a directory that you may write to")
+        raise UsageError(f"{file} cannot be written: {file.parent} is not a directory", "give a file in a directory that you may write to")

@@ -1,11 +1,11 @@
-"""Progress events in tasks' output. A user's own program may print what merely looks like one: that stays a line of output."""
+"""Progress events in tasks' output. A line of a user's program that only looks like one stays output."""
 
 import re
 
 from launcher.runs.status import LogLine
 from trainer.events import Event, parse, render, unescaped
 
-# How the launcher marks lines of its own in a task's log.
+# The beginning of the launcher's own lines in a task's log.
 LAUNCHER_NOTE = "--- launcher: "
 
 
@@ -26,7 +26,7 @@ def event_in(text: str) -> Event | None:
 
 
 def shown(line: LogLine) -> str:
-    """Return what people see of a line of output."""
+    """Return a line of output for people."""
     return unescaped(line.text.encode()).decode() if line.text.startswith(" ") else line.text
 
 
@@ -35,8 +35,8 @@ def raw(line: LogLine) -> bytes:
     return unescaped(line.raw)
 
 
-# Lines of TensorFlow's C++ side about itself at level INFO, and absl's before it is set up; and that a run starts, in each task's log.
-_CHATTER = re.compile(
+# TensorFlow's C++ log at level INFO, absl's warning before its initialization, and the launcher's line about the start, in each task's log.
+_TF_NOISE = re.compile(
     r"I\d{4} \d\d:\d\d:\d+\.\d+\s+\d+ \S+:\d+\] "
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I \w+/"
     r"|WARNING: All log messages before absl::InitializeLog"
@@ -45,5 +45,5 @@ _CHATTER = re.compile(
 
 
 def is_tf_noise(text: str) -> bool:
-    """Return whether a line of output is noise while a run is watched; `logs` shows it."""
-    return _CHATTER.match(text) is not None
+    """Return whether a line is noise, which `up` leaves out and `logs` shows."""
+    return _TF_NOISE.match(text) is not None

@@ -1,4 +1,4 @@
-"""Runs of other users: in a cluster that many share, a name may be somebody else's."""
+"""Runs of other users: in a shared cluster a name may be another user's."""
 
 import typer
 
@@ -6,15 +6,15 @@ from launcher.errors import UsageError
 from launcher.runs.status import RunStatus
 
 
-def confirm(status: RunStatus | None, doing: str, *, yes: bool, may_prompt: bool) -> None:
-    """Have the user say that a run is meant that another user has started, where it is one; `yes` says so already.
+def confirm(status: RunStatus | None, action: str, *, yes: bool, may_prompt: bool) -> None:
+    """Ask the user to confirm an action on a run of another user, unless `yes`.
 
-    Raises UsageError where nobody can be asked, and typer.Abort where it is not meant.
+    Raises UsageError if there is no prompt, and typer.Abort if the user declines.
     """
     if status is None or status.mine or yes:
         return
-    words = f"{status.name} was started by {status.user}"
+    message = f"{status.name} was started by {status.user}"
     if not may_prompt:
-        raise UsageError(words, f"say --yes to {doing} it all the same, or choose another: your own runs have a `name` of their own")
-    if not typer.confirm(f"{words}: {doing} it all the same?", err=True):
+        raise UsageError(message, f"add --yes to {action} it anyway, or choose another `name` for a run of your own")
+    if not typer.confirm(f"{message}: {action} it anyway?", err=True):
         raise typer.Abort

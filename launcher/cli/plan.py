@@ -1,4 +1,4 @@
-"""`launcher plan`: what a spec becomes, before anything is started."""
+"""`launcher plan`: the plan that a spec becomes, before anything is started."""
 
 import json
 from dataclasses import asdict
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from launcher.backend.registry import DEFAULT
-from launcher.cli.formats import memory
+from launcher.cli.formats import binary_size
 from launcher.cli.options import Json, On, Runs, Set, SpecFile, complete_task
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.errors import check_tasks
@@ -19,7 +19,7 @@ from launcher.plan.plan_json import to_document
 EXAMPLES = (
     ("launcher plan cluster.yaml", "a table of the tasks"),
     ("launcher plan cluster.yaml --task worker-1", "one task's TF_CONFIG and environment"),
-    ("launcher plan cluster.yaml --on kubernetes", "the same tasks as pods, with the names they have there"),
+    ("launcher plan cluster.yaml --on kubernetes", "the same tasks as pods, with their names there"),
     ("launcher plan cluster.yaml --json | jq .tasks[0].tf_config", "for scripts"),
 )
 _HEADERS = ("TASK", "ROLE", "ADDRESS", "CPU", "MEMORY", "GPUS", "RESTARTS", "COMMAND")
@@ -29,7 +29,7 @@ def plan(
     file: SpecFile,
     *,
     task: Annotated[
-        str | None, typer.Option(metavar="TASK", help="Show this task alone, whole.", autocompletion=complete_task, show_default=False)
+        str | None, typer.Option(metavar="TASK", help="Show only this task, in full.", autocompletion=complete_task, show_default=False)
     ] = None,
     overrides: Set = None,
     on: On = DEFAULT,
@@ -38,9 +38,9 @@ def plan(
 ) -> None:
     """Show a spec's plan: tasks, addresses, resources, TF_CONFIG."""
     from launcher.cli.backends import check_target
-    from launcher.cli.planning import planned as plan_of
+    from launcher.cli.planning import plan_file
 
-    _, planned = plan_of(file, overrides or [], check_target(on), runs)
+    _, planned = plan_file(file, overrides or [], check_target(on), runs)
     if task is not None:
         _show_task(_find(planned, task), as_json=as_json)
     elif as_json:
@@ -69,10 +69,10 @@ def _show(planned: Plan) -> None:
                 task.role,
                 task.address,
                 "" if size.cpu is None else f"{size.cpu:g}",
-                "" if size.memory is None else memory(size.memory),
+                "" if size.memory is None else binary_size(size.memory),
                 f"{size.gpus} x {size.gpu_type}" if size.gpu_type else str(size.gpus or ""),
                 f"{task.restart.scope}, at most {task.restart.max_restarts}",
-                " ".join(map(_in_a_line, role_rules.readable(task.command))),
+                " ".join(map(_one_line, role_rules.readable(task.command))),
             )
         )
     console = Console(highlight=False)
@@ -85,8 +85,8 @@ def _show(planned: Plan) -> None:
         console.print(f"notice: {notice}", soft_wrap=True, markup=False)
 
 
-def _in_a_line(word: str) -> str:
-    """Return a word of a command for a table: of a script its first line, and how many there are; `--task` shows all."""
+def _one_line(word: str) -> str:
+    """Return a word of a command for a table: of a script the first line and the number of lines; `--task` shows all."""
     first, *more = word.strip().splitlines() or [""]
     return f"'{first} ...' ({len(more) + 1} lines)" if more else word
 
@@ -94,8 +94,8 @@ def _in_a_line(word: str) -> str:
 def _show_task(task: Task, *, as_json: bool) -> None:
     shown = asdict(task)
     if not as_json:
-        # The settings are JSON in a string: spread out, they can be read.
-        shown["env"] = {name: _spread(value) for name, value in task.env.items()}
+        # The settings are JSON in a string; as an object they are readable.
+        shown["env"] = {name: _decoded(value) for name, value in task.env.items()}
     text = json.dumps(shown, indent=2)
     if as_json:
         print(text)
@@ -109,6 +109,6 @@ def _show_task(task: Task, *, as_json: bool) -> None:
             print(text)
 
 
-def _spread(value: str) -> object:
+def _decoded(value: str) -> object:
     content = json_object(value)
     return value if content is None else content

@@ -1,4 +1,4 @@
-"""A spec file becomes a plan for a target: what `plan`, `render` and `up` begin with."""
+"""A spec file becomes a plan for a target: the first step of `plan`, `render` and `up`."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -15,49 +15,49 @@ from launcher.spec.loader import digest, load_as_written
 from launcher.spec.models import ClusterSpec
 
 
-def planned(file: Path, overrides: Sequence[str], target: Target, runs: Path) -> tuple[ClusterSpec, Plan]:
+def plan_file(file: Path, overrides: Sequence[str], target: Target, runs: Path) -> tuple[ClusterSpec, Plan]:
     """Return the spec in `file` and its plan on `target`; `runs` holds the local runs. Raises SpecError and LauncherError."""
     spec, written = load_as_written(file, overrides)
     directory = file.absolute().parent.resolve()
-    cluster = TARGET_RULES[target].run_dir(runs, spec.name)
-    _check_paths(spec, cluster)
-    spec_digest = digest(_anywhere(spec, written, directory)) + code.suffix(spec.code)
-    return spec, planner.plan(spec, target, run_dir=cluster, digest=spec_digest, spec_dir=directory)
+    run_dir = TARGET_RULES[target].run_dir(runs, spec.name)
+    _check_paths(spec, run_dir)
+    spec_digest = digest(_with_relative_paths(spec, written, directory)) + code.digest_suffix(spec.code)
+    return spec, planner.plan(spec, target, run_dir=run_dir, digest=spec_digest, spec_dir=directory)
 
 
 def plan_for_cluster(
     file: Path, overrides: Sequence[str], target: Target, runs: Path, cluster: ClusterRef
 ) -> tuple[ClusterSpec, Plan, ClusterRef]:
-    """Return the same, and the cluster that is meant: the namespace that `cluster` names stands for the spec's own.
+    """Return the same, and the cluster with the namespace in effect: that of `cluster` overrides the spec's.
 
-    Where neither names one, a namespace that was named when the run was started last holds on: it is the same run.
+    If neither names one, the namespace that was named at the run's last start stays in effect, as it is the same run.
     """
     if not in_namespaces(target):
-        return *planned(file, overrides, target, runs), cluster
+        return *plan_file(file, overrides, target, runs), cluster
     from launcher.runs import cluster_cache
 
-    spec, plan = planned(file, _in_namespace(overrides, cluster.namespace), target, runs)
+    spec, plan = plan_file(file, _in_namespace(overrides, cluster.namespace), target, runs)
     if spec.kubernetes.namespace is None:
-        before = cluster_cache.last(runs, spec.name, cluster.context, None)
-        if before.is_explicit:
-            spec, plan = planned(file, _in_namespace(overrides, before.namespace), target, runs)
+        last = cluster_cache.last(runs, spec.name, cluster.context, None)
+        if last.is_explicit:
+            spec, plan = plan_file(file, _in_namespace(overrides, last.namespace), target, runs)
     return spec, plan, ClusterRef(cluster.context, spec.kubernetes.namespace)
 
 
 def _in_namespace(overrides: Sequence[str], namespace: str | None) -> list[str]:
-    # As a part of the spec: manifests and status then name the same.
+    # It becomes part of the spec so that manifests and status agree.
     return [*overrides, *([f"kubernetes.namespace={namespace}"] if namespace else [])]
 
 
 def _check_paths(spec: ClusterSpec, run_dir: str) -> None:
-    """Raise UsageError for a path that is not UTF-8: neither the tasks' settings nor the files of a run can have it."""
+    """Raise UsageError for a path that is not UTF-8: the tasks' settings and the files of a run cannot hold it."""
     for name, path in _paths(spec, run_dir):
         try:
             path.encode()
         except UnicodeEncodeError:
             escaped = os.fsencode(path).decode(errors="backslashreplace")
-            other = "name another one for the runs: --runs DIR" if path == run_dir else "name another one in the spec"
-            raise UsageError(f"the path of {name} is not UTF-8: {escaped}", f"rename the directory, or {other}") from None
+            alternative = "choose another one for the runs: --runs DIR" if path == run_dir else "choose another one in the spec"
+            raise UsageError(f"the path of {name} is not UTF-8: {escaped}", f"rename the directory, or {alternative}") from None
 
 
 def _paths(spec: ClusterSpec, run_dir: str) -> Iterator[tuple[str, str]]:
@@ -68,25 +68,25 @@ def _paths(spec: ClusterSpec, run_dir: str) -> Iterator[tuple[str, str]]:
     yield from ((f"the volume {volume.name}", volume.path) for volume in spec.volumes if volume.path is not None)
 
 
-def _anywhere(spec: ClusterSpec, written: ClusterSpec, directory: Path) -> ClusterSpec:
-    """Return the spec with paths as from its file: what identifies it is the same in every checkout, and when a project is moved."""
+def _with_relative_paths(spec: ClusterSpec, written: ClusterSpec, directory: Path) -> ClusterSpec:
+    """Return the spec with paths relative to its file: its digest is then the same in every checkout, and after a project was moved."""
     update: dict[str, Any] = {}
     if spec.code is not None and written.code is not None:
-        update["code"] = _from_file(spec.code, written.code, directory)
+        update["code"] = _relative_to_spec(spec.code, written.code, directory)
     update["volumes"] = [
         volume
         if volume.path is None or as_written.path is None
-        else volume.model_copy(update={"path": _from_file(volume.path, as_written.path, directory)})
+        else volume.model_copy(update={"path": _relative_to_spec(volume.path, as_written.path, directory)})
         for volume, as_written in zip(spec.volumes, written.volumes, strict=True)
     ]
     if spec.env_file is not None and written.env_file is not None:
-        update["env_file"] = _from_file(spec.env_file, written.env_file, directory)
+        update["env_file"] = _relative_to_spec(spec.env_file, written.env_file, directory)
     if spec.train is not None and written.train is not None:
-        update["train"] = spec.train.model_copy(update={"data": _from_file(spec.train.data, written.train.data, directory)})
+        update["train"] = spec.train.model_copy(update={"data": _relative_to_spec(spec.train.data, written.train.data, directory)})
     return spec.model_copy(update=update)
 
 
-def _from_file(path: str, written: str, directory: Path) -> str:
-    """Return an absolute path as from the spec's file, unless it is elsewhere and was written as an absolute one; another word as it is."""
-    is_written_so = path == written or Path(written).expanduser().is_absolute()
-    return path if is_written_so and not Path(path).is_relative_to(directory) else os.path.relpath(path, directory)
+def _relative_to_spec(path: str, written: str, directory: Path) -> str:
+    """Return an absolute path relative to the spec's directory. One outside it that was written as absolute stays, and so does a word that is no path."""
+    is_as_written = path == written or Path(written).expanduser().is_absolute()
+    return path if is_as_written and not Path(path).is_relative_to(directory) else os.path.relpath(path, directory)

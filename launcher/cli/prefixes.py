@@ -8,14 +8,14 @@ COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_cyan", "bright_
 
 
 class Prefixes:
-    """Gives each task its colour, in the order the tasks are in, and all prefixes one width."""
+    """Gives each task a colour, by its position, and all prefixes the same width."""
 
     def __init__(self, tasks: Iterable[str]) -> None:
         self._colour = {task: COLOURS[position % len(COLOURS)] for position, task in enumerate(tasks)}
         self._width = max(map(len, self._colour), default=0)
 
     def colour(self, task: str) -> str:
-        """Return the colour of a task; one that is not of the run has none."""
+        """Return the colour of a task; one that is not of the run has the default colour."""
         return self._colour.get(task, "default")
 
     def plain(self, task: str) -> str:
@@ -23,6 +23,6 @@ class Prefixes:
         return f"{task:<{self._width}} | "
 
     def line(self, task: str, text: str, style: str = "") -> Text:
-        """Return a whole line for a terminal. The colours of the task's program stay, its cursor movements do not."""
+        """Return a whole line for a terminal. It keeps colours that the task's program set, but no cursor movements."""
         prefix = Text(self.plain(task), style=self.colour(task))
         return prefix.append_text(Text(text, style=style) if style else Text.from_ansi(text))

@@ -1,4 +1,4 @@
-"""`launcher render`: a spec as a Compose file or as manifests, which work without the launcher."""
+"""`launcher render`: a spec as a Compose file or as manifests, which run without the launcher."""
 
 import json
 import shlex
@@ -15,7 +15,7 @@ from launcher.files import write
 from launcher.render.targets import RENDER_TARGETS, Source, directory_renderer, renderer, target
 
 EXAMPLES = (
-    ("launcher render cluster.yaml --to compose", "prints it"),
+    ("launcher render cluster.yaml --to compose", "prints the file"),
     ("launcher render cluster.yaml --to compose -o compose.yaml && docker compose up", "a cluster of containers"),
     ("launcher render cluster.yaml --to kubernetes | kubectl apply -f -", "a cluster of pods"),
     ("launcher render cluster.yaml --to kubernetes -o k8s && kubectl apply -k k8s", "one file a kind, with a kustomization"),
@@ -23,7 +23,7 @@ EXAMPLES = (
 
 
 def complete_target(incomplete: str) -> list[str]:
-    """Offer what can be rendered to."""
+    """Offer the render targets."""
     return [name for name in RENDER_TARGETS if name.startswith(incomplete)]
 
 
@@ -43,11 +43,11 @@ def render(
     as_json: Json = False,
 ) -> None:
     """Write a spec for Docker Compose or Kubernetes, to run by itself."""
-    from launcher.cli.planning import planned
+    from launcher.cli.planning import plan_file
     from launcher.spec import role_programs
 
-    wanted = target(to)
-    spec, plan = planned(file, overrides or [], wanted.plan, DEFAULT_RUNS)
+    render_target = target(to)
+    spec, plan = plan_file(file, overrides or [], render_target.plan, DEFAULT_RUNS)
     directory = Path.cwd() if output is None else output.absolute().parent
     source = Source(spec, plan, directory, _title(file, to, overrides or []))
     if output is None:
@@ -58,41 +58,41 @@ def render(
             streams.print_yaml(text)
         return
     private = role_programs.sets_variables(spec.model_dump())
-    if wanted.directory:
+    if render_target.directory:
         files = directory_renderer(to)(source)
         _write_directory(output, files, private=private)
     else:
         files = {output.name: renderer(to)(source)}
         _write_file(output, files[output.name], [file, *([Path(spec.env_file)] if spec.env_file else [])], private=private)
     if as_json:
-        written = [str(output / name) if wanted.directory else str(output) for name in files]
+        written = [str(output / name) if render_target.directory else str(output) for name in files]
         print(json.dumps({"to": to, "name": spec.name, "files": written}))
 
 
 def _write_file(output: Path, text: str, inputs: list[Path], *, private: bool) -> None:
-    """Write a file, in the place of one that a rendering before wrote there. Others are refused, and those that the spec was read from."""
+    """Write a file. An earlier rendering is replaced; any other file, and the spec itself, is refused."""
     output_file.check(output, "compose.yaml")
     if output.is_file():  # no pipe and no terminal
-        if any(one.exists() and output.samefile(one) for one in inputs):
-            raise UsageError(f"{output} is a file of the spec that is rendered", "name another file, or write to stdout: > FILE")
-        with output.open("rb") as before:
-            first = before.readline(4096).decode("utf-8", "replace")
+        if any(path.exists() and output.samefile(path) for path in inputs):
+            raise UsageError(f"{output} is an input of this rendering", "name another file, or write to stdout: > FILE")
+        with output.open("rb") as existing:
+            first = existing.readline(4096).decode("utf-8", "replace")
         if first and not _is_rendered(first):
-            raise UsageError(f"{output} is there already, and was not rendered", "name another file, or remove this one first")
+            raise UsageError(f"{output} exists and was not rendered", "name another file, or remove this one first")
     write(output, text, private=private)
 
 
 def _write_directory(directory: Path, files: dict[str, str], *, private: bool) -> None:
-    """Write files into a directory, which is made, in the place of those that a rendering before wrote there. Others are left, and refused."""
+    """Create a directory and write files into it. Those of an earlier rendering are replaced; any other YAML file there is refused."""
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file; manifests are written into a directory", "name a directory, or write to stdout: > FILE")
-    there = {path.name for path in directory.glob("*.yaml")}
-    rendered = _rendered(directory, there)
-    if others := sorted(there - rendered):
+    existing = {path.name for path in directory.glob("*.yaml")}
+    rendered = _rendered(directory, existing)
+    if others := sorted(existing - rendered):
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         raise UsageError(
             f"{directory} has YAML files that were not rendered: {', '.join(others[:5])}{more}",
-            "remove these files, or name a directory for the manifests alone; a kustomization of yours elsewhere may have it among its `resources`",
+            "remove these files, or name a directory only for the manifests; a kustomization of your own elsewhere can list it in `resources`",
         )
     directory.mkdir(parents=True, exist_ok=True)
     for name in rendered - files.keys():
@@ -105,8 +105,8 @@ def _is_rendered(text: str) -> bool:
     return " Made by: launcher render " in text.partition("\n")[0]
 
 
-def _rendered(directory: Path, there: set[str]) -> set[str]:
-    """Return the names of the files `there` that a rendering before has written: its kustomization names them."""
+def _rendered(directory: Path, names: set[str]) -> set[str]:
+    """Return those of the files `names` that an earlier rendering wrote, as its kustomization lists them."""
     import yaml
 
     from launcher.render.kubernetes.manifests import KUSTOMIZATION
@@ -114,34 +114,34 @@ def _rendered(directory: Path, there: set[str]) -> set[str]:
     if not _is_rendered(written := _text(directory / KUSTOMIZATION)):
         return set()
     try:
-        named = there.intersection(yaml.safe_load(written)["resources"])
+        listed = names.intersection(yaml.safe_load(written)["resources"])
     except (yaml.YAMLError, LookupError, TypeError):
         return set()
-    return {KUSTOMIZATION, *(name for name in named if _is_manifest(name, _text(directory / name)))}
+    return {KUSTOMIZATION, *(name for name in listed if _is_manifest(name, _text(directory / name)))}
 
 
 def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):  # nothing that was rendered
+    except (OSError, UnicodeDecodeError):  # not a rendered file
         return ""
 
 
 def _is_manifest(name: str, text: str) -> bool:
-    """Return whether all objects in a file are the launcher's, of the kind that the file is named after."""
+    """Return whether all objects in a file are managed by the launcher, and of the kind that the file is named after."""
     import yaml
 
     from launcher.render.kubernetes.objects import MANAGED_BY
 
     try:
-        made = {(f"{one['kind'].lower()}.yaml", one["metadata"]["labels"][MANAGED_BY]) for one in yaml.safe_load_all(text)}
+        owners = {(f"{manifest['kind'].lower()}.yaml", manifest["metadata"]["labels"][MANAGED_BY]) for manifest in yaml.safe_load_all(text)}
     except (yaml.YAMLError, LookupError, TypeError, AttributeError):
         return False
-    return made == {(name, "launcher")}
+    return owners == {(name, "launcher")}
 
 
 def _title(file: Path, to: str, overrides: list[str]) -> str:
-    # The name alone: how the path to it is spelt depends on where one stands.
+    # Without the directory: the path depends on the working directory.
     words = ["launcher", "render", file.name, "--to", to]
     for override in overrides:
         words += ["--set", _without_secrets(override)]
@@ -149,13 +149,13 @@ def _title(file: Path, to: str, overrides: list[str]) -> str:
 
 
 def _without_secrets(override: str) -> str:
-    """Return PATH=VALUE without the value where it is of `env`: what is rendered goes where the command line does not."""
+    """Return PATH=VALUE, without the value if it is of `env`: rendered files are passed on to others, the command line is not."""
     path, equals, _ = override.partition("=")
     return f"{path}{equals}..." if "env" in path.strip().split(".") else override
 
 
 def _quoted(word: str) -> str:
-    """Return a word as shells read it, in one line."""
+    """Return a word quoted for a shell, in one line."""
     if word.isprintable():
         return shlex.quote(word)
     escaped = (f"\\{letter}" if letter in "\\'" else letter if letter.isprintable() else _escaped(letter) for letter in word)

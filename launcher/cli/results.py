@@ -30,12 +30,12 @@ EXIT_CODES: dict[State, int] = {
 }
 
 _LAST_LINES = 200
-# How a task ends through no fault of its own: a peer was lost, it was killed or asked to stop; or nobody knows.
-_PASSING = frozenset({None, int(ExitCode.PEER_LOST), int(ExitCode.STOPPED), SIGKILL})
+# Exits that are no error of the task itself: a lost peer, a kill, a stop; None is not known.
+_NO_OWN_ERROR = frozenset({None, int(ExitCode.PEER_LOST), int(ExitCode.STOPPED), SIGKILL})
 
 
 def summary(status: RunStatus, code: int) -> dict[str, Any]:
-    """Return the summary event: what `up --json` and `wait --json` write last."""
+    """Return the summary event, the last one of `up --json` and `wait --json`."""
     fields: dict[str, Any] = {
         "event": "summary",
         "name": status.name,
@@ -61,33 +61,33 @@ def summary(status: RunStatus, code: int) -> dict[str, Any]:
 
 
 def show_summary(console: Console, backend: Backend, status: RunStatus, runs: Path, started_by: Sequence[str] = ()) -> None:
-    """Print what the run came to, why it failed if it did, and what the user may do next.
+    """Print the result of a run, the reason if it failed, and the commands that may come next.
 
     `started_by` is the file and the `--set`s that `up` was given, if known.
     """
     mark, colour = MARKS[status.state]
     seconds = _seconds(status)
     took = f" after {formats.duration(seconds)}" if seconds is not None else ""
-    head = f"{status.name} {_WORDS[status.state]}{took}"
+    head = f"{status.name} {_STATE_TEXT[status.state]}{took}"
     console.print()
     console.print(Text(f"{mark} {head}" if console.is_terminal else head, style=f"bold {colour}"))
     facts = [*_failure(backend, status, runs), *_facts(status), *_next(status, runs, started_by)]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
-        # Text to be read wraps at words; values to be pasted, and all of them in a pipe, stay in one piece.
-        if console.is_terminal and name not in _PASTED:
+        # Text for people wraps at words; values to copy, and all values in a pipe, are not wrapped.
+        if console.is_terminal and name not in _UNWRAPPED:
             console.print(Padding(fact_lines([(f"{name:<{width}}", value)]), (0, 0, 0, 2)))
         else:
             console.print(Text.assemble((f"  {name:<{width}}  ", "bright_black"), value), soft_wrap=True)
 
 
-_PASTED = frozenset({"run", "checkpoint", "model", "log", "go on with", "run it again", "once mended", "TensorBoard"})
-_WORDS = {
+_UNWRAPPED = frozenset({"run", "checkpoint", "model", "log", "continue with", "run it again", "after a fix", "TensorBoard"})
+_STATE_TEXT = {
     State.SUCCEEDED: "succeeded",
     State.FAILED: "failed",
     State.STOPPED: "stopped",
     State.INTERRUPTED: "was interrupted",
-    State.UNKNOWN: "has ended; how is not known",
+    State.UNKNOWN: "has ended; its result is not known",
 }
 
 
@@ -109,7 +109,7 @@ def _facts(status: RunStatus) -> list[tuple[str, str]]:
 
 
 def _end_of(restart: Restart) -> str:
-    """Return how an attempt ended in a few words: its cause may have a whole line of its output."""
+    """Return briefly how an attempt ended; its cause may contain a whole line of output."""
     return restart.cause if restart.exit_code is None else describe(restart.exit_code)
 
 
@@ -118,8 +118,8 @@ def _next(status: RunStatus, runs: Path, started_by: Sequence[str]) -> list[tupl
     if status.checkpoint is not None:
         steps.append(("checkpoint", relative_path(status.checkpoint)))
     if status.model is not None:
-        taken = "" if status.directory else f"; `{command(runs, 'get', status.name, on=status.backend)}` copies it here"
-        steps.append(("model", relative_path(status.model) + taken))
+        copying = "" if status.directory else f"; `{command(runs, 'get', status.name, on=status.backend)}` copies it here"
+        steps.append(("model", relative_path(status.model) + copying))
     if status.state is not State.SUCCEEDED and started_by:
         steps.append((_next_label(status), command(runs, "up", *started_by, on=status.backend)))
     if status.tensorboard:
@@ -130,26 +130,26 @@ def _next(status: RunStatus, runs: Path, started_by: Sequence[str]) -> list[tupl
 
 
 def _next_label(status: RunStatus) -> str:
-    """Return what the command line is that started a run which has not succeeded.
+    """Return the label of the command that runs an unsuccessful run again.
 
-    A run with an error of its own fails again until that is corrected. Where no step is left, or none was ever done, there is nothing to go on from.
+    A run with an error of its own fails again until that is fixed. If no step was done, or none remains, there is nothing to continue.
     """
     task = failed_task(status)
-    if status.state is State.FAILED and task is not None and task.exit_code not in _PASSING:
-        return "once mended"
+    if status.state is State.FAILED and task is not None and task.exit_code not in _NO_OWN_ERROR:
+        return "after a fix"
     some_done = bool(status.step) or status.checkpoint is not None
     some_left = status.steps is None or (status.step or 0) < status.steps
-    return "go on with" if status.state is not State.FAILED and some_done and some_left else "run it again"
+    return "continue with" if status.state is not State.FAILED and some_done and some_left else "run it again"
 
 
 def failed_task(status: RunStatus) -> TaskStatus | None:
-    """Return the task that the run failed by: the one that ended first of those that failed."""
+    """Return the task because of which the run failed: of the failed tasks, the first to end."""
     failed = [task for task in status.tasks if task.state is State.FAILED]
     return min(failed, key=lambda task: task.ended or 0.0, default=None)
 
 
 def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str, str]]:
-    """Return why a run failed: its reason, the task it failed by where that is not its own, and where to read more."""
+    """Return why a run failed: its reason, the failed task unless the reason is that task's, and the command that shows its log."""
     if status.state not in (State.FAILED, State.INTERRUPTED):
         return []
     task = failed_task(status)
@@ -157,19 +157,19 @@ def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str,
         facts = [("reason", status.reason)] * bool(status.reason)
         return [*facts, ("log", command(runs, "logs", status.name, on=status.backend))]
     facts = [("reason", status.reason)] * bool(status.reason)
-    if task.name != status.reason_task:  # else the reason has all of it
+    if task.name != status.reason_task:  # else the reason has these facts
         last = last_error_line(backend, status.name, task.name)
         how = "did not end by itself" if task.exit_code is None else describe(task.exit_code)
         facts.append(("task", f"{task.name}, attempt {len(task.restarts) + 1}, {how}"))
         facts += [("last error", last)] * bool(last)
-        facts += [("to mend it", task.remedy)] * bool(task.remedy)
+        facts += [("remedy", task.remedy)] * bool(task.remedy)
     role, _, index = task.name.partition("-")
     where = ["--role", role] + ["--index", index] * bool(index)
     return [*facts, ("log", command(runs, "logs", status.name, *where, on=status.backend))]
 
 
 def last_error_line(backend: Backend, name: str, task: str) -> str:
-    """Return the line that says why a task failed: the detail of its last `failed` event, the last that names an exception, or the last of all."""
+    """Return why a task failed: the detail of its last `failed` event, else the last line that names an exception, else the last line."""
     try:
         lines = [line.text for line in backend.logs(name, tasks=[task], follow=False, since=None, tail=_LAST_LINES)]
     except LauncherError:

@@ -1,4 +1,4 @@
-"""`launcher stacks`: what each thread of each task does at this moment."""
+"""`launcher stacks`: the current Python stacks of each task's threads."""
 
 import json
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from launcher.runs.status import ENDED
 from trainer.stacks import ProcessStacks
 
 EXAMPLES = (
-    ("launcher stacks mnist", "of every task"),
-    ("launcher stacks mnist worker-1", "of one"),
+    ("launcher stacks mnist", "every task"),
+    ("launcher stacks mnist worker-1", "one task"),
     ("launcher stacks mnist --json | jq -r '.task + \": \" + .processes[].stacks'", "for scripts: a line a task"),
 )
-_AT_A_TIME = 8
+_CONCURRENT_TASKS = 8
 _IMPORTING = '  File "<frozen importlib.'  # five frames for each module that is being imported
 
 
@@ -29,7 +29,7 @@ def stacks(
     task: Annotated[
         str | None,
         typer.Argument(
-            metavar="TASK", help="One task, such as worker-1; all when left out.", autocompletion=complete_task_of_run, show_default=False
+            metavar="TASK", help="One task, e.g. worker-1; by default all.", autocompletion=complete_task_of_run, show_default=False
         ),
     ] = None,
     *,
@@ -43,18 +43,18 @@ def stacks(
     from launcher.cli.backends import open_run
 
     backend, run = open_run(name, on, runs, ClusterRef(context, namespace))
-    chosen = _chosen(backend, run, task)
+    tasks = _running_tasks(backend, run, task)
     failures: list[LauncherError] = []
-    with ThreadPoolExecutor(min(_AT_A_TIME, len(chosen))) as pool:
-        for one, answer in zip(chosen, pool.map(lambda one: _asked(backend, run, one), chosen), strict=True):
+    with ThreadPoolExecutor(min(_CONCURRENT_TASKS, len(tasks))) as pool:
+        for task_name, answer in zip(tasks, pool.map(lambda name: _request(backend, run, name), tasks), strict=True):
             if isinstance(answer, LauncherError):
                 failures.append(answer)
-            _show(one, answer, as_json=as_json)
-    if len(failures) == len(chosen):
-        raise LauncherError(f"no task of {run} could be asked for its stacks", failures[0].remedy)
+            _show(task_name, answer, as_json=as_json)
+    if len(failures) == len(tasks):
+        raise LauncherError(f"no task of {run} returned its stacks", failures[0].remedy)
 
 
-def _chosen(backend: Backend, run: str, task: str | None) -> list[str]:
+def _running_tasks(backend: Backend, run: str, task: str | None) -> list[str]:
     status = backend.status(run)
     known = [one.name for one in status.tasks]
     if task is not None:
@@ -65,7 +65,7 @@ def _chosen(backend: Backend, run: str, task: str | None) -> list[str]:
     return running
 
 
-def _asked(backend: Backend, run: str, task: str) -> tuple[ProcessStacks, ...] | LauncherError:
+def _request(backend: Backend, run: str, task: str) -> tuple[ProcessStacks, ...] | LauncherError:
     try:
         return backend.stacks(run, task)
     except LauncherError as error:
@@ -85,7 +85,7 @@ def _lines(task: str, answer: tuple[ProcessStacks, ...] | LauncherError) -> Iter
     if isinstance(answer, LauncherError):
         yield f"{answer.message}. {answer.remedy}"
     elif not answer:
-        yield f"{task}: no Python process that can be asked runs in it; one started with -I, -E or -S cannot"
+        yield f"{task}: no Python process in it can return its stacks; one started with -I, -E or -S never can"
     else:
         for process in answer:
             yield f"{task}  process {process.pid}  {process.command}".rstrip()

@@ -1,4 +1,4 @@
-"""`launcher status`: how a run and each of its tasks are."""
+"""`launcher status`: the state of a run and of each of its tasks."""
 
 import json
 import time
@@ -20,19 +20,19 @@ from launcher.runs.status import ENDED, RunStatus
 from trainer.events import finite
 
 EXAMPLES = (
-    ("launcher status", "of the only run"),
+    ("launcher status", "the only run"),
     ("launcher status mnist --watch", "again every second, until it has ended"),
     ("launcher status mnist --json | jq -r '.tasks[] | select(.restarts != []) | .name'", "the tasks that were restarted"),
 )
 WATCH_INTERVAL = 1.0
-UNATTENDED = "none; only a launcher that watches (`up`, `wait`) replaces pods of lost nodes, and ends a run that fails or never starts"
+UNATTENDED = "none; only a watching launcher (`up`, `wait`) replaces pods of lost nodes, and ends a run that fails or never starts"
 
 
 def status(
     name: Name = None,
     *,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show it again every second, in a pipe on each change, until the run has ended.")
+        bool, typer.Option("--watch", "-w", help="Repeat every second, in a pipe on each change, until the run has ended.")
     ] = False,
     on: OnRun = None,
     context: Context = None,
@@ -59,7 +59,7 @@ def status(
 
 
 def is_same(one: RunStatus, other: RunStatus) -> bool:
-    """Return whether two statuses are the same; a loss that is nan does not equal itself."""
+    """Return whether two statuses are the same, even with a loss of nan, which does not equal itself."""
     return bool(finite(asdict(one)) == finite(asdict(other)))
 
 
@@ -90,8 +90,8 @@ def _print(console: Console, current: RunStatus, *, as_json: bool) -> None:
 def _rendered(current: RunStatus, width: int, height: int | None) -> RenderableType:
     facts = _facts(current)
     parts: list[RenderableType] = [fact_lines(facts, {"state": f"bold {task_rows.MARKS[current.state][1]}"})]
-    most = len(current.tasks) if height is None else height - len(facts) - 4
-    shown, left_out = task_rows.pick_rows(_without_repeated_reason(current), most)
+    max_rows = len(current.tasks) if height is None else height - len(facts) - 4
+    shown, left_out = task_rows.pick_rows(_without_repeated_reason(current), max_rows)
     prefixes = Prefixes(task.name for task in current.tasks)
     rows = [task_rows.row(task, prefixes, marked=True) for task in shown]
     parts += [Text(), grid(task_rows.HEADERS, rows, right=task_rows.RIGHT, unwrapped=task_rows.UNWRAPPED, width=width)]
@@ -101,7 +101,7 @@ def _rendered(current: RunStatus, width: int, height: int | None) -> RenderableT
 
 
 def _without_repeated_reason(current: RunStatus) -> RunStatus:
-    """Return a status without the reason of the task whose reason is the run's, which stands above it."""
+    """Return a status with `as above` for the reason of the task whose reason is also the run's."""
     tasks = (replace(task, reason="as above") if task.name == current.reason_task else task for task in current.tasks)
     return replace(current, tasks=tuple(tasks))
 

@@ -1,4 +1,4 @@
-"""The program's own stdin, stdout and stderr: each may be closed, and have an encoding that lacks characters of what is printed."""
+"""The program's own stdin, stdout and stderr: each may be closed, or have an encoding that lacks a character."""
 
 import io
 import os
@@ -6,7 +6,7 @@ import sys
 
 
 def prepare() -> None:
-    """Have all that is printed go through: nowhere where a stream is closed, and as an escape where its encoding lacks a character."""
+    """Let every print succeed: a closed stream becomes /dev/null, and a character that an encoding lacks is written as an escape."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:  # closed, as by >&- in a shell
@@ -16,7 +16,7 @@ def prepare() -> None:
 
 
 def print_yaml(text: str) -> None:
-    """Print YAML as it is written to files, in UTF-8: an escape would be another text to who reads it."""
+    """Print YAML in UTF-8, as it is written to files: an escape would change the text."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     print(text, end="")

@@ -9,8 +9,8 @@ from rich.text import Text
 # A cell is its text, or its text with a style.
 Cell = str | tuple[str, str]
 
-_GAP = 2  # columns of the terminal between two of the table
-_LONG_WORD = 20  # a longer one, a path for example, is folded before a column is left out
+_GAP = 2  # characters between two columns
+_LONG_WORD = 20  # longer words, e.g. paths, are folded before a column is left out
 
 
 def _text(cell: Cell) -> str:
@@ -26,9 +26,9 @@ def grid(
     unwrapped: Sequence[str] = (),
     spare: Sequence[str] = (),
 ) -> Table:
-    """Return a table for a terminal of `width`; columns named in `right` hold numbers, columns that are empty throughout are left out.
+    """Return a table for a terminal of `width`; columns named in `right` are right-aligned, empty columns are left out.
 
-    Nothing is cut: cells wrap at words, those of the columns in `unwrapped` not at all. Where that is not enough, the columns in `spare` are left
+    Nothing is cut: cells wrap at words, except in the columns named in `unwrapped`. If that is not enough, the columns in `spare` are left
     out, one after another.
     """
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold bright_black")
@@ -54,12 +54,12 @@ def _longest_word(cells: Sequence[str]) -> int:
 
 
 def _total(widths: Iterable[int]) -> int:
-    given = list(widths)
-    return sum(given) + _GAP * (len(given) - 1)
+    columns = list(widths)
+    return sum(columns) + _GAP * (len(columns) - 1)
 
 
 def _fitted(natural: dict[int, int], least: dict[int, int], width: int | None) -> dict[int, int]:
-    """Return each column's width: its natural one, else one that its words fit in; where that is too much too, the widest is folded."""
+    """Return each column's width: its natural one, else at least that of its words; if the sum is still too much, the widest columns are folded."""
     widths = dict(natural)
     while width is not None and _total(widths.values()) > max(width, len(widths) * (_GAP + 1)):
         loosest = max(widths, key=lambda column: (widths[column] - least[column], widths[column]))
@@ -71,7 +71,7 @@ def _fitted(natural: dict[int, int], least: dict[int, int], width: int | None) -
 
 
 def plain(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> str:
-    """Return the same table as aligned text: nothing is cut, and an empty cell is a dash, so columns can be counted."""
+    """Return the same table as aligned text: nothing is cut, and an empty cell is a dash, so that columns can be counted."""
     lines = [list(headers), *([_text(cell) or "-" for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
     justified = (
@@ -82,7 +82,7 @@ def plain(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequ
 
 
 def fact_lines(facts: Iterable[tuple[str, str]], styles: Mapping[str, str] | None = None) -> Table:
-    """Return a line a fact for a terminal: its name, and beside it its value, which wraps at words; `styles` are of values, by name."""
+    """Return facts for a terminal, one a line: the name, then the value, which wraps at words; `styles` maps names to the styles of values."""
     lines = Table.grid(padding=(0, _GAP, 0, 0))
     lines.add_column(style="bright_black", no_wrap=True)
     lines.add_column(overflow="fold")
@@ -92,7 +92,7 @@ def fact_lines(facts: Iterable[tuple[str, str]], styles: Mapping[str, str] | Non
 
 
 def show(console: Console, headers: Sequence[str], rows: Sequence[Sequence[Cell]], **form: Sequence[str]) -> None:
-    """Print a table in the form that fits the console; `form` is right, whole and spare, as `grid` takes them."""
+    """Print a table in the form that fits the console; `form` has the arguments `right`, `unwrapped` and `spare` of `grid`."""
     if console.is_terminal:
         console.print(grid(headers, rows, width=console.width, **form))
     else:

@@ -6,10 +6,10 @@ from launcher.runs.reasons import short
 from launcher.runs.status import ENDED, RunStatus, State, TaskStatus
 
 HEADERS = ("TASK", "STATE", "STEP", "SPEED", "RESTARTS", "EXIT", "REASON")
-UNWRAPPED = HEADERS[:-1]  # the reason alone wraps
+UNWRAPPED = HEADERS[:-1]  # only the reason wraps
 RIGHT = ("STEP", "SPEED", "RESTARTS", "EXIT")
 
-_NOTABLE_WAIT = 0.1  # of a task's time
+_NOTABLE_WAIT = 0.1  # the part of a task's time
 
 MARKS: dict[State, tuple[str, str]] = {
     State.PENDING: ("…", "bright_black"),
@@ -24,7 +24,7 @@ MARKS: dict[State, tuple[str, str]] = {
 
 
 def state_cell(state: State, *, marked: bool) -> Cell:
-    """Return a state with its colour, and before it its mark where there is a terminal to show it."""
+    """Return a state with its colour, and with its mark if `marked`."""
     mark, colour = MARKS[state]
     return (f"{mark} {state}" if marked else str(state)), colour
 
@@ -55,10 +55,10 @@ def _reason(task: TaskStatus) -> str:
     return "; ".join(part for part in (f"waits {waiting}" if waiting else "", restarted) if part)
 
 
-def pick_rows(status: RunStatus, most: int) -> tuple[tuple[TaskStatus, ...], int]:
-    """Return up to `most` tasks, those in trouble first where not all fit, and how many were left out."""
-    if len(status.tasks) <= most:
+def pick_rows(status: RunStatus, limit: int) -> tuple[tuple[TaskStatus, ...], int]:
+    """Return at most `limit` tasks, preferring those in trouble, and how many were left out."""
+    if len(status.tasks) <= limit:
         return status.tasks, 0
     priority = {State.FAILED: 0, State.INTERRUPTED: 0, State.RESTARTING: 1, State.PENDING: 2}
-    picked = sorted(status.tasks, key=lambda task: priority.get(task.state, 3))[: max(most, 1)]
+    picked = sorted(status.tasks, key=lambda task: priority.get(task.state, 3))[: max(limit, 1)]
     return tuple(task for task in status.tasks if task in picked), len(status.tasks) - len(picked)

@@ -9,7 +9,7 @@ import typer
 
 from launcher.backend.model import ClusterRef, ServesTensorBoard
 from launcher.cli.options import Context, Name, Namespace, OnRun, Runs
-from launcher.cli.run_lookup import DEFAULT_RUNS, stored
+from launcher.cli.run_lookup import DEFAULT_RUNS, read_stored
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.machine import search_path, source_directory
 from launcher.runs import ports
@@ -17,7 +17,7 @@ from launcher.runs import ports
 EXAMPLES = (
     (
         "launcher tensorboard mnist",
-        "on http://127.0.0.1:6006 unless the spec says otherwise; Ctrl-C ends it. Of a Docker run it starts a container, and returns",
+        "on http://127.0.0.1:6006 unless the spec says otherwise; Ctrl-C ends it. For a Docker run it starts a container, and returns",
     ),
     ("launcher tensorboard mnist --port 0", "on any free port"),
 )
@@ -29,11 +29,11 @@ def tensorboard(
     port: Annotated[
         int | None,
         typer.Option(
-            help="The port; when left out the spec's, on Kubernetes 6006, or the next free one.", min=0, max=65535, show_default=False
+            help="The port; by default the spec's, on Kubernetes 6006, or the next free one.", min=0, max=65535, show_default=False
         ),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(help="The address to listen on; when left out the spec's, on Kubernetes loopback.", show_default=False)
+        str | None, typer.Option(help="The address to listen on; by default the spec's, on Kubernetes loopback.", show_default=False)
     ] = None,
     on: OnRun = None,
     context: Context = None,
@@ -55,27 +55,27 @@ def tensorboard(
     directory = (backend.status(run).directory or runs / run) / "logs"
     if not directory.is_dir():
         raise UsageError(
-            f"{run} has no logs for TensorBoard: {directory} is not there",
-            "it writes them while it trains; a command of yours writes them to $RUN_DIR/logs",
+            f"{run} has no logs for TensorBoard: {directory} does not exist",
+            "training creates it; a command of your own has to write to $RUN_DIR/logs",
         )
-    wanted = (stored(runs, run, "spec") or {}).get("tensorboard") or {}
-    host = host or wanted.get("host") or "127.0.0.1"
-    port = _free_port(host, wanted.get("port") or 6006) if port is None else _checked(host, port)
-    words = [sys.executable, "-P", "-m", "trainer.tensorboard", "--logdir", str(directory), "--host", host, "--port", str(port)]
+    settings = (read_stored(runs, run, "spec") or {}).get("tensorboard") or {}
+    host = host or settings.get("host") or "127.0.0.1"
+    port = _free_port(host, settings.get("port") or 6006) if port is None else _check_port(host, port)
+    command = [sys.executable, "-P", "-m", "trainer.tensorboard", "--logdir", str(directory), "--host", host, "--port", str(port)]
     search = search_path(os.environ.get("PYTHONPATH"), source_directory())
     sys.stdout.flush()
-    # In place of this process: Ctrl-C and signals reach TensorBoard itself, and nothing is left behind.
-    os.execve(sys.executable, words, os.environ | {"PYTHONPATH": search})  # noqa: S606  a shell is what we do not want
+    # It replaces this process, so that Ctrl-C and signals reach TensorBoard and nothing is left behind.
+    os.execve(sys.executable, command, os.environ | {"PYTHONPATH": search})  # noqa: S606  without a shell on purpose
 
 
 def _is_installed() -> bool:
     try:
         return importlib.util.find_spec("tensorboard") is not None
-    except ValueError:  # noted as not to be had
+    except ValueError:  # sys.modules has None for it
         return False
 
 
-def _checked(host: str, port: int) -> int:
+def _check_port(host: str, port: int) -> int:
     if not ports.is_free(host, port):
         raise UsageError(f"port {port} of {host} cannot be used", "give another one, or 0 for any that is free")
     return port
@@ -84,4 +84,4 @@ def _checked(host: str, port: int) -> int:
 def _free_port(host: str, first: int) -> int:
     if (port := ports.next_free(host, first)) is not None:
         return port
-    raise UsageError(f"no port from {first} on is free on {host}", "give one with --port, or 0 for any that is free")
+    raise UsageError(f"{host} has no free port from {first} on", "give one with --port, or 0 for any that is free")

@@ -1,18 +1,18 @@
-"""Throttling of progress events: of the many of a run, about one a second gets a line."""
+"""Throttling of progress events: about one a second gets a line."""
 
 import time
 
 from trainer.events import Event
 
 INTERVAL = 1.0
-# Workers repeat what the chief says from their side: together about one line in so many seconds.
+# Workers' progress adds little to the chief's: all workers together get about one line per interval.
 WORKERS_INTERVAL = 5.0
-# A task that waits for its peers says so again and again.
+# A task that waits for its peers reports it repeatedly.
 WAITING_INTERVAL = 10.0
 
 
 class Throttle:
-    """Remembers what was shown when. The last step of a run is always shown, and what is saved once a task was asked to stop."""
+    """Remembers when each kind of event was last shown. A run's last step is always shown, and so are checkpoints once a task was asked to stop."""
 
     def __init__(self) -> None:
         self._shown: dict[tuple[str, str], float] = {}

@@ -1,4 +1,4 @@
-"""Unpacks a tar stream into a directory, which is there as a whole or not at all."""
+"""Unpacks a tar stream into a directory atomically: it is complete, or does not exist."""
 
 import os
 import posixpath
@@ -11,13 +11,13 @@ from typing import IO, cast
 
 from launcher.errors import LauncherError, UsageError
 
-_END = 2 * tarfile.BLOCKSIZE  # bytes, zeros, after the last entry
+_END_SIZE = 2 * tarfile.BLOCKSIZE  # bytes of zeros after the last entry
 _BUFFER = 1 << 20
 
 
 @dataclass(frozen=True)
 class Unpacked:
-    """The unpacked files; `left_out` are the names of links that lead out of the directory, and of what is neither file, directory nor link."""
+    """The unpacked files; `left_out` are the names of links that lead out of the directory, and of special files."""
 
     files: int
     size: int  # bytes
@@ -25,37 +25,37 @@ class Unpacked:
 
 
 def check(destination: Path, runs: Path, *, replace: bool) -> None:
-    """Raise UsageError where nothing can be put at `destination`; what is there is removed only with `replace`, and never if runs are in it."""
+    """Raise UsageError if nothing can be put at `destination`. An existing one needs `replace`, and must not contain runs or be among them."""
     if not destination.parent.is_dir():
-        raise UsageError(f"there is no directory {destination.parent}", "make it, or give another destination")
+        raise UsageError(f"there is no directory {destination.parent}", "create it, or give another destination")
     if not os.path.lexists(destination):
         return
     if not replace:
-        raise _is_there(destination)
-    resolved, home = destination.resolve(), runs.resolve()
+        raise _exists_error(destination)
+    resolved, runs_root = destination.resolve(), runs.resolve()
     if Path.cwd().is_relative_to(resolved):
-        raise UsageError(f"{destination} holds the working directory, and is not replaced", "give the name of a directory to make in it")
-    if home.is_relative_to(resolved) or resolved.is_relative_to(home):
+        raise UsageError(f"{destination} holds the working directory, and is not replaced", "give the name of a new directory in it")
+    if runs_root.is_relative_to(resolved) or resolved.is_relative_to(runs_root):
         raise UsageError(
-            f"{destination} is in {runs}, or that in it, and is not replaced", "give a destination outside the directory of runs"
+            f"{destination} contains {runs} or is in it, and is not replaced", "give a destination outside the directory of runs"
         )
 
 
-def unpack(chunks: Iterator[bytes], destination: Path, *, replace: bool, seen: Callable[[int], None]) -> Unpacked:
-    """Unpack a tar stream, of which the first entry is a directory, as `destination`. `seen` is called with numbers of bytes.
+def unpack(chunks: Iterator[bytes], destination: Path, *, replace: bool, on_bytes: Callable[[int], None]) -> Unpacked:
+    """Unpack a tar stream, whose first entry is a directory, as `destination`. `on_bytes` is called with the size of each chunk.
 
-    It is unpacked beside it under another name, which is renamed at the end; nothing is left of it where that is not reached, and
-    `destination` is then as it was.
+    The files are unpacked into a temporary directory beside `destination`, which is renamed at the end. After an error it is removed, and
+    `destination` is unchanged.
 
     Raises:
-        UsageError: something is at `destination` by then, and not to be replaced.
-        LauncherError: the stream is not whole.
-        OSError: it cannot be written.
+        UsageError: `destination` exists by then, without `replace`.
+        LauncherError: the stream is incomplete.
+        OSError: a file cannot be written.
     """
     work = destination.with_name(f".{destination.name}.{os.getpid()}")
     work.mkdir()
     try:
-        unpacked = _unpack(_Reader(chunks, seen), work)
+        unpacked = _unpack(_Reader(chunks, on_bytes), work)
         if unpacked.files:
             _rename(work, destination, replace=replace)
     finally:
@@ -73,22 +73,22 @@ def _unpack(reader: "_Reader", work: Path) -> Unpacked:
                 if top is None:
                     top = posixpath.normpath(member.name)
                     continue
-                name = _within(top, member.name)
+                name = _without_top(top, member.name)
                 if not _put(tar, member, name, top, work):
                     left_out.append(name)
                     continue
                 files += not member.isdir()
                 size += member.size
-            reader.finish(tar.offset + _END)
+            reader.finish(tar.offset + _END_SIZE)
     except tarfile.TarError as error:
         raise LauncherError(f"the tar file is incomplete: {error}", "try again") from error
     return Unpacked(files, size, tuple(left_out))
 
 
 def _put(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, top: str, work: Path) -> bool:
-    """Write an entry as `name` below `work`; return False for what would be outside, links that lead there, and what is no file.
+    """Write an entry as `name` below `work`; return False for an entry or link that leads outside, and for a special file.
 
-    Not by tarfile's `filter="data"`, which Python has from 3.11.4 on alone.
+    Without tarfile's `filter="data"`, which needs Python 3.11.4.
     """
     path = work / name
     if not _inside(work, path.parent) or (os.path.lexists(path) and not member.isdir()):
@@ -101,7 +101,7 @@ def _put(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, top: str, wor
             return False
         path.symlink_to(member.linkname)
     elif member.islnk():
-        target = work / _within(top, member.linkname)
+        target = work / _without_top(top, member.linkname)
         if not _inside(work, target) or not target.is_file():
             return False
         path.hardlink_to(target)
@@ -116,32 +116,32 @@ def _put(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, top: str, wor
 
 
 def _inside(work: Path, path: Path) -> bool:
-    # Path.resolve raises for links in a circle.
+    # Path.resolve would raise for circular links.
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(work))
 
 
-def _within(top: str, name: str) -> str:
-    """Return a name of the stream without the directory that everything is in."""
+def _without_top(top: str, name: str) -> str:
+    """Return an entry's name without the top directory."""
     return posixpath.relpath(posixpath.normpath(name), top) if top != "." else posixpath.normpath(name)
 
 
 def _rename(work: Path, destination: Path, *, replace: bool) -> None:
-    before = work.with_name(f"{work.name}.before")
+    backup = work.with_name(f"{work.name}.before")
     try:
         if os.path.lexists(destination):
             if not replace:
-                raise _is_there(destination)
-            destination.rename(before)
+                raise _exists_error(destination)
+            destination.rename(backup)
         work.rename(destination)
-    finally:  # an interrupt may come between the two
+    finally:  # an interrupt may come between the two renames
         if not work.exists():
-            _remove(before)
-        elif os.path.lexists(before) and not os.path.lexists(destination):
-            before.rename(destination)
+            _remove(backup)
+        elif os.path.lexists(backup) and not os.path.lexists(destination):
+            backup.rename(destination)
 
 
-def _is_there(destination: Path) -> UsageError:
-    return UsageError(f"{destination} is there already", "give another destination, or --force to replace it")
+def _exists_error(destination: Path) -> UsageError:
+    return UsageError(f"{destination} already exists", "give another destination, or --force to replace it")
 
 
 def _remove(path: Path) -> None:
@@ -152,29 +152,29 @@ def _remove(path: Path) -> None:
 
 
 class _Reader:
-    """Chunks as a file that tarfile reads."""
+    """A file object over chunks, for tarfile."""
 
-    def __init__(self, chunks: Iterator[bytes], seen: Callable[[int], None]) -> None:
-        self._chunks, self._seen = chunks, seen
-        self._waiting = b""
-        self._came = 0
+    def __init__(self, chunks: Iterator[bytes], on_bytes: Callable[[int], None]) -> None:
+        self._chunks, self._on_bytes = chunks, on_bytes
+        self._buffer = b""
+        self._received = 0
 
     def read(self, size: int) -> bytes:
-        """Return as many bytes, fewer at the end alone."""
-        while len(self._waiting) < size and (chunk := next(self._chunks, None)) is not None:
+        """Return `size` bytes, fewer only at the end."""
+        while len(self._buffer) < size and (chunk := next(self._chunks, None)) is not None:
             self._take(chunk)
-        data, self._waiting = self._waiting[:size], self._waiting[size:]
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
         return data
 
-    def finish(self, least: int) -> None:
-        """Read to the end. Raises TarError where fewer than `least` bytes came: tarfile takes the end of a file for that of the entries."""
+    def finish(self, min_size: int) -> None:
+        """Read to the end. Raises TarError if fewer than `min_size` bytes came: tarfile itself takes a truncated stream for a complete one."""
         for chunk in self._chunks:
             self._take(chunk)
-            self._waiting = b""
-        if self._came < least:
+            self._buffer = b""
+        if self._received < min_size:
             raise tarfile.ReadError("its end is missing")
 
     def _take(self, chunk: bytes) -> None:
-        self._waiting += chunk
-        self._came += len(chunk)
-        self._seen(len(chunk))
+        self._buffer += chunk
+        self._received += len(chunk)
+        self._on_bytes(len(chunk))

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from launcher.spec.models import ClusterSpec
 
 EXAMPLES = (
-    ("launcher up cluster.yaml", "runs it and shows how it goes; Ctrl-C saves a checkpoint and stops it"),
-    ("launcher up cluster.yaml", "again: goes on from the last checkpoint"),
+    ("launcher up cluster.yaml", "runs it and shows its progress; Ctrl-C saves a checkpoint and stops it"),
+    ("launcher up cluster.yaml", "again: continues from the last checkpoint"),
     ("launcher up cluster.yaml --set train.steps=500 --fresh", "another value, from the first step; the old run is renamed"),
     ("launcher up cluster.yaml --detach && launcher logs -f", "in the background"),
     ("launcher up cluster.yaml --json | tail -1 | jq .metrics", "for scripts"),
@@ -39,7 +39,7 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it running in the background.")] = False,
     overrides: Set = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start from the first step; the old run's data is renamed.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint though the spec has changed.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint although the spec has changed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Take over another user's run without asking.")] = False,
     on: On = DEFAULT,
     context: Context = None,
@@ -54,11 +54,11 @@ def up(
         ResumeFlags,
         changed,
         check_runs_directory,
+        data_exists,
         decide_resume,
+        describe_start,
         exclusive,
-        from_where,
-        is_there,
-        other_spec,
+        moved_spec_note,
         previous_status,
         rename_old_run,
     )
@@ -66,7 +66,7 @@ def up(
     from launcher.spec.loader import dump
 
     if fresh and resume:
-        raise UsageError("--fresh and --resume exclude each other", "give the one you mean")
+        raise UsageError("--fresh and --resume exclude each other", "leave out one of them")
     context, namespace = resolve_cluster_ref(on, context, namespace)
     spec, plan, cluster = plan_for_cluster(file, overrides or [], check_backend(on), runs, ClusterRef(context, namespace))
     backend = open_backend(on, runs, cluster)
@@ -74,73 +74,78 @@ def up(
     started_by = (str(file), *(word for override in overrides or [] for word in ("--set", override)))
     say = _printer(as_json=as_json)
     source = command_line.get_parameter_source("runs")
-    is_named = source is not None and source.name != "DEFAULT"  # as `--runs runs`, too
+    is_named = source is not None and source.name != "DEFAULT"  # also by `--runs runs`
     if BACKENDS[plan.target].stores_locally and not is_named and (note := check_runs_directory(started_by, runs, spec.name, fresh=fresh)):
         say(f"notice: {note}")
-    with ExitStack() as starting:
-        # Until the run is on its way: what is decided here must still be so when it starts.
-        starting.enter_context(exclusive(runs, spec.name))
+    with ExitStack() as locks:
+        # Held until the run has started, so that the decision below is still valid then.
+        locks.enter_context(exclusive(runs, spec.name))
         old = previous_status(backend, spec.name)
-        # A cluster keeps the spec itself; of what another machine started on an engine its digest is known.
-        elsewhere = BACKENDS[plan.target].shows_runs_of_others and not is_there(runs_directory(runs, on), spec.name)
+        # A cluster stores the spec of each run; an engine has only its digest of a run that another machine started.
+        elsewhere = BACKENDS[plan.target].shows_runs_of_others and not data_exists(runs_directory(runs, on), spec.name)
         run = PlannedRun(plan, dump(spec))
-        changes, asked = changed(backend, spec, plan, runs), ResumeFlags(fresh, resume, may_prompt, yes)
-        decision = decide_resume(old, changes, asked, runs, digest=plan.spec_digest, elsewhere=elsewhere)
+        changes, flags = changed(backend, spec, plan, runs), ResumeFlags(fresh, resume, may_prompt, yes)
+        decision = decide_resume(old, changes, flags, runs, digest=plan.spec_digest, elsewhere=elsewhere)
         if decision == "complete" and old is not None:
             say(
                 f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it again from the first step"
             )
             return _finish(backend, old, runs, (), as_json=as_json, code=0)
-        lacking = () if in_namespaces(on) else supply(plan, spec)
-        if decision == "fresh" and (old is not None or (not in_namespaces(on) and is_there(runs_directory(runs, on), spec.name))):
-            # Others may start it from elsewhere: neither is to move the other's run.
-            starting.enter_context(_reserved(backend, run))
+        missing_webhook = () if in_namespaces(on) else supply(plan, spec)
+        if decision == "fresh" and (old is not None or (not in_namespaces(on) and data_exists(runs_directory(runs, on), spec.name))):
+            # Another machine may be starting it, too: this keeps both from moving the other's run.
+            locks.enter_context(_reserved(backend, run))
             moved_to = " and ".join(map(str, rename_old_run(backend, spec.name, old)))
             say(
                 f"{spec.name} starts from the first step; {'the old run' if old else 'what was there'} is now {moved_to or 'gone, as it has no volume'}"
             )
         if decision == "resume" and old is not None:
-            say(f"{spec.name} goes on {from_where(old, plan.run_dir)}{other_spec(runs, plan)}")
+            say(f"{spec.name} continues {describe_start(old, plan.run_dir)}{moved_spec_note(runs, plan)}")
         wait = command(runs, "wait", spec.name, on=on)
-        for notice in (*plan.notices, *lacking, *_prepared(backend, run), *(_in_background(spec, on, wait, lacking) if detach else ())):
+        for notice in (
+            *plan.notices,
+            *missing_webhook,
+            *_prepared(backend, run),
+            *(_background_notices(spec, on, wait, missing_webhook) if detach else ()),
+        ):
             say(f"notice: {notice}")
         if detach:
             backend.start(run)
             return _detached(plan, runs, as_json=as_json)
-        return _foreground(backend, run, runs, started_by, as_json=as_json, started=starting.close)
+        return _foreground(backend, run, runs, started_by, as_json=as_json, started=locks.close)
 
 
-def _in_background(spec: "ClusterSpec", on: str, wait: str, lacking: Sequence[str]) -> Iterator[str]:
-    """Yield who does what for a run that no launcher watches, and what nobody does. `wait` is the command that watches it; `lacking` is a webhook's URL."""
+def _background_notices(spec: "ClusterSpec", on: str, wait: str, missing_webhook: Sequence[str]) -> Iterator[str]:
+    """Yield notices about a run that no launcher watches. `wait` is the command that watches it; `missing_webhook` is not empty if its URL is missing."""
     if in_namespaces(on):
-        yield from _unwatched(spec, wait)
+        yield from _unwatched_notices(spec, wait)
     if notify := spec.notify:
-        channels = {"command": notify.command is not None, "webhook": notify.webhook is not None and not lacking}
-        yield from _who_notifies([channel for channel, there in channels.items() if there], spec, on, wait)
+        channels = {"command": notify.command is not None, "webhook": notify.webhook is not None and not missing_webhook}
+        yield from _message_notices([channel for channel, is_used in channels.items() if is_used], spec, on, wait)
 
 
-def _unwatched(spec: "ClusterSpec", wait: str) -> Iterator[str]:
-    """Yield what nobody does for a run on Kubernetes that no launcher watches; nothing where it has an attendant."""
+def _unwatched_notices(spec: "ClusterSpec", wait: str) -> Iterator[str]:
+    """Yield what is not done for a run on Kubernetes that no launcher watches; nothing if it has an attendant."""
     if spec.kubernetes.attendant is not None:
         return
-    yield f"nobody watches it: pods of a lost node stay until `{wait}` replaces them, which also ends a run that fails or never starts; see kubernetes.attendant"
+    yield f"no launcher watches it: pods of a lost node stay until `{wait}` replaces them, which also ends a run that fails or never starts; see kubernetes.attendant"
     if spec.kubernetes.ttl is not None:
-        unknown = f"unless a launcher looks before that, or within the hour for which the cluster has its events, its end will be unknown: `{wait}` records it"
-        read = "how it ended is read from its volume afterwards" if spec.train is not None else unknown
-        yield f"kubernetes.ttl deletes the Jobs {spec.kubernetes.ttl} after their end; {read}"
+        unknown = f"its result is lost unless a launcher reads it before that, or within the hour for which the cluster keeps events: `{wait}` records it"
+        result = "its result is then read from its volume" if spec.train is not None else unknown
+        yield f"kubernetes.ttl deletes the Jobs {spec.kubernetes.ttl} after their end; {result}"
 
 
-def _who_notifies(channels: list[str], spec: "ClusterSpec", on: str, wait: str) -> Iterator[str]:
-    """Yield who notifies people of how it goes, or that nobody does."""
+def _message_notices(channels: list[str], spec: "ClusterSpec", on: str, wait: str) -> Iterator[str]:
+    """Yield the sender of messages to people for each channel, or that there is none."""
     if not channels:
         return
     if not in_namespaces(on):
-        yield f"its supervisor on this machine tells by {' and '.join(channels)} how it goes"
+        yield f"its supervisor on this machine sends messages by {' and '.join(channels)}"
         return
     attended = ["webhook"] if "webhook" in channels and spec.kubernetes.attendant is not None else []
     rest = [channel for channel in channels if channel not in attended]
-    by = ["its attendant tells by webhook how it goes"] if attended else []
-    yield "; ".join([*by, *([f"nobody tells by {' and '.join(rest)} how it goes, unless `{wait}` watches it"] if rest else [])])
+    by = ["its attendant sends messages by webhook"] if attended else []
+    yield "; ".join([*by, *([f"no message is sent by {' or '.join(rest)} unless `{wait}` watches it"] if rest else [])])
 
 
 def _reserved(backend: Backend, run: PlannedRun) -> AbstractContextManager[None]:

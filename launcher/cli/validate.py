@@ -16,7 +16,7 @@ from launcher.spec.names import may_be_secret
 from launcher.spec.role_programs import described, storage_of
 
 EXAMPLES = (
-    ("launcher validate cluster.yaml", "says ok, or every problem with its line"),
+    ("launcher validate cluster.yaml", "prints ok, or every problem with its line"),
     ("launcher validate examples/*.yaml", "many at once"),
 )
 
@@ -55,14 +55,14 @@ def _ok(file: Path, spec: ClusterSpec) -> str:
 
 
 def _notices(spec: ClusterSpec) -> list[str]:
-    without = "in containers the run has no volume, no RUN_DIR and no TensorBoard, as its images are your own; with `storage: {}` it has"
-    found = [without] if storage_of(spec) is None else []
-    found += [f"{old} is deprecated: {instead}" for old, instead in _deprecated(spec)]
-    return found + [f"{rules.display_name}: {words}" for rules in TARGET_RULES.values() for words in rules.notices(spec)]
+    no_storage = "in containers the run has no volume, no RUN_DIR and no TensorBoard, as its images are your own; `storage: {}` adds them"
+    notices = [no_storage] if storage_of(spec) is None else []
+    notices += [f"{old} is deprecated: {instead}" for old, instead in _deprecated(spec)]
+    return notices + [f"{rules.display_name}: {notice}" for rules in TARGET_RULES.values() for notice in rules.notices(spec)]
 
 
 def _deprecated(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
-    """Yield what a spec says in an older way, and what to write instead."""
+    """Yield the deprecated fields of a spec, each with what to write instead."""
     section = spec.kubernetes
     if not section.tensorboard:
         yield "kubernetes.tensorboard", "write `tensorboard: false` at the top of the spec, for Compose, too"

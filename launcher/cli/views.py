@@ -13,11 +13,11 @@ from trainer.events import Event, render
 
 
 class PlainView:
-    """One plain line an event, after the task's name; progress not more than about once a second."""
+    """One plain line an event, after the task's name; progress about once a second at most."""
 
     def __init__(self, tasks: list[str]) -> None:
         self._prefixes = Prefixes(tasks)
-        self._pace = Throttle()
+        self._throttle = Throttle()
 
     def __enter__(self) -> Self:
         return self
@@ -27,16 +27,16 @@ class PlainView:
 
     def event(self, event: Event) -> None:
         """Print the event's readable line."""
-        if self._pace.admits(event):
+        if self._throttle.admits(event):
             self._print(event["task"], render(event))
 
     def output(self, line: LogLine) -> None:
-        """Print the line as the program wrote it, unless it is TensorFlow's chatter."""
+        """Print the line as the program wrote it, unless it is TensorFlow's noise."""
         if not is_tf_noise(line.text):
             self._print(line.task, shown(line))
 
     def status(self, status: RunStatus) -> None:
-        """Print nothing: what matters comes as events."""
+        """Print nothing: all changes come as events."""
 
     def say(self, message: str) -> None:
         """Print a line of the launcher's own."""
@@ -47,7 +47,7 @@ class PlainView:
 
 
 class JsonView:
-    """Every event as it came, one JSON object a line; other output as events named `output`, our own as `notice`."""
+    """Every event unchanged, one JSON object a line; other output as events named `output`, the launcher's as `notice`."""
 
     def __enter__(self) -> Self:
         return self
@@ -67,5 +67,5 @@ class JsonView:
         """Print nothing: the summary at the end has it."""
 
     def say(self, message: str) -> None:
-        """Write for people to stderr; stdout is for the program that reads it."""
+        """Write to stderr, as stdout is for a program."""
         print(message, file=sys.stderr, flush=True)

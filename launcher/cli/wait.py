@@ -14,14 +14,14 @@ from launcher.errors import LauncherError
 from launcher.runs.status import ENDED
 
 EXAMPLES = (
-    ("launcher wait mnist && ./publish.sh", "does something with a run that succeeded"),
-    ("launcher wait mnist --timeout 30m", "times out after 30 minutes with exit code 124; the run goes on"),
+    ("launcher wait mnist && ./publish.sh", "runs a script after the run has succeeded"),
+    ("launcher wait mnist --timeout 30m", "times out after 30 minutes with exit code 124; the run continues"),
 )
 POLL_INTERVAL = 0.5
 
 
-class WaitedTooLongError(LauncherError):
-    """The run has not ended in time; the exit code is that of timeout(1)."""
+class WaitTimeoutError(LauncherError):
+    """The run has not ended in time. The exit code is that of timeout(1)."""
 
     exit_code = 124
 
@@ -46,14 +46,14 @@ def wait(
     from launcher.cli.results import EXIT_CODES, show_summary, summary
 
     seconds = formats.seconds_of(timeout, "--timeout") if timeout is not None else None
-    backend, run = open_run(name, on, runs, ClusterRef(context, namespace), one=True)
+    backend, run = open_run(name, on, runs, ClusterRef(context, namespace), unique=True)
     deadline = None if seconds is None else time.monotonic() + seconds
     while (status := backend.status(run)).state not in ENDED:
         for note in backend.reconcile(run) if isinstance(backend, Reconciles) else ():
             print(note, file=sys.stderr, flush=True)
         if deadline is not None and time.monotonic() >= deadline:
-            raise WaitedTooLongError(
-                f"{run} has not ended within {timeout}: it is {status.state}", "it goes on; wait again, or stop it with `launcher down`"
+            raise WaitTimeoutError(
+                f"{run} has not ended within {timeout}: it is {status.state}", "it continues; wait again, or stop it with `launcher down`"
             )
         time.sleep(POLL_INTERVAL)
     for note in (*backend.reconcile(run), *backend.finish(run)) if isinstance(backend, Reconciles) else ():

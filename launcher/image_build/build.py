@@ -19,12 +19,12 @@ from launcher.image_build.steps import Output, Step, Steps
 from launcher.images import Image
 from launcher.plan.container_paths import CONTAINER_CODE
 
-DEADLINE = 2 * 3600.0  # seconds; the CUDA libraries are 3 GB, and some lines are slow
+DEADLINE = 2 * 3600.0  # seconds; the CUDA libraries are 3 GB, and some connections are slow
 
 Report = Callable[[Step | Output], None]
 
-# On top of the image that was just built. The code's own .dockerignore says what stays out.
-_WITH_CODE = f"""\
+# Adds the code to the image that was just built, without what the code's .dockerignore excludes.
+_CODE_DOCKERFILE = f"""\
 ARG IMAGE
 FROM ${{IMAGE}}
 COPY --chown={images.USER}:{images.USER} . {CONTAINER_CODE}
@@ -33,7 +33,7 @@ COPY --chown={images.USER}:{images.USER} . {CONTAINER_CODE}
 
 @dataclass(frozen=True)
 class Request:
-    """A build. `build_args` are NAME=VALUE, or NAME for the environment's own value; what is None has a default."""
+    """A build. `build_args` are NAME=VALUE, or NAME for the environment's own value; None is the default."""
 
     gpu: bool = False
     code: Path | None = None
@@ -45,17 +45,17 @@ class Request:
     platform: str | None = None
 
     @property
-    def ours(self) -> str:
-        """The name of the image without the user's code; below that code one for another platform does not replace the engine's own."""
+    def trainer_image(self) -> str:
+        """The name of the image without the user's code. With code, one for another platform has a name of its own, so that it does not replace the engine's."""
         default = images.GPU_IMAGE if self.gpu else images.DEFAULT_IMAGE
         if self.code is None:
             return self.tag or default
-        return f"{default}-{_word(self.platform)}" if self.platform else default
+        return f"{default}-{_tag_part(self.platform)}" if self.platform else default
 
     @property
     def name(self) -> str:
-        """The name of the image that is asked for."""
-        return self.ours if self.code is None else self.tag or f"{self.ours}-with-{_word(self.code.resolve().name)}"
+        """The name of the requested image."""
+        return self.trainer_image if self.code is None else self.tag or f"{self.trainer_image}-with-{_tag_part(self.code.resolve().name)}"
 
     @property
     def base(self) -> str:
@@ -64,36 +64,37 @@ class Request:
 
 
 def build(request: Request, report: Report, *, raw: Callable[[str], None] | None = None) -> Image:
-    """Build what is asked for and return it. `report` is called with steps and their output, `raw` with every line.
+    """Build the requested image and return it. `report` is called with steps and their output, `raw` with every line.
 
-    Raises DockerError when the build fails.
+    Raises DockerError if the build fails.
     """
-    _docker_build(_arguments(request), archive(), request.ours, request.base, report, raw)
+    _docker_build(_arguments(request), archive(), request.trainer_image, request.base, report, raw)
     if request.code is not None:
-        arguments = ["--file", "-", "--build-arg", f"IMAGE={request.ours}", "--tag", request.name, *_platform(request)]
-        _docker_build([*arguments, str(request.code)], _WITH_CODE.encode(), request.name, request.ours, report, raw)
+        arguments = ["--file", "-", "--build-arg", f"IMAGE={request.trainer_image}", "--tag", request.name, *_platform(request)]
+        _docker_build([*arguments, str(request.code)], _CODE_DOCKERFILE.encode(), request.name, request.trainer_image, report, raw)
     built = images.find(request.name)
     if built is None:
         raise LauncherError(
-            f"the engine built {request.name} and does not have it", "see whether another engine is in use: docker context ls, DOCKER_HOST"
+            f"the engine built {request.name} and does not have it",
+            "check whether another engine is in use: docker context ls, DOCKER_HOST",
         )
     return built
 
 
 def push(name: str) -> None:
-    """Push an image to the registry that its name begins with. Raises DockerError with what that answers, and what to do."""
+    """Push an image to the registry that its name begins with. Raises DockerError with the registry's answer and a remedy."""
     try:
         docker("push", "--quiet", name, deadline=DEADLINE)
     except DockerError as error:
         registry = name.partition("/")[0]
-        remedy = f"see that {registry} is reached and lets you: docker login {registry}; the image is in the engine, so docker push {name}"
+        remedy = f"check that {registry} can be reached, and log in: docker login {registry}; the image is in the engine, so then docker push {name}"
         raise DockerError(f"pushing {name} failed: {last_line(error.output) or error.message}", remedy, error.output) from error
 
 
 def _arguments(request: Request) -> list[str]:
-    arguments = ["--file", DOCKERFILE, "--target", "gpu" if request.gpu else "cpu", "--tag", request.ours]
+    arguments = ["--file", DOCKERFILE, "--target", "gpu" if request.gpu else "cpu", "--tag", request.trainer_image]
     arguments += ["--build-arg", f"VERSION={__version__}", "--build-arg", f"BASE_IMAGE={request.base}"]
-    # Not in the Dockerfile: a label is no layer, but an argument is part of every step after it.
+    # Not as an argument of the Dockerfile, which would invalidate the cache of every later step.
     arguments += ["--label", f"{images.SOURCE_DIGEST}={source_digest()}"]
     arguments += _platform(request)
     for argument in request.build_args:
@@ -109,11 +110,11 @@ def _platform(request: Request) -> list[str]:
 
 
 def check(request: Request) -> None:
-    """Raise UsageError for files and arguments that cannot be used: the build would fail late, or not notice."""
+    """Raise UsageError for unusable files and arguments, with which the build would fail late or ignore them."""
     code = request.code
     if code is not None and not code.is_dir():
-        what = "is no directory" if code.exists() else "is not there"
-        raise UsageError(f"--code: {code} {what}", "give the directory with your code")
+        cause = "is not a directory" if code.exists() else "does not exist"
+        raise UsageError(f"--code: {code} {cause}", "give the directory with your code")
     if code is not None and not any(code.iterdir()):
         raise UsageError(f"--code: {code} is empty", "give the directory with your code")
     for option, file in (("--pip-config", request.pip_config), ("--ca-file", request.ca_file)):
@@ -123,18 +124,18 @@ def check(request: Request) -> None:
         raise UsageError(f"--ca-file: {request.ca_file} has no certificate in PEM format", "convert it: openssl x509 -inform der -in FILE")
     for argument in request.build_args:
         if not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", argument, re.DOTALL):
-            raise UsageError(f"--build-arg: {argument!r} is not NAME=VALUE", "write such as --build-arg HTTPS_PROXY=http://proxy:3128")
+            raise UsageError(f"--build-arg: {argument!r} is not NAME=VALUE", "write e.g. --build-arg HTTPS_PROXY=http://proxy:3128")
 
 
-def _word(name: str) -> str:
+def _tag_part(name: str) -> str:
     """Return a name as a part of an image's tag."""
-    word = re.sub(r"[^a-z0-9_.-]+", "-", name.lower()).strip("-._")
-    return word[:40] or "code"
+    part = re.sub(r"[^a-z0-9_.-]+", "-", name.lower()).strip("-._")
+    return part[:40] or "code"
 
 
 def _docker_build(arguments: list[str], stdin: bytes, name: str, base: str, report: Report, raw: Callable[[str], None] | None) -> None:
-    """Run `docker build`; raise DockerError when it fails."""
-    # The engine's own builder: an image that another builder makes would not be in the engine.
+    """Run `docker build`; raise DockerError if it fails."""
+    # With the engine's own builder, since another builder would not put the image into the engine.
     environment = {key: value for key, value in os.environ.items() if key != "BUILDX_BUILDER"}
     environment |= {"DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
     steps = Steps()
@@ -163,15 +164,15 @@ def _docker_build(arguments: list[str], stdin: bytes, name: str, base: str, repo
             process.terminate()
             raise
         finally:
-            late = not deadline.is_alive()
+            timed_out = not deadline.is_alive()
             deadline.cancel()
-    if late:
-        raise DockerError(f"the image {name} was not built within {DEADLINE / 3600:g} hours", "see what it waits for: --verbose")
+    if timed_out:
+        raise DockerError(f"the image {name} was not built within {DEADLINE / 3600:g} hours", "--verbose shows what it waits for")
     if code:
         raise failure("\n".join(output), name=name, base=base, last="\n".join(steps.last))
 
 
 def _feed(stdin: IO[bytes], content: bytes) -> None:
-    """Write the context; an engine that is not there closes the pipe before it has all, and says why itself."""
+    """Write the context. If no engine answers, docker closes the pipe early, and its output says why."""
     with contextlib.suppress(OSError), stdin:
         stdin.write(content)

@@ -1,7 +1,7 @@
 """The build context that is sent to the engine: images/Dockerfile and what it copies, as one tar archive.
 
-The same from a checkout and from an installed wheel, which carries these files beside this module. An archive on standard
-input, and no directory: some installations of the docker command may read nothing outside the home directory.
+It is the same from a checkout and from an installed wheel, which has these files beside this module. It is passed on stdin and not
+as a directory, because some installations of the docker command cannot read outside the home directory.
 """
 
 import hashlib
@@ -14,19 +14,19 @@ from pathlib import Path
 import launcher
 
 DOCKERFILE = "images/Dockerfile"
-# Files that the Dockerfile copies besides the packages; pyproject.toml puts the same into the wheel.
+# Files that the Dockerfile copies besides the packages; pyproject.toml puts the same files into the wheel.
 FILES = (DOCKERFILE, "images/install.sh", "images/slim.py", "requirements/image.txt", "requirements/image-gpu.txt", "LICENSE")
 
 # The trainer; the launcher for the attendant of a run on Kubernetes.
 PACKAGES = ("trainer", "launcher")
 
-_INSTALLED = Path(launcher.__file__).parents[1]  # where the packages lie beside each other
+_INSTALLED = Path(launcher.__file__).parents[1]  # the directory of both packages
 _SHIPPED = Path(__file__).with_name("context")
 _ROOT = _SHIPPED if _SHIPPED.is_dir() else _INSTALLED
 
 
 def archive(packages: Sequence[str] = PACKAGES) -> bytes:
-    """Return the context as a tar archive: the same bytes for the same files, anyone who owns them and whenever they were written."""
+    """Return the context as a tar archive: the same bytes for the same files, without their owners and times."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
         for name, path in _files(packages):
@@ -39,15 +39,15 @@ def archive(packages: Sequence[str] = PACKAGES) -> bytes:
 
 
 def source_digest() -> str:
-    """Return the digest of the trainer's files, the label of images built from them. The launcher's files are left out: a change of them makes no image stale."""
+    """Return the digest of the trainer's files, the label of images built from them. The launcher's files are left out: changing them makes no image stale."""
     return hashlib.sha256(archive(["trainer"])).hexdigest()[:16]
 
 
 def default_base_image() -> str:
     """Return the base image that the Dockerfile names."""
-    found = re.search(r"^ARG BASE_IMAGE=(\S+)", (_ROOT / DOCKERFILE).read_text(encoding="utf-8"), re.MULTILINE)
-    assert found is not None  # noqa: S101 - the file is the project's own
-    return found[1]
+    match = re.search(r"^ARG BASE_IMAGE=(\S+)", (_ROOT / DOCKERFILE).read_text(encoding="utf-8"), re.MULTILINE)
+    assert match is not None  # noqa: S101 - the file is the project's own
+    return match[1]
 
 
 def _files(packages: Sequence[str]) -> Iterator[tuple[str, Path]]:

@@ -1,4 +1,4 @@
-"""Why a build failed, and what to do about it, from what the engine and pip wrote."""
+"""Turns the output of a failed build, of the engine and of pip, into an error with a cause and a remedy."""
 
 import re
 
@@ -7,30 +7,30 @@ from launcher.docker_cli import DockerError, last_line, no_engine
 _PROXY = "behind a proxy or with an index of your own, see docs/images.md: --build-arg HTTPS_PROXY=..., --pip-config FILE, --ca-file FILE"
 _BUILDX = "install the plugin (Debian, Ubuntu: docker-buildx; Docker Desktop has it); `docker buildx version` must answer"
 
-# Text in the output -> what is wrong, what to do. The first that is found holds; {base} is the base image.
+# Pattern of the output -> cause, remedy. The first match counts; {base} is the base image.
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         r"buildx component is missing|unknown flag: --(?:secret|progress)|BuildKit is (?:not supported|disabled)|the --mount option requires BuildKit",
-        "this Docker builds without BuildKit",
+        "this Docker has no BuildKit",
         _BUILDX,
     ),
     (r"no space left on device", "the engine's disk is full", "free some space there: docker system df, docker system prune"),
     (
         r"exec format error",
-        "the base image {base} is for another kind of processor",
+        "the base image {base} is for another processor architecture",
         "name another with --base-image, or unset DOCKER_DEFAULT_PLATFORM",
     ),
     (
         r"> \[internal\] load metadata",
         "the engine does not have the base image {base} and cannot fetch it",
         (
-            "where it reaches a registry: docker pull {base}; else give one that it has (docker images) with --base-image."
+            "if it can reach a registry: docker pull {base}; else choose one of its images (docker images) with --base-image."
             " A proxy for the engine itself is set up in the engine: docs/images.md"
         ),
     ),
     (
         r"DO NOT MATCH THE HASHES",
-        "the package index gives other files than the lock has",
+        "the package index serves files that differ from the lock file's",
         "use an index that serves the published files unchanged: " + _PROXY,
     ),
     (
@@ -53,7 +53,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"No matching distribution found|Could not find a version that satisfies",
-        "the package index has not all that the lock names, for this processor and the base image's Python",
+        "the package index lacks a package of the lock file for this processor and the base image's Python",
         "TensorFlow 2.21 needs Python 3.11 to 3.13 in the base image; " + _PROXY,
     ),
     (

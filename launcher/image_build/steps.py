@@ -1,4 +1,4 @@
-"""A parser of BuildKit's plain progress: which step runs, what it writes, how long it took.
+"""A parser of BuildKit's plain progress: steps, their output, and how long they took.
 
 Lines are `#N [stage 2/3] RUN ...`, `#N 1.234 output`, `#N CACHED`, `#N DONE 1.2s`, `#N ERROR: ...`, and after a failure
 the failed step's last lines again.
@@ -13,7 +13,7 @@ _OUTPUT = re.compile(r"\d+\.\d+ (.*)")
 _DONE = re.compile(r"DONE (\d+\.\d+)s")
 _LAST_LINES = 15  # last lines of the build that an error shows
 
-# Stage or step of images/Dockerfile, at the start of its title -> what it is to a person. Others are not worth a line.
+# Stage or step of images/Dockerfile, at the start of its title -> its title for people. Other steps are not reported.
 _TITLES = (
     (r"\[internal\] load metadata", "looking for the base image"),
     (r"\[(?:install-cpu|install-gpu) .* RUN", "installing TensorFlow and its dependencies"),
@@ -27,7 +27,7 @@ _TITLES = (
 
 @dataclass(frozen=True)
 class Step:
-    """Something that a person wants to know of. `seconds` is None while it runs."""
+    """A reported step. `seconds` is None while it runs."""
 
     title: str
     seconds: float | None = None
@@ -43,13 +43,13 @@ class Output:
 
 @dataclass
 class Steps:
-    """Reads the lines one by one. `last` holds the latest of what was written, for an error."""
+    """Reads the lines one by one. `last` holds the last lines of output, for an error."""
 
     last: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
     _titles: dict[str, str] = field(default_factory=dict)
 
     def read(self, line: str) -> Step | Output | None:
-        """Return a step that began or is done, what one wrote, or None for what only machines want to know."""
+        """Return a step that has started or is done, or a line of its output; None for a line that is not reported."""
         line = line.rstrip()
         numbered = _LINE.match(line)
         if numbered is None:
@@ -69,9 +69,9 @@ class Steps:
         if rest.startswith("ERROR: "):
             self._keep(rest)
             return None
-        return self._begun(number, rest)
+        return self._started(number, rest)
 
-    def _begun(self, number: str, rest: str) -> Step | None:
+    def _started(self, number: str, rest: str) -> Step | None:
         title = next((title for pattern, title in _TITLES if re.match(pattern, rest)), "")
         if not title or self._titles.get(number) == title:
             return None

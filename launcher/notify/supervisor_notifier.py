@@ -1,4 +1,4 @@
-"""Notifies people of one run for its supervisor, which is the only one that does: nothing is sent twice, and nothing waits for what is sent."""
+"""Notifies people of one run for its supervisor. No other process does, so nothing is sent twice; the supervisor does not wait for a sender."""
 
 import contextlib
 import os
@@ -9,58 +9,58 @@ from typing import Any
 
 from launcher.notify import ledger, outbox
 from launcher.notify.message import STALL_GRACE, DueMessages, Message
-from launcher.notify.outbox import VARIABLE, Sending
+from launcher.notify.outbox import WEBHOOK_VARIABLE, Sending
 from launcher.runs.state_writer import say
 from launcher.runs.status import RunStatus
 
-_NOTIFY_TIMEOUT = 600.0  # seconds for which a message is tried
+_NOTIFY_TIMEOUT = 600.0  # seconds for which sending a message is retried
 _STALL_POLL_INTERVAL = 5.0  # seconds, while a task is stalled
 
 
 class SupervisorNotifier:
-    """The messages of one start of a run. `due` is when to call `send_due` next, of time.monotonic; None where nothing is awaited."""
+    """The messages of one start of a run. `due` is the time of the next call of `send_due`, by time.monotonic; None if none is needed."""
 
     def __init__(self, notify: Mapping[str, Any] | None, outcomes: Path, directory: str, clock: Callable[[], float] = time.time) -> None:
-        """Run a program in `directory`. Take the webhook's URL out of this environment, which tasks inherit; forget what an earlier start has sent."""
+        """Programs run in `directory`. The webhook's URL is taken out of this environment, which tasks inherit, and the outcomes of an earlier start are removed."""
         self.due: float | None = None
         self._clock, self._outcomes = clock, outcomes
         has_webhook = bool(notify and notify.get("webhook"))
-        self._channels = outbox.channels(notify, os.environ.pop(VARIABLE, None) if has_webhook else None, directory)
-        self._due = DueMessages()
+        self._channels = outbox.channels(notify, os.environ.pop(WEBHOOK_VARIABLE, None) if has_webhook else None, directory)
+        self._due_messages = DueMessages()
         self._entries: list[ledger.Entry] = []
-        self._sent: list[Sending] = []
+        self._senders: list[Sending] = []
         with contextlib.suppress(OSError):
             outcomes.unlink(missing_ok=True)
 
     def stalled(self) -> None:
-        """Note that a task is stalled, or another one."""
+        """Note that a task, or another task, is stalled."""
         if self._channels:
             self.due = time.monotonic()
 
     def send_due(self, status: RunStatus) -> None:
-        """Send what is due."""
+        """Send the messages that are due."""
         now = self._clock()
-        for message in self._due.check(status, now):
+        for message in self._due_messages.check(status, now):
             for channel in self._channels:
-                if ledger.wait(self._entries, message, channel.kind, now) == 0.0:
+                if ledger.wait_time(self._entries, message, channel.kind, now) == 0.0:
                     self._entries = ledger.with_outcome(self._entries, message, channel.kind, {"at": now, "state": ledger.SENT})
                     self._send(channel, message)
-        self._sent = [sending for sending in self._sent if sending.outcome() is None]
-        self.due = time.monotonic() + min(_STALL_POLL_INTERVAL, STALL_GRACE) if self._due.is_stalled else None
+        self._senders = [sending for sending in self._senders if sending.outcome() is None]
+        self.due = time.monotonic() + min(_STALL_POLL_INTERVAL, STALL_GRACE) if self._due_messages.is_stalled else None
 
     def end(self, status: RunStatus) -> None:
-        """Send how the run has ended; its senders outlive this process."""
+        """Send the message about the end; its senders outlive this process."""
         self.send_due(status)
-        for sending in self._sent:
+        for sending in self._senders:
             sending.detach()
 
     def _send(self, channel: outbox.Channel, message: Message) -> None:
         request = channel.request(message, _NOTIFY_TIMEOUT)
-        say(f"telling by {channel.kind}: {message.text}")
-        for outcomes in (self._outcomes, Path(os.devnull)):  # its directory may be gone, or full
+        say(f"sending by {channel.kind}: {message.text}")
+        for outcomes in (self._outcomes, Path(os.devnull)):  # the run directory may be gone, or its disk full
             try:
-                self._sent.append(Sending(request, outcomes=outcomes, log=None))
+                self._senders.append(Sending(request, outcomes=outcomes, log=None))
             except OSError as error:
-                say(f"nobody was told by {channel.kind}: {error.strerror}")
+                say(f"not sent by {channel.kind}: {error.strerror}")
             else:
                 return

@@ -1,6 +1,6 @@
-"""The ports of tasks, and TF_CONFIG made of their addresses.
+"""The ports of tasks, and TF_CONFIG from their addresses.
 
-Every task listens on 2222 where it has a host of its own; on one machine each has its own port.
+A task with its own host name listens on 2222; on one machine each task has its own port.
 """
 
 import dataclasses
@@ -12,11 +12,11 @@ from launcher.errors import LauncherError
 from launcher.plan.models import Plan, Task
 
 PORT = 2222
-EXCHANGE_PORT = PORT + 1  # where the tasks of an all-reduce on CPUs listen for each other: trainer.engine.collectives.rendezvous
-ENDING_PORT = PORT + 2  # where the leading task's parent answers the others' parents about the end of the run: trainer.ending
+EXCHANGE_PORT = PORT + 1  # on which the tasks of an all-reduce on CPUs listen for each other: trainer.engine.collectives.rendezvous
+ENDING_PORT = PORT + 2  # on which the leader's parent answers the other parents about the end of the run: trainer.ending
 LOOPBACK = "127.0.0.1"
 
-# Linux refuses one argument or environment string longer than this (MAX_ARG_STRLEN, 32 pages), its NUL included.
+# Linux's limit for one argument or environment string, including its NUL (MAX_ARG_STRLEN, 32 pages).
 ENVIRONMENT_LIMIT = 128 * 1024
 
 
@@ -35,32 +35,32 @@ def tf_config_text(tf_config: Mapping[str, Any]) -> str:
 
 
 def check_size(members: Mapping[str, list[str]]) -> None:
-    """Raise LauncherError when TF_CONFIG of this cluster does not fit in one environment string; says what would."""
+    """Raise LauncherError if TF_CONFIG of this cluster does not fit in one environment string. The remedy has the number of tasks that would."""
     task = {"type": "evaluator", "index": 0}
     total = sum(map(len, members.values()))
-    around = len("TF_CONFIG=") + 1 + len(str(total))
-    size = around + len(tf_config_text({"cluster": members, "task": task}))
+    overhead = len("TF_CONFIG=") + 1 + len(str(total))
+    size = overhead + len(tf_config_text({"cluster": members, "task": task}))
     if size <= ENVIRONMENT_LIMIT:
         return
-    used = around + len(tf_config_text({"cluster": {role: [] for role in members}, "task": task}))
+    used = overhead + len(tf_config_text({"cluster": {role: [] for role in members}, "task": task}))
     fit = 0
-    for address in (address for listed in members.values() for address in listed):
+    for address in (address for addresses in members.values() for address in addresses):
         used += len(address) + 3  # quotes and comma
         if used > ENVIRONMENT_LIMIT:
             break
         fit += 1
     raise LauncherError(
         f"the addresses of {total} tasks make a TF_CONFIG of {size} bytes; one environment variable holds {ENVIRONMENT_LIMIT}",
-        f"ask for at most {fit} tasks in chief, worker and ps together, or shorten the run's name where it is part of every address",
+        f"ask for at most {fit} tasks in chief, worker and ps together, or shorten the run's name, if it is part of every address",
     )
 
 
-def with_addresses(plan: Plan, held: Mapping[str, str]) -> Plan:
-    """Return the plan with other addresses, every TF_CONFIG included. `held` has one for each task of the cluster."""
-    moved = {task.name: held.get(task.name, task.address) for task in plan.tasks}
-    members = cluster((task.tf_config["task"]["type"], moved[task.name]) for task in plan.tasks)
+def with_addresses(plan: Plan, addresses: Mapping[str, str]) -> Plan:
+    """Return the plan with other addresses, also in every TF_CONFIG. `addresses` has one for each task of the cluster."""
+    by_task = {task.name: addresses.get(task.name, task.address) for task in plan.tasks}
+    members = cluster((task.tf_config["task"]["type"], by_task[task.name]) for task in plan.tasks)
 
-    def at(task: Task) -> Task:
-        return dataclasses.replace(task, address=moved[task.name], tf_config={"cluster": members, "task": task.tf_config["task"]})
+    def updated(task: Task) -> Task:
+        return dataclasses.replace(task, address=by_task[task.name], tf_config={"cluster": members, "task": task.tf_config["task"]})
 
-    return dataclasses.replace(plan, tasks=tuple(at(task) for task in plan.tasks))
+    return dataclasses.replace(plan, tasks=tuple(updated(task) for task in plan.tasks))

@@ -1,4 +1,4 @@
-"""The files of a spec's `code`: which they are, and a digest of the Python ones, by which other code is known."""
+"""The files of a spec's `code`, and a digest of the Python files, which shows whether the code has changed."""
 
 import hashlib
 import itertools
@@ -6,53 +6,53 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# Names that are no code, or not the user's.
+# Directories without code, or without the user's.
 _SKIPPED = frozenset({"__pycache__", "node_modules"})
 _SKIPPED_ENDINGS = (".pyc", ".pyo")
-# A directory with more than that holds data as well, and is not looked through at every command.
+# A larger directory also holds data. Reading it at every command would take too long.
 _MAX_FILES = 10_000
-_LENGTH = 8
-_BEFORE = "-"
+_DIGITS = 8
+_SEPARATOR = "-"
 
 
 def files(directory: Path) -> Iterator[Path]:
-    """Yield the files of `code`, in order: hidden ones and what Python compiled are none of it."""
+    """Yield the files of `code`, in order, without hidden and compiled ones."""
     for base, directories, names in os.walk(directory):
         directories[:] = sorted(name for name in directories if not name.startswith(".") and name not in _SKIPPED)
         yield from (Path(base, name) for name in sorted(names) if not name.startswith(".") and not name.endswith(_SKIPPED_ENDINGS))
 
 
-def suffix(code: str | None) -> str:
-    """Return what a spec's digest ends with: a dash and 8 hexadecimal digits of the Python files of `code`, which a run itself seldom writes.
+def digest_suffix(code: str | None) -> str:
+    """Return the suffix of a spec's digest: a dash and 8 hexadecimal digits of the digest of the Python files of `code`.
 
-    Empty where there is no code, or too much of it to be looked through.
+    Only Python files count, because a run seldom writes them. Empty without code, or with too many files.
     """
     if code is None:
         return ""
-    found = list(itertools.islice(files(Path(code)), _MAX_FILES + 1))
-    if len(found) > _MAX_FILES:
+    paths = list(itertools.islice(files(Path(code)), _MAX_FILES + 1))
+    if len(paths) > _MAX_FILES:
         return ""
     digest = hashlib.sha256()
-    for path in found:
+    for path in paths:
         if path.suffix == ".py":
             content = _content(path)
             digest.update(f"{path.relative_to(code).as_posix()} {len(content)}\n".encode() + content)
-    return f"{_BEFORE}{digest.hexdigest()[:_LENGTH]}"
+    return f"{_SEPARATOR}{digest.hexdigest()[:_DIGITS]}"
 
 
 def without_code(spec_digest: str) -> str:
-    """Return the part of a spec's digest that is of the spec itself: the whole digest of earlier versions."""
-    return spec_digest.partition(_BEFORE)[0]
+    """Return a spec's digest without the suffix of the code, which digests of earlier versions lack."""
+    return spec_digest.partition(_SEPARATOR)[0]
 
 
-def is_other(old: str, new: str) -> bool:
-    """Return whether two digests of specs are of different code; False where one has no digest of code."""
-    before, after = (one.partition(_BEFORE)[2] for one in (old, new))
-    return bool(before and after) and before != after
+def code_differs(old: str, new: str) -> bool:
+    """Return whether two specs' digests have different code; False if one has no digest of code."""
+    old_code, new_code = (digest.partition(_SEPARATOR)[2] for digest in (old, new))
+    return bool(old_code and new_code) and old_code != new_code
 
 
 def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError:  # anyone who needs it says so
+    except OSError:  # the task that needs it will report it
         return b""

@@ -2,10 +2,10 @@
 
 # The volume of the run directory is mounted here; the image has the directory, owned by the user that tasks run as.
 CONTAINER_RUNS = "/runs"
-# The container's own, and gone with it.
+# The container's own temporary files.
 CONTAINER_SCRATCH = "/tmp/trainer"  # noqa: S108 - inside the container it is a file system of the task's own
 # The user's code, and a directory with a data set; both read-only.
 CONTAINER_CODE = "/code"
 CONTAINER_DATA = "/data"
-# The parent of a command in an image that has no trainer, where a file can be put there.
+# The trainer's parent for a command in an image without the trainer, if a file can be mounted.
 CONTAINER_PARENT = "/tf-launcher/parent.py"

@@ -18,14 +18,14 @@ class Machine:
     cores: int
     gpus: tuple[str, ...] = ()
     python: str = sys.executable
-    path: str = ""  # PATH as the launcher has it
-    python_path: str = ""  # PYTHONPATH as the launcher has it
-    # The directory that holds the `trainer` package where it is run from a checkout; empty when installed.
+    path: str = ""  # the launcher's own PATH
+    python_path: str = ""  # the launcher's own PYTHONPATH
+    # The directory of the `trainer` package in a checkout; empty if it is installed.
     source: str = ""
 
 
 def detect(*, with_gpus: bool) -> Machine:
-    """Return this machine. GPUs are looked for only when asked: it can mean running nvidia-smi."""
+    """Return this machine. GPUs are detected only `with_gpus`, since that may run nvidia-smi."""
     return Machine(
         cores=cores(),
         gpus=gpus(os.environ) if with_gpus else (),
@@ -37,17 +37,17 @@ def detect(*, with_gpus: bool) -> Machine:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the GPUs a task may be given: those of CUDA_VISIBLE_DEVICES when it is set, else all there are."""
-    chosen = environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return tuple(part.strip() for part in chosen.split(",") if part.strip() not in {"", "-1", "NoDevFiles"})
+    """Return the GPUs a task may be given: those of CUDA_VISIBLE_DEVICES if it is set, else all."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(part.strip() for part in visible.split(",") if part.strip() not in {"", "-1", "NoDevFiles"})
     if _NVIDIA_PROC.is_dir():
         return tuple(str(index) for index in range(len(list(_NVIDIA_PROC.iterdir()))))
     return _from_nvidia_smi(("nvidia-smi", "-L")) if shutil.which("nvidia-smi") else ()
@@ -55,23 +55,23 @@ def gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def _from_nvidia_smi(command: Sequence[str]) -> tuple[str, ...]:
     try:
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    found = sum(line.startswith("GPU ") for line in listed.splitlines())
-    return tuple(str(index) for index in range(found))
+    count = sum(line.startswith("GPU ") for line in output.splitlines())
+    return tuple(str(index) for index in range(count))
 
 
 def search_path(*parts: str | None) -> str:
-    """Return the directories of several search paths, as PATH and PYTHONPATH are, in order and each once; one alone as it is written."""
-    given = [part for part in parts if part]
-    if len(given) == 1:
-        return given[0]
-    directories = [directory for part in given for directory in part.split(os.pathsep) if directory]
+    """Join search paths such as PATH and PYTHONPATH without duplicates; a single one is returned unchanged."""
+    paths = [part for part in parts if part]
+    if len(paths) == 1:
+        return paths[0]
+    directories = [directory for part in paths for directory in part.split(os.pathsep) if directory]
     return os.pathsep.join(dict.fromkeys(directories))
 
 
 def source_directory() -> str:
-    """Return the directory that tasks need on PYTHONPATH to find this very `trainer`; empty when it is installed."""
+    """Return the directory that tasks need on PYTHONPATH to find this `trainer`; empty if it is installed."""
     directory = Path(__file__).resolve().parent.parent.parent
     return "" if directory.name in {"site-packages", "dist-packages"} else str(directory)

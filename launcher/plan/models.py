@@ -1,4 +1,4 @@
-"""The plan as data: what every backend and renderer starts from."""
+"""The plan as data, the input of every backend and renderer."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,7 +26,7 @@ class RestartRule:
 
     scope: Scope
     max_restarts: int
-    when: RestartWhen = "on_failure"  # after what ends a program of the user's own is started again
+    when: RestartWhen = "on_failure"  # the ends after which a user's own program is started again
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Task:
     resources: Resources
     restart: RestartRule
     mounts_run_dir: bool
-    cwd: str | None = None  # where the command starts; None is the target's own default
-    image: str | None = None  # of its container; None is the project's own
+    cwd: str | None = None  # the command's working directory; None is the target's default
+    image: str | None = None  # of its container; None is the project's image
     is_hardened: bool = True  # its container has no root, no capabilities, and cannot write to its root file system
-    secrets: dict[str, SecretKey] = field(default_factory=dict)  # variables whose values no file has
-    is_entrypoint: bool = False  # the image's entrypoint runs, and `command` is what it is given
+    secrets: dict[str, SecretKey] = field(default_factory=dict)  # variables whose values must not be in any file
+    is_entrypoint: bool = False  # the image's entrypoint runs, and `command` has its arguments
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ class Plan:
     strategy: str
     spec_digest: str
     tasks: tuple[Task, ...]
-    run_dir: str  # empty where the tasks have none
+    run_dir: str  # empty if the tasks have none
     start_timeout: float
     grace_period: float
     deadline: float | None
     # Tasks whose success the run needs, by role_rules.required_tasks. The others end with them.
     required_tasks: tuple[str, ...]
-    # Seconds that a role of a user's own program gets to end by itself once the run has succeeded; see role_rules.graces.
+    # Seconds that the tasks of a user's own program have to end by themselves once the run has succeeded; see role_rules.graces.
     graces: dict[RoleName, float] = field(default_factory=dict)
     notices: tuple[str, ...] = field(default=())
     spec_dir: str = ""  # the directory of the spec's file, which its relative paths are relative to

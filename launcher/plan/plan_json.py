@@ -1,11 +1,11 @@
-"""A plan as a JSON document and back: what `launcher plan --json` shows, and how a run's supervisor gets its plan."""
+"""A plan as a JSON document and back: the output of `launcher plan --json`, and the form in which a run's supervisor gets its plan."""
 
 import dataclasses
 from typing import Any
 
 from launcher.plan.models import Plan, Resources, RestartRule, SecretKey, Task
 
-# Fields that have another key in the document. Keys stay: scripts, and supervisors of runs that an older launcher started, read them.
+# Fields with another key in the document. Keys must not change: scripts read them, and supervisors that an older launcher started.
 _KEYS = {"required_tasks": "decisive"}
 
 

@@ -1,6 +1,6 @@
 """Makes the plan: a valid spec and a target become tasks with addresses, TF_CONFIG, environment and rules. Pure.
 
-Facts about the machine come in as a Machine, so the same input always gives the same plan; a caller that gives none gets this machine's.
+Facts about the machine are a parameter, so the same input always gives the same plan; the default is this machine.
 """
 
 import os
@@ -28,13 +28,13 @@ from trainer.settings import Ending, Restarts, Train, TrainerSettings
 from trainer.strategies import STRATEGIES
 from trainer.workloads.catalog import with_defaults
 
-# The needs of a user's program are not known; with a single thread much of TensorFlow can wait forever.
-MIN_INTER_OP_THREADS_OF_A_COMMAND = 2
+# A user's program may need any part of TensorFlow, much of which can wait forever with a single thread.
+_MIN_INTER_OP_OF_COMMAND = 2
 
 
 @dataclass(frozen=True)
 class _TaskSpec:
-    """One task before it has an address."""
+    """One task without its address."""
 
     name: str
     role: RoleName
@@ -53,30 +53,30 @@ def plan(
 ) -> Plan:
     """Return the plan of `spec` on `target`.
 
-    `run_dir` is the run directory as the tasks see it. `spec_dir` is what a relative `code` is relative to, and where
-    local tasks start; the current directory when left out. `machine` is this one when left out.
+    `run_dir` is the run directory as the tasks see it. `spec_dir` is the directory for a relative `code`, and in which
+    local tasks start; by default the current directory. `machine` is by default this one.
 
-    Raises LauncherError when TF_CONFIG would not fit in an environment variable.
+    Raises LauncherError if TF_CONFIG would not fit in an environment variable.
     """
     members = list(_members(spec))
     names = [member.name for member in members if member.role != "evaluator"]
     rules = TARGET_RULES[target]
-    where = {name: rules.address(spec.name, name, position) for position, name in enumerate(names)}
+    addresses = {name: rules.address(spec.name, name, position) for position, name in enumerate(names)}
     types = {"chief": "master"} if spec.tf_config.master else {}
-    by_role = cluster((types.get(member.role, member.role), where[member.name]) for member in members if member.role != "evaluator")
+    by_role = cluster((types.get(member.role, member.role), addresses[member.name]) for member in members if member.role != "evaluator")
     check_size(by_role)
     settings = _settings(spec, rules, str(run_dir), digest)
     notices: tuple[str, ...] = ()
-    least = STRATEGIES[spec.strategy].threads if spec.train else MIN_INTER_OP_THREADS_OF_A_COMMAND
+    min_inter_op = STRATEGIES[spec.strategy].threads if spec.train else _MIN_INTER_OP_OF_COMMAND
     if rules.in_containers:
         machine = None
-        shares = {member.name: _container_environment(member.resources.cpu, least) for member in members}
+        shares = {member.name: _container_environment(member.resources.cpu, min_inter_op) for member in members}
     else:
         _check_local(spec)
         machine = machine or machines.detect(with_gpus=any(member.resources.gpus for member in members))
-        shares, notices = _local_environments(members, machine, least, _all_or_none(spec, members))
+        shares, notices = _local_environments(members, machine, min_inter_op, _all_reduce_tasks(spec, members))
     common = _Common(spec, rules, str(run_dir), settings, Path(spec_dir or os.curdir).absolute(), machine)
-    runs = {role: common.runs(role) for role in {member.role for member in members}}
+    role_fields = {role: common.role_fields(role) for role in {member.role for member in members}}
     leader = role_rules.leader(names)
     limits = spec.limits
     tasks = tuple(
@@ -84,12 +84,12 @@ def plan(
             name=member.name,
             role=member.role,
             index=member.index,
-            address=where.get(member.name, ""),
+            address=addresses.get(member.name, ""),
             tf_config={"cluster": by_role, "task": {"type": types.get(member.role, member.role), "index": member.index}},
             env=common.environment(member.role, shares[member.name]),
             resources=member.resources,
             mounts_run_dir=common.has_run_dir and (common.all_mount_run_dir or role_rules.mounts_run_dir(member.name, leader=leader)),
-            **runs[member.role],
+            **role_fields[member.role],
         )
         for member in members
     )
@@ -132,7 +132,7 @@ def _settings(spec: ClusterSpec, rules: TargetRules, run_dir: str, digest: str) 
         run_dir=run_dir,
         scratch_dir=rules.scratch_dir(run_dir),
         spec_digest=digest,
-        # Without GPUs, `mirrored` shows itself on two logical CPU devices.
+        # Without GPUs, `mirrored` uses two logical CPU devices.
         local_replicas=((chief.gpus if chief else 0) or 2) if STRATEGIES[spec.strategy].on_devices else 1,
         has_evaluator=spec.roles.evaluator is not None,
         max_restarts=limits.max_restarts,
@@ -141,32 +141,32 @@ def _settings(spec: ClusterSpec, rules: TargetRules, run_dir: str, digest: str) 
         orphan_timeout=parse_duration(limits.orphan_timeout),
         stall_timeout=parse_duration(limits.stall_timeout) if limits.stall_timeout else None,
         on_stall=None if limits.on_stall == "tell" else limits.on_stall,
-        save_timeout=_unusual(limits, "save_timeout"),
-        grace_period=_unusual(limits, "grace_period"),
+        save_timeout=_unless_default(limits, "save_timeout"),
+        grace_period=_unless_default(limits, "grace_period"),
         ending=_ending(spec, rules),
         unsupervised=[name for name, role in role_programs.roles_of(spec).items() if not role_programs.has_parent(spec, role)] or None,
         train=_train(spec, spec.train, rules) if spec.train else None,
     )
 
 
-def _unusual(limits: Limits, name: str) -> float | None:
-    """Return a limit in seconds where it is not the one that the trainer has by itself."""
+def _unless_default(limits: Limits, name: str) -> float | None:
+    """Return a limit in seconds, None if it is the trainer's own default."""
     value = getattr(limits, name)
     return None if value == Limits.model_fields[name].default else parse_duration(value)
 
 
 def _restarts(spec: ClusterSpec) -> dict[str, Restarts]:
-    """Return how tasks are started again in place, of the roles that have it another way than the spec."""
-    usual = Restarts(max_restarts=spec.limits.max_restarts)
-    made = {
+    """Return the rules of restarts in place for the roles whose rules differ from the spec's."""
+    default = Restarts(max_restarts=spec.limits.max_restarts)
+    by_role = {
         name: Restarts(restart=role_programs.restarts_when(role), max_restarts=role_programs.max_restarts(spec, role))
         for name, role in role_programs.roles_of(spec).items()
     }
-    return {name: restarts for name, restarts in made.items() if restarts != usual}
+    return {name: restarts for name, restarts in by_role.items() if restarts != default}
 
 
 def _check_local(spec: ClusterSpec) -> None:
-    """Raise UsageError where a role is to run the entrypoint of its image, which needs a container."""
+    """Raise UsageError if a role runs the entrypoint of its image, which needs a container."""
     names = [
         name
         for name, role in role_programs.roles_of(spec).items()
@@ -175,7 +175,7 @@ def _check_local(spec: ClusterSpec) -> None:
     if names:
         image = role_programs.program_of(spec, role_programs.roles_of(spec)[names[0]]).image
         raise UsageError(
-            f"roles {', '.join(names)}: the entrypoint of the image {image} is to run, and this machine runs programs without images",
+            f"roles {', '.join(names)}: they run the entrypoint of the image {image}, and tasks on this machine run without images",
             "give the program as `command`, or run it in containers: --on docker or --on kubernetes",
         )
 
@@ -183,7 +183,7 @@ def _check_local(spec: ClusterSpec) -> None:
 def _ending(spec: ClusterSpec, rules: TargetRules) -> Ending | None:
     """Return how the tasks of a program learn of the run's end without a launcher.
 
-    None where the built-in trainer runs, without containers, or where a required task has no parent.
+    None for the built-in trainer, without containers, or if a required task has no parent.
     """
     roles = role_programs.roles_of(spec)
     if (
@@ -221,20 +221,20 @@ class _Common:
     run_dir: str
     settings: TrainerSettings
     spec_dir: Path
-    machine: Machine | None  # this one, whose processes the tasks are; None where they run in containers
+    machine: Machine | None  # on which the tasks are processes; None if they run in containers
 
     @property
     def has_run_dir(self) -> bool:
-        """Whether tasks find the run directory: on this machine always, in containers where they have a volume for it."""
+        """Whether tasks have the run directory: always on this machine, in containers only with a volume for it."""
         return self.machine is not None or role_programs.storage_of(self.spec) is not None
 
     @property
     def all_mount_run_dir(self) -> bool:
-        """Whether all tasks have the run directory, not only those that the trainer itself wants to have it."""
+        """Whether all tasks have the run directory, not only those in which the trainer needs it."""
         return role_programs.mount_of(self.spec) == "all" if self.rules.has_storage_mount else self.spec.train is None
 
-    def runs(self, role_name: RoleName) -> dict[str, Any]:
-        """Return the fields of Task that a role decides: command, working directory, image, rule of restarts, and secrets."""
+    def role_fields(self, role_name: RoleName) -> dict[str, Any]:
+        """Return the fields of Task that a role decides: command, working directory, image, restart rule and secrets."""
         role = role_programs.roles_of(self.spec)[role_name]
         program = role_programs.program_of(self.spec, role)
         is_entrypoint = self.spec.train is None and not program.command
@@ -251,15 +251,15 @@ class _Common:
         }
 
     def _local_command(self, program: Program, machine: Machine) -> tuple[str, ...]:
-        """Return the trainer's parent process, with the user's command behind `--`.
+        """Return the command of the trainer's parent process, with the user's command behind `--`.
 
-        -P keeps the directory it starts in off the path: a user's own `logging.py` or `trainer/` must not be taken for ours.
+        -P keeps the working directory off sys.path, so that a user's own `logging.py` or `trainer/` does not replace ours.
         """
         parent = (machine.python, "-P", "-m", "trainer")
         return (*parent, "--", *program.command) if program.command else parent
 
     def _container_command(self, program: Program) -> tuple[str, ...]:
-        """Return the command inside an image. An image of the user's gets the trainer's parent with the run, unless `supervise` is false."""
+        """Return the command inside an image. For a user's image, the run supplies the trainer's parent, unless `supervise` is false."""
         if self.spec.train is not None:
             return role_rules.TRAINER
         if not program.command:
@@ -274,31 +274,31 @@ class _Common:
         return os.path.normpath(self.spec_dir / self.spec.code) if self.machine else CONTAINER_CODE
 
     def _cwd(self, role: Role) -> str | None:
-        """Return where the tasks of a role start. Raises UsageError for a directory of this machine that containers do not have."""
-        where = role.working_dir
-        if where is None:
+        """Return the working directory of a role's tasks. Raises UsageError for a directory of this machine that containers do not have."""
+        working_dir = role.working_dir
+        if working_dir is None:
             return self.code() or (str(self.spec_dir) if self.machine else None)
-        if self.machine or where.startswith("/"):
-            return os.path.normpath(self.spec_dir / where)
+        if self.machine or working_dir.startswith("/"):
+            return os.path.normpath(self.spec_dir / working_dir)
         code = self.spec_dir / self.spec.code if self.spec.code is not None else None
-        inside = Path(os.path.normpath(self.spec_dir / where))
+        inside = Path(os.path.normpath(self.spec_dir / working_dir))
         if code is None or not inside.is_relative_to(os.path.normpath(code)):
             raise UsageError(
-                f"working_dir is {where}, a directory of this machine, which containers do not have",
+                f"working_dir is {working_dir}, a directory of this machine, which containers do not have",
                 "write a path in the container, which starts with /, or a directory in `code`",
             )
         return str(PurePosixPath(CONTAINER_CODE, inside.relative_to(os.path.normpath(code))))
 
     def secrets(self, role_name: RoleName) -> dict[str, SecretKey]:
-        """Return the variables of a role whose values no file has."""
-        given = self._env(role_name).items()
-        return {name: SecretKey(value.secret, value.key) for name, value in given if isinstance(value, FromSecret)}
+        """Return the variables of a role whose values come from secrets."""
+        env = self._env(role_name).items()
+        return {name: SecretKey(value.secret, value.key) for name, value in env if isinstance(value, FromSecret)}
 
     def _env(self, role_name: RoleName) -> Env:
         return {**self.spec.env, **role_programs.roles_of(self.spec)[role_name].env}
 
     def environment(self, role: RoleName, shares_of_task: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of one task. The user's `env` may change ours, but not what says which task this is."""
+        """Return the variables of one task. The user's `env` may override the defaults, but not the variables that identify the task."""
         user = {name: value for name, value in self._env(role).items() if isinstance(value, str)}
         environment = {"GRPC_FAIL_FAST": "use_caller", **shares_of_task, **user}
         environment |= {
@@ -309,7 +309,7 @@ class _Common:
         import_path = [self.code(), user.get("PYTHONPATH")]
         if machine := self.machine:
             environment |= {"TRAINER_EVENTS": "json", "PYTHONUNBUFFERED": "1"}
-            # `python` in a command is the launcher's own, which has TensorFlow.
+            # `python` in a command is then the launcher's, which has TensorFlow.
             environment["PATH"] = machines.search_path(os.path.dirname(machine.python), user.get("PATH", machine.path))  # noqa: PTH120
             import_path += [machine.python_path if "PYTHONPATH" not in user else None, machine.source]
         if any(import_path):
@@ -317,91 +317,91 @@ class _Common:
         return {name: value for name, value in environment.items() if name not in self.secrets(role)}
 
 
-def _container_environment(cpu: float | None, least: int) -> dict[str, str]:
-    """Return the variables that a container needs: its output at once, and its share of cores, as TensorFlow counts the machine's."""
+def _container_environment(cpu: float | None, min_inter_op: int) -> dict[str, str]:
+    """Return the variables for a container: unbuffered output, and its number of threads, since TensorFlow would count all cores of the machine."""
     environment = {"PYTHONUNBUFFERED": "1"}
     if cpu is None:
         return environment
     count = max(1, round(cpu))
-    return environment | _threads(count, least)
+    return environment | _threads(count, min_inter_op)
 
 
-def _threads(count: int, least: int) -> dict[str, str]:
+def _threads(count: int, min_inter_op: int) -> dict[str, str]:
     return {
         "TF_NUM_INTRAOP_THREADS": str(count),
-        "TF_NUM_INTEROP_THREADS": str(max(least, count)),
+        "TF_NUM_INTEROP_THREADS": str(max(min_inter_op, count)),
         "OMP_NUM_THREADS": str(count),
     }
 
 
-def _all_or_none(spec: ClusterSpec, members: list[_TaskSpec]) -> list[str]:
-    """Return the tasks that all train on GPUs or all on CPUs: gradients go by NCCL or by connections, see the trainer's AllReduce."""
-    together = spec.train is not None and STRATEGIES[spec.strategy].all_reduces
-    return [member.name for member in members if together and member.role != "evaluator"]
+def _all_reduce_tasks(spec: ClusterSpec, members: list[_TaskSpec]) -> list[str]:
+    """Return the tasks that must all train on GPUs or all on CPUs, as their gradients go by NCCL or by TCP: see the trainer's AllReduce."""
+    all_reduces = spec.train is not None and STRATEGIES[spec.strategy].all_reduces
+    return [member.name for member in members if all_reduces and member.role != "evaluator"]
 
 
 def _local_environments(
-    members: list[_TaskSpec], machine: Machine, least: int, all_or_none: list[str]
+    members: list[_TaskSpec], machine: Machine, min_inter_op: int, all_or_none: list[str]
 ) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
-    """Return each task's share of the machine as environment variables, and what a person should know about it."""
+    """Return each task's share of the machine as environment variables, and notices about missing GPUs."""
     counts = share_cores({member.name: member.resources.cpu for member in members}, machine.cores)
     gpus = share_gpus({member.name: member.resources for member in members}, machine.gpus, all_or_none=all_or_none)
     environments = {
-        member.name: _threads(counts[member.name], least) | {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible[member.name])}
+        member.name: _threads(counts[member.name], min_inter_op) | {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible[member.name])}
         for member in members
     }
-    if not gpus.short:
+    if not gpus.without:
         return environments, ()
-    asked = sum(member.resources.gpus for member in members)
-    there = len(machine.gpus)
+    requested = sum(member.resources.gpus for member in members)
+    available = len(machine.gpus)
     return environments, (
-        f"the spec asks for {asked} GPU{'s' * (asked != 1)}, this machine has {there}: without a GPU run {listed(gpus.short, 5)}",
+        f"the spec asks for {requested} GPU{'s' * (requested != 1)}, this machine has {available}: these run without a GPU: {listed(gpus.without, 5)}",
     )
 
 
-def share_cores(wanted: Mapping[str, float | None], cores: int) -> dict[str, int]:
-    """Return each task's number of threads: `cpu` rounded where given, and a fair share of the rest; at least 1.
+def share_cores(requested: Mapping[str, float | None], cores: int) -> dict[str, int]:
+    """Return each task's number of threads: its `cpu`, rounded, else a fair share of the remaining cores; at least 1.
 
-    `wanted` is task name -> cores asked for, None where the spec is silent.
+    `requested` is task name -> `cpu`, None if the spec has none.
     """
-    given = {name: max(1, round(cpu)) for name, cpu in wanted.items() if cpu is not None}
-    others = [name for name in wanted if name not in given]
-    rest = max(0, cores - sum(given.values()))
+    fixed = {name: max(1, round(cpu)) for name, cpu in requested.items() if cpu is not None}
+    others = [name for name in requested if name not in fixed]
+    rest = max(0, cores - sum(fixed.values()))
     each, left_over = divmod(rest, len(others)) if others else (0, 0)
     shared = {name: max(1, each + (1 if index < left_over else 0)) for index, name in enumerate(others)}
-    return {name: given.get(name) or shared[name] for name in wanted}
+    return {name: fixed.get(name) or shared[name] for name in requested}
 
 
 @dataclass(frozen=True)
 class GpuShares:
-    """The GPUs of each task, by name; `short` are the tasks that asked for GPUs and get none."""
+    """The GPUs of each task, by name; `without` are the tasks that requested GPUs and get none."""
 
     visible: dict[str, tuple[str, ...]]
-    short: tuple[str, ...]
+    without: tuple[str, ...]
 
 
-def share_gpus(wanted: Mapping[str, Resources], available: Sequence[str], *, all_or_none: Collection[str] = ()) -> GpuShares:
-    """Give each task its own GPUs, first come first served; a task gets all it asked for, or none.
+def share_gpus(requested: Mapping[str, Resources], available: Sequence[str], *, all_or_none: Collection[str] = ()) -> GpuShares:
+    """Give each task its own GPUs, first come first served; a task gets all it requested, or none.
 
-    Of the tasks in `all_or_none` all do, or none.
+    Either all tasks in `all_or_none` get theirs, or none does.
     """
-    given = _first_come(wanted, available)
-    if not set(all_or_none).intersection(given.short):
-        return given
-    others = _first_come({name: Resources() if name in all_or_none else one for name, one in wanted.items()}, available)
-    without = [name for name, one in wanted.items() if name in others.short or (name in all_or_none and one.gpus)]
+    shares = _first_come(requested, available)
+    if not set(all_or_none).intersection(shares.without):
+        return shares
+    others = _first_come({name: Resources() if name in all_or_none else resources for name, resources in requested.items()}, available)
+    without = [name for name, resources in requested.items() if name in others.without or (name in all_or_none and resources.gpus)]
     return GpuShares(others.visible, tuple(without))
 
 
-def _first_come(wanted: Mapping[str, Resources], available: Sequence[str]) -> GpuShares:
+def _first_come(requested: Mapping[str, Resources], available: Sequence[str]) -> GpuShares:
     free = list(available)
     visible: dict[str, tuple[str, ...]] = {}
-    short = []
-    for name, resources in wanted.items():
+    without = []
+    for name, resources in requested.items():
         fits = resources.gpus <= len(free)
         visible[name] = tuple(free[: resources.gpus]) if fits else ()
         if fits:
             del free[: resources.gpus]
         else:
-            short.append(name)
-    return GpuShares(visible, tuple(short))
+            without.append(name)
+    return GpuShares(visible, tuple(without))

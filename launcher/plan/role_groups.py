@@ -1,4 +1,4 @@
-"""The tasks of a plan by role: what is the same for all of a role's tasks. Pure."""
+"""The tasks of a plan by role, each with the fields that all tasks of the role share. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from trainer.strategies import Scope
 
 @dataclass(frozen=True)
 class RoleGroup:
-    """The tasks of one role, which differ in their index alone. `task` is the first of them."""
+    """The tasks of one role, which differ only in their index. `task` is the first of them."""
 
     role: RoleName
     count: int
     task: Task
-    # Whether one of them needs the run directory: those of one pod template all have it, or none has.
+    # Whether a task needs the run directory; then all have it, as they share a pod template.
     mounts_run_dir: bool
-    # Whether the run needs the success of one of them.
+    # Whether the run needs the success of any of them.
     required: bool
 
     @property

@@ -1,4 +1,4 @@
-"""The targets of plans: how tasks are addressed, where they find files, and the spec fields that they lack. A new target is a row."""
+"""The targets of plans: addresses of tasks, paths of files, and unsupported fields of the spec. A new target is a row."""
 
 import os
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from launcher.spec.models import ClusterSpec
 
 @dataclass(frozen=True)
 class TargetRules:
-    """One target. `display_name`: how messages call it. `address`: run, task, the task's position among those of the cluster -> host:port.
+    """One target. `display_name`: its name in messages. `address`: run, task, the task's position among those of the cluster -> host:port.
 
-    `unsupported`: the functions that name the fields of a spec for which it has no counterpart. `in_containers`: tasks run in containers,
-    with paths of their own, else as processes of this machine. `parent` starts the trainer's parent in an image without the trainer.
+    `unsupported`: the functions that name the fields of a spec that it does not support. `in_containers`: tasks run in containers,
+    with their own paths, else as processes of this machine. `parent` starts the trainer's parent in an image without the trainer.
     `mounts_data`: a directory of this machine is mounted as `train.data`. `has_storage_mount`: the spec's `storage.mount` is obeyed.
     """
 
@@ -31,14 +31,14 @@ class TargetRules:
 
     def notices(self, spec: ClusterSpec) -> list[str]:
         """Return one sentence for each field of a spec that the target does not support, without the target's name."""
-        return [words for rule in self.unsupported for words in rule(spec)]
+        return [notice for rule in self.unsupported for notice in rule(spec)]
 
     def run_dir(self, runs: Path, name: str) -> str:
-        """Return the run directory as the tasks of a run see it; `runs` is where this machine keeps those of local runs."""
+        """Return the run directory as the tasks of a run see it; `runs` has those of local runs."""
         return f"{CONTAINER_RUNS}/{name}" if self.in_containers else str(runs.absolute() / name)
 
     def scratch_dir(self, run_dir: str) -> str:
-        """Return the directory of the files that tasks of a run leave for each other."""
+        """Return the directory of the files by which tasks of a run communicate."""
         return CONTAINER_SCRATCH if self.in_containers else f"{run_dir}/launcher/scratch"
 
     def data_dir(self, data: str) -> str:
@@ -49,7 +49,7 @@ class TargetRules:
 TARGET_RULES: dict[Target, TargetRules] = {
     "local": TargetRules(
         "on this machine",
-        lambda _run, _task, position: f"{LOOPBACK}:{PORT + position}",  # until the backend holds ports
+        lambda _run, _task, position: f"{LOOPBACK}:{PORT + position}",  # until the backend reserves ports
         (unsupported.extra_containers, unsupported.volumes),
         in_containers=False,
     ),
@@ -62,7 +62,7 @@ TARGET_RULES: dict[Target, TargetRules] = {
     ),
     "kubernetes": TargetRules(
         "on Kubernetes",
-        # The name that an Indexed Job gives a pod, in the run's headless Service; relative, so it holds in any namespace.
+        # The name that an Indexed Job gives a pod, in the run's headless Service; relative, so it is valid in any namespace.
         lambda run, task, _position: f"{run}-{task}{'' if task[-1].isdigit() else '-0'}.{run}:{PORT}",
         (unsupported.env_file, unsupported.tensorboard_host),
         parent=role_rules.PARENT_IN_FILE,

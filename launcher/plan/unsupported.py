@@ -1,6 +1,6 @@
-"""The fields of a spec that a target does not support: each is named, so that nothing is left out without a word. Pure.
+"""The fields of a spec that a target does not support: each gets a notice, so that nothing is left out silently. Pure.
 
-launcher/plan/target_rules.py says which function is of which target.
+launcher/plan/target_rules.py has the functions of each target.
 """
 
 from launcher.plan import role_rules
@@ -17,58 +17,58 @@ def env_file(spec: ClusterSpec) -> list[str]:
 
 
 def tensorboard_host(spec: ClusterSpec) -> list[str]:
-    """Return the notice that a cluster has no address of its nodes for TensorBoard."""
+    """Return the notice that TensorBoard listens on no address of a cluster's nodes."""
     if not spec.tensorboard or "host" not in spec.tensorboard.model_fields_set:
         return []
     return ["tensorboard.host left out: TensorBoard is on a Service; `kubectl port-forward` makes it reachable from outside"]
 
 
 def extra_containers(spec: ClusterSpec) -> list[str]:
-    """Return the init containers and sidecars that processes do without."""
-    given = containers_of(spec)
-    found = []
-    for kind, words in (("init_containers", "init containers"), ("sidecars", "sidecars")):
-        if names := dict.fromkeys(one.name for path, one in given if path[-2] == kind):
-            found.append(f"{words} left out: {', '.join(names)}; tasks are processes, without containers beside them")
-    return found
+    """Return notices about init containers and sidecars, which processes do not have."""
+    containers = containers_of(spec)
+    notices = []
+    for kind, noun in (("init_containers", "init containers"), ("sidecars", "sidecars")):
+        if names := dict.fromkeys(container.name for path, container in containers if path[-2] == kind):
+            notices.append(f"{noun} left out: {', '.join(names)}; tasks are processes, without containers beside them")
+    return notices
 
 
 def volumes(spec: ClusterSpec) -> list[str]:
-    """Return the volumes that processes do without."""
-    named = ", ".join(volume.name for volume in spec.volumes)
-    return [f"volumes left out: {named}; tasks see this machine's own directories"] if named else []
+    """Return the notice about volumes, which processes do not have."""
+    names = ", ".join(volume.name for volume in spec.volumes)
+    return [f"volumes left out: {names}; tasks see this machine's own directories"] if names else []
 
 
 def volumes_of_kubernetes(spec: ClusterSpec) -> list[str]:
-    """Return the volumes that only a cluster has."""
-    named = ", ".join(volume.name for volume in spec.volumes if not is_in_compose(volume))
-    return [f"volumes left out: {named}; a `path` beside `source` names the directory that stands in the place of one"] if named else []
+    """Return the notice about volumes that only a cluster has."""
+    names = ", ".join(volume.name for volume in spec.volumes if not is_in_compose(volume))
+    return [f"volumes left out: {names}; a `path` beside `source` names a directory to use instead"] if names else []
 
 
 def run_volume(spec: ClusterSpec) -> list[str]:
-    """Return the containers that mount the run's volume beside tasks that do not have it."""
-    given = roles_of(spec)
+    """Return the notice about containers that mount the run's volume beside tasks without it."""
+    all_roles = roles_of(spec)
     without = _roles_without_run_volume(spec)
-    found = dict.fromkeys(
-        f"{one.name} ({role})"
+    mounting = dict.fromkeys(
+        f"{container.name} ({role})"
         for role in without
-        for one in extra_containers_of(spec, given[role])
-        for mount in one.mounts
+        for container in extra_containers_of(spec, all_roles[role])
+        for mount in container.mounts
         if mount.volume == RUN_VOLUME
     )
-    if not found:
+    if not mounting:
         return []
-    return [f"mounts of the run's volume left out: {', '.join(found)}; it is for containers beside tasks that have it"]
+    return [f"mounts of the run's volume left out: {', '.join(mounting)}; only containers beside tasks with this volume can mount it"]
 
 
 def _roles_without_run_volume(spec: ClusterSpec) -> list[RoleName]:
-    """Return the roles of which a task does not have the run's volume in Compose: all tasks of a program have it, where there is one."""
-    given = roles_of(spec)
-    roles = [role for role in role_rules.ROLE_ORDER if role in given]
+    """Return the roles with a task that lacks the run's volume in Compose. All tasks of a program have it, if the run has one."""
+    all_roles = roles_of(spec)
+    roles = [role for role in role_rules.ROLE_ORDER if role in all_roles]
     if storage_of(spec) is None:
         return roles
     if spec.train is None:
         return []
-    tasks = [(role, role_rules.task_name(role, index)) for role in roles for index in range(given[role].replicas)]
+    tasks = [(role, role_rules.task_name(role, index)) for role in roles for index in range(all_roles[role].replicas)]
     leader = role_rules.leader(name for role, name in tasks if role != "evaluator")
     return list(dict.fromkeys(role for role, name in tasks if not role_rules.mounts_run_dir(name, leader=leader)))

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.cli.planning import planned
+from launcher.cli.planning import plan_file
 from launcher.render.targets import RENDER_TARGETS, Source, directory_renderer, renderer, target
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +16,7 @@ def files() -> Iterator[tuple[Path, str]]:
     """Yield each committed file with the text that it should have."""
     for name, directory in DIRECTORIES.items():
         for example in sorted((ROOT / "examples").glob("*.yaml")):
-            spec, plan = planned(example, [], target(name).plan, ROOT)
+            spec, plan = plan_file(example, [], target(name).plan, ROOT)
             source = Source(spec, plan, ROOT / directory, f"launcher render {example.relative_to(ROOT)} --to {name}")
             if target(name).directory:
                 for file, text in directory_renderer(name)(source).items():

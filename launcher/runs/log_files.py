@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.runs.event_lines import LONGEST_LINE, log_line
 from launcher.runs.status import LogLine
-from launcher.timestamps import rfc3339, seconds
+from launcher.timestamps import parse_rfc3339, rfc3339
 from trainer.events import escaped
 
 _STAMP_LENGTH = len("2026-01-31T00:00:00.000Z")
@@ -124,7 +124,7 @@ def _last_time(path: Path) -> float:
 def parse(line: bytes, task: str, earlier: float) -> LogLine:
     """Return a line of a log file. A damaged one has the time of the line before it, `earlier`."""
     stamp, rest = line[:_STAMP_LENGTH], line[_STAMP_LENGTH:]
-    if stamp.endswith(b"Z") and rest.startswith(b" ") and (moment := seconds(stamp.decode("ascii", "replace"))) is not None:
+    if stamp.endswith(b"Z") and rest.startswith(b" ") and (moment := parse_rfc3339(stamp.decode("ascii", "replace"))) is not None:
         return log_line(moment, task, rest[1:].removesuffix(b"\n"))
     return log_line(earlier, task, line.removesuffix(b"\n"))
 

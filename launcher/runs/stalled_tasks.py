@@ -29,7 +29,7 @@ class Stall:
             self.since = (self.last_seen or 0.0) - (number(event, "seconds") or 0.0)
             self.doing = text(event, "doing")
             doing = str(Activity(self.doing, text(event, "place")))
-            self.message = ": ".join(filter(None, (f"no progress since {timestamps.to_the_second(self.since)}", doing)))
+            self.message = ": ".join(filter(None, (f"no progress since {timestamps.rfc3339_seconds(self.since)}", doing)))
         elif event["event"] in _GOES_ON:
             self.doing, self.since, self.message = "", None, ""
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from launcher.notify.outbox import VARIABLE
+from launcher.notify.outbox import WEBHOOK_VARIABLE
 from launcher.spec import names
 from launcher.spec.containers import Command
 from launcher.spec.fields import ObjectName, Section
@@ -31,7 +31,7 @@ class Webhook(Section):
     """A server that is told by HTTP: a POST of JSON to an URL that no file has."""
 
     secret: Annotated[ObjectName, BeforeValidator(_secret)] = Field(
-        description=f"The Secret with the URL. Runs on this machine and in containers take the URL from the variable {VARIABLE}, set where "
+        description=f"The Secret with the URL. Runs on this machine and in containers take the URL from the variable {WEBHOOK_VARIABLE}, set where "
         "`launcher up` is called or in `env_file`."
     )
     key: Annotated[str, AfterValidator(names.check_secret_key)] = Field("url", description="The key of the URL in it.")

@@ -64,7 +64,7 @@ def test_a_stopped_run_goes_on_from_exactly_there(tmp_path: Path) -> None:
         assert STOP_AFTER <= step < STEPS
         hurry.touch()
         again = run.launcher("up", file_of(run), "--detach")
-        assert f"goes on from the checkpoint of step {step:,}" in again.stdout
+        assert f"continues from the checkpoint of step {step:,}" in again.stdout
         assert_complete(run, STEPS)
         assert run.status()["metrics"]["accuracy"] >= 0.9
         assert_gone_on_from(run, "chief", step)

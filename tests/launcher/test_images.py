@@ -48,7 +48,7 @@ def test_without_the_docker_command_it_says_what_to_install(monkeypatch: pytest.
     "output, message",
     [
         ("Cannot connect to the Docker daemon at unix:///x.sock. Is the docker daemon running?", "does not answer"),
-        ("Got permission denied while trying to connect to the Docker daemon socket at unix:///x", "may not talk"),
+        ("Got permission denied while trying to connect to the Docker daemon socket at unix:///x", "no permission to use"),
         ('error during connect: Get "http://10.0.0.1:2375": dial tcp: i/o timeout', "does not answer"),
         ('Current context "prod" is not found on the file system: context prod does not exist', "context"),
     ],

@@ -333,7 +333,9 @@ def _is_current(status: RunStatus, containers: list[Container]) -> bool:
 
 def _newer(containers: list[Container], ended: float | None) -> bool:
     """Return whether a task was started after the run of which it is known how it ended."""
-    starts = [timestamps.seconds(container.attrs["State"].get("StartedAt")) for container in container_status.by_task(containers).values()]
+    starts = [
+        timestamps.parse_rfc3339(container.attrs["State"].get("StartedAt")) for container in container_status.by_task(containers).values()
+    ]
     return any(start is not None and ended is not None and start > ended for start in starts)
 
 

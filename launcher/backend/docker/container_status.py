@@ -76,7 +76,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
     begun = progress.ready or any(tracker.state()[0] is State.RUNNING for tracker in trackers.values() if not tracker.has_trainer)
     state, reason, of = run_state(statuses, required, ready=begun)
     ended = state not in _UNDERWAY
-    started = [seconds for container in tasks.values() if (seconds := timestamps.seconds(container.attrs.get("Created"))) is not None]
+    started = [seconds for container in tasks.values() if (seconds := timestamps.parse_rfc3339(container.attrs.get("Created"))) is not None]
     ends = [task.ended for task in statuses if task.ended is not None]
     common = next(iter(containers)).labels
     return RunStatus(
@@ -182,5 +182,5 @@ def of_volume(volume: Any, name: str) -> RunStatus:
         run_dir=Location("volume", volume.name),
         spec_digest=common.get(labels.DIGEST, ""),
         strategy=common.get(labels.STRATEGY, ""),
-        started=timestamps.seconds(volume.attrs.get("CreatedAt")),
+        started=timestamps.parse_rfc3339(volume.attrs.get("CreatedAt")),
     )

@@ -48,7 +48,7 @@ class ContainerTracker(TaskTracker):
     @property
     def ran_for(self) -> float:
         """Seconds that the container ran the last time, 0 where it never ended."""
-        began, ended = (timestamps.seconds(self.container.get(key)) for key in ("StartedAt", "FinishedAt"))
+        began, ended = (timestamps.parse_rfc3339(self.container.get(key)) for key in ("StartedAt", "FinishedAt"))
         return 0.0 if began is None or ended is None else max(0.0, ended - began)
 
     def update(self, state: dict[str, Any], restarts: int = 0) -> bool:
@@ -59,7 +59,7 @@ class ContainerTracker(TaskTracker):
             self.code = int(state.get("ExitCode", 0))
         if not self.has_trainer:
             for _ in range(restarts - self._engine_restarts):
-                self._container_restarted(timestamps.seconds(state.get("StartedAt")) or 0.0)
+                self._container_restarted(timestamps.parse_rfc3339(state.get("StartedAt")) or 0.0)
             self._engine_restarts = restarts
         self.killed = self.killed or bool(state.get("OOMKilled"))
         return changed
@@ -131,7 +131,7 @@ class ContainerTracker(TaskTracker):
 
     def status(self) -> TaskStatus:
         """Return the task as others see it, with its container's times."""
-        began, ended = (timestamps.seconds(self.container.get(key)) for key in ("StartedAt", "FinishedAt"))
+        began, ended = (timestamps.parse_rfc3339(self.container.get(key)) for key in ("StartedAt", "FinishedAt"))
         over = self.phase in OVER
         return dataclasses.replace(super().status(), exit_code=self.code if over else None, started=began, ended=ended if over else None)
 

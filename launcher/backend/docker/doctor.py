@@ -7,7 +7,7 @@ from launcher import docker_cli, images
 from launcher.backend.check_results import CheckRequest, CheckResult, of_error, ok, problem, warning
 from launcher.backend.docker.engine import check_compose, endpoint
 from launcher.backend.docker.image_prep import check_directories
-from launcher.cli.formats import decimal
+from launcher.cli.formats import decimal_size
 from launcher.errors import LauncherError
 from launcher.spec.models import ClusterSpec
 from launcher.spec.role_programs import roles_of
@@ -19,7 +19,7 @@ def examine(request: CheckRequest) -> Iterator[CheckResult]:
         info = json.loads(docker_cli.docker("info", "--format", "{{json .}}"))
         yield ok(
             "engine",
-            f"Docker {info.get('ServerVersion')} at {endpoint().host}, {info.get('NCPU')} cores, {decimal(int(info.get('MemTotal') or 0))}",
+            f"Docker {info.get('ServerVersion')} at {endpoint().host}, {info.get('NCPU')} cores, {decimal_size(int(info.get('MemTotal') or 0))}",
         )
     except LauncherError as error:
         yield of_error("engine", error)
@@ -38,7 +38,7 @@ def examine(request: CheckRequest) -> Iterator[CheckResult]:
 def _image(name: str) -> CheckResult:
     found = images.find(name)
     if found is not None:
-        return ok("image", f"{name} is there, {decimal(found.size)}")
+        return ok("image", f"{name} is there, {decimal_size(found.size)}")
     if images.is_ours(name):
         return warning("image", f"{name} is not there yet", f"`{images.build_command(name)}` makes it; `up` does so by itself")
     return warning("image", f"{name} is not there yet", "`up` pulls it; `docker pull` tells whether it can be")

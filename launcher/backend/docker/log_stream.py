@@ -37,7 +37,7 @@ def lines(frames: Iterable[bytes], task: str, *, has_trainer: bool = True) -> It
 
 def _line(stamp: str, task: str, written: bytes, *, has_events: bool) -> LogLine:
     try:
-        time = timestamps.seconds(stamp) or 0.0
+        time = timestamps.parse_rfc3339(stamp) or 0.0
     except ValueError:
         time = 0.0
     return log_line(time, task, written.removesuffix(b"\n"), has_events=has_events)
@@ -52,7 +52,7 @@ def read(
     """
     chosen: dict[str, Any] = {"stdout": 1, "stderr": 1, "timestamps": 1, "tail": "all" if tail is None else tail}
     if after:
-        chosen["since"] = (timestamps.seconds(after) or 0.0) - 0.001
+        chosen["since"] = (timestamps.parse_rfc3339(after) or 0.0) - 0.001
     # Not by the client's own `logs`: whole, it gives the frames of a long line, each with a stamp, as one; as a stream it waits forever.
     api = client.api
     answer = api.get(f"{api.base_url}/v{api.api_version}/containers/{container}/logs", params=chosen, timeout=api.timeout)
@@ -82,7 +82,7 @@ def follow(
 
     `opened` is given the engine's answer, whose `close` ends this from another thread.
     """
-    since = (timestamps.seconds(after) or 0.0) - 0.001 if after else None
+    since = (timestamps.parse_rfc3339(after) or 0.0) - 0.001 if after else None
     frames = client.api.logs(container, timestamps=True, since=since, stream=True, follow=True)
     opened(frames)
     yield from ((stamp, line) for stamp, line in lines(frames, task) if stamp > after)

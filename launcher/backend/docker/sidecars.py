@@ -38,9 +38,9 @@ class Sidecars:
 
     def restart_outdated(self, task: Container) -> None:
         """Have those that run since before their task was started last started again: they are on a network that is gone."""
-        since = timestamps.seconds(task.attrs["State"].get("StartedAt"))
+        since = timestamps.parse_rfc3339(task.attrs["State"].get("StartedAt"))
         for container in self._of.get(task.labels.get(labels.TASK, ""), []):
-            started = timestamps.seconds(container.attrs["State"].get("StartedAt"))
+            started = timestamps.parse_rfc3339(container.attrs["State"].get("StartedAt"))
             if since is not None and started is not None and started < since:
                 self._begin(container, functools.partial(container.restart, timeout=self._grace))
 

@@ -104,7 +104,7 @@ class Notifier:
         if holder is None:
             return math.inf  # the run is deleted
         now, entries = self._cluster.now(), entries_of(holder[1])
-        wait = ledger.wait(entries, message, kind, now)
+        wait = ledger.wait_time(entries, message, kind, now)
         if wait != 0.0:
             return math.inf if wait is None else wait
         channel = make()

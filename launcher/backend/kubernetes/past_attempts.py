@@ -10,7 +10,7 @@ from launcher.backend.kubernetes import diagnosis
 from launcher.backend.kubernetes.pod_status import DELETED, Object, condition, restart, role_of, task_of
 from launcher.plan import role_rules
 from launcher.runs.status import Restart
-from launcher.timestamps import seconds
+from launcher.timestamps import parse_rfc3339
 
 _MADE = re.compile(r"Created pod: (\S+)")
 # Reason in an event about a pod's end -> in words. `Killing` only says that it ends.
@@ -34,7 +34,7 @@ def attempts(
     made = _made(job, known)
     newest: dict[str, float] = {}
     for pod in left.values():
-        newest[task_of(pod)] = max(newest.get(task_of(pod), 0.0), seconds(pod["metadata"].get("creationTimestamp")) or 0.0)
+        newest[task_of(pod)] = max(newest.get(task_of(pod), 0.0), parse_rfc3339(pod["metadata"].get("creationTimestamp")) or 0.0)
     # Pods without a replacement were made between two questions to the API server, and are not in its answers yet.
     found = {name: (task, time) for name, (task, time) in made.items() if name not in left and time <= newest.get(task, -1.0)}
     if not (condition(job, "Complete") or condition(job, "Failed") or job.get("spec", {}).get("suspend")):  # which let pods go for good
@@ -65,11 +65,11 @@ def _ended(name: str, events: Iterable[Object], last: Object, made: float) -> Re
         return restart(last)
     about = [one for one in events if one.get("involvedObject", {}).get("name") == name]
     times = [time for one in about if (time := _time(one)) is not None]
-    deleted = seconds(last.get("metadata", {}).get("deletionTimestamp"))
+    deleted = parse_rfc3339(last.get("metadata", {}).get("deletionTimestamp"))
     moved = diagnosis.moved_away(last.get("status", {}))
     cause = next((_CAUSES[one["reason"]] for one in reversed(about) if one.get("reason") in _CAUSES), "")
     return Restart(deleted or max(times, default=made), 0, None, moved.message if moved else cause or DELETED)
 
 
 def _time(event: Object) -> float | None:
-    return seconds(event.get("lastTimestamp") or event.get("eventTime") or event.get("metadata", {}).get("creationTimestamp"))
+    return parse_rfc3339(event.get("lastTimestamp") or event.get("eventTime") or event.get("metadata", {}).get("creationTimestamp"))

@@ -386,5 +386,5 @@ def _gap(task: str, after: str) -> tuple[str, bytes]:
 
 
 def _line(task: str, piece: tuple[str, bytes]) -> LogLine | None:
-    time = timestamps.seconds(piece[0])
+    time = timestamps.parse_rfc3339(piece[0])
     return None if time is None else log_line(time, task, piece[1])

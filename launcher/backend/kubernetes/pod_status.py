@@ -20,7 +20,7 @@ from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import ENDED_BY_RUN, ENDS_AFTER, TASKS
 from launcher.runs.reasons import with_remedy
 from launcher.runs.status import Restart, RunStatus, State, TaskStatus
-from launcher.timestamps import seconds
+from launcher.timestamps import parse_rfc3339
 from trainer.exit_codes import ExitCode
 
 Object = Mapping[str, Any]
@@ -92,7 +92,7 @@ def run_status(snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], 
     """Return the status of a run, made of its objects, of the events that its tasks wrote, and of what `context` knows beside them."""
     tasks = events.statuses(pod_statuses)
     state, why = _run_state(snapshot, pod_statuses, tasks, ready=events.progress.ready)
-    started = [time for job in snapshot.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]
+    started = [time for job in snapshot.jobs if (time := parse_rfc3339(job.get("status", {}).get("startTime"))) is not None]
     ended = [_ended(job) for job in snapshot.jobs]
     made = [*_by_role(snapshot.jobs)[:1], *([snapshot.jobset] if snapshot.jobset else [])]
     annotations = {key: value for one in made for key, value in (one["metadata"].get("annotations") or {}).items()}
@@ -180,7 +180,7 @@ def succeeded_at(snapshot: ClusterSnapshot) -> float | None:
 def _done_at(snapshot: ClusterSnapshot, job: Object) -> float | None:
     """Return when a Job was complete; of one whose other tasks do not end by themselves, when its first was."""
     if condition(job, "Complete"):
-        return seconds(job["status"].get("completionTime"))
+        return parse_rfc3339(job["status"].get("completionTime"))
     first = re.match(r"0\b", str(job.get("status", {}).get("completedIndexes") or ""))
     if not annotation(job, ENDS_AFTER) or not has_leader(snapshot, job) or not first:
         return None
@@ -216,7 +216,7 @@ def _why_failed(snapshot: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Reaso
 def _failed_at(job: Object) -> float:
     """Return when it was settled that a Job fails: its pods may take long to end after that."""
     failure = condition(job, "FailureTarget") or condition(job, "Failed") or {}
-    return seconds(failure.get("lastTransitionTime")) or math.inf
+    return parse_rfc3339(failure.get("lastTransitionTime")) or math.inf
 
 
 def _failure_order(task: TaskStatus) -> tuple[bool, float]:
@@ -257,7 +257,7 @@ def _task(snapshot: ClusterSnapshot, job: Object, name: str, attempts: list[Obje
         restarts=restarts,
         restarts_left=_left(job, pod),
         exit_code=exit_code(pod),
-        started=seconds(pod.get("status", {}).get("startTime")),
+        started=parse_rfc3339(pod.get("status", {}).get("startTime")),
         ended=finished(pod),
     )
     if made.state is State.RESTARTING:
@@ -308,7 +308,7 @@ def _reason(pod: Object, phase: str, found: Diagnosis | None, now: float) -> str
         return f"{cause}its sidecar{'s' * (len(left) > 1)} {', '.join(left)} {'have' if len(left) > 1 else 'has'} not ended yet"
     if found is None:
         return "is being stopped" if phase == "Running" and pod["metadata"].get("deletionTimestamp") else ""
-    created = seconds(pod["metadata"].get("creationTimestamp"))
+    created = parse_rfc3339(pod["metadata"].get("creationTimestamp"))
     waited = f"{age(now - created)}: " if phase == "Pending" and created is not None else ""
     return f"{waited}{found.message}"
 
@@ -332,7 +332,7 @@ def restart(pod: Object, attempt: int = 0) -> Restart:
     """Return how an attempt ended, of whose pod this is the last that was seen."""
     ended = _terminated(pod)
     found = diagnosis.of_pod(pod) or diagnosis.moved_away(pod.get("status", {}))
-    time = seconds(ended.get("finishedAt")) or seconds(pod["metadata"].get("deletionTimestamp")) or 0.0
+    time = parse_rfc3339(ended.get("finishedAt")) or parse_rfc3339(pod["metadata"].get("deletionTimestamp")) or 0.0
     return Restart(time, attempt, ended.get("exitCode"), found.message if found else DELETED)
 
 
@@ -420,7 +420,7 @@ def exit_code(pod: Object) -> int | None:
 
 def finished(pod: Object) -> float | None:
     """Return when a pod's container ended, in seconds since the epoch."""
-    return seconds(_terminated(pod).get("finishedAt"))
+    return parse_rfc3339(_terminated(pod).get("finishedAt"))
 
 
 def _index(pod: Object) -> int:
@@ -440,4 +440,4 @@ def _order(role: str) -> int:
 def _ended(job: Object) -> float | None:
     last = job.get("status", {}).get("completionTime")
     failed = condition(job, "Failed")
-    return seconds(last or (failed or {}).get("lastTransitionTime"))
+    return parse_rfc3339(last or (failed or {}).get("lastTransitionTime"))

@@ -13,7 +13,7 @@ from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, Object, node_of, task_of
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, ENDS_AFTER, VOLUME_LABEL
 from launcher.runs.status import RunStatus, State
-from launcher.timestamps import seconds
+from launcher.timestamps import parse_rfc3339
 from trainer.exit_codes import ExitCode
 
 _FIRST_PODS_WITHIN = 120.0  # seconds after a Job's start in which its first pods are made, of a thousand too
@@ -48,7 +48,7 @@ def deleted_since(pod: Object) -> float | None:
     if not head.get("deletionTimestamp") or pod["status"].get("phase") not in {"Running", "Pending"}:
         return None
     # By then it should be gone: a node that answers kills it at the end of its grace period.
-    due = seconds(head["deletionTimestamp"]) or 0.0
+    due = parse_rfc3339(head["deletionTimestamp"]) or 0.0
     if diagnosis.is_unresponsive(pod):
         return due - float(head.get("deletionGracePeriodSeconds") or 0)
     # Of a pod that was not ready before, the cluster does not say that its node has gone silent.
@@ -77,7 +77,7 @@ def too_late(status: RunStatus, snapshot: ClusterSnapshot, now: float, start_tim
 
     Time counts from when a Job was let go by its queue. A pod that came later than the first ones replaces one that ran.
     """
-    started = [time for job in snapshot.jobs if (time := seconds(job.get("status", {}).get("startTime"))) is not None]
+    started = [time for job in snapshot.jobs if (time := parse_rfc3339(job.get("status", {}).get("startTime"))) is not None]
     if status.state is not State.PENDING or status.step is not None or not started or now - min(started) < start_timeout:
         return ""
     waiting = [pod for pod in snapshot.pods if pod.get("status", {}).get("phase") == "Pending"]
@@ -109,7 +109,7 @@ def _ignores_stops(job: Object) -> bool:
 
 
 def _is_first(pod: Object, started: float) -> bool:
-    created = seconds(pod["metadata"].get("creationTimestamp"))
+    created = parse_rfc3339(pod["metadata"].get("creationTimestamp"))
     return created is None or created - started < _FIRST_PODS_WITHIN
 
 

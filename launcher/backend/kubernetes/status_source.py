@@ -19,7 +19,7 @@ from launcher.notify import ledger
 from launcher.render.kubernetes.objects import ATTENDANT, CLUSTER_LABEL, NAME_LABEL, VOLUME_LABEL
 from launcher.runs.status import Location, Restart, RunStatus, State
 from launcher.spec.names import RUN_VOLUME
-from launcher.timestamps import seconds
+from launcher.timestamps import parse_rfc3339
 
 OURS = {NAME_LABEL: "tf-launcher"}
 # The last lines of a task that are read for its status, if not all are: an evaluation, a checkpoint and each worker's progress are among them.
@@ -210,7 +210,7 @@ class Watcher:
         job = self.attendant
         if job is None or pod_status.condition(job, "Failed"):
             return False
-        made = seconds(job["metadata"].get("creationTimestamp"))
+        made = parse_rfc3339(job["metadata"].get("creationTimestamp"))
         starts = made is None or self.cluster.now() - made < _ATTENDANT_STARTS
         return starts or bool(job.get("status", {}).get("ready")) or pod_status.condition(job, "Complete") is not None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.backend.check_results import CheckRequest, CheckResult, ok, problem, warning
-from launcher.cli.formats import decimal, memory
+from launcher.cli.formats import binary_size, decimal_size
 from launcher.plan.machine import detect
 from launcher.spec.role_programs import roles_of
 
@@ -42,7 +42,7 @@ def _processors(request: CheckRequest) -> Iterator[CheckResult]:
     yield ok("processors", f"{machine.cores} cores, {gpus} GPUs")
     total = _memory()
     if total is not None:
-        yield ok("memory", memory(total))
+        yield ok("memory", binary_size(total))
     if request.spec is None:
         return
     wanted = sum(role.gpus * role.replicas for role in roles_of(request.spec).values())
@@ -67,6 +67,6 @@ def _disk(runs: Path) -> Iterator[CheckResult]:
         return
     free = shutil.disk_usage(there).free
     if free < _MIN_DISK:
-        yield warning("runs", f"{decimal(free)} are free for {runs}", "free some, or keep runs elsewhere with --runs")
+        yield warning("runs", f"{decimal_size(free)} are free for {runs}", "free some, or keep runs elsewhere with --runs")
     else:
-        yield ok("runs", f"{runs}, {decimal(free)} free")
+        yield ok("runs", f"{runs}, {decimal_size(free)} free")

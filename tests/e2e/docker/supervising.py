@@ -12,7 +12,7 @@ import yaml
 
 from launcher.backend.docker.engine import Engine, endpoint
 from launcher.backend.docker.run_containers import COMPOSE_FILE, RunContainers
-from launcher.cli.planning import planned
+from launcher.cli.planning import plan_file
 from launcher.plan.models import Plan
 from launcher.render.compose import render
 from launcher.render.labels import TENSORBOARD
@@ -53,7 +53,7 @@ def prepared(directory: Path, **spec: Any) -> Iterator[Prepared]:
     name = unique("kept")
     file = directory / f"{name}.yaml"
     file.write_text(yaml.safe_dump({"version": 1, "name": name, **spec}))
-    read, plan = planned(file, [], "docker", directory / "runs")
+    read, plan = plan_file(file, [], "docker", directory / "runs")
     layout = RunPaths(directory / "runs" / ".docker" / name)
     layout.tasks.mkdir(parents=True)
     layout.lock.touch()

@@ -46,7 +46,7 @@ def test_the_engine_is_that_of_the_context_in_use(by_relay: dict[str, str], tmp_
         if chosen["DOCKER_CONTEXT"] == "far":
             assert (done.returncode, f"is on another machine ({by_relay['DOCKER_HOST']})" in said) == (2, True), said
         else:
-            assert (done.returncode, "the Docker context that is set up cannot be used" in said) == (1, True), said
+            assert (done.returncode, "the current Docker context cannot be used" in said) == (1, True), said
     docker("context", "use", "far")
     listed = launch("ls", runs=tmp_path / "runs")
     assert listed.returncode == 0, listed.stderr

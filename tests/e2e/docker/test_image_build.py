@@ -86,7 +86,7 @@ def test_what_hardly_belongs_into_an_image_is_named(build: Build, tmp_path: Path
     (tmp_path / "src" / "a.py").touch()
     done = build("--code", str(tmp_path / "src"), "--tag", tag)
     assert done.returncode == 0, done.stderr
-    assert f"note: {tmp_path}/src/.git go into the image too; a .dockerignore" in done.stderr
+    assert f"note: the image will contain {tmp_path}/src/.git; a .dockerignore" in done.stderr
 
 
 def test_a_base_image_that_is_not_there(build: Build, tag: str) -> None:

@@ -147,4 +147,4 @@ def test_a_file_that_is_not_what_the_lock_names_is_not_installed(build: Build, p
         url = f"http://{host}:{index.server_address[1]}/simple"
         done = build("--build-arg", f"PIP_INDEX_URL={url}", "--build-arg", f"PIP_TRUSTED_HOST={host}", "--tag", tag, project=project)
     assert done.returncode == 1
-    assert "gives other files than the lock has" in json.loads(done.stderr.splitlines()[-1])["error"]
+    assert "serves files that differ from the lock file's" in json.loads(done.stderr.splitlines()[-1])["error"]

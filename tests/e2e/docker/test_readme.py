@@ -53,6 +53,6 @@ def test_the_commands_of_the_readme_work_one_after_the_other(tmp_path: Path) -> 
                     ["launcher", "status", "mnist-ps", "--json"], cwd=tmp_path, env=environment, capture_output=True, check=True
                 )
                 assert json.loads(chosen.stdout)["backend"] == "docker"
-                assert b"mnist-ps is on local (succeeded), on docker (succeeded): this is the one on docker; --on" in chosen.stderr
+                assert b"mnist-ps is on local (succeeded), on docker (succeeded): using the one on docker; --on" in chosen.stderr
         assert "mnist-ps succeeded" in said[0]
         assert left("mnist-ps") == NOTHING | {"volumes": ["mnist-ps_run"]}

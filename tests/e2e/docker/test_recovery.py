@@ -178,4 +178,4 @@ def test_without_its_supervisor_a_run_goes_on_and_can_be_stopped(runs: dict[str,
     # From elsewhere its spec is not known: it is not gone on with unasked.
     elsewhere = launch("up", str(run.runs.parent / f"{run.name}.yaml"), runs=tmp_path / "elsewhere")
     assert elsewhere.returncode == 2
-    assert "from a spec that is not known any more" in elsewhere.stderr
+    assert "from an unknown spec" in elsewhere.stderr

@@ -116,7 +116,7 @@ def test_an_engine_that_one_may_not_talk_to() -> None:
     if done.stderr.startswith("setpriv:"):
         pytest.skip(f"this root may not give others the right to read this checkout: {done.stderr.strip()}")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "error: you may not talk to the Docker engine" in done.stderr
+    assert "error: no permission to use the Docker engine" in done.stderr
     assert "add yourself to the group docker" in done.stderr
 
 

@@ -79,7 +79,7 @@ def test_a_run_on_a_claim_of_others_keeps_to_its_directory(launcher: Launcher, t
     assert launcher.status("guest")["data_lost"]["code"] == "deleted"
     assert "the claim team was deleted" in launcher("down", "guest")
     longer = ("up", str(file), "--set", "train.steps=40")
-    assert "say --fresh to start from the first step on a new claim" in launcher(*longer, code=2)
+    assert "add --fresh to start from the first step on a new claim" in launcher(*longer, code=2)
     namespace.kubectl("apply", "-f", "-", text=json.dumps(CLAIM))
     assert "the claim team was deleted and made again" in launcher(*longer, code=2)
     launcher(*longer, "--resume", timeout=UP)

@@ -64,7 +64,7 @@ def test_a_run_whose_jobs_have_expired_while_nobody_watched_is_told_as_it_ended(
     launcher("down", "alone", "--delete-data", "--yes")
 
     # A program's Jobs' events tell it while there are any, without a volume.
-    assert "its end will be unknown" in expire("program", f"supervise: false\n{program('sys.exit(0)')}")
+    assert "its result is lost unless" in expire("program", f"supervise: false\n{program('sys.exit(0)')}")
     launcher("wait", "program")
     launcher("down", "program", "--delete-data", "--yes")
     expire("program", f"supervise: false\n{program('sys.exit(2)')}")
@@ -72,7 +72,7 @@ def test_a_run_whose_jobs_have_expired_while_nobody_watched_is_told_as_it_ended(
     launcher("down", "program", "--delete-data", "--yes")
     expire("program", f"supervise: false\n{program('sys.exit(0)')}")
     launcher.namespace.kubectl("delete", "events", "--all")
-    assert "has ended; how is not known" in launcher("wait", "program", code=3)
+    assert "has ended; its result is not known" in launcher("wait", "program", code=3)
     assert launcher.status("program")["state"] == "unknown"
     launcher("down", "program", "--delete-data", "--yes")
 
@@ -118,7 +118,7 @@ def test_tensorboard_of_a_run_that_ended_goes_with_the_next_start_and_all_that_e
         "networkpolicy.networking.k8s.io/second-tensorboard",
     ]
     assert launcher.status("first")["state"] == "succeeded"
-    assert "no run that has ended left anything" in launcher("down", "--finished", "--older", "1h")
+    assert "no finished run older than 1h left anything" in launcher("down", "--finished", "--older", "1h")
     told = launcher("down", "--finished", "--delete-data", "--yes")
     assert "first (succeeded): removed 1 Job, " in told
     assert "second (succeeded): removed 1 Job, 1 Deployment, " in told

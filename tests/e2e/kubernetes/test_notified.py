@@ -87,7 +87,7 @@ def test_the_attendant_tells_a_webhook_once(namespace: Namespace, launcher: Laun
     assert (message["event"], message["name"], message["state"]) == ("failed", "told", "failed")
     assert message["reason"].startswith("chief, attempt 1: exit code 3")
     [notified] = launcher.status("told")["notified"]
-    assert notified.startswith("failed: told by webhook at ")
+    assert notified.startswith("failed: sent by webhook at ")
     launcher("wait", "told", code=1)
     assert len(got().splitlines()) == 2
     for what in ("logs job/told-attendant", "get jobs,pods,configmaps,networkpolicies,events -o yaml"):

@@ -10,7 +10,7 @@ import pytest
 from launcher.backend.kubernetes import run_record
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import UnreachableError
-from launcher.cli.planning import planned
+from launcher.cli.planning import plan_file
 from launcher.render.kubernetes import manifests
 from launcher.render.targets import Source
 from tests.e2e.kubernetes.cluster import Namespace, until
@@ -194,7 +194,7 @@ def test_a_launcher_that_is_killed_while_it_applies_leaves_a_run_that_is_found(l
 def test_a_start_that_does_not_hear_that_it_has_marked_the_run_is_not_in_its_own_way(
     launcher: Launcher, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, plan = planned(Path(write(tmp_path / "spec.yaml", "unheard", image, "")), [], "kubernetes", tmp_path)
+    spec, plan = plan_file(Path(write(tmp_path / "spec.yaml", "unheard", image, "")), [], "kubernetes", tmp_path)
     run = manifests.run_of(Source(spec, plan, tmp_path))
     far, relay = far_away(launcher, tmp_path)
     monkeypatch.setenv("KUBECONFIG", far.env["KUBECONFIG"])

@@ -290,7 +290,7 @@ def test_down_saves_a_checkpoint_from_which_up_goes_on(long: Path, launcher: Lau
     finally:
         up.kill()
     assert up.returncode == 130, written
-    assert f"goes on from the checkpoint of step {told['checkpoint_step']:,}" in written
+    assert f"continues from the checkpoint of step {told['checkpoint_step']:,}" in written
     assert f"going on from step {told['checkpoint_step']}" in written
     assert "long stopped after" in written
     # Output up to the last is shown, and counts.
@@ -405,7 +405,7 @@ def _attended(ada: Launcher, namespace: Namespace, image: str, directory: Path) 
     until(
         lambda: namespace.kubectl(*may, check=False).strip() == "yes", 30, "the right to hold", lambda: namespace.kubectl(*may, check=False)
     )
-    assert "nobody watches it" not in ada("up", str(file), "--detach")
+    assert "no launcher watches it" not in ada("up", str(file), "--detach")
     assert ada.status("tended")["attended"] is True
     told = ("logs", "job/tended-attendant")
     until(lambda: namespace.ends("tended")["attendant"] == "Complete", 120, "its end", lambda: namespace.kubectl(*told, check=False))

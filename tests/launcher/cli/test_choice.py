@@ -27,7 +27,7 @@ def test_an_engine_that_was_named_and_does_not_answer_is_an_error_and_else_a_not
     named, every = cli("ls", "--on", "docker", "--json", env=away), cli("ls", "--json", env=away)
     assert (named.returncode, named.stdout) == (1, "")
     assert (every.returncode, every.stdout) == (0, "[]\n")
-    assert "the runs on docker could not be asked about" in every.stderr
+    assert "the runs on docker cannot be listed" in every.stderr
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def runs_on(tmp_path: Path) -> Iterator[dict[str, Runs]]:
             runs.backend.stop("run", now=True)
 
 
-def choose(runs_on: dict[str, Runs], *, one: bool = False) -> str:
+def choose(runs_on: dict[str, Runs], *, unique: bool = False) -> str:
     backends: dict[str, Backend] = {on: LocalBackend(runs.directory) for on, runs in runs_on.items()}
-    chosen = _choose("run", backends, one=one)
+    chosen = _choose("run", backends, unique=unique)
     return next(on for on, backend in backends.items() if backend is chosen)
 
 
@@ -53,11 +53,11 @@ def test_a_live_run_goes_before_one_that_has_ended_and_then_the_newest(
     runs_on["docker"].wait()
     assert backends_of(tmp_path, "run") == ["local", "docker"]
     assert run_names(tmp_path) == ["run"]
-    assert choose(runs_on, one=True) == "local"
-    told = "run is on local (running), on docker (succeeded): this is the one on local; --on names another\n"
+    assert choose(runs_on, unique=True) == "local"
+    told = "run is on local (running), on docker (succeeded): using the one on local; --on chooses another\n"
     assert capsys.readouterr().err == told
     runs_on["local"].backend.stop("run", now=True)
-    assert choose(runs_on, one=True) == "docker"
+    assert choose(runs_on, unique=True) == "docker"
 
 
 def test_of_several_live_ones_none_is_stopped_and_the_newest_is_shown(runs_on: dict[str, Runs], golden: Golden) -> None:
@@ -65,7 +65,7 @@ def test_of_several_live_ones_none_is_stopped_and_the_newest_is_shown(runs_on: d
         runs_on[on].start({"chief": FOREVER})
     assert choose(runs_on) == "local"
     with pytest.raises(UsageError, match="run runs on local and on docker") as refused:
-        choose(runs_on, one=True)
+        choose(runs_on, unique=True)
     golden(refused.value.remedy)
 
 
@@ -83,13 +83,13 @@ def test_a_live_run_is_stopped_though_a_cluster_cannot_be_asked_and_one_that_has
     local = runs_on["local"]
     local.start({"chief": FOREVER})
     backends: dict[str, Backend] = {"local": local.backend, "kubernetes": Unreachable(tmp_path)}
-    assert _choose("run", backends, one=True) is local.backend
-    told = "on local (running), on kubernetes (could not be asked: asking about run: the cluster does not answer)"
-    assert capsys.readouterr().err == f"run is {told}: this is the one on local; --on names another\n"
+    assert _choose("run", backends, unique=True) is local.backend
+    told = "on local (running), on kubernetes (state not known: asking about run: the cluster does not answer)"
+    assert capsys.readouterr().err == f"run is {told}: using the one on local; --on chooses another\n"
     local.backend.stop("run", now=True)
-    assert _choose("run", backends, one=False) is local.backend
-    with pytest.raises(UsageError, match="run on kubernetes could not be asked about: asking about run: the cluster does not answer"):
-        _choose("run", backends, one=True)
+    assert _choose("run", backends, unique=False) is local.backend
+    with pytest.raises(UsageError, match="the state of run on kubernetes is not known: asking about run: the cluster does not answer"):
+        _choose("run", backends, unique=True)
 
 
 def test_without_a_name_what_is_noted_of_clusters_counts_only_where_nothing_is_here(runs_on: dict[str, Runs], tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ def test_processes_of_an_interrupted_run_go_before_a_newer_run_that_has_ended(ru
     local.until("the run to be interrupted", lambda: local.backend.status("run").state is State.INTERRUPTED)
     if removed:
         shutil.rmtree(local.layout().run_dir)
-    assert choose(runs_on, one=True) == "local"
+    assert choose(runs_on, unique=True) == "local"
     local.backend.stop("run", now=True)
     assert local.processes() == []
-    assert choose(runs_on, one=True) == "docker"
+    assert choose(runs_on, unique=True) == "docker"
 
 
 def test_without_a_name_every_run_is_counted_wherever_it_is(runs_on: dict[str, Runs], tmp_path: Path, golden: Golden) -> None:
@@ -135,7 +135,7 @@ def test_without_a_name_every_run_is_counted_wherever_it_is(runs_on: dict[str, R
 def test_an_empty_name_is_not_the_only_run(runs_on: dict[str, Runs], tmp_path: Path) -> None:
     runs_on["local"].start({"chief": "print('done')"})
     assert open_run(None, None, tmp_path, ClusterRef())[1] == "run"
-    with pytest.raises(UsageError, match="'' is no run's name"):
+    with pytest.raises(UsageError, match="'' is not the name of a run"):
         open_run("", None, tmp_path, ClusterRef())
 
 

@@ -31,7 +31,7 @@ def test_ago(passed: float, text: str) -> None:
 
 @pytest.mark.parametrize("size, text", [(512, "512 B"), (4 * 2**30, "4 GiB"), (3 * 2**29, "1.5 GiB"), (2**41, "2 TiB")])
 def test_memory_has_a_binary_unit(size: int, text: str) -> None:
-    assert formats.memory(size) == text
+    assert formats.binary_size(size) == text
 
 
 @pytest.mark.parametrize(

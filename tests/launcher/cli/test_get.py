@@ -42,7 +42,7 @@ def pieces(content: bytes, size: int = 700) -> Iterator[bytes]:
 
 
 def unpack(content: bytes, destination: Path, *, replace: bool = False) -> unpacking.Unpacked:
-    return unpacking.unpack(pieces(content), destination, replace=replace, seen=lambda _: None)
+    return unpacking.unpack(pieces(content), destination, replace=replace, on_bytes=lambda _: None)
 
 
 def test_nothing_is_written_outside_whatever_the_stream_says(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_is_there_is_replaced_as_a_whole_and_only_when_asked_to(tmp_path: P
     target = tmp_path / "copy"
     target.mkdir()
     (target / "old").touch()
-    with pytest.raises(UsageError, match="is there already") as refused:
+    with pytest.raises(UsageError, match="already exists") as refused:
         unpacking.check(target, tmp_path / "runs", replace=False)
     assert "--force" in refused.value.remedy
     unpacking.check(target, tmp_path / "runs", replace=True)
@@ -114,8 +114,8 @@ def test_what_was_made_there_during_the_copy_is_not_replaced_unasked(tmp_path: P
         target.mkdir()
         (target / "mine").touch()
 
-    with pytest.raises(UsageError, match="is there already"):
-        unpacking.unpack(chunks(), target, replace=False, seen=lambda _: None)
+    with pytest.raises(UsageError, match="already exists"):
+        unpacking.unpack(chunks(), target, replace=False, on_bytes=lambda _: None)
     assert [path.name for path in tmp_path.rglob("*")] == ["copy", "mine"]
 
 

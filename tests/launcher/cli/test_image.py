@@ -10,8 +10,8 @@ from tests.launcher.cli.conftest import Cli
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--code", "nowhere"], "--code: nowhere is not there"),
-        (["--code", "file"], "--code: file is no directory"),
+        (["--code", "nowhere"], "--code: nowhere does not exist"),
+        (["--code", "file"], "--code: file is not a directory"),
         (["--code", "empty"], "--code: empty is empty"),
         (["--tag", "Upper:1"], '--tag: "Upper:1" is not an image'),
         (["--base-image", "-v"], "--base-image: "),

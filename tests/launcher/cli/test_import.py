@@ -103,7 +103,7 @@ def test_problems_are_json_with_json(here: Path, capsys: pytest.CaptureFixture[s
         (["."], "this is a directory"),
         (["tfjob.yaml", "-o", "."], ". is a directory"),
         (["tfjob.yaml", "-o", "no/such/x.yaml"], "mkdir -p no/such"),
-        (["tfjob.yaml", "-o", "tfjob.yaml/x.yaml"], "tfjob.yaml is no directory"),
+        (["tfjob.yaml", "-o", "tfjob.yaml/x.yaml"], "tfjob.yaml is not a directory"),
     ],
 )
 def test_paths_that_cannot_be_are_told(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

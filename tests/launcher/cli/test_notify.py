@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.up import _in_background
+from launcher.cli.up import _background_notices
 from launcher.spec.models import ClusterSpec
 from tests.hook import serving
 from tests.launcher.cli.conftest import Cli
@@ -17,7 +17,7 @@ PLACE = "T0KEN-in-the-path"
 
 
 def write(tmp_path: Path, command: str, notify: dict[str, Any], **more: Any) -> str:
-    """Write a spec whose program is a shell's, and the program that is told; return the spec's name."""
+    """Write a spec whose program is a shell's, and the program that gets the message; return the spec's name."""
     tell = tmp_path / "tell"
     tell.write_text("#!/bin/sh\ncat >> told\n")  # in the directory of the spec
     tell.chmod(0o755)
@@ -43,9 +43,9 @@ def test_a_program_is_told_once_that_a_run_has_succeeded_by_any_number_of_watche
     until("the message", lambda: told(tmp_path), told=lambda: cli("status", "toy").stdout)
     assert cli("wait", "toy").returncode == 0
     assert "is complete" in cli("up", "toy.yaml").stdout
-    until_status(cli, "told by command at")
+    until_status(cli, "sent by command at")
     [notified] = json.loads(cli("status", "toy", "--json").stdout)["notified"]
-    assert notified.startswith("succeeded: told by command at 2")
+    assert notified.startswith("succeeded: sent by command at 2")
     [message] = told(tmp_path)
     assert (message["event"], message["name"], message["state"], message["reason"]) == ("succeeded", "toy", "succeeded", "")
 
@@ -63,7 +63,7 @@ def test_a_webhook_is_told_why_a_run_has_failed_and_its_url_is_nowhere(cli: Cli,
     assert path == f"/{PLACE}"
     assert (message["event"], message["state"]) == ("failed", "failed")
     assert message["reason"].startswith("chief failed on attempt 1 (exit code 3): ")
-    until_status(cli, "told by webhook at")
+    until_status(cli, "sent by webhook at")
     files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert [str(path) for path in files if PLACE.encode() in path.read_bytes()] == []
     assert PLACE not in done.stdout + done.stderr
@@ -73,7 +73,7 @@ def test_an_url_may_be_in_the_env_file_and_a_run_starts_without_one(cli: Cli, tm
     spec = write(tmp_path, "exit 0", {"webhook": {"secret": "hook", "allow_http": True}})
     done = cli("up", spec)
     assert done.returncode == 0, done.stderr
-    assert "notice: no webhook is told: NOTIFY_WEBHOOK, which has its URL, is not set in this environment" in done.stdout.splitlines()
+    assert "notice: no message is sent to the webhook: its URL, NOTIFY_WEBHOOK, is not set in this environment" in done.stdout.splitlines()
     with serving(200) as server:
         (tmp_path / "team.env").write_text(f"NOTIFY_WEBHOOK={server.address}/{PLACE}\n")
         done = cli("up", spec, "--fresh", "--set", "env_file=team.env")
@@ -86,10 +86,10 @@ def test_a_failure_to_tell_changes_nothing_and_is_said_in_a_line(cli: Cli, tmp_p
     tell = f"test -e {route} && touch {arrived} && exit; echo no route >&2; exit 4"
     done = cli("up", write(tmp_path, "exit 0", {"command": ["sh", "-c", tell]}))
     assert done.returncode == 0, done.stderr
-    words = "succeeded: nobody is told yet by command: sh ended with exit code 4: no route; it is tried until "
+    words = "succeeded: not yet sent by command: sh ended with exit code 4: no route; retried until "
     until_status(cli, words)
     assert json.loads(cli("status", "toy", "--json").stdout)["state"] == "succeeded"
-    assert "telling by command: toy has succeeded" in (tmp_path / "runs/toy/launcher/supervisor.log").read_text()
+    assert "sending by command: toy has succeeded" in (tmp_path / "runs/toy/launcher/supervisor.log").read_text()
     assert cli("down", "toy", "--delete-data", "--yes").returncode == 0
     assert not (tmp_path / "runs/toy").exists()
     route.touch()
@@ -99,7 +99,7 @@ def test_a_failure_to_tell_changes_nothing_and_is_said_in_a_line(cli: Cli, tmp_p
 def test_a_stall_is_told_once_and_a_run_that_somebody_stops_is_not(cli: Cli, tmp_path: Path) -> None:
     spec = write(tmp_path, "echo begins; sleep 600", {"command": ["./tell"]}, stall_timeout="1s")
     started = cli("up", spec, "--detach")
-    assert "notice: its supervisor on this machine tells by command how it goes" in started.stdout.splitlines()
+    assert "notice: its supervisor on this machine sends messages by command" in started.stdout.splitlines()
     until("the message", lambda: told(tmp_path), told=lambda: cli("status", "toy").stdout)
     time.sleep(6)  # it is looked at again meanwhile
     assert cli("down", "toy").returncode == 0
@@ -114,18 +114,18 @@ BOTH = {"command": ["true"], "webhook": {"secret": "hook"}}
 @pytest.mark.parametrize(
     "on, attendant, lacking, words",
     [
-        ("local", False, [], ["its supervisor on this machine tells by command and webhook how it goes"]),
-        ("docker", False, ["no URL"], ["its supervisor on this machine tells by command how it goes"]),
-        ("kubernetes", False, [], ["nobody tells by command and webhook how it goes, unless `launcher wait toy` watches it"]),
+        ("local", False, [], ["its supervisor on this machine sends messages by command and webhook"]),
+        ("docker", False, ["no URL"], ["its supervisor on this machine sends messages by command"]),
+        ("kubernetes", False, [], ["no message is sent by command or webhook unless `launcher wait toy` watches it"]),
         (
             "kubernetes",
             True,
             [],
-            ["its attendant tells by webhook how it goes; nobody tells by command how it goes, unless `launcher wait toy` watches it"],
+            ["its attendant sends messages by webhook; no message is sent by command unless `launcher wait toy` watches it"],
         ),
     ],
 )
 def test_it_is_said_who_tells_of_a_run_in_the_background(on: str, attendant: bool, lacking: list[str], words: list[str]) -> None:
     document = {"version": 1, "name": "toy", "train": {"workload": "mnist_mlp"}, "notify": BOTH, "kubernetes": {"attendant": attendant}}
-    said = list(_in_background(ClusterSpec.model_validate(document), on, "launcher wait toy", lacking))
+    said = list(_background_notices(ClusterSpec.model_validate(document), on, "launcher wait toy", lacking))
     assert said[-1:] == words

@@ -24,7 +24,7 @@ def test_ones_own_run_is_not_asked_about_nor_is_what_was_said_already() -> None:
 def test_anothers_run_wants_a_flag_or_an_answer(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     with pytest.raises(UsageError, match="digits was started by ada") as refused:
         owners.confirm(ANOTHERS, "stop", yes=False, may_prompt=False)
-    assert "--yes to stop it all the same" in refused.value.remedy
+    assert "--yes to stop it anyway" in refused.value.remedy
     asked: list[str] = []
 
     def confirm(words: str, **_: object) -> bool:
@@ -33,7 +33,7 @@ def test_anothers_run_wants_a_flag_or_an_answer(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(typer, "confirm", confirm)
     with pytest.raises(typer.Abort):
-        owners.confirm(ANOTHERS, "go on with", yes=False, may_prompt=True)
+        owners.confirm(ANOTHERS, "continue", yes=False, may_prompt=True)
     golden(*asked)
 
 

@@ -69,4 +69,4 @@ def test_a_run_of_another_project_says_so_when_it_goes_on(project: Path, tmp_pat
     up = ("up", "--runs", "project/runs", "--resume")
     done = run_in(tmp_path, *up, "other/toy.yaml", "--set", f"code={other}")
     assert done.returncode == 0, done.stderr
-    assert "it was started from a spec in project before" in done.stdout
+    assert "it was last started from a spec in project" in done.stdout

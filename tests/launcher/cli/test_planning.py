@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.planning import planned
+from launcher.cli.planning import plan_file
 from launcher.errors import UsageError
 
 
@@ -18,7 +18,7 @@ def digest(project: Path, code: str, data: str) -> str:
             (project / directory).mkdir(parents=True, exist_ok=True)
     file = project / "toy.yaml"
     file.write_text(f"version: 1\nname: toy\ncode: {code}\ntrain: {{workload: mnist, data: {data}, steps: 1}}\n")
-    return planned(file, (), "local", project / "runs")[1].spec_digest
+    return plan_file(file, (), "local", project / "runs")[1].spec_digest
 
 
 @pytest.mark.parametrize("data", ["./data", "../data", "{there}/data", "synthetic"])
@@ -69,4 +69,4 @@ def test_a_directory_that_is_not_utf_8_is_refused_and_shown(spec: str, runs: str
     project.mkdir()
     (project / "toy.yaml").write_text(f"version: 1\nname: toy\n{spec}\n")
     with pytest.raises(UsageError, match=re.escape(named.format(tmp=tmp_path)) + r"\Z"):
-        planned(project / "toy.yaml", (), "local", project / runs)
+        plan_file(project / "toy.yaml", (), "local", project / runs)

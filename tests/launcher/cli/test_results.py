@@ -42,13 +42,13 @@ def run(state: State, *tasks: TaskStatus, **known: Any) -> RunStatus:
 @pytest.mark.parametrize(
     "status, label",
     [
-        (run(State.STOPPED, step=5, steps=9), "go on with"),
-        (run(State.STOPPED, checkpoint="ckpt-5"), "go on with"),
-        (run(State.INTERRUPTED, step=5, steps=9), "go on with"),
+        (run(State.STOPPED, step=5, steps=9), "continue with"),
+        (run(State.STOPPED, checkpoint="ckpt-5"), "continue with"),
+        (run(State.INTERRUPTED, step=5, steps=9), "continue with"),
         (run(State.STOPPED), "run it again"),
         (run(State.STOPPED, step=0, steps=9), "run it again"),
         (run(State.STOPPED, step=9, steps=9), "run it again"),
-        (run(State.FAILED, FAILED, step=5, steps=9), "once mended"),
+        (run(State.FAILED, FAILED, step=5, steps=9), "after a fix"),
         (run(State.FAILED, TaskStatus("chief", State.FAILED, exit_code=137), step=5, steps=9), "run it again"),
         (run(State.FAILED, reason="not done within the deadline of 5 s"), "run it again"),
     ],
@@ -56,7 +56,7 @@ def run(state: State, *tasks: TaskStatus, **known: Any) -> RunStatus:
 def test_what_to_type_next_claims_to_go_on_only_where_that_does(status: RunStatus, label: str) -> None:
     facts = told(status)
     assert facts[label] == "launcher up net.yaml"
-    assert len({"go on with", "run it again", "once mended"} & set(facts)) == 1
+    assert len({"continue with", "run it again", "after a fix"} & set(facts)) == 1
 
 
 def test_an_error_is_told_once(golden: Golden) -> None:
@@ -72,9 +72,9 @@ def test_an_error_is_told_once(golden: Golden) -> None:
 
 def test_a_remedy_is_told_where_the_reason_does_not_have_it() -> None:
     task = TaskStatus("chief", State.FAILED, exit_code=137, remedy="raise `roles.chief.memory`")
-    assert told(run(State.FAILED, task, reason="not done within 5 s"))["to mend it"] == "raise `roles.chief.memory`"
+    assert told(run(State.FAILED, task, reason="not done within 5 s"))["remedy"] == "raise `roles.chief.memory`"
     own = run(State.FAILED, task, reason="chief failed; raise `roles.chief.memory`", reason_task="chief")
-    assert "to mend it" not in told(own)
+    assert "remedy" not in told(own)
 
 
 def test_training_and_evaluation_are_told_apart() -> None:

@@ -11,7 +11,17 @@ import pytest
 
 from launcher.backend.local.backend import LocalBackend
 from launcher.backend.model import Backend
-from launcher.cli.resume import Change, ResumeFlags, changed, decide_resume, exclusive, from_where, is_there, other_spec, rename_old_run
+from launcher.cli.resume import (
+    Change,
+    ResumeFlags,
+    changed,
+    data_exists,
+    decide_resume,
+    describe_start,
+    exclusive,
+    moved_spec_note,
+    rename_old_run,
+)
 from launcher.errors import UsageError
 from launcher.plan import planner
 from launcher.plan.models import Target
@@ -127,7 +137,7 @@ def test_a_complete_run_of_other_code_is_asked_about() -> None:
     assert decide_resume(old, [], ResumeFlags(fresh=False, resume=True, may_prompt=False), RUNS, digest="abc-1") == "resume"
 
 
-@pytest.mark.parametrize("digest, words", [("other", "from another spec"), ("", "from a spec that is not known any more")])
+@pytest.mark.parametrize("digest, words", [("other", "from another spec"), ("", "from an unknown spec")])
 def test_a_run_of_another_spec_that_was_started_elsewhere_is_asked_about(digest: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         decide_resume(replace(run(State.STOPPED), spec_digest=digest), None, NOTHING_ASKED, RUNS, digest="abc", elsewhere=True)
@@ -160,7 +170,7 @@ def test_of_a_run_on_a_cluster_another_data_set_or_code_is_a_change(
     plan = planner.plan(made(*new), "kubernetes", run_dir="/runs/toy", spec_dir="/b")
     backend = cast("Backend", SimpleNamespace(spec=lambda _: dump(made(*old))))
     assert [path for path, _, _ in changed(backend, made(*new), plan, tmp_path) or ()] == found
-    assert other_spec(tmp_path, plan) == ""
+    assert moved_spec_note(tmp_path, plan) == ""
 
 
 @pytest.mark.parametrize(
@@ -209,16 +219,16 @@ def test_a_volume_that_leaves_out_read_only_is_what_an_older_version_took_it_for
 
 def test_from_where_a_run_goes_on_is_said_as_far_as_it_is_known(tmp_path: Path, golden: Golden) -> None:
     old = replace(run(State.STOPPED), run_dir=Location("directory", str(tmp_path)))
-    golden(from_where(old, "/runs"))
+    golden(describe_start(old, "/runs"))
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "ckpt-1500.index").touch()
-    golden(from_where(old, "/runs"))
-    golden(from_where(replace(old, checkpoint_step=1600), "/runs"))
+    golden(describe_start(old, "/runs"))
+    golden(describe_start(replace(old, checkpoint_step=1600), "/runs"))
     # A volume cannot be looked into from here: that there is no checkpoint is not known.
     on_volume = replace(old, run_dir=Location("volume", "mnist_run"))
-    assert from_where(on_volume, "/runs").startswith("from its last checkpoint in volume mnist_run")
-    golden(from_where(on_volume, ""))
-    golden(from_where(replace(old, run_dir=None), ""))
+    assert describe_start(on_volume, "/runs").startswith("from its last checkpoint in volume mnist_run")
+    golden(describe_start(on_volume, ""))
+    golden(describe_start(replace(old, run_dir=None), ""))
 
 
 def test_what_a_newer_version_has_added_is_no_change(tmp_path: Path) -> None:
@@ -246,14 +256,14 @@ def test_the_access_mode_of_an_older_version_is_no_change(tmp_path: Path) -> Non
     assert changes({**old, "storage": {**old["storage"], "mount": "all"}}) == ["storage.mount"]
 
 
-def test_what_is_there_need_not_be_readable(tmp_path: Path) -> None:
-    assert not is_there(tmp_path, "mnist")
+def test_what_data_exists_need_not_be_readable(tmp_path: Path) -> None:
+    assert not data_exists(tmp_path, "mnist")
     (tmp_path / "mnist").mkdir()
-    assert not is_there(tmp_path, "mnist")
+    assert not data_exists(tmp_path, "mnist")
     (tmp_path / "mnist" / "mine").write_text("precious")
-    assert is_there(tmp_path, "mnist")
+    assert data_exists(tmp_path, "mnist")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    assert is_there(tmp_path, "link")
+    assert data_exists(tmp_path, "link")
 
 
 def test_one_up_of_a_name_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

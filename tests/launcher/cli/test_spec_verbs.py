@@ -80,7 +80,7 @@ def test_init_overwrites_only_with_force(here: Path, capsys: pytest.CaptureFixtu
         (["no such/x.yaml"], "mkdir -p 'no such'"),
         (["."], ". is a directory"),
         ([".", "--force"], ". is a directory"),
-        (["/dev/null/x.yaml"], "/dev/null/x.yaml cannot be written: /dev/null is no directory"),
+        (["/dev/null/x.yaml"], "/dev/null/x.yaml cannot be written: /dev/null is not a directory"),
         (["--workload", "my net"], "mnist_mlp"),
         (["--workload", "life"], "life does not run with strategy parameter_server"),
         (["--workload", "my net"], "package.module:Class"),
@@ -268,8 +268,8 @@ def test_render_to_what_there_is_not_says_what_there_is(cli: Cli, tmp_path: Path
     "output, told",
     [
         ("no/such/x.yaml", "mkdir -p no/such"),
-        (".", "such as compose.yaml"),
-        ("try.yaml/x.yaml", "try.yaml is no directory"),
+        (".", "e.g. compose.yaml"),
+        ("try.yaml/x.yaml", "try.yaml is not a directory"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_as_init_refuses_it(output: str, told: str, cli: Cli, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_saves_that_fail_are_told_with_path_and_room_and_until_when_they_are_tri
     assert told.startswith("fails for ")
     assert told.partition("; ")[0].endswith("/runs/toy/checkpoints: No space left on device")
     assert told.endswith(
-        "; step 20 takes 24 MB, 512 bytes are free; the last checkpoint is of step 10; it is tried again until "
+        "; step 20 takes 24 MB, 512 bytes are free; the last checkpoint is of step 10; it is retried until "
         "1970-01-01T00:31:40Z (limits.save_timeout)"
     )
     silent = SaveFailure("/runs/toy/checkpoints", "it has not answered since 12:00:00 UTC")

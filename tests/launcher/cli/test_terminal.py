@@ -137,7 +137,7 @@ def test_ctrl_c_twice_stops_at_once(terminal: Opener, spec: Spec, cli: Cli) -> N
 
 @pytest.mark.parametrize(
     "answer, code, shown",
-    [(b"resume\n", 0, "toy goes on"), (b"fresh\n", 0, "starts from the first step"), (b"\n", 2, "nothing was started")],
+    [(b"resume\n", 0, "toy continues"), (b"fresh\n", 0, "starts from the first step"), (b"\n", 2, "nothing was started")],
 )
 def test_a_changed_spec_is_asked_about(answer: bytes, code: int, shown: str, terminal: Opener, spec: Spec, cli: Cli) -> None:
     assert cli("up", spec("steps", "2", "0")).returncode == 0

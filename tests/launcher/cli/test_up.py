@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.up import _unwatched
+from launcher.cli.up import _unwatched_notices
 from launcher.spec.models import ClusterSpec
 from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
 from tests.waiting import until
@@ -50,8 +50,8 @@ def test_failure_names_task_exit_code_last_error_and_the_log(cli: Cli, spec: Spe
     for fact in ("chief", "attempt 1", "exit code 1", "ValueError: the data is not there", "launcher logs toy --role chief"):
         assert fact in summary
     assert summary.count("ValueError: the data is not there") == 1
-    assert "once mended" in summary
-    assert "go on with" not in summary
+    assert "after a fix" in summary
+    assert "continue with" not in summary
     shown = cli("logs", "toy", "--role", "chief")
     assert "chief | ValueError: the data is not there" in shown.stdout.splitlines()
 
@@ -106,7 +106,7 @@ def test_a_secret_comes_from_where_up_is_called_and_is_in_no_file(cli: Cli, tmp_
     (tmp_path / "toy.yaml").write_text(json.dumps({**document, "limits": {"max_restarts": 0}}))
     refused = cli("up", "toy.yaml")
     assert refused.returncode == 2
-    assert "these secrets are not set in this environment, where tasks take them from: TOKEN (token of team)" in refused.stderr
+    assert "these secrets are not set in this environment, from which tasks take them: TOKEN (token of team)" in refused.stderr
     assert "export TOKEN=..." in refused.stderr
     assert not (tmp_path / "runs" / "toy").exists()
     done = cli("up", "toy.yaml", env={"TOKEN": "hunter2"})
@@ -134,7 +134,7 @@ def test_a_secret_comes_from_where_up_is_called_and_is_in_no_file(cli: Cli, tmp_
     (tmp_path / "two.yaml").write_text(json.dumps({**document, "name": "two", "strategy": "multi_worker_mirrored", "roles": two}))
     refused = cli("up", "two.yaml", env={"TOKEN": "hunter2"})
     assert refused.returncode == 2
-    assert "one variable cannot be of two secrets: TOKEN (token of other, token of team)" in refused.stderr
+    assert "a variable cannot have two secrets: TOKEN (token of other, token of team)" in refused.stderr
     plan = cli("plan", "toy.yaml", "--task", "chief", env={"TOKEN": "hunter2"}).stdout
     assert '"secrets"' in plan
     files = [file for file in (tmp_path / "runs").rglob("*") if file.is_file()]
@@ -168,7 +168,7 @@ def test_a_changed_spec_needs_an_answer(cli: Cli, spec: Spec, tmp_path: Path) ->
 
     resumed = cli("up", changed, "--resume")
     assert resumed.returncode == 0
-    assert "toy goes on" in resumed.stdout
+    assert "toy continues" in resumed.stdout
     assert "step 4/4" in resumed.stdout
 
     fresh = cli("up", changed, "--fresh")
@@ -311,7 +311,7 @@ def test_a_reader_that_leaves_ends_the_run(cli: Cli, spec: Spec, tmp_path: Path,
 def test_a_detached_run_on_a_cluster_is_told_what_nobody_does_unless_it_has_an_attendant() -> None:
     def told(**options: object) -> list[str]:
         head = {"version": 1, "name": "toy", "strategy": "single", "roles": {"chief": {}}, "train": {"workload": "mnist"}}
-        return list(_unwatched(ClusterSpec.model_validate({**head, "kubernetes": options}), "launcher wait toy"))
+        return list(_unwatched_notices(ClusterSpec.model_validate({**head, "kubernetes": options}), "launcher wait toy"))
 
     (lost,) = told()
     assert "pods of a lost node stay until `launcher wait toy` replaces them" in lost

@@ -163,7 +163,7 @@ def test_down_of_all_that_have_ended_takes_none_that_ended_lately_or_that_runs(c
     assert cli("up", spec("steps", "1", "0")).returncode == 0
     assert cli("up", spec("steps", "1", "0"), "--set", "name=other").returncode == 0
     assert cli("up", spec("steps", "1000", "0.1"), "--set", "name=runs", "--detach").returncode == 0
-    assert "more than 7d ago" in cli("down", "--finished", "--older", "7d").stdout
+    assert "no finished run older than 7d" in cli("down", "--finished", "--older", "7d").stdout
     refused = cli("down", "--finished", "--delete-data")
     assert refused.returncode == 2
     assert "other, toy" in refused.stderr

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from launcher.notify import ledger
-from launcher.notify.message import STALL_GRACE, DueMessages, Message, of_end, of_stall, variables
+from launcher.notify.message import STALL_GRACE, DueMessages, Message, end_message, stall_message, variables
 from launcher.runs.status import RunStatus, State, TaskStatus
 
 RUN = RunStatus("digits", "local", State.FAILED, "worker-0 failed\non attempt 3: boom\0", started=100.0, ended=160.0, step=1200, steps=2000)
@@ -27,7 +27,7 @@ def due_after_settling(due: DueMessages, status: RunStatus, now: float = NOW) ->
 
 
 def test_the_message_of_an_end_has_name_state_reason_step_and_time() -> None:
-    message = of_end(RUN, NOW)
+    message = end_message(RUN, NOW)
     assert message is not None
     payload = message.payload()
     assert payload.pop("id") == message.payload()["id"]
@@ -52,13 +52,13 @@ def test_nobody_is_told_of_a_run_that_goes_on_or_that_somebody_has_stopped(state
 
 
 def test_a_long_reason_is_cut() -> None:
-    message = of_end(dataclasses.replace(RUN, reason="x" * 5000), NOW)
+    message = end_message(dataclasses.replace(RUN, reason="x" * 5000), NOW)
     assert message is not None
     assert (len(message.reason), message.reason[-4:]) == (2000, "x...")
 
 
 def test_an_id_is_the_same_for_everyone_who_sends_it_and_another_for_the_next_start() -> None:
-    one, same, next_start = of_end(RUN, 1.0), of_end(RUN, 2.0), of_end(dataclasses.replace(RUN, started=101.0), 1.0)
+    one, same, next_start = end_message(RUN, 1.0), end_message(RUN, 2.0), end_message(dataclasses.replace(RUN, started=101.0), 1.0)
     assert one is not None
     assert same is not None
     assert next_start is not None
@@ -83,30 +83,30 @@ def test_a_stall_that_ends_at_once_is_not_told() -> None:
 def test_the_stalls_of_a_task_are_told_once_an_hour_and_another_task_s_at_once() -> None:
     [first] = due_after_settling(DueMessages(), running(task("chief", "code")))
     entries = ledger.with_outcome([], first, "webhook", {"at": NOW, "state": ledger.SENT})
-    assert ledger.wait(entries, first, "webhook", NOW + 7200) is None  # the same stall, two hours later
+    assert ledger.wait_time(entries, first, "webhook", NOW + 7200) is None  # the same stall, two hours later
     later = dataclasses.replace(first, since=NOW + 300)
-    assert ledger.wait(entries, later, "webhook", NOW + 400) is None
-    assert ledger.wait(entries, later, "webhook", NOW + 3600) == 0.0
-    assert ledger.wait(entries, dataclasses.replace(later, about=("ps-0",)), "webhook", NOW + 400) == 0.0
-    assert ledger.wait(entries, first, "command", NOW) == 0.0
+    assert ledger.wait_time(entries, later, "webhook", NOW + 400) is None
+    assert ledger.wait_time(entries, later, "webhook", NOW + 3600) == 0.0
+    assert ledger.wait_time(entries, dataclasses.replace(later, about=("ps-0",)), "webhook", NOW + 400) == 0.0
+    assert ledger.wait_time(entries, first, "command", NOW) == 0.0
 
 
 def test_what_somebody_sends_is_left_to_them_until_their_time_is_over() -> None:
-    end = of_end(RUN, NOW)
+    end = end_message(RUN, NOW)
     assert end is not None
-    assert ledger.wait([], end, "webhook", NOW) == 0.0
+    assert ledger.wait_time([], end, "webhook", NOW) == 0.0
     claimed = ledger.with_claim([], end, "webhook", NOW, 60.0)
-    assert ledger.wait(claimed, end, "webhook", NOW + 20) == 40.0
-    assert ledger.wait(claimed, end, "webhook", NOW + 61) == 0.0
+    assert ledger.wait_time(claimed, end, "webhook", NOW + 20) == 40.0
+    assert ledger.wait_time(claimed, end, "webhook", NOW + 61) == 0.0
     for state in (ledger.SENT, ledger.FAILED):
         settled = ledger.with_outcome(claimed, end, "webhook", {"at": NOW, "state": state, "words": "failed: told"})
-        assert ledger.wait(settled, end, "webhook", NOW + 9999) is None
+        assert ledger.wait_time(settled, end, "webhook", NOW + 9999) is None
         assert ledger.outcomes(settled) == ("failed: told",)
 
 
 def test_a_stall_of_very_many_tasks_is_one_message_and_few_entries() -> None:
     tasks = [task(f"worker-{number}", "code") for number in range(1000)]
-    message = of_stall(running(*tasks))
+    message = stall_message(running(*tasks))
     assert message is not None
     assert len(message.keys) == 20
     entries: list[ledger.Entry] = []

@@ -16,14 +16,14 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.notify import ledger, outbox, sender
-from launcher.notify.message import of_end
+from launcher.notify.message import end_message
 from launcher.runs.status import RunStatus, State
 from tests.hook import serving
 from tests.processes import is_alive
 from tests.waiting import until
 
 PLACE = "T0KEN-in-the-path"
-END = of_end(RunStatus("digits", "local", State.FAILED, "boom", started=1.0, ended=2.0, step=3), 2.0)
+END = end_message(RunStatus("digits", "local", State.FAILED, "boom", started=1.0, ended=2.0, step=3), 2.0)
 assert END is not None
 PAYLOAD = END.payload()
 FAST = (0.01, 0.02)  # seconds until another try
@@ -102,13 +102,13 @@ def test_a_server_that_does_not_answer_and_one_that_drips_have_a_deadline(monkey
     "url, why",
     [
         (f"http://127.0.0.1:1/{PLACE}", "the webhook was not reached: Connection refused"),
-        (f"ftp://127.0.0.1/{PLACE}", "what the webhook's Secret has is no URL that begins with https:"),
-        (f"file:///{PLACE}", "what the webhook's Secret has is no URL that begins with https:"),
-        (PLACE, "what the webhook's Secret has is no URL that begins with https:"),
-        ("", "what the webhook's Secret has is no URL that begins with https:"),
-        (f"https://example.com:port/{PLACE}", "what the webhook's Secret has is no URL that begins with https:"),
-        (f"https://example.com/{PLACE}\r\nX: y", "what the webhook's Secret has is no URL that begins with https:"),
-        (f"https://me:{PLACE}@example.com/", "the webhook's URL has a user's name, which is not supported"),
+        (f"ftp://127.0.0.1/{PLACE}", "the webhook's Secret does not contain an https: URL"),
+        (f"file:///{PLACE}", "the webhook's Secret does not contain an https: URL"),
+        (PLACE, "the webhook's Secret does not contain an https: URL"),
+        ("", "the webhook's Secret does not contain an https: URL"),
+        (f"https://example.com:port/{PLACE}", "the webhook's Secret does not contain an https: URL"),
+        (f"https://example.com/{PLACE}\r\nX: y", "the webhook's Secret does not contain an https: URL"),
+        (f"https://me:{PLACE}@example.com/", "the webhook's URL contains a user name, which is not supported"),
     ],
 )
 def test_an_url_that_leads_nowhere_is_named_by_what_is_wrong_and_not_shown(url: str, why: str) -> None:
@@ -176,7 +176,7 @@ def test_a_sender_is_a_process_that_tells_how_it_went_and_never_the_url() -> Non
         sending = outbox.Sending(outbox.Channel("webhook", url=f"{server.address}/{PLACE}", allow_http=True).request(END, 0.0))
         outcome = ended(sending)
     assert (outcome["state"], outcome["key"]) == (ledger.SENT, PAYLOAD["id"])
-    assert outcome["words"].startswith("failed: told by webhook at ")
+    assert outcome["words"].startswith("failed: sent by webhook at ")
     assert server.got[0][2] == PAYLOAD
 
 
@@ -185,7 +185,7 @@ def test_the_url_is_read_from_its_file_at_each_try(tmp_path: Path) -> None:
         request = {"payload": PAYLOAD, "channel": "webhook", "url_file": str(tmp_path / "url"), "allow_http": True, "seconds": 60}
 
         def make(why: str) -> None:
-            assert why == "the Secret with the webhook's URL is not there, or not its key"
+            assert why == "the Secret with the webhook's URL does not exist, or lacks its key"
             (tmp_path / "url").write_text(f"{server.address}\n")
 
         assert sender.deliver(request, FAST, make) == ("", 2)
@@ -200,8 +200,8 @@ def test_what_has_become_of_messages_is_kept_in_a_file_and_failures_in_a_line(tm
         ended(outbox.Sending(outbox.Channel("command", ("true",)).request(END, 0.0), outcomes=outcomes, log=file.fileno()))
     assert len(outcomes.read_text().splitlines()) == 3
     failed, told = outbox.read_outcomes(outcomes)
-    assert failed == "failed: nobody was told by webhook: the webhook was not reached: Connection refused (2 tries)"
-    assert told.startswith("failed: told by command at ")
+    assert failed == "failed: not sent by webhook: the webhook was not reached: Connection refused (2 tries)"
+    assert told.startswith("failed: sent by command at ")
     assert [line.partition(" ")[2] for line in log.read_text().splitlines()] == [f"digits, {failed}"]
     assert PLACE not in outcomes.read_text() + log.read_text()
     assert outbox.read_outcomes(tmp_path / "none") == ()

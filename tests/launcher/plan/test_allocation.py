@@ -25,7 +25,7 @@ def test_no_gpu_is_given_twice_and_a_task_gets_all_or_none() -> None:
     wanted = {"chief": Resources(gpus=2), "worker-0": Resources(gpus=4), "worker-1": Resources(gpus=1), "ps-0": Resources()}
     given = share_gpus(wanted, ["0", "1", "2", "3"])
     assert given.visible == {"chief": ("0", "1"), "worker-0": (), "worker-1": ("2",), "ps-0": ()}
-    assert given.short == ("worker-0",)
+    assert given.without == ("worker-0",)
 
 
 def test_tasks_that_must_be_alike_all_get_gpus_or_none() -> None:
@@ -33,7 +33,7 @@ def test_tasks_that_must_be_alike_all_get_gpus_or_none() -> None:
     wanted = {"chief": one, "worker-0": one, "worker-1": one, "evaluator": one}
     alike = ("chief", "worker-0", "worker-1")
     enough = share_gpus(wanted, ["0", "1", "2"], all_or_none=alike)
-    assert (enough.visible["worker-1"], enough.short) == (("2",), ("evaluator",))
+    assert (enough.visible["worker-1"], enough.without) == (("2",), ("evaluator",))
     short = share_gpus(wanted, ["0", "1"], all_or_none=alike)
     assert short.visible == {"chief": (), "worker-0": (), "worker-1": (), "evaluator": ("0",)}
-    assert short.short == alike
+    assert short.without == alike

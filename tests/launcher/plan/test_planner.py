@@ -279,7 +279,7 @@ def test_tasks_ask_for_the_end_of_their_run_only_where_those_that_decide_it_can_
 
 def test_this_machine_cannot_run_the_entrypoint_of_an_image() -> None:
     document = {"version": 1, "name": "digits", "strategy": "multi_worker_mirrored", "roles": {"worker": {}}, "image": "mine:1"}
-    with pytest.raises(UsageError, match="roles worker: the entrypoint of the image mine:1 is to run") as refused:
+    with pytest.raises(UsageError, match="roles worker: they run the entrypoint of the image mine:1") as refused:
         plan(ClusterSpec.model_validate(document), "local", run_dir="r", machine=MACHINE)
     assert "`command`" in refused.value.remedy
     assert "--on docker or --on kubernetes" in refused.value.remedy
@@ -334,7 +334,7 @@ def test_tasks_that_exchange_gradients_all_have_gpus_or_none() -> None:
         return [task.env["CUDA_VISIBLE_DEVICES"] for task in made.tasks], made.notices
 
     assert visible(3) == (["0", "1", "2", ""], ())
-    notice = "the spec asks for 3 GPUs, this machine has 2: without a GPU run worker-0, worker-1, worker-2"
+    notice = "the spec asks for 3 GPUs, this machine has 2: these run without a GPU: worker-0, worker-1, worker-2"
     assert visible(2) == (["", "", "", ""], (notice,))
     # A program of one's own may do anything with them.
     assert visible(2, command=["python"])[0] == ["0", "1", "", ""]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from launcher import images
-from launcher.cli.planning import planned
+from launcher.cli.planning import plan_file
 from launcher.errors import UsageError
 from launcher.plan import container_paths
 from launcher.render import compose, parent_file
@@ -32,7 +32,7 @@ def text(tmp_path: Path) -> Callable[[str], str]:
     def render(spec: str) -> str:
         file = tmp_path / "digits.yaml"
         file.write_text(HEAD + textwrap.dedent(spec))
-        read, plan = planned(file, [], "docker", tmp_path / "runs")
+        read, plan = plan_file(file, [], "docker", tmp_path / "runs")
         return compose.render(Source(read, plan, tmp_path, "launcher render digits.yaml --to compose"))
 
     return render
@@ -319,7 +319,7 @@ def test_what_compose_cannot_keep_is_said_in_the_file(text: Callable[[str], str]
 
 def test_no_title_ends_the_comment_that_it_stands_in(tmp_path: Path) -> None:
     (tmp_path / "digits.yaml").write_text(HEAD + TRAIN)
-    spec, plan = planned(tmp_path / "digits.yaml", [], "docker", tmp_path)
+    spec, plan = plan_file(tmp_path / "digits.yaml", [], "docker", tmp_path)
     for end in ("\n", "\r\n", "\x85", "\u2028", "\x0b"):
         written = compose.render(Source(spec, plan, tmp_path, f"one{end}services: {{}}"))
         assert list(yaml.safe_load(written)["services"]) == ["chief", "tensorboard"]

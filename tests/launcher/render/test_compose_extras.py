@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.cli.planning import planned
+from launcher.cli.planning import plan_file
 from launcher.errors import UsageError
 from launcher.images import all_for
 from launcher.plan.models import Target
@@ -50,7 +50,7 @@ def source(tmp_path: Path) -> Callable[..., Source]:
 
     def read(target: Target, spec: str = SPEC) -> Source:
         (tmp_path / "digits.yaml").write_text(textwrap.dedent(spec))
-        return Source(*planned(tmp_path / "digits.yaml", [], target, tmp_path / "runs"), tmp_path)
+        return Source(*plan_file(tmp_path / "digits.yaml", [], target, tmp_path / "runs"), tmp_path)
 
     return read
 
@@ -185,7 +185,7 @@ def test_mounts_of_the_run_s_volume_that_compose_leaves_out_are_named(source: Ca
     head = "version: 1\nname: digits\nstrategy: multi_worker_mirrored\n" + beside
     trains = f"{head}train: {{workload: mnist}}\nroles: {{worker: {{replicas: 2}}, evaluator: {{}}}}\n"
     program = f"{head}image: mine:1\ncommand: [python, train.py]\nroles: {{chief: {{}}, worker: {{}}}}\n"
-    left = "mounts of the run's volume left out: {}; it is for containers beside tasks that have it"
+    left = "mounts of the run's volume left out: {}; only containers beside tasks with this volume can mount it"
     assert source("docker", trains).plan.notices == (left.format("up (worker)"),)
     assert source("docker", program).plan.notices == (left.format("up (chief), up (worker)"),)
     assert source("docker", program + "storage: {}\n").plan.notices == ()

@@ -18,7 +18,7 @@ SNAPSHOT = Snapshot(
         state=State.RUNNING,
         metrics={"accuracy": 0.5},
         save_failed=SaveFailure("/runs/digits/checkpoints", "No space left on device", since=1.0),
-        notified=("failed: told by webhook",),
+        notified=("failed: sent by webhook",),
         tasks=(TaskStatus("chief", State.RESTARTING, restarts=(Restart(1.5, 1, None, "lost"),)),),
     ),
     host="here",

@@ -9,7 +9,7 @@ from launcher.backend.docker.container_status import run_state
 from launcher.backend.docker.container_tracker import ContainerTracker, is_final
 from launcher.backend.docker.log_stream import lines
 from launcher.runs.status import LogLine, State, TaskStatus
-from launcher.timestamps import seconds
+from launcher.timestamps import parse_rfc3339
 from tests.golden_messages import Golden
 
 
@@ -156,10 +156,10 @@ def test_which_ends_are_final_when_the_trainer_failed_for_good(code: int, final:
 
 
 def test_the_engine_s_times_have_nine_digits_or_none() -> None:
-    assert seconds("2026-01-31T10:00:00.123456789Z") == pytest.approx(1769853600.123456789)
-    assert seconds("2026-01-31T10:00:00Z") == 1769853600
-    assert seconds("0001-01-01T00:00:00Z") is None
-    assert seconds(None) is None
+    assert parse_rfc3339("2026-01-31T10:00:00.123456789Z") == pytest.approx(1769853600.123456789)
+    assert parse_rfc3339("2026-01-31T10:00:00Z") == 1769853600
+    assert parse_rfc3339("0001-01-01T00:00:00Z") is None
+    assert parse_rfc3339(None) is None
 
 
 def test_output_is_read_by_lines_also_where_one_comes_in_parts() -> None:

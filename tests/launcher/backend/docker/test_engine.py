@@ -34,7 +34,7 @@ def nobody() -> OSError:
 @pytest.mark.parametrize("wrapped", [by_the_client, lambda inner: inner], ids=["by the client", "as it is"])
 @pytest.mark.parametrize(
     "inner, message, remedy",
-    [(refused(), "you may not talk to the Docker engine", "group docker"), (nobody(), "the Docker engine does not answer", "docker info")],
+    [(refused(), "no permission to use the Docker engine", "group docker"), (nobody(), "the Docker engine does not answer", "docker info")],
     ids=["no permission", "no socket"],
 )
 def test_who_may_not_ask_is_told_from_who_gets_no_answer(

@@ -9,7 +9,7 @@ import yaml
 from launcher.backend.kubernetes import doctor
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.doctor import _OF_SETS, OF_ATTENDANTS, RULES
-from launcher.cli.planning import planned
+from launcher.cli.planning import plan_file
 from launcher.images import image_for
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
@@ -39,7 +39,7 @@ def test_who_makes_an_attendant_may_all_that_its_role_gives(gang: str, tmp_path:
     file = tmp_path / "digits.yaml"
     roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}, evaluator: {}}\ntrain: {workload: mnist_mlp}\n"
     file.write_text(f"version: 1\nname: digits\n{roles}kubernetes: {{{gang}attendant: true}}\n")
-    spec, plan = planned(file, [], "kubernetes", tmp_path)
+    spec, plan = plan_file(file, [], "kubernetes", tmp_path)
     (role,) = [one for one in manifests.objects(Run(spec, plan, image_for(spec))) if one["kind"] == "Role"]
     allowed = {(group, resource, verb) for group, resource, verbs in _of_attendants() for verb in verbs}
     given = {(rule["apiGroups"][0], rule["resources"][0], verb) for rule in role["rules"] for verb in rule["verbs"]}

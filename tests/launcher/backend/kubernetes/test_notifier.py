@@ -115,7 +115,7 @@ def test_an_end_is_told_once_by_all_who_watch_and_by_those_who_come_later(kept: 
     assert server.got[0][2]["text"] == "digits has failed at step 7: chief: boom"
     [entry] = entries(there, kept[0])
     assert (entry["key"], entry["state"]) == ("webhook ended 1", "sent")
-    assert entry["words"].startswith("failed: told by webhook at ")
+    assert entry["words"].startswith("failed: sent by webhook at ")
 
 
 @pytest.mark.parametrize("is_anew", [True, False])
@@ -126,7 +126,7 @@ def test_a_late_outcome_of_an_earlier_start_does_not_silence_the_next_one(is_ane
         assert list(earlier.send_due(FAILED)) == []
         if is_anew:  # by `up`; who applies the objects of a run leaves the record
             there.objects[RECORD] = made("digits-record")
-        assert list(earlier.finish(FAILED)) == ["failed: nobody was told by webhook: the webhook was not reached: Connection refused"]
+        assert list(earlier.finish(FAILED)) == ["failed: not sent by webhook: the webhook was not reached: Connection refused"]
         assert len(entries(there)) == (0 if is_anew else 1)
         assert list(later.finish(next_one)) == []
         assert len(server.got) == 1
@@ -151,7 +151,7 @@ def test_what_fails_is_said_in_a_line_and_noted() -> None:
     there = There()
     one = watching(there, None)
     said = look_until(one, FAILED, lambda: entries(there) and not one.busy)
-    assert said == ["failed: nobody was told by webhook: the webhook was not reached: Connection refused"]
+    assert said == ["failed: not sent by webhook: the webhook was not reached: Connection refused"]
     assert [entry["state"] for entry in entries(there)] == ["failed"]
     assert list(watching(there, None).finish(FAILED)) == []
 

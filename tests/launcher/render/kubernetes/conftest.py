@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.cli.planning import planned
+from launcher.cli.planning import plan_file
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 from launcher.render.targets import Source, renderer
@@ -28,7 +28,7 @@ def text(tmp_path: Path) -> Callable[..., str]:
     def render(spec: str, to: str = "kubernetes", head: str = HEAD) -> str:
         file = tmp_path / "digits.yaml"
         file.write_text(head + textwrap.dedent(spec))
-        read, plan = planned(file, [], "kubernetes", tmp_path / "runs")
+        read, plan = plan_file(file, [], "kubernetes", tmp_path / "runs")
         return renderer(to)(Source(read, plan, tmp_path, "launcher render digits.yaml"))
 
     return render
@@ -41,7 +41,7 @@ def made(tmp_path: Path) -> Callable[[str], Run]:
     def run(spec: str) -> Run:
         file = tmp_path / "digits.yaml"
         file.write_text(HEAD + spec)
-        read, plan = planned(file, [], "kubernetes", tmp_path / "runs")
+        read, plan = plan_file(file, [], "kubernetes", tmp_path / "runs")
         return manifests.run_of(Source(read, plan, tmp_path))
 
     return run

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from launcher.cli.main import run
-from launcher.cli.planning import planned
+from launcher.cli.planning import plan_file
 from launcher.errors import LauncherError, UsageError
 from launcher.render import parent_file
 from tests.launcher.render.kubernetes.conftest import CLUSTER, HEAD, TRAIN, Objects, Rendered, cluster_name, container, pod, pods
@@ -81,7 +81,7 @@ def test_there_is_one_indexed_job_a_role_and_what_they_need(rendered: Rendered) 
 
 def test_each_task_gets_the_tf_config_of_the_plan(rendered: Rendered, tmp_path: Path) -> None:
     objects = rendered()
-    _, plan = planned(tmp_path / "digits.yaml", [], "kubernetes", tmp_path)
+    _, plan = plan_file(tmp_path / "digits.yaml", [], "kubernetes", tmp_path)
     for task in plan.tasks:
         told = json.loads(environment(objects, task.role, task.index)["TF_CONFIG"])
         assert told == task.tf_config
