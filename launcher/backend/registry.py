@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from launcher.plan.models import Target
-from launcher.runs.paths import OF_CLUSTERS, OF_CONTAINERS
+from launcher.runs.paths import DOCKER_STATE_DIR, KUBERNETES_STATE_DIR
 
 DEFAULT: Target = "local"  # the backend of `up`, `plan` and `doctor` without --on; other verbs look there first
 
 
 @dataclass(frozen=True)
-class Entry:
+class BackendEntry:
     """A backend. `class_path`: its class as module:name, made with the runs directory, and with a Where if it is `in_namespaces`.
 
     `examiner`: the module of its checks for `launcher doctor`, whose function `examine` is a `launcher.backend.check_results.Check`.
@@ -19,7 +19,7 @@ class Entry:
     """
 
     class_path: str
-    examiner: str
+    checks_module: str
     state_directory: str = ""
     in_namespaces: bool = False
     stores_locally: bool = False
@@ -27,24 +27,24 @@ class Entry:
 
 
 # A backend's name is also the target of its plans.
-BACKENDS: dict[Target, Entry] = {
-    "local": Entry("launcher.backend.local.backend:LocalBackend", "launcher.backend.local.doctor", stores_locally=True),
-    "docker": Entry(
+BACKENDS: dict[Target, BackendEntry] = {
+    "local": BackendEntry("launcher.backend.local.backend:LocalBackend", "launcher.backend.local.doctor", stores_locally=True),
+    "docker": BackendEntry(
         "launcher.backend.docker.backend:DockerBackend",
         "launcher.backend.docker.doctor",
-        state_directory=OF_CONTAINERS,
+        state_directory=DOCKER_STATE_DIR,
         shows_runs_of_others=True,
     ),
-    "kubernetes": Entry(
+    "kubernetes": BackendEntry(
         "launcher.backend.kubernetes.backend:KubernetesBackend",
         "launcher.backend.kubernetes.doctor",
-        state_directory=OF_CLUSTERS,
+        state_directory=KUBERNETES_STATE_DIR,
         in_namespaces=True,
     ),
 }
 
 
-def entry(name: str | None) -> Entry | None:
+def entry(name: str | None) -> BackendEntry | None:
     """Return the entry of the backend called `name`, None for none."""
     return next((found for known, found in BACKENDS.items() if known == name), None)
 
@@ -55,11 +55,11 @@ def in_namespaces(name: str | None) -> bool:
     return found is not None and found.in_namespaces
 
 
-def of_clusters() -> str:
+def cluster_backend() -> str:
     """Return the backend that --context and --namespace mean where --on is left out."""
     return next(name for name, found in BACKENDS.items() if found.in_namespaces)
 
 
-def of_this_machine() -> list[str]:
+def backends_with_local_specs() -> list[str]:
     """Return the backends that store the spec and plan of their runs on this machine, the default one first."""
     return [name for name, found in BACKENDS.items() if not found.in_namespaces]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from launcher.backend.model import Backend, ClusterRef
-from launcher.backend.registry import BACKENDS, DEFAULT, in_namespaces, of_clusters, of_this_machine
+from launcher.backend.registry import BACKENDS, DEFAULT, backends_with_local_specs, cluster_backend, in_namespaces
 from launcher.cli.options import resolve_cluster_ref
 from launcher.cli.run_lookup import backends_of, find_run, looks_like_file, run_names, run_names_here, runs_directory, runs_next_to
 from launcher.errors import LauncherError, UsageError, did_you_mean
@@ -35,7 +35,7 @@ def check_target(name: str) -> Target:
 
 def selected_backend_name(on: str | None, cluster: ClusterRef) -> str | None:
     """Return the backend that --on names; without --on that of clusters if a context or a namespace is given."""
-    return of_clusters() if on is None and (cluster.context or cluster.namespace) else on
+    return cluster_backend() if on is None and (cluster.context or cluster.namespace) else on
 
 
 def open_run(name: str | None, on: str | None, runs: Path, cluster: ClusterRef, *, unique: bool = False) -> tuple[Backend, str]:
@@ -114,7 +114,7 @@ def check_cluster(name: str, cluster: ClusterRef) -> None:
     """Raise UsageError for a context or a namespace if the backend has none."""
     if not in_namespaces(name) and (cluster.context or cluster.namespace):
         raise UsageError(
-            f"--context and --namespace are for clusters, and {name} is not one", f"leave them out, or add --on {of_clusters()}"
+            f"--context and --namespace are for clusters, and {name} is not one", f"leave them out, or add --on {cluster_backend()}"
         )
 
 
@@ -123,7 +123,7 @@ def known_runs(on: str | None, runs: Path, cluster: ClusterRef) -> list[tuple[Ba
 
     The returned backend of a cluster's run acts on the run that it has listed; one opened by a name acts where that name was started last.
     """
-    here = [other for other in of_this_machine() if other != DEFAULT and runs_directory(runs, other).is_dir()]
+    here = [other for other in backends_with_local_specs() if other != DEFAULT and runs_directory(runs, other).is_dir()]
     known: list[tuple[Backend, RunStatus]] = []
     for name in [on] if on is not None else [DEFAULT, *here]:
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from launcher.backend.model import ClusterRef, ComparesObjects, PlannedRun
-from launcher.backend.registry import in_namespaces, of_clusters
+from launcher.backend.registry import cluster_backend, in_namespaces
 from launcher.cli.options import Context, Json, Namespace, Runs, Set, SpecFile, backend_option, resolve_cluster_ref
 from launcher.cli.run_lookup import DEFAULT_RUNS, backends_of
 from launcher.plan.models import Target
@@ -37,7 +37,7 @@ def diff(
     """Show what `up` would change."""
     from launcher.cli.backends import check_backend
 
-    target = check_backend(on or (of_clusters() if context or namespace else _default_backend(file, overrides or [], runs)))
+    target = check_backend(on or (cluster_backend() if context or namespace else _default_backend(file, overrides or [], runs)))
     if in_namespaces(target):
         context, namespace = resolve_cluster_ref(target, context, namespace)
         lines = _objects_diff(file, overrides or [], runs, ClusterRef(context, namespace))
@@ -53,7 +53,7 @@ def _default_backend(file: Path, overrides: Sequence[str], runs: Path) -> str:
     from launcher.spec.loader import load
 
     started_on = backends_of(runs, load(file, overrides).name)
-    return next((on for on in started_on if in_namespaces(on)), started_on[0] if started_on else of_clusters())
+    return next((on for on in started_on if in_namespaces(on)), started_on[0] if started_on else cluster_backend())
 
 
 def _objects_diff(file: Path, overrides: Sequence[str], runs: Path, cluster: ClusterRef) -> list[str]:
@@ -61,7 +61,7 @@ def _objects_diff(file: Path, overrides: Sequence[str], runs: Path, cluster: Clu
     from launcher.cli.planning import plan_for_cluster
     from launcher.spec.loader import dump
 
-    on = of_clusters()
+    on = cluster_backend()
     spec, plan, cluster = plan_for_cluster(file, overrides, check_backend(on), runs, cluster)
     backend = open_backend(on, runs, cluster)
     return list(backend.differences(PlannedRun(plan, dump(spec)))) if isinstance(backend, ComparesObjects) else []

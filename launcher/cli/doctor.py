@@ -51,7 +51,7 @@ def doctor(
     context, namespace = resolve_cluster_ref(on, context, namespace)
     request = CheckRequest(spec, ClusterRef(context, namespace or own), str(runs))
     results = []
-    for result in _examine(BACKENDS[target].examiner, request):
+    for result in _examine(BACKENDS[target].checks_module, request):
         results.append(result)
         if not as_json:
             _print(result)

@@ -4,7 +4,7 @@ import json
 import sys
 
 from launcher.backend.model import ClusterRef
-from launcher.backend.registry import DEFAULT, in_namespaces, of_clusters
+from launcher.backend.registry import DEFAULT, cluster_backend, in_namespaces
 from launcher.cli import formats
 from launcher.cli.options import Context, Json, Namespace, OnListed, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, command, listing_scope, runs_directory
@@ -47,8 +47,8 @@ def ls(
     console = Console(highlight=False)
     rows = [_row(status, marked=console.is_terminal) for status in known]
     show(console, _HEADERS, rows, right=("TASKS", "STEP"), unwrapped=("NAME", "STATE"), spare=_SPARE)
-    if on is None and any(runs_directory(runs, of_clusters()).glob("*/*/*/place.json")):
-        print(f"`{command(runs, 'ls', on=of_clusters())}` lists runs on clusters", file=sys.stderr)
+    if on is None and any(runs_directory(runs, cluster_backend()).glob("*/*/*/place.json")):
+        print(f"`{command(runs, 'ls', on=cluster_backend())}` lists runs on clusters", file=sys.stderr)
 
 
 def _row(status: RunStatus, *, marked: bool) -> tuple[str | tuple[str, str], ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backend.model import Backend
-from launcher.backend.registry import BACKENDS, DEFAULT, entry, in_namespaces, of_clusters, of_this_machine
+from launcher.backend.registry import BACKENDS, DEFAULT, backends_with_local_specs, cluster_backend, entry, in_namespaces
 from launcher.errors import UsageError
 from launcher.files import read_json
 from launcher.runs.paths import is_run_name
@@ -92,7 +92,7 @@ def read_stored(runs: Path, name: str, document: str, on: str | None = None) -> 
 
     `on` names the backend; by default, it may be any of this machine's. Only the cluster has those of a run on Kubernetes.
     """
-    for target in (backend for backend in of_this_machine() if on in {None, backend}):
+    for target in (backend for backend in backends_with_local_specs() if on in {None, backend}):
         if (content := read_json(runs_directory(runs, target) / name / "launcher" / f"{document}.json")) is not None:
             return content
     return None
@@ -100,11 +100,11 @@ def read_stored(runs: Path, name: str, document: str, on: str | None = None) -> 
 
 def run_names(runs: Path) -> list[str]:
     """Return the names of the runs under a directory, by its files only, since completion must be quick."""
-    on_clusters = [path.parent.name for path in runs_directory(runs, of_clusters()).glob("*/*/*/place.json")]
+    on_clusters = [path.parent.name for path in runs_directory(runs, cluster_backend()).glob("*/*/*/place.json")]
     return sorted({*run_names_here(runs), *filter(is_run_name, on_clusters)})
 
 
 def run_names_here(runs: Path) -> list[str]:
     """Return only the runs of processes and containers: files about runs on clusters stay when the run, or even the cluster, is gone."""
-    local_runs = [path.parent.name for on in of_this_machine() for path in runs_directory(runs, on).glob("*/launcher")]
+    local_runs = [path.parent.name for on in backends_with_local_specs() for path in runs_directory(runs, on).glob("*/launcher")]
     return sorted(filter(is_run_name, set(local_runs)))

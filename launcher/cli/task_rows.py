@@ -2,7 +2,7 @@
 
 from launcher.cli.prefixes import Prefixes
 from launcher.cli.tables import Cell
-from launcher.runs.reasons import short
+from launcher.runs.reasons import shortened
 from launcher.runs.status import ENDED, RunStatus, State, TaskStatus
 
 HEADERS = ("TASK", "STATE", "STEP", "SPEED", "RESTARTS", "EXIT", "REASON")
@@ -42,7 +42,7 @@ def row(task: TaskStatus, prefixes: Prefixes, *, marked: bool) -> tuple[Cell, ..
         speed,
         restarts,
         "" if task.exit_code is None else (str(task.exit_code), "red" if failed else ""),
-        (short(_reason(task)), "red" if task.state is State.FAILED else ""),
+        (shortened(_reason(task)), "red" if task.state is State.FAILED else ""),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from launcher.notify import ledger, outbox
 from launcher.notify.message import STALL_GRACE, DueMessages, Message
 from launcher.notify.outbox import WEBHOOK_VARIABLE, Sending
-from launcher.runs.state_writer import say
+from launcher.runs.state_writer import log_message
 from launcher.runs.status import RunStatus
 
 _NOTIFY_TIMEOUT = 600.0  # seconds for which sending a message is retried
@@ -56,11 +56,11 @@ class SupervisorNotifier:
 
     def _send(self, channel: outbox.Channel, message: Message) -> None:
         request = channel.request(message, _NOTIFY_TIMEOUT)
-        say(f"sending by {channel.kind}: {message.text}")
+        log_message(f"sending by {channel.kind}: {message.text}")
         for outcomes in (self._outcomes, Path(os.devnull)):  # the run directory may be gone, or its disk full
             try:
                 self._senders.append(Sending(request, outcomes=outcomes, log=None))
             except OSError as error:
-                say(f"not sent by {channel.kind}: {error.strerror}")
+                log_message(f"not sent by {channel.kind}: {error.strerror}")
             else:
                 return

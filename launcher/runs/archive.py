@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 TOKEN_HEADER, SIZE_HEADER, PATH_HEADER = "X-Token", "X-Size", "X-Place"
-LISTENS = "listening"  # the line that the server writes once it does
+LISTENING = "listening"  # the line that the server writes once it does
 _CHUNK = 1 << 20
 WINDOW = 1 << 20  # bytes of a stream after each of which its reader writes one byte: not more than that is on its way
 _MAX_OPEN_FILES = 100  # files of a directory; a system may allow a process 256
 _TRIES = 5  # to list and open files of which a run deletes some meanwhile, as it does old checkpoints
 
 
-def found(run_dir: Path, paths: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def existing_paths(run_dir: Path, paths: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return for each of `paths`, names with directories or files of the run's, the first that is there and, a directory, not empty."""
     there: dict[str, str] = {}
     for name, candidates in paths.items():
@@ -150,7 +150,7 @@ def serve(run_dir: Path, paths: Mapping[str, Sequence[str]], digest: str, port: 
             if not hmac.compare_digest(token_digest, digest):
                 self._answer(403, b"")
                 return
-            there = found(run_dir, paths)
+            there = existing_paths(run_dir, paths)
             name = self.path.strip("/")
             if name not in there:
                 self._answer(404, json.dumps(sorted(there)).encode())
@@ -182,7 +182,7 @@ def serve(run_dir: Path, paths: Mapping[str, Sequence[str]], digest: str, port: 
             self.over = True
 
     with Server(("127.0.0.1", port), Handler) as server:
-        print(LISTENS, flush=True)
+        print(LISTENING, flush=True)
         while not server.over:
             server.handle_request()
 

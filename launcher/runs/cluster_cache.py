@@ -15,9 +15,9 @@ from urllib.parse import quote
 from launcher import files
 from launcher.runs import state_file
 from launcher.runs.os_errors import translate_os_errors
-from launcher.runs.paths import OF_CLUSTERS
+from launcher.runs.paths import KUBERNETES_STATE_DIR
 
-_ROOT = OF_CLUSTERS
+_ROOT = KUBERNETES_STATE_DIR
 _START_FILE = "place.json"
 _IN_CLUSTER = "@"  # in a pod, where no kubeconfig names the cluster; quoted names have none of these
 

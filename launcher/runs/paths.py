@@ -7,7 +7,7 @@ from pathlib import Path
 from launcher.errors import LauncherError
 
 # Below the runs directory, where this machine stores what it knows of runs in containers and on clusters: no run has such a name.
-OF_CONTAINERS, OF_CLUSTERS = ".docker", ".kubernetes"
+DOCKER_STATE_DIR, KUBERNETES_STATE_DIR = ".docker", ".kubernetes"
 
 
 _RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\Z")
@@ -23,7 +23,7 @@ class RunPaths:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir, self.name = run_dir, run_dir.name
-        self.summary = run_dir / "run.json"  # the chief's last record of the run
+        self.run_json = run_dir / "run.json"  # the chief's last record of the run
         self.directory = own = run_dir / "launcher"  # the launcher's own files
         self.spec = own / "spec.json"  # the spec the run was last started from
         self.plan = own / "plan.json"  # with the addresses in use

@@ -56,7 +56,7 @@ def identify(pid: int) -> Identity | None:
 
 
 @functools.cache
-def space() -> str:
+def pid_namespace() -> str:
     """Return the space in which process ids are unique: this boot of the machine, and this PID namespace, such as a container's.
 
     Empty off Linux, which has no such namespaces.

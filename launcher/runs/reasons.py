@@ -21,7 +21,7 @@ RESTRICTION_REMEDY = "where its image needs root or a writable root file system:
 _FORGOTTEN_AFTER = 100  # lines: a program that continues for longer had another reason to end
 
 
-def killed(status: RunStatus) -> Iterator[str]:
+def killed_tasks(status: RunStatus) -> Iterator[str]:
     """Yield the tasks of a stopped run that had to be killed, in words: their unsaved work is lost."""
     for task in status.tasks:
         if task.state is State.STOPPED and task.exit_code == SIGKILL:
@@ -33,7 +33,7 @@ def cause_of(event: Event) -> str:
     return ": ".join(part for part in (text(event, "cause"), text(event, "detail")) if part)
 
 
-def short(line: str) -> str:
+def shortened(line: str) -> str:
     """Return a line for a table, a long one without its middle: its start says what happened, its end why."""
     if len(line) <= _LINE:
         return line
@@ -42,12 +42,12 @@ def short(line: str) -> str:
 
 
 @dataclass
-class Start:
+class StartPhase:
     """Whether a task's training process is still starting; the peer probe may finish just after `ready`."""
 
     ready: bool = False
 
-    def waits(self, event: Event) -> bool:
+    def is_waiting(self, event: Event) -> bool:
         """Take in an event that the task told of itself; return whether it waits for its peers."""
         kind = event["event"]
         if kind in {"started", "ready"}:
@@ -55,7 +55,7 @@ class Start:
         return kind == "waiting" and (not self.ready or event.get("missing") == [])
 
 
-def waiting(event: Event) -> str:
+def waiting_reason(event: Event) -> str:
     """Return what a task waits for, by its event `waiting`."""
     missing = event.get("missing")
     if missing == [] and (seconds := number(event, "seconds")) is not None:

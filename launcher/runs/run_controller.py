@@ -27,7 +27,7 @@ from launcher.runs.reasons import with_remedy
 from launcher.runs.restart_policy import RestartDecision
 from launcher.runs.stalled_tasks import silent_servers
 from launcher.runs.state_file import Snapshot
-from launcher.runs.state_writer import StateWriter, say
+from launcher.runs.state_writer import StateWriter, log_message
 from launcher.runs.status import Location, RunStatus, State
 from launcher.runs.task_tracker import TaskTracker
 from trainer.events import Event
@@ -97,18 +97,18 @@ class ControlledTask(ABC):
         """Whether something else may start it again once it has ended; then it must still be stopped."""
         return False
 
-    def decide_by_rule(self, code: int, when: RestartWhen) -> RestartDecision:
+    def decide_by_policy(self, code: int, when: RestartWhen) -> RestartDecision:
         """Return what follows from this exit, with `when` as the exits after which the task is started again."""
         return restart_policy.decide(code, restarts_used=self.tracker.restarts_used, max_restarts=self.task.restart.max_restarts, when=when)
 
     def restart_later(self, cause: str, *, counts: bool) -> None:
         """Note a restart and its cause; it is due after the back-off."""
         self._delay = restart_policy.delay(self._delay, ran_for=self.ran_for)
-        self.tracker.restarting(cause, counts=counts)
+        self.tracker.mark_restarting(cause, counts=counts)
         self.restart_at = time.monotonic() + self._delay
         attempt = len(self.tracker.restarts) + 1
         self.log.note(f"attempt {attempt} starts in {self._delay:.0f} s: {cause}")
-        say(f"{self.name} is started again in {self._delay:.0f} s: {cause}")
+        log_message(f"{self.name} is started again in {self._delay:.0f} s: {cause}")
 
     def mark_ended(self, state: State, reason: str = "") -> None:
         """Note how it ended for the run."""
@@ -175,8 +175,8 @@ class Ending:
 class RunController:
     """One run from the start of its tasks to its end."""
 
-    def __init__(self, layout: RunPaths, plan: Plan, tasks: Sequence[ControlledTask], runtime: Runtime) -> None:
-        self._layout, self._plan, self._runtime = layout, plan, runtime
+    def __init__(self, paths: RunPaths, plan: Plan, tasks: Sequence[ControlledTask], runtime: Runtime) -> None:
+        self._paths, self._plan, self._runtime = paths, plan, runtime
         self._tasks = {task.name: task for task in tasks}
         self._leader = self._tasks[plan.required_tasks[0]]
         self._trains = any(stop_order.runs_trainer(task) for task in plan.tasks)
@@ -188,9 +188,9 @@ class RunController:
         began = time.monotonic()
         self._ready_by: float | None = began + plan.start_timeout if self._trains else None
         self._done_by: float | None = began + plan.deadline if plan.deadline else None
-        self._state_writer = StateWriter(layout.state, self._snapshot)
-        self._notifier = SupervisorNotifier(plan.notify, layout.notified, plan.spec_dir)
-        self._lock = locks.HeldLock(layout.lock)
+        self._state_writer = StateWriter(paths.state, self._snapshot)
+        self._notifier = SupervisorNotifier(plan.notify, paths.notified, plan.spec_dir)
+        self._lock = locks.HeldLock(paths.lock)
         self._directory_seen, self._directory_lost = self._started, False
         self._host, self._self = socket.gethostname(), process_identity.identify(os.getpid())
 
@@ -272,14 +272,14 @@ class RunController:
 
     def exited(self, task: ControlledTask, code: int | None) -> None:
         """Take in that a task has ended, and that nothing but this starts it again; `code` is None where its container was removed."""
-        say(f"{task.name} ended: exit code {code}")
+        log_message(f"{task.name} ended: exit code {code}")
         self._state_writer.changed()
         if self._ending:
             self._mark_ended(task, self._ending)
         elif self._state(self._leader.name) is State.SUCCEEDED and task.name not in self._plan.required_tasks:
             # The run has succeeded by its leader, and does not need this task.
             done = code == ExitCode.DONE
-            task.mark_ended(State.SUCCEEDED if done else State.STOPPED, "" if done else task.tracker.why(code))
+            task.mark_ended(State.SUCCEEDED if done else State.STOPPED, "" if done else task.tracker.exit_reason(code))
         elif code is None:
             self._stop_all(State.FAILED, f"the container of {task.name} was removed")
         else:
@@ -290,7 +290,7 @@ class RunController:
         task.prevent_restart()  # each that fails for good, not only the first
         if self._ending:
             return
-        why = task.tracker.why(code)
+        why = task.tracker.exit_reason(code)
         task.mark_ended(State.FAILED, why)
         attempt = len(task.tracker.restarts) + 1
         message = with_remedy(f"{task.name} failed on attempt {attempt} (exit code {code}): {why}", task.tracker.remedy(State.FAILED))
@@ -308,7 +308,7 @@ class RunController:
             case RestartDecision.FAIL:
                 self.failed(task, code)
             case RestartDecision.RESTART | RestartDecision.RESTART_UNCOUNTED as decision:
-                self._restart(task, task.tracker.why(code), counts=decision is RestartDecision.RESTART)
+                self._restart(task, task.tracker.exit_reason(code), counts=decision is RestartDecision.RESTART)
 
     def _enforce_deadlines(self) -> None:
         now = time.monotonic()
@@ -340,7 +340,7 @@ class RunController:
         self._directory_lost = True
         self._state_writer.disable()
         at_once = self._runtime.on_directory_lost()
-        self._stop(f"{self._layout.run_dir} was removed or replaced while the run ran", at_once=at_once)
+        self._stop(f"{self._paths.run_dir} was removed or replaced while the run ran", at_once=at_once)
 
     # Reactions
 
@@ -350,7 +350,7 @@ class RunController:
             task.start()
         except OSError as error:
             cause = f"it could not be started: {error.strerror}"
-            if task.tracker.used_up:
+            if task.tracker.restarts_exhausted:
                 task.mark_ended(State.FAILED, cause)
                 self._stop_all(State.FAILED, f"{task.name}: {cause}", task.name)
             else:
@@ -376,12 +376,12 @@ class RunController:
             task = self._tasks.get(name)
             if task is not None and task.running and not task.tracker.stall.doing:
                 task.tracker.failure = f"it did not answer, and {waiting.name} waited for it"
-                say(f"{name} is killed, to be started again: {task.tracker.failure}")
+                log_message(f"{name} is killed, to be started again: {task.tracker.failure}")
                 task.interrupt()
 
     def _finish(self) -> None:
         """Let the other tasks end by themselves, and ask those to that have not after their time."""
-        say("the run's work is done")
+        log_message("the run's work is done")
         self._ending = Ending(State.SUCCEEDED, "", grace=self._plan.grace_period)
         for task in self._tasks.values():
             task.stop_at = time.monotonic() + stop_order.time_to_end(self._plan, task.task)
@@ -392,7 +392,7 @@ class RunController:
         self._requests += 1
         ending = self._ending or self._stop_all(State.STOPPED, reason)
         if at_once:
-            say("killing every task")
+            log_message("killing every task")
             ending.stop_groups.clear()
             ending.at_once, ending.grace = True, 0.0
         for task in self._tasks.values():
@@ -403,9 +403,9 @@ class RunController:
                 task.stop_at = time.monotonic()
 
     def _stop_all(self, state: State, reason: str, of: str = "") -> Ending:
-        say(f"stopping: {reason}")
+        log_message(f"stopping: {reason}")
         began = self._progress.ready or not self._trains
-        grace = self._plan.grace_period if began else min(stop_order.NOTHING_TO_SAVE, self._plan.grace_period)
+        grace = self._plan.grace_period if began else min(stop_order.UNTRAINED_GRACE_PERIOD, self._plan.grace_period)
         self._ending = ending = Ending(state, reason, of, grace, stop_order.stop_groups(self._plan))
         for task in self._tasks.values():
             if task.restart_at is not None:
@@ -433,7 +433,9 @@ class RunController:
         elif task.was_killed:
             task.mark_ended(State.STOPPED, "killed" if ending.at_once else f"killed: it did not stop within {ending.grace:g} s")
         else:
-            task.mark_ended(State.FAILED if done else State.STOPPED, task.tracker.state()[1] if code is None else task.tracker.why(code))
+            task.mark_ended(
+                State.FAILED if done else State.STOPPED, task.tracker.state()[1] if code is None else task.tracker.exit_reason(code)
+            )
 
     def _conclude(self, ending: Ending) -> None:
         self._ending, self._ended = ending, time.time()
@@ -442,8 +444,8 @@ class RunController:
                 task.log.close()
         lost_at = self._directory_seen if self._directory_lost else None
         self._runtime.clean_up(Outcome(ending.state, ending.reason, self._requests > 0, lost_at))
-        say(f"{ending.state}: {ending.reason}" if ending.reason else ending.state)
-        self._state_writer.save_at_last()
+        log_message(f"{ending.state}: {ending.reason}" if ending.reason else ending.state)
+        self._state_writer.save_final()
         self._notifier.end(self._status())
 
     # Bookkeeping

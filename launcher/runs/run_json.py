@@ -38,10 +38,10 @@ def merged(status: RunStatus, facts: Mapping[str, Any], *, newer: bool) -> RunSt
     return dataclasses.replace(status, **found)
 
 
-def record_outcome(layout: RunPaths, outcome: State, reason: str) -> None:
+def record_outcome(paths: RunPaths, outcome: State, reason: str) -> None:
     """Put the run's outcome and its reason into run.json where that is outdated. No task may be running any more."""
-    facts = files.read_json(layout.summary)
+    facts = files.read_json(paths.run_json)
     if facts is None or facts.get("state") not in _OUTDATED.get(outcome, ()):
         return
     with contextlib.suppress(OSError):  # the run's own state says it too
-        state_file.write_json(layout.summary, facts | {"state": str(outcome), "reason": reason, "updated": time.time()})
+        state_file.write_json(paths.run_json, facts | {"state": str(outcome), "reason": reason, "updated": time.time()})

@@ -25,20 +25,20 @@ _START_TIMEOUT = 60.0
 SUPERVISOR = "launcher.backend.local"
 
 
-def lock(layout: RunPaths) -> int:
+def lock(paths: RunPaths) -> int:
     """Make the run's directories and return its lock. Raises UsageError when the run is running, OSError otherwise."""
-    layout.tasks.mkdir(parents=True, exist_ok=True)
-    fd = locks.acquire(layout.lock, timeout=_LOCK_TIMEOUT)
+    paths.tasks.mkdir(parents=True, exist_ok=True)
+    fd = locks.acquire(paths.lock, timeout=_LOCK_TIMEOUT)
     if fd is None:
         raise UsageError(
-            f"the run {layout.name} is already running",
-            f"look at it with `launcher status {layout.name}`, stop it with `launcher down {layout.name}`, or give yours another name",
+            f"the run {paths.name} is already running",
+            f"look at it with `launcher status {paths.name}`, stop it with `launcher down {paths.name}`, or give yours another name",
         )
     return fd
 
 
 def start(
-    layout: RunPaths,
+    paths: RunPaths,
     plan: Plan,
     spec: dict[str, Any],
     *,
@@ -53,20 +53,20 @@ def start(
     be started, and OSError when files cannot be written.
     """
     # spec.json tells what the run was last started from: it changes once the run is on its way.
-    new_spec = layout.spec.with_suffix(".new")
+    new_spec = paths.spec.with_suffix(".new")
     private = sets_variables(spec)
     write_json(new_spec, spec, private=private)
-    write_json(layout.plan, to_document(plan), private=private)
+    write_json(paths.plan, to_document(plan), private=private)
     with contextlib.ExitStack() as opened:
         ready, ready_of_child = _pipe(opened)
         lifeline_of_child, lifeline = (None, None) if detach else _pipe(opened)
-        command = [sys.executable, "-P", "-m", supervisor, str(layout.run_dir)]
+        command = [sys.executable, "-P", "-m", supervisor, str(paths.run_dir)]
         command += ["--ready-fd", str(ready_of_child.fileno()), "--lock-fd", str(lock_fd)]
         passed = [ready_of_child.fileno(), lock_fd]
         if lifeline_of_child is not None:
             command += ["--lifeline-fd", str(lifeline_of_child.fileno())]
             passed.append(lifeline_of_child.fileno())
-        log = opened.enter_context(layout.supervisor_log.open("ab"))
+        log = opened.enter_context(paths.supervisor_log.open("ab"))
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -84,13 +84,13 @@ def start(
             process_identity.kill_session(process.pid)
             process.wait()
             raise LauncherError(
-                f"the supervisor of {layout.name} did not come up within {within:g} s or ended at once",
-                f"read {layout.supervisor_log}",
+                f"the supervisor of {paths.name} did not come up within {within:g} s or ended at once",
+                f"read {paths.supervisor_log}",
             )
         if answer:
             process.wait()
             raise LauncherError(answer["message"], answer["remedy"])
-        new_spec.replace(layout.spec)
+        new_spec.replace(paths.spec)
         process.returncode = 0  # it outlives this object on purpose: no warning that it still runs
         return None if lifeline is None else os.dup(lifeline.fileno())
 

@@ -43,7 +43,7 @@ def read(path: Path) -> Snapshot | None:
         return None
 
 
-def is_there(path: Path) -> bool:
+def exists(path: Path) -> bool:
     """Return whether there is such a file, readable or not; True also if its directory may not be read."""
     try:
         return path.exists()

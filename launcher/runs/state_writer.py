@@ -87,7 +87,7 @@ class StateWriter:
             self.due = self._written + _RETRY_INTERVAL
             return saved
         if self._failing_since is not None:
-            say(f"the state can be written again, after {self._written - self._failing_since:.0f} s")
+            log_message(f"the state can be written again, after {self._written - self._failing_since:.0f} s")
             self._failing_since = None
         self.due = None if self._keep_reserve() else self._written + _RETRY_INTERVAL
         return True
@@ -96,7 +96,7 @@ class StateWriter:
         """Log the first failure in a row."""
         if self._failing_since is None:
             self._failing_since = self._written
-            say(f"the state could not be written: {error.strerror}; it is tried again")
+            log_message(f"the state could not be written: {error.strerror}; it is tried again")
 
     def _save_in_reserve(self, snapshot: Snapshot) -> bool:
         """Write in the space kept for the last state, and keep that again: the state before gives its own back."""
@@ -109,7 +109,7 @@ class StateWriter:
             self._keep_reserve()
         return True
 
-    def save_at_last(self) -> None:
+    def save_final(self) -> None:
         """Write now, into the space kept for it, and try for some seconds: there is no later write."""
         if self._disabled:
             return
@@ -126,6 +126,6 @@ def _own_log() -> LineWriter:
     return LineWriter(_STDOUT)
 
 
-def say(text: str) -> None:
+def log_message(text: str) -> None:
     """Write a line to the supervisor's own log; a full disk loses it, and is told of when there is room again."""
     _own_log().write([text.encode(errors="backslashreplace")], time.time())

@@ -10,7 +10,7 @@ from launcher.plan.models import Plan, Task
 from trainer.strategies import is_server
 
 # A run that never got to train has nothing to save.
-NOTHING_TO_SAVE = 5.0
+UNTRAINED_GRACE_PERIOD = 5.0
 
 
 def runs_trainer(task: Task) -> bool:

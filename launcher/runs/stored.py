@@ -40,7 +40,7 @@ class Stored:
     size: int | None = None
 
 
-def still_runs(run: str, on: str) -> UsageError:
+def still_running_error(run: str, on: str) -> UsageError:
     """Return the error of a run whose data is to be deleted while it runs."""
     return UsageError(f"the run {run} is running; its data was not deleted", f"stop it first: launcher down {run} --on {on}")
 

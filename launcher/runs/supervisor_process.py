@@ -20,15 +20,15 @@ from launcher.runs.paths import RunPaths
 from launcher.runs.run_controller import RunController
 
 
-def main(make: Callable[[RunPaths, Plan, int | None], RunController], *, outlived: bool) -> int:
+def main(make: Callable[[RunPaths, Plan, int | None], RunController], *, tasks_survive: bool) -> int:
     """Supervise one run to its end. `make` makes its controller from the lifeline; if it fails, tasks continue where `outlived`, else they are killed.
 
     Returns 0 when the run was supervised, however it ended, and 1 when it could not be started.
     """
     given = _options()
-    layout = RunPaths(given.run_dir)
+    paths = RunPaths(given.run_dir)
     try:
-        controller = make(layout, from_document(read_json(layout.plan) or {}), given.lifeline_fd)
+        controller = make(paths, from_document(read_json(paths.plan) or {}), given.lifeline_fd)
         controller.start()
     except (OSError, LauncherError) as error:
         problem = error if isinstance(error, LauncherError) else explain(error, "starting the tasks")
@@ -39,8 +39,8 @@ def main(make: Callable[[RunPaths, Plan, int | None], RunController], *, outlive
         controller.run()
     except BaseException as error:
         traceback.print_exc()
-        if not outlived:
-            controller.abort(f"the launcher's supervisor failed: {type(error).__name__}: {error}; {layout.supervisor_log} says where")
+        if not tasks_survive:
+            controller.abort(f"the launcher's supervisor failed: {type(error).__name__}: {error}; {paths.supervisor_log} says where")
         raise
     return 0
 

@@ -9,13 +9,13 @@ from launcher.errors import LauncherError
 from trainer.stacks import PORT, ProcessStacks, short_path
 
 # Seconds for an answer: longer than the parent waits for a few processes that do not answer.
-ANSWER = 20.0
+ANSWER_TIMEOUT = 20.0
 # Asks the parent inside a container, by the Python that the parent has too.
 CLIENT = (
     "python3",
     "-I",
     "-c",
-    f"import socket,sys;s=socket.create_connection(('127.0.0.1',{PORT}),{ANSWER:g});sys.stdout.buffer.write(s.makefile('rb').read())",
+    f"import socket,sys;s=socket.create_connection(('127.0.0.1',{PORT}),{ANSWER_TIMEOUT:g});sys.stdout.buffer.write(s.makefile('rb').read())",
 )
 
 
@@ -23,23 +23,23 @@ class _Readable(Protocol):
     def recv(self, size: int, /) -> bytes: ...
 
 
-def received(task: str, connection: _Readable) -> tuple[ProcessStacks, ...]:
+def receive(task: str, connection: _Readable) -> tuple[ProcessStacks, ...]:
     """Return the stacks that the parent of a task sends on a connection to it. Raises LauncherError if it sends none."""
     answer = b""
     try:
         while read := connection.recv(1 << 16):
             answer += read
     except TimeoutError as error:
-        raise silent(task) from error
+        raise no_answer_error(task) from error
     except OSError as error:
         raise LauncherError(f"{task}: the connection to its parent broke off: {error}", "it may have ended; ask again") from error
-    return parsed(task, answer)
+    return parse(task, answer)
 
 
-def parsed(task: str, answer: bytes) -> tuple[ProcessStacks, ...]:
+def parse(task: str, answer: bytes) -> tuple[ProcessStacks, ...]:
     """Return the stacks in the answer of a task's parent. Raises LauncherError if it has none."""
     if not answer.strip():
-        raise unanswered(task)
+        raise no_parent_error(task)
     try:
         return tuple(ProcessStacks(**one) for one in json.loads(answer)["processes"])
     except (ValueError, KeyError, TypeError) as error:
@@ -49,25 +49,25 @@ def parsed(task: str, answer: bytes) -> tuple[ProcessStacks, ...]:
 def from_socket(task: str, path: Path) -> tuple[ProcessStacks, ...]:
     """Return the stacks that the parent of a task of this machine sends, which listens at `path`. Raises LauncherError."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(ANSWER)
+        connection.settimeout(ANSWER_TIMEOUT)
         try:
             with short_path(path) as short:
                 connection.connect(short)
         except TimeoutError as error:
-            raise silent(task) from error
+            raise no_answer_error(task) from error
         except OSError as error:
-            raise unanswered(task) from error
-        return received(task, connection)
+            raise no_parent_error(task) from error
+        return receive(task, connection)
 
 
-def silent(task: str) -> LauncherError:
+def no_answer_error(task: str) -> LauncherError:
     """Return the error where the parent takes a connection and does not answer."""
     return LauncherError(
         f"{task}: its parent does not answer: it is stopped, or its machine or container is frozen", "continue it, or kill it"
     )
 
 
-def unanswered(task: str) -> LauncherError:
+def no_parent_error(task: str) -> LauncherError:
     """Return the error if no parent listens."""
     return LauncherError(
         f"{task}: nobody is there to ask",

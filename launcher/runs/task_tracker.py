@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher.runs.progress import TaskProgress, integer, number
-from launcher.runs.reasons import LastError, Start, cause_with_output, out_of_memory, waiting, was_killed
+from launcher.runs.reasons import LastError, StartPhase, cause_with_output, out_of_memory, waiting_reason, was_killed
 from launcher.runs.stalled_tasks import Stall
 from launcher.runs.status import Restart, State, TaskStatus
 from trainer.events import Event
@@ -36,7 +36,7 @@ class TaskTracker:
     last: LastError = field(default_factory=LastError)
     progress: TaskProgress = field(default_factory=TaskProgress)
     stall: Stall = field(default_factory=Stall)
-    _start: Start = field(default_factory=Start)
+    _start: StartPhase = field(default_factory=StartPhase)
     _left: int | None = None  # restarts in place that its parent may still make
     _used_before: int = 0  # restarts that count, up to the present process
     _in_place: int = 0  # those of the present process, which starts its child again by itself
@@ -47,7 +47,7 @@ class TaskTracker:
         return self._used_before + self._in_place
 
     @property
-    def used_up(self) -> bool:
+    def restarts_exhausted(self) -> bool:
         """Whether no restart that counts is left."""
         return self.limit is not None and self.restarts_used >= self.limit
 
@@ -57,13 +57,13 @@ class TaskTracker:
         own = None if self.limit is None else max(0, self.limit - self.restarts_used)
         return min((left for left in (own, self._left) if left is not None), default=None)
 
-    def began(self) -> None:
+    def mark_started(self) -> None:
         """Note that a process of it has been started."""
         self.reported, self.outcome = (State.RUNNING, ""), None
         self.code = self.ended = None
         self._forget_failure()
 
-    def restarting(self, cause: str, *, counts: bool) -> None:
+    def mark_restarting(self, cause: str, *, counts: bool) -> None:
         """Note that it is started again after a while."""
         self._restarted(time.time(), cause, counts=counts)
         self.reported, self.outcome = (State.RESTARTING, cause), None
@@ -81,8 +81,8 @@ class TaskTracker:
             if integer(event, "attempt") == 1:
                 self._left = None
             self._forget_failure()
-        if self._start.waits(event):
-            self.reported = (State.PENDING, waiting(event))
+        if self._start.is_waiting(event):
+            self.reported = (State.PENDING, waiting_reason(event))
         elif kind in {"started", "ready", "restored", "progress"}:
             self.reported = (State.RUNNING, "")
         elif kind == "restarting":
@@ -97,7 +97,7 @@ class TaskTracker:
         """Return the state and its reason."""
         return self.outcome or self.reported or (State.PENDING, "")
 
-    def why(self, code: int | None) -> str:
+    def exit_reason(self, code: int | None) -> str:
         """Say why an attempt ended: the task's own words, or the exit code in words and its last line."""
         if self.failure:
             return self.failure

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.reasons import short
+from launcher.runs.reasons import shortened
 from trainer import tracebacks
 
 
@@ -136,7 +136,7 @@ def test_what_keras_says_of_several_workers_comes_with_a_remedy_that_a_backend_q
     assert line == error.splitlines()[0]
     assert remedy in words
     assert "docs/keras.md" in words
-    assert words in short(found.line)
+    assert words in shortened(found.line)
     other = tracebacks.last(FIT.format(error.replace("0.5441101", "1.7964")).encode())
     assert other is not None
     assert found.fingerprint == other.fingerprint != ""  # values differ from attempt to attempt; the mistake stays

@@ -6,4 +6,4 @@ from launcher.backend.docker.run_containers import controller
 from launcher.runs import supervisor_process
 
 if __name__ == "__main__":
-    sys.exit(supervisor_process.main(controller, outlived=True))
+    sys.exit(supervisor_process.main(controller, tasks_survive=True))

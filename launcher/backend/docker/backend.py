@@ -29,10 +29,10 @@ from launcher.plan.plan_json import from_document
 from launcher.render import labels
 from launcher.runs import locks, ports, process_identity, spawn, state_file
 from launcher.runs.os_errors import translate_os_errors
-from launcher.runs.paths import OF_CONTAINERS, RunPaths
-from launcher.runs.reasons import killed
+from launcher.runs.paths import DOCKER_STATE_DIR, RunPaths
+from launcher.runs.reasons import killed_tasks
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State
-from launcher.runs.stored import Artifact, Stored, missing_artifact, still_runs
+from launcher.runs.stored import Artifact, Stored, missing_artifact, still_running_error
 from launcher.runs.supervised_runs import SupervisedRuns
 from launcher.spec.role_programs import sets_variables
 
@@ -51,7 +51,7 @@ class DockerBackend:
     """Runs plans as containers; what it knows of them is below `runs`/.docker/<name>. See launcher.backend.model.Backend."""
 
     def __init__(self, runs: Path) -> None:
-        self._supervised = SupervisedRuns(runs / OF_CONTAINERS, BACKEND)
+        self._supervised = SupervisedRuns(runs / DOCKER_STATE_DIR, BACKEND)
 
     @cached_property
     def _engine(self) -> Engine:
@@ -66,13 +66,13 @@ class DockerBackend:
     def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
         """Start the containers; return once each has started. Raises UsageError when the run runs already."""
         plan, spec, detach = run.plan, run.spec, still_wanted is None
-        layout = self._layout(plan.name)
+        paths = self._paths(plan.name)
         with translate_os_errors(f"starting the run {plan.name}"):
-            lock_fd = spawn.lock(layout)
+            lock_fd = spawn.lock(paths)
             try:
-                self._write(layout, plan, self._with_free_port(plan.name, spec))
+                self._write(paths, plan, self._with_free_port(plan.name, spec))
                 within = start_deadline(plan)
-                lifeline = spawn.start(layout, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_SUPERVISOR, within=within)
+                lifeline = spawn.start(paths, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_SUPERVISOR, within=within)
             finally:
                 os.close(lock_fd)
         self._supervised.hold_lifeline(plan.name, lifeline)
@@ -87,32 +87,32 @@ class DockerBackend:
                 return spec
         return {**spec, "tensorboard": {**wanted, "port": ports.next_free(wanted["host"], wanted["port"]) or wanted["port"]}}
 
-    def _write(self, layout: RunPaths, plan: Plan, spec: dict[str, Any]) -> None:
+    def _write(self, paths: RunPaths, plan: Plan, spec: dict[str, Any]) -> None:
         from launcher.render.compose import render
         from launcher.render.targets import Source
 
-        text = render(Source(_spec(spec), plan, layout.directory, f"launcher up --on docker (run {plan.name})"))
-        files.write(layout.directory / COMPOSE_FILE, text, private=sets_variables(spec))
+        text = render(Source(_spec(spec), plan, paths.directory, f"launcher up --on docker (run {plan.name})"))
+        files.write(paths.directory / COMPOSE_FILE, text, private=sets_variables(spec))
 
     def status(self, name: str) -> RunStatus:
         """Return the status of the run. Raises UsageError when there is none of that name."""
-        layout = self._layout(name)
-        if locks.held(layout.lock):
+        paths = self._paths(name)
+        if locks.held(paths.lock):
             return self._supervised.status(name)
-        if not self._supervised.holds_lifeline(name) or layout.state.exists():
-            return self._status(layout)
+        if not self._supervised.holds_lifeline(name) or paths.state.exists():
+            return self._status(paths)
         try:
-            return _removed(layout, self._status(layout))
+            return _removed(paths, self._status(paths))
         except UsageError:  # not even its volume is there
-            return _removed(layout, RunStatus(name, BACKEND, State.STOPPED))
+            return _removed(paths, RunStatus(name, BACKEND, State.STOPPED))
 
-    def _status(self, layout: RunPaths) -> RunStatus:
-        name = layout.name
-        snapshot = state_file.read(layout.state)
+    def _status(self, paths: RunPaths) -> RunStatus:
+        name = paths.name
+        snapshot = state_file.read(paths.state)
         with translate_errors(f"looking for the run {name}"):
             containers = self._engine.containers(name)
             if snapshot is not None and _is_current(snapshot.status, containers):
-                return dataclasses.replace(_with_tensorboard(snapshot.status, containers), notified=outbox.read_outcomes(layout.notified))
+                return dataclasses.replace(_with_tensorboard(snapshot.status, containers), notified=outbox.read_outcomes(paths.notified))
             if container_status.by_task(containers):
                 return container_status.status(self._engine, name, containers)
             if snapshot is not None:
@@ -142,10 +142,10 @@ class DockerBackend:
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
         """Yield the lines of `tasks` (all when empty) in order of time; `tail` counts for each task."""
-        layout = self._layout(name)
-        snapshot = state_file.read(layout.state)
+        paths = self._paths(name)
+        snapshot = state_file.read(paths.state)
         with translate_errors(f"reading the logs of {name}"):
-            containers = [] if locks.held(layout.lock) else self._engine.containers(name)
+            containers = [] if locks.held(paths.lock) else self._engine.containers(name)
         there = container_status.by_task(containers)
         if not there or (snapshot is not None and _is_current(snapshot.status, containers)):
             return self._supervised.logs(name, tasks=tasks, follow=follow, since=since, tail=tail)
@@ -163,19 +163,19 @@ class DockerBackend:
         with translate_errors(f"asking {task} of {name} for its stacks"):
             container = container_status.by_task(self._engine.containers(name)).get(task)
             if container is None or container.status not in {"running", "paused"}:
-                raise task_stacks.unanswered(task)
+                raise task_stacks.no_parent_error(task)
             if container.status == "paused":
-                raise task_stacks.silent(task)
+                raise task_stacks.no_answer_error(task)
             answer: Any = container.exec_run(list(task_stacks.CLIENT), demux=True).output
-        return task_stacks.parsed(task, answer[0] or b"")
+        return task_stacks.parse(task, answer[0] or b"")
 
     def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when no container or network is left. Idempotent."""
         before = self.status(name)
-        layout = self._layout(name)
-        if locks.held(layout.lock):
+        paths = self._paths(name)
+        if locks.held(paths.lock):
             self._supervised.stop(name, now=now)
-        with _locked(layout) as locked:
+        with _locked(paths) as locked:
             if not locked:
                 return {}  # what ran has stopped, and a new `up` of that name has begun since
             with translate_errors(f"stopping {name}"):
@@ -183,35 +183,35 @@ class DockerBackend:
                 if stopped:  # with the checkpoint that it has saved last
                     before = container_status.status(self._engine, name, self._engine.containers(name))
                 removed = self._engine.remove(name)
-            self._note(layout, before, stopped=stopped)
-        for words in killed(self.status(name)) if before.state not in ENDED and not now else ():
+            self._note(paths, before, stopped=stopped)
+        for words in killed_tasks(self.status(name)) if before.state not in ENDED and not now else ():
             report(words)
         return removed
 
     def delete(self, name: str) -> None:
         """Delete the run's volume and directory. Raises UsageError while the run is running."""
-        layout = self._layout(name)
-        with _locked(layout) as locked:
+        paths = self._paths(name)
+        with _locked(paths) as locked:
             if not locked:
-                raise still_runs(name, BACKEND)
+                raise still_running_error(name, BACKEND)
             with translate_errors(f"deleting the data of {name}"):
                 self._engine.remove(name)
                 self._engine.remove_readers(name)
                 for volume in self._engine.volumes(name):
                     volume.remove()
             with translate_os_errors(f"deleting the data of {name}"):
-                layout.delete()
+                paths.delete()
 
     def rename(self, name: str, new_name: str) -> tuple[Location, ...]:
         """Copy the run's volume to one of another name, and rename the directory; the old volume is gone then."""
         from launcher.backend.docker import volumes
 
-        layout = self._layout(name)
-        stored = files.read_json(layout.spec)
+        paths = self._paths(name)
+        stored = files.read_json(paths.spec)
         with translate_errors(f"renaming the run {name}"):
             self._engine.remove(name)
             volume = volumes.rename(self._engine, name, new_name, None if stored is None else _spec(stored))
-        directory = Location("directory", str(layout.rename(new_name))) if layout.run_dir.exists() else None
+        directory = Location("directory", str(paths.rename(new_name))) if paths.run_dir.exists() else None
         return tuple(location for location in (volume, directory) if location)
 
     @contextlib.contextmanager
@@ -219,7 +219,7 @@ class DockerBackend:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
         from launcher.backend.docker import volumes
 
-        stored = files.read_json(self._layout(name).spec)
+        stored = files.read_json(self._paths(name).spec)
         with translate_errors(f"reading the {artifact} of {name}"):
             if not self._engine.volumes(name):
                 self.status(name)  # says so where there is no such run
@@ -230,18 +230,18 @@ class DockerBackend:
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> TensorBoardAddress:
         """Have TensorBoard serve the run's logs, at `host` and `port` where given, and say where."""
         status = self.status(name)
-        layout = self._layout(name)
-        file = layout.directory / COMPOSE_FILE
+        paths = self._paths(name)
+        file = paths.directory / COMPOSE_FILE
         if status.tensorboard and host is None and port is None:
             return TensorBoardAddress(status.tensorboard)
         if not file.is_file():
             raise UsageError(
-                f"{layout.directory} has no {COMPOSE_FILE}: the run {name} was not started from here",
+                f"{paths.directory} has no {COMPOSE_FILE}: the run {name} was not started from here",
                 "start its service with `docker compose -f FILE up -d tensorboard`, FILE being what it was started from",
             )
         with translate_errors(f"looking for the logs of {name}"):
             has_logs = bool(self._engine.volumes(name))
-        spec = files.read_json(layout.spec)
+        spec = files.read_json(paths.spec)
         if spec is not None and spec.get("tensorboard") is False:
             remedy = f"remove `tensorboard: false`, and start it again; or copy the logs here: launcher get {name} logs --on docker"
             raise UsageError(f"the spec of the run {name} wants no TensorBoard", remedy)
@@ -252,8 +252,8 @@ class DockerBackend:
         spec["tensorboard"] |= {key: value for key, value in (("host", host), ("port", port)) if value}
         if not port:
             spec = self._with_free_port(name, spec)
-        if layout.plan.is_file():
-            self._write(layout, from_document(files.read_json(layout.plan) or {}), spec)
+        if paths.plan.is_file():
+            self._write(paths, from_document(files.read_json(paths.plan) or {}), spec)
         compose(name, file, "up", "--detach", "--no-deps", labels.TENSORBOARD, doing=f"starting TensorBoard of {name}")
         with translate_errors(f"starting TensorBoard of {name}"):
             where = container_status.tensorboard_url(self._engine.containers(name))
@@ -261,12 +261,12 @@ class DockerBackend:
             raise LauncherError(f"TensorBoard of {name} ended at once", f"see what it says: docker logs {name}-{labels.TENSORBOARD}-1")
         return TensorBoardAddress(where)
 
-    def _layout(self, name: str) -> RunPaths:
-        return self._supervised.layout(name)
+    def _paths(self, name: str) -> RunPaths:
+        return self._supervised.paths(name)
 
-    def _note(self, layout: RunPaths, before: RunStatus, *, stopped: bool) -> None:
+    def _note(self, paths: RunPaths, before: RunStatus, *, stopped: bool) -> None:
         """Note in the run's directory, if there is one, that nothing runs any more; `before` is how it was, `stopped` whether tasks ran."""
-        snapshot = state_file.read(layout.state)
+        snapshot = state_file.read(paths.state)
         if snapshot is None:
             return
         status = snapshot.status
@@ -274,8 +274,8 @@ class DockerBackend:
             ended_before = before.state in ENDED and not stopped
             outcome = (before.state, before.reason) if ended_before or before.state is State.SUCCEEDED else (State.STOPPED, "asked to stop")
             status = dataclasses.replace(before, state=outcome[0], reason=outcome[1], reason_task="", ended=time.time(), eta=None)
-        with translate_os_errors(f"noting that {layout.name} has ended"):
-            state_file.write(layout.state, dataclasses.replace(snapshot, status=dataclasses.replace(status, tensorboard="")))
+        with translate_os_errors(f"noting that {paths.name} has ended"):
+            state_file.write(paths.state, dataclasses.replace(snapshot, status=dataclasses.replace(status, tensorboard="")))
 
 
 def start_deadline(plan: Plan) -> float:
@@ -291,17 +291,17 @@ def _spec(dumped: dict[str, Any]) -> "ClusterSpec":
 
 
 @contextlib.contextmanager
-def _locked(layout: RunPaths) -> Iterator[bool]:
+def _locked(paths: RunPaths) -> Iterator[bool]:
     """Keep everybody from starting the run for a `with` block; False when somebody has. A run that is not of here has no lock."""
-    if not layout.directory.is_dir():
+    if not paths.directory.is_dir():
         yield True
         return
     lock_fd = None
     deadline = time.monotonic() + _LOCK_TIMEOUT
-    with translate_os_errors(f"locking the run {layout.name}"):
+    with translate_os_errors(f"locking the run {paths.name}"):
         # Another `down` is waited for; a supervisor is not.
-        while lock_fd is None and time.monotonic() < deadline and not _has_supervisor(layout):
-            lock_fd = locks.acquire(layout.lock, timeout=_LOCK_STEP)
+        while lock_fd is None and time.monotonic() < deadline and not _has_supervisor(paths):
+            lock_fd = locks.acquire(paths.lock, timeout=_LOCK_STEP)
     try:
         yield lock_fd is not None
     finally:
@@ -309,17 +309,17 @@ def _locked(layout: RunPaths) -> Iterator[bool]:
             os.close(lock_fd)
 
 
-def _has_supervisor(layout: RunPaths) -> bool:
+def _has_supervisor(paths: RunPaths) -> bool:
     """Return whether a supervisor that lives holds the run's lock."""
-    snapshot = state_file.read(layout.state) if locks.held(layout.lock) else None
+    snapshot = state_file.read(paths.state) if locks.held(paths.lock) else None
     return snapshot is not None and snapshot.supervisor is not None and process_identity.alive(snapshot.supervisor)
 
 
-def _removed(layout: RunPaths, status: RunStatus) -> RunStatus:
+def _removed(paths: RunPaths, status: RunStatus) -> RunStatus:
     """Return the status of a run that this process follows, and whose directory was removed, from that of its containers."""
     if status.state not in ENDED or status.state is State.SUCCEEDED:
         return status
-    reason = f"{layout.run_dir} was removed while the run ran" + (f"; {status.reason}" if status.reason else "")
+    reason = f"{paths.run_dir} was removed while the run ran" + (f"; {status.reason}" if status.reason else "")
     return dataclasses.replace(status, state=State.FAILED, reason=reason, ended=time.time())
 
 

@@ -19,7 +19,7 @@ _RETRY_INTERVAL = 0.1
 _CLEAR_TIMEOUT = 20.0
 
 
-def begin(engine: Engine, run: str, file: Path, within: float = 0.0) -> list[Container]:
+def start_containers(engine: Engine, run: str, file: Path, within: float = 0.0) -> list[Container]:
     """Have Compose start what its file says; return the containers. Init containers have `within` seconds, or ten minutes if those are more.
 
     Leftovers of an earlier run are stopped and removed first. Raises LauncherError when one cannot be started; nothing of this run

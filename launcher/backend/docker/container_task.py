@@ -11,7 +11,7 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from launcher.backend.docker import container_status
-from launcher.backend.docker.container_tracker import OVER, ContainerTracker
+from launcher.backend.docker.container_tracker import EXITED, ContainerTracker
 from launcher.backend.docker.engine import ERRORS, Engine
 from launcher.backend.docker.stop import prevent_restart, stop
 from launcher.plan import role_rules
@@ -19,7 +19,7 @@ from launcher.plan.models import Task
 from launcher.runs.event_lines import log_line
 from launcher.runs.restart_policy import RestartDecision
 from launcher.runs.run_controller import ControlledTask
-from launcher.runs.state_writer import say
+from launcher.runs.state_writer import log_message
 from launcher.runs.status import LogLine
 from trainer.events import Event
 from trainer.exit_codes import SIGKILL, ExitCode
@@ -58,7 +58,7 @@ class ContainerTask(ControlledTask):
 
     @property
     def _is_over(self) -> bool:
-        return self.tracker.phase in {*OVER, "gone"}
+        return self.tracker.phase in {*EXITED, "gone"}
 
     @property
     def ran_for(self) -> float:
@@ -96,7 +96,7 @@ class ContainerTask(ControlledTask):
         self.log.feed(line.raw + b"\n")
         return self.tracker.line(line.text)
 
-    def over_for(self, *, seen: bool) -> float | None:
+    def exited_for(self, *, seen: bool) -> float | None:
         """Return for how many seconds the engine has left it ended, None while it runs, and where it was not `seen` now."""
         if not seen or not self._is_over:
             # An exit that the engine has reported is reported once.
@@ -110,10 +110,10 @@ class ContainerTask(ControlledTask):
         """The exit code of a container that has ended, None of one that was removed."""
         return None if self.tracker.phase == "gone" else self.tracker.code
 
-    def stays_ended(self, over_for: float) -> bool:
+    def should_report_exit(self, exited_for: float) -> bool:
         """Return, once, that the engine does not start it again by itself."""
         is_done = self.exit_code == ExitCode.DONE and (self.tracker.has_trainer or self.task.restart.when != "always")
-        if self._exit_reported or not (is_done or over_for >= ENGINE_RESTART_TIMEOUT):
+        if self._exit_reported or not (is_done or exited_for >= ENGINE_RESTART_TIMEOUT):
             return False
         self._exit_reported = True
         return True
@@ -131,9 +131,9 @@ class ContainerTask(ControlledTask):
 
     def decide(self, code: int) -> RestartDecision:
         """Return what follows from this exit."""
-        if self.tracker.had_no_parent(code):
+        if self.tracker.parent_never_started(code):
             return RestartDecision.FAIL
-        return self.decide_by_rule(
+        return self.decide_by_policy(
             code, "on_failure" if self.tracker.has_trainer else self.task.restart.when
         )  # a parent inside has minded it
 
@@ -141,10 +141,10 @@ class ContainerTask(ControlledTask):
         """Start its container; an engine that cannot is asked again, when the container is still not running later."""
         self._over_since, self._exit_reported = None, False
         # Until the next poll: that it has ended was so before.
-        self.tracker.starts()
+        self.tracker.mark_starting()
         with self._logging_errors("starting"):
             self.container().start()
-            self.tracker.started_again()
+            self.tracker.mark_restarted()
 
     def prevent_restart(self) -> None:
         """Tell the engine not to start it again, by itself or when it is itself started again."""
@@ -176,7 +176,7 @@ class ContainerTask(ControlledTask):
         except NotFound:
             pass  # gone, which is as good
         except ERRORS as error:
-            say(f"stopping {self.name} failed, and is tried again: {error}")
+            log_message(f"stopping {self.name} failed, and is tried again: {error}")
             return
         self.stop_at = None
         self._stopped = time.monotonic()
@@ -187,4 +187,4 @@ class ContainerTask(ControlledTask):
         try:
             yield
         except ERRORS as error:
-            say(f"{doing} {self.name}: {error}")
+            log_message(f"{doing} {self.name}: {error}")

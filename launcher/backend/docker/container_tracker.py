@@ -17,7 +17,7 @@ from trainer.exit_codes import ExitCode
 _NO_SUCH_PROGRAM = 127  # the exit code of an engine's `init` that cannot start the program, as a shell's
 
 # The engine's states in which nothing of a container runs. The engine may be about to start it again (stop.py).
-OVER = frozenset({"exited", "dead"})
+EXITED = frozenset({"exited", "dead"})
 
 
 def is_final(code: int) -> bool:
@@ -55,7 +55,7 @@ class ContainerTracker(TaskTracker):
         """Take in the engine's `State` of the container and how often it restarted it; True when something changed."""
         changed = state != self.container
         self.container = state
-        if self.phase in {"restarting", *OVER}:
+        if self.phase in {"restarting", *EXITED}:
             self.code = int(state.get("ExitCode", 0))
         if not self.has_trainer:
             for _ in range(restarts - self._engine_restarts):
@@ -64,17 +64,17 @@ class ContainerTracker(TaskTracker):
         self.killed = self.killed or bool(state.get("OOMKilled"))
         return changed
 
-    def starts(self) -> None:
+    def mark_starting(self) -> None:
         """Note that its container is being started: the phase seen before this start counts no more."""
         self.container, self._pending = {**self.container, "Status": "created"}, None
 
-    def started_again(self) -> None:
+    def mark_restarted(self) -> None:
         """Note that the engine has started its container, and counts its own restarts from none."""
         self._engine_restarts = 0
 
-    def restarting(self, cause: str, *, counts: bool) -> None:
+    def mark_restarting(self, cause: str, *, counts: bool) -> None:
         """Note that its container is started again after a while."""
-        super().restarting(cause, counts=counts)
+        super().mark_restarting(cause, counts=counts)
         self._announced, self._pending = True, cause
 
     def apply(self, event: Event, *, own: bool) -> bool:
@@ -92,21 +92,21 @@ class ContainerTracker(TaskTracker):
             self.last.feed(written)
         return event
 
-    def why(self, code: int | None) -> str:
+    def exit_reason(self, code: int | None) -> str:
         """Say why an attempt ended: with the engine's own words where it has some."""
         if self.container.get("OOMKilled"):
             return "out of memory: killed at the container's limit"
-        return role_rules.NO_PYTHON if self.had_no_parent(code) else super().why(code)
+        return role_rules.NO_PYTHON if self.parent_never_started(code) else super().exit_reason(code)
 
-    def had_no_parent(self, code: int | None) -> bool:
+    def parent_never_started(self, code: int | None) -> bool:
         """Return whether the container had nothing to start: the engine's own first process says so, of a parent that never said a word."""
         return self.has_trainer and code == _NO_SUCH_PROGRAM and not self._parents and not self.failure
 
     def remedy(self, state: State) -> str:
         """Return what to do about it when it could not be started, or was killed, for memory as it seems."""
-        if state is State.FAILED and self.had_no_parent(self.code):
+        if state is State.FAILED and self.parent_never_started(self.code):
             return role_rules.NO_PYTHON_REMEDY
-        if state is State.FAILED and self.in_own_image and meets_restriction(self.why(self.code)):
+        if state is State.FAILED and self.in_own_image and meets_restriction(self.exit_reason(self.code)):
             return RESTRICTION_REMEDY
         return super().remedy(state)
 
@@ -122,19 +122,19 @@ class ContainerTracker(TaskTracker):
         if phase == "running":
             return super().state() if self.has_trainer else (State.RUNNING, "")
         if phase == "restarting":
-            return State.RESTARTING, self.why(code)
-        if phase in OVER and code == ExitCode.DONE:
+            return State.RESTARTING, self.exit_reason(code)
+        if phase in EXITED and code == ExitCode.DONE:
             return State.SUCCEEDED, ""
-        if phase in OVER:
-            return (State.STOPPED, "") if code == ExitCode.STOPPED else (State.FAILED, self.why(code))
+        if phase in EXITED:
+            return (State.STOPPED, "") if code == ExitCode.STOPPED else (State.FAILED, self.exit_reason(code))
         return State.PENDING, "" if phase == "created" else "its container is gone"
 
     def status(self) -> TaskStatus:
         """Return the task as others see it, with its container's times."""
         began, ended = (timestamps.parse_rfc3339(self.container.get(key)) for key in ("StartedAt", "FinishedAt"))
-        over = self.phase in OVER
+        over = self.phase in EXITED
         return dataclasses.replace(super().status(), exit_code=self.code if over else None, started=began, ended=ended if over else None)
 
     def _container_restarted(self, at: float) -> None:
-        self._restarted(at, self.why(self.code), counts=self.code not in {ExitCode.STOPPED, ExitCode.DONE})
+        self._restarted(at, self.exit_reason(self.code), counts=self.code not in {ExitCode.STOPPED, ExitCode.DONE})
         self.killed = False

@@ -14,7 +14,7 @@ import time
 from docker.models.containers import Container
 
 from launcher.backend.docker import container_status
-from launcher.backend.docker.compose_up import begin
+from launcher.backend.docker.compose_up import start_containers
 from launcher.backend.docker.container_task import ENGINE_RESTART_TIMEOUT, ContainerTask
 from launcher.backend.docker.container_tracker import is_final
 from launcher.backend.docker.engine import ERRORS, Engine, endpoint
@@ -36,11 +36,11 @@ _ENGINE_AWAY_TIMEOUT = 600.0  # seconds; an engine that is updated takes a minut
 _LAST_LINES = 5.0
 
 
-def controller(layout: RunPaths, plan: Plan, lifeline: int | None) -> RunController:
+def controller(paths: RunPaths, plan: Plan, lifeline: int | None) -> RunController:
     """Return the controller of a run of containers; signals to this process are for it. Raises LauncherError where no engine can be found."""
-    containers = RunContainers(layout, plan, Engine(endpoint()))
+    containers = RunContainers(paths, plan, Engine(endpoint()))
     containers.listen(lifeline)
-    return RunController(layout, plan, containers.tasks, containers)
+    return RunController(paths, plan, containers.tasks, containers)
 
 
 class RunContainers(Runtime):
@@ -49,9 +49,9 @@ class RunContainers(Runtime):
     backend = "docker"
     extra_stop_seconds = 15.0  # for the engine itself
 
-    def __init__(self, layout: RunPaths, plan: Plan, engine: Engine) -> None:
-        self._layout, self._plan, self._engine = layout, plan, engine
-        self.tasks = [ContainerTask(task, layout.log(task.name), engine, plan.name) for task in plan.tasks]
+    def __init__(self, paths: RunPaths, plan: Plan, engine: Engine) -> None:
+        self._paths, self._plan, self._engine = paths, plan, engine
+        self.tasks = [ContainerTask(task, paths.log(task.name), engine, plan.name) for task in plan.tasks]
         self.sidecars = Sidecars(plan.grace_period)
         self.watch: EngineWatch | None = None
         self.location = Location("volume", container_status.volume_of(plan.name)) if plan.run_dir else None
@@ -64,7 +64,7 @@ class RunContainers(Runtime):
     def start(self) -> None:
         """Have Compose start every container. Raises LauncherError, and leaves none, when one cannot be started."""
         name = self._plan.name
-        containers = begin(self._engine, name, self._layout.directory / COMPOSE_FILE, self._plan.start_timeout)
+        containers = start_containers(self._engine, name, self._paths.directory / COMPOSE_FILE, self._plan.start_timeout)
         self._engine.set_timeout(_ANSWER_TIMEOUT)
         self._update_tasks(containers, time.monotonic())
         self._started_as = {task: str(container.id) for task, container in container_status.by_task(containers).items()}
@@ -118,7 +118,7 @@ class RunContainers(Runtime):
     def clean_up(self, outcome: Outcome) -> None:
         """Remove the containers of a run that was asked to stop."""
         # A run that was started in the place of this one has removed what was left of it.
-        if outcome.asked and not (outcome.lost_at is not None and self._layout.lock.exists()):
+        if outcome.asked and not (outcome.lost_at is not None and self._paths.lock.exists()):
             self.tensorboard_url = ""
             with contextlib.suppress(*ERRORS):
                 self._engine.remove(self._plan.name)
@@ -175,11 +175,11 @@ class RunContainers(Runtime):
         # An engine that is away reports later what it does with containers meanwhile.
         seen = time.monotonic() - self._engine_seen <= _POLL_INTERVAL
         for task in self.tasks:
-            over_for = task.over_for(seen=seen)
-            if over_for is None:
+            exited_for = task.exited_for(seen=seen)
+            if exited_for is None:
                 continue
-            if task.restart_at is None and task.stays_ended(over_for):
+            if task.restart_at is None and task.should_report_exit(exited_for):
                 run.exited(task, task.exit_code)
             # Only now: sidecars that are stopped lose their restart policy, and those of a task that starts again need it.
-            if task.restart_at is None and over_for >= ENGINE_RESTART_TIMEOUT:
+            if task.restart_at is None and exited_for >= ENGINE_RESTART_TIMEOUT:
                 self.sidecars.stop(task.name)

@@ -10,7 +10,7 @@ from launcher import timestamps
 from launcher.backend.docker.engine import ERRORS
 from launcher.backend.docker.stop import stop
 from launcher.render import labels
-from launcher.runs.state_writer import say
+from launcher.runs.state_writer import log_message
 
 _SLACK = 10.0  # seconds beyond the grace period in which the engine stops a container
 
@@ -60,7 +60,7 @@ class Sidecars:
             try:
                 do()
             except ERRORS as error:
-                say(f"the sidecar {container.name}: {error}")
+                log_message(f"the sidecar {container.name}: {error}")
 
         self._busy[key] = threading.Thread(target=begin, name=f"sidecar {container.name}", daemon=True)
         self._busy[key].start()

@@ -11,7 +11,7 @@ from docker.types import Mount
 
 from launcher import images
 from launcher.backend.docker.container_status import volume_of
-from launcher.backend.docker.container_tracker import OVER
+from launcher.backend.docker.container_tracker import EXITED
 from launcher.backend.docker.engine import COPY, ERRORS, READER, TIMEOUT, Engine
 from launcher.backend.docker.errors import explain
 from launcher.errors import LauncherError
@@ -143,7 +143,7 @@ def _copy(engine: Engine, image: str, run: str, old: str, new: str) -> None:
         copying.start()
         copying.reload()
         deadline = time.monotonic() + _COPY_TIMEOUT
-        while copying.status not in OVER:  # somebody may pause it
+        while copying.status not in EXITED:  # somebody may pause it
             if time.monotonic() >= deadline:
                 raise LauncherError(
                     f"copying the volume {old} was not done after {_COPY_TIMEOUT:g} s; it is as it was",

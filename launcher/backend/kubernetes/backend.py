@@ -48,7 +48,7 @@ from launcher.render.kubernetes.objects import Run
 from launcher.render.targets import Source
 from launcher.runs import cluster_cache, task_stacks
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
-from launcher.runs.stored import Artifact, Stored, still_runs
+from launcher.runs.stored import Artifact, Stored, still_running_error
 from launcher.spec.models import ClusterSpec
 from launcher.spec.notification import Notify
 from launcher.spec.quantities import parse_duration
@@ -341,10 +341,10 @@ class KubernetesBackend:
 
         running = [pod for pod in self._pods(name) if pod_status.task_of(pod) == task and pod["status"].get("phase") == "Running"]
         if not running:
-            raise task_stacks.unanswered(task)
+            raise task_stacks.no_parent_error(task)
         newest = max(running, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))["metadata"]["name"]
         with port_forward.opened(self._cluster(name), newest, PORT) as connection:
-            return task_stacks.received(task, connection)
+            return task_stacks.receive(task, connection)
 
     def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] = str) -> dict[str, int]:
         """Ask every task to save and stop, or kill at once; return when all but the run's data and record is gone. Idempotent."""
@@ -371,7 +371,7 @@ class KubernetesBackend:
     def delete(self, name: str) -> None:
         """Delete the run's data and its record. Raises UsageError while the run is running."""
         if self.status(name).state not in ENDED:
-            raise still_runs(name, BACKEND)
+            raise still_running_error(name, BACKEND)
         cluster = self._cluster(name)
         run_objects.remove(cluster, name)
         run = self._of_record(name)

@@ -153,7 +153,7 @@ def _answer(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[http
         try:
             # Not before it listens: the client's thread of a connection that is refused ends with a traceback.
             output = cluster.log(pod, TRAINER, [], timeout=_ANSWER_TIMEOUT).decode("utf-8", "replace")
-            if archive.LISTENS not in output:
+            if archive.LISTENING not in output:
                 raise ConnectionError("its server is not listening yet")
             return _ask(cluster, pod, artifact, token)
         except ForbiddenError:

@@ -180,7 +180,7 @@ def being_started(record: Object | None, now: float) -> str:
     except (KeyError, TypeError, ValueError):
         return ""
     # Another host or container may have the same name: its processes cannot be seen here.
-    here = lease.get("host") == socket.gethostname() and lease.get("space") == process_identity.space()
+    here = lease.get("host") == socket.gethostname() and lease.get("space") == process_identity.pid_namespace()
     died = here and _process(lease.get("pid")).get("born") != lease.get("born")
     return "" if died or age > _START_TIMEOUT else f"started by `launcher up` on {lease.get('host', '?')} since {max(0.0, age):.0f} s"
 
@@ -323,7 +323,7 @@ def _annotated(record: Object, annotations: Mapping[str, str | None]) -> Object:
 def _process(pid: object) -> dict[str, Any]:
     """Return a process of this machine or container as it can be known again, empty when there is none."""
     found = process_identity.identify(pid) if isinstance(pid, int) else None
-    return {} if found is None else {**dataclasses.asdict(found), "space": process_identity.space()}
+    return {} if found is None else {**dataclasses.asdict(found), "space": process_identity.pid_namespace()}
 
 
 def _annotations(record: Object | None) -> dict[str, str]:

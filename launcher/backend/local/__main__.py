@@ -17,4 +17,4 @@ def _allow_many_files() -> None:
 
 if __name__ == "__main__":
     _allow_many_files()
-    sys.exit(supervisor_process.main(controller, outlived=False))
+    sys.exit(supervisor_process.main(controller, tasks_survive=False))

@@ -15,7 +15,7 @@ from launcher.runs import archive, locks, orphans, spawn
 from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import Location, RunStatus
-from launcher.runs.stored import ARTIFACT_DIRECTORIES, Artifact, Stored, missing_artifact, still_runs
+from launcher.runs.stored import ARTIFACT_DIRECTORIES, Artifact, Stored, missing_artifact, still_running_error
 from launcher.runs.supervised_runs import KILL_TIMEOUT, SupervisedRuns
 
 if TYPE_CHECKING:
@@ -34,17 +34,17 @@ class LocalBackend(SupervisedRuns):
 
     def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
         """Start the run; return once every task has a process. Raises UsageError when it runs already."""
-        layout, name = self.layout(run.plan.name), run.plan.name
+        paths, name = self.paths(run.plan.name), run.plan.name
         with translate_os_errors(f"starting the run {name}"):
-            _check_directory(layout)
-            orphans.clear(layout, now=False)
-            new, began = not layout.run_dir.exists(), time.time()
-            lock_fd = spawn.lock(layout)
+            _check_directory(paths)
+            orphans.clear(paths, now=False)
+            new, began = not paths.run_dir.exists(), time.time()
+            lock_fd = spawn.lock(paths)
             try:
-                orphans.await_none(layout, KILL_TIMEOUT)
+                orphans.wait_until_gone(paths, KILL_TIMEOUT)
                 if new:
-                    orphans.remove_returned(layout, began)
-                lifeline = spawn.start(layout, run.plan, run.spec, lock_fd=lock_fd, detach=still_wanted is None)
+                    orphans.remove_recreated(paths, began)
+                lifeline = spawn.start(paths, run.plan, run.spec, lock_fd=lock_fd, detach=still_wanted is None)
             finally:
                 os.close(lock_fd)
         self.hold_lifeline(name, lifeline)
@@ -57,52 +57,50 @@ class LocalBackend(SupervisedRuns):
 
     def delete(self, name: str) -> None:
         """Delete the run's directory: checkpoints, logs and all. Raises UsageError while the run is running."""
-        layout = self.layout(name)
-        if layout.directory.is_dir():
+        paths = self.paths(name)
+        if paths.directory.is_dir():
             self._known(name)
-        if locks.held(layout.lock):
-            raise still_runs(name, BACKEND)
-        orphans.clear(layout, now=True)
+        if locks.held(paths.lock):
+            raise still_running_error(name, BACKEND)
+        orphans.clear(paths, now=True)
         with translate_os_errors(f"deleting the data of {name}"):
-            layout.delete()
+            paths.delete()
 
     def rename(self, name: str, new_name: str) -> tuple[Location, ...]:
         """Rename the run's directory."""
-        return (Location("directory", str(self.layout(name).rename(new_name))),)
+        return (Location("directory", str(self.paths(name).rename(new_name))),)
 
     @contextlib.contextmanager
     def fetch(self, name: str, artifact: Artifact) -> Iterator[Stored]:
         """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
-        layout = self._known(name)
+        paths = self._known(name)
         with translate_os_errors(f"reading the {artifact} of {name}"):
-            there = archive.found(layout.run_dir, ARTIFACT_DIRECTORIES)
+            there = archive.existing_paths(paths.run_dir, ARTIFACT_DIRECTORIES)
             if artifact not in there:
                 raise missing_artifact(name, artifact, there)
-            tree = archive.Tree(layout.run_dir / there[artifact])
+            tree = archive.Tree(paths.run_dir / there[artifact])
         with contextlib.closing(tree):
-            yield Stored(str(layout.run_dir / there[artifact]), tree.stream(), tree.size)
+            yield Stored(str(paths.run_dir / there[artifact]), tree.stream(), tree.size)
 
-    def _status(self, layout: RunPaths) -> RunStatus:
+    def _status(self, paths: RunPaths) -> RunStatus:
         """Return how a run is, with paths as they are now: its directory may have been renamed or copied since."""
-        status = super()._status(layout)
-        checkpoint = status.checkpoint and str(
-            layout.run_dir / ARTIFACT_DIRECTORIES[Artifact.CHECKPOINTS][0] / Path(status.checkpoint).name
-        )
-        return dataclasses.replace(status, run_dir=Location("directory", str(layout.run_dir)), model=_model(layout), checkpoint=checkpoint)
+        status = super()._status(paths)
+        checkpoint = status.checkpoint and str(paths.run_dir / ARTIFACT_DIRECTORIES[Artifact.CHECKPOINTS][0] / Path(status.checkpoint).name)
+        return dataclasses.replace(status, run_dir=Location("directory", str(paths.run_dir)), model=_model(paths), checkpoint=checkpoint)
 
 
-def _check_directory(layout: RunPaths) -> None:
+def _check_directory(paths: RunPaths) -> None:
     """Raise UsageError where the run's directory was not made by a run, and has files of others: they would go with the run's data."""
-    if layout.directory.exists() or not layout.run_dir.exists():
+    if paths.directory.exists() or not paths.run_dir.exists():
         return
-    if others := sorted(path.name for path in layout.run_dir.iterdir() if path.name not in _NOBODYS and not path.name.startswith(".")):
+    if others := sorted(path.name for path in paths.run_dir.iterdir() if path.name not in _NOBODYS and not path.name.startswith(".")):
         raise UsageError(
-            f"{layout.run_dir} would be the run's directory, and has files that are not of a run: {', '.join(others[:5])}",
+            f"{paths.run_dir} would be the run's directory, and has files that are not of a run: {', '.join(others[:5])}",
             "say --fresh to have the directory renamed, give the run another `name`, or name another directory for runs with --runs",
         )
 
 
-def _model(layout: RunPaths) -> str | None:
+def _model(paths: RunPaths) -> str | None:
     """Return where the run's exported model is, None where it has none."""
-    found = (layout.run_dir / directory for directory in ARTIFACT_DIRECTORIES[Artifact.MODEL])
+    found = (paths.run_dir / directory for directory in ARTIFACT_DIRECTORIES[Artifact.MODEL])
     return next(map(str, filter(is_directory, found)), None)

@@ -15,7 +15,7 @@ from launcher.runs.paths import RunPaths
 from launcher.runs.process_identity import Identity
 from launcher.runs.restart_policy import RestartDecision
 from launcher.runs.run_controller import ControlledTask
-from launcher.runs.state_writer import say
+from launcher.runs.state_writer import log_message
 from launcher.runs.task_tracker import TaskTracker
 from trainer import stacks
 from trainer.events import MARK, Event, parse
@@ -31,12 +31,12 @@ _FROM_OUTSIDE = {137: "killed by SIGKILL (out of memory?)", 143: "asked to stop 
 class ProcessTask(ControlledTask):
     """One task; `started` is called with it and where its output is read, whenever its process has been started."""
 
-    def __init__(self, task: Task, layout: RunPaths, lifelines: Lifelines, started: Callable[["ProcessTask", int], None]) -> None:
+    def __init__(self, task: Task, paths: RunPaths, lifelines: Lifelines, started: Callable[["ProcessTask", int], None]) -> None:
         tracker = TaskTracker(task.name, task.address, task.restart.max_restarts, limited_memory=False, from_outside=_FROM_OUTSIDE)
-        super().__init__(task, layout.log(task.name), tracker)
+        super().__init__(task, paths.log(task.name), tracker)
         self.identity: Identity | None = None
         self.output: int | None = None  # read end of the pipe that stdout and stderr go to
-        self._stacks_socket = layout.stacks_socket(task.name)
+        self._stacks_socket = paths.stacks_socket(task.name)
         self._lifelines, self._on_start = lifelines, started
         self._process: subprocess.Popen[bytes] | None = None
         self._killed = False
@@ -92,10 +92,10 @@ class ProcessTask(ControlledTask):
         self.output = reading
         self.identity = process_identity.identify(self._process.pid) or Identity(self._process.pid, "")
         self._began = time.monotonic()
-        self.tracker.began()
+        self.tracker.mark_started()
         self.tracker.started = self.tracker.started or time.time()
         self.tracker.pid = self._process.pid
-        say(f"{self.name} started: attempt {len(self.tracker.restarts) + 1}, pid {self._process.pid}")
+        log_message(f"{self.name} started: attempt {len(self.tracker.restarts) + 1}, pid {self._process.pid}")
         self._on_start(self, reading)
 
     def read(self) -> tuple[list[Event], bool]:
@@ -154,7 +154,7 @@ class ProcessTask(ControlledTask):
 
     def decide(self, code: int) -> RestartDecision:
         """Return what follows from this exit; code 75 is always the parent's, never the program's."""
-        return self.decide_by_rule(code, "on_failure" if code == ExitCode.PEER_LOST else self.task.restart.when)
+        return self.decide_by_policy(code, "on_failure" if code == ExitCode.PEER_LOST else self.task.restart.when)
 
     def prevent_restart(self) -> None:
         """Do nothing: nothing else starts it."""

@@ -27,13 +27,13 @@ _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 _LONGEST_SLEEP = 1.0
 
 
-def controller(layout: RunPaths, plan: Plan, lifeline: int | None) -> RunController:
+def controller(paths: RunPaths, plan: Plan, lifeline: int | None) -> RunController:
     """Return the controller of a local run. Raises OSError, LauncherError where no ports are free."""
     members = [task.name for task in plan.tasks if task.role != "evaluator"]
     reservation = ports.reserve(len(members))
     plan = with_addresses(plan, {name: f"{LOOPBACK}:{port}" for name, port in zip(members, reservation.ports, strict=True)})
-    processes = RunProcesses(layout, plan, reservation, lifeline)
-    return RunController(layout, plan, processes.tasks, processes)
+    processes = RunProcesses(paths, plan, reservation, lifeline)
+    return RunController(paths, plan, processes.tasks, processes)
 
 
 class RunProcesses(Runtime):
@@ -41,11 +41,11 @@ class RunProcesses(Runtime):
 
     backend = "local"
 
-    def __init__(self, layout: RunPaths, plan: Plan, reservation: ports.PortReservation, lifeline: int | None) -> None:
-        self._layout, self._plan, self._ports = layout, plan, reservation
-        self.location = Location("directory", str(layout.run_dir))
+    def __init__(self, paths: RunPaths, plan: Plan, reservation: ports.PortReservation, lifeline: int | None) -> None:
+        self._paths, self._plan, self._ports = paths, plan, reservation
+        self.location = Location("directory", str(paths.run_dir))
         lifelines = Lifelines(stop_order.stop_groups(plan))
-        self.tasks = [ProcessTask(task, layout, lifelines, self._follow) for task in plan.tasks]
+        self.tasks = [ProcessTask(task, paths, lifelines, self._follow) for task in plan.tasks]
         self._selector = selectors.DefaultSelector()
         self._signals = SignalPipe(_SIGNALS)
         self._selector.register(self._signals, selectors.EVENT_READ, self._read_signals)
@@ -55,9 +55,9 @@ class RunProcesses(Runtime):
 
     def start(self) -> None:
         """Start every task. Raises OSError when the machine does not let it."""
-        shutil.rmtree(self._layout.scratch, ignore_errors=True)  # stop files of an earlier run would stop this one's servers
-        self._layout.scratch.mkdir()
-        state_file.write_json(self._layout.plan, to_document(self._plan))
+        shutil.rmtree(self._paths.scratch, ignore_errors=True)  # stop files of an earlier run would stop this one's servers
+        self._paths.scratch.mkdir()
+        state_file.write_json(self._paths.plan, to_document(self._plan))
         for task in self.tasks:
             task.start()
 
@@ -87,10 +87,10 @@ class RunProcesses(Runtime):
         """Put the outcome into run.json and remove the scratch directory; where the run's directory was lost, what of it came back."""
         if outcome.lost_at is None:
             if any(stop_order.runs_trainer(task) for task in self._plan.tasks):
-                run_json.record_outcome(self._layout, outcome.state, outcome.reason)
-            shutil.rmtree(self._layout.scratch, ignore_errors=True)
-        elif not self._layout.lock.exists():  # else a run that is starting there removes it
-            orphans.remove_returned(self._layout, outcome.lost_at)
+                run_json.record_outcome(self._paths, outcome.state, outcome.reason)
+            shutil.rmtree(self._paths.scratch, ignore_errors=True)
+        elif not self._paths.lock.exists():  # else a run that is starting there removes it
+            orphans.remove_recreated(self._paths, outcome.lost_at)
         self._ports.close()
 
     def _follow(self, task: ProcessTask, output: int) -> None:

@@ -32,13 +32,13 @@ class Prepared:
 
     run: Run
     plan: Plan
-    layout: RunPaths
+    paths: RunPaths
     engine: Engine
 
     @property
     def file(self) -> Path:
         """Its Compose file."""
-        return self.layout.directory / COMPOSE_FILE
+        return self.paths.directory / COMPOSE_FILE
 
     def write(self, change: Callable[[dict[str, Any]], None]) -> None:
         """Change the Compose file."""
@@ -54,11 +54,11 @@ def prepared(directory: Path, **spec: Any) -> Iterator[Prepared]:
     file = directory / f"{name}.yaml"
     file.write_text(yaml.safe_dump({"version": 1, "name": name, **spec}))
     read, plan = plan_file(file, [], "docker", directory / "runs")
-    layout = RunPaths(directory / "runs" / ".docker" / name)
-    layout.tasks.mkdir(parents=True)
-    layout.lock.touch()
-    found = Prepared(Run(name, directory / "runs"), plan, layout, Engine(endpoint()))
-    found.file.write_text(render(Source(read, plan, layout.directory, "a test")))
+    paths = RunPaths(directory / "runs" / ".docker" / name)
+    paths.tasks.mkdir(parents=True)
+    paths.lock.touch()
+    found = Prepared(Run(name, directory / "runs"), plan, paths, Engine(endpoint()))
+    found.file.write_text(render(Source(read, plan, paths.directory, "a test")))
     found.write(lambda document: document["services"].pop(TENSORBOARD, None))
     try:
         yield found
@@ -84,7 +84,7 @@ class Kept:
 
     def status(self) -> RunStatus:
         """Return what the controller has written of it."""
-        snapshot = state_file.read(self.of.layout.state)
+        snapshot = state_file.read(self.of.paths.state)
         assert snapshot is not None
         return snapshot.status
 
@@ -103,8 +103,8 @@ class Kept:
 def kept(directory: Path, **spec: Any) -> Iterator[Kept]:
     """Start and keep a run of `spec` for a `with` block."""
     with prepared(directory, **spec) as there:
-        containers = RunContainers(there.layout, there.plan, there.engine)
-        run = RunController(there.layout, there.plan, containers.tasks, containers)
+        containers = RunContainers(there.paths, there.plan, there.engine)
+        run = RunController(there.paths, there.plan, containers.tasks, containers)
         run.start()
         found = Kept(there, containers, threading.Thread(target=run.run, name=f"supervisor of {there.run.name}", daemon=True))
         found.thread.start()

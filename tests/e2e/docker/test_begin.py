@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.docker.compose_up import begin
+from launcher.backend.docker.compose_up import start_containers
 from launcher.docker_cli import docker
 from launcher.errors import LauncherError
 from tests.e2e.docker.conftest import Built
@@ -30,7 +30,7 @@ def too_many_cores(document: dict[str, Any]) -> None:
 
 
 def started(there: Prepared) -> list[str]:
-    return [str(container.id) for container in begin(there.engine, there.run.name, there.file)]
+    return [str(container.id) for container in start_containers(there.engine, there.run.name, there.file)]
 
 
 def test_one_that_cannot_be_started_takes_the_others_along_but_no_data(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_one_that_cannot_be_started_takes_the_others_along_but_no_data(tmp_path:
         there.write(too_many_cores)
         for before in ([], [f"{name}_run"]):
             with pytest.raises(LauncherError, match="more cores than the engine's machine has"):
-                begin(there.engine, name, there.file)
+                start_containers(there.engine, name, there.file)
             assert left(name) == NOTHING | {"volumes": before}
             if not before:  # a run that once was on its way has a volume, which is not this start's to remove
                 there.file.write_text(good)
@@ -58,7 +58,7 @@ def test_one_that_cannot_be_started_leaves_no_container_that_the_engine_was_stil
     with prepared(tmp_path, command=["sleep", "1000"], strategy="multi_worker_mirrored", roles={"worker": {"replicas": 2}}) as there:
         there.write(make_slowly)
         with pytest.raises(LauncherError, match="more cores than the engine's machine has"):
-            begin(there.engine, there.run.name, there.file)
+            start_containers(there.engine, there.run.name, there.file)
         assert left(there.run.name) == NOTHING
         assert f"{there.run.name}_run" not in docker("volume", "ls", "--quiet").split()
 

@@ -64,7 +64,7 @@ def test_a_network_that_goes_silent_is_noticed(
         with monkeypatch.context() as elsewhere:
             elsewhere.setenv("DOCKER_HOST", by_relay["DOCKER_HOST"])
             there = until_cleaned.enter_context(kept(tmp_path, command=["python", "-c", program]))
-        log = there.of.layout.log("chief")
+        log = there.of.paths.log("chief")
 
         def seconds() -> list[int]:
             return [int(second) for second in re.findall(r"second (\d+)\n", log.read_text())] if log.exists() else []

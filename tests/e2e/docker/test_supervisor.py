@@ -60,7 +60,7 @@ def test_what_fails_too_often_fails_for_good(tmp_path: Path, image: Built, own: 
         status = there.ended()
         assert (status.state, status.tasks[0].state, status.tasks[0].exit_code) == (State.FAILED, State.FAILED, 7)
         assert "chief failed on attempt 2 (exit code 7)" in status.reason
-        assert there.of.layout.log("chief").read_text().count("so many times") == 2
+        assert there.of.paths.log("chief").read_text().count("so many times") == 2
         assert len(status.tasks[0].restarts) == 1
         assert nothing_restarts(there)
 
@@ -153,13 +153,13 @@ def test_who_follows_a_run_is_told_that_its_directory_was_removed(tmp_path: Path
     with kept(tmp_path, **SLEEPS, limits={"grace_period": "1s"}) as there:
         name, backend = there.run.name, DockerBackend(there.run.runs)
         backend._supervised.hold_lifeline(name, os.open(os.devnull, os.O_RDONLY))
-        shutil.rmtree(there.of.layout.run_dir)
+        shutil.rmtree(there.of.paths.run_dir)
         there.run.until("the run to end", lambda: backend.status(name).state in ENDED, told=lambda: backend.status(name))
         there.thread.join(60)
         for volume in [*there.of.engine.volumes(name), None]:  # of which `up` goes on, or nothing
             status = backend.status(name)
             assert status.state is State.FAILED
-            told, goes_on = f"{there.of.layout.run_dir} was removed while the run ran", "`up` goes on from its last checkpoint"
+            told, goes_on = f"{there.of.paths.run_dir} was removed while the run ran", "`up` goes on from its last checkpoint"
             assert (status.reason[: len(told)], goes_on in status.reason) == (told, volume is not None)
             if volume is not None:
                 volume.remove()
@@ -168,7 +168,7 @@ def test_who_follows_a_run_is_told_that_its_directory_was_removed(tmp_path: Path
 
 def test_a_supervisor_that_lost_its_directory_lets_a_run_alone_that_was_started_in_its_place(tmp_path: Path) -> None:
     with kept(tmp_path, **SLEEPS, limits={"grace_period": "1s"}) as there:
-        before, layout, text = there.run.inspect("chief")["Id"], there.of.layout, there.of.file.read_text()
+        before, paths, text = there.run.inspect("chief")["Id"], there.of.paths, there.of.file.read_text()
         watch = there.containers.watch
         assert watch is not None
         close, reached, goes_on = watch.close, threading.Event(), threading.Event()
@@ -179,12 +179,12 @@ def test_a_supervisor_that_lost_its_directory_lets_a_run_alone_that_was_started_
             goes_on.wait(60)
 
         watch.close = held  # type: ignore[method-assign]
-        shutil.rmtree(layout.run_dir)
+        shutil.rmtree(paths.run_dir)
         assert reached.wait(60)
-        layout.tasks.mkdir(parents=True)
-        layout.lock.touch()
+        paths.tasks.mkdir(parents=True)
+        paths.lock.touch()
         there.of.file.write_text(text)
-        second = run_containers.RunContainers(layout, there.of.plan, there.of.engine)
+        second = run_containers.RunContainers(paths, there.of.plan, there.of.engine)
         second.start()
         goes_on.set()
         there.thread.join(60)

@@ -113,7 +113,7 @@ def test_processes_of_an_interrupted_run_go_before_a_newer_run_that_has_ended(ru
     os.kill(local.supervisor(), signal.SIGKILL)
     local.until("the run to be interrupted", lambda: local.backend.status("run").state is State.INTERRUPTED)
     if removed:
-        shutil.rmtree(local.layout().run_dir)
+        shutil.rmtree(local.paths().run_dir)
     assert choose(runs_on, unique=True) == "local"
     local.backend.stop("run", now=True)
     assert local.processes() == []

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher.backend.registry import Entry
+from launcher.backend.registry import BackendEntry
 from launcher.cli.errors import report
 from launcher.cli.main import VERBS, load, run
 from tests import forked
@@ -139,7 +139,7 @@ def test_runs_below_a_file_are_answered_with_the_file(
 def test_what_nobody_expected_is_told_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("launcher.cli.backends.BACKENDS", {"local": Entry("launcher.no_such_module:Backend", "")})
+    monkeypatch.setattr("launcher.cli.backends.BACKENDS", {"local": BackendEntry("launcher.no_such_module:Backend", "")})
     monkeypatch.delenv("LAUNCHER_DEBUG", raising=False)
     assert run(["ls", "--runs", str(tmp_path)]) == 1
     told = capsys.readouterr().err

@@ -76,12 +76,12 @@ def test_a_file_that_becomes_shorter_is_no_end_of_the_stream(tmp_path: Path) -> 
 
 
 def test_an_empty_directory_is_nothing(run_dir: Path) -> None:
-    assert archive.found(run_dir, ARTIFACT_DIRECTORIES) == {"model": "export/best"}
+    assert archive.existing_paths(run_dir, ARTIFACT_DIRECTORIES) == {"model": "export/best"}
     (run_dir / "export" / "best").unlink()
     (run_dir / "export" / "last").symlink_to("best-3-abc")
-    assert archive.found(run_dir, ARTIFACT_DIRECTORIES) == {"model": "export/last"}
+    assert archive.existing_paths(run_dir, ARTIFACT_DIRECTORIES) == {"model": "export/last"}
     (run_dir / "run.json").write_text("{}")
-    assert archive.found(run_dir, {"run": ("run.json",)}) == {"run": "run.json"}
+    assert archive.existing_paths(run_dir, {"run": ("run.json",)}) == {"run": "run.json"}
     with contextlib.closing(archive.Tree(run_dir / "run.json")) as tree, tarfile.open(fileobj=io.BytesIO(b"".join(tree.stream()))) as tar:
         assert [(one.size, one.isreg()) for one in tar] == [(2, True)]
 

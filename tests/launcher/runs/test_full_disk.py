@@ -143,7 +143,7 @@ def test_a_last_state_has_its_space_though_others_have_taken_the_room(disk: Path
             pass
     assert not writer.save()
     fill_again.unlink()
-    writer.save_at_last()
+    writer.save_final()
     assert state_file.read(disk / "state.json") is not None
     assert not (disk / "reserve").exists()
 

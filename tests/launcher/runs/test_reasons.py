@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.reasons import LastError, Start, cause_of, cause_with_output, out_of_memory, short, waiting, was_killed
+from launcher.runs.reasons import LastError, StartPhase, cause_of, cause_with_output, out_of_memory, shortened, waiting_reason, was_killed
 from tests.golden_messages import Golden
 
 
@@ -25,7 +25,7 @@ def test_a_cause_comes_with_its_detail(event: dict[str, Any], words: str) -> Non
 def test_a_task_that_says_very_much_is_quoted_in_part_in_tables_with_the_place_at_its_end() -> None:
     whole = f"ValueError: {'x' * 5000} (/home/ada/model.py:7, on worker-1)"
     assert cause_of({"event": "failed", "detail": whole}) == whole
-    quoted = short(whole)
+    quoted = shortened(whole)
     assert len(quoted) == 300
     assert quoted.startswith("ValueError: xxx")
     assert quoted.endswith("xxx (/home/ada/model.py:7, on worker-1)")
@@ -43,23 +43,24 @@ def test_a_task_that_says_very_much_is_quoted_in_part_in_tables_with_the_place_a
     ],
 )
 def test_who_is_missing_is_named(missing: Any, words: str) -> None:
-    assert waiting({"event": "waiting", "missing": missing}) == words
+    assert waiting_reason({"event": "waiting", "missing": missing}) == words
 
 
 def test_a_task_that_makes_no_step_once_its_peers_are_there_waits_for_the_first_even_when_it_was_ready(golden: Golden) -> None:
-    start = Start()
+    start = StartPhase()
     none: dict[str, Any] = {"event": "waiting", "missing": [], "more": 0, "seconds": 61.2}
-    assert [start.waits(event) for event in ({"event": "started"}, none, {"event": "ready"}, none)] == [False, True, False, True]
-    golden(waiting(none))
-    assert waiting({**none, "doing": "input", "place": "data.py:7 in rows"}).endswith(
+    assert [start.is_waiting(event) for event in ({"event": "started"}, none, {"event": "ready"}, none)] == [False, True, False, True]
+    golden(waiting_reason(none))
+    assert waiting_reason({**none, "doing": "input", "place": "data.py:7 in rows"}).endswith(
         "none was made since; it is in its input, data.py:7 in rows"
     )
 
 
 def test_who_was_ready_does_not_wait_for_peers_until_it_is_started_again() -> None:
-    start = Start()
+    start = StartPhase()
     heard = [
-        start.waits({"event": kind}) for kind in ("started", "waiting", "ready", "waiting", "restored", "waiting", "started", "waiting")
+        start.is_waiting({"event": kind})
+        for kind in ("started", "waiting", "ready", "waiting", "restored", "waiting", "started", "waiting")
     ]
     assert heard == [False, True, False, False, False, False, False, True]
 

@@ -37,7 +37,7 @@ class ScriptedTask(ControlledTask):
     def start(self) -> None:
         """Run."""
         self._running = True
-        self.tracker.began()
+        self.tracker.mark_started()
 
     def stop(self, grace: float) -> None:
         """Note it."""
@@ -58,7 +58,7 @@ class ScriptedTask(ControlledTask):
 
     def decide(self, code: int) -> RestartDecision:
         """Go by the rule for failures."""
-        return self.decide_by_rule(code, "on_failure")
+        return self.decide_by_policy(code, "on_failure")
 
     def end(self, run: RunController, code: int) -> None:
         """End with an exit code."""
@@ -110,19 +110,19 @@ class Made:
         most: int = 3,
         restarts_stalled: bool = False,
     ) -> None:
-        self.layout = RunPaths(directory / "run")
-        self.layout.tasks.mkdir(parents=True)
-        self.layout.lock.touch()
+        self.paths = RunPaths(directory / "run")
+        self.paths.tasks.mkdir(parents=True)
+        self.paths.lock.touch()
         rule = RestartRule(scope, most)
         tasks = tuple(
             Task(name, name.partition("-")[0], 0, "", {}, (), {}, Resources(), rule, mounts_run_dir=False)  # type: ignore[arg-type]
             for name in names
         )
-        where, required = str(self.layout.run_dir), (names[0],)
+        where, required = str(self.paths.run_dir), (names[0],)
         plan = Plan("run", "local", strategy, "", tasks, where, 600.0, 30.0, None, required, restarts_stalled=restarts_stalled)
-        self.tasks = {task.name: ScriptedTask(task, self.layout.log(task.name)) for task in tasks}
+        self.tasks = {task.name: ScriptedTask(task, self.paths.log(task.name)) for task in tasks}
         self.script = Script(list(self.tasks.values()))
-        self.run = RunController(self.layout, plan, self.script.tasks, self.script)
+        self.run = RunController(self.paths, plan, self.script.tasks, self.script)
 
     def end(self, **codes: int) -> Callable[[], None]:
         """Return a step in which these tasks end."""
@@ -138,7 +138,7 @@ class Made:
         self.script.steps = list(steps)
         self.run.start()
         self.run.run()
-        snapshot = state_file.read(self.layout.state)
+        snapshot = state_file.read(self.paths.state)
         assert snapshot is not None
         return {task.name: (task.state, task.reason) for task in snapshot.status.tasks}
 
@@ -285,7 +285,7 @@ def test_a_run_that_cannot_start_leaves_no_task_and_is_recorded_as_failed(tmp_pa
     with pytest.raises(OSError, match="no more"):
         made.run.start()
     assert made.tasks["chief"].done_to == ["kill"]
-    snapshot = state_file.read(made.layout.state)
+    snapshot = state_file.read(made.paths.state)
     assert snapshot is not None
     assert snapshot.status.state is State.FAILED
     golden(snapshot.status.reason)

@@ -23,20 +23,20 @@ pathlib.Path(sys.argv[1], "child").write_text(str(child.pid))
 def test_what_it_had_started_ends_with_it(then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "waits.py").write_text(WAITS.format(then=then))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    layout = RunPaths(tmp_path / "runs" / "toy")
-    plan = Plan("toy", "local", "single", "", (), str(layout.run_dir), 1.0, 1.0, None, ())
-    lock = spawn.lock(layout)
+    paths = RunPaths(tmp_path / "runs" / "toy")
+    plan = Plan("toy", "local", "single", "", (), str(paths.run_dir), 1.0, 1.0, None, ())
+    lock = spawn.lock(paths)
     with pytest.raises(LauncherError, match="did not come up within 5 s or ended at once"):
-        spawn.start(layout, plan, {}, lock_fd=lock, detach=True, supervisor="waits", within=5.0)
-    child = int((layout.run_dir / "child").read_text())
+        spawn.start(paths, plan, {}, lock_fd=lock, detach=True, supervisor="waits", within=5.0)
+    child = int((paths.run_dir / "child").read_text())
     until("the end of what it had started", lambda: process_identity.identify(child) is None, told=lambda: child)
 
 
 def test_what_holds_the_user_s_env_is_read_by_nobody_else(tmp_path: Path) -> None:
-    layout = RunPaths(tmp_path / "runs" / "toy")
-    plan = Plan("toy", "local", "single", "", (), str(layout.run_dir), 1.0, 1.0, None, ())
-    lock = spawn.lock(layout)
+    paths = RunPaths(tmp_path / "runs" / "toy")
+    plan = Plan("toy", "local", "single", "", (), str(paths.run_dir), 1.0, 1.0, None, ())
+    lock = spawn.lock(paths)
     with pytest.raises(LauncherError):
-        spawn.start(layout, plan, {"env": {"TOKEN": "s3cret"}}, lock_fd=lock, detach=True, supervisor="no.such.module")
-    for file in (layout.plan, layout.spec.with_suffix(".new")):
+        spawn.start(paths, plan, {"env": {"TOKEN": "s3cret"}}, lock_fd=lock, detach=True, supervisor="no.such.module")
+    for file in (paths.plan, paths.spec.with_suffix(".new")):
         assert file.stat().st_mode & 0o077 == 0

@@ -19,7 +19,7 @@ def tell(tracker: TaskTracker, kind: str, at: float, **fields: Any) -> None:
 def task(name: str, *events: tuple[Any, ...]) -> TaskStatus:
     """Return the status of a task that told `events`: kind, seconds, fields."""
     tracker = TaskTracker(name)
-    tracker.began()
+    tracker.mark_started()
     for kind, at, *fields in events:
         tell(tracker, kind, at, **(fields[0] if fields else {}))
     return tracker.status()

@@ -43,7 +43,7 @@ def test_the_last_state_has_its_space_and_gives_it_back(tmp_path: Path, steps: C
     writer = StateWriter(tmp_path / "state.json", steps)
     writer.reserve()
     assert (tmp_path / "reserve").stat().st_size >= 64 * 1024
-    writer.save_at_last()
+    writer.save_final()
     assert state_file.read(tmp_path / "state.json") is not None
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 

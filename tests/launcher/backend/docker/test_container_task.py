@@ -25,7 +25,11 @@ def exited(code: int, ran: str = "10:00:05") -> dict[str, Any]:
 
 def test_a_container_that_is_being_started_is_not_over(kept: ContainerTask) -> None:
     seen = []
-    for take_in in (lambda: kept.update({"State": exited(137)}, 0.0), kept.tracker.starts, lambda: kept.update({"State": exited(1)}, 1.0)):
+    for take_in in (
+        lambda: kept.update({"State": exited(137)}, 0.0),
+        kept.tracker.mark_starting,
+        lambda: kept.update({"State": exited(1)}, 1.0),
+    ):
         take_in()
         seen.append(not kept.running)
     assert seen == [True, False, True]
@@ -43,19 +47,19 @@ def test_one_that_ran_well_for_long_is_started_again_soon(kept: ContainerTask) -
 
 def test_an_exit_is_told_once_and_only_when_the_engine_does_not_start_it_again(kept: ContainerTask) -> None:
     kept.update({"State": exited(137)}, 0.0)
-    assert [kept.stays_ended(seconds) for seconds in (0.0, 2.9, 3.0, 4.0)] == [False, False, True, False]
+    assert [kept.should_report_exit(seconds) for seconds in (0.0, 2.9, 3.0, 4.0)] == [False, False, True, False]
     kept.update({"State": {"Status": "running"}}, 1.0)
-    assert kept.over_for(seen=True) is None
+    assert kept.exited_for(seen=True) is None
     kept.update({"State": exited(0)}, 2.0)
-    assert [kept.stays_ended(0.0) for _ in range(2)] == [True, False]
+    assert [kept.should_report_exit(0.0) for _ in range(2)] == [True, False]
     kept.log.close()
 
 
 def test_an_exit_that_was_told_is_not_told_again_after_an_engine_that_was_away(kept: ContainerTask) -> None:
     kept.update({"State": exited(0)}, 0.0)
-    assert kept.over_for(seen=True) is not None
-    assert kept.stays_ended(0.0)
-    assert kept.over_for(seen=False) is None
-    assert kept.over_for(seen=True) is not None
-    assert not kept.stays_ended(10.0)
+    assert kept.exited_for(seen=True) is not None
+    assert kept.should_report_exit(0.0)
+    assert kept.exited_for(seen=False) is None
+    assert kept.exited_for(seen=True) is not None
+    assert not kept.should_report_exit(10.0)
     kept.log.close()

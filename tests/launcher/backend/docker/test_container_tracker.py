@@ -105,14 +105,14 @@ def test_a_program_without_a_trainer_is_what_the_engine_tells() -> None:
         (2, 7, "failed with exit code 7: so many times"),
     ]
     tracker.update(container("exited", 7), 2)
-    tracker.restarting("failed", counts=True)
+    tracker.mark_restarting("failed", counts=True)
     assert tracker.state() == (State.RESTARTING, "failed")
-    tracker.starts()  # and the engine cannot
+    tracker.mark_starting()  # and the engine cannot
     tracker.update(container("exited", 7), 2)
     assert len(tracker.restarts) == 3
     # A start by another than the engine makes the engine count again.
-    tracker.starts()
-    tracker.started_again()
+    tracker.mark_starting()
+    tracker.mark_restarted()
     tracker.update(container("running"), 0)
     tracker.update(container("restarting", 7), 1)
     assert len(tracker.restarts) == 4

@@ -53,17 +53,17 @@ class Beside(Container):
 @pytest.fixture
 def containers(tmp_path: Path) -> RunContainers:
     """Those of a run of one task; nothing here asks the engine."""
-    layout = RunPaths(tmp_path / "toy")
-    layout.tasks.mkdir(parents=True)
-    layout.lock.touch()
-    found = RunContainers(layout, plan(ClusterSpec.model_validate(SPEC), "docker", run_dir="/runs/toy"), cast("Engine", None))
+    paths = RunPaths(tmp_path / "toy")
+    paths.tasks.mkdir(parents=True)
+    paths.lock.touch()
+    found = RunContainers(paths, plan(ClusterSpec.model_validate(SPEC), "docker", run_dir="/runs/toy"), cast("Engine", None))
     found._polled_at = math.inf
     return found
 
 
 @pytest.fixture
 def run(containers: RunContainers) -> RunController:
-    return RunController(containers._layout, containers._plan, containers.tasks, containers)
+    return RunController(containers._paths, containers._plan, containers.tasks, containers)
 
 
 @pytest.mark.parametrize("code, asked", [(137, []), (ExitCode.DONE, ["restart policy no", "stop"])], ids=["starts again", "is done"])
@@ -105,7 +105,7 @@ class Failures(RunController):
     """A controller that notes which tasks are told to have failed for good."""
 
     def __init__(self, of: RunContainers) -> None:
-        super().__init__(of._layout, of._plan, of.tasks, of)
+        super().__init__(of._paths, of._plan, of.tasks, of)
         self.codes: list[int] = []
 
     def failed(self, task: ControlledTask, code: int) -> None:

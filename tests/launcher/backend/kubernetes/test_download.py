@@ -66,7 +66,7 @@ def cluster(answers: type[Answers], monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setattr(download, "_RETRY_INTERVAL", 0.01)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
         client = SimpleNamespace(configuration=Configuration(host=f"http://127.0.0.1:{server.server_address[1]}"))
-        log = f"{archive.LISTENS}\nwhat it said".encode()
+        log = f"{archive.LISTENING}\nwhat it said".encode()
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield cast("Cluster", SimpleNamespace(client=client, namespace="mine", log=lambda *_, **__: log))

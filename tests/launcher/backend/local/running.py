@@ -89,13 +89,13 @@ class Runs:
         ]
         return "\n".join([f"{name} is {status.state}, {status.reason or 'for no reason'}; processes {self.processes(name)}", *tasks])
 
-    def layout(self, name: str = "run") -> RunPaths:
+    def paths(self, name: str = "run") -> RunPaths:
         """Return where the run keeps its files."""
         return RunPaths(self.directory / name)
 
     def supervisor(self, name: str = "run") -> int:
         """Return the process id of a run's supervisor."""
-        snapshot = state_file.read(self.layout(name).state)
+        snapshot = state_file.read(self.paths(name).state)
         assert snapshot is not None
         assert snapshot.supervisor is not None
         return snapshot.supervisor.pid

@@ -99,10 +99,10 @@ def test_what_is_left_is_ended_also_while_another_looks(runs: Runs) -> None:
     os.kill(runs.supervisor(), signal.SIGKILL)
     runs.until("the run to be interrupted", lambda: runs.backend.status("run").state == State.INTERRUPTED)
     # As `locks.held` does for a moment.
-    lock = os.open(runs.layout().lock, os.O_RDWR)
+    lock = os.open(runs.paths().lock, os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_SH)
     threading.Timer(0.3, os.close, [lock]).start()
-    orphans.clear(runs.layout(), now=True)
+    orphans.clear(runs.paths(), now=True)
     assert runs.processes() == []
 
 
@@ -142,9 +142,9 @@ def test_an_interrupted_run_tells_the_checkpoint_that_its_chief_saved_after_all(
     runs.until_line("up")
     os.kill(runs.supervisor(), signal.SIGKILL)
     summary = {"step": 47, "steps": 100, "metrics": {"accuracy": 0.5}, "checkpoint": "/where/it/was/copied/from/checkpoints/ckpt-47"}
-    runs.layout().summary.write_text(json.dumps(summary))
+    runs.paths().run_json.write_text(json.dumps(summary))
     runs.until("the run to be interrupted", lambda: runs.backend.status("run").state == State.INTERRUPTED)
     status = runs.backend.status("run")
     assert (status.step, status.checkpoint_step, status.metrics) == (47, 47, {"accuracy": 0.5})
-    assert status.checkpoint == str(runs.layout().run_dir / "checkpoints" / "ckpt-47")
+    assert status.checkpoint == str(runs.paths().run_dir / "checkpoints" / "ckpt-47")
     runs.backend.stop("run", now=True)

@@ -58,10 +58,10 @@ def unheard(pid: int) -> Iterator[None]:
 def test_its_tasks_end_and_nothing_comes_back(runs: Runs) -> None:
     up(runs)
     supervisor = runs.supervisor()
-    shutil.rmtree(runs.layout().run_dir)
+    shutil.rmtree(runs.paths().run_dir)
     runs.until("the tasks to end", lambda: gone(runs))
     runs.until("the supervisor to end", lambda: process_identity.identify(supervisor) is None)
-    assert not runs.layout().run_dir.exists()
+    assert not runs.paths().run_dir.exists()
     assert runs.backend.runs() == []
     with pytest.raises(UsageError, match="there is no run run"):
         runs.backend.status("run")
@@ -70,7 +70,7 @@ def test_its_tasks_end_and_nothing_comes_back(runs: Runs) -> None:
 def test_a_run_that_is_started_in_its_place_waits_for_the_end_and_is_let_alone(runs: Runs) -> None:
     up(runs)
     before, supervisor = set(runs.processes()), runs.supervisor()
-    shutil.rmtree(runs.layout().run_dir)
+    shutil.rmtree(runs.paths().run_dir)
     up(runs)
     assert not before & set(runs.processes())
     runs.until("the first supervisor to end", lambda: process_identity.identify(supervisor) is None)
@@ -87,13 +87,13 @@ def test_no_run_starts_beside_tasks_that_stay_and_a_stop_ends_them(
     for module in (backend, supervised_runs):
         monkeypatch.setattr(module, "KILL_TIMEOUT", 0.3)
     with unheard(runs.supervisor()):
-        shutil.rmtree(runs.layout().run_dir)
+        shutil.rmtree(runs.paths().run_dir)
         with pytest.raises(UsageError, match=r"tasks of an earlier run run in .* still run: process \d+, \d+"):
             runs.start(TASKS)
         status = runs.backend.status("run")
         assert status.state == State.INTERRUPTED
         assert "was removed while the run ran; still running: process" in status.reason
-        shutil.rmtree(runs.layout().run_dir)  # which that start has made
+        shutil.rmtree(runs.paths().run_dir)  # which that start has made
         assert main.run(["down", "run", "--runs", str(runs.directory)]) == 0
         assert gone(runs)
         assert capsys.readouterr().out == "run was interrupted and does not run; ended 2 processes\n"
@@ -102,7 +102,7 @@ def test_no_run_starts_beside_tasks_that_stay_and_a_stop_ends_them(
 def test_a_checkpoint_that_is_saved_before_the_end_does_not_bring_it_back(runs: Runs) -> None:
     runs.start({"chief": SAVES + "save()\ntime.sleep(60)"})
     runs.until_line("up")
-    supervisor, run_dir = runs.supervisor(), runs.layout().run_dir
+    supervisor, run_dir = runs.supervisor(), runs.paths().run_dir
     os.kill(supervisor, signal.SIGSTOP)
     shutil.rmtree(run_dir)
     runs.until("the chief to save", (run_dir / "run.json").exists)
@@ -114,7 +114,7 @@ def test_a_checkpoint_that_is_saved_before_the_end_does_not_bring_it_back(runs: 
 def test_a_checkpoint_that_is_saved_into_the_directory_of_a_new_run_is_none_of_its(runs: Runs) -> None:
     runs.start({"chief": SAVES + "wait(True)\nsave()\ntime.sleep(60)"})
     runs.until_line("up")
-    supervisor, run_dir = runs.supervisor(), runs.layout().run_dir
+    supervisor, run_dir = runs.supervisor(), runs.paths().run_dir
     os.kill(supervisor, signal.SIGSTOP)
     shutil.rmtree(run_dir)
     runs.until("the chief to see that", (runs.directory.parent / "gone").exists)
@@ -129,49 +129,49 @@ def test_a_checkpoint_that_is_saved_into_the_directory_of_a_new_run_is_none_of_i
 
 
 def test_what_somebody_else_put_in_its_place_stays(runs: Runs) -> None:
-    layout = runs.layout()
-    (layout.run_dir / "checkpoints").mkdir(parents=True)
-    old = layout.run_dir / "checkpoints" / "ckpt-9.index"
+    paths = runs.paths()
+    (paths.run_dir / "checkpoints").mkdir(parents=True)
+    old = paths.run_dir / "checkpoints" / "ckpt-9.index"
     old.touch()
     os.utime(old, (1, 1))
-    orphans.remove_returned(layout, since=2)
+    orphans.remove_recreated(paths, since=2)
     assert old.exists()
 
 
 def test_who_follows_it_is_told(runs: Runs) -> None:
     up(runs, detach=False)
-    shutil.rmtree(runs.layout().run_dir)
+    shutil.rmtree(runs.paths().run_dir)
     status = runs.backend.status("run")
     assert (status.state, gone(runs)) == (State.FAILED, True)
-    assert status.reason == f"{runs.layout().run_dir} was removed while the run ran; its tasks were killed"
+    assert status.reason == f"{runs.paths().run_dir} was removed while the run ran; its tasks were killed"
 
 
 def test_a_run_whose_state_cannot_be_read_is_there_with_all_that_it_stored(runs: Runs) -> None:
     runs.start({"chief": "print('words'); open(os.environ['RUN_DIR'] + '/result', 'w').close()"})
     runs.wait()
-    layout = runs.layout()
-    runs.until("its supervisor to end", lambda: not locks.held(layout.lock))
-    whole = layout.state.read_text()
+    paths = runs.paths()
+    runs.until("its supervisor to end", lambda: not locks.held(paths.lock))
+    whole = paths.state.read_text()
     for damaged in (
         whole[:200],
         whole.replace('"version":1', '"version":99', 1),
         whole.replace('"processes":{', '"processes":null,"x":{', 1),
     ):
         assert damaged != whole
-        layout.state.write_text(damaged)
+        paths.state.write_text(damaged)
         (status,) = runs.backend.runs()
         assert (status.name, status.state) == ("run", State.UNKNOWN)
-        assert status.reason.startswith(f"{layout.state} cannot be read")
-        assert status.directory == layout.run_dir
+        assert status.reason.startswith(f"{paths.state} cannot be read")
+        assert status.directory == paths.run_dir
         assert [task.name for task in status.tasks] == ["chief"]
         assert runs.backend.stop("run") == {}
     assert runs.lines() == ["words"]
     runs.backend.delete("run")
-    assert not layout.run_dir.exists()
+    assert not paths.run_dir.exists()
 
 
 def test_a_directory_with_files_of_others_becomes_no_runs(runs: Runs) -> None:
-    directory = runs.layout().run_dir
+    directory = runs.paths().run_dir
     (directory / "checkpoints").mkdir(parents=True)
     (directory / "code.py").touch()
     with pytest.raises(UsageError, match=r"not of a run: code\.py"):

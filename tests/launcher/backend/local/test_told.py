@@ -27,7 +27,7 @@ def test_progress_events_show_in_the_status(runs: Runs) -> None:
     status = runs.backend.status("run")
     assert (status.step, status.steps, status.loss) == (40, 100, 0.5)
     assert status.eta == pytest.approx(6)
-    assert (status.checkpoint, status.checkpoint_step) == (str(runs.layout().run_dir / "checkpoints" / "ckpt-30"), 30)
+    assert (status.checkpoint, status.checkpoint_step) == (str(runs.paths().run_dir / "checkpoints" / "ckpt-30"), 30)
     worker = status.tasks[1]
     assert (worker.step, worker.local_step, worker.examples_per_second) == (40, 19, 90.0)
     runs.backend.stop("run")
@@ -77,7 +77,7 @@ def test_logs_are_kept_when_a_run_is_started_again(runs: Runs) -> None:
     for text in ("first", "second"):
         runs.start({"chief": f"print('{text}')"})
         runs.wait()
-        locks.wait_released(runs.layout().lock, timeout=5)
+        locks.wait_released(runs.paths().lock, timeout=5)
     every = [line.text for line in runs.backend.logs("run", tasks=[], follow=False)]
     assert every == ["--- launcher: run run starts", "first", "--- launcher: run run starts", "second"]
 
@@ -97,7 +97,7 @@ def test_wrong_names_are_told(runs: Runs) -> None:
 def test_data_is_deleted_once_the_run_has_ended(runs: Runs) -> None:
     runs.start({"chief": "pass"})
     runs.wait()
-    locks.wait_released(runs.layout().lock, timeout=5)
+    locks.wait_released(runs.paths().lock, timeout=5)
     runs.backend.delete("run")
     assert not (runs.directory / "run").exists()
     assert runs.backend.runs() == []
@@ -106,7 +106,7 @@ def test_data_is_deleted_once_the_run_has_ended(runs: Runs) -> None:
 def test_of_a_link_to_a_run_s_directory_both_are_deleted(runs: Runs, tmp_path: Path) -> None:
     runs.start({"chief": "pass"})
     runs.wait()
-    locks.wait_released(runs.layout().lock, timeout=5)
+    locks.wait_released(runs.paths().lock, timeout=5)
     (runs.directory / "run").rename(tmp_path / "elsewhere")
     (runs.directory / "run").symlink_to(tmp_path / "elsewhere")
     runs.backend.delete("run")
@@ -122,7 +122,7 @@ def test_a_program_that_is_not_there_is_told_when_starting(runs: Runs) -> None:
     assert error.value.remedy
     assert runs.backend.status("run").state == State.FAILED
     assert runs.processes() == []
-    assert not runs.layout().spec.exists()
+    assert not runs.paths().spec.exists()
 
 
 def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -135,5 +135,5 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 def test_the_spec_is_stored_as_it_was_started(runs: Runs) -> None:
     runs.start({"chief": "pass"})
-    assert json.loads(runs.layout().spec.read_text()) == {"name": "run"}
+    assert json.loads(runs.paths().spec.read_text()) == {"name": "run"}
     runs.wait()
