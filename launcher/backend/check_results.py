@@ -1,4 +1,4 @@
-"""The results of the checks of `launcher doctor`, a line each."""
+"""The results of the checks of `launcher doctor`, one line each."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from launcher.spec.models import ClusterSpec
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """The severity of a result."""
 
     OK = "ok"
-    WARNING = "warning"  # it may work, or could not be found out
+    WARNING = "warning"  # a run may work, or the check was not possible
     PROBLEM = "problem"  # a run will not work
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One thing that was examined: what, how it is, and where it is not well what to do."""
+    """The result of one check: the subject (`what`), its state, and the remedy if it is not ok."""
 
     level: Level
     what: str
@@ -29,7 +29,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """The subject of an examination: where runs are to be, and whether that fits a spec where there is one."""
+    """The input of a backend's checks: where runs would be stored, in which cluster, and for which spec, if any."""
 
     spec: ClusterSpec | None
     cluster: ClusterRef
@@ -40,20 +40,20 @@ Check = Callable[[CheckRequest], Iterator[CheckResult]]
 
 
 def ok(what: str, message: str) -> CheckResult:
-    """Return that something is well."""
+    """Return the result of a check that passed."""
     return CheckResult(Level.OK, what, message)
 
 
 def warning(what: str, message: str, remedy: str) -> CheckResult:
-    """Return that something may not be well."""
+    """Return the result of a check that found a possible problem."""
     return CheckResult(Level.WARNING, what, message, remedy)
 
 
 def problem(what: str, message: str, remedy: str) -> CheckResult:
-    """Return that something is not well."""
+    """Return the result of a check that failed."""
     return CheckResult(Level.PROBLEM, what, message, remedy)
 
 
 def of_error(what: str, error: LauncherError) -> CheckResult:
-    """Return the error that an examination ended with."""
+    """Return the result of a check that ended with an error."""
     return problem(what, error.message, error.remedy)

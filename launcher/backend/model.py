@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorBoardAddress:
-    """The address of TensorBoard; `serve`, if there is one, has to be called and serves it until the process is interrupted."""
+    """The address of TensorBoard; if there is `serve`, call it: it serves TensorBoard there until the process is interrupted."""
 
     url: str
     serve: Callable[[], None] | None = None
@@ -23,7 +23,7 @@ class TensorBoardAddress:
 
 @dataclass(frozen=True)
 class ClusterRef:
-    """Which cluster and namespace of it, for a backend that has several; where left out, where the run was started last, else the user's own."""
+    """A cluster's context and a namespace, for a backend that has several. None means where the run was last started, else the user's default."""
 
     context: str | None = None
     namespace: str | None = None
@@ -31,76 +31,76 @@ class ClusterRef:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run to be started: its plan, and the spec, as dumped, that this was made of."""
+    """A run to be started: its plan, and the spec that the plan was made from, in JSON form."""
 
     plan: Plan
     spec: dict[str, Any]
 
 
 class Backend(Protocol):
-    """Runs plans. Every call raises launcher.errors.LauncherError with a remedy when it cannot do its part."""
+    """Runs plans. Every call that fails raises launcher.errors.LauncherError with a remedy."""
 
     def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
-        """Start the run and return as soon as it is on its way. Without `still_wanted` it is in the background, and outlives this process.
+        """Start the run and return as soon as it is starting. Without `still_wanted` the run is in the background and outlives this process.
 
-        `still_wanted` returns whether the launcher in the foreground still wants the run. A start that waits for an earlier run's remains to go
-        polls it; once it returns False, nothing is started.
+        `still_wanted` returns whether the launcher in the foreground still wants the run. A start that has to wait for the removal of an earlier
+        run polls it; once it returns False, nothing is started.
         """
 
     def status(self, name: str) -> RunStatus:
         """Return the status of the run. Never blocks on the run itself."""
 
     def spec(self, name: str) -> dict[str, Any] | None:
-        """Return the spec, as dumped, that the run was started with last; None where that is not known."""
+        """Return the spec of the run's last start, in JSON form; None if it is not known."""
 
     def runs(self) -> list[RunStatus]:
-        """Return the status of every run that is known, newest first."""
+        """Return the status of every known run, newest first."""
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None, tail: int | None) -> Iterator[LogLine]:
         """Yield lines of the tasks in order of time; with `follow` until the run has ended."""
 
     def stacks(self, name: str, task: str) -> "tuple[ProcessStacks, ...]":
-        """Return the Python stacks of a task's processes at this moment. Raises LauncherError if no process can be asked for them."""
+        """Return the current Python stacks of a task's processes. Raises LauncherError if no process can be asked for them."""
 
     def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] = str) -> dict[str, int]:
-        """Ask every task to save and stop; `now` kills. Returns when nothing of the run is left. Idempotent.
+        """Ask every task to save and stop, or kill it if `now`. Returns when nothing of the run is left. Idempotent.
 
-        `report` is called, in the same thread, with what a person should know: which tasks did not save, or may not, and why.
-        Returns how many of each kind of object were removed, such as {"container": 4, "network": 1}; empty where a run has none.
+        `report` is called, in the same thread, with messages for people: which tasks did not save, or may not, and why.
+        Returns how many objects of each kind were removed, such as {"container": 4, "network": 1}; empty if there were none.
         """
 
     def delete(self, name: str) -> None:
-        """Delete what the run stored. Refuses while it runs."""
+        """Delete the run's stored data. Raises UsageError while the run is running."""
 
     def rename(self, name: str, new_name: str) -> tuple[Location, ...]:
         """Rename the stored data of a stopped run to `new_name`, out of a new run's way.
 
-        Returns where it is now; nothing where it is gone, or the run had no volume.
+        Returns the new locations; none if the run had no stored data.
         """
 
     def fetch(self, name: str, artifact: Artifact) -> AbstractContextManager[Stored]:
-        """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
+        """Open the run's stored data of one kind for a `with` block. Raises UsageError if there is none."""
 
 
-# Offered by some backends beside these calls: ask with isinstance.
+# Optional protocols, which only some backends implement: check with isinstance.
 
 
 @runtime_checkable
 class Prepares(Protocol):
-    """A backend whose starts need something that may take long, such as an image."""
+    """A backend whose starts need a preparation that may take long, such as building an image."""
 
     def prepare(self, run: PlannedRun) -> Iterator[str]:
-        """Make what a start needs first; yield what a person should know, as it comes."""
+        """Prepare the start; yield messages for people."""
 
 
 @runtime_checkable
 class Reserves(Protocol):
-    """A backend whose runs other machines may start, too."""
+    """A backend whose runs can be started from several machines."""
 
     def reserve(self, run: PlannedRun) -> AbstractContextManager[None]:
-        """Keep other machines from starting the run for a `with` block, until `start` in it has.
+        """Keep other machines from starting the run for a `with` block, which calls `start`.
 
-        Raises UsageError when one starts it, or it is at work.
+        Raises UsageError if another machine is starting the run, or if it is running.
         """
 
 
@@ -109,10 +109,10 @@ class Reconciles(Protocol):
     """A backend that leaves work to the launcher that watches a run."""
 
     def reconcile(self, name: str) -> list[str]:
-        """Do that work for a run, called repeatedly while it is watched; return what people should know of it."""
+        """Do that work for a run, called repeatedly while it is watched; return messages for people."""
 
     def finish(self, name: str) -> Iterator[str]:
-        """Complete pending work for a finished run, within a bounded time; yield what people should know of it."""
+        """Complete pending work for a finished run, within a bounded time; yield messages for people."""
 
 
 @runtime_checkable
@@ -120,12 +120,12 @@ class ServesTensorBoard(Protocol):
     """A backend whose logs are not in a directory of this machine."""
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> TensorBoardAddress:
-        """Have TensorBoard serve the run's logs and say where."""
+        """Have TensorBoard serve the run's logs; return its address."""
 
 
 @runtime_checkable
 class ComparesObjects(Protocol):
-    """A backend whose runs are objects of an API, which can be compared with those that a start would make."""
+    """A backend whose runs are objects of an API, which can be compared with those that a start would create."""
 
     def differences(self, run: PlannedRun) -> Iterator[str]:
-        """Yield the lines of a unified diff, from what is there to what `start` would apply; none where nothing differs."""
+        """Yield the lines of a unified diff from the existing objects to those that `start` would apply; none if they are equal."""

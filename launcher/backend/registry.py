@@ -1,21 +1,21 @@
-"""The backends: where each one is, and what sets it apart for the command line. docs/architecture.md says how to add one."""
+"""The registry of backends: where each one is, and its properties for the command line. docs/architecture.md says how to add one."""
 
 from dataclasses import dataclass
 
 from launcher.plan.models import Target
 from launcher.runs.paths import DOCKER_STATE_DIR, KUBERNETES_STATE_DIR
 
-DEFAULT: Target = "local"  # the backend of `up`, `plan` and `doctor` without --on; other verbs look there first
+DEFAULT: Target = "local"  # the backend of `up`, `plan` and `doctor` without --on; other verbs search it first
 
 
 @dataclass(frozen=True)
 class BackendEntry:
-    """A backend. `class_path`: its class as module:name, made with the runs directory, and with a Where if it is `in_namespaces`.
+    """A backend. `class_path`: its class as module:name, called with the runs directory, and with a `ClusterRef` if it is `in_namespaces`.
 
-    `examiner`: the module of its checks for `launcher doctor`, whose function `examine` is a `launcher.backend.check_results.Check`.
-    `state_directory`: below the runs directory, where this machine keeps what it knows of the backend's runs. `in_namespaces`: its runs are in
-    namespaces of clusters, and a `ClusterRef` names one. `stores_locally`: what a run stores is in a directory of this machine.
-    `shows_runs_of_others`: runs of other machines are known by their labels alone, so of their specs only the digest.
+    `checks_module`: the module of its checks for `launcher doctor`, whose function `examine` is a `launcher.backend.check_results.Check`.
+    `state_directory`: the directory of this machine's files about the backend's runs, below the runs directory. `in_namespaces`: its runs are in
+    namespaces of clusters, and a `ClusterRef` names one. `stores_locally`: a run's data is in a directory of this machine.
+    `shows_runs_of_others`: it also shows runs that other machines started, of whose spec only the digest is known, by a label.
     """
 
     class_path: str
@@ -46,20 +46,20 @@ BACKENDS: dict[Target, BackendEntry] = {
 
 def entry(name: str | None) -> BackendEntry | None:
     """Return the entry of the backend called `name`, None for none."""
-    return next((found for known, found in BACKENDS.items() if known == name), None)
+    return next((backend for target, backend in BACKENDS.items() if target == name), None)
 
 
 def in_namespaces(name: str | None) -> bool:
     """Return whether the runs of the backend called `name` are in namespaces of clusters."""
-    found = entry(name)
-    return found is not None and found.in_namespaces
+    backend = entry(name)
+    return backend is not None and backend.in_namespaces
 
 
 def cluster_backend() -> str:
-    """Return the backend that --context and --namespace mean where --on is left out."""
-    return next(name for name, found in BACKENDS.items() if found.in_namespaces)
+    """Return the backend that --context and --namespace imply without --on."""
+    return next(name for name, backend in BACKENDS.items() if backend.in_namespaces)
 
 
 def backends_with_local_specs() -> list[str]:
     """Return the backends that store the spec and plan of their runs on this machine, the default one first."""
-    return [name for name, found in BACKENDS.items() if not found.in_namespaces]
+    return [name for name, backend in BACKENDS.items() if not backend.in_namespaces]

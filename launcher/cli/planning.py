@@ -38,7 +38,7 @@ def plan_for_cluster(
 
     spec, plan = plan_file(file, _in_namespace(overrides, cluster.namespace), target, runs)
     if spec.kubernetes.namespace is None:
-        last = cluster_cache.last(runs, spec.name, cluster.context, None)
+        last = cluster_cache.last_started(runs, spec.name, cluster.context, None)
         if last.is_explicit:
             spec, plan = plan_file(file, _in_namespace(overrides, last.namespace), target, runs)
     return spec, plan, ClusterRef(cluster.context, spec.kubernetes.namespace)

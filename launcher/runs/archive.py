@@ -1,6 +1,6 @@
 """Directories as tar streams, and a small HTTP server of such streams.
 
-A pod is given the text of this file to run (launcher/backend/kubernetes/download.py), so it imports only Python's own library, of any version.
+A pod runs the text of this file (launcher/backend/kubernetes/download.py), so it imports only the standard library, and works in any version.
 """
 
 from __future__ import annotations
@@ -20,76 +20,76 @@ from pathlib import Path
 from typing import BinaryIO
 
 TOKEN_HEADER, SIZE_HEADER, PATH_HEADER = "X-Token", "X-Size", "X-Place"
-LISTENING = "listening"  # the line that the server writes once it does
+LISTENING = "listening"  # the line that the server prints once it listens
 _CHUNK = 1 << 20
-WINDOW = 1 << 20  # bytes of a stream after each of which its reader writes one byte: not more than that is on its way
-_MAX_OPEN_FILES = 100  # files of a directory; a system may allow a process 256
-_TRIES = 5  # to list and open files of which a run deletes some meanwhile, as it does old checkpoints
+WINDOW = 1 << 20  # bytes; the reader acknowledges each window of a stream by one byte, so no more is in transit
+_MAX_OPEN_FILES = 100  # files of a directory; a system may allow a process only 256
+_TRIES = 5  # to list and open files while a running run deletes some, such as old checkpoints
 
 
 def existing_paths(run_dir: Path, paths: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return for each of `paths`, names with directories or files of the run's, the first that is there and, a directory, not empty."""
-    there: dict[str, str] = {}
+    """Return for each name in `paths` the first of its candidates that is a file or a directory that is not empty; names without one are left out."""
+    existing: dict[str, str] = {}
     for name, candidates in paths.items():
         for candidate in candidates:
             path = run_dir / candidate
             if path.is_file() or (path.is_dir() and any(path.iterdir())):
-                there.setdefault(name, candidate)
-    return there
+                existing.setdefault(name, candidate)
+    return existing
 
 
 class Tree:
-    """The files below a directory, or one file, as they are when it is made: they are held open, so one that is deleted meanwhile is in the stream too.
+    """The files below a directory, or one file, at its creation. They are held open, so the stream has them even if they are deleted meanwhile.
 
-    A link at the top is followed, those below are kept as links; sockets, pipes and devices are left out. Close it at the end.
+    A link at the top is followed; links below stay links. Sockets, pipes and devices are left out. Close the tree at the end.
 
     Raises:
         OSError: a file cannot be read.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._open, self._held = ExitStack(), 0
+        self._open, self._open_count = ExitStack(), 0
         for attempt in range(1, _TRIES + 1):
-            top = directory.resolve(strict=True)  # each time: where a link leads may have changed, and been removed
+            top = directory.resolve(strict=True)  # resolved on each try: the link's target may have changed
             try:
                 self._entries = [(path, *self._entry(path, top)) for path in _below(top)]
                 break
             except FileNotFoundError:
                 self._open.close()
-                self._held = 0
+                self._open_count = 0
                 if attempt == _TRIES:
                     raise
         self.size = sum(info.size for _, info, _ in self._entries)  # bytes of all files
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         self._open.close()
 
     def stream(self) -> Iterator[bytes]:
-        """Yield the tar file; the first entry is the directory, or the file, itself. Raises OSError where a file is shorter than it was."""
+        """Yield the tar file; the first entry is the directory, or the file, itself. Raises OSError if a file has become shorter."""
         for path, info, file in self._entries:
             if not info.isreg():
                 yield info.tobuf()
                 continue
-            with ExitStack() as later:
-                yield from _file(path, info, file or later.enter_context(_opened(path)))
+            with ExitStack() as opened:
+                yield from _file(path, info, file or opened.enter_context(_open(path)))
         yield bytes(2 * tarfile.BLOCKSIZE)
 
     def _entry(self, path: Path, top: Path) -> tuple[tarfile.TarInfo, BinaryIO | None]:
-        found = path.lstat()
+        status = path.lstat()
         info = tarfile.TarInfo(str(path.relative_to(top)))
-        info.mode, info.mtime = stat.S_IMODE(found.st_mode), int(found.st_mtime)
-        if stat.S_ISDIR(found.st_mode):
+        info.mode, info.mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
+        if stat.S_ISDIR(status.st_mode):
             info.type = tarfile.DIRTYPE
-        elif stat.S_ISLNK(found.st_mode):
+        elif stat.S_ISLNK(status.st_mode):
             info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
-        elif self._held < _MAX_OPEN_FILES:
-            file = self._open.enter_context(_opened(path))
-            self._held += 1
+        elif self._open_count < _MAX_OPEN_FILES:
+            file = self._open.enter_context(_open(path))
+            self._open_count += 1
             info.size = os.fstat(file.fileno()).st_size
             return info, file
         else:
-            info.size = found.st_size
+            info.size = status.st_size
         return info, None
 
 
@@ -107,26 +107,26 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb")
 
 
 def _file(path: Path, info: tarfile.TarInfo, file: BinaryIO) -> Iterator[bytes]:
     yield info.tobuf()
-    left = info.size
-    while left:
-        data = file.read(min(left, _CHUNK))
+    remaining = info.size
+    while remaining:
+        data = file.read(min(remaining, _CHUNK))
         if not data:
             raise OSError(f"{path} became shorter while it was read")
-        left -= len(data)
+        remaining -= len(data)
         yield data
     yield bytes(-info.size % tarfile.BLOCKSIZE)
 
 
-def _paced(pieces: Iterator[bytes], reader: BinaryIO | BufferedIOBase) -> Iterator[bytes]:
-    """Yield the pieces that are not empty, and wait after each WINDOW until their reader has written a byte. Raises ConnectionError where it is gone."""
+def _flow_controlled(chunks: Iterator[bytes], reader: BinaryIO | BufferedIOBase) -> Iterator[bytes]:
+    """Yield the chunks that are not empty; after each WINDOW wait until the reader has written a byte. Raises ConnectionError if the reader is gone."""
     sent = 0
-    for data in filter(None, pieces):
+    for data in filter(None, chunks):
         yield data
         before, sent = sent, sent + len(data)
         windows = sent // WINDOW - before // WINDOW
@@ -137,31 +137,32 @@ def _paced(pieces: Iterator[bytes], reader: BinaryIO | BufferedIOBase) -> Iterat
 def serve(run_dir: Path, paths: Mapping[str, Sequence[str]], digest: str, port: int, idle: float) -> None:
     """Serve `GET /<name of one of the paths>` on loopback, as a tar stream in chunks, until no request has come for `idle` seconds.
 
-    It waits for its reader after each WINDOW: a port forwarder holds all that it has no reader for, and copies it for each piece that comes.
-    The caller has to know the text of which `digest` is the SHA-256. The answer is 404 with the JSON list of what there is where that is nothing.
+    The server waits for its reader after each WINDOW, because a port forwarder buffers all data that is not read yet, and copies the buffer
+    for each chunk. Requests need the token whose SHA-256 is `digest`. If the run has no such path, the answer is 404 with a JSON list of
+    the names that it has.
     """
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"  # with chunks: one that is missing is noticed
-        timeout = idle  # the client may be gone without a word
+        protocol_version = "HTTP/1.1"  # for chunked encoding, which shows a missing end
+        timeout = idle  # the client may be gone without closing the connection
 
         def do_GET(self) -> None:
             token_digest = hashlib.sha256(self.headers.get(TOKEN_HEADER, "").encode()).hexdigest()
             if not hmac.compare_digest(token_digest, digest):
                 self._answer(403, b"")
                 return
-            there = existing_paths(run_dir, paths)
+            existing = existing_paths(run_dir, paths)
             name = self.path.strip("/")
-            if name not in there:
-                self._answer(404, json.dumps(sorted(there)).encode())
+            if name not in existing:
+                self._answer(404, json.dumps(sorted(existing)).encode())
                 return
-            with closing(Tree(run_dir / there[name])) as tree:
+            with closing(Tree(run_dir / existing[name])) as tree:
                 self.send_response(200)
                 self.send_header("Transfer-Encoding", "chunked")
                 self.send_header(SIZE_HEADER, str(tree.size))
-                self.send_header(PATH_HEADER, there[name])
+                self.send_header(PATH_HEADER, existing[name])
                 self.end_headers()
-                for data in _paced(tree.stream(), self.rfile):
+                for data in _flow_controlled(tree.stream(), self.rfile):
                     self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
                 self.wfile.write(b"0\r\n\r\n")
 
@@ -176,14 +177,14 @@ def serve(run_dir: Path, paths: Mapping[str, Sequence[str]], digest: str, port: 
 
     class Server(HTTPServer):
         timeout = idle
-        over = False
+        is_idle = False
 
         def handle_timeout(self) -> None:
-            self.over = True
+            self.is_idle = True
 
     with Server(("127.0.0.1", port), Handler) as server:
         print(LISTENING, flush=True)
-        while not server.over:
+        while not server.is_idle:
             server.handle_request()
 
 

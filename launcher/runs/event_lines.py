@@ -1,4 +1,4 @@
-"""A line of a task's output, from its bytes: what is shown of it, what is kept of it, and what of it may be an event. Pure."""
+"""A line of a task's output, from its bytes: the text that is shown, the bytes that are stored, and whether it may be an event. Pure."""
 
 from launcher.runs.status import LogLine
 from trainer.events import escaped
@@ -12,14 +12,14 @@ def as_shown(line: bytes) -> bytes:
     if b"\r" not in line:
         return line
     parts = [part for part in line.split(b"\r") if part]
-    # A part behind another one is no event: only a line begins as one.
+    # A part after a carriage return is no event: only a whole line can be one.
     return escaped(parts[-1]) if parts else b""
 
 
 def log_line(time: float, task: str, written: bytes, *, has_events: bool = True) -> LogLine:
-    """Return a line as backends tell of it, from what was `written`, without its end.
+    """Return the LogLine of the bytes of a line, without its line end.
 
-    `has_events`: a trainer writes this output, so what begins like an event is one.
+    `has_events`: a trainer writes this output, so a line that begins like an event is one.
     """
     if not has_events:
         written = escaped(written)

@@ -1,7 +1,7 @@
-"""One supervisor per run: an advisory lock (flock) that its process holds and the kernel releases, however it ends.
+"""One supervisor per run: an advisory lock (flock) that its process holds and that the kernel releases when the process ends.
 
-The lock belongs to the open file: the process that starts a supervisor takes it and hands the open file on, so
-it is held at every moment.
+The lock belongs to the open file. The process that starts a supervisor takes the lock and passes the open file on, so the lock is
+never free in between.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ _POLL_INTERVAL = 0.05
 
 
 def acquire(path: Path, *, timeout: float = 0.0) -> int | None:
-    """Return a file descriptor that holds the lock, or None when another holds it for all of `timeout` seconds.
+    """Return a file descriptor that holds the lock, or None if another process holds it for all of `timeout` seconds.
 
-    Closing the descriptor releases the lock. Raises OSError when the file cannot be opened.
+    Closing the descriptor releases the lock. Raises OSError if the file cannot be opened.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     deadline = time.monotonic() + timeout
@@ -38,13 +38,13 @@ def acquire(path: Path, *, timeout: float = 0.0) -> int | None:
 
 @contextlib.contextmanager
 def exclusive(path: Path, *, timeout: float) -> Iterator[bool]:
-    """Hold the lock for a `with` block and remove its file afterwards; False when another holds it for all of `timeout` seconds.
+    """Hold the lock for a `with` block and remove its file afterwards; False if another process holds it for all of `timeout` seconds.
 
-    Raises OSError when the file cannot be opened.
+    Raises OSError if the file cannot be opened.
     """
     deadline = time.monotonic() + timeout
-    while (fd := acquire(path, timeout=max(0.0, deadline - time.monotonic()))) is not None and not _names(path, fd):
-        os.close(fd)  # its holder has removed it: the next one makes another
+    while (fd := acquire(path, timeout=max(0.0, deadline - time.monotonic()))) is not None and not _is_same_file(path, fd):
+        os.close(fd)  # the previous holder has removed this file: try again with the new one
     try:
         yield fd is not None
     finally:
@@ -53,7 +53,7 @@ def exclusive(path: Path, *, timeout: float) -> Iterator[bool]:
             os.close(fd)
 
 
-def _names(path: Path, fd: int) -> bool:
+def _is_same_file(path: Path, fd: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except FileNotFoundError:
@@ -61,14 +61,14 @@ def _names(path: Path, fd: int) -> bool:
 
 
 class HeldLock:
-    """A lock of this process, as its file was at first: it is removed with the directory of a run."""
+    """A lock that this process holds; its file disappears if the run's directory is removed."""
 
     def __init__(self, path: Path) -> None:
-        """Remember the file. Raises OSError."""
+        """Remember the file's identity. Raises OSError."""
         self._path, self._stat = path, path.stat()
 
     def lost(self) -> bool:
-        """Return whether the file is gone or another one is in its place. One that cannot be asked about is not lost."""
+        """Return whether the file is gone or was replaced. A file that cannot be examined is not lost."""
         try:
             return not os.path.samestat(self._path.stat(), self._stat)
         except (FileNotFoundError, NotADirectoryError):
@@ -78,7 +78,7 @@ class HeldLock:
 
 
 def held(path: Path) -> bool:
-    """Return whether a process holds the lock now. A file that is not there or cannot be read is not locked."""
+    """Return whether a process holds the lock now. A file that is missing or cannot be read is not locked."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -94,7 +94,7 @@ def held(path: Path) -> bool:
 
 
 def wait_released(path: Path, *, timeout: float) -> bool:
-    """Wait until no process holds the lock; False when one still does after `timeout` seconds."""
+    """Wait until no process holds the lock; False if one still does after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while held(path):
         if time.monotonic() >= deadline:

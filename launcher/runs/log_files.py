@@ -1,7 +1,7 @@
-"""A task's log file: how its lines are stamped and written, and how they are read back.
+"""A task's log file: writes lines with time stamps, and reads them back.
 
-A line is `<RFC 3339 UTC time with milliseconds> <text>`: a line of output as it was written, whatever its bytes, or a part of one longer than
-LONGEST_LINE; or a note of the launcher. Times never go back within a file, so a time is found by bisection.
+A line is `<RFC 3339 UTC time with milliseconds> <text>`. The text is a line of output, byte by byte, a part of one longer than LONGEST_LINE,
+or a note of the launcher. Times never decrease within a file, so a time is found by bisection.
 """
 
 import contextlib
@@ -20,26 +20,26 @@ _BLOCK = 64 * 1024
 
 
 class LineWriter:
-    """Appends lines to an open file, each behind its time. A full disk loses lines; how many, and since when, is written when there is room again."""
+    """Appends lines to an open file, each after its time. A full disk loses lines; once there is room, a note says how many and since when."""
 
-    def __init__(self, fd: int, mark: str = "") -> None:
-        """Write to `fd`; `mark` begins what is told of lost lines."""
-        self._fd, self._mark = fd, mark
-        self._lost, self._since = 0, 0.0
+    def __init__(self, fd: int, note_prefix: str = "") -> None:
+        """Write to `fd`; `note_prefix` begins the note about lost lines."""
+        self._fd, self._note_prefix = fd, note_prefix
+        self._lost, self._lost_since = 0, 0.0
         self._is_partial = False  # the last line in the file has no end
 
     @property
     def has_lost(self) -> bool:
-        """Whether lines were lost, which the file does not tell yet."""
+        """Whether lines were lost that no note mentions yet."""
         return self._lost > 0
 
     def write(self, lines: Sequence[bytes], now: float) -> None:
-        """Write lines, and before them how many were lost; without lines only that, if some were."""
+        """Write the note about lost lines, if there are any, and then the lines."""
         prefix = rfc3339(now).encode() + b" "
         note = b"\n" if self._is_partial else b""
         if self._lost:
-            what = "1 line" if self._lost == 1 else f"{self._lost:,} lines"
-            note += prefix + f"{self._mark}{what} could not be written here, the first at {rfc3339(self._since)}\n".encode()
+            count = "1 line" if self._lost == 1 else f"{self._lost:,} lines"
+            note += prefix + f"{self._note_prefix}{count} could not be written here, the first at {rfc3339(self._lost_since)}\n".encode()
         body = note + b"".join(prefix + line + b"\n" for line in lines)
         written = 0
         with contextlib.suppress(OSError):
@@ -47,11 +47,11 @@ class LineWriter:
         if written:
             self._is_partial = body[written - 1 : written] != b"\n"
         if written < len(note):
-            self._since = self._since if self._lost else now
+            self._lost_since = self._lost_since if self._lost else now
             self._lost += len(lines)
             return
-        # The missing part, where the disk filled up on the way, may start inside a line.
-        self._lost, self._since = body[written:].count(b"\n"), now
+        # If the disk filled up during this write, the missing part may start inside a line.
+        self._lost, self._lost_since = body[written:].count(b"\n"), now
 
 
 class LogWriter:
@@ -67,7 +67,7 @@ class LogWriter:
         self.bytes_fed = 0
 
     def feed(self, output: bytes) -> list[bytes]:
-        """Write what came out of the task; return the lines that are complete now, without their ends."""
+        """Write output of the task; return the lines that are complete now, without their line ends."""
         self.bytes_fed += len(output)
         *lines, self._partial = (self._partial + output).split(b"\n")
         if lines and self._in_line:
@@ -79,21 +79,21 @@ class LogWriter:
         return lines
 
     def end(self) -> list[bytes]:
-        """Write a last line that has no end; return it."""
+        """Write the last line even if it has no line end; return it."""
         return self.feed(b"\n") if self._partial else []
 
     def note(self, text: str) -> None:
-        """Write a line of the launcher's own, marked as such."""
+        """Write a line of the launcher's own, with a prefix that says so."""
         self.end()
         self._write([f"--- launcher: {text}".encode()])
 
     def catch_up(self) -> None:
-        """Write how many lines a full disk has lost, where there is room again."""
+        """Write how many lines a full disk has lost, if there is room again."""
         if self._lines.has_lost:
             self._write([])
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Write the rest and close the file."""
         self.end()
         self.catch_up()
         os.close(self._fd)
@@ -105,7 +105,7 @@ class LogWriter:
 
 
 def _end_last_line(fd: int) -> None:
-    """End a line that a writer did not live to end."""
+    """End a line that a killed writer has left without its end."""
     size = os.lseek(fd, 0, os.SEEK_END)
     if size and os.pread(fd, 1, size - 1) != b"\n":
         with contextlib.suppress(OSError):
@@ -121,19 +121,19 @@ def _last_time(path: Path) -> float:
     return last
 
 
-def parse(line: bytes, task: str, earlier: float) -> LogLine:
-    """Return a line of a log file. A damaged one has the time of the line before it, `earlier`."""
+def parse(line: bytes, task: str, previous_time: float) -> LogLine:
+    """Return a line of a log file. A damaged line gets the time of the line before it, `previous_time`."""
     stamp, rest = line[:_STAMP_LENGTH], line[_STAMP_LENGTH:]
     if stamp.endswith(b"Z") and rest.startswith(b" ") and (moment := parse_rfc3339(stamp.decode("ascii", "replace"))) is not None:
         return log_line(moment, task, rest[1:].removesuffix(b"\n"))
-    return log_line(earlier, task, line.removesuffix(b"\n"))
+    return log_line(previous_time, task, line.removesuffix(b"\n"))
 
 
 def read(path: Path, offset: int) -> Iterator[tuple[int, LogLine]]:
-    """Yield the complete lines from `offset` on, each with the offset after it. Nothing when there is no file."""
-    earlier = 0.0
+    """Yield the complete lines from `offset` on, each with the offset after it; none if there is no file."""
+    previous_time = 0.0
     with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_size <= offset:  # nothing new: a reader that follows a log asks five times a second
+        if path.stat().st_size <= offset:  # nothing new; a reader that follows a log checks five times a second
             return
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(offset)
@@ -141,14 +141,14 @@ def read(path: Path, offset: int) -> Iterator[tuple[int, LogLine]]:
             if not raw.endswith(b"\n"):
                 return
             offset += len(raw)
-            line = parse(raw, path.stem, earlier)
-            earlier = line.time
+            line = parse(raw, path.stem, previous_time)
+            previous_time = line.time
             yield offset, line
 
 
 def since_offset(path: Path, since: float) -> int:
     """Return the offset of the first line at or after `since` (seconds since the epoch), by bisection."""
-    wanted = rfc3339(since).encode()
+    stamp = rfc3339(since).encode()
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         low, high = 0, file.seek(0, os.SEEK_END)
         while low < high:
@@ -156,7 +156,7 @@ def since_offset(path: Path, since: float) -> int:
             start = _line_start(file.fileno(), middle)
             file.seek(start)
             line = file.readline()
-            if line[:_STAMP_LENGTH] < wanted:
+            if line[:_STAMP_LENGTH] < stamp:
                 low = start + len(line)
             else:
                 high = start
@@ -165,33 +165,33 @@ def since_offset(path: Path, since: float) -> int:
 
 
 def tail_offset(path: Path, lines: int) -> int:
-    """Return the offset of the last `lines` lines, read from the end; 0 when there are fewer."""
+    """Return the offset of the last `lines` lines, read from the end; 0 if there are fewer."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         if lines <= 0:
             return end
-        position, missing = end, lines + 1  # the end of the line before the first one wanted
+        position, missing = end, lines + 1  # one more line end: that of the line before them
         while position > 0:
             start = max(0, position - _BLOCK)
             file.seek(start)
             block = file.read(position - start)
-            found = block.count(b"\n")
-            if found >= missing:
+            ends = block.count(b"\n")
+            if ends >= missing:
                 cut = len(block)
                 for _ in range(missing):
                     cut = block.rfind(b"\n", 0, cut)
                 return start + cut + 1
-            missing -= found
+            missing -= ends
             position = start
     return 0
 
 
 def _line_start(fd: int, position: int) -> int:
-    """Return where the line that `position` is in starts."""
+    """Return the offset of the start of the line that contains `position`."""
     while position > 0:
         start = max(0, position - _BLOCK)
-        found = os.pread(fd, position - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        end = os.pread(fd, position - start, start).rfind(b"\n")
+        if end >= 0:
+            return start + end + 1
         position = start
     return 0

@@ -21,8 +21,8 @@ def merged(
 ) -> Iterator[LogLine]:
     """Yield the lines of `files` (task name -> log file) in order of time.
 
-    `since` leaves out what is older (seconds since the epoch); `tail` all but the last lines of each task. With
-    `follow` more lines come until `ended` says that the run is over and all was read.
+    `since` (seconds since the epoch) leaves out older lines; `tail` leaves out all but the last lines of each task. With `follow` it yields new
+    lines until `ended` returns True and all lines were read.
     """
     offsets = {task: _start(path, since, tail) for task, path in files.items()}
 
@@ -32,13 +32,13 @@ def merged(
             yield line
 
     while True:
-        # Asked before reading: what was written until the end is read after it.
-        over = not follow or ended()
+        # Checked before reading, so that the reading that follows gets everything up to the end.
+        is_last_read = not follow or ended()
         any_line = False
         for line in heapq.merge(*map(new_lines, files), key=lambda line: line.time):
             any_line = True
             yield line
-        if over:
+        if is_last_read:
             return
         if not any_line:
             time.sleep(_POLL_INTERVAL)

@@ -1,6 +1,6 @@
 """Orphans: processes that a killed supervisor left. They are found by their identity, reported, and cleaned up.
 
-The tasks notice by themselves that their supervisor is gone, save and leave. Orphans are those that have not left yet, or never do.
+Tasks notice by themselves that their supervisor is gone, save and exit. Orphans are those that have not exited yet, or never do.
 """
 
 import contextlib
@@ -16,49 +16,49 @@ from launcher.runs.state_file import Snapshot
 from launcher.runs.status import ENDED, RunStatus, State
 
 _POLL_INTERVAL = 0.1
-# A verb that only looks whether the run has a supervisor holds its lock for a moment.
+# A verb that checks whether the run has a supervisor holds the lock for a moment.
 _LOCK_TIMEOUT = 1.0
-_CLOCKS = 0.05  # seconds by which a file's time may be behind the clock
+_CLOCK_TOLERANCE = 0.05  # seconds by which a file's time may be behind the clock
 _KILLED = "the launcher's supervisor was killed"
 
 
 def find(paths: RunPaths, snapshot: Snapshot) -> dict[str, list[int]]:
-    """Return task name -> its processes that still run, for certain of this run; none of a run whose directory this is a copy of."""
+    """Return the processes that still run, by task: only those that certainly belong to this run, and none if its directory is a copy."""
     if _is_copy(paths, snapshot):
         return {}
-    found = {}
+    orphans = {}
     for name, leader in snapshot.processes.items():
         members = process_identity.session(leader.pid)
         if not process_identity.alive(leader):
-            # The number may have gone to another session since; its members would not know this run.
+            # The id may belong to another session now, whose members do not have this run in their environment.
             members = [pid for pid in members if process_identity.belongs(pid, run_dir=str(paths.run_dir))]
         if members:
-            found[name] = members
-    return found
+            orphans[name] = members
+    return orphans
 
 
 def interrupted(paths: RunPaths, snapshot: Snapshot) -> RunStatus:
-    """Return the status of a run whose supervisor is gone before the run had ended."""
-    left = find(paths, snapshot)
-    still = ", ".join(f"{name} (pid {members[0]})" for name, members in left.items())
-    reason = f"{_KILLED}; still running: {still}; `launcher down {paths.name}` ends that" if left else _KILLED
+    """Return the status of a run whose supervisor was gone before the run had ended."""
+    orphans = find(paths, snapshot)
+    running = ", ".join(f"{name} (pid {members[0]})" for name, members in orphans.items())
+    reason = f"{_KILLED}; still running: {running}; `launcher down {paths.name}` ends that" if orphans else _KILLED
     tasks = tuple(
         task
         if task.state in ENDED
-        else dataclasses.replace(task, state=State.INTERRUPTED, reason=_KILLED, pid=left.get(task.name, [None])[0])
+        else dataclasses.replace(task, state=State.INTERRUPTED, reason=_KILLED, pid=orphans.get(task.name, [None])[0])
         for task in snapshot.status.tasks
     )
-    ended = snapshot.status.ended or _written(paths)
+    ended = snapshot.status.ended or _written_at(paths)
     return dataclasses.replace(
         snapshot.status, state=State.INTERRUPTED, reason=reason, reason_task="", ended=ended, eta=None, save_failed=None, tasks=tasks
     )
 
 
 def clear(paths: RunPaths, *, now: bool) -> int:
-    """End the orphans of a run, and note it as interrupted; return how many were killed. Does nothing while it has a supervisor.
+    """End the orphans of a run, and record it as interrupted; return how many were killed. Does nothing while it has a supervisor.
 
-    The tasks get their grace period to leave by themselves, none with `now`. Raises LauncherError when some cannot be ended, and OSError when
-    nothing can be written.
+    The tasks get their grace period to exit by themselves, or none with `now`. Raises LauncherError if some cannot be ended, and OSError if
+    the state cannot be written.
     """
     snapshot = state_file.read(paths.state)
     if snapshot is None or snapshot.status.state in ENDED:
@@ -68,83 +68,85 @@ def clear(paths: RunPaths, *, now: bool) -> int:
         return 0
     try:
         deadline = time.monotonic() + (0 if now else snapshot.grace_period)
-        while (left := find(paths, snapshot)) and time.monotonic() < deadline:
+        while (orphans := find(paths, snapshot)) and time.monotonic() < deadline:
             time.sleep(_POLL_INTERVAL)
-        for name in left:
+        for name in orphans:
             process_identity.kill_session(snapshot.processes[name].pid)
-        if left and (stayed := find(paths, snapshot)):
-            # The state stays as it is, so that the next stop tries again.
-            who = ", ".join(f"{name} (pid {members[0]})" for name, members in stayed.items())
-            raise LauncherError(f"processes of the run {paths.name} cannot be ended: {who}", "end these processes yourself, then try again")
+        if orphans and (remaining := find(paths, snapshot)):
+            # The state stays unchanged, so that the next stop tries again.
+            pids = ", ".join(f"{name} (pid {members[0]})" for name, members in remaining.items())
+            raise LauncherError(
+                f"processes of the run {paths.name} cannot be ended: {pids}", "end these processes yourself, then try again"
+            )
         state_file.write(paths.state, dataclasses.replace(snapshot, status=interrupted(paths, snapshot)))
-        return sum(map(len, left.values()))
+        return sum(map(len, orphans.values()))
     finally:
         os.close(lock_fd)
 
 
 def leftover_processes(paths: RunPaths) -> str:
-    """Return the ids of this run's processes, as `process 12, 34`, where it has no supervisor and its directory was removed while they ran.
+    """Return the ids of this run's processes, as `process 12, 34`, if no supervisor holds its lock, for example because its directory was removed.
 
-    Empty where there are none.
+    Empty if there are none.
     """
-    found = [] if locks.held(paths.lock) else process_identity.tasks_of(str(paths.run_dir))
-    return f"process {', '.join(map(str, found))}" if found else ""
+    pids = [] if locks.held(paths.lock) else process_identity.tasks_of(str(paths.run_dir))
+    return f"process {', '.join(map(str, pids))}" if pids else ""
 
 
 def kill_leftover_processes(paths: RunPaths) -> int:
-    """Kill what `leftover_processes` finds; return how many processes. Raises LauncherError when some stay."""
-    found = [] if locks.held(paths.lock) else process_identity.tasks_of(str(paths.run_dir))
-    for pid in found:
+    """Kill the processes of `leftover_processes`; return how many there were. Raises LauncherError if some remain."""
+    pids = [] if locks.held(paths.lock) else process_identity.tasks_of(str(paths.run_dir))
+    for pid in pids:
         process_identity.kill_session(process_identity.session_of(pid) or pid)
-    if stayed := leftover_processes(paths):
-        raise LauncherError(f"tasks of the run {paths.name} cannot be ended: {stayed}", "end these processes yourself, then try again")
-    return len(found)
+    if remaining := leftover_processes(paths):
+        raise LauncherError(f"tasks of the run {paths.name} cannot be ended: {remaining}", "end these processes yourself, then try again")
+    return len(pids)
 
 
-def wait_until_gone(paths: RunPaths, within: float) -> None:
-    """Wait until no leftover process is there: a supervisor whose directory is gone ends them. Raises UsageError when some stay."""
-    deadline = time.monotonic() + within
+def wait_until_gone(paths: RunPaths, timeout: float) -> None:
+    """Wait until no leftover process remains: a supervisor whose directory was removed ends them. Raises UsageError if some remain."""
+    deadline = time.monotonic() + timeout
     while process_identity.tasks_of(str(paths.run_dir)):
         if time.monotonic() >= deadline:
-            there = ", ".join(map(str, process_identity.tasks_of(str(paths.run_dir))))
+            pids = ", ".join(map(str, process_identity.tasks_of(str(paths.run_dir))))
             raise UsageError(
-                f"tasks of an earlier run {paths.name} in {paths.run_dir} still run: process {there}",
+                f"tasks of an earlier run {paths.name} in {paths.run_dir} still run: process {pids}",
                 f"end them with `launcher down {paths.name}`, then try again",
             )
         time.sleep(_POLL_INTERVAL)
 
 
 def remove_recreated(paths: RunPaths, since: float) -> None:
-    """Remove what tasks have saved in place of a run's directory that was removed while they ran, at `since` (seconds since the epoch) or later.
+    """Remove a run's directory that its tasks created again by saving after it was removed, at `since` (seconds since the epoch) or later.
 
-    Nothing is removed if something is older: these tasks have not saved it.
+    Nothing is removed if a file is older than that: then these tasks have not saved it.
     """
     with contextlib.suppress(OSError):
-        returned = [path for path in paths.run_dir.iterdir() if path != paths.directory]
-        files = [file for path in returned for file in (path.rglob("*") if path.is_dir() else [path]) if not file.is_dir()]
-        if any(file.lstat().st_mtime < since - _CLOCKS for file in files):
+        entries = [path for path in paths.run_dir.iterdir() if path != paths.directory]
+        files = [file for path in entries for file in (path.rglob("*") if path.is_dir() else [path]) if not file.is_dir()]
+        if any(file.lstat().st_mtime < since - _CLOCK_TOLERANCE for file in files):
             return
-        for path in returned:
+        for path in entries:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        paths.run_dir.rmdir()  # not where a run has been started there since
+        paths.run_dir.rmdir()  # fails if another run has been started there since
 
 
 def _is_copy(paths: RunPaths, snapshot: Snapshot) -> bool:
-    """Return whether this directory is a copy: the one in which the run was started is still there, and the processes are of that one."""
+    """Return whether this directory is a copy: the directory in which the run was started still exists, and has the same processes."""
     started_in = snapshot.status.directory
     try:
         if started_in is None or started_in.samefile(paths.run_dir):
             return False
-    except OSError:  # it is not there, so it was moved
+    except OSError:  # it does not exist, so it was moved
         return False
     original = state_file.read(RunPaths(started_in).state)
     return original is not None and any(process in original.processes.values() for process in snapshot.processes.values())
 
 
-def _written(paths: RunPaths) -> float | None:
+def _written_at(paths: RunPaths) -> float | None:
     try:
         return paths.state.stat().st_mtime
     except OSError:

@@ -23,30 +23,30 @@ _REMEDY: dict[int, str] = {
     errno.ENOENT: "check that the program and the directory it starts in are there",
     errno.E2BIG: "ask for fewer tasks, or put less into env",
 }
-# A path needs a directory where there is a file, as its last part or before it.
+# Errors of a path that needs a directory where a file is, as its last part or before.
 _IN_THE_WAY = frozenset({errno.ENOTDIR, errno.EEXIST})
 
 
-def explain(error: OSError, doing: str) -> LauncherError:
-    """Return the error for what went wrong while `doing`, with the file it was about."""
+def explain(error: OSError, action: str) -> LauncherError:
+    """Return the LauncherError for an OSError during `action`, with its file."""
     if error.errno in _IN_THE_WAY and error.filename is not None and (file := _file_in_the_way(Path(os.fsdecode(error.filename)))):
         below = f", and {error.filename!s} would be below it" if str(file) != str(error.filename) else ""
-        return LauncherError(f"{doing} failed: {file} is a file, not a directory{below}", "name a directory for the runs: --runs DIR")
-    what = f" {error.filename!s}" if error.filename is not None else ""
+        return LauncherError(f"{action} failed: {file} is a file, not a directory{below}", "name a directory for the runs: --runs DIR")
+    about = f" {error.filename!s}:" if error.filename is not None else ""
     reason = error.strerror or str(error) or type(error).__name__
-    return LauncherError(f"{doing} failed:{what}: {reason}" if what else f"{doing} failed: {reason}", _REMEDY.get(error.errno or 0, ""))
+    return LauncherError(f"{action} failed:{about} {reason}", _REMEDY.get(error.errno or 0, ""))
 
 
 @contextlib.contextmanager
-def translate_os_errors(doing: str) -> Iterator[None]:
-    """Raise the error for an OSError of a `with` block, in which that is done."""
+def translate_os_errors(action: str) -> Iterator[None]:
+    """Turn an OSError in a `with` block, which does `action`, into a LauncherError."""
     try:
         yield
     except OSError as error:
-        raise explain(error, doing) from error
+        raise explain(error, action) from error
 
 
 def _file_in_the_way(path: Path) -> Path | None:
-    """Return the file that stands where a path needs a directory; None where there is none."""
-    found = next((part for part in (path, *path.parents) if os.path.lexists(part)), None)
-    return found if found is not None and not found.is_dir() else None
+    """Return the file that is where a path needs a directory; None if there is none."""
+    existing = next((part for part in (path, *path.parents) if os.path.lexists(part)), None)
+    return existing if existing is not None and not existing.is_dir() else None

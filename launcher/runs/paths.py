@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launcher.errors import LauncherError
 
-# Below the runs directory, where this machine stores what it knows of runs in containers and on clusters: no run has such a name.
+# Directories below the runs directory for this machine's files about runs in containers and on clusters. No run can have such a name.
 DOCKER_STATE_DIR, KUBERNETES_STATE_DIR = ".docker", ".kubernetes"
 
 
@@ -14,7 +14,7 @@ _RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\Z")
 
 
 def is_run_name(name: str) -> bool:
-    """Return whether a run may be called so: a name becomes a path, also of what is deleted, and `..` must never get that far."""
+    """Return whether a run may have this name. Names become paths, also of directories that are deleted, so `..` must never pass."""
     return _RUN_NAME.match(name) is not None
 
 
@@ -35,7 +35,7 @@ class RunPaths:
         self.tasks = own / "tasks"  # the directory of the tasks' logs
 
     def rename(self, new_name: str) -> Path:
-        """Rename the run's directory to `new_name`, beside it, and return it. Raises LauncherError when that cannot be done."""
+        """Rename the run's directory to `new_name`, in the same parent, and return its path. Raises LauncherError if that fails."""
         try:
             return self.run_dir.rename(self.run_dir.with_name(new_name))
         except OSError as error:
@@ -44,14 +44,14 @@ class RunPaths:
             ) from error
 
     def delete(self) -> None:
-        """Delete the run's directory, if there is one; of a link to it both. Raises OSError when that cannot be done."""
+        """Delete the run's directory, if there is one, and the link if it is one. Raises OSError if that fails."""
         if self.run_dir.exists():
-            shutil.rmtree(self.run_dir.resolve())  # it refuses links
+            shutil.rmtree(self.run_dir.resolve())  # rmtree refuses links
         if self.run_dir.is_symlink():
             self.run_dir.unlink()
 
     def stacks_socket(self, task: str) -> Path:
-        """Return the socket on which a task's parent is asked for its stacks."""
+        """Return the socket at which a task's parent serves its stacks."""
         return self.tasks / f"{task}.sock"
 
     def log(self, task: str) -> Path:

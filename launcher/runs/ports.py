@@ -1,11 +1,11 @@
 """Free ports on this machine, held for as long as a run lasts without listening on them.
 
 TensorFlow's gRPC server refuses SO_REUSEPORT but sets SO_REUSEADDR. On Linux two sockets that both set SO_REUSEADDR may be
-bound to one port as long as neither listens, so ours keeps the port: the kernel gives it to no process that asks for any
-port, binds without SO_REUSEADDR are refused, and connections out never use it. TensorFlow then binds it and listens.
+bound to one port as long as neither listens, so our socket reserves the port: the kernel never assigns it to a process that asks for a
+free port or connects out, and refuses binds without SO_REUSEADDR. TensorFlow then binds the port and listens.
 
-BSD systems (macOS) refuse that. There ports come from below the range that the kernel gives out, and a lock file
-for each keeps other runs of the same user off it.
+BSD systems (macOS) refuse the second bind. There ports come from below the range from which the kernel assigns ports, and a lock file
+for each keeps other runs of the same user from using it.
 """
 
 import contextlib
@@ -25,37 +25,37 @@ from launcher.errors import LauncherError
 from launcher.runs import locks
 
 # Below both the IANA dynamic range (49152 and up: macOS) and Linux's (32768 and up).
-_QUIET_RANGE = range(20_000, 32_000)
+_PORT_RANGE = range(20_000, 32_000)
 _REMEDY = "remove it, or set TMPDIR to a directory of your own"
 
 
-# As many ports after a wanted one are tried as TensorBoard itself would try.
+# How many ports are tried; TensorBoard itself tries as many.
 _PORTS_TRIED = 10
 
 
 def is_free(host: str, port: int) -> bool:
-    """Return whether a process could listen at this port now; 0 is any that is free."""
+    """Return whether a process could listen at this port now; 0 stands for any free port."""
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return True
-    except (OSError, TypeError):  # the latter for what cannot be a host's name
+    except (OSError, TypeError):  # TypeError for a text that cannot be a host name
         return False
 
 
 def next_free(host: str, first: int) -> int | None:
-    """Return the first of some ports from `first` on at which a process could listen; None where there is none."""
+    """Return the first port from `first` on, of at most ten, at which a process could listen; None if there is none."""
     return next((port for port in range(first, min(first + _PORTS_TRIED, 65536)) if is_free(host, port)), None)
 
 
 class PortReservation:
-    """Ports that no other process gets. Close it, or leave its `with` block, to give them back."""
+    """Ports that no other process gets, until this is closed or its `with` block ends."""
 
     def __init__(self, ports: tuple[int, ...], release: Callable[[], None]) -> None:
         self.ports = ports
         self._release = release
 
     def close(self) -> None:
-        """Give the ports back."""
+        """Release the ports."""
         self._release()
 
     def __enter__(self) -> Self:
@@ -66,7 +66,7 @@ class PortReservation:
 
 
 def reserve(count: int) -> PortReservation:
-    """Reserve `count` free ports. Raises LauncherError when there are not so many."""
+    """Reserve `count` free ports. Raises LauncherError if there are fewer."""
     return reserve_by_binding(count) if sys.platform == "linux" else reserve_by_locking(count)
 
 
@@ -78,7 +78,7 @@ def reserve_by_binding(count: int) -> PortReservation:
         for _ in range(count):
             held = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # On every interface, where TensorFlow listens, so that no program on one of them stands in its way.
+            # On every interface, as TensorFlow listens: so another program on one of them is noticed here.
             held.bind(("0.0.0.0", 0))  # noqa: S104 - it never listens
             ports.append(held.getsockname()[1])
     except OSError as error:
@@ -88,13 +88,13 @@ def reserve_by_binding(count: int) -> PortReservation:
 
 
 def reserve_by_locking(count: int, directory: Path | None = None) -> PortReservation:
-    """Reserve ports by a lock file each, in a directory of this user's own. Raises LauncherError when it is not."""
+    """Reserve each port by a lock file in a directory that only this user can use. Raises LauncherError if others can."""
     # One directory for all runs of a user.
     locks_directory = directory or Path(tempfile.gettempdir()) / f"launcher-ports-{os.getuid()}"
-    _make_own(locks_directory)
+    _create_private(locks_directory)
     stack = contextlib.ExitStack()
     ports: list[int] = []
-    candidates = random.sample(_QUIET_RANGE, len(_QUIET_RANGE))
+    candidates = random.sample(_PORT_RANGE, len(_PORT_RANGE))
     try:
         for port in candidates:
             if len(ports) == count:
@@ -116,14 +116,14 @@ def reserve_by_locking(count: int, directory: Path | None = None) -> PortReserva
     return PortReservation(tuple(ports), stack.close)
 
 
-def _make_own(directory: Path) -> None:
-    """Make the directory; refuse one that another user has made: links in it would have us write files elsewhere."""
+def _create_private(directory: Path) -> None:
+    """Create the directory; refuse one that another user has created: through links in it we would write files elsewhere."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.lstat()
+        status = directory.lstat()
     except OSError as error:
-        raise LauncherError(f"{directory} cannot be made: {error.strerror}", _REMEDY) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise LauncherError(f"{directory} cannot be created: {error.strerror}", _REMEDY) from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise LauncherError(f"{directory} is not a directory that only you can use", _REMEDY)
 
 

@@ -1,9 +1,8 @@
-"""Processes told apart for certain, and sessions of them ended as a whole.
+"""Identifies processes for certain, and kills whole sessions.
 
-A process id is used again once its process is gone, so a process is its id and when it was born: on Linux the boot and
-the start time in clock ticks (proc(5), field 22), elsewhere what `ps` calls lstart. Every task leads a
-session (setsid) of its own: whatever it starts stays in it, and the kernel does not give its number to another process
-as long as one member is left.
+A process id is reused once its process is gone, so an identity is the id and the start time: on Linux the boot and
+the start time in clock ticks (proc(5), field 22), elsewhere the lstart of `ps`. Every task leads a
+session (setsid) of its own. Its children stay in the session, and the kernel does not reuse the session's id as long as one member is left.
 """
 
 import contextlib
@@ -37,7 +36,7 @@ def _boot() -> str:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return /proc/<pid>/stat from its third field (the state) on; None when there is no such process."""
+    """Return /proc/<pid>/stat from its third field (the state) on; None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes().decode("utf-8", "replace")
     except OSError:
@@ -46,7 +45,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def identify(pid: int) -> Identity | None:
-    """Return the process that has this id now; None if there is none, or only its exit code is left."""
+    """Return the process that has this id now; None if there is none, or only a zombie."""
     if _LINUX:
         fields = _stat(pid)
         return None if fields is None or fields[0] in "ZX" else Identity(pid, f"{_boot()}:{fields[19]}")
@@ -57,7 +56,7 @@ def identify(pid: int) -> Identity | None:
 
 @functools.cache
 def pid_namespace() -> str:
-    """Return the space in which process ids are unique: this boot of the machine, and this PID namespace, such as a container's.
+    """Return an id of the scope in which process ids are unique: this boot of the machine, and this PID namespace, such as a container's.
 
     Empty off Linux, which has no such namespaces.
     """
@@ -67,17 +66,17 @@ def pid_namespace() -> str:
 
 
 def alive(identity: Identity) -> bool:
-    """Return whether this very process still runs."""
+    """Return whether exactly this process still runs."""
     return identify(identity.pid) == identity
 
 
 def session(leader: int) -> list[int]:
-    """Return the processes of the session that `leader` made, itself included; those that only wait to be reaped are not."""
+    """Return the processes of the session that `leader` leads, itself included, without zombies."""
     return [pid for pid in _running() if session_of(pid) == leader]
 
 
 def belongs(pid: int, *, run_dir: str) -> bool:
-    """Return whether a process was started for the run in `run_dir`, by its environment; True where that cannot be read."""
+    """Return whether a process was started for the run in `run_dir`, by its environment. Off Linux, which has no /proc, always True."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -87,18 +86,18 @@ def belongs(pid: int, *, run_dir: str) -> bool:
 
 def tasks_of(run_dir: str) -> list[int]:
     """Return the processes that any launcher has started as tasks of the run in `run_dir`; none off Linux."""
-    run_dir_entry, started = b"RUN_DIR=" + os.fsencode(run_dir), b"TRAINER_LIFELINE="
-    found = []
+    run_dir_entry, task_prefix = b"RUN_DIR=" + os.fsencode(run_dir), b"TRAINER_LIFELINE="
+    pids = []
     for pid in _running() if _LINUX else ():
         with contextlib.suppress(OSError):
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if run_dir_entry in environment and any(entry.startswith(started) for entry in environment):
-                found.append(pid)
-    return found
+            if run_dir_entry in environment and any(entry.startswith(task_prefix) for entry in environment):
+                pids.append(pid)
+    return pids
 
 
 def send(pid: int, number: int) -> bool:
-    """Send a signal; False when the process is gone."""
+    """Send a signal; False if the process is gone."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -107,7 +106,7 @@ def send(pid: int, number: int) -> bool:
 
 
 def kill_session(leader: int) -> bool:
-    """Kill (SIGKILL) every member of a session, also those that are forked meanwhile; False when some stay on."""
+    """Kill (SIGKILL) every member of a session, also those that are forked meanwhile; False if some remain."""
     deadline = time.monotonic() + _KILL_TIMEOUT
     while True:
         members = session(leader)
@@ -122,7 +121,7 @@ def kill_session(leader: int) -> bool:
 
 
 def session_of(pid: int) -> int | None:
-    """Return the session of a process, by its leader's id; None when there is no such process."""
+    """Return the id of a process's session, which is its leader's process id; None if there is no such process."""
     if _LINUX:
         fields = _stat(pid)
         return None if fields is None or fields[0] in "ZX" else int(fields[3])

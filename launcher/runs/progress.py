@@ -1,7 +1,7 @@
 """Progress of a run, from the events of its tasks.
 
-Events are lines of output, and a user's own program may print anything that looks like one: a field that is missing
-or of another kind than FIELDS says counts as not told.
+Events are lines of output, and a user's own program may print a line that looks like one: a field that is missing
+or has another type than FIELDS says is ignored.
 """
 
 import math
@@ -11,12 +11,12 @@ from typing import Any
 from launcher.runs.status import SaveFailure
 from trainer.events import Event
 
-_SAVED = frozenset({"checkpoint", "done", "started", "restarting", "failed"})  # saves, and new processes, which know nothing of the failure
+_SAVED = frozenset({"checkpoint", "done", "started", "restarting", "failed"})  # saves, and new processes, which have no failed save yet
 
 
 @dataclass
 class Progress:
-    """How far training is. `metrics` are of the last evaluation, else of training; they and the loss are nan where they were not finite."""
+    """The progress of training. `metrics` are of the last evaluation, else of training; they and the loss are nan if they were not finite."""
 
     step: int | None = None
     steps: int | None = None
@@ -35,7 +35,7 @@ class Progress:
     evaluated: bool = False
 
     def apply(self, event: Event, *, is_leader: bool) -> None:
-        """Take in one event; `is_leader` tells whether the leader wrote it."""
+        """Take in one event; `is_leader`: whether the leader wrote it."""
         kind = text(event, "event")
         if kind in {"ready", "progress"}:
             self.ready = True
@@ -44,7 +44,7 @@ class Progress:
         if kind == "evaluated":
             self.metrics, self.evaluated = numbers(event, "metrics"), True
             self.evaluated_step = integer(event, "step")
-        elif kind == "exported":  # by the evaluator where there is one
+        elif kind == "exported":  # by the evaluator if there is one
             self.model = text(event, "path") or None
         elif not is_leader:
             return
@@ -60,7 +60,7 @@ class Progress:
             self.ended_early = text(event, "ended_early")
 
     def fields(self, *, ended: bool) -> dict[str, Any]:
-        """Return the fields of RunStatus that come from here; a run that has ended has no `eta` and no failed save."""
+        """Return the fields of RunStatus about progress; a run that has ended has no `eta` and no failed save."""
         return {
             "step": self.step,
             "steps": self.steps,
@@ -80,7 +80,7 @@ class Progress:
         }
 
     def eta(self) -> float | None:
-        """Return the seconds until the last step at the present speed."""
+        """Return the seconds until the last step at the current speed."""
         if self.step is None or self.steps is None or self.seconds_per_step is None:
             return None
         return max(0, self.steps - self.step) * self.seconds_per_step
@@ -88,13 +88,13 @@ class Progress:
     def _take_checkpoint(self, event: Event) -> None:
         path = event.get("path")
         self.checkpoint, self.checkpoint_step = path if isinstance(path, str) else None, integer(event, "step")
-        if self.step is not None:  # a stop saves steps of which no progress tells
+        if self.step is not None:  # the save at a stop includes steps that no progress event has reported
             self.step = max(self.step, self.checkpoint_step or 0)
 
     def _take_saves(self, event: Event, kind: str) -> None:
         if kind == "save_failed":
-            at, lasts, timeout = (number(event, key) for key in ("time", "seconds", "timeout"))
-            since = None if at is None or lasts is None else at - lasts
+            at, seconds, timeout = (number(event, key) for key in ("time", "seconds", "timeout"))
+            since = None if at is None or seconds is None else at - seconds
             until = None if since is None or timeout is None else since + timeout
             step, size, free, saved = (integer(event, key) for key in ("step", "size", "free", "saved"))
             self.save_failed = SaveFailure(text(event, "path"), text(event, "cause"), step, size, free, saved, since, until)
@@ -115,7 +115,7 @@ class Progress:
 
 @dataclass
 class TaskProgress:
-    """Step and speed of one task, of its last progress event; the fields are those of `TaskStatus`."""
+    """Step and speed of one task, from its last progress event; the fields are those of `TaskStatus`."""
 
     step: int | None = None
     local_step: int | None = None
@@ -125,24 +125,24 @@ class TaskProgress:
 
     @classmethod
     def of(cls, event: Event) -> "TaskProgress":
-        """Return what a progress event tells."""
+        """Return the fields of a progress event."""
         speeds = (number(event, key) for key in ("examples_per_second", "input_wait", "peer_wait"))
         return cls(integer(event, "step"), integer(event, "local_step"), *speeds)
 
 
 def integer(event: Event, key: str) -> int | None:
-    """Return an integer field; None when it is no such thing."""
+    """Return an integer field; None if it is missing or has another type."""
     value = event.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def number(event: Event, key: str) -> float | None:
-    """Return a finite number; None when it is no such thing."""
+    """Return a finite number; None if it is missing, not finite or has another type."""
     return _finite(event.get(key))
 
 
 def numbers(event: Event, key: str) -> dict[str, float]:
-    """Return the numbers of an object field by name; null is one that was not finite, here nan."""
+    """Return the numbers of an object field by name; null stands for a number that was not finite, and becomes nan."""
     value = event.get(key)
     if not isinstance(value, dict):
         return {}
@@ -150,7 +150,7 @@ def numbers(event: Event, key: str) -> dict[str, float]:
 
 
 def text(event: Event, key: str) -> str:
-    """Return a text field; an empty one when it is no such thing."""
+    """Return a text field; empty if it is missing or has another type."""
     value = event.get(key)
     return value if isinstance(value, str) else ""
 
@@ -164,5 +164,5 @@ def _finite(value: object) -> float | None:
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # an integer that no float can hold
+    except OverflowError:  # an integer that is too large for a float
         return None

@@ -1,8 +1,8 @@
-"""The supervisor of a run: starts its tasks and starts them again, meets deadlines, stops them in order, records how it goes.
+"""The supervisor of a run: starts and restarts its tasks, enforces deadlines, stops the tasks in order, and records the run's state.
 
-A run has one such process. One thread of it decides; under Docker others wait for the engine. A backend gives its tasks (`ControlledTask`)
-and what it sees of them (`Runtime`); the decisions are made here, alike for processes and containers. SIGTERM asks every task to save and
-stop; a second one, or SIGQUIT, kills. When the launcher that waits in the foreground is gone, the run stops as if asked to.
+A run has one such process. One thread decides; under Docker, others wait for the engine. A backend provides the tasks (`ControlledTask`)
+and reports their events (`Runtime`); the decisions are made here, the same for processes and containers. SIGTERM asks every task to save
+and stop; a second one, or SIGQUIT, kills. If the launcher in the foreground is gone, the run stops as if asked to.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ from launcher.runs.task_tracker import TaskTracker
 from trainer.events import Event
 from trainer.exit_codes import ExitCode, RestartWhen
 
-_EXIT_TIMEOUT = 3.0  # seconds, for a trainer that says that it has failed for good, to leave with its own exit code
-_REQUESTS: dict[int | None, str] = {
+_EXIT_TIMEOUT = 3.0  # seconds for a trainer that has reported its final failure to exit with its own code
+_STOP_REASONS: dict[int | None, str] = {
     None: "the launcher that ran it in the foreground is gone",
     signal.SIGTERM: "asked to stop",
     signal.SIGINT: "asked to stop",
@@ -43,7 +43,7 @@ _REQUESTS: dict[int | None, str] = {
 
 
 class ControlledTask(ABC):
-    """One task as its backend runs it. Times named `..._at` are of time.monotonic; None is never."""
+    """One task as its backend runs it. Times named `..._at` are of time.monotonic; None means never."""
 
     def __init__(self, task: Task, log: Path, tracker: TaskTracker) -> None:
         self.task, self.name, self.tracker = task, task.name, tracker
@@ -56,33 +56,33 @@ class ControlledTask(ABC):
     @property
     @abstractmethod
     def running(self) -> bool:
-        """Whether something of it runs, as far as was seen."""
+        """Whether its process or container runs, as last seen."""
 
     @property
     @abstractmethod
     def ran_for(self) -> float:
-        """Seconds that its last attempt ran."""
+        """Seconds that its last attempt took."""
 
     @property
     @abstractmethod
     def was_killed(self) -> bool:
-        """Whether its last attempt ended by being killed."""
+        """Whether its last attempt was killed."""
 
     @abstractmethod
     def start(self) -> None:
-        """Start it, or start it again. Raises OSError where that cannot be."""
+        """Start it, or start it again. Raises OSError if that fails."""
 
     @abstractmethod
     def stop(self, grace: float) -> None:
-        """Ask it to save and end, and see to it that it is killed after `grace` seconds."""
+        """Ask it to save and end, and have it killed after `grace` seconds."""
 
     @abstractmethod
     def kill(self) -> None:
-        """End it, and all it started, now."""
+        """Kill it, and all processes that it started."""
 
     @abstractmethod
     def interrupt(self) -> None:
-        """End it now, as if it had failed, so that it is started again."""
+        """Kill it as a failure, so that it is started again."""
 
     @abstractmethod
     def decide(self, code: int) -> RestartDecision:
@@ -90,19 +90,19 @@ class ControlledTask(ABC):
 
     @abstractmethod
     def prevent_restart(self) -> None:
-        """See to it that nothing else starts it again either."""
+        """Keep everything else from starting it again."""
 
     @property
     def may_restart(self) -> bool:
-        """Whether something else may start it again once it has ended; then it must still be stopped."""
+        """Whether something else may start it again after its end; then it still has to be stopped."""
         return False
 
     def decide_by_policy(self, code: int, when: RestartWhen) -> RestartDecision:
-        """Return what follows from this exit, with `when` as the exits after which the task is started again."""
+        """Return what follows from this exit by the restart policy; `when`: the exits after which the task is started again."""
         return restart_policy.decide(code, restarts_used=self.tracker.restarts_used, max_restarts=self.task.restart.max_restarts, when=when)
 
     def restart_later(self, cause: str, *, counts: bool) -> None:
-        """Note a restart and its cause; it is due after the back-off."""
+        """Record a restart and its cause, and schedule it after the back-off."""
         self._delay = restart_policy.delay(self._delay, ran_for=self.ran_for)
         self.tracker.mark_restarting(cause, counts=counts)
         self.restart_at = time.monotonic() + self._delay
@@ -111,18 +111,18 @@ class ControlledTask(ABC):
         log_message(f"{self.name} is started again in {self._delay:.0f} s: {cause}")
 
     def mark_ended(self, state: State, reason: str = "") -> None:
-        """Note how it ended for the run."""
+        """Record its final state in the run."""
         self.tracker.outcome = (state, reason)
         self.restart_at = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run has ended; whether it was `asked` to; when its directory was seen last, of time.time(), where that was lost."""
+    """The end of a run. `stop_requested`: whether it was asked to stop; `lost_at`: the last time.time() at which its directory, now lost, existed."""
 
     state: State
     reason: str
-    asked: bool
+    stop_requested: bool
     lost_at: float | None
 
 
@@ -131,28 +131,28 @@ class Runtime(ABC):
 
     backend: str
     location: Location | None = None  # of the run's directory
-    tensorboard_url = ""  # where TensorBoard answers
-    extra_stop_seconds = 0.0  # seconds that a stop takes beyond the grace period
+    tensorboard_url = ""
+    extra_stop_seconds = 0.0  # that a stop takes beyond the grace period
 
     @abstractmethod
     def start(self) -> None:
-        """Start every task. Raises LauncherError or OSError where one cannot be started."""
+        """Start every task. Raises LauncherError or OSError if one cannot be started."""
 
     @abstractmethod
-    def wait(self, run: "RunController", within: float | None) -> None:
-        """Wait until something happens, for `within` seconds at most or less, and report it to the controller."""
+    def wait(self, run: "RunController", timeout: float | None) -> None:
+        """Wait for events, for at most `timeout` seconds, and report them to the controller."""
 
     @abstractmethod
     def clean_up(self, outcome: Outcome) -> None:
-        """Remove what the run leaves behind."""
+        """Remove the run's temporary files or containers."""
 
     @abstractmethod
     def on_directory_lost(self) -> bool:
-        """Take in that the run's directory was removed, so that another of its name may start; return whether to kill the tasks at once."""
+        """Prepare for another run of the same name, since the run's directory was removed; return whether to kill the tasks at once."""
 
     @abstractmethod
     def close(self, run: "RunController") -> None:
-        """Report to the controller what is still to be read once no task runs."""
+        """Report the rest of the tasks' output to the controller, once no task runs."""
 
     def processes(self) -> dict[str, Identity]:
         """Return the session leaders of tasks that are processes of this machine."""
@@ -161,15 +161,15 @@ class Runtime(ABC):
 
 @dataclass
 class Ending:
-    """How the run ends, once that is known, and which tasks are still to be asked to stop. `grace` in seconds."""
+    """The end of the run, once it is decided, and the tasks that are still to be stopped. `grace` in seconds."""
 
     state: State
     reason: str
-    task: str = ""  # whose reason it is, where it is one's
+    task: str = ""  # the task whose reason it is, if it is a task's
     grace: float = 0.0
-    stop_groups: list[frozenset[str]] = field(default_factory=list)  # those to be asked yet, see stop_order.py
-    asked: frozenset[str] = frozenset()  # the group before; the next one is asked once these have ended
-    at_once: bool = False  # somebody wants no more waiting
+    stop_groups: list[frozenset[str]] = field(default_factory=list)  # not asked to stop yet, see stop_order.py
+    stopping: frozenset[str] = frozenset()  # the group that was asked last; the next one is asked once these tasks have ended
+    at_once: bool = False  # a second request, or SIGQUIT: kill without a grace period
 
 
 class RunController:
@@ -182,12 +182,12 @@ class RunController:
         self._trains = any(stop_order.runs_trainer(task) for task in plan.tasks)
         self._progress = Progress()
         self._ending: Ending | None = None
-        self._requests = 0  # to stop
+        self._stop_requests = 0
         self._started = time.time()
         self._ended: float | None = None
-        began = time.monotonic()
-        self._ready_by: float | None = began + plan.start_timeout if self._trains else None
-        self._done_by: float | None = began + plan.deadline if plan.deadline else None
+        now = time.monotonic()
+        self._ready_by: float | None = now + plan.start_timeout if self._trains else None
+        self._done_by: float | None = now + plan.deadline if plan.deadline else None
         self._state_writer = StateWriter(paths.state, self._snapshot)
         self._notifier = SupervisorNotifier(plan.notify, paths.notified, plan.spec_dir)
         self._lock = locks.HeldLock(paths.lock)
@@ -195,7 +195,7 @@ class RunController:
         self._host, self._self = socket.gethostname(), process_identity.identify(os.getpid())
 
     def start(self) -> None:
-        """Start every task. Raises LauncherError or OSError, and leaves none, when one cannot be started."""
+        """Start every task. Raises LauncherError or OSError, and leaves no task, if one cannot be started."""
         try:
             self._state_writer.reserve()
             self._state_writer.save()
@@ -208,9 +208,9 @@ class RunController:
         self._state_writer.save()
 
     def run(self) -> None:
-        """Supervise the run until nothing of it is left."""
-        while not self._over():
-            self._runtime.wait(self, self._until_due())
+        """Supervise the run until all its tasks have ended."""
+        while not self._is_over():
+            self._runtime.wait(self, self._seconds_until_due())
             self._enforce_deadlines()
             self._stop_next_group()
             self._check_directory()
@@ -223,15 +223,15 @@ class RunController:
             self._mark_ended(task, ending)
         if ending.state is State.STOPPED:
             # A stopped command counts as succeeded only if all of its tasks exit 0.
-            needed = self._plan.required_tasks if self._trains else tuple(self._tasks)
-            if all(self._state(name) is State.SUCCEEDED for name in needed):
+            required = self._plan.required_tasks if self._trains else tuple(self._tasks)
+            if all(self._state(name) is State.SUCCEEDED for name in required):
                 ending.state, ending.reason = State.SUCCEEDED, "it was done before it stopped"
             elif self._progress.checkpoint_step is not None:
                 ending.reason += f"; the last checkpoint is of step {self._progress.checkpoint_step}"
         self._conclude(ending)
 
     def abort(self, reason: str) -> None:
-        """Kill every task that runs and record the run as failed: the supervisor itself cannot continue."""
+        """Kill every running task and record the run as failed: the supervisor itself cannot continue."""
         for task in self._tasks.values():
             if task.running:
                 task.kill()
@@ -241,37 +241,37 @@ class RunController:
     # Events
 
     def tasks_changed(self) -> None:
-        """Note that the tasks look different than before."""
+        """Note that the tasks' state has changed."""
         self._state_writer.changed()
 
     def stop_requested(self, number: int | None) -> None:
-        """Take in that the run is to stop: by a signal's number, or because the launcher is gone (None)."""
-        if number in _REQUESTS:
-            # A launcher that is gone during a stop is no second request.
-            at_once = number == signal.SIGQUIT or (number is not None and self._requests > 0)
-            self._stop(_REQUESTS[number], at_once=at_once)
+        """Handle a request to stop: a signal's number, or None if the launcher is gone."""
+        if number in _STOP_REASONS:
+            # The end of the launcher during a stop is no second request.
+            at_once = number == signal.SIGQUIT or (number is not None and self._stop_requests > 0)
+            self._stop(_STOP_REASONS[number], at_once=at_once)
 
     def tasks_unreachable(self, reason: str) -> None:
-        """Take in that nothing is heard of the tasks any more, though they may continue."""
+        """Give up a run whose tasks can no longer be observed, though they may continue."""
         self._ending = Ending(State.INTERRUPTED, reason)
 
     def reported(self, task: ControlledTask, event: Event) -> None:
-        """Take in an event that a task wrote."""
-        about = self._tasks.get(str(event.get("task")), task)
-        own = about is task
-        changed = about.tracker.apply(event, own=own)
+        """Handle an event that a task wrote."""
+        subject = self._tasks.get(str(event.get("task")), task)
+        own = subject is task
+        changed = subject.tracker.apply(event, own=own)
         self._progress.apply(event, is_leader=own and task is self._leader)
         self._state_writer.changed(at_once=changed)
         if changed and event["event"] == "stalled":
             self._notifier.stalled()
-            self._interrupt_frozen(about, event)
+            self._interrupt_frozen(subject, event)
         if self._progress.ready:
             self._ready_by = None
         if changed and own and event["event"] == "restarting":
             self._restart_finished_peers(task)
 
     def exited(self, task: ControlledTask, code: int | None) -> None:
-        """Take in that a task has ended, and that nothing but this starts it again; `code` is None where its container was removed."""
+        """Handle the end of a task that only this controller would start again; `code` is None if its container was removed."""
         log_message(f"{task.name} ended: exit code {code}")
         self._state_writer.changed()
         if self._ending:
@@ -286,21 +286,21 @@ class RunController:
             self._apply_decision(task, code)
 
     def failed(self, task: ControlledTask, code: int) -> None:
-        """Take in that no restart helps a task, which may still run; `code` is its exit code, or the one that it will have."""
-        task.prevent_restart()  # each that fails for good, not only the first
+        """Handle the failure of a task that no restart helps, and that may still run; `code`: its exit code, or the one that it will have."""
+        task.prevent_restart()  # of every such task, not only of the first
         if self._ending:
             return
-        why = task.tracker.exit_reason(code)
-        task.mark_ended(State.FAILED, why)
+        reason = task.tracker.exit_reason(code)
+        task.mark_ended(State.FAILED, reason)
         attempt = len(task.tracker.restarts) + 1
-        message = with_remedy(f"{task.name} failed on attempt {attempt} (exit code {code}): {why}", task.tracker.remedy(State.FAILED))
+        message = with_remedy(f"{task.name} failed on attempt {attempt} (exit code {code}): {reason}", task.tracker.remedy(State.FAILED))
         self._stop_all(State.FAILED, message, task.name)
 
     def _apply_decision(self, task: ControlledTask, code: int) -> None:
         match task.decide(code):
             case RestartDecision.DONE:
                 task.mark_ended(State.SUCCEEDED)
-                # A peer that is going back to the last checkpoint may have said so just before this one ended.
+                # A peer may have begun to restart from the last checkpoint just before this task ended.
                 for peer in [peer for peer in self._tasks.values() if self._state(peer.name) is State.RESTARTING]:
                     self._restart_finished_peers(peer)
                 if all(self._state(name) is State.SUCCEEDED for name in self._plan.required_tasks):
@@ -331,7 +331,7 @@ class RunController:
                 task.kill()
 
     def _check_directory(self) -> None:
-        """Stop where the run's directory was removed."""
+        """Stop the run if its directory was removed."""
         if self._directory_lost:
             return
         if not self._lock.lost():
@@ -363,7 +363,7 @@ class RunController:
         self._restart_finished_peers(task)
 
     def _restart_finished_peers(self, task: ControlledTask) -> None:
-        """Start peers again that were done already: a task that goes back to the last checkpoint needs all of them."""
+        """Start finished peers again: a task that restarts from the last checkpoint needs all of them."""
         if task.task.restart.scope != "all" or self._ending or self._state(self._leader.name) is State.SUCCEEDED:
             return
         for peer in self._tasks.values():
@@ -371,7 +371,7 @@ class RunController:
                 peer.restart_later(f"{task.name} is started again and needs it", counts=False)
 
     def _interrupt_frozen(self, waiting: ControlledTask, event: Event) -> None:
-        """Kill servers that do not answer, to be started again, if `limits.on_stall` says so: a parent that is frozen too cannot restart its own."""
+        """Kill servers that do not answer, so that they are started again, if `limits.on_stall` says so: their parents may be frozen, too."""
         for name in silent_servers(event) if self._plan.restarts_stalled and not self._ending else ():
             task = self._tasks.get(name)
             if task is not None and task.running and not task.tracker.stall.doing:
@@ -380,7 +380,7 @@ class RunController:
                 task.interrupt()
 
     def _finish(self) -> None:
-        """Let the other tasks end by themselves, and ask those to that have not after their time."""
+        """Let the other tasks end by themselves, and stop them after the time that each has for it."""
         log_message("the run's work is done")
         self._ending = Ending(State.SUCCEEDED, "", grace=self._plan.grace_period)
         for task in self._tasks.values():
@@ -389,7 +389,7 @@ class RunController:
                 task.mark_ended(State.STOPPED, "the run ended before it was started again")
 
     def _stop(self, reason: str, *, at_once: bool) -> None:
-        self._requests += 1
+        self._stop_requests += 1
         ending = self._ending or self._stop_all(State.STOPPED, reason)
         if at_once:
             log_message("killing every task")
@@ -402,11 +402,11 @@ class RunController:
             elif task.stop_at is not None:
                 task.stop_at = time.monotonic()
 
-    def _stop_all(self, state: State, reason: str, of: str = "") -> Ending:
+    def _stop_all(self, state: State, reason: str, task_name: str = "") -> Ending:
         log_message(f"stopping: {reason}")
-        began = self._progress.ready or not self._trains
-        grace = self._plan.grace_period if began else min(stop_order.UNTRAINED_GRACE_PERIOD, self._plan.grace_period)
-        self._ending = ending = Ending(state, reason, of, grace, stop_order.stop_groups(self._plan))
+        may_save = self._progress.ready or not self._trains
+        grace = self._plan.grace_period if may_save else min(stop_order.UNTRAINED_GRACE_PERIOD, self._plan.grace_period)
+        self._ending = ending = Ending(state, reason, task_name, grace, stop_order.stop_groups(self._plan))
         for task in self._tasks.values():
             if task.restart_at is not None:
                 task.mark_ended(State.STOPPED, task.tracker.state()[1])
@@ -415,14 +415,14 @@ class RunController:
 
     def _stop_next_group(self) -> None:
         ending = self._ending
-        while ending and ending.stop_groups and not any(self._tasks[name].running for name in ending.asked):
-            ending.asked = ending.stop_groups.pop(0)
-            for name in ending.asked:
+        while ending and ending.stop_groups and not any(self._tasks[name].running for name in ending.stopping):
+            ending.stopping = ending.stop_groups.pop(0)
+            for name in ending.stopping:
                 task = self._tasks[name]
                 task.stop_at = time.monotonic() + (_EXIT_TIMEOUT if task.tracker.outcome else 0.0)
 
     def _mark_ended(self, task: ControlledTask, ending: Ending) -> None:
-        """Note how a task ended for a run that ends."""
+        """Record the final state of a task in a run that ends."""
         if task.tracker.outcome is not None or ending.state is State.INTERRUPTED:
             return
         done, code = ending.state is State.SUCCEEDED, task.tracker.code
@@ -443,14 +443,14 @@ class RunController:
             with contextlib.suppress(OSError):
                 task.log.close()
         lost_at = self._directory_seen if self._directory_lost else None
-        self._runtime.clean_up(Outcome(ending.state, ending.reason, self._requests > 0, lost_at))
+        self._runtime.clean_up(Outcome(ending.state, ending.reason, self._stop_requests > 0, lost_at))
         log_message(f"{ending.state}: {ending.reason}" if ending.reason else ending.state)
         self._state_writer.save_final()
         self._notifier.end(self._status())
 
     # Bookkeeping
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         ending = self._ending
         if ending is None or ending.state is State.INTERRUPTED:
             return ending is not None
@@ -461,8 +461,8 @@ class RunController:
             task.stop(ending.grace)
         return not restartable
 
-    def _until_due(self) -> float | None:
-        """Return the seconds until something is to be done; None where nothing is."""
+    def _seconds_until_due(self) -> float | None:
+        """Return the seconds until the next action is due; None if none is."""
         times = [self._state_writer.due, self._notifier.due, *(() if self._ending else (self._ready_by, self._done_by))]
         for task in self._tasks.values():
             times += (task.restart_at, task.stop_at, task.kill_at)
@@ -493,7 +493,7 @@ class RunController:
 
     def _snapshot(self) -> Snapshot:
         grace = self._plan.grace_period + self._runtime.extra_stop_seconds
-        return Snapshot(self._status(), self._host, self._self, grace, self._runtime.processes(), self._requests > 0)
+        return Snapshot(self._status(), self._host, self._self, grace, self._runtime.processes(), self._stop_requests > 0)
 
 
 def _due(at: float | None, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""Corrects run.json once a run is over: the chief writes it while it lives, and cannot when it was killed with its parent."""
+"""Corrects run.json once a run has ended: the chief writes it, but cannot write the end if it is killed together with its parent."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ from launcher.runs import state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import RunStatus, State
 
-# State of the run -> states that run.json may still have, which hold no longer, or are not the whole of it.
+# State of the run -> states in run.json that are outdated or incomplete then.
 _OUTDATED = {State.FAILED: ("running", "stopped"), State.STOPPED: ("running",)}
 # Field of RunStatus -> its name in run.json and its type there.
 _FIELDS: dict[str, tuple[str, type]] = {
@@ -25,23 +25,23 @@ _FIELDS: dict[str, tuple[str, type]] = {
 
 def merged(status: RunStatus, facts: Mapping[str, Any], *, newer: bool) -> RunStatus:
     """Return a status merged with run.json: with all its fields if it is `newer`, else only with those that the status lacks. Pure."""
-    found = {
+    changes: dict[str, Any] = {
         field: facts[key]
         for field, (key, kind) in _FIELDS.items()
         if isinstance(facts.get(key), kind) and (newer or not getattr(status, field))
     }
-    if "metrics" in found:  # the chief records only those of evaluations
-        found["metrics_of"] = "evaluation"
-    if "checkpoint" in found:  # checkpoints are named by their step
-        step = found["checkpoint"].rpartition("-")[2]
-        found["checkpoint_step"] = int(step) if step.isdecimal() else None
-    return dataclasses.replace(status, **found)
+    if "metrics" in changes:  # the chief records only those of evaluations
+        changes["metrics_of"] = "evaluation"
+    if "checkpoint" in changes:  # checkpoints are named by their step
+        step = changes["checkpoint"].rpartition("-")[2]
+        changes["checkpoint_step"] = int(step) if step.isdecimal() else None
+    return dataclasses.replace(status, **changes)
 
 
 def record_outcome(paths: RunPaths, outcome: State, reason: str) -> None:
-    """Put the run's outcome and its reason into run.json where that is outdated. No task may be running any more."""
+    """Write the run's outcome and its reason into run.json if that is outdated. No task may be running any more."""
     facts = files.read_json(paths.run_json)
     if facts is None or facts.get("state") not in _OUTDATED.get(outcome, ()):
         return
-    with contextlib.suppress(OSError):  # the run's own state says it too
+    with contextlib.suppress(OSError):  # state.json has the outcome, too
         state_file.write_json(paths.run_json, facts | {"state": str(outcome), "reason": reason, "updated": time.time()})

@@ -19,14 +19,14 @@ from launcher.runs.paths import RunPaths
 from launcher.runs.state_file import write_json
 from launcher.spec.role_programs import sets_variables
 
-# Another verb may look at the lock at this moment, or a supervisor may just be leaving.
+# Another verb may be checking the lock at this moment, or a supervisor may be about to exit.
 _LOCK_TIMEOUT = 3.0
 _START_TIMEOUT = 60.0
 SUPERVISOR = "launcher.backend.local"
 
 
 def lock(paths: RunPaths) -> int:
-    """Make the run's directories and return its lock. Raises UsageError when the run is running, OSError otherwise."""
+    """Create the run's directories and return its lock. Raises UsageError if the run is running, and OSError."""
     paths.tasks.mkdir(parents=True, exist_ok=True)
     fd = locks.acquire(paths.lock, timeout=_LOCK_TIMEOUT)
     if fd is None:
@@ -45,27 +45,27 @@ def start(
     lock_fd: int,
     detach: bool,
     supervisor: str = SUPERVISOR,
-    within: float = _START_TIMEOUT,
+    timeout: float = _START_TIMEOUT,
 ) -> int | None:
-    """Start the supervisor, a module; return the write end of its lifeline, or None for a detached run. It has `within` seconds.
+    """Start the supervisor, a module, and wait at most `timeout` seconds for it; return the write end of its lifeline, None for a detached run.
 
-    The run stops when that end is closed, as it is when this process dies. Raises LauncherError when a task could not
-    be started, and OSError when files cannot be written.
+    The run stops when that end is closed, at the latest when this process dies. Raises LauncherError if a task could not
+    be started, and OSError if files cannot be written.
     """
-    # spec.json tells what the run was last started from: it changes once the run is on its way.
+    # spec.json is the spec of the run's last start: it is replaced once this start has succeeded.
     new_spec = paths.spec.with_suffix(".new")
     private = sets_variables(spec)
     write_json(new_spec, spec, private=private)
     write_json(paths.plan, to_document(plan), private=private)
     with contextlib.ExitStack() as opened:
-        ready, ready_of_child = _pipe(opened)
-        lifeline_of_child, lifeline = (None, None) if detach else _pipe(opened)
+        ready, child_ready = _pipe(opened)
+        child_lifeline, lifeline = (None, None) if detach else _pipe(opened)
         command = [sys.executable, "-P", "-m", supervisor, str(paths.run_dir)]
-        command += ["--ready-fd", str(ready_of_child.fileno()), "--lock-fd", str(lock_fd)]
-        passed = [ready_of_child.fileno(), lock_fd]
-        if lifeline_of_child is not None:
-            command += ["--lifeline-fd", str(lifeline_of_child.fileno())]
-            passed.append(lifeline_of_child.fileno())
+        command += ["--ready-fd", str(child_ready.fileno()), "--lock-fd", str(lock_fd)]
+        passed = [child_ready.fileno(), lock_fd]
+        if child_lifeline is not None:
+            command += ["--lifeline-fd", str(child_lifeline.fileno())]
+            passed.append(child_lifeline.fileno())
         log = opened.enter_context(paths.supervisor_log.open("ab"))
         process = subprocess.Popen(
             command,
@@ -77,14 +77,14 @@ def start(
             start_new_session=True,
             pass_fds=passed,
         )
-        ready_of_child.close()
-        answer = _answer(ready, within)
+        child_ready.close()
+        answer = _read_answer(ready, timeout)
         if answer is None:
-            # With the processes that it has started: Docker Compose would continue without its caller.
+            # Kill the processes that it has started, too: Docker Compose would continue without its caller.
             process_identity.kill_session(process.pid)
             process.wait()
             raise LauncherError(
-                f"the supervisor of {paths.name} did not come up within {within:g} s or ended at once",
+                f"the supervisor of {paths.name} did not start within {timeout:g} s or ended at once",
                 f"read {paths.supervisor_log}",
             )
         if answer:
@@ -105,9 +105,9 @@ def _environment() -> dict[str, str]:
     return os.environ | ({"PYTHONPATH": search_path(os.environ.get("PYTHONPATH"), source)} if source else {})
 
 
-def _answer(ready: FileIO, within: float) -> dict[str, str] | None:
-    """Return what the supervisor says: nothing when all is well, else a message; None when it says nothing in time."""
-    deadline = time.monotonic() + within
+def _read_answer(ready: FileIO, timeout: float) -> dict[str, str] | None:
+    """Return the supervisor's answer: empty if it has started, else an error's message and remedy; None if there is none in time."""
+    deadline = time.monotonic() + timeout
     answer = b""
     while not answer.endswith(b"\n"):
         readable, _, _ = select.select([ready], [], [], max(0, deadline - time.monotonic()))

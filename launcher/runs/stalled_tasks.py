@@ -1,4 +1,4 @@
-"""Tasks that make no progress, by what their parents tell, and the one among them that holds up a run. Pure."""
+"""Tasks that make no progress, from their parents' events, and the tasks among them that hold up a run. Pure."""
 
 from dataclasses import dataclass, replace
 
@@ -9,8 +9,8 @@ from trainer.events import Event
 from trainer.stack_reading import Activity
 
 _WAITS = frozenset({"peers", "servers"})
-_GOES_ON = frozenset({"resumed", "started", "restarting", "progress", "evaluated", "done", "failed"})  # not what the saving thread tells
-_EVENT_TIMEOUT = 30.0  # seconds: a task that makes progress is heard of at least so often
+_RESUMED = frozenset({"resumed", "started", "restarting", "progress", "evaluated", "done", "failed"})  # not the events of the saving thread
+_EVENT_TIMEOUT = 30.0  # seconds: a task that makes progress writes an event at least this often
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Stall:
     doing: str = ""
     since: float | None = None
     message: str = ""
-    last_seen: float | None = None  # when an event about it came last
+    last_seen: float | None = None  # the time of the last event about the task
 
     def apply(self, event: Event) -> None:
         """Take in an event about the task."""
@@ -30,11 +30,11 @@ class Stall:
             self.doing = text(event, "doing")
             doing = str(Activity(self.doing, text(event, "place")))
             self.message = ": ".join(filter(None, (f"no progress since {timestamps.rfc3339_seconds(self.since)}", doing)))
-        elif event["event"] in _GOES_ON:
+        elif event["event"] in _RESUMED:
             self.doing, self.since, self.message = "", None, ""
 
     def added_to(self, task: TaskStatus) -> TaskStatus:
-        """Return the status of the task with it."""
+        """Return the status of the task with the stall added."""
         if self.doing and task.state is State.RUNNING and not task.reason:
             task = replace(task, stalled=self.doing, stalled_since=self.since, reason=self.message)
         return replace(task, heard=self.last_seen)
@@ -48,20 +48,20 @@ def silent_servers(event: Event) -> list[str]:
 def stall_causes(status: RunStatus) -> list[TaskStatus]:
     """Return the tasks that hold up a run: the stalled ones that do not wait for others, else those that wait for servers, else the first."""
     stalled = [task for task in status.tasks if task.stalled and task.state not in ENDED]
-    found = ([task for task in stalled if task.stalled not in waits] for waits in (_WAITS, {"peers"}))
-    return next(filter(None, found), stalled[:1])
+    candidates = ([task for task in stalled if task.stalled not in waits] for waits in (_WAITS, {"peers"}))
+    return next(filter(None, candidates), stalled[:1])
 
 
 def stall_summary(status: RunStatus) -> str:
-    """Return which tasks hold up a run and what they do; empty if none is stalled.
+    """Return the tasks that hold up a run and their activities, as text; empty if none is stalled.
 
-    If all stalled tasks only wait for peers, the text names the first of them, and the tasks that have not been heard of since it stalled.
+    If all stalled tasks only wait for peers, the text names the first of them, and the tasks that have written no event since it stalled.
     """
-    found = stall_causes(status)
-    message = "; ".join(f"{task.name} makes {task.reason}" for task in found)
-    if not found or found[0].stalled != "peers":
+    causes = stall_causes(status)
+    message = "; ".join(f"{task.name} makes {task.reason}" for task in causes)
+    if not causes or causes[0].stalled != "peers":
         return message
-    silent = [task.name for task in status.tasks if _is_silent(task, found[0])]
+    silent = [task.name for task in status.tasks if _is_silent(task, causes[0])]
     return message + (f"; {', '.join(silent)} {'has' if len(silent) == 1 else 'have'} not been heard of since" if silent else "")
 
 

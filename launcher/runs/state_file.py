@@ -1,4 +1,4 @@
-"""The supervisor's state as a file that others read: written whole or not at all."""
+"""The supervisor's state file, which other processes read: it is replaced atomically."""
 
 import contextlib
 import dataclasses
@@ -28,12 +28,12 @@ class Snapshot:
 
 
 def write(path: Path, snapshot: Snapshot) -> None:
-    """Replace the file. Raises OSError, for example for a full disk, and leaves the old file then."""
+    """Replace the file. Raises OSError, for example if the disk is full; the old file stays then."""
     write_json(path, {"version": _VERSION, **dataclasses.asdict(snapshot)}, indent=None)
 
 
 def read(path: Path) -> Snapshot | None:
-    """Return the snapshot that was last written; None when there is none, or none that this version can read."""
+    """Return the snapshot that was last written; None if there is none, or if this version cannot read it."""
     document = files.read_json(path)
     if document is None or document.pop("version", None) != _VERSION:
         return None
@@ -44,7 +44,7 @@ def read(path: Path) -> Snapshot | None:
 
 
 def exists(path: Path) -> bool:
-    """Return whether there is such a file, readable or not; True also if its directory may not be read."""
+    """Return whether the file exists, readable or not; True also if its directory cannot be read."""
     try:
         return path.exists()
     except OSError:
@@ -52,18 +52,18 @@ def exists(path: Path) -> bool:
 
 
 def write_json(path: Path, document: Any, *, indent: int | None = 2, private: bool = False) -> None:
-    """Replace a file by a JSON document, so that a reader sees the old one or the new one. Raises OSError.
+    """Replace a file atomically by a JSON document. Raises OSError.
 
-    Only its owner may read a `private` one, and one that takes the place of a private one.
+    Only its owner may read the file if it is `private`, or if the file that it replaces was.
     """
     text = json.dumps(document, indent=indent, separators=None if indent else (",", ":"))
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        files.write(fresh, text + "\n", private=private or files.is_private(path))
-        fresh.replace(path)
+        files.write(temporary, text + "\n", private=private or files.is_private(path))
+        temporary.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
-            fresh.unlink()
+            temporary.unlink()
         raise
 
 

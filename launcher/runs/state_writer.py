@@ -1,4 +1,4 @@
-"""Writes the supervisor's state, often enough and not more often, and its own log."""
+"""Writes the supervisor's state file, at a limited rate and also on a full disk, and its own log."""
 
 import contextlib
 import functools
@@ -11,18 +11,18 @@ from launcher.runs import state_file
 from launcher.runs.log_files import LineWriter
 from launcher.runs.state_file import Snapshot
 
-# Seconds between two writes: a state that changed is written at once, mere progress a few times a second.
-_CHANGE = 0.02
-_PROGRESS = 0.2
+# Seconds between two writes: a changed state is written at once, progress a few times a second.
+_CHANGE_INTERVAL = 0.02
+_PROGRESS_INTERVAL = 0.2
 _RETRY_INTERVAL = 2.0
-_LAST_TRIES = 5.0
-# Bytes kept for the last state, which is to be written on a full disk too: a little more than the state of a large run.
-_RESERVE = 256 * 1024
+_FINAL_SAVE_TIMEOUT = 5.0
+# Bytes reserved for the last state, so that it can be written on a full disk, too: a little more than the state of a large run.
+_RESERVE_SIZE = 256 * 1024
 _STDOUT = 1
 
 
 class StateWriter:
-    """The state file of a run. `due` is when it is to be written next, of `monotonic`; None when it is up to date."""
+    """The state file of a run. `due`: the time of `monotonic` at which to write it next; None if it is up to date."""
 
     def __init__(self, path: Path, snapshot: Callable[[], Snapshot], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -31,17 +31,17 @@ class StateWriter:
         self._snapshot = snapshot
         self._written = 0.0
         self._reserve = path.with_name("reserve")
-        self._reserves = False
+        self._keeps_reserve = False
         self._failing_since: float | None = None
         self._disabled = False
 
     def disable(self) -> None:
-        """Write no more: the directory was removed, and one in its place is another run's."""
+        """Write no more: the directory was removed, and a new one with its name is another run's."""
         self._disabled, self.due = True, None
 
     def reserve(self) -> None:
-        """Keep space for the last state. Raises OSError when there is none."""
-        self._reserves = True
+        """Reserve disk space for the last state. Raises OSError if there is not enough."""
+        self._keeps_reserve = True
         try:
             self._fill_reserve()
         except OSError:
@@ -50,16 +50,16 @@ class StateWriter:
             raise
 
     def _fill_reserve(self) -> None:
-        """Keep as much of the space as there is. Raises OSError if that is not all of it."""
+        """Extend the reserve file to its full size, or as far as the disk allows. Raises OSError in the latter case."""
         with self._reserve.open("ab", buffering=0) as file:
-            # Not zeros: a file system that compresses would not keep space for those.
-            left = os.urandom(max(0, _RESERVE - file.tell()))
-            while left:
-                left = left[file.write(left) :]
+            # Random bytes, since a file system that compresses would not allocate space for zeros.
+            missing = os.urandom(max(0, _RESERVE_SIZE - file.tell()))
+            while missing:
+                missing = missing[file.write(missing) :]
 
-    def _keep_reserve(self) -> bool:
-        """Keep the space again where it was used, as much of it as is free; return whether all of it is there."""
-        if self._reserves:
+    def _refill_reserve(self) -> bool:
+        """Fill the reserve again after use, as far as the disk allows; return whether it is complete."""
+        if self._keeps_reserve:
             try:
                 self._fill_reserve()
             except OSError:
@@ -68,15 +68,15 @@ class StateWriter:
 
     def changed(self, *, at_once: bool = True) -> None:
         """Note that there is something to write."""
-        due = max(self._monotonic(), self._written + (_CHANGE if at_once else _PROGRESS))
+        due = max(self._monotonic(), self._written + (_CHANGE_INTERVAL if at_once else _PROGRESS_INTERVAL))
         self.due = due if self.due is None else min(self.due, due)
 
     def save_if_due(self) -> bool:
-        """Write what has changed, when it is time; return whether it was written."""
+        """Write the state if it has changed and a write is due; return whether it was written."""
         return self.due is not None and not self._disabled and self._monotonic() >= self.due and self.save()
 
     def save(self) -> bool:
-        """Write now, on a full disk into the space kept for the last state; False, and another try later, when the disk does not take it."""
+        """Write now, on a full disk into the reserved space; return False, and try again later, if neither succeeds."""
         self._written = self._monotonic()
         snapshot = self._snapshot()
         try:
@@ -89,7 +89,7 @@ class StateWriter:
         if self._failing_since is not None:
             log_message(f"the state can be written again, after {self._written - self._failing_since:.0f} s")
             self._failing_since = None
-        self.due = None if self._keep_reserve() else self._written + _RETRY_INTERVAL
+        self.due = None if self._refill_reserve() else self._written + _RETRY_INTERVAL
         return True
 
     def _note_failure(self, error: OSError) -> None:
@@ -99,26 +99,26 @@ class StateWriter:
             log_message(f"the state could not be written: {error.strerror}; it is tried again")
 
     def _save_in_reserve(self, snapshot: Snapshot) -> bool:
-        """Write in the space kept for the last state, and keep that again: the state before gives its own back."""
+        """Write into the reserved space, and refill the reserve with the space of the previous state."""
         try:
             self._reserve.unlink()
             state_file.write(self._path, snapshot)
         except OSError:
             return False
         finally:
-            self._keep_reserve()
+            self._refill_reserve()
         return True
 
     def save_final(self) -> None:
-        """Write now, into the space kept for it, and try for some seconds: there is no later write."""
+        """Write the last state, into the reserved space, and retry for some seconds: no later write follows."""
         if self._disabled:
             return
-        self._reserves = False
+        self._keeps_reserve = False
         with contextlib.suppress(OSError):
             self._reserve.unlink()
-        deadline = self._monotonic() + _LAST_TRIES
+        deadline = self._monotonic() + _FINAL_SAVE_TIMEOUT
         while not self.save() and self._monotonic() < deadline:
-            time.sleep(_PROGRESS)
+            time.sleep(_PROGRESS_INTERVAL)
 
 
 @functools.cache
@@ -127,5 +127,5 @@ def _own_log() -> LineWriter:
 
 
 def log_message(text: str) -> None:
-    """Write a line to the supervisor's own log; a full disk loses it, and is told of when there is room again."""
+    """Write a line to the supervisor's own log. A full disk loses it; once there is room, a note says so."""
     _own_log().write([text.encode(errors="backslashreplace")], time.time())

@@ -1,4 +1,4 @@
-"""How a run and its tasks are: the states, statuses and log lines that all backends give."""
+"""The states, statuses and log lines of runs and their tasks, for all backends."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,7 +18,7 @@ class State(StrEnum):
     FAILED = "failed"
     STOPPED = "stopped"  # by the user, after a checkpoint
     INTERRUPTED = "interrupted"  # its supervisor is gone, or its engine did not answer for too long; tasks may continue
-    UNKNOWN = "unknown"  # it has ended, and nothing is left that tells how
+    UNKNOWN = "unknown"  # it has ended, and nothing left shows how
 
 
 ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.STOPPED, State.INTERRUPTED, State.UNKNOWN})
@@ -26,7 +26,7 @@ ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.STOPPED, State.INTERRUPT
 
 @dataclass(frozen=True)
 class Restart:
-    """One restart: when (seconds since the epoch), which attempt ended, how and why."""
+    """One restart: its time (seconds since the epoch), and the attempt that ended, with its exit code and the cause."""
 
     time: float
     attempt: int
@@ -41,35 +41,35 @@ class TaskStatus:
     name: str
     state: State
     reason: str = ""
-    reason_code: str = ""  # of which kind it is, where its backend tells
-    remedy: str = ""  # what to do about it, where that is known
+    reason_code: str = ""  # the kind of the reason, if the backend gives one
+    remedy: str = ""  # empty if none is known
     address: str = ""
     pid: int | None = None
     restarts: tuple[Restart, ...] = ()
-    restarts_left: int | None = None  # how many more failures may be followed by a restart, where that is known
+    restarts_left: int | None = None  # how many more failures a restart may follow, if that is known
     exit_code: int | None = None
     started: float | None = None
     ended: float | None = None
-    stalled: str = ""  # what it does without progress: a key of trainer.stack_reading.WORDS
+    stalled: str = ""  # the activity of a task without progress: a key of trainer.stack_reading.WORDS
     stalled_since: float | None = None
-    heard: float | None = None  # when it was last seen: its last event
+    heard: float | None = None  # the time of its last event
     # The task's own last progress, if it reports any.
     step: int | None = None
     local_step: int | None = None
     examples_per_second: float | None = None
-    input_wait: float | None = None  # the part of its time, 0 to 1, that it waited for input
-    peer_wait: float | None = None  # and for the gradients of others
+    input_wait: float | None = None  # the share of its time, 0 to 1, that it waited for input
+    peer_wait: float | None = None  # the share that it waited for the gradients of others
 
 
 class RunUnreachableError(LauncherError):
-    """A run continues, but its cluster has not answered, or not accepted the credentials, for as long as the launcher waits."""
+    """A run continues, but the cluster did not answer, or did not accept the credentials, for as long as the launcher waits."""
 
     exit_code = 69  # EX_UNAVAILABLE of sysexits(3)
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The reason why a run's stored data is gone, or is about to go: `deleted`, `deleting`, or `replaced` by something of that name."""
+    """The reason why a run's stored data is lost or about to be lost: `deleted`, `deleting`, or `replaced` by another object of that name."""
 
     code: Literal["deleted", "deleting", "replaced"]
     message: str
@@ -80,12 +80,12 @@ class Location:
     """The location where a run keeps its files: a directory of this machine, a volume of a container engine, or a directory on a cluster's claim."""
 
     kind: Literal["directory", "volume", "claim"]
-    name: str  # the directory's path, or what the volume or the claim is called
-    path: str = ""  # below it
-    cluster: str = ""  # of a claim: its namespace and context, as a cluster writes them
+    name: str  # the directory's path, or the name of the volume or the claim
+    path: str = ""  # below the volume or the claim
+    cluster: str = ""  # a claim's namespace and context, as text
 
     def __str__(self) -> str:
-        """Return the location for people."""
+        """Return the location as text for people."""
         if self.kind == "directory":
             return self.name
         below = f", {self.path}" if self.path else ""
@@ -94,13 +94,13 @@ class Location:
 
 @dataclass(frozen=True)
 class SaveFailure:
-    """Why no checkpoint can be saved at present. `since` and `until`, when the run fails for it, in seconds since the epoch; sizes in bytes."""
+    """The reason why no checkpoint can be saved at present. The run fails at `until`; times in seconds since the epoch, sizes in bytes."""
 
     path: str  # of the directory
     cause: str
-    step: int | None = None  # that was to be saved
+    step: int | None = None  # the step that was not saved
     size: int | None = None
-    free: int | None = None  # None where the volume does not answer
+    free: int | None = None  # None if the volume does not answer
     saved: int | None = None  # the step of the last checkpoint
     since: float | None = None
     until: float | None = None
@@ -114,9 +114,9 @@ class RunStatus:
     backend: str
     state: State
     reason: str = ""
-    reason_code: str = ""  # of a run that does not start: the task and the code of its reason, where its backend tells
-    reason_task: str = ""  # the task whose reason, and remedy where there is one, `reason` ends with; empty where it is the run's own
-    run_dir: Location | None = None  # None where it has none
+    reason_code: str = ""  # of a run that does not start: the task and its reason_code, if the backend gives one
+    reason_task: str = ""  # the task whose reason, with its remedy, ends `reason`; empty if the reason is the run's own
+    run_dir: Location | None = None  # None if it has none
     spec_digest: str = ""
     strategy: str = ""
     started: float | None = None
@@ -125,35 +125,35 @@ class RunStatus:
     steps: int | None = None
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation, else of training
-    metrics_of: str = "training"  # or evaluation: what `metrics` are of
+    metrics_of: str = "training"  # or "evaluation": the source of `metrics`
     training_metrics: dict[str, float] = field(default_factory=dict)
-    evaluated_step: int | None = None  # after which the last evaluation was
-    ended_early: str = ""  # why the run has succeeded before its last step
+    evaluated_step: int | None = None  # the step of the last evaluation
+    ended_early: str = ""  # why the run succeeded before its last step
     examples_per_second: float | None = None
     seconds_per_step: float | None = None
     eta: float | None = None  # seconds
     checkpoint: str | None = None
     checkpoint_step: int | None = None
     save_failed: SaveFailure | None = None  # until a save succeeds again
-    model: str | None = None  # where the exported model is
-    tensorboard: str = ""  # where it answers, when it runs beside the tasks
+    model: str | None = None  # the path of the exported model
+    tensorboard: str = ""  # its URL, if it runs beside the tasks
     tasks: tuple[TaskStatus, ...] = ()
     data_lost: Loss | None = None
-    user: str = ""  # the user who started it, where several may
-    mine: bool = True  # not where that is known to be somebody else
-    attended: bool = True  # not where only a launcher that watches does what its backend does not, such as replacing pods of lost nodes
+    user: str = ""  # the user who started it, if several may
+    mine: bool = True  # False if another user is known to have started it
+    attended: bool = True  # False if some work, such as replacing pods of lost nodes, is done only while a launcher watches
     notified: tuple[str, ...] = ()  # the outcome of each message to people
-    missing: tuple[str, ...] = ()  # objects of the run that somebody has deleted or hidden, as their backend names them
+    missing: tuple[str, ...] = ()  # objects of the run that were deleted or lost their labels, as their backend names them
 
     @property
     def directory(self) -> Path | None:
-        """The run directory where it is one of this machine, else None."""
+        """The run directory if it is on this machine, else None."""
         return Path(self.run_dir.name) if self.run_dir and self.run_dir.kind == "directory" else None
 
 
 def run_status_of(document: dict[str, Any]) -> RunStatus:
-    """Return the status of which these are the fields, as `dataclasses.asdict` and JSON give them. Raises KeyError, TypeError or ValueError."""
-    location = document.get("run_dir")  # a text in what an older launcher has written
+    """Return the status with these fields, as `dataclasses.asdict` and JSON give them. Raises KeyError, TypeError or ValueError."""
+    location = document.get("run_dir")  # older launchers have written a text
     typed = {
         "state": State(document["state"]),
         "run_dir": Location(**location) if isinstance(location, dict) else None,
@@ -172,15 +172,15 @@ def _task_of(document: dict[str, Any]) -> TaskStatus:
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line of one task's output; `time` in seconds since the epoch. `text` is what a terminal would show of it.
+    """One line of one task's output; `time` in seconds since the epoch. `text` is the line as a terminal would show it.
 
-    An event, or what the program wrote as `trainer.events.escaped` has it.
+    A line that begins like an event is one: other lines are escaped by `trainer.events.escaped`.
     """
 
     time: float
     task: str
     text: str
-    written: bytes | None = None  # all that was written, where that is something else
+    written: bytes | None = None  # the bytes of the line, if they differ from `text`
 
     @property
     def raw(self) -> bytes:

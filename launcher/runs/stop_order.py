@@ -1,7 +1,7 @@
 """The order in which tasks are asked to stop once a run ends, by strategy and role. Pure.
 
-A run that is done leaves its other tasks time to end by themselves: the trainer's servers do, a user's servers never.
-In a run that is stopped, the tasks that save a checkpoint are asked first. Servers, which hold the variables until then, come second.
+When a run's work is done, its other tasks get time to end by themselves: the trainer's servers do, a user's servers never do.
+When a run is stopped, the tasks that save a checkpoint are asked first, and the servers, which hold the variables, second.
 """
 
 import json
@@ -9,12 +9,12 @@ import json
 from launcher.plan.models import Plan, Task
 from trainer.strategies import is_server
 
-# A run that never got to train has nothing to save.
+# Seconds: a run that has not begun to train has nothing to save.
 UNTRAINED_GRACE_PERIOD = 5.0
 
 
 def runs_trainer(task: Task) -> bool:
-    """Return whether the task runs the built-in trainer, which says when it is ready; a user's own command does not."""
+    """Return whether the task runs the built-in trainer, which reports when it is ready, and not a user's own command."""
     try:
         settings = json.loads(task.env.get("TRAINER_SETTINGS", "{}"))
     except ValueError:
@@ -28,7 +28,7 @@ def time_to_end(plan: Plan, task: Task) -> float:
 
 
 def stop_groups(plan: Plan) -> list[frozenset[str]]:
-    """Return the tasks in the order they are asked to stop; a later group only once the one before has ended."""
-    everyone = frozenset(task.name for task in plan.tasks)
+    """Return the groups of tasks in the order in which they are asked to stop: each group once the one before has ended."""
+    all_tasks = frozenset(task.name for task in plan.tasks)
     servers = frozenset(task.name for task in plan.tasks if is_server(plan.strategy, task.role))
-    return [everyone - servers, servers] if servers else [everyone]
+    return [all_tasks - servers, servers] if servers else [all_tasks]

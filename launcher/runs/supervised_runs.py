@@ -21,19 +21,19 @@ from launcher.runs.reasons import killed_tasks
 from launcher.runs.state_file import Snapshot
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
 
-# How long a stop may take beyond the tasks' own grace periods, of which a parameter-server run has two.
+# Seconds that a stop may take beyond the grace periods; a run with parameter servers has two of them.
 _STOP_SLACK = 20.0
 KILL_TIMEOUT = 10.0  # seconds
 _FIRST_STATE_TIMEOUT = 10.0  # seconds that a supervisor may take to write its first state
 
 
 class SupervisedRuns:
-    """The runs of one backend, below a directory, that supervisor processes watch over."""
+    """The runs of one backend below a directory, each supervised by a process."""
 
     def __init__(self, runs: Path, backend: str) -> None:
         self._runs = runs.absolute()
         self._backend = backend
-        # Supervisors of foreground runs stop their run when these close: with this process, at the latest.
+        # The supervisor of a foreground run stops it when its lifeline closes, at the latest with this process.
         self._lifelines: dict[str, int] = {}
 
     def hold_lifeline(self, name: str, lifeline: int | None) -> None:
@@ -43,25 +43,25 @@ class SupervisedRuns:
             self._lifelines[name] = lifeline
 
     def holds_lifeline(self, name: str) -> bool:
-        """Return whether this process holds the lifeline of a run: it follows it in the foreground."""
+        """Return whether this process holds the lifeline of a run, since it follows the run in the foreground."""
         return name in self._lifelines
 
     def status(self, name: str) -> RunStatus:
-        """Return the status of the run. Raises UsageError when there is none of that name."""
+        """Return the status of the run. Raises UsageError if no run has that name."""
         paths = self.paths(name)
         if not self._exists(paths) and (lost := self._lost(paths)):
             return lost
-        return self._status(self._known(name))
+        return self._status(self._existing(name))
 
     def _lost(self, paths: RunPaths) -> RunStatus | None:
-        """Return the status of a run whose directory was removed while it ran; None where nothing of it is left, nor was it this process's."""
+        """Return the status of a run whose directory was removed while it ran; None if it is not this process's and has no processes left."""
         status = RunStatus(paths.name, self._backend, State.FAILED, run_dir=Location("directory", str(paths.run_dir)), ended=time.time())
         removed = f"{paths.run_dir} was removed while the run ran"
         if paths.name in self._lifelines:
             orphans.wait_until_gone(paths, KILL_TIMEOUT)
             return dataclasses.replace(status, reason=f"{removed}; its tasks were killed")
-        if left := orphans.leftover_processes(paths):
-            reason = f"{removed}; still running: {left}; `launcher down {paths.name}` ends that"
+        if leftover := orphans.leftover_processes(paths):
+            reason = f"{removed}; still running: {leftover}; `launcher down {paths.name}` ends that"
             return dataclasses.replace(status, state=State.INTERRUPTED, reason=reason)
         return None
 
@@ -71,39 +71,39 @@ class SupervisedRuns:
 
     def runs(self) -> list[RunStatus]:
         """Return the status of every run below the directory, newest first."""
-        found: list[RunPaths] = []
-        with translate_os_errors("listing the runs"), contextlib.suppress(FileNotFoundError):  # nothing was started yet
-            # Others are no runs: `<name>.<time>` is a run that `up --fresh` renamed.
-            found = [RunPaths(path) for path in self._runs.iterdir() if is_run_name(path.name) and files.is_directory(path / "launcher")]
-        known = [self._status(paths) for paths in found if self._has_run(paths)]
-        return sorted(known, key=lambda status: status.started or 0, reverse=True)
+        listed: list[RunPaths] = []
+        with translate_os_errors("listing the runs"), contextlib.suppress(FileNotFoundError):  # no run was started yet
+            # Other names are not runs: `<name>.<time>` is a run that `up --fresh` renamed.
+            listed = [RunPaths(path) for path in self._runs.iterdir() if is_run_name(path.name) and files.is_directory(path / "launcher")]
+        statuses = [self._status(paths) for paths in listed if self._has_run(paths)]
+        return sorted(statuses, key=lambda status: status.started or 0, reverse=True)
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
-        """Yield the lines of `tasks` (all when empty) in order of time; `tail` counts for each task.
+        """Yield the lines of `tasks` (of all tasks if it is empty) in order of time; `tail` counts for each task.
 
-        Raises UsageError at once for a run or task that is not known.
+        Raises UsageError at once if there is no such run or task.
         """
-        paths = self._known(name)
+        paths = self._existing(name)
         known = [task.name for task in self._status(paths).tasks]
         check_tasks(name, tasks, known)
         stored = {task: paths.log(task) for task in known if not tasks or task in tasks}
         return merged(stored, follow=follow, since=since, tail=tail, ended=lambda: not locks.held(paths.lock))
 
     def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] = str) -> dict[str, int]:
-        """Ask every task to save and stop, or kill at once; return when nothing of the run is left. Idempotent."""
+        """Ask every task to save and stop, or kill it if `now`; return when nothing of the run is left. Idempotent."""
         paths = self.paths(name)
         if not self._exists(paths) and orphans.leftover_processes(paths):
-            return _ended(orphans.kill_leftover_processes(paths))
+            return _removed(orphans.kill_leftover_processes(paths))
         ran = locks.held(paths.lock)
-        left = self._stop(self._known(name), now=now)
-        for words in killed_tasks(self.status(name)) if ran and not now else ():
-            report(words)
-        left += orphans.kill_leftover_processes(paths)
+        orphan_count = self._stop(self._existing(name), now=now)
+        for message in killed_tasks(self.status(name)) if ran and not now else ():
+            report(message)
+        orphan_count += orphans.kill_leftover_processes(paths)
         self._close_lifeline(name)
-        return _ended(left)
+        return _removed(orphan_count)
 
     def _stop(self, paths: RunPaths, *, now: bool) -> int:
-        """Stop the run; return how many of its processes were left without a supervisor."""
+        """Stop the run; return how many processes without a supervisor were killed."""
         name = paths.name
         if not locks.held(paths.lock):
             return orphans.clear(paths, now=now)
@@ -112,15 +112,15 @@ class SupervisedRuns:
         if snapshot is None or supervisor is None or not process_identity.alive(supervisor):
             if not locks.held(paths.lock):
                 return 0
-            where = snapshot.host if snapshot else "another machine"
+            host = snapshot.host if snapshot else "another machine"
             raise LauncherError(
-                f"the run {name} is supervised by a process on {where}; this is {socket.gethostname()}",
+                f"the run {name} is supervised by a process on {host}; this is {socket.gethostname()}",
                 f"run `launcher down {name}` there",
             )
-        if now or not snapshot.stopping:  # a second SIGTERM kills, so a stop under way is only waited for
+        if now or not snapshot.stopping:  # a second SIGTERM kills, so only wait for a stop that is in progress
             process_identity.send(supervisor.pid, signal.SIGQUIT if now else signal.SIGTERM)
-        wait = KILL_TIMEOUT if now else 2 * snapshot.grace_period + _STOP_SLACK
-        if not locks.wait_released(paths.lock, timeout=wait):
+        timeout = KILL_TIMEOUT if now else 2 * snapshot.grace_period + _STOP_SLACK
+        if not locks.wait_released(paths.lock, timeout=timeout):
             process_identity.send(supervisor.pid, signal.SIGKILL)
             locks.wait_released(paths.lock, timeout=KILL_TIMEOUT)
             return orphans.clear(paths, now=True)
@@ -129,38 +129,39 @@ class SupervisedRuns:
     def paths(self, name: str) -> RunPaths:
         """Return the paths of the run of that name. Raises UsageError for a text that cannot be a name."""
         if not name or name in {".", ".."} or "/" in name or "\0" in name:
-            raise UsageError(f"{name!r} is no name of a run", "list the runs with `launcher ls`")
+            raise UsageError(f"{name!r} cannot be the name of a run", "list the runs with `launcher ls`")
         return RunPaths(self._runs / name)
 
     def _has_run(self, paths: RunPaths) -> bool:
-        """Return whether a directory has a run of this backend: those of containers were below `runs`/<name> once.
+        """Return whether a directory has a run of this backend: older launchers had runs of containers below `runs`/<name>, too.
 
-        A run whose state cannot be read counts too, since its data is there.
+        A run whose state cannot be read counts, since its data exists.
         """
         snapshot = state_file.read(paths.state)
         return snapshot.status.backend == self._backend if snapshot else state_file.exists(paths.state)
 
     def _exists(self, paths: RunPaths) -> bool:
-        """Return whether a directory has a run, or one that is starting; a start that was refused leaves a directory that has neither."""
+        """Return whether a directory has a run, or one that is starting; after a start that was refused it has neither."""
         return self._has_run(paths) or locks.held(paths.lock)
 
-    def _known(self, name: str) -> RunPaths:
+    def _existing(self, name: str) -> RunPaths:
+        """Return the paths of a run that exists. Raises UsageError if there is none."""
         paths = self.paths(name)
         if not self._exists(paths):
             known = sorted(status.name for status in self.runs())
-            there = (
+            runs = (
                 f"the runs in {self._runs} are {', '.join(known)}"
                 if known
                 else f"there are no runs in {self._runs}; --runs names another directory"
             )
             raise UsageError(
                 f"there is no run {name}",
-                f"{did_you_mean(name, known)}{there}; start one with `launcher up`, or is it in containers? add `--on docker`",
+                f"{did_you_mean(name, known)}{runs}; start one with `launcher up`, or is it in containers? add `--on docker`",
             )
         return paths
 
     def _status(self, paths: RunPaths) -> RunStatus:
-        # The lock is asked first: a supervisor writes its last state before it lets go.
+        # Check the lock before reading: a supervisor writes its last state before it releases the lock.
         has_supervisor = locks.held(paths.lock)
         snapshot = _await_snapshot(paths) if has_supervisor else state_file.read(paths.state)
         if snapshot is None:
@@ -183,13 +184,13 @@ class SupervisedRuns:
 
 
 def _await_snapshot(paths: RunPaths) -> Snapshot | None:
-    """Return the state of a supervised run. A supervisor that only starts has not replaced an earlier run's state yet."""
+    """Return the state of a supervised run. Wait for a supervisor that is starting to replace an earlier run's state."""
     deadline = time.monotonic() + _FIRST_STATE_TIMEOUT
     while True:
         snapshot = state_file.read(paths.state)
         supervisor = snapshot.supervisor if snapshot else None
-        elsewhere = snapshot is not None and snapshot.host != socket.gethostname()
-        if elsewhere or (supervisor is not None and process_identity.alive(supervisor)):
+        is_elsewhere = snapshot is not None and snapshot.host != socket.gethostname()
+        if is_elsewhere or (supervisor is not None and process_identity.alive(supervisor)):
             return snapshot
         if not locks.held(paths.lock) or time.monotonic() >= deadline:
             return state_file.read(paths.state)
@@ -201,12 +202,12 @@ def _logged(paths: RunPaths) -> list[str]:
     return sorted(path.stem for path in paths.tasks.glob("*.log")) if files.is_directory(paths.tasks) else []
 
 
-def _ended(processes: int) -> dict[str, int]:
+def _removed(processes: int) -> dict[str, int]:
     return {"process": processes} if processes else {}
 
 
 def _with_summary(status: RunStatus, paths: RunPaths) -> RunStatus:
-    """Fill in the fields that events did not tell, from run.json, which the chief writes; of an interrupted run that is newer than the events."""
+    """Fill in fields that events did not set from the chief's run.json, which for an interrupted run is newer than the events."""
     facts = files.read_json(paths.run_json)
     if facts is None or status.state == State.PENDING:
         return status

@@ -1,6 +1,6 @@
 """The process that supervises a run: `python -m launcher.backend.BACKEND RUN_DIR --ready-fd N --lock-fd N [--lifeline-fd N]`.
 
-It tells its launcher, in one JSON line on the ready pipe, that every task was started, or why not.
+It reports to its launcher, in one JSON line on the ready pipe, that every task was started, or why not.
 """
 
 import argparse
@@ -20,21 +20,21 @@ from launcher.runs.paths import RunPaths
 from launcher.runs.run_controller import RunController
 
 
-def main(make: Callable[[RunPaths, Plan, int | None], RunController], *, tasks_survive: bool) -> int:
-    """Supervise one run to its end. `make` makes its controller from the lifeline; if it fails, tasks continue where `outlived`, else they are killed.
+def main(create_controller: Callable[[RunPaths, Plan, int | None], RunController], *, tasks_survive: bool) -> int:
+    """Supervise one run to its end. `tasks_survive`: whether tasks continue if the supervisor itself fails; otherwise it kills them.
 
-    Returns 0 when the run was supervised, however it ended, and 1 when it could not be started.
+    Returns 0 if the run was supervised, whatever its outcome, and 1 if it could not be started.
     """
-    given = _options()
-    paths = RunPaths(given.run_dir)
+    options = _options()
+    paths = RunPaths(options.run_dir)
     try:
-        controller = make(paths, from_document(read_json(paths.plan) or {}), given.lifeline_fd)
+        controller = create_controller(paths, from_document(read_json(paths.plan) or {}), options.lifeline_fd)
         controller.start()
     except (OSError, LauncherError) as error:
         problem = error if isinstance(error, LauncherError) else explain(error, "starting the tasks")
-        _report(given.ready_fd, {"message": problem.message, "remedy": problem.remedy})
+        _report(options.ready_fd, {"message": problem.message, "remedy": problem.remedy})
         return 1
-    _report(given.ready_fd, {})
+    _report(options.ready_fd, {})
     try:
         controller.run()
     except BaseException as error:
@@ -46,21 +46,21 @@ def main(make: Callable[[RunPaths, Plan, int | None], RunController], *, tasks_s
 
 
 def _options() -> argparse.Namespace:
-    """Return run_dir, ready_fd, lock_fd and lifeline_fd; what this process starts inherits none of the files."""
+    """Return run_dir, ready_fd, lock_fd and lifeline_fd; make the descriptors not inheritable."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--ready-fd", type=int, required=True)
     parser.add_argument("--lock-fd", type=int, required=True)
     parser.add_argument("--lifeline-fd", type=int)
-    given = parser.parse_args()
-    for fd in (given.ready_fd, given.lock_fd, given.lifeline_fd):
+    options = parser.parse_args()
+    for fd in (options.ready_fd, options.lock_fd, options.lifeline_fd):
         if fd is not None:
             os.set_inheritable(fd, False)
-    return given
+    return options
 
 
 def _report(fd: int, document: dict[str, str]) -> None:
-    """Answer on the ready pipe: nothing when all is well, else `message` and `remedy`."""
+    """Answer on the ready pipe: an empty document if the run has started, else `message` and `remedy`."""
     with contextlib.suppress(OSError):  # the process that started this one is gone
         os.write(fd, json.dumps(document).encode() + b"\n")
     os.close(fd)

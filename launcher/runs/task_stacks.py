@@ -1,4 +1,4 @@
-"""The Python stacks of a task, as its parent sends them (trainer/stacks.py)."""
+"""The Python stacks of a task, which its parent sends (trainer/stacks.py)."""
 
 import json
 import socket
@@ -8,9 +8,9 @@ from typing import Protocol
 from launcher.errors import LauncherError
 from trainer.stacks import PORT, ProcessStacks, short_path
 
-# Seconds for an answer: longer than the parent waits for a few processes that do not answer.
+# Seconds: longer than the parent waits for several processes that do not answer.
 ANSWER_TIMEOUT = 20.0
-# Asks the parent inside a container, by the Python that the parent has too.
+# Command that asks the parent inside a container, with the Python that the parent runs on.
 CLIENT = (
     "python3",
     "-I",
@@ -24,7 +24,7 @@ class _Readable(Protocol):
 
 
 def receive(task: str, connection: _Readable) -> tuple[ProcessStacks, ...]:
-    """Return the stacks that the parent of a task sends on a connection to it. Raises LauncherError if it sends none."""
+    """Return the stacks that a task's parent sends on a connection. Raises LauncherError if it sends none."""
     answer = b""
     try:
         while read := connection.recv(1 << 16):
@@ -47,7 +47,7 @@ def parse(task: str, answer: bytes) -> tuple[ProcessStacks, ...]:
 
 
 def from_socket(task: str, path: Path) -> tuple[ProcessStacks, ...]:
-    """Return the stacks that the parent of a task of this machine sends, which listens at `path`. Raises LauncherError."""
+    """Return the stacks of a task on this machine, whose parent listens at `path`. Raises LauncherError."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER_TIMEOUT)
         try:
@@ -61,15 +61,15 @@ def from_socket(task: str, path: Path) -> tuple[ProcessStacks, ...]:
 
 
 def no_answer_error(task: str) -> LauncherError:
-    """Return the error where the parent takes a connection and does not answer."""
+    """Return the error of a parent that accepts a connection but does not answer."""
     return LauncherError(
         f"{task}: its parent does not answer: it is stopped, or its machine or container is frozen", "continue it, or kill it"
     )
 
 
 def no_parent_error(task: str) -> LauncherError:
-    """Return the error if no parent listens."""
+    """Return the error of a task without a parent that listens."""
     return LauncherError(
-        f"{task}: nobody is there to ask",
-        "it has ended or only starts, or runs without the trainer's parent (`supervise: false`, an entrypoint of an image)",
+        f"{task}: it has no parent process that could report its stacks",
+        "it has ended, is still starting, or runs without the trainer's parent (`supervise: false`, an entrypoint of an image)",
     )

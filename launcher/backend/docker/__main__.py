@@ -1,4 +1,4 @@
-"""The supervisor's process of a run of containers; these go on without it, and anyone who asks how the run is looks at them."""
+"""The supervisor's process of a run of containers. The containers continue without it; the run's status is then read from them."""
 
 import sys
 

@@ -1,7 +1,7 @@
 """The Docker backend: the calls behind the CLI's verbs.
 
-A run that the launcher started has a supervisor process, whose files tell how it is, as those of a local supervisor do. Runs
-without one, of `docker compose up` or of a supervisor that was killed, are found by the labels of their containers.
+A run that the launcher started has a supervisor process, which writes the run's status to files, as a local supervisor does. Runs without
+a supervisor, because `docker compose up` started them or the supervisor was killed, are found by the labels of their containers.
 """
 
 import contextlib
@@ -36,19 +36,19 @@ from launcher.runs.stored import Artifact, Stored, missing_artifact, still_runni
 from launcher.runs.supervised_runs import SupervisedRuns
 from launcher.spec.role_programs import sets_variables
 
-# The spec's models take as long to import as all else here, and most verbs ask for no spec.
+# The spec's models take as long to import as everything else here, and most verbs need no spec.
 if TYPE_CHECKING:
     from launcher.spec.models import ClusterSpec
     from trainer.stacks import ProcessStacks
 
 BACKEND = "docker"
 _SUPERVISOR = "launcher.backend.docker"
-_START_SLACK = 300.0  # beyond what Compose may take: an earlier run stops and is removed first, on a slow engine
+_START_SLACK = 300.0  # seconds beyond Compose's own time: an earlier run is stopped and removed first, perhaps by a slow engine
 _LOCK_TIMEOUT, _LOCK_STEP = 600.0, 0.5  # a stop takes as long as the slowest task's grace period
 
 
 class DockerBackend:
-    """Runs plans as containers; what it knows of them is below `runs`/.docker/<name>. See launcher.backend.model.Backend."""
+    """Runs plans as containers; the files about a run are in `runs`/.docker/<name>. See launcher.backend.model.Backend."""
 
     def __init__(self, runs: Path) -> None:
         self._supervised = SupervisedRuns(runs / DOCKER_STATE_DIR, BACKEND)
@@ -58,34 +58,35 @@ class DockerBackend:
         return Engine(endpoint())
 
     def prepare(self, run: PlannedRun) -> Iterator[str]:
-        """Find or make the image; yield which and why."""
+        """Find or build the image; yield messages that say which one, and why."""
         from launcher.backend.docker import image_prep
 
         return image_prep.prepare(_spec(run.spec), self._engine.endpoint)
 
     def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
-        """Start the containers; return once each has started. Raises UsageError when the run runs already."""
+        """Start the containers; return once each has started. Raises UsageError if the run is already running."""
         plan, spec, detach = run.plan, run.spec, still_wanted is None
         paths = self._paths(plan.name)
         with translate_os_errors(f"starting the run {plan.name}"):
             lock_fd = spawn.lock(paths)
             try:
                 self._write(paths, plan, self._with_free_port(plan.name, spec))
-                within = start_deadline(plan)
-                lifeline = spawn.start(paths, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_SUPERVISOR, within=within)
+                timeout = supervisor_start_timeout(plan)
+                lifeline = spawn.start(paths, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_SUPERVISOR, timeout=timeout)
             finally:
                 os.close(lock_fd)
         self._supervised.hold_lifeline(plan.name, lifeline)
 
     def _with_free_port(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-        """Return the spec with the next free port for TensorBoard where another has its own on this machine, as far as that can be seen."""
-        wanted = spec.get("tensorboard")
-        if not wanted or not self._engine.endpoint.is_local:
+        """Return the spec, with the next free port for TensorBoard if another program of this machine has the spec's port."""
+        requested = spec.get("tensorboard")
+        if not requested or not self._engine.endpoint.is_local:
             return spec
         with translate_errors(f"looking for TensorBoard of {name}"):
-            if container_status.tensorboard_url(self._engine.containers(name)).endswith(f":{wanted['port']}"):
+            if container_status.tensorboard_url(self._engine.containers(name)).endswith(f":{requested['port']}"):
                 return spec
-        return {**spec, "tensorboard": {**wanted, "port": ports.next_free(wanted["host"], wanted["port"]) or wanted["port"]}}
+        port = ports.next_free(requested["host"], requested["port"]) or requested["port"]
+        return {**spec, "tensorboard": {**requested, "port": port}}
 
     def _write(self, paths: RunPaths, plan: Plan, spec: dict[str, Any]) -> None:
         from launcher.render.compose import render
@@ -95,7 +96,7 @@ class DockerBackend:
         files.write(paths.directory / COMPOSE_FILE, text, private=sets_variables(spec))
 
     def status(self, name: str) -> RunStatus:
-        """Return the status of the run. Raises UsageError when there is none of that name."""
+        """Return the status of the run. Raises UsageError if no run has that name."""
         paths = self._paths(name)
         if locks.held(paths.lock):
             return self._supervised.status(name)
@@ -103,7 +104,7 @@ class DockerBackend:
             return self._status(paths)
         try:
             return _removed(paths, self._status(paths))
-        except UsageError:  # not even its volume is there
+        except UsageError:  # its volume is gone, too
             return _removed(paths, RunStatus(name, BACKEND, State.STOPPED))
 
     def _status(self, paths: RunPaths) -> RunStatus:
@@ -120,8 +121,8 @@ class DockerBackend:
             for volume in self._engine.volumes(name):
                 return container_status.of_volume(volume, name)
         known = sorted(status.name for status in self.runs())
-        there = f"the runs on this engine are {', '.join(known)}" if known else "there are no runs on this engine"
-        raise UsageError(f"there is no run {name}", f"{did_you_mean(name, known)}{there}; start one with `launcher up --on docker`")
+        runs = f"the runs on this engine are {', '.join(known)}" if known else "there are no runs on this engine"
+        raise UsageError(f"there is no run {name}", f"{did_you_mean(name, known)}{runs}; start one with `launcher up --on docker`")
 
     def spec(self, name: str) -> dict[str, Any] | None:
         """Return the spec that the run was started with last, or None."""
@@ -132,32 +133,32 @@ class DockerBackend:
         with translate_errors("listing the runs"):
             labelled = [container.labels.get(labels.RUN) for container in self._engine.containers()]
             labelled += [(volume.attrs.get("Labels") or {}).get(labels.RUN) for volume in self._engine.volumes()]
-        here = [status.name for status in self._supervised.runs()]
-        names = dict.fromkeys([*here, *(name for name in labelled if name)])
-        known = []
+        supervised = [status.name for status in self._supervised.runs()]
+        names = dict.fromkeys([*supervised, *(name for name in labelled if name)])
+        statuses = []
         for name in names:
-            with contextlib.suppress(UsageError):  # removed meanwhile, or that of another backend here
-                known.append(self.status(name))
-        return sorted(known, key=lambda status: status.started or 0, reverse=True)
+            with contextlib.suppress(UsageError):  # the run was removed meanwhile, or is one of another backend
+                statuses.append(self.status(name))
+        return sorted(statuses, key=lambda status: status.started or 0, reverse=True)
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
-        """Yield the lines of `tasks` (all when empty) in order of time; `tail` counts for each task."""
+        """Yield the lines of `tasks` (of all tasks if it is empty) in order of time; `tail` counts for each task."""
         paths = self._paths(name)
         snapshot = state_file.read(paths.state)
         with translate_errors(f"reading the logs of {name}"):
             containers = [] if locks.held(paths.lock) else self._engine.containers(name)
-        there = container_status.by_task(containers)
-        if not there or (snapshot is not None and _is_current(snapshot.status, containers)):
+        tasks_on_engine = container_status.by_task(containers)
+        if not tasks_on_engine or (snapshot is not None and _is_current(snapshot.status, containers)):
             return self._supervised.logs(name, tasks=tasks, follow=follow, since=since, tail=tail)
-        check_tasks(name, tasks, list(there))
+        check_tasks(name, tasks, list(tasks_on_engine))
         return self._engine_lines(name, tasks, follow=follow, since=since, tail=tail)
 
-    def _engine_lines(self, name: str, tasks: list[str], **chosen: Any) -> Iterator[LogLine]:
+    def _engine_lines(self, name: str, tasks: list[str], **selection: Any) -> Iterator[LogLine]:
         with translate_errors(f"reading the logs of {name}"):
-            yield from container_status.lines(self._engine, name, tasks, **chosen)
+            yield from container_status.lines(self._engine, name, tasks, **selection)
 
     def stacks(self, name: str, task: str) -> "tuple[ProcessStacks, ...]":
-        """Return the Python stacks of a task's processes at this moment. Raises LauncherError where nobody can be asked for them."""
+        """Return the current Python stacks of a task's processes. Raises LauncherError if no process can be asked for them."""
         from launcher.runs import task_stacks
 
         with translate_errors(f"asking {task} of {name} for its stacks"):
@@ -170,22 +171,22 @@ class DockerBackend:
         return task_stacks.parse(task, answer[0] or b"")
 
     def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] = str) -> dict[str, int]:
-        """Ask every task to save and stop, or kill at once; return when no container or network is left. Idempotent."""
+        """Ask every task to save and stop, or kill it if `now`; return when no container or network is left. Idempotent."""
         before = self.status(name)
         paths = self._paths(name)
         if locks.held(paths.lock):
             self._supervised.stop(name, now=now)
         with _locked(paths) as locked:
             if not locked:
-                return {}  # what ran has stopped, and a new `up` of that name has begun since
+                return {}  # the run has stopped, and another `up` of that name has started since
             with translate_errors(f"stopping {name}"):
                 stopped = not now and stop_running(self._engine.containers(name))
-                if stopped:  # with the checkpoint that it has saved last
+                if stopped:  # read again, for the checkpoint that was saved last
                     before = container_status.status(self._engine, name, self._engine.containers(name))
                 removed = self._engine.remove(name)
-            self._note(paths, before, stopped=stopped)
-        for words in killed_tasks(self.status(name)) if before.state not in ENDED and not now else ():
-            report(words)
+            self._record_end(paths, before, stopped=stopped)
+        for message in killed_tasks(self.status(name)) if before.state not in ENDED and not now else ():
+            report(message)
         return removed
 
     def delete(self, name: str) -> None:
@@ -203,7 +204,7 @@ class DockerBackend:
                 paths.delete()
 
     def rename(self, name: str, new_name: str) -> tuple[Location, ...]:
-        """Copy the run's volume to one of another name, and rename the directory; the old volume is gone then."""
+        """Copy the run's volume to one of another name, remove the old volume, and rename the directory."""
         from launcher.backend.docker import volumes
 
         paths = self._paths(name)
@@ -216,19 +217,19 @@ class DockerBackend:
 
     @contextlib.contextmanager
     def fetch(self, name: str, artifact: Artifact) -> Iterator[Stored]:
-        """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
+        """Open the run's stored data of one kind for a `with` block. Raises UsageError if there is none."""
         from launcher.backend.docker import volumes
 
         stored = files.read_json(self._paths(name).spec)
         with translate_errors(f"reading the {artifact} of {name}"):
             if not self._engine.volumes(name):
-                self.status(name)  # says so where there is no such run
+                self.status(name)  # raises UsageError if there is no such run
                 raise missing_artifact(name, artifact, ())
             with volumes.opened(self._engine, name, artifact, None if stored is None else _spec(stored)) as opened:
                 yield opened
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> TensorBoardAddress:
-        """Have TensorBoard serve the run's logs, at `host` and `port` where given, and say where."""
+        """Have TensorBoard serve the run's logs, at `host` and `port` if given; return its address."""
         status = self.status(name)
         paths = self._paths(name)
         file = paths.directory / COMPOSE_FILE
@@ -237,14 +238,14 @@ class DockerBackend:
         if not file.is_file():
             raise UsageError(
                 f"{paths.directory} has no {COMPOSE_FILE}: the run {name} was not started from here",
-                "start its service with `docker compose -f FILE up -d tensorboard`, FILE being what it was started from",
+                "start its service with `docker compose -f FILE up -d tensorboard`; FILE is the Compose file of the run",
             )
         with translate_errors(f"looking for the logs of {name}"):
             has_logs = bool(self._engine.volumes(name))
         spec = files.read_json(paths.spec)
         if spec is not None and spec.get("tensorboard") is False:
             remedy = f"remove `tensorboard: false`, and start it again; or copy the logs here: launcher get {name} logs --on docker"
-            raise UsageError(f"the spec of the run {name} wants no TensorBoard", remedy)
+            raise UsageError(f"the spec of the run {name} has `tensorboard: false`", remedy)
         if spec is not None and not spec.get("storage"):
             raise UsageError(f"the run {name} has no volume, and so no TensorBoard", "write `storage: {}` in its spec, and start it again")
         if spec is None or not has_logs:
@@ -254,23 +255,23 @@ class DockerBackend:
             spec = self._with_free_port(name, spec)
         if paths.plan.is_file():
             self._write(paths, from_document(files.read_json(paths.plan) or {}), spec)
-        compose(name, file, "up", "--detach", "--no-deps", labels.TENSORBOARD, doing=f"starting TensorBoard of {name}")
+        compose(name, file, "up", "--detach", "--no-deps", labels.TENSORBOARD, action=f"starting TensorBoard of {name}")
         with translate_errors(f"starting TensorBoard of {name}"):
-            where = container_status.tensorboard_url(self._engine.containers(name))
-        if not where:
-            raise LauncherError(f"TensorBoard of {name} ended at once", f"see what it says: docker logs {name}-{labels.TENSORBOARD}-1")
-        return TensorBoardAddress(where)
+            url = container_status.tensorboard_url(self._engine.containers(name))
+        if not url:
+            raise LauncherError(f"TensorBoard of {name} ended at once", f"read its output: docker logs {name}-{labels.TENSORBOARD}-1")
+        return TensorBoardAddress(url)
 
     def _paths(self, name: str) -> RunPaths:
         return self._supervised.paths(name)
 
-    def _note(self, paths: RunPaths, before: RunStatus, *, stopped: bool) -> None:
-        """Note in the run's directory, if there is one, that nothing runs any more; `before` is how it was, `stopped` whether tasks ran."""
+    def _record_end(self, paths: RunPaths, before: RunStatus, *, stopped: bool) -> None:
+        """Record the end in the run's state file, if there is one. `before`: the status until now; `stopped`: whether tasks had to be stopped."""
         snapshot = state_file.read(paths.state)
         if snapshot is None:
             return
         status = snapshot.status
-        if status.state not in ENDED or stopped:  # its supervisor was killed, or lost sight of an engine that came back
+        if status.state not in ENDED or stopped:  # its supervisor was killed, or gave up an engine that came back later
             ended_before = before.state in ENDED and not stopped
             outcome = (before.state, before.reason) if ended_before or before.state is State.SUCCEEDED else (State.STOPPED, "asked to stop")
             status = dataclasses.replace(before, state=outcome[0], reason=outcome[1], reason_task="", ended=time.time(), eta=None)
@@ -278,13 +279,13 @@ class DockerBackend:
             state_file.write(paths.state, dataclasses.replace(snapshot, status=dataclasses.replace(status, tensorboard="")))
 
 
-def start_deadline(plan: Plan) -> float:
-    """Return the seconds within which the supervisor says that the containers have started: never fewer than Compose itself may take."""
+def supervisor_start_timeout(plan: Plan) -> float:
+    """Return the seconds within which the supervisor has to report that the containers have started: at least as many as Compose may take."""
     return _START_SLACK + max(plan.start_timeout, COMPOSE_TIMEOUT)
 
 
 def _spec(dumped: dict[str, Any]) -> "ClusterSpec":
-    """Return the spec that was dumped as JSON."""
+    """Return the spec of its JSON form."""
     from launcher.spec.models import ClusterSpec
 
     return ClusterSpec.model_validate_json(json.dumps(dumped))
@@ -292,14 +293,14 @@ def _spec(dumped: dict[str, Any]) -> "ClusterSpec":
 
 @contextlib.contextmanager
 def _locked(paths: RunPaths) -> Iterator[bool]:
-    """Keep everybody from starting the run for a `with` block; False when somebody has. A run that is not of here has no lock."""
+    """Lock the run for a `with` block, so that no `up` starts it; False if one has. A run without files on this machine has no lock."""
     if not paths.directory.is_dir():
         yield True
         return
     lock_fd = None
     deadline = time.monotonic() + _LOCK_TIMEOUT
     with translate_os_errors(f"locking the run {paths.name}"):
-        # Another `down` is waited for; a supervisor is not.
+        # Wait for another `down`, but not for a supervisor.
         while lock_fd is None and time.monotonic() < deadline and not _has_supervisor(paths):
             lock_fd = locks.acquire(paths.lock, timeout=_LOCK_STEP)
     try:
@@ -310,13 +311,13 @@ def _locked(paths: RunPaths) -> Iterator[bool]:
 
 
 def _has_supervisor(paths: RunPaths) -> bool:
-    """Return whether a supervisor that lives holds the run's lock."""
+    """Return whether a live supervisor holds the run's lock."""
     snapshot = state_file.read(paths.state) if locks.held(paths.lock) else None
     return snapshot is not None and snapshot.supervisor is not None and process_identity.alive(snapshot.supervisor)
 
 
 def _removed(paths: RunPaths, status: RunStatus) -> RunStatus:
-    """Return the status of a run that this process follows, and whose directory was removed, from that of its containers."""
+    """Return the status of a run that this process follows and whose directory was removed; `status` is that of its containers."""
     if status.state not in ENDED or status.state is State.SUCCEEDED:
         return status
     reason = f"{paths.run_dir} was removed while the run ran" + (f"; {status.reason}" if status.reason else "")
@@ -324,15 +325,15 @@ def _removed(paths: RunPaths, status: RunStatus) -> RunStatus:
 
 
 def _is_current(status: RunStatus, containers: list[Container]) -> bool:
-    """Return whether what its supervisor wrote is how the run is: it has seen the end, and no task has been started since."""
-    if status.state not in ENDED or _newer(containers, status.ended):
+    """Return whether the supervisor's last status still holds: the supervisor has seen the end, and no task has been started since."""
+    if status.state not in ENDED or _restarted_since(containers, status.ended):
         return False
-    # A supervisor that the engine did not answer any more does not know how it went on.
+    # A supervisor that got no more answers from the engine does not know how the containers continued.
     return status.state is not State.INTERRUPTED or not container_status.by_task(containers)
 
 
-def _newer(containers: list[Container], ended: float | None) -> bool:
-    """Return whether a task was started after the run of which it is known how it ended."""
+def _restarted_since(containers: list[Container], ended: float | None) -> bool:
+    """Return whether a task was started after the recorded end of the run."""
     starts = [
         timestamps.parse_rfc3339(container.attrs["State"].get("StartedAt")) for container in container_status.by_task(containers).values()
     ]

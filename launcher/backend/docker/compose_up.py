@@ -1,4 +1,4 @@
-"""A run's containers made and started by Compose, all of them or none."""
+"""Creates and starts a run's containers by Compose: all of them or none."""
 
 import contextlib
 import time
@@ -19,21 +19,21 @@ _RETRY_INTERVAL = 0.1
 _CLEAR_TIMEOUT = 20.0
 
 
-def start_containers(engine: Engine, run: str, file: Path, within: float = 0.0) -> list[Container]:
-    """Have Compose start what its file says; return the containers. Init containers have `within` seconds, or ten minutes if those are more.
+def start_containers(engine: Engine, run: str, file: Path, timeout: float = 0.0) -> list[Container]:
+    """Have Compose start the services of its file; return the containers. Init containers have `timeout` seconds, but at least ten minutes.
 
-    Leftovers of an earlier run are stopped and removed first. Raises LauncherError when one cannot be started; nothing of this run
-    is left then: no container, no network, and no volume but one that was there before.
+    Remains of an earlier run are stopped and removed first. Raises LauncherError if a container cannot be started, and then leaves no
+    container and no network of this run, and its volume only if that existed before.
     """
-    doing = f"starting the containers of {run}"
+    action = f"starting the containers of {run}"
     had_data = True
     try:
-        with translate_errors(doing):
+        with translate_errors(action):
             had_data = _has_data(engine, run)
-            stop_running(engine.containers(run))  # one without a supervisor saves what it has
+            stop_running(engine.containers(run))  # a run without a supervisor may still run: let it save
             engine.remove(run)
-        compose(run, file, "up", "--detach", "--no-build", "--quiet-pull", doing=doing, within=within)
-        with translate_errors(doing):
+        compose(run, file, "up", "--detach", "--no-build", "--quiet-pull", action=action, timeout=timeout)
+        with translate_errors(action):
             return engine.containers(run)
     except BaseException as error:
         if isinstance(error, LauncherError):
@@ -47,38 +47,41 @@ def start_containers(engine: Engine, run: str, file: Path, within: float = 0.0) 
 
 
 def _last_line_of_failed(containers: list[Container]) -> str:
-    """Return the last line of the first container that failed before a task, for the end of a message; its container is removed now."""
+    """Return the last line of the first container that failed before a task, to end a message with: the container is about to be removed."""
     for container in containers:
-        if _is_before_a_task(container) and container.attrs["State"].get("ExitCode"):
-            lines = container.logs(tail=1).decode("utf-8", "replace").strip()
-            return f": {lines}" if lines else ""
+        if _runs_before_a_task(container) and container.attrs["State"].get("ExitCode"):
+            line = container.logs(tail=1).decode("utf-8", "replace").strip()
+            return f": {line}" if line else ""
     return ""
 
 
-def _is_before_a_task(container: Container) -> bool:
-    """Return whether a task waits for a container's end: an init container, or what prepares volumes."""
+def _runs_before_a_task(container: Container) -> bool:
+    """Return whether a task waits for a container's end: it is an init container, or prepares volumes."""
     is_auxiliary = labels.SIDECAR_OF in container.labels or container.labels.get(labels.SERVICE) == labels.TENSORBOARD
     return labels.SERVICE in container.labels and not is_auxiliary
 
 
 def _clear(engine: Engine, run: str, file: Path) -> None:
-    """Remove all that the run has, also what the engine is still making: Compose leaves at the first error and does not wait for the rest.
+    """Remove all objects of the run, also those that the engine is still creating: Compose exits at the first error without waiting for them.
 
-    The engine reserves a container's name before it makes anything of it: none is on its way once another, never started, has its name.
-    Volumes go last, since a container that is being made would make its own once more.
+    The engine reserves a container's name before it creates the container. So once a container of our own has got that name, the service's
+    container is no longer being created. Volumes are removed last, since a container that is being created would create its volume again.
     """
     deadline = time.monotonic() + _CLEAR_TIMEOUT
     try:
         images = engine.client.api.images(quiet=True)
         for service in yaml.safe_load(file.read_text())["services"] if images else ():
-            while time.monotonic() < deadline and not _takes_name(engine, run, service, images[0]):
+            while time.monotonic() < deadline and not _occupy_name(engine, run, service, images[0]):
                 time.sleep(_RETRY_INTERVAL)
-    finally:  # also where the engine makes no container more, on a full disk
+    finally:  # also if the engine can create no more containers, for example on a full disk
         engine.remove(run)
 
 
-def _takes_name(engine: Engine, run: str, service: str, image: str) -> bool:
-    """Remove a service's container where it is made; return whether one of any image has its name now, or one not of the run. Raises one of ERRORS."""
+def _occupy_name(engine: Engine, run: str, service: str, image: str) -> bool:
+    """Occupy the name of a service's container, so that the engine cannot be creating it; return whether that succeeded. Raises one of ERRORS.
+
+    A container of the run that has the name is removed first; one that is not of the run counts as success.
+    """
     name = f"{run}-{service}-1"
     try:
         engine.client.api.create_container(image, ["true"], name=name, labels={labels.RUN: run})
@@ -93,13 +96,13 @@ def _takes_name(engine: Engine, run: str, service: str, image: str) -> bool:
             return True
         container.remove(force=True, v=True)
     except APIError as error:
-        if error.status_code not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:  # it is not made yet, or is being removed
+        if error.status_code not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:  # it is still being created, or is being removed
             raise
     return False
 
 
 def _has_data(engine: Engine, run: str) -> bool:
-    """Return whether the run's volume is there. Raises LauncherError where one of its name is not the run's: Compose would take it."""
+    """Return whether the run's volume exists. Raises LauncherError if a volume of that name is not the run's: Compose would use it."""
     name = volume_of(run)
     try:
         volume = engine.client.volumes.get(name)
@@ -107,7 +110,7 @@ def _has_data(engine: Engine, run: str) -> bool:
         return False
     if (volume.attrs.get("Labels") or {}).get(labels.RUN) != run:
         raise LauncherError(
-            f"the engine has a volume {name} that is not of a run called {run}",
-            f"give the run another name, or see whose it is: docker volume inspect {name}",
+            f"the engine has a volume {name} that does not belong to a run called {run}",
+            f"give the run another name, or see what created the volume: docker volume inspect {name}",
         )
     return True

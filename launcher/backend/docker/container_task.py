@@ -1,4 +1,4 @@
-"""One task of a run of containers: its container, its log, and how the engine is told to start and stop it."""
+"""One task of a run of containers: its container, its log, and the engine's calls that start and stop it."""
 
 import contextlib
 import threading
@@ -24,13 +24,13 @@ from launcher.runs.status import LogLine
 from trainer.events import Event
 from trainer.exit_codes import SIGKILL, ExitCode
 
-_RETRY_INTERVAL = 2.0  # seconds after which an engine that did not answer is asked again to stop a container
-# The engine starts a container again within a tenth of a second at first; later it says `restarting` while it waits.
+_RETRY_INTERVAL = 2.0  # seconds between two requests to stop a container, if the engine did not answer the first
+# The engine first starts a container again within a tenth of a second; before later restarts it reports `restarting` while it waits.
 ENGINE_RESTART_TIMEOUT = 3.0
 
 
 class ContainerTask(ControlledTask):
-    """One task, and what is about to be done with its container."""
+    """One task, and the action that its container waits for."""
 
     tracker: ContainerTracker
 
@@ -43,75 +43,75 @@ class ContainerTask(ControlledTask):
             in_own_image=task.image is not None and task.is_hardened,
         )
         super().__init__(task, log, tracker)
-        self.own: str | None = None  # the id of its container, where one of its name may be of a run that was started in this one's place
+        self.container_id: str | None = None  # set once another run may have replaced this one, with containers of the same names
         self._engine, self._run = engine, run
-        self._over_since: float | None = None
+        self._exited_since: float | None = None
         self._exit_reported = False
         self._may_restart = True
         self._stopping: threading.Thread | None = None
-        self._stopped: float | None = None  # when the engine said that it has
+        self._stopped: float | None = None  # when the engine reported the stop
 
     @property
     def running(self) -> bool:
-        """Whether something of it runs, as far as was seen; what was seen before it was asked to stop does not count."""
-        return not self._is_over or self._stopping is not None
+        """Whether its container runs, by the last poll; while a stop is in progress, always."""
+        return not self._has_exited or self._stopping is not None
 
     @property
-    def _is_over(self) -> bool:
+    def _has_exited(self) -> bool:
         return self.tracker.phase in {*EXITED, "gone"}
 
     @property
     def ran_for(self) -> float:
-        """Seconds that its container ran the last time."""
+        """Seconds that its container's last run took."""
         return self.tracker.ran_for
 
     @property
     def was_killed(self) -> bool:
-        """Whether its container ended by being killed, as far as its exit code tells."""
+        """Whether its container was killed, by its exit code."""
         return self.tracker.code == SIGKILL
 
     @property
     def may_restart(self) -> bool:
-        """Whether the engine may start it again: until it has stopped it.
+        """Whether the engine may start it again: always until the engine has stopped it.
 
-        Also where it was seen to have ended: the engine may be starting it again at that very moment, or when it is itself started.
+        This includes a container that has ended: the engine may be about to start it again, or do so when the engine itself restarts.
         """
         return self._may_restart
 
     @property
-    def answered(self) -> bool:
+    def stop_completed(self) -> bool:
         """Whether the engine has stopped it since the last update."""
         return self._stopped is not None
 
-    def update(self, described: dict[str, Any], asked: float) -> bool:
-        """Take in what the engine says of the container, asked at that time, nothing where there is none; True when it changed."""
-        if self._stopped is not None and asked >= self._stopped:
+    def update(self, attrs: dict[str, Any], polled_at: float) -> bool:
+        """Take in the container's attributes, empty if there is no container, as polled at that time; return whether its state changed."""
+        if self._stopped is not None and polled_at >= self._stopped:
             self._may_restart, self._stopping, self._stopped = False, None, None
-        return self.tracker.update(described.get("State", {}), described.get("RestartCount", 0))
+        return self.tracker.update(attrs.get("State", {}), attrs.get("RestartCount", 0))
 
-    def line(self, line: LogLine) -> Event | None:
-        """Take in one line of output; return the event in it, if it is one."""
+    def feed(self, line: LogLine) -> Event | None:
+        """Take in one line of output; return its event, if it is one."""
         if not self.tracker.has_trainer:
             line = log_line(line.time, line.task, line.raw, has_events=False)
         self.log.feed(line.raw + b"\n")
-        return self.tracker.line(line.text)
+        return self.tracker.feed(line.text)
 
     def exited_for(self, *, seen: bool) -> float | None:
-        """Return for how many seconds the engine has left it ended, None while it runs, and where it was not `seen` now."""
-        if not seen or not self._is_over:
-            # An exit that the engine has reported is reported once.
-            self._over_since, self._exit_reported = None, self._exit_reported and not seen
+        """Return the seconds since its exit; None while it runs, or if the last poll failed (not `seen`)."""
+        if not seen or not self._has_exited:
+            # A failed poll does not forget that the exit was reported.
+            self._exited_since, self._exit_reported = None, self._exit_reported and not seen
             return None
-        self._over_since = self._over_since or time.monotonic()
-        return time.monotonic() - self._over_since
+        self._exited_since = self._exited_since or time.monotonic()
+        return time.monotonic() - self._exited_since
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of a container that has ended, None of one that was removed."""
+        """The container's exit code; None if it was removed."""
         return None if self.tracker.phase == "gone" else self.tracker.code
 
     def should_report_exit(self, exited_for: float) -> bool:
-        """Return, once, that the engine does not start it again by itself."""
+        """Return True once per exit, when the engine is sure not to start it again by itself."""
         is_done = self.exit_code == ExitCode.DONE and (self.tracker.has_trainer or self.task.restart.when != "always")
         if self._exit_reported or not (is_done or exited_for >= ENGINE_RESTART_TIMEOUT):
             return False
@@ -119,35 +119,34 @@ class ContainerTask(ControlledTask):
         return True
 
     def container(self) -> Container:
-        """Return its container as it is now. Raises one of engine.ERRORS, NotFound when it is gone."""
-        found = container_status.by_task(self._engine.containers(self._run))
-        if self.name not in found or not self.is_own(found[self.name]):
+        """Return its container in its current state. Raises one of engine.ERRORS, NotFound if it is gone."""
+        containers = container_status.by_task(self._engine.containers(self._run))
+        if self.name not in containers or not self.is_own(containers[self.name]):
             raise NotFound(f"the container of {self.name} is gone")
-        return found[self.name]
+        return containers[self.name]
 
     def is_own(self, container: Container) -> bool:
-        """Return whether a container of its name is its own."""
-        return self.own is None or container.id == self.own
+        """Return whether a container of its name is its own, and not another run's."""
+        return self.container_id is None or container.id == self.container_id
 
     def decide(self, code: int) -> RestartDecision:
         """Return what follows from this exit."""
         if self.tracker.parent_never_started(code):
             return RestartDecision.FAIL
-        return self.decide_by_policy(
-            code, "on_failure" if self.tracker.has_trainer else self.task.restart.when
-        )  # a parent inside has minded it
+        # The trainer's parent inside the container has already applied the role's `restart`.
+        return self.decide_by_policy(code, "on_failure" if self.tracker.has_trainer else self.task.restart.when)
 
     def start(self) -> None:
-        """Start its container; an engine that cannot is asked again, when the container is still not running later."""
-        self._over_since, self._exit_reported = None, False
-        # Until the next poll: that it has ended was so before.
+        """Start its container; if that fails, the start is tried again once a poll shows that the container is not running."""
+        self._exited_since, self._exit_reported = None, False
+        # Until the next poll the last one, which saw the exit, must not count.
         self.tracker.mark_starting()
         with self._logging_errors("starting"):
             self.container().start()
             self.tracker.mark_restarted()
 
     def prevent_restart(self) -> None:
-        """Tell the engine not to start it again, by itself or when it is itself started again."""
+        """Tell the engine not to start it again, neither by itself nor when the engine restarts."""
         with self._logging_errors("forbidding the engine to start"):
             prevent_restart(self.container())
 
@@ -157,12 +156,12 @@ class ContainerTask(ControlledTask):
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Kill its container, paused or not; the engine leaves that ended."""
+        """Kill its container, paused or not; the engine does not start a killed one again."""
         with self._logging_errors("killing"):
             self.container().kill()
 
     def stop(self, grace: float) -> None:
-        """Have the engine stop it, on a thread, and kill it after `grace` seconds. It is asked until the engine has done so."""
+        """Have the engine stop it, on a thread, and kill it after `grace` seconds. The request is repeated until it succeeds."""
         self.stop_at = time.monotonic() + _RETRY_INTERVAL
         self.restart_at = None
         if self._stopping is None or not self._stopping.is_alive():
@@ -174,7 +173,7 @@ class ContainerTask(ControlledTask):
         try:
             stop(self.container(), grace)
         except NotFound:
-            pass  # gone, which is as good
+            pass  # it is gone, so there is nothing to stop
         except ERRORS as error:
             log_message(f"stopping {self.name} failed, and is tried again: {error}")
             return
@@ -182,9 +181,9 @@ class ContainerTask(ControlledTask):
         self._stopped = time.monotonic()
 
     @contextlib.contextmanager
-    def _logging_errors(self, doing: str) -> Iterator[None]:
-        """Note what goes wrong in a `with` block: what matters is tried again, or looked at later."""
+    def _logging_errors(self, action: str) -> Iterator[None]:
+        """Log an error of a `with` block and continue: later polls show whether the action has to be repeated."""
         try:
             yield
         except ERRORS as error:
-            log_message(f"{doing} {self.name}: {error}")
+            log_message(f"{action} {self.name}: {error}")

@@ -1,4 +1,4 @@
-"""Whether the Docker engine in use can run a cluster of containers."""
+"""Checks whether the Docker engine in use can run a cluster of containers."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from launcher.spec.role_programs import roles_of
 
 
 def examine(request: CheckRequest) -> Iterator[CheckResult]:
-    """Yield what is found; without an engine that answers nothing else can be."""
+    """Yield the results of the checks; if the engine does not answer, nothing else can be checked."""
     try:
         info = json.loads(docker_cli.docker("info", "--format", "{{json .}}"))
         yield ok(
@@ -36,12 +36,12 @@ def examine(request: CheckRequest) -> Iterator[CheckResult]:
 
 
 def _image(name: str) -> CheckResult:
-    found = images.find(name)
-    if found is not None:
-        return ok("image", f"{name} is there, {decimal_size(found.size)}")
+    image = images.find(name)
+    if image is not None:
+        return ok("image", f"{name} is there, {decimal_size(image.size)}")
     if images.is_ours(name):
-        return warning("image", f"{name} is not there yet", f"`{images.build_command(name)}` makes it; `up` does so by itself")
-    return warning("image", f"{name} is not there yet", "`up` pulls it; `docker pull` tells whether it can be")
+        return warning("image", f"{name} is not there yet", f"`{images.build_command(name)}` builds it; `up` does so by itself")
+    return warning("image", f"{name} is not there yet", "`up` pulls it; `docker pull` shows whether that works")
 
 
 def _fits(spec: ClusterSpec, info: dict[str, object]) -> Iterator[CheckResult]:

@@ -1,4 +1,4 @@
-"""The Docker engine that the user has set up: which one it is, and a client of its API."""
+"""The Docker engine that the user has set up: its endpoint, and a client of its API."""
 
 import contextlib
 import errno
@@ -26,23 +26,23 @@ from launcher.errors import LauncherError
 from launcher.render import labels
 from launcher.runs import os_errors
 
-# Errors that every call of the client may raise: the engine's own, and those of the way to it.
+# Errors that every call of the client may raise: the engine's own, and those of the connection to it.
 ERRORS = (DockerException, requests.exceptions.RequestException, OSError)
-COPY = f"{labels.PREFIX}copy-of"  # a container that copies a run's volume; of which run
-READER = f"{labels.PREFIX}reader-of"  # a container by which a run's volume is read; of which run
+COPY = f"{labels.PREFIX}copy-of"  # label of a container that copies a run's volume; its value is the run
+READER = f"{labels.PREFIX}reader-of"  # label of a container through which a run's volume is read; its value is the run
 TIMEOUT = 60  # seconds for one answer
-OLDEST_COMPOSE = (2, 20)  # tried with 2.26; mounts and devices are as this version reads them
+OLDEST_COMPOSE = (2, 20)  # the first that reads mounts and devices as the Compose files have them; tested with 2.26
 COMPOSE_TIMEOUT = 600.0  # containers wait for their images and for one another
-# The engine removes one thing after another: what it is still removing, and a network whose containers it is, it refuses meanwhile.
+# The engine refuses to remove an object that it is already removing, and a network whose containers it is still removing.
 _REMOVE_TIMEOUT = 20.0
 _REMOVE_RETRY_INTERVAL = 0.3
-_BUSY = (403, 409)  # how it refuses; 403 is a network that has active endpoints
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_BUSY = (403, 409)  # the status codes of these refusals; 403: the network has active endpoints
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The engine's address, by the context in use or DOCKER_HOST."""
+    """The engine's address, from DOCKER_HOST or the current Docker context."""
 
     host: str
     tls: Mapping[str, Any] | None = None
@@ -66,7 +66,7 @@ def endpoint() -> Endpoint:
 
 
 class Engine:
-    """A client of the engine. Calls raise LauncherError, inside `translate_errors`, with what the engine said."""
+    """A client of the engine. Inside `translate_errors` its calls raise LauncherError, with the engine's message."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -75,11 +75,11 @@ class Engine:
             self.client = self.connect()
 
     def set_timeout(self, timeout: int) -> None:
-        """Wait no longer than so many seconds for an answer from now on."""
+        """Wait at most `timeout` seconds for each answer from now on."""
         self._timeout = self.client.api.timeout = timeout
 
     def connect(self) -> DockerClient:
-        """Return a new client. Raises one of ERRORS when the engine does not answer."""
+        """Return a new client. Raises one of ERRORS if the engine does not answer."""
         over_ssh = self.endpoint.host.startswith("ssh://")
         if "DOCKER_HOST" in os.environ:
             client = docker.from_env(timeout=self._timeout, use_ssh_client=over_ssh)
@@ -90,7 +90,7 @@ class Engine:
         return client
 
     def containers(self, run: str | None = None) -> list[Container]:
-        """Return the containers of a run, or of all runs, whatever their state. Raises one of ERRORS."""
+        """Return the containers of a run, or of all runs, in any state. Raises one of ERRORS."""
         return self.client.containers.list(all=True, filters={"label": _label(run)}, ignore_removed=True)
 
     def volumes(self, run: str | None = None) -> list[Any]:
@@ -98,9 +98,9 @@ class Engine:
         return self.client.volumes.list(filters={"label": _label(run)})
 
     def remove(self, run: str) -> dict[str, int]:
-        """Remove the containers and networks of a run, and what volumes without a name they have; the run's own stays. Raises one of ERRORS.
+        """Remove the containers of a run, their anonymous volumes, and its networks; the run's volume stays. Raises one of ERRORS.
 
-        Returns how many of each kind were removed.
+        Returns how many containers and networks were removed.
         """
         self._remove_copies(run)
         removed: Counter[str] = Counter()
@@ -113,13 +113,13 @@ class Engine:
         return dict(removed)
 
     def _remove_scratch(self, run: str) -> None:
-        """Remove the volumes that begin empty with each start of the run: its containers are gone."""
+        """Remove the volumes that begin empty with each start of the run; call it once the run's containers are gone."""
         for volume in self.client.volumes.list(filters={"label": f"{labels.SCRATCH}={run}"}):
             with contextlib.suppress(NotFound):
                 volume.remove()
 
     def _remove_copies(self, run: str) -> None:
-        """Remove the container and the new volume of a copy of the run's volume that was killed: the old volume still has all its data then."""
+        """Remove the container and the new volume of an unfinished copy of the run's volume: the old volume still has all data."""
         for container in self.client.containers.list(all=True, filters={"label": f"{COPY}={run}"}, ignore_removed=True):
             with contextlib.suppress(NotFound):
                 container.remove(force=True)
@@ -128,19 +128,19 @@ class Engine:
                         self.client.volumes.get(mount["Name"]).remove()
 
     def remove_readers(self, run: str) -> None:
-        """Remove the containers that read the run's volume and so block its deletion, also those that a killed launcher left. Raises one of ERRORS."""
+        """Remove the containers that read the run's volume and so block its deletion; a killed launcher leaves them, too. Raises one of ERRORS."""
         for container in self.client.containers.list(all=True, filters={"label": f"{READER}={run}"}, ignore_removed=True):
             with contextlib.suppress(NotFound):
                 container.remove(force=True, v=True)
 
     def _remove(self, run: str, removed: Counter[str]) -> APIError | None:
-        """Remove what can be removed now, and count it by kind; return why something could not, for now."""
+        """Remove what can be removed now, and count it by kind; return the last error of an object that is still in use."""
         refused: APIError | None = None
-        found: list[tuple[str, Any, dict[str, bool]]] = [("container", one, {"force": True, "v": True}) for one in self.containers(run)]
-        found += [("network", one, {}) for one in self.client.networks.list(filters={"label": _label(run)})]
-        for kind, thing, options in found:
+        objects: list[tuple[str, Any, dict[str, bool]]] = [("container", one, {"force": True, "v": True}) for one in self.containers(run)]
+        objects += [("network", one, {}) for one in self.client.networks.list(filters={"label": _label(run)})]
+        for kind, found, options in objects:
             try:
-                thing.remove(**options)
+                found.remove(**options)
                 removed[kind] += 1
             except NotFound:
                 continue
@@ -156,56 +156,56 @@ def _label(run: str | None) -> str:
 
 
 @contextlib.contextmanager
-def translate_errors(doing: str) -> Iterator[None]:
-    """Turn what the client raises in a `with` block into a LauncherError with a remedy."""
+def translate_errors(action: str) -> Iterator[None]:
+    """Turn the client's errors in a `with` block into LauncherErrors with a remedy."""
     try:
         yield
     except ERRORS as error:
-        raise _explained(error, doing) from error
+        raise _translated(error, action) from error
 
 
-def _explained(error: Exception, doing: str) -> LauncherError:
-    """Return what an error of the client means: what the engine said, or why it could not be asked."""
+def _translated(error: Exception, action: str) -> LauncherError:
+    """Return the LauncherError for an error of the client: the engine's message, or why the engine could not be reached."""
     if isinstance(error, APIError):
-        return explain(str(error.explanation or error), doing)
-    inner = _of_the_system(error)
-    if inner is not None and inner.errno in _FULL:
-        return os_errors.explain(inner, doing)
+        return explain(str(error.explanation or error), action)
+    inner = _os_error(error)
+    if inner is not None and inner.errno in _DISK_FULL:
+        return os_errors.explain(inner, action)
     return docker_cli.no_engine_error("forbidden" if isinstance(inner, PermissionError) else "silent", str(error))
 
 
-def _of_the_system(error: BaseException) -> OSError | None:
-    """Return the operating system's own error that an error of the client is about: it stands in its arguments, or is its cause."""
+def _os_error(error: BaseException) -> OSError | None:
+    """Return the OSError inside an error of the client: among its arguments or its causes."""
     pending: list[object] = [error]
-    for found in pending:
-        if isinstance(found, OSError) and isinstance(found.errno, int):
-            return found
-        if isinstance(found, BaseException):
-            pending += [it for it in (*found.args, found.__cause__, found.__context__) if it is not None and it not in pending]
+    for inner in pending:
+        if isinstance(inner, OSError) and isinstance(inner.errno, int):
+            return inner
+        if isinstance(inner, BaseException):
+            pending += [it for it in (*inner.args, inner.__cause__, inner.__context__) if it is not None and it not in pending]
     return None
 
 
-def compose(run: str, file: Path, *arguments: str, doing: str, within: float = 0.0) -> None:
-    """Run `docker compose` on a run's file, which has `within` seconds, or ten minutes where those are fewer. Raises LauncherError, with a remedy for what is known."""
-    # Nothing of the user's own Compose set-up may change what is started, nor how progress is written.
-    users_own = ("COMPOSE_", "TRAINER_IMAGE")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(users_own)} | {"TRAINER_EVENTS": "json"}
-    words = ["compose", "--ansi", "never", "--project-name", run, "--file", str(file), *arguments]
+def compose(run: str, file: Path, *arguments: str, action: str, timeout: float = 0.0) -> None:
+    """Run `docker compose` on a run's file for at most `timeout` seconds, or ten minutes if that is longer. Raises LauncherError."""
+    # The user's own settings for Compose must change neither what is started nor how progress is written.
+    user_variables = ("COMPOSE_", "TRAINER_IMAGE")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(user_variables)} | {"TRAINER_EVENTS": "json"}
+    command = ["compose", "--ansi", "never", "--project-name", run, "--file", str(file), *arguments]
     try:
-        docker_cli.docker(*words, deadline=max(within, COMPOSE_TIMEOUT), environment=environment)
+        docker_cli.docker(*command, deadline=max(timeout, COMPOSE_TIMEOUT), environment=environment)
     except DockerError as error:
-        raise explain(error.output or error.message, doing) from error
+        raise explain(error.output or error.message, action) from error
 
 
 def check_compose() -> None:
-    """Raise LauncherError when there is no Compose plugin, or one too old to read the files."""
+    """Raise LauncherError if there is no Compose plugin, or if it is too old to read the Compose files."""
     try:
         version = docker_cli.docker("compose", "version", "--short").strip()
     except DockerError as error:
         raise explain(error.output, "asking for Docker Compose") if error.output else error from error
     numbers = re.match(r"v?(\d+)\.(\d+)", version)
     if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST_COMPOSE:
-        wanted = ".".join(map(str, OLDEST_COMPOSE))
+        oldest = ".".join(map(str, OLDEST_COMPOSE))
         raise LauncherError(
-            f"the Compose plugin is {version}; expected {wanted} or newer", "update it: docker-compose-plugin, or Docker Desktop"
+            f"the Compose plugin is {version}; expected {oldest} or newer", "update it: docker-compose-plugin, or Docker Desktop"
         )

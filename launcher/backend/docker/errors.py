@@ -19,7 +19,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"cannot assign requested address|no such device or address.*listen",
-        "TensorBoard's address is none of the engine's machine",
+        "TensorBoard's address is not one of the engine's machine",
         "choose one that it has: --set tensorboard.host=127.0.0.1",
     ),
     (
@@ -40,7 +40,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         r"tcp_retries2",
         "the engine cannot set net.ipv4.tcp_retries2 in a container",
-        "its machine needs Linux 4.6 or newer (`docker info` tells which it has)",
+        "its machine needs Linux 4.6 or newer (`docker info` shows its version)",
     ),
     (
         r"range of cpus is from",
@@ -55,12 +55,12 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         r"didn't complete successfully",
         "an init container ended with an error, before its task could start",
-        "mend what it runs: `init_containers`",
+        "correct its command in `init_containers`",
     ),
     (
         r"bind source path does not exist|invalid mount config for type \"bind\"",
-        "a directory of the spec is not there for the engine",
-        "check `code`, `train.data` and `volumes`; an engine on another machine sees its own directories only",
+        "the engine does not find a directory of the spec",
+        "check `code`, `train.data` and `volumes`; an engine on another machine sees only its own directories",
     ),
     (
         r"pull access denied|manifest unknown|manifest for .* not found|no such image|repository does not exist|failed to resolve reference|localhost/v2",
@@ -75,12 +75,14 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def explain(output: str, doing: str) -> LauncherError:
-    """Return the error for what the engine or Compose said while `doing`."""
-    if nobody := no_engine(output):
-        return nobody
+def explain(output: str, action: str) -> LauncherError:
+    """Return the error for the output of the engine or Compose during `action`."""
+    if error := no_engine(output):
+        return error
     reason = last_line(output)
     for pattern, message, remedy in _KNOWN:
         if re.search(pattern, output, re.IGNORECASE):
-            return DockerError(f"{doing} failed: {message}: {reason}", remedy, output)
-    return DockerError(f"{doing} failed: {reason}", "the line above is the engine's own; `docker info` tells how it is", output)
+            return DockerError(f"{action} failed: {message}: {reason}", remedy, output)
+    return DockerError(
+        f"{action} failed: {reason}", "the reason is the engine's own message; `docker info` shows the engine's state", output
+    )

@@ -1,4 +1,4 @@
-"""The output of every task and the engine's events, read by threads and put in one queue."""
+"""Reads the output of every task and the engine's events, by threads, into one queue."""
 
 import contextlib
 import math
@@ -14,14 +14,14 @@ from launcher.backend.docker.engine import ERRORS, Engine
 from launcher.render import labels
 from launcher.runs.status import LogLine
 
-_RETRY_INTERVAL = 0.3  # seconds before an engine, or a container that ended, is asked again
-_IDLE_INTERVAL = 2.0  # the same where nothing came the last times: the engine reads the whole log to find that
-# An answer that brings nothing for so long is asked for again: the way to an engine elsewhere can be lost without a word, and
-# the client waits forever then.
+_RETRY_INTERVAL = 0.3  # seconds before the engine is asked again, also for the log of a container that has ended
+_IDLE_INTERVAL = 2.0  # the same after several empty answers: the engine reads the whole log for each of them
+# A stream without data for so many seconds is opened again: the connection to a remote engine can be lost without an error, and
+# the client would wait forever.
 _SILENT = 30.0
 _POLL_INTERVAL = 2.0
 _JOIN_TIMEOUT = 0.1
-# Errors of reading when the answer is closed meanwhile, besides the client's: the connection is taken apart under it.
+# Errors of reading, besides the client's, if another thread closes the stream: its connection is closed under the reader.
 _CLOSED = (*ERRORS, ValueError, AttributeError)
 
 
@@ -35,7 +35,7 @@ class LineWritten:
 
 @dataclass(frozen=True)
 class ContainerEnded:
-    """A task's container ended, or is started again; its exit code."""
+    """A task's container ended, with this exit code; the engine may start it again."""
 
     task: str
     code: int
@@ -45,72 +45,74 @@ ContainerEvent = LineWritten | ContainerEnded
 Inbox = queue.SimpleQueue[ContainerEvent]
 
 
-class _Answers:
-    """The answers of the engine that are being read, by their readers, and when each last brought something."""
+class _OpenStreams:
+    """The engine's streams that are being read, by their readers, and when each last received data."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[str, tuple[Any, float]] = {}
 
-    def opened(self, reader: str, answer: Any) -> None:
-        """Note an answer that is about to be read."""
+    def opened(self, reader: str, stream: Any) -> None:
+        """Note a stream that is about to be read."""
         with self._lock:
-            self._open[reader] = (answer, time.monotonic())
+            self._open[reader] = (stream, time.monotonic())
 
     def received(self, reader: str) -> None:
-        """Note that it brought something."""
+        """Note that a reader's stream received data."""
         with self._lock:
             if reader in self._open:
                 self._open[reader] = (self._open[reader][0], time.monotonic())
 
     def silence(self, reader: str) -> float:
-        """Return for how many seconds one has brought nothing, infinity where none is open."""
+        """Return the seconds since a reader's stream last received data; infinity if none is open."""
         with self._lock:
             return time.monotonic() - self._open[reader][1] if reader in self._open else math.inf
 
     def close(self, *, silent_for: float) -> None:
-        """Close those that have brought nothing for so many seconds: their readers ask again."""
+        """Close the streams that have received nothing for `silent_for` seconds; their readers open new ones."""
         before = time.monotonic() - silent_for
         with self._lock:
-            silent = {reader: answer for reader, (answer, last) in self._open.items() if last <= before}
+            silent = {reader: stream for reader, (stream, last) in self._open.items() if last <= before}
             for reader in silent:
                 del self._open[reader]
-        for answer in silent.values():
-            with contextlib.suppress(*_CLOSED):  # over ssh it cannot be closed, and ssh itself notices
-                answer.close()
+        for stream in silent.values():
+            with contextlib.suppress(*_CLOSED):  # over ssh it cannot be closed, and ssh itself notices a lost connection
+                stream.close()
 
 
 class EngineWatch:
-    """Follows the containers of a run until it is closed, through restarts of theirs and of the engine."""
+    """Follows the containers of a run until it is closed, across restarts of the containers and of the engine."""
 
     def __init__(self, engine: Engine, run: str, containers: dict[str, str], inbox: Inbox) -> None:
         self._engine, self._run, self._inbox = engine, run, inbox
         self._closing = threading.Event()
-        self._answers = _Answers()
-        self._since: Any = None  # which events are known: seconds, and as the engine takes them nine digits of a fraction
+        self._streams = _OpenStreams()
+        self._since: Any = (
+            None  # the time of the first event that is not known yet: seconds with nine decimals, as the engine's API takes it
+        )
         self._logs = {
             task: threading.Thread(target=self._follow, args=(task, container), name=f"log of {task}", daemon=True)
             for task, container in containers.items()
         }
         others = [
-            threading.Thread(target=self._retry_until_closed, args=(it,), name=it.__name__, daemon=True)
-            for it in (self._events, self._reopen_silent)
+            threading.Thread(target=self._retry_until_closed, args=(listen,), name=listen.__name__, daemon=True)
+            for listen in (self._events, self._reopen_silent)
         ]
         for thread in (*self._logs.values(), *others):
             thread.start()
 
     def reopen(self) -> None:
-        """Ask for all of it again: the engine was away."""
-        self._answers.close(silent_for=0.0)
+        """Open every stream again, after the engine was away."""
+        self._streams.close(silent_for=0.0)
 
-    def close(self, within: float) -> None:
-        """Read what ended containers still have to say, and stop where none has said anything for `within` seconds."""
+    def close(self, timeout: float) -> None:
+        """Read the rest of the ended containers' output; stop once none has written anything for `timeout` seconds."""
         self._closing.set()
         closed = time.monotonic()
-        while left := [task for task, thread in self._logs.items() if thread.is_alive()]:
-            if min(time.monotonic() - closed, *map(self._answers.silence, left)) > within:
+        while unfinished := [task for task, thread in self._logs.items() if thread.is_alive()]:
+            if min(time.monotonic() - closed, *map(self._streams.silence, unfinished)) > timeout:
                 return
-            self._logs[left[0]].join(_JOIN_TIMEOUT)
+            self._logs[unfinished[0]].join(_JOIN_TIMEOUT)
 
     def _retry_until_closed(self, listen: Callable[[], None]) -> None:
         while not self._closing.is_set():
@@ -120,14 +122,14 @@ class EngineWatch:
 
     def _reopen_silent(self) -> None:
         while not self._closing.wait(_POLL_INTERVAL):
-            self._answers.close(silent_for=_SILENT)
+            self._streams.close(silent_for=_SILENT)
 
     def _events(self) -> None:
-        wanted = {"type": "container", "event": "die", "label": f"{labels.RUN}={self._run}"}
-        events = self._engine.client.events(decode=True, filters=wanted, since=self._since)
-        self._answers.opened("", events)
+        filters = {"type": "container", "event": "die", "label": f"{labels.RUN}={self._run}"}
+        events = self._engine.client.events(decode=True, filters=filters, since=self._since)
+        self._streams.opened("", events)
         for event in events:
-            self._answers.received("")
+            self._streams.received("")
             if nanoseconds := event.get("timeNano"):
                 self._since = "{}.{:09d}".format(*divmod(int(nanoseconds) + 1, 10**9))
             attributes = (event.get("Actor") or {}).get("Attributes") or {}
@@ -138,17 +140,17 @@ class EngineWatch:
     def _follow(self, task: str, container: str) -> None:
         after, wait = "", _RETRY_INTERVAL
 
-        def opened(answer: Any) -> None:
-            self._answers.opened(task, answer)
+        def opened(stream: Any) -> None:
+            self._streams.opened(task, stream)
 
         while True:
-            last = self._closing.is_set()
+            is_last_read = self._closing.is_set()
             wait = min(2 * wait, _IDLE_INTERVAL)
             with contextlib.suppress(*_CLOSED):
                 for stamp, line in log_stream.follow(self._engine.client, container, task, after=after, opened=opened):
                     after, wait = stamp, _RETRY_INTERVAL
-                    self._answers.received(task)
+                    self._streams.received(task)
                     self._inbox.put(LineWritten(task, line))
-            if last:
+            if is_last_read:
                 return
             self._closing.wait(wait)

@@ -1,4 +1,4 @@
-"""Preparation of a start: checks that the engine has Compose and sees the directories, and finds or makes the image."""
+"""Prepares a start: checks that the engine has Compose and sees the directories, and finds, pulls or builds the image."""
 
 import queue
 import re
@@ -21,7 +21,7 @@ _PULL_TIMEOUT = 3600.0
 
 
 def prepare(spec: ClusterSpec, endpoint: Endpoint) -> Iterator[str]:
-    """Yield what is found or made, as it comes. Raises LauncherError with what is missing and what to do."""
+    """Yield each step as a message. Raises LauncherError, which names what is missing and the remedy."""
     check_compose()
     check_directories(spec, endpoint)
     if spec.train is not None and spec.train.data == "download":
@@ -31,69 +31,69 @@ def prepare(spec: ClusterSpec, endpoint: Endpoint) -> Iterator[str]:
 
 
 def _image(spec: ClusterSpec, name: str) -> Iterator[str]:
-    found = images.find(name)
+    image = images.find(name)
     gpu = name == images.GPU_IMAGE
-    if found is None and not images.is_ours(name):
+    if image is None and not images.is_ours(name):
         yield f"image {name} is not there yet: it is pulled now"
         _pull(name)
-    elif found is None:
+    elif image is None:
         yield f"image {name} is not there yet: it is built now, as `{images.build_command(name)}` does"
         yield from _build(gpu=gpu)
-    elif _is_stale(spec, found):
+    elif _is_stale(spec, image):
         yield f"image {name} is there, of other sources than this launcher's: it is built again, as `{images.build_command(name)}` does"
         try:
-            yield from _build(gpu=gpu, base_image=found.labels.get(images.BASE_NAME))
+            yield from _build(gpu=gpu, base_image=image.labels.get(images.BASE_NAME))
         except LauncherError as error:
             command = images.build_command(name)
-            as_it_is = f"or build it as the one before was, with the options of `{command}`; or take that as it is: --set image={name}"
-            raise LauncherError(error.message, f"{error.remedy}; {as_it_is}") from error
+            alternatives = f"or build it with the options of the last build: `{command}`; or use the old image: --set image={name}"
+            raise LauncherError(error.message, f"{error.remedy}; {alternatives}") from error
     else:
-        yield f"image {name} is there ({found.size / 1e9:.2f} GB; {_why(spec, found)})"
+        yield f"image {name} is there ({image.size / 1e9:.2f} GB; {_why(spec, image)})"
 
 
-def _is_stale(spec: ClusterSpec, found: Image) -> bool:
-    """Return whether our image is known to be of other sources: a change of the trainer would not be in what runs."""
-    of = found.labels.get(images.SOURCE_DIGEST)
-    return images.is_ours(found.name) and spec.image is None and of is not None and of != source_digest()
+def _is_stale(spec: ClusterSpec, image: Image) -> bool:
+    """Return whether our image is known to be built from other sources than the launcher's."""
+    digest = image.labels.get(images.SOURCE_DIGEST)
+    return images.is_ours(image.name) and spec.image is None and digest is not None and digest != source_digest()
 
 
-def _why(spec: ClusterSpec, found: Image) -> str:
-    if spec.image or not images.is_ours(found.name):
+def _why(spec: ClusterSpec, image: Image) -> str:
+    if spec.image or not images.is_ours(image.name):
         return "the spec names it"
-    ours = "the trainer's own, for a spec with GPUs" if found.name == images.GPU_IMAGE else "the trainer's own, for a spec without GPUs"
-    if images.SOURCE_DIGEST in found.labels:
+    ours = "the trainer's own, for a spec with GPUs" if image.name == images.GPU_IMAGE else "the trainer's own, for a spec without GPUs"
+    if images.SOURCE_DIGEST in image.labels:
         return ours
-    return f"{ours}; from which sources it does not tell, so `{images.build_command(found.name)}` after changes of the trainer"
+    return f"{ours}; it does not name its sources: run `{images.build_command(image.name)}` after changes of the trainer"
 
 
 def check_directories(spec: ClusterSpec, endpoint: Endpoint) -> None:
-    """Raise UsageError where the engine is on another machine and the spec needs directories of this one."""
+    """Raise UsageError if the spec needs directories that are missing here, or that an engine on another machine cannot mount."""
     if endpoint.is_local:
         if missing := next((volume for volume in spec.volumes if volume.path and not Path(volume.path).is_dir()), None):
-            raise UsageError(f"the volume {missing.name} is the directory {missing.path}, which is not there", "make it, or name another")
+            raise UsageError(f"the volume {missing.name} is the directory {missing.path}, which is not there", "create it, or name another")
         return
-    where = f"the Docker engine is on another machine ({endpoint.host}), which cannot mount directories of this one"
+    engine = f"the Docker engine is on another machine ({endpoint.host}), which cannot mount directories of this one"
     if spec.code is not None:
         raise UsageError(
-            f"{where}: code: {spec.code}",
+            f"{engine}: code: {spec.code}",
             f"put it into an image: launcher image build --code {spec.code} --tag NAME, then image: NAME instead of code",
         )
     if volume := next((volume for volume in spec.volumes if volume.path), None):
         raise UsageError(
-            f"{where}: the volume {volume.name}: {volume.path}", "say by `source: {hostPath: {path: ...}}` where that machine has it"
+            f"{engine}: the volume {volume.name}: {volume.path}", "name a directory of that machine: `source: {hostPath: {path: ...}}`"
         )
     if spec.train is not None and is_directory_name(spec.train) and not is_mounted(spec.volumes, spec.train.data):
-        raise UsageError(f"{where}: train.data: {spec.train.data}", "use data: download or synthetic, or put the files into an image")
+        raise UsageError(f"{engine}: train.data: {spec.train.data}", "use data: download or synthetic, or put the files into an image")
 
 
 def _pull(name: str) -> None:
     try:
         docker("pull", "--quiet", name, deadline=_PULL_TIMEOUT)
     except DockerError as error:
-        raise _not_pulled(error, name) from error
+        raise _pull_error(error, name) from error
 
 
-def _not_pulled(error: DockerError, name: str) -> LauncherError:
+def _pull_error(error: DockerError, name: str) -> LauncherError:
     explained = explain(error.output or error.message, f"pulling the image {name}")
     if not re.search(r"dial tcp|no such host|connection refused|i/o timeout|TLS handshake|HTTP response to HTTPS", error.output):
         return explained
@@ -105,17 +105,17 @@ def _not_pulled(error: DockerError, name: str) -> LauncherError:
 
 
 def _build(*, gpu: bool, base_image: str | None = None) -> Iterator[str]:
-    """Build our image, on what the one before was built on, and yield each step as it is done."""
+    """Build our image, on `base_image` if given, and yield each step as it begins."""
     from launcher.image_build.build import Request, build
     from launcher.image_build.steps import Step
 
     messages: queue.SimpleQueue[str | LauncherError | None] = queue.SimpleQueue()
 
-    def report(what: object) -> None:
-        if isinstance(what, Step) and what.seconds is None:
-            messages.put(f"building: {what.title}")
+    def report(event: object) -> None:
+        if isinstance(event, Step) and event.seconds is None:
+            messages.put(f"building: {event.title}")
 
-    def make() -> None:
+    def run_build() -> None:
         try:
             build(Request(gpu=gpu, base_image=base_image), report)
         except LauncherError as error:
@@ -123,7 +123,7 @@ def _build(*, gpu: bool, base_image: str | None = None) -> Iterator[str]:
         else:
             messages.put(None)
 
-    threading.Thread(target=make, name="build", daemon=True).start()
+    threading.Thread(target=run_build, name="build", daemon=True).start()
     while (message := messages.get()) is not None:
         if isinstance(message, LauncherError):
             raise message

@@ -1,4 +1,4 @@
-"""A container's output as lines with their times, as the engine kept them."""
+"""A container's output as lines with times, read from the engine's log."""
 
 import re
 import struct
@@ -13,15 +13,15 @@ from launcher import timestamps
 from launcher.runs.event_lines import LONGEST_LINE, log_line
 from launcher.runs.status import LogLine
 
-# RFC 3339 with nine digits of a second, and a space: every line of the engine's begins so.
+# Each line of the engine's log begins with a time in RFC 3339, with nanoseconds, and a space.
 _STAMP = len("2026-01-31T00:00:00.000000000Z ")
-# Before each frame: the stream that it is of, three bytes of nothing, how many bytes follow (engine API, "Stream format" of attach).
+# The header of a frame: its stream, three unused bytes, the frame's length (engine API, "Stream format" of attach).
 _HEADER = struct.Struct(">BxxxL")
 
 
 def lines(frames: Iterable[bytes], task: str, *, has_trainer: bool = True) -> Iterator[tuple[str, LogLine]]:
-    """Yield each line with the engine's stamp for it. A line longer than 16 KiB comes in several frames."""
-    stamp, partial, goes_on = "", bytearray(), False
+    """Yield each line with the engine's time stamp. A line longer than 16 KiB comes in several frames."""
+    stamp, partial, is_continuation = "", bytearray(), False
     for frame in frames:
         for piece in re.findall(rb"[^\n]*\n|[^\n]+", frame):
             if not partial:
@@ -29,10 +29,10 @@ def lines(frames: Iterable[bytes], task: str, *, has_trainer: bool = True) -> It
             partial += piece[_STAMP:]
             ends = piece.endswith(b"\n")
             if ends or len(partial) > LONGEST_LINE:
-                yield stamp, _line(stamp, task, bytes(partial), has_events=has_trainer and not goes_on)
-                partial, goes_on = bytearray(), not ends
+                yield stamp, _line(stamp, task, bytes(partial), has_events=has_trainer and not is_continuation)
+                partial, is_continuation = bytearray(), not ends
     if partial:
-        yield stamp, _line(stamp, task, bytes(partial), has_events=has_trainer and not goes_on)
+        yield stamp, _line(stamp, task, bytes(partial), has_events=has_trainer and not is_continuation)
 
 
 def _line(stamp: str, task: str, written: bytes, *, has_events: bool) -> LogLine:
@@ -46,41 +46,42 @@ def _line(stamp: str, task: str, written: bytes, *, has_events: bool) -> LogLine
 def read(
     client: DockerClient, container: str, task: str, *, after: str = "", tail: int | None = None, has_trainer: bool = True
 ) -> Iterator[tuple[str, LogLine]]:
-    """Yield the lines there are: all, the last `tail`, or those after a stamp. Without a trainer in the container none is an event.
+    """Yield the lines so far: all, the last `tail`, or those after a time stamp. Without a trainer in the container no line is an event.
 
-    Raises one of engine.ERRORS, NotFound also for a container that is being removed: its log goes first.
+    Raises one of engine.ERRORS; NotFound also for a container that is being removed, since its log is removed first.
     """
-    chosen: dict[str, Any] = {"stdout": 1, "stderr": 1, "timestamps": 1, "tail": "all" if tail is None else tail}
+    params: dict[str, Any] = {"stdout": 1, "stderr": 1, "timestamps": 1, "tail": "all" if tail is None else tail}
     if after:
-        chosen["since"] = (timestamps.parse_rfc3339(after) or 0.0) - 0.001
-    # Not by the client's own `logs`: whole, it gives the frames of a long line, each with a stamp, as one; as a stream it waits forever.
+        params["since"] = (timestamps.parse_rfc3339(after) or 0.0) - 0.001
+    # The client's own `logs` does not do: without `stream` it joins the frames of a long line, with the time stamp of each; with `stream` it
+    # has no timeout.
     api = client.api
-    answer = api.get(f"{api.base_url}/v{api.api_version}/containers/{container}/logs", params=chosen, timeout=api.timeout)
+    response = api.get(f"{api.base_url}/v{api.api_version}/containers/{container}/logs", params=params, timeout=api.timeout)
     try:
-        answer.raise_for_status()
+        response.raise_for_status()
     except requests.exceptions.HTTPError as error:
-        if answer.status_code == requests.codes.conflict:
+        if response.status_code == requests.codes.conflict:
             raise NotFound(f"{task} is being removed") from error
         create_api_error_from_http_exception(error)
-    yield from ((stamp, line) for stamp, line in lines(_frames(answer.content), task, has_trainer=has_trainer) if stamp > after)
+    yield from ((stamp, line) for stamp, line in lines(_frames(response.content), task, has_trainer=has_trainer) if stamp > after)
 
 
-def _frames(answer: bytes) -> Iterator[bytes]:
-    """Yield the frames of a whole answer, each without its header."""
+def _frames(content: bytes) -> Iterator[bytes]:
+    """Yield the frames of a whole response, each without its header."""
     at = 0
-    while at + _HEADER.size <= len(answer):
-        _, size = _HEADER.unpack_from(answer, at)
+    while at + _HEADER.size <= len(content):
+        _, size = _HEADER.unpack_from(content, at)
         at += _HEADER.size
-        yield answer[at : at + size]
+        yield content[at : at + size]
         at += size
 
 
 def follow(
     client: DockerClient, container: str, task: str, *, after: str = "", opened: Callable[[Any], None] = lambda _: None
 ) -> Iterator[tuple[str, LogLine]]:
-    """Yield the lines after a stamp, and those to come until the container ends. Raises one of engine.ERRORS.
+    """Yield the lines after a time stamp, and new ones until the container ends. Raises one of engine.ERRORS.
 
-    `opened` is given the engine's answer, whose `close` ends this from another thread.
+    `opened` is called with the engine's stream; another thread may end this by the stream's `close`.
     """
     since = (timestamps.parse_rfc3339(after) or 0.0) - 0.001 if after else None
     frames = client.api.logs(container, timestamps=True, since=since, stream=True, follow=True)

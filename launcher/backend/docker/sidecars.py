@@ -1,4 +1,4 @@
-"""The sidecars of a run of containers: each ends with its task, and starts again with it, whose network it shares."""
+"""The sidecars of a run of containers: each shares its task's network, ends with the task, and starts again with it."""
 
 import functools
 import threading
@@ -16,51 +16,51 @@ _SLACK = 10.0  # seconds beyond the grace period in which the engine stops a con
 
 
 class Sidecars:
-    """The sidecars of one run, as the engine listed them last."""
+    """The sidecars of one run, from the engine's last list."""
 
     def __init__(self, grace: float) -> None:
         self._grace = round(grace)
-        self._of: dict[str, list[Container]] = {}
-        self._busy: dict[str, threading.Thread] = {}  # by container
+        self._by_task: dict[str, list[Container]] = {}
+        self._threads: dict[str, threading.Thread] = {}  # by container
 
     def update(self, containers: Iterable[Container]) -> None:
-        """Take in what the engine lists."""
-        self._of = {}
+        """Take in the engine's list of the run's containers."""
+        self._by_task = {}
         for container in containers:
             if task := container.labels.get(labels.SIDECAR_OF):
-                self._of.setdefault(task, []).append(container)
+                self._by_task.setdefault(task, []).append(container)
 
     def stop(self, task: str) -> None:
-        """Have those of a task that run stopped, on threads."""
-        for container in self._of.get(task, []):
+        """Stop the running sidecars of a task, on threads."""
+        for container in self._by_task.get(task, []):
             if container.status in {"running", "restarting", "paused"}:
-                self._begin(container, functools.partial(stop, container, self._grace))
+                self._run_in_thread(container, functools.partial(stop, container, self._grace))
 
     def restart_outdated(self, task: Container) -> None:
-        """Have those that run since before their task was started last started again: they are on a network that is gone."""
-        since = timestamps.parse_rfc3339(task.attrs["State"].get("StartedAt"))
-        for container in self._of.get(task.labels.get(labels.TASK, ""), []):
+        """Restart the task's sidecars that were started before the task's last start: the network that they share is gone."""
+        task_started = timestamps.parse_rfc3339(task.attrs["State"].get("StartedAt"))
+        for container in self._by_task.get(task.labels.get(labels.TASK, ""), []):
             started = timestamps.parse_rfc3339(container.attrs["State"].get("StartedAt"))
-            if since is not None and started is not None and started < since:
-                self._begin(container, functools.partial(container.restart, timeout=self._grace))
+            if task_started is not None and started is not None and started < task_started:
+                self._run_in_thread(container, functools.partial(container.restart, timeout=self._grace))
 
-    def end(self) -> None:
-        """Stop all of them, and wait until they have stopped."""
-        for task in self._of:
+    def stop_all(self) -> None:
+        """Stop all sidecars, and wait until they have stopped."""
+        for task in self._by_task:
             self.stop(task)
-        for thread in self._busy.values():
+        for thread in self._threads.values():
             thread.join(self._grace + _SLACK)
 
-    def _begin(self, container: Container, do: Callable[[], object]) -> None:
+    def _run_in_thread(self, container: Container, operation: Callable[[], object]) -> None:
         key = str(container.id)
-        if (thread := self._busy.get(key)) is not None and thread.is_alive():
+        if (thread := self._threads.get(key)) is not None and thread.is_alive():
             return
 
-        def begin() -> None:
+        def run() -> None:
             try:
-                do()
+                operation()
             except ERRORS as error:
                 log_message(f"the sidecar {container.name}: {error}")
 
-        self._busy[key] = threading.Thread(target=begin, name=f"sidecar {container.name}", daemon=True)
-        self._busy[key].start()
+        self._threads[key] = threading.Thread(target=run, name=f"sidecar {container.name}", daemon=True)
+        self._threads[key].start()

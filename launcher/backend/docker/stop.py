@@ -1,4 +1,4 @@
-"""Containers stopped for good: asked to save and leave, and never started again by the engine."""
+"""Stops containers for good: they are asked to save and exit, and the engine never starts them again."""
 
 import contextlib
 import threading
@@ -12,36 +12,36 @@ from launcher.backend.docker.container_status import by_task
 from launcher.backend.docker.engine import ERRORS
 
 _STOP_TIMEOUT = 600.0
-# The engine's states in which something of a container runs, or is about to.
+# The engine's states of a container that runs, or is about to.
 _RUNNING = frozenset({"running", "paused", "restarting"})
 
 
 def stop(container: Container, grace: int) -> None:
-    """Have the engine stop a container, whatever it does now, and kill it after `grace` seconds. Raises one of engine.ERRORS."""
+    """Have the engine stop a container in any state, and kill it after `grace` seconds. Raises one of engine.ERRORS."""
     is_prevented = False
-    with contextlib.suppress(APIError):  # an engine that cannot promise that can still stop it
+    with contextlib.suppress(APIError):  # an engine that refuses this can still stop the container
         prevent_restart(container)
         is_prevented = True
     if container.status == "paused":
-        with contextlib.suppress(APIError):  # it was let go on meanwhile
+        with contextlib.suppress(APIError):  # it was unpaused meanwhile
             container.unpause()
-    # Also one that has ended, as far as is known: the engine may be about to start it again.
+    # Also a container that has exited: the engine may be about to start it again.
     container.stop(timeout=grace)
-    if not is_prevented:  # the engine takes back what it is told of one that ends at that moment
+    if not is_prevented:  # the engine refuses an update of a container that exits at that moment
         with contextlib.suppress(APIError):
             prevent_restart(container)
 
 
 def prevent_restart(container: Container) -> None:
-    """Tell the engine not to start a container again, by itself or when it is itself started again. Raises one of engine.ERRORS."""
+    """Tell the engine not to start a container again, neither by itself nor when the engine restarts. Raises one of engine.ERRORS."""
     never: Any = {"Name": "no"}
     container.update(restart_policy=never)
 
 
 def stop_running(containers: Iterable[Container]) -> bool:
-    """Stop the tasks that run, each within its own grace period, and wait until they have; False when none runs.
+    """Stop the running tasks, each within its own grace period, and wait for them; return whether any ran.
 
-    Raises one of engine.ERRORS when one cannot be stopped.
+    Raises one of engine.ERRORS if one cannot be stopped.
     """
     running = [container for container in by_task(containers).values() if container.status in _RUNNING]
     errors: list[Exception] = []
@@ -59,6 +59,6 @@ def _stop(container: Container, errors: list[Exception]) -> None:
     try:
         stop(container, int(container.attrs["Config"].get("StopTimeout") or 30))
     except NotFound:
-        pass  # gone, which is as good
+        pass  # it is gone, so there is nothing to stop
     except ERRORS as error:
         errors.append(error)

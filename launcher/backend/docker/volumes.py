@@ -1,4 +1,4 @@
-"""A run's volume: kept under another name, out of a new run's way, and read from here."""
+"""A run's volume: copied to another name, out of a new run's way, and read through the engine."""
 
 import contextlib
 import http.client
@@ -21,25 +21,27 @@ from launcher.runs.status import Location
 from launcher.runs.stored import ARTIFACT_DIRECTORIES, Artifact, Stored, missing_artifact
 from launcher.spec.models import ClusterSpec
 
-RENAMED_FROM = f"{labels.PREFIX}set-aside"  # of which run
+RENAMED_FROM = f"{labels.PREFIX}set-aside"  # label of a renamed volume; its value is the run
 _COPY_TIMEOUT = 3600.0
 _POLL_INTERVAL = 0.2
-_PIECE = 1 << 20  # bytes
+_CHUNK = 1 << 20  # bytes
 
 
 def rename(engine: Engine, name: str, new_name: str, spec: ClusterSpec | None) -> Location | None:
-    """Copy a run's volume to one called after `new_name`, remove the old one, and return the new one; None when there is none.
+    """Copy a run's volume to one named after `new_name`, remove the old one, and return the new one; None if the run has none.
 
-    Volumes cannot be renamed, so a container of the run's own image copies what is there. Raises one of engine.ERRORS.
+    Volumes cannot be renamed, so a container of the run's own image copies the data. Raises one of engine.ERRORS.
     """
-    # By its label: a volume of that name may be another project's, and somebody's.
-    found = engine.volumes(name)
-    if not found:
+    # Found by its label: a volume with the right name may belong to another project.
+    volumes = engine.volumes(name)
+    if not volumes:
         return None
-    old = found[0]
+    old = volumes[0]
     image = images.image_for(spec) if spec is not None else images.DEFAULT_IMAGE
     if images.find(image) is None:
-        raise LauncherError(f"the image {image} is not there, and a container of it is to copy the old run", images.build_command(image))
+        raise LauncherError(
+            f"the image {image} is not there; the old run's data is copied by a container of it", images.build_command(image)
+        )
     new = volume_of(new_name)
     try:
         _copy(engine, image, name, old.name, new)
@@ -54,9 +56,9 @@ def rename(engine: Engine, name: str, new_name: str, spec: ClusterSpec | None) -
 
 @contextlib.contextmanager
 def opened(engine: Engine, name: str, artifact: Artifact, spec: ClusterSpec | None) -> Iterator[Stored]:
-    """Open for a `with` block what a run's volume has of a kind, as the engine sends it. Raises UsageError, or one of engine.ERRORS.
+    """Open the data of one kind in a run's volume for a `with` block, as the engine sends it. Raises UsageError, or one of engine.ERRORS.
 
-    The engine reads the volumes of a container, also of one that never runs; so any image will do.
+    The engine reads volumes through a container, which need not run: so any image will do.
     """
     [volume, *_] = engine.volumes(name)
     container = engine.client.containers.create(
@@ -68,68 +70,68 @@ def opened(engine: Engine, name: str, artifact: Artifact, spec: ClusterSpec | No
     )
     try:
         archive = _Archive(engine, str(container.id), f"{CONTAINER_RUNS}/{name}")
-        there = {
-            known: directory
-            for known, directories in ARTIFACT_DIRECTORIES.items()
+        existing = {
+            kind: directory
+            for kind, directories in ARTIFACT_DIRECTORIES.items()
             for directory in reversed(directories)
             if archive.has(directory)
         }
-        if artifact not in there:
-            raise missing_artifact(name, artifact, there)
-        with archive.read(there[artifact]) as chunks:
-            yield Stored(str(Location("volume", volume.name, f"{name}/{there[artifact]}")), chunks)
+        if artifact not in existing:
+            raise missing_artifact(name, artifact, existing)
+        with archive.read(existing[artifact]) as chunks:
+            yield Stored(str(Location("volume", volume.name, f"{name}/{existing[artifact]}")), chunks)
     finally:
         with contextlib.suppress(NotFound):
-            container.remove(force=True, v=True)  # with the volumes that its image asks for
+            container.remove(force=True, v=True)  # with the volumes that its image declares
 
 
 class _Archive:
-    """Directories of a container as tar files. The SDK's `get_archive` neither lets go of what is not read to the end nor times out."""
+    """Directories of a container as tar files. The SDK's `get_archive` has no timeout, and does not close a response that was not read to its end."""
 
     def __init__(self, engine: Engine, container: str, root: str) -> None:
         self._api, self._root = engine.client.api, root
         self._url = f"{self._api.base_url}/v{self._api.api_version}/containers/{container}/archive"
 
     def has(self, directory: str) -> bool:
-        """Return whether a directory is there. Raises one of engine.ERRORS."""
-        answer = self._api.head(self._url, params=self._of(directory), timeout=TIMEOUT)
-        if answer.status_code == http.client.NOT_FOUND:
+        """Return whether a directory exists. Raises one of engine.ERRORS."""
+        response = self._api.head(self._url, params=self._params(directory), timeout=TIMEOUT)
+        if response.status_code == http.client.NOT_FOUND:
             return False
-        _check(answer)
+        _check(response)
         return True
 
     @contextlib.contextmanager
     def read(self, directory: str) -> Iterator[Iterator[bytes]]:
-        """Open a directory as the pieces of a tar file. Raises one of engine.ERRORS."""
-        with contextlib.closing(self._api.get(self._url, params=self._of(directory), timeout=TIMEOUT, stream=True)) as answer:
-            _check(answer)
-            yield answer.iter_content(_PIECE)
+        """Open a directory as the chunks of a tar file. Raises one of engine.ERRORS."""
+        with contextlib.closing(self._api.get(self._url, params=self._params(directory), timeout=TIMEOUT, stream=True)) as response:
+            _check(response)
+            yield response.iter_content(_CHUNK)
 
-    def _of(self, directory: str) -> dict[str, str]:
+    def _params(self, directory: str) -> dict[str, str]:
         return {"path": f"{self._root}/{directory}/."}  # the dot lets the engine follow a link
 
 
-def _check(answer: requests.Response) -> None:
-    """Raise APIError, with what the engine says, for an answer that is one of failure."""
+def _check(response: requests.Response) -> None:
+    """Raise APIError, with the engine's message, for the response to a failed request."""
     try:
-        answer.raise_for_status()
+        response.raise_for_status()
     except requests.HTTPError as error:
         create_api_error_from_http_exception(error)
 
 
 def _any_image(engine: Engine, spec: ClusterSpec | None) -> str:
-    wanted = images.image_for(spec) if spec is not None else images.DEFAULT_IMAGE
-    if images.find(wanted) is not None:
-        return wanted
+    preferred = images.image_for(spec) if spec is not None else images.DEFAULT_IMAGE
+    if images.find(preferred) is not None:
+        return preferred
     for image in engine.client.images.list():
         return str(image.id)
     raise LauncherError(
-        f"the image {wanted} is not there, nor any other, and a container of it is to mount the volume", images.build_command(wanted)
+        f"neither the image {preferred} nor any other is there; the volume is read through a container", images.build_command(preferred)
     )
 
 
 def _copy(engine: Engine, image: str, run: str, old: str, new: str) -> None:
-    """Copy all of a volume to a new one, with owners and rights; leaves no container. Raises LauncherError or one of engine.ERRORS."""
+    """Copy a volume to a new one, with owners and permissions; leave no container. Raises LauncherError or one of engine.ERRORS."""
     copying = engine.client.containers.create(
         image,
         entrypoint=["cp"],
@@ -143,16 +145,16 @@ def _copy(engine: Engine, image: str, run: str, old: str, new: str) -> None:
         copying.start()
         copying.reload()
         deadline = time.monotonic() + _COPY_TIMEOUT
-        while copying.status not in EXITED:  # somebody may pause it
+        while copying.status not in EXITED:  # also while it is paused
             if time.monotonic() >= deadline:
                 raise LauncherError(
-                    f"copying the volume {old} was not done after {_COPY_TIMEOUT:g} s; it is as it was",
+                    f"the volume {old} could not be copied within {_COPY_TIMEOUT:g} s; it is unchanged",
                     "give the new run another name, or delete the old data: `launcher down` with --delete-data",
                 )
             time.sleep(_POLL_INTERVAL)
             copying.reload()
         if copying.status == "dead" or copying.attrs["State"]["ExitCode"]:
             output = copying.logs().decode("utf-8", "replace")
-            raise explain(output or "cp failed without a word", f"copying the volume {old}")
+            raise explain(output or "cp failed without output", f"copying the volume {old}")
     finally:
         copying.remove(force=True, v=True)

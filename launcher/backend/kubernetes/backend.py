@@ -122,7 +122,7 @@ class KubernetesBackend:
         self._spec_dirs[name] = plan.spec_dir
         # Before anything is made: whatever becomes of this process, the other verbs find it.
         is_explicit = made.options.namespace is not None
-        put_back = cluster_cache.remember(self._runs, dataclasses.replace(_namespace_ref(cluster), is_explicit=is_explicit), name)
+        put_back = cluster_cache.record_start(self._runs, dataclasses.replace(_namespace_ref(cluster), is_explicit=is_explicit), name)
         with contextlib.ExitStack() as refused:
             refused.callback(put_back)
             lease = self._leases.pop(name, None) or submit.reserve(cluster, made, still_wanted)
@@ -451,7 +451,7 @@ class KubernetesBackend:
     def _cluster(self, name: str) -> Cluster:
         """Return where a run is: where the user says, else where it was started from here, else where the kubeconfig points."""
         if name not in self._clusters:  # found once: what is kept of it may be moved or deleted meanwhile
-            ref = cluster_cache.last(self._runs, name, self._cluster_ref.context, self._cluster_ref.namespace)
+            ref = cluster_cache.last_started(self._runs, name, self._cluster_ref.context, self._cluster_ref.namespace)
             self._clusters[name] = Cluster(ref.context, ref.namespace)
         return self._clusters[name]
 

@@ -9,9 +9,9 @@ from launcher.runs import supervisor_process
 
 
 def _allow_many_files() -> None:
-    """Raise the limit of open files as far as one may: a task takes three."""
+    """Raise the limit of open files as far as it is allowed: a task takes three."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit than it tells
+    with contextlib.suppress(ValueError, OSError):  # macOS allows less than it reports
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from trainer.stacks import ProcessStacks
 
 BACKEND = "local"
-# In the directory of a run that was brought here without `launcher/`, and in one that is a disk: nothing that anybody has put there.
-_NOBODYS = frozenset({"checkpoints", "logs", "evaluations.json", "export", "results", "backup", "run.json", "lost+found"})
+# Entries of a run's directory that was copied here without `launcher/`, or of a mounted disk: a run may start in a directory with only these.
+_RUN_ENTRIES = frozenset({"checkpoints", "logs", "evaluations.json", "export", "results", "backup", "run.json", "lost+found"})
 
 
 class LocalBackend(SupervisedRuns):
@@ -33,33 +33,33 @@ class LocalBackend(SupervisedRuns):
         super().__init__(runs, BACKEND)
 
     def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
-        """Start the run; return once every task has a process. Raises UsageError when it runs already."""
+        """Start the run; return once every task has a process. Raises UsageError if the run is already running."""
         paths, name = self.paths(run.plan.name), run.plan.name
         with translate_os_errors(f"starting the run {name}"):
             _check_directory(paths)
             orphans.clear(paths, now=False)
-            new, began = not paths.run_dir.exists(), time.time()
+            is_new, started = not paths.run_dir.exists(), time.time()
             lock_fd = spawn.lock(paths)
             try:
                 orphans.wait_until_gone(paths, KILL_TIMEOUT)
-                if new:
-                    orphans.remove_recreated(paths, began)
+                if is_new:
+                    orphans.remove_recreated(paths, started)
                 lifeline = spawn.start(paths, run.plan, run.spec, lock_fd=lock_fd, detach=still_wanted is None)
             finally:
                 os.close(lock_fd)
         self.hold_lifeline(name, lifeline)
 
     def stacks(self, name: str, task: str) -> "tuple[ProcessStacks, ...]":
-        """Return the Python stacks of a task's processes at this moment. Raises LauncherError where nobody can be asked for them."""
+        """Return the current Python stacks of a task's processes. Raises LauncherError if no process can be asked for them."""
         from launcher.runs import task_stacks
 
-        return task_stacks.from_socket(task, self._known(name).stacks_socket(task))
+        return task_stacks.from_socket(task, self._existing(name).stacks_socket(task))
 
     def delete(self, name: str) -> None:
         """Delete the run's directory: checkpoints, logs and all. Raises UsageError while the run is running."""
         paths = self.paths(name)
         if paths.directory.is_dir():
-            self._known(name)
+            self._existing(name)
         if locks.held(paths.lock):
             raise still_running_error(name, BACKEND)
         orphans.clear(paths, now=True)
@@ -72,35 +72,35 @@ class LocalBackend(SupervisedRuns):
 
     @contextlib.contextmanager
     def fetch(self, name: str, artifact: Artifact) -> Iterator[Stored]:
-        """Open for a `with` block what the run has stored of a kind. Raises UsageError when there is nothing of it."""
-        paths = self._known(name)
+        """Open the run's stored data of one kind for a `with` block. Raises UsageError if there is none."""
+        paths = self._existing(name)
         with translate_os_errors(f"reading the {artifact} of {name}"):
-            there = archive.existing_paths(paths.run_dir, ARTIFACT_DIRECTORIES)
-            if artifact not in there:
-                raise missing_artifact(name, artifact, there)
-            tree = archive.Tree(paths.run_dir / there[artifact])
+            existing = archive.existing_paths(paths.run_dir, ARTIFACT_DIRECTORIES)
+            if artifact not in existing:
+                raise missing_artifact(name, artifact, existing)
+            tree = archive.Tree(paths.run_dir / existing[artifact])
         with contextlib.closing(tree):
-            yield Stored(str(paths.run_dir / there[artifact]), tree.stream(), tree.size)
+            yield Stored(str(paths.run_dir / existing[artifact]), tree.stream(), tree.size)
 
     def _status(self, paths: RunPaths) -> RunStatus:
-        """Return how a run is, with paths as they are now: its directory may have been renamed or copied since."""
+        """Return the status of a run, with its current paths: its directory may have been renamed or copied."""
         status = super()._status(paths)
         checkpoint = status.checkpoint and str(paths.run_dir / ARTIFACT_DIRECTORIES[Artifact.CHECKPOINTS][0] / Path(status.checkpoint).name)
         return dataclasses.replace(status, run_dir=Location("directory", str(paths.run_dir)), model=_model(paths), checkpoint=checkpoint)
 
 
 def _check_directory(paths: RunPaths) -> None:
-    """Raise UsageError where the run's directory was not made by a run, and has files of others: they would go with the run's data."""
+    """Raise UsageError if the run's directory was not created by a run and has other files: they would be deleted with the run's data."""
     if paths.directory.exists() or not paths.run_dir.exists():
         return
-    if others := sorted(path.name for path in paths.run_dir.iterdir() if path.name not in _NOBODYS and not path.name.startswith(".")):
+    if others := sorted(path.name for path in paths.run_dir.iterdir() if path.name not in _RUN_ENTRIES and not path.name.startswith(".")):
         raise UsageError(
             f"{paths.run_dir} would be the run's directory, and has files that are not of a run: {', '.join(others[:5])}",
-            "say --fresh to have the directory renamed, give the run another `name`, or name another directory for runs with --runs",
+            "add --fresh to have the directory renamed, give the run another `name`, or choose another directory for runs with --runs",
         )
 
 
 def _model(paths: RunPaths) -> str | None:
-    """Return where the run's exported model is, None where it has none."""
-    found = (paths.run_dir / directory for directory in ARTIFACT_DIRECTORIES[Artifact.MODEL])
-    return next(map(str, filter(is_directory, found)), None)
+    """Return the directory of the run's exported model, None if it has none."""
+    candidates = (paths.run_dir / directory for directory in ARTIFACT_DIRECTORIES[Artifact.MODEL])
+    return next(map(str, filter(is_directory, candidates)), None)

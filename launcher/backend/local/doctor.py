@@ -1,4 +1,4 @@
-"""Whether this machine can run a cluster of processes."""
+"""Checks whether this machine can run a cluster of processes."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ _MIN_DISK = 1_000_000_000  # bytes for checkpoints and logs
 
 
 def examine(request: CheckRequest) -> Iterator[CheckResult]:
-    """Yield what is found, in the order in which a run would stumble over it."""
+    """Yield the results of the checks, in the order in which a run needs what they check."""
     yield ok("python", f"{sys.version.split()[0]} at {sys.executable}")
     yield from _packages(request)
     yield from _processors(request)
@@ -33,7 +33,7 @@ def _packages(request: CheckRequest) -> Iterator[CheckResult]:
                 package, "not installed", f"install the trainer's requirements: {sys.executable} -m pip install 'tf-launcher[trainer]'"
             )
         else:
-            yield warning(package, "not installed", "a program of your own may do without")
+            yield warning(package, "not installed", "a program of your own may not need it")
 
 
 def _processors(request: CheckRequest) -> Iterator[CheckResult]:
@@ -45,9 +45,9 @@ def _processors(request: CheckRequest) -> Iterator[CheckResult]:
         yield ok("memory", binary_size(total))
     if request.spec is None:
         return
-    wanted = sum(role.gpus * role.replicas for role in roles_of(request.spec).values())
-    if wanted > gpus:
-        yield problem("GPUs", f"the spec asks for {wanted}, this machine has {gpus}", "ask for fewer, or run it where there are more")
+    requested = sum(role.gpus * role.replicas for role in roles_of(request.spec).values())
+    if requested > gpus:
+        yield problem("GPUs", f"the spec asks for {requested}, this machine has {gpus}", "ask for fewer, or run it where there are more")
 
 
 def _memory() -> int | None:
@@ -58,15 +58,15 @@ def _memory() -> int | None:
 
 
 def _disk(runs: Path) -> Iterator[CheckResult]:
-    there = next(path for path in (runs, *runs.parents) if path.exists())
-    if not there.is_dir():
-        yield problem("runs", f"{there} is no directory", "keep runs elsewhere with --runs, or move what is there")
+    existing = next(path for path in (runs, *runs.parents) if path.exists())
+    if not existing.is_dir():
+        yield problem("runs", f"{existing} is not a directory", "move it away, or choose another directory for runs with --runs")
         return
-    if not os.access(there, os.W_OK):
-        yield problem("runs", f"{there} cannot be written", "see who owns it, or keep runs elsewhere with --runs")
+    if not os.access(existing, os.W_OK):
+        yield problem("runs", f"{existing} cannot be written", "see who owns it, or choose another directory for runs with --runs")
         return
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(existing).free
     if free < _MIN_DISK:
-        yield warning("runs", f"{decimal_size(free)} are free for {runs}", "free some, or keep runs elsewhere with --runs")
+        yield warning("runs", f"{decimal_size(free)} are free for {runs}", "free some, or choose another directory for runs with --runs")
     else:
         yield ok("runs", f"{runs}, {decimal_size(free)} free")

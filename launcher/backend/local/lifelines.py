@@ -1,7 +1,7 @@
-"""How tasks hear that their supervisor is gone, however that happened, in the order in which they are to stop.
+"""Pipes by which tasks notice that their supervisor has died, in the order in which they are to stop.
 
-Each stop group of tasks reads from a pipe of its own, whose write end the supervisor holds, and so do the tasks of the group
-before. So when the supervisor is killed, those that save stop first, and the servers they save from after them.
+Each stop group of tasks reads from a pipe of its own. The supervisor and the tasks of the previous group hold its write end. So if the
+supervisor is killed, the tasks that save stop first, and the servers, whose variables they save, after them.
 """
 
 import os
@@ -16,11 +16,11 @@ class Lifelines:
         self._pipes = [os.pipe() for _ in stop_groups]
 
     def of(self, task: str) -> int:
-        """Return the read end whose closing tells the task to stop."""
+        """Return the read end of the task's pipe: the task stops when the write end is closed."""
         return self._pipes[self._group_index(task)][0]
 
     def inherited_by(self, task: str) -> tuple[int, ...]:
-        """Return the write ends that the task is to hold as well: those of the group after its own."""
+        """Return the write ends that the task holds, too: that of the next group."""
         return tuple(writing for _, writing in self._pipes[self._group_index(task) + 1 :][:1])
 
     def _group_index(self, task: str) -> int:

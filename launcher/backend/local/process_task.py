@@ -21,18 +21,18 @@ from trainer import stacks
 from trainer.events import MARK, Event, parse
 from trainer.exit_codes import ExitCode
 
-_READ = 64 * 1024
-# Most bytes that are read from the pipe when a task has ended; more than the largest pipe that a user may have.
-_DRAIN = 1024 * 1024
+_READ_SIZE = 64 * 1024
+# The most bytes that are read from the pipe once a task has ended: more than the capacity of the largest pipe that a user may have.
+_MAX_DRAIN = 1024 * 1024
 _KILL_INTERVAL = 5.0
-_FROM_OUTSIDE = {137: "killed by SIGKILL (out of memory?)", 143: "asked to stop from outside"}
+_SIGNAL_REASONS = {137: "killed by SIGKILL (out of memory?)", 143: "asked to stop from outside"}
 
 
 class ProcessTask(ControlledTask):
-    """One task; `started` is called with it and where its output is read, whenever its process has been started."""
+    """One task. `started` is called with it and the read end of its output, whenever its process has been started."""
 
     def __init__(self, task: Task, paths: RunPaths, lifelines: Lifelines, started: Callable[["ProcessTask", int], None]) -> None:
-        tracker = TaskTracker(task.name, task.address, task.restart.max_restarts, limited_memory=False, from_outside=_FROM_OUTSIDE)
+        tracker = TaskTracker(task.name, task.address, task.restart.max_restarts, limited_memory=False, signal_reasons=_SIGNAL_REASONS)
         super().__init__(task, paths.log(task.name), tracker)
         self.identity: Identity | None = None
         self.output: int | None = None  # read end of the pipe that stdout and stderr go to
@@ -40,7 +40,7 @@ class ProcessTask(ControlledTask):
         self._lifelines, self._on_start = lifelines, started
         self._process: subprocess.Popen[bytes] | None = None
         self._killed = False
-        self._began = 0.0
+        self._started_at = 0.0
 
     @property
     def running(self) -> bool:
@@ -49,18 +49,18 @@ class ProcessTask(ControlledTask):
 
     @property
     def ran_for(self) -> float:
-        """Seconds since its process was started last."""
-        return time.monotonic() - self._began
+        """Seconds since the last start of its process."""
+        return time.monotonic() - self._started_at
 
     @property
     def was_killed(self) -> bool:
-        """Whether it was killed from here."""
+        """Whether this supervisor killed it."""
         return self._killed
 
     def start(self) -> None:
         """Start the process. Raises OSError.
 
-        It stops when its lifeline closes, and holds those of the tasks that are to stop after it.
+        It stops when its lifeline closes, and holds open those of the tasks that are to stop after it.
         """
         lifeline = self._lifelines.of(self.name)
         environment = {
@@ -80,7 +80,7 @@ class ProcessTask(ControlledTask):
                 cwd=self.task.cwd,
                 env=environment,
                 start_new_session=True,
-                # With the read end of its own output it can go on writing when the supervisor is gone, and save.
+                # The task holds the read end of its own output, too: so it can still write, and save, when the supervisor is gone.
                 pass_fds=(lifeline, reading, *self._lifelines.inherited_by(self.name)),
             )
         except OSError:
@@ -91,7 +91,7 @@ class ProcessTask(ControlledTask):
         os.set_blocking(reading, False)
         self.output = reading
         self.identity = process_identity.identify(self._process.pid) or Identity(self._process.pid, "")
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         self.tracker.mark_started()
         self.tracker.started = self.tracker.started or time.time()
         self.tracker.pid = self._process.pid
@@ -99,34 +99,34 @@ class ProcessTask(ControlledTask):
         self._on_start(self, reading)
 
     def read(self) -> tuple[list[Event], bool]:
-        """Take in output that is there now; return its events, and whether more may come."""
+        """Read the output so far, without waiting; return its events, and whether more may come."""
         if self.output is None:
             return [], False
         try:
-            output = os.read(self.output, _READ)
+            output = os.read(self.output, _READ_SIZE)
         except BlockingIOError:
             return [], True
-        return self._taken_in(self.log.feed(output) if output else self.log.end()), bool(output)
+        return self._take_lines(self.log.feed(output) if output else self.log.end()), bool(output)
 
     def poll(self) -> int | None:
-        """Return the exit code once the process has ended, as shells tell it; the caller then calls `exited`."""
+        """Return the exit code once the process has ended, as shells give it; the caller then calls `exited`."""
         code = self._process.poll() if self._process else None
         return None if code is None else restart_policy.exit_code(code)
 
     def exited(self, code: int) -> list[Event]:
-        """Clean up after the process: kill what it left in its session, take in its last output; return the events."""
+        """Clean up after the process: kill the rest of its session and read its last output; return the events."""
         if self._process is None:
             return []
         process_identity.kill_session(self._process.pid)
         events: list[Event] = []
         if self.output is not None:
-            for _ in range(_DRAIN // _READ):
+            for _ in range(_MAX_DRAIN // _READ_SIZE):
                 before = self.log.bytes_fed
                 more_events, more = self.read()
                 events += more_events
                 if not more or self.log.bytes_fed == before:
                     break
-            events += self._taken_in(self.log.end())
+            events += self._take_lines(self.log.end())
             os.close(self.output)
             self.output = None
         self._process = self.stop_at = self.kill_at = None
@@ -134,21 +134,21 @@ class ProcessTask(ControlledTask):
         return events
 
     def stop(self, grace: float) -> None:
-        """Ask the process to save and end; what it started hears of it from it."""
+        """Ask the process to save and end; it passes the signal on to its children."""
         self.stop_at = None
         if self._process:
             self.kill_at = time.monotonic() + grace
             process_identity.send(self._process.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the process and all it started, now; and again later should one of them resist."""
+        """Kill the process and its session; try again later if one of them remains."""
         self.stop_at = None
         if self._process:
             self._killed, self.kill_at = True, time.monotonic() + _KILL_INTERVAL
             self.interrupt()
 
     def interrupt(self) -> None:
-        """Kill the process and all it started: what is frozen hears nothing else."""
+        """Kill the process and its session: a frozen process reacts to nothing else."""
         if self._process:
             process_identity.kill_session(self._process.pid)
 
@@ -159,13 +159,14 @@ class ProcessTask(ControlledTask):
     def prevent_restart(self) -> None:
         """Do nothing: nothing else starts it."""
 
-    def _taken_in(self, lines: list[bytes]) -> list[Event]:
+    def _take_lines(self, lines: list[bytes]) -> list[Event]:
+        """Return the events among the lines; the other lines may name an error."""
         events = []
         for line in lines:
-            # Most output is no event: told apart before it is decoded.
+            # Most lines are no events: check the prefix before decoding.
             event = parse(line.decode("utf-8", "replace")) if line.startswith(MARK) else None
             if event is not None:
                 events.append(event)
             elif (shown := as_shown(line)).strip():
-                self.tracker.last.feed(shown.decode("utf-8", "replace"))
+                self.tracker.last_error.feed(shown.decode("utf-8", "replace"))
         return events

@@ -1,7 +1,7 @@
-"""The tasks of a local run as processes of this machine: what is seen of them, for the controller that supervises the run.
+"""The tasks of a local run as processes of this machine: their output and exits, for the controller that supervises the run.
 
-It waits for output, signals and deadlines in one loop. Imports neither TensorFlow nor what draws on terminals.
-`python -m launcher.backend.local RUN_DIR` is started by launcher.runs.spawn.
+One loop waits for output, signals and deadlines. Imports neither TensorFlow nor a library for terminals.
+launcher.runs.spawn starts it as `python -m launcher.backend.local RUN_DIR`.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ from launcher.runs.run_controller import Outcome, RunController, Runtime
 from launcher.runs.status import Location
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# No signal is lost, but a process that is gone must be noticed even if one were.
+# SIGCHLD should wake the loop; this bounds the delay if it does not.
 _LONGEST_SLEEP = 1.0
 
 
 def controller(paths: RunPaths, plan: Plan, lifeline: int | None) -> RunController:
-    """Return the controller of a local run. Raises OSError, LauncherError where no ports are free."""
-    members = [task.name for task in plan.tasks if task.role != "evaluator"]
-    reservation = ports.reserve(len(members))
-    plan = with_addresses(plan, {name: f"{LOOPBACK}:{port}" for name, port in zip(members, reservation.ports, strict=True)})
+    """Return the controller of a local run. Raises OSError, or LauncherError if not enough ports are free."""
+    cluster_tasks = [task.name for task in plan.tasks if task.role != "evaluator"]
+    reservation = ports.reserve(len(cluster_tasks))
+    plan = with_addresses(plan, {name: f"{LOOPBACK}:{port}" for name, port in zip(cluster_tasks, reservation.ports, strict=True)})
     processes = RunProcesses(paths, plan, reservation, lifeline)
     return RunController(paths, plan, processes.tasks, processes)
 
@@ -54,16 +54,16 @@ class RunProcesses(Runtime):
             self._selector.register(lifeline, selectors.EVENT_READ, lambda run: self._read_lifeline(lifeline, run))
 
     def start(self) -> None:
-        """Start every task. Raises OSError when the machine does not let it."""
-        shutil.rmtree(self._paths.scratch, ignore_errors=True)  # stop files of an earlier run would stop this one's servers
+        """Start every task. Raises OSError if the system refuses."""
+        shutil.rmtree(self._paths.scratch, ignore_errors=True)  # an earlier run's stop files would stop this run's servers
         self._paths.scratch.mkdir()
         state_file.write_json(self._paths.plan, to_document(self._plan))
         for task in self.tasks:
             task.start()
 
-    def wait(self, run: RunController, within: float | None) -> None:
+    def wait(self, run: RunController, timeout: float | None) -> None:
         """Wait for output, a signal or the end of a process, and report it."""
-        for key, _ in self._selector.select(_LONGEST_SLEEP if within is None else min(within, _LONGEST_SLEEP)):
+        for key, _ in self._selector.select(_LONGEST_SLEEP if timeout is None else min(timeout, _LONGEST_SLEEP)):
             key.data(run)
         for task in self.tasks:
             if task.running and (code := task.poll()) is not None:
@@ -73,23 +73,23 @@ class RunProcesses(Runtime):
                 run.exited(task, code)
 
     def close(self, run: RunController) -> None:
-        """Do nothing: a process that has ended has been heard to the end."""
+        """Do nothing: the output of a process that has ended was read to its end."""
 
     def processes(self) -> dict[str, Identity]:
         """Return the tasks' session leaders, also those that have ended."""
         return {task.name: task.identity for task in self.tasks if task.identity is not None}
 
     def on_directory_lost(self) -> bool:
-        """Have every task killed: what they would save would come back in the place of the directory."""
+        """Have every task killed: saving would create the removed directory again."""
         return True
 
     def clean_up(self, outcome: Outcome) -> None:
-        """Put the outcome into run.json and remove the scratch directory; where the run's directory was lost, what of it came back."""
+        """Record the outcome in run.json and remove the scratch directory; if the run's directory was removed, remove what tasks recreated."""
         if outcome.lost_at is None:
             if any(stop_order.runs_trainer(task) for task in self._plan.tasks):
                 run_json.record_outcome(self._paths, outcome.state, outcome.reason)
             shutil.rmtree(self._paths.scratch, ignore_errors=True)
-        elif not self._paths.lock.exists():  # else a run that is starting there removes it
+        elif not self._paths.lock.exists():  # otherwise another run is starting there, and removes it
             orphans.remove_recreated(self._paths, outcome.lost_at)
         self._ports.close()
 
@@ -101,7 +101,7 @@ class RunProcesses(Runtime):
         for event in events:
             run.reported(task, event)
         if not more:
-            # It closed its output but runs on; its exit is noticed by itself.
+            # It has closed its output but still runs; `wait` notices its exit.
             self._forget(task)
 
     def _read_signals(self, run: RunController) -> None:

@@ -1,4 +1,4 @@
-"""Signals as something to select on: a byte in a socket for each."""
+"""Signals as bytes in a socket, which a selector can wait for."""
 
 import contextlib
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class SignalPipe:
-    """Turns signals into readable bytes. `fileno` is what to select on; one of these a process, on its main thread."""
+    """Turns signals into readable bytes; select on `fileno`. At most one per process, created on its main thread."""
 
     def __init__(self, numbers: Iterable[signal.Signals]) -> None:
         self._reading, self._writing = socket.socketpair()
@@ -15,7 +15,7 @@ class SignalPipe:
         self._writing.setblocking(False)
         signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
         for number in numbers:
-            # A handler has to be there for Python to write the byte; its reader acts on it.
+            # Python writes the byte only for signals that have a handler. The reader of the byte does the work.
             signal.signal(number, lambda _number, _frame: None)
 
     def fileno(self) -> int:

@@ -93,7 +93,7 @@ def test_a_volume_that_is_somebody_else_s(tmp_path: Path) -> None:
     try:
         for more in ((), ("--fresh",)):
             done = launch("up", str(file), *more, runs=tmp_path / "runs")
-            assert (done.returncode, "is not of a run called" in done.stderr) == (1, True), done.stdout + done.stderr
+            assert (done.returncode, "does not belong to a run called" in done.stderr) == (1, True), done.stdout + done.stderr
             assert f"docker volume inspect {volume}" in done.stderr
         assert docker("volume", "ls", "--quiet", "--filter", f"name={volume}").split() == [volume]
     finally:

@@ -159,7 +159,7 @@ def test_who_follows_a_run_is_told_that_its_directory_was_removed(tmp_path: Path
         for volume in [*there.of.engine.volumes(name), None]:  # of which `up` goes on, or nothing
             status = backend.status(name)
             assert status.state is State.FAILED
-            told, goes_on = f"{there.of.paths.run_dir} was removed while the run ran", "`up` goes on from its last checkpoint"
+            told, goes_on = f"{there.of.paths.run_dir} was removed while the run ran", "`up` continues from its last checkpoint"
             assert (status.reason[: len(told)], goes_on in status.reason) == (told, volume is not None)
             if volume is not None:
                 volume.remove()
@@ -173,7 +173,7 @@ def test_a_supervisor_that_lost_its_directory_lets_a_run_alone_that_was_started_
         assert watch is not None
         close, reached, goes_on = watch.close, threading.Event(), threading.Event()
 
-        def held(within: float) -> None:
+        def held(timeout: float) -> None:
             close(within)
             reached.set()
             goes_on.wait(60)

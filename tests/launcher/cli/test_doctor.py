@@ -53,7 +53,7 @@ def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None
 def test_runs_in_a_file_are_a_problem(below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert run(["doctor", "--runs", str(tmp_path / "file" / below), "--json"]) == 1
-    assert findings(capsys.readouterr().out)["runs"] == ("problem", f"{tmp_path}/file is no directory")
+    assert findings(capsys.readouterr().out)["runs"] == ("problem", f"{tmp_path}/file is not a directory")
 
 
 @pytest.mark.parametrize(

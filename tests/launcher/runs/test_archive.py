@@ -138,7 +138,7 @@ def test_the_server_ends_by_itself_once_nobody_has_asked_for_a_while(run_dir: Pa
 def test_a_stream_is_not_further_ahead_of_its_reader_than_a_window() -> None:
     half = bytes(archive.WINDOW // 2)
     reader = io.BytesIO(b"..")  # two windows are read, a third is not
-    pieces = archive._paced(iter([half, b"", *[half] * 6]), reader)
+    pieces = archive._flow_controlled(iter([half, b"", *[half] * 6]), reader)
     assert [len(next(pieces)) for _ in range(6)] == [len(half)] * 6
     with pytest.raises(ConnectionError, match="the reader is gone"):
         next(pieces)

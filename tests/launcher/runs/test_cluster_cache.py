@@ -48,44 +48,44 @@ def test_a_run_is_where_it_was_started_last_unless_the_user_says_otherwise(
     context: str | None, namespace: str | None, found: NamespaceRef, tmp_path: Path
 ) -> None:
     for ref in (HERE, TEAM, FAR):
-        cluster_cache.remember(tmp_path, ref, "mnist")
-    assert cluster_cache.last(tmp_path, "mnist", context, namespace) == found
-    assert cluster_cache.last(tmp_path, "other", context, namespace) == NamespaceRef(context, namespace)
+        cluster_cache.record_start(tmp_path, ref, "mnist")
+    assert cluster_cache.last_started(tmp_path, "mnist", context, namespace) == found
+    assert cluster_cache.last_started(tmp_path, "other", context, namespace) == NamespaceRef(context, namespace)
 
 
 def test_what_is_forgotten_is_no_namespace_of_the_run_any_more(tmp_path: Path) -> None:
     for ref in (HERE, TEAM):
-        cluster_cache.remember(tmp_path, ref, "mnist")
+        cluster_cache.record_start(tmp_path, ref, "mnist")
     cluster_cache.forget(tmp_path, TEAM, "mnist")
-    assert cluster_cache.last(tmp_path, "mnist", None, None) == HERE
+    assert cluster_cache.last_started(tmp_path, "mnist", None, None) == HERE
     cluster_cache.forget(tmp_path, HERE, "mnist")
     cluster_cache.forget(tmp_path, HERE, "mnist")
-    assert cluster_cache.last(tmp_path, "mnist", None, None) == NamespaceRef(None, None)
+    assert cluster_cache.last_started(tmp_path, "mnist", None, None) == NamespaceRef(None, None)
 
 
 def test_what_is_renamed_takes_its_output_along_and_leaves_the_run_where_it_was(tmp_path: Path) -> None:
     for ref in (HERE, TEAM):
-        cluster_cache.remember(tmp_path, ref, "mnist")
+        cluster_cache.record_start(tmp_path, ref, "mnist")
     log = cluster_cache.logs(tmp_path, TEAM, "mnist") / "chief" / "mnist-chief-0-abcde.log"
     log.parent.mkdir(parents=True)
     log.write_text("2026-01-01T00:00:00Z first words\n")
     cluster_cache.rename(tmp_path, TEAM, "mnist", "mnist.old")
-    assert cluster_cache.last(tmp_path, "mnist", None, None) == TEAM
+    assert cluster_cache.last_started(tmp_path, "mnist", None, None) == TEAM
     assert not cluster_cache.logs(tmp_path, TEAM, "mnist").exists()
     moved = cluster_cache.logs(tmp_path, TEAM, "mnist.old") / "chief" / log.name
     assert moved.read_text() == "2026-01-01T00:00:00Z first words\n"
     cluster_cache.rename(tmp_path, HERE, "mnist", "mnist.older")  # of which nothing was kept
-    assert cluster_cache.last(tmp_path, "mnist", None, None) == TEAM
+    assert cluster_cache.last_started(tmp_path, "mnist", None, None) == TEAM
 
 
 def test_a_start_that_came_to_nothing_leaves_the_run_where_it_was_started_before(tmp_path: Path) -> None:
-    cluster_cache.remember(tmp_path, HERE, "mnist")()
-    assert cluster_cache.last(tmp_path, "mnist", None, None) == NamespaceRef(None, None)
-    cluster_cache.remember(tmp_path, HERE, "mnist")
-    cluster_cache.remember(tmp_path, TEAM, "mnist")
-    cluster_cache.remember(tmp_path, HERE, "mnist")()
-    assert cluster_cache.last(tmp_path, "mnist", None, None) == TEAM
-    assert cluster_cache.last(tmp_path, "mnist", None, "default") == HERE
+    cluster_cache.record_start(tmp_path, HERE, "mnist")()
+    assert cluster_cache.last_started(tmp_path, "mnist", None, None) == NamespaceRef(None, None)
+    cluster_cache.record_start(tmp_path, HERE, "mnist")
+    cluster_cache.record_start(tmp_path, TEAM, "mnist")
+    cluster_cache.record_start(tmp_path, HERE, "mnist")()
+    assert cluster_cache.last_started(tmp_path, "mnist", None, None) == TEAM
+    assert cluster_cache.last_started(tmp_path, "mnist", None, "default") == HERE
 
 
 def test_what_was_kept_when_the_name_alone_said_where_is_found(tmp_path: Path) -> None:
@@ -95,22 +95,22 @@ def test_what_was_kept_when_the_name_alone_said_where_is_found(tmp_path: Path) -
         (old / "logs" / name).parent.mkdir(parents=True)
         (old / "logs" / name).write_text("2026-01-01T00:00:00Z first words\n")
     (old / "place.json").write_text('{"context": "kind", "namespace": "team-a"}')
-    assert cluster_cache.last(tmp_path, "other", None, None) == NamespaceRef(None, None)
+    assert cluster_cache.last_started(tmp_path, "other", None, None) == NamespaceRef(None, None)
     for _ in range(2):
-        assert cluster_cache.last(tmp_path, "mnist", None, None) == dataclasses.replace(TEAM, is_explicit=False)
+        assert cluster_cache.last_started(tmp_path, "mnist", None, None) == dataclasses.replace(TEAM, is_explicit=False)
         assert [line.task for line in stored_lines(cluster_cache.logs(tmp_path, TEAM, "mnist"), [], [])] == ["chief", "ps-0"]
     assert not old.exists()
 
 
 def test_a_context_of_the_runs_name_is_not_taken_for_what_was_kept_then(tmp_path: Path) -> None:
     ref = NamespaceRef("mnist", "logs", is_explicit=True)
-    cluster_cache.remember(tmp_path, ref, "mnist")
+    cluster_cache.record_start(tmp_path, ref, "mnist")
     log = cluster_cache.logs(tmp_path, ref, "mnist") / "chief" / "mnist-chief-0-abcde.log"
     log.parent.mkdir(parents=True)
     log.write_text("2026-01-01T00:00:00Z first words\n")
     earlier = tmp_path / ".kubernetes" / "mnist" / "place.json"
     earlier.write_text('{"context": "kind", "namespace": "team-a"}')
     os.utime(earlier, (0, 0))
-    assert cluster_cache.last(tmp_path, "mnist", None, None) == ref
-    assert cluster_cache.last(tmp_path, "mnist", "kind", None) == dataclasses.replace(TEAM, is_explicit=False)
+    assert cluster_cache.last_started(tmp_path, "mnist", None, None) == ref
+    assert cluster_cache.last_started(tmp_path, "mnist", "kind", None) == dataclasses.replace(TEAM, is_explicit=False)
     assert log.is_file()

@@ -25,7 +25,7 @@ class ScriptedTask(ControlledTask):
     was_killed = False
 
     def __init__(self, task: Task, log: Path) -> None:
-        super().__init__(task, log, TaskTracker(task.name, limit=task.restart.max_restarts))
+        super().__init__(task, log, TaskTracker(task.name, max_restarts=task.restart.max_restarts))
         self._running = False
         self.done_to: list[str] = []
 
@@ -176,7 +176,7 @@ def test_those_that_save_are_asked_first_and_servers_once_they_have_ended(tmp_pa
     assert servers == [[]]
     assert [task.done_to for task in made.script.tasks] == [["stop within 30 s"], ["stop within 30 s"]]
     assert found == {"chief": (State.STOPPED, ""), "ps-0": (State.STOPPED, "")}
-    assert made.script.outcome == Outcome(State.STOPPED, "asked to stop", asked=True, lost_at=None)
+    assert made.script.outcome == Outcome(State.STOPPED, "asked to stop", stop_requested=True, lost_at=None)
 
 
 @pytest.mark.parametrize(

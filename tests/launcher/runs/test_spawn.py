@@ -26,8 +26,8 @@ def test_what_it_had_started_ends_with_it(then: str, tmp_path: Path, monkeypatch
     paths = RunPaths(tmp_path / "runs" / "toy")
     plan = Plan("toy", "local", "single", "", (), str(paths.run_dir), 1.0, 1.0, None, ())
     lock = spawn.lock(paths)
-    with pytest.raises(LauncherError, match="did not come up within 5 s or ended at once"):
-        spawn.start(paths, plan, {}, lock_fd=lock, detach=True, supervisor="waits", within=5.0)
+    with pytest.raises(LauncherError, match="did not start within 5 s or ended at once"):
+        spawn.start(paths, plan, {}, lock_fd=lock, detach=True, supervisor="waits", timeout=5.0)
     child = int((paths.run_dir / "child").read_text())
     until("the end of what it had started", lambda: process_identity.identify(child) is None, told=lambda: child)
 

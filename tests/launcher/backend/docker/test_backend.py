@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.backend.docker.backend import start_deadline
+from launcher.backend.docker.backend import supervisor_start_timeout
 from launcher.backend.docker.engine import COMPOSE_TIMEOUT
 from launcher.plan.models import Plan
 from launcher.plan.planner import plan
@@ -16,4 +16,4 @@ def planned(start_timeout: str) -> Plan:
 
 @pytest.mark.parametrize("start_timeout, compose_may_take", [("1s", COMPOSE_TIMEOUT), ("10m", COMPOSE_TIMEOUT), ("1h", 3600.0)])
 def test_the_launcher_waits_for_longer_than_compose_may_take(start_timeout: str, compose_may_take: float) -> None:
-    assert start_deadline(planned(start_timeout)) == compose_may_take + 300
+    assert supervisor_start_timeout(planned(start_timeout)) == compose_may_take + 300

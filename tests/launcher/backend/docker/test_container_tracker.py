@@ -20,7 +20,7 @@ def container(status: str, code: int = 0, **more: Any) -> dict[str, Any]:
 
 
 def told(tracker: ContainerTracker, **event: Any) -> None:
-    read = tracker.line(json.dumps({"event": event.pop("event"), "time": 1.0, "task": tracker.name, **event}))
+    read = tracker.feed(json.dumps({"event": event.pop("event"), "time": 1.0, "task": tracker.name, **event}))
     assert read is not None
     tracker.apply(read, own=True)
 
@@ -75,7 +75,7 @@ def test_restarts_that_the_trainer_does_not_count_are_known() -> None:
 
 
 def test_restarts_that_count_no_more_leave_all_that_were_allowed() -> None:
-    tracker = ContainerTracker("worker-0", limit=5)
+    tracker = ContainerTracker("worker-0", max_restarts=5)
     assert tracker.status().restarts_left == 5
     told(tracker, event="restarting", cause="killed", exit_code=137, restarts=1, left=4)
     assert (tracker.status().restarts_left, tracker.restarts_used) == (4, 1)
@@ -95,7 +95,7 @@ def test_a_trainer_that_starts_from_its_first_attempt_again_was_started_by_the_e
 
 def test_a_program_without_a_trainer_is_what_the_engine_tells() -> None:
     tracker = ContainerTracker("chief", has_trainer=False)
-    tracker.line("so many times")
+    tracker.feed("so many times")
     tracker.update(container("running"), 0)
     assert (tracker.state(), tracker.restarts) == ((State.RUNNING, ""), [])
     tracker.update(container("restarting", 7), 1)
@@ -119,7 +119,7 @@ def test_a_program_without_a_trainer_is_what_the_engine_tells() -> None:
 
 
 def test_a_program_that_is_started_again_after_it_was_done_has_its_restarts_left() -> None:
-    tracker = ContainerTracker("ps-0", has_trainer=False, limit=1)
+    tracker = ContainerTracker("ps-0", has_trainer=False, max_restarts=1)
     tracker.update(container("restarting", 0), 1)
     tracker.update(container("restarting", 0), 2)
     assert (len(tracker.restarts), tracker.restarts_used, tracker.status().restarts_left) == (2, 0, 1)
@@ -127,7 +127,7 @@ def test_a_program_that_is_started_again_after_it_was_done_has_its_restarts_left
 
 def test_a_container_without_python_names_the_field_for_it(golden: Golden) -> None:
     tracker = ContainerTracker("chief")
-    tracker.line("[FATAL tini (7)] exec python3 failed: No such file or directory")
+    tracker.feed("[FATAL tini (7)] exec python3 failed: No such file or directory")
     tracker.update(container("exited", 127))
     status = tracker.status()
     assert status.state == State.FAILED
@@ -140,7 +140,7 @@ def test_a_container_without_python_names_the_field_for_it(golden: Golden) -> No
 
 def test_the_reason_of_a_failure_is_the_task_s_own_or_that_memory_ran_out(golden: Golden) -> None:
     tracker = ContainerTracker("chief")
-    tracker.line("ValueError: no such layer")
+    tracker.feed("ValueError: no such layer")
     tracker.update(container("exited", 1))
     golden(tracker.state()[1])
     told(tracker, event="failed", exit_code=2, cause="the configuration is wrong", detail="params.units: too many")
@@ -201,7 +201,7 @@ def test_a_run_that_nobody_keeps_is_what_its_tasks_are(chief: State, worker: Sta
 def test_a_program_that_needs_more_rights_in_an_image_of_its_own_is_told_of_the_field(line: str) -> None:
     for own in (True, False):
         tracker = ContainerTracker("chief", has_trainer=False, in_own_image=own)
-        tracker.line(line)
+        tracker.feed(line)
         tracker.update(container("exited", 1))
         status = tracker.status()
         assert status.reason.endswith(line)

@@ -38,7 +38,7 @@ MEANT = {
     "image": ("the image is not there", "launcher image build"),
     "cpus": ("more cores", "`cpu` of its role"),
     "sysctl": ("cannot set net.ipv4.tcp_retries2", "Linux 4.6"),
-    "bind": ("not there for the engine", "train.data"),
+    "bind": ("does not find a directory of the spec", "train.data"),
     "networks": ("no networks left", "docker network prune"),
     "init": ("an init container ended with an error", "`init_containers`"),
     "engine": ("does not answer", "docker info"),

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.backend.docker import event_stream
 from launcher.backend.docker.engine import Engine
-from launcher.backend.docker.event_stream import EngineWatch, _Answers
+from launcher.backend.docker.event_stream import EngineWatch, _OpenStreams
 
 
 class Answer:
@@ -27,24 +27,24 @@ class Answer:
 
 
 def test_only_those_that_are_silent_are_closed_and_once() -> None:
-    answers, silent, talks, broken = _Answers(), Answer(), Answer(), Answer(broken=True)
-    answers.opened("broken", broken)
-    answers.opened("silent", silent)
-    answers.opened("talks", talks)
-    answers.close(silent_for=60)
+    streams, silent, talks, broken = _OpenStreams(), Answer(), Answer(), Answer(broken=True)
+    streams.opened("broken", broken)
+    streams.opened("silent", silent)
+    streams.opened("talks", talks)
+    streams.close(silent_for=60)
     assert (silent.closed, talks.closed, broken.closed) == (0, 0, 0)
     time.sleep(0.3)
-    answers.received("talks")
+    streams.received("talks")
     for _ in range(2):
-        answers.close(silent_for=0.2)
+        streams.close(silent_for=0.2)
         assert (silent.closed, talks.closed, broken.closed) == (1, 0, 1)
     # Its reader asks again, and is heard of again.
     again = Answer()
-    answers.opened("silent", again)
-    answers.close(silent_for=0.2)
-    answers.received("nobody")
+    streams.opened("silent", again)
+    streams.close(silent_for=0.2)
+    streams.received("nobody")
     assert again.closed == 0
-    answers.close(silent_for=0)
+    streams.close(silent_for=0)
     assert (again.closed, talks.closed) == (1, 1)
 
 

@@ -85,7 +85,7 @@ def test_logs_are_kept_when_a_run_is_started_again(runs: Runs) -> None:
 def test_wrong_names_are_told(runs: Runs) -> None:
     with pytest.raises(UsageError, match="there is no run mnist"):
         runs.backend.status("mnist")
-    with pytest.raises(UsageError, match="is no name of a run"):
+    with pytest.raises(UsageError, match="cannot be the name of a run"):
         runs.backend.delete("../mnist")
     runs.start({"chief": "pass"})
     with pytest.raises(UsageError) as error:
