@@ -76,7 +76,7 @@ def session(leader: int) -> list[int]:
 
 
 def belongs(pid: int, *, run_dir: str) -> bool:
-    """Return whether a process was started for the run in `run_dir`, by its environment. Off Linux, which has no /proc, always True."""
+    """Return whether a process was started for the run in `run_dir`, by its environment; if that cannot be read, False on Linux, else True."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

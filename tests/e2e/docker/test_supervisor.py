@@ -174,7 +174,7 @@ def test_a_supervisor_that_lost_its_directory_lets_a_run_alone_that_was_started_
         close, reached, goes_on = watch.close, threading.Event(), threading.Event()
 
         def held(timeout: float) -> None:
-            close(within)
+            close(timeout)
             reached.set()
             goes_on.wait(60)
 
