@@ -1,1 +1,1 @@
-"""Runs on Kubernetes: their objects, made, watched and read as JSON, and the work that no controller of a cluster does."""
+"""Runs on Kubernetes: creates, watches and reads their objects as JSON, and does the work that no controller of a cluster does."""

@@ -1,8 +1,8 @@
 """A run's attendant: until the run has ended, it does in the cluster the work of a watching launcher that no controller does.
 
 `python -m launcher.backend.kubernetes.attendant RUN --node-lost SECONDS --start-timeout SECONDS [--webhook FILE [--allow-http]]`, in a pod
-whose account may do that. It ends with 0 when the run has ended, nothing of it is left to do, and its messages to people were sent, or could not be
-for ten minutes. If it ends before, by a signal or with its node, it continues in another pod: all that it knows is in the cluster.
+whose account may do that. It exits with 0 when the run has ended, no work is left, and the messages to people were sent or have failed for ten
+minutes. If it ends earlier, by a signal or with its node, another pod continues: all its state is in the cluster.
 """
 
 import argparse
@@ -30,12 +30,12 @@ from trainer.exit_codes import SIGNAL_BASE
 
 _POLL_INTERVAL = 1.0  # seconds
 _NOTIFY_TIMEOUT = 600.0  # seconds for which a message to people is tried
-_DELETED_AFTER = 30.0  # seconds without any of its Jobs, after which a run is taken for deleted
-_OVER = frozenset({State.SUCCEEDED, State.FAILED})  # not where a user has suspended its Jobs: it may continue
+_DELETED_TIMEOUT = 30.0  # seconds without Jobs after which a run counts as deleted
+_FINISHED = frozenset({State.SUCCEEDED, State.FAILED})  # not where a user has suspended its Jobs: it may continue
 
 
 class Attendant:
-    """Attends one run. `reconcile` is to be called until `is_done`; it raises LauncherError."""
+    """Attends one run. Call `reconcile` until `is_done`; it raises LauncherError."""
 
     def __init__(self, cluster: Cluster, run: str, node_lost: float, start_timeout: float, webhook: Channel | None = None) -> None:
         self._cluster, self._run, self._start_timeout = cluster, run, start_timeout
@@ -44,20 +44,20 @@ class Attendant:
         self._watcher.logs = PodLogs(cluster, sink=self._lines)
         self._reconciler = reconcile.Reconciler(cluster, run, node_lost)
         self._notifier = Notifier(cluster, run, _NOTIFY_TIMEOUT, lambda: {} if webhook is None else {webhook.kind: lambda: webhook})
-        self._pods: Mapping[str, Object] = {}  # by their names, as they were seen last
-        self._deleted_pods: list[DeletedPod] = []  # whose last lines are saved
-        self._has_unsaved_lines = False  # not all of these are on the own Job yet
-        self._had_jobs = False  # its Jobs were seen
-        self._is_restored = False  # the notes of the attendant before it were read
-        self._noted: RunStatus | None = None  # how the run has ended, once that is noted
-        self._end_notified = False  # whether the messages about that were handed over
-        self._missing_since: float | None = None  # since when the run has no Jobs, of time.monotonic
+        self._pods: Mapping[str, Object] = {}  # by name, as last seen
+        self._deleted_pods: list[DeletedPod] = []  # those with saved last lines
+        self._has_unsaved_lines = False  # some of these are not on the attendant's Job yet
+        self._had_jobs = False  # the run's Jobs were seen
+        self._is_restored = False  # the notes of an earlier attendant were read
+        self._recorded_end: RunStatus | None = None  # the run's end, once recorded
+        self._end_notified = False  # the messages about the end were passed to the notifier
+        self._missing_since: float | None = None  # when the run lost its Jobs, of time.monotonic
 
     def reconcile(self) -> Iterator[str]:
-        """Do what is to be done now; yield what was done."""
+        """Do the work that is due; yield what was done."""
         if not self._is_restored:
             own = self._cluster.get("Job", self._name)
-            self._deleted_pods, self._noted, self._is_restored = attendant_notes.deleted_pods(own), attendant_notes.final(own), True
+            self._deleted_pods, self._recorded_end, self._is_restored = attendant_notes.deleted_pods(own), attendant_notes.final(own), True
         status = self._watcher.status()
         self._missing_since = None if status else self._missing_since or time.monotonic()
         if status is None:
@@ -65,63 +65,63 @@ class Attendant:
             return
         self._had_jobs = True
         snapshot = self._watcher.snapshot
-        status = self._checked_status(snapshot, self._noted or status)
+        status = self._checked_status(snapshot, self._recorded_end or status)
         self._save_lines(snapshot)
-        if status.state in _OVER:
-            yield from self._note(status)
+        if status.state in _FINISHED:
+            yield from self._record_end(status)
         yield from self._reconciler.reconcile(snapshot, status)
         if status.state is State.FAILED:
-            yield from self._suspend_set(snapshot)
+            yield from self._suspend_jobset(snapshot)
         yield from self._notifier.send_due(status)
-        self._end_notified = self._noted is not None
+        self._end_notified = self._recorded_end is not None
 
     def is_done(self) -> bool:
-        """Return whether the run has ended, none of its pods is at work and people were notified, or its Jobs are gone that were there."""
+        """Return whether the run has ended, its pods are idle and people were notified, or whether its Jobs were deleted."""
         if self._notifier.busy:
             return False
         if self._missing_since is not None:
-            return self._noted is not None or (self._had_jobs and time.monotonic() - self._missing_since > _DELETED_AFTER)
+            return self._recorded_end is not None or (self._had_jobs and time.monotonic() - self._missing_since > _DELETED_TIMEOUT)
         return self._end_notified and is_idle(self._watcher.snapshot)
 
     def _checked_status(self, snapshot: ClusterSnapshot, status: RunStatus) -> RunStatus:
-        """Return the status of the run: failed if it is to be ended because it has not started in time, or a task was evicted too often."""
-        if status.state in _OVER:
+        """Return the status of the run: failed if it has not started in time or a task was evicted too often."""
+        if status.state in _FINISHED:
             return status
-        late = self._reconciler.late(snapshot, status, self._start_timeout) or reconcile.evicted_too_often(snapshot)
-        if not late or not self._watcher.is_as_seen():
+        failure = self._reconciler.late(snapshot, status, self._start_timeout) or reconcile.evicted_too_often(snapshot)
+        if not failure or not self._watcher.is_as_seen():
             return status
         return dataclasses.replace(
-            status, state=State.FAILED, reason=late, reason_task="", ended=self._cluster.now(), eta=None, save_failed=None
+            status, state=State.FAILED, reason=failure, reason_task="", ended=self._cluster.now(), eta=None, save_failed=None
         )
 
-    def _note(self, status: RunStatus) -> Iterator[str]:
-        """Note how the run has ended, on the own Job and in the record that a launcher has made, where one has."""
-        if self._noted is None:
-            with suppress(ForbiddenError):  # an account of the user's may lack that right: the own Job says the same
+    def _record_end(self, status: RunStatus) -> Iterator[str]:
+        """Record how the run has ended: on the attendant's Job, and in the run's record if a launcher has created one."""
+        if self._recorded_end is None:
+            with suppress(ForbiddenError):  # a service account of the user's may lack that right: the Job's annotation suffices
                 run_record.write_end(self._cluster, status)
-            self._annotate(attendant_notes.of_status(status))  # last: an attendant that finds it does neither again
-            self._noted = status
+            self._annotate(attendant_notes.status_annotation(status))  # last: an attendant that finds it repeats neither
+            self._recorded_end = status
             yield f"{self._run} has {status.state}" + (f": {status.reason}" if status.reason else "")
 
     def _save_lines(self, snapshot: ClusterSnapshot) -> None:
-        """Save the last lines of pods that are gone, will be in a moment, or are on nodes that do not answer."""
-        if self._noted:
-            # The status of a run that has ended reads them no more.
+        """Save the last lines of pods that are gone, are about to go, or are on nodes that do not answer."""
+        if self._recorded_end:
+            # The status of a run that has ended no longer reads them.
             self._watcher.logs.new_lines(
                 [pod for pod in snapshot.pods if pod["metadata"].get("deletionTimestamp")], tail=attendant_notes.MAX_LINES
             )
-        there = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
-        going = {name: pod for name, pod in there.items() if reconcile.deleted_since(pod) is not None or _is_removed(pod)}
-        found = self._lines.pop({name: pod for name, pod in self._pods.items() if name not in there} | going)
-        self._pods = there or self._pods
-        self._deleted_pods += found
-        self._has_unsaved_lines = self._has_unsaved_lines or bool(found)
+        current = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
+        leaving = {name: pod for name, pod in current.items() if reconcile.deleted_since(pod) is not None or _is_deleted(pod)}
+        deleted = self._lines.pop({name: pod for name, pod in self._pods.items() if name not in current} | leaving)
+        self._pods = current or self._pods
+        self._deleted_pods += deleted
+        self._has_unsaved_lines = self._has_unsaved_lines or bool(deleted)
         if self._has_unsaved_lines:
-            self._annotate(attendant_notes.of_lines(self._deleted_pods))
+            self._annotate(attendant_notes.lines_annotation(self._deleted_pods))
             self._has_unsaved_lines = False
 
-    def _suspend_set(self, snapshot: ClusterSnapshot) -> Iterator[str]:
-        """Suspend the JobSet of a run that is to be ended and has not failed by itself."""
+    def _suspend_jobset(self, snapshot: ClusterSnapshot) -> Iterator[str]:
+        """Suspend the JobSet of a failed run unless the JobSet itself has failed."""
         jobset = snapshot.jobset
         if jobset and pod_status.is_own_set(snapshot) and not pod_status.is_over(jobset) and not jobset["spec"].get("suspend"):
             self._cluster.patch("JobSet", jobset["metadata"]["name"], {"spec": {"suspend": True}})
@@ -135,15 +135,15 @@ class Attendant:
         self._cluster.patch("Job", self._name, {"metadata": {"annotations": dict(annotations)}})
 
 
-def _is_removed(pod: Object) -> bool:
-    """Return whether a pod was deleted and has ended: nothing holds it any more, and the attendant may not see that it is gone."""
+def _is_deleted(pod: Object) -> bool:
+    """Return whether a pod was deleted and has ended: it may be gone before the attendant looks again."""
     return bool(pod["metadata"].get("deletionTimestamp")) and pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
 
 def is_idle(snapshot: ClusterSnapshot) -> bool:
-    """Return whether no Job of a run makes pods any more, and none of its pods is at work or held by a lost node. Pure.
+    """Return whether no Job of a run creates pods any more, and none of its pods works or is stuck on a lost node. Pure.
 
-    An attendant's own pod on a lost node is among these: its Job is not complete before that has ended.
+    An earlier pod of the attendant on a lost node counts too: the attendant's Job completes only after that pod has ended.
     """
     at_work = any(pod.get("status", {}).get("phase") in {"Pending", "Running"} for pod in snapshot.pods)
     return not at_work and all(map(pod_status.is_idle, snapshot.jobs))
@@ -155,21 +155,21 @@ def attend(attendant: Attendant) -> int:
     while not attendant.is_done():
         try:
             for message in attendant.reconcile():
-                _say(message)
+                _log(message)
             last_error = ""
         except ForbiddenError as error:
-            _say(f"{error.message}: the account of this pod needs {error.rule}")
+            _log(f"{error.message}: the account of this pod needs {error.rule}")
             return 1
         except LauncherError as error:
             if error.message != last_error:
-                _say(f"{error.message}: {error.remedy}")
+                _log(f"{error.message}: {error.remedy}")
             last_error = error.message
         time.sleep(_POLL_INTERVAL)
-    _say("nothing is left to do")
+    _log("nothing is left to do")
     return 0
 
 
-def _say(message: str) -> None:
+def _log(message: str) -> None:
     print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), message, flush=True)
 
 
@@ -183,17 +183,17 @@ def main() -> int:
     parser.add_argument("run")
     parser.add_argument("--node-lost", type=float, required=True, metavar="SECONDS")
     parser.add_argument("--start-timeout", type=float, required=True, metavar="SECONDS")
-    parser.add_argument("--webhook", metavar="FILE", help="the file with the URL to which people are told how the run goes")
+    parser.add_argument("--webhook", metavar="FILE", help="the file with the URL to which messages about the run are sent")
     parser.add_argument("--allow-http", action="store_true")
-    given = parser.parse_args()
-    signal.signal(signal.SIGTERM, _stop)  # the first process of a container ignores it else
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, _stop)  # else ignored: this is the first process of its container
     if not (in_cluster.ACCOUNT / "token").is_file():
-        _say("no service account is mounted here: the attendant is a pod of its run, and reaches the cluster by its account")
+        _log("no service account is mounted here: the attendant is a pod of its run, and reaches the cluster by its account")
         return 1
     cluster = Cluster()
-    _say(f"attending {given.run} in {cluster.description()}")
-    webhook = Channel("webhook", url_file=given.webhook, allow_http=given.allow_http) if given.webhook else None
-    return attend(Attendant(cluster, given.run, given.node_lost, given.start_timeout, webhook))
+    _log(f"attending {args.run} in {cluster.description()}")
+    webhook = Channel("webhook", url_file=args.webhook, allow_http=args.allow_http) if args.webhook else None
+    return attend(Attendant(cluster, args.run, args.node_lost, args.start_timeout, webhook))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The notes that an attendant keeps on its own Job: how the run ended, and the last lines of pods that are gone. It may write there, and the Job goes with the run."""
+"""Annotations that an attendant writes on its own Job: how the run ended, and the last lines of deleted pods. They are deleted with the run."""
 
 import json
 from collections import deque
@@ -22,15 +22,15 @@ MAX_LINES, _MAX_LINE_LENGTH = 20, 500  # lines of a pod, and characters of a lin
 
 @dataclass(frozen=True)
 class DeletedPod:
-    """A pod that is gone: its name, its task, and the last lines that it wrote, each behind its time."""
+    """A deleted pod: its name, its task, and its last lines, each after its timestamp."""
 
     name: str
     task: str
     lines: tuple[str, ...]
 
 
-def of_status(status: RunStatus) -> dict[str, str]:
-    """Return the annotation with how a run has ended; without its tasks where those are too many."""
+def status_annotation(status: RunStatus) -> dict[str, str]:
+    """Return the annotation with the end of a run; without its tasks if they are too many."""
     text = run_record.dumped(status)
     if len(text) > _MAX_STATUS_SIZE:
         text = as_json({**json.loads(text), "tasks": []})
@@ -38,42 +38,46 @@ def of_status(status: RunStatus) -> dict[str, str]:
 
 
 def final(job: Object | None) -> RunStatus | None:
-    """Return how the run has ended by its attendant's Job; None while that does not say."""
+    """Return the end of the run that its attendant's Job records; None if it records none."""
     return run_record.restored(pod_status.annotation(job, STATUS)) if job else None
 
 
-def of_lines(pods: Iterable[DeletedPod]) -> dict[str, str]:
+def lines_annotation(pods: Iterable[DeletedPod]) -> dict[str, str]:
     """Return the annotation with the last lines of pods: of the newest pods, as many as fit."""
     newest: deque[dict[str, object]] = deque()
     available = _MAX_LINES_SIZE
     for pod in reversed(list(pods)):
-        made: dict[str, object] = {"pod": pod.name, "task": pod.task, "lines": [line[:_MAX_LINE_LENGTH] for line in pod.lines[-MAX_LINES:]]}
-        available -= len(as_json(made)) + 1
+        entry: dict[str, object] = {
+            "pod": pod.name,
+            "task": pod.task,
+            "lines": [line[:_MAX_LINE_LENGTH] for line in pod.lines[-MAX_LINES:]],
+        }
+        available -= len(as_json(entry)) + 1
         if available < 0:
             break
-        newest.appendleft(made)
+        newest.appendleft(entry)
     return {LINES: as_json(list(newest))}
 
 
 def deleted_pods(job: Object | None) -> list[DeletedPod]:
-    """Return the pods whose last lines the attendant has kept, in the order in which they went."""
+    """Return the pods whose last lines the attendant has saved, in the order in which they were deleted."""
     try:
         listed = json.loads(pod_status.annotation(job, LINES)) if job else []
         return [DeletedPod(str(one["pod"]), str(one["task"]), tuple(map(str, one["lines"]))) for one in listed]
-    except (ValueError, KeyError, TypeError):  # another version's
+    except (ValueError, KeyError, TypeError):  # written by another version
         return []
 
 
 class LastLines:
-    """Remembers the last lines of each pod whose output another reader reads."""
+    """Keeps the last lines of each pod that another reader reads."""
 
     def __init__(self) -> None:
-        self.ended = 0  # as readers count them
+        self.ended = 0  # streams, see LogSink
         self._lines: dict[str, deque[str]] = {}  # by the pods' uids
-        self._after: dict[str, str] = {}  # the time of the last of them: a reader asks for whole seconds, and gets some again
+        self._after: dict[str, str] = {}  # the timestamp of the last of them: a reader asks for whole seconds, and gets some lines twice
 
     def write(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
-        """Take in what a pod has written since."""
+        """Add lines that a pod has written."""
         uid = pod["metadata"]["uid"]
         lines, after = self._lines.setdefault(uid, deque(maxlen=MAX_LINES)), self._after.get(uid, "")
         new = [(stamp, text) for stamp, text in pieces if stamp > after]
@@ -85,9 +89,9 @@ class LastLines:
         lines.extend(f"{stamp} {text.decode(errors='replace')}"[:_MAX_LINE_LENGTH] for stamp, text in written)
 
     def trust(self, uid: str) -> None:
-        """Do nothing: it reads nothing by itself."""
+        """Do nothing: it has no reads to save."""
 
     def pop(self, pods: Mapping[str, Object]) -> list[DeletedPod]:
-        """Return the last lines of these pods, given by their names, if they have written any, and forget them."""
+        """Return and forget the last lines of these pods, given by name; pods without lines are left out."""
         found = [(name, pod_status.task_of(pod), self._lines.pop(pod["metadata"]["uid"], None)) for name, pod in pods.items()]
         return [DeletedPod(name, task, tuple(lines)) for name, task, lines in found if lines]

@@ -1,7 +1,7 @@
-"""Diagnosis of a pod: what keeps it from running or ended it, in words, with what to do. Pure.
+"""Diagnosis of a pod: why it does not run or how it ended, with a remedy. Pure.
 
 The reasons are those that Kubernetes 1.26 to 1.34 write: kubelet (images, containers, volumes, eviction), scheduler, Job
-controller and admission. A reason that is not known is told as Kubernetes told it.
+controller and admission. An unknown reason is reported unchanged.
 """
 
 import re
@@ -22,7 +22,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing that is wrong. `message` is one line, a long one too; `remedy` is a sentence. `final`: no waiting mends it."""
+    """One problem. `message` is one line of any length; `remedy` is a sentence. `final`: waiting does not help."""
 
     kind: str
     message: str
@@ -35,7 +35,7 @@ _IMAGE = (
     "with kubernetes.image_pull_secrets if it asks"
 )
 
-# Cause in a node's message why it has no image -> what to do. The first that is found holds.
+# Cause in a node's message about a missing image -> remedy. The first match counts.
 _IMAGE_CAUSES: tuple[tuple[str, str], ...] = (
     (r"no space left on device", "free some of the disk of {node}"),
     (r"\"localhost/", "load it on {node} (no registry is asked for this name), or push it to one that the nodes reach: launcher image build --push NAME, and `image: NAME`"),
@@ -53,21 +53,21 @@ _WAITING: dict[str, tuple[str, str, bool]] = {
     "CrashLoopBackOff": ("crash", "see its log", False),
     "CreateContainerConfigError": (
         "config",
-        "make the Secret or ConfigMap that `env` or kubernetes.env_from names, with that key, in the run's namespace",
+        "create the Secret or ConfigMap that `env` or kubernetes.env_from names, with that key, in the run's namespace",
         False,
     ),
     "CreateContainerError": ("container", "see the pod's events: kubectl describe pod", False),
     "RunContainerError": ("container", "see that the image has the command", False),
 }
-_OWN_CONFIG = r'configmap "{run}-(?:cluster|(?:cluster|parent|code)-\w+)" not found'  # those that the run itself has made
-# How a task says that it may not write to the run's volume.
+_OWN_CONFIG = r'configmap "{run}-(?:cluster|(?:cluster|parent|code)-\w+)" not found'  # created by the run itself
+# A task's message that it may not write to the run's volume.
 _RUNS = rf"(?<![\w./-]){CONTAINER_RUNS}\b"
-_OF_VOLUME = re.compile(rf"permission ?denied.*{_RUNS}|{_RUNS}.*permission ?denied", re.IGNORECASE)
+_VOLUME_DENIED = re.compile(rf"permission ?denied.*{_RUNS}|{_RUNS}.*permission ?denied", re.IGNORECASE)
 VOLUME_REMEDY = "its volume belongs to another user: write that one's id in kubernetes.user; `launcher doctor FILE` says which it is"
-_NOT_STARTED = "StartError"  # why a container has ended that never ran
-# How runtimes of containers say that there is no such program: runc, and crun after it.
+_NOT_STARTED = "StartError"  # the reason of a container that ended without having run
+# Messages of the container runtimes runc and crun that python3 does not exist.
 _NO_PYTHON = re.compile(r"[\"`]python3[\"`]:? (?:executable file )?not found|exec: \"python3\": ")
-# Why a pod as a whole has failed -> (kind, message, remedy).
+# Reason of a failed pod -> (kind, message, remedy).
 _POD: dict[str, tuple[str, str, str]] = {
     "Evicted": ("evicted", "evicted by its node", "give it `memory`, so that it is not the first to go; it is replaced"),
     "Preempting": ("evicted", "preempted by a pod of higher priority", "set kubernetes.priority_class; it is replaced"),
@@ -78,13 +78,13 @@ _POD: dict[str, tuple[str, str, str]] = {
     "UnexpectedAdmissionError": ("node", "its node could not give it the devices", "it is replaced"),
     "DeadlineExceeded": ("deadline", "limits.deadline has passed", "raise limits.deadline"),
 }
-# Why the kubelet evicts a pod for its own excess. It has no DisruptionTarget then, and counts as any failure.
-_EXCESS = (
+# A pod that the kubelet evicts because it exceeded its limits has no DisruptionTarget, and counts as a failure.
+_EXCEEDED = (
     "excess",
     "evicted for what it has stored",
     "let it store less, or raise the limit: sizeLimit of the volume, or ephemeral-storage in kubernetes.overrides or the namespace's LimitRange",
 )
-# Messages of events -> (kind, message, remedy, final). The first that is found holds.
+# Messages of events -> (kind, message, remedy). The first match counts.
 _EVENTS: tuple[tuple[str, str, str, str], ...] = (
     (r"exceeded quota: ([\w.-]+)", "quota", "the namespace's quota {0} is used up", "free some of it, or have it raised"),
     (r"violates PodSecurity \"?([\w:.-]+)", "admission", "Pod Security {0} does not admit it", "leave out `security: image`, and what kubernetes.overrides adds"),
@@ -95,17 +95,17 @@ _EVENTS: tuple[tuple[str, str, str, str], ...] = (
     (r"[Ss]torage[Cc]lass\S* \"([\w.-]+)\" not found", "storage", "there is no storage class {0}", "write another storage.class"),
     (r"no persistent volumes available.*no storage class is set", "storage", "the cluster has no default storage class", "write storage.class"),
     (r"[Mm]ulti-?[Aa]ttach error", "storage", "its volume is in use on another node", "see kubectl get volumeattachments; it is free when the pod there has ended"),
-    (r"secret \"([\w.-]+)\" not found", "config", "there is no Secret {0}", "make it in the run's namespace"),
-    (r"configmap \"([\w.-]+)\" not found", "config", "there is no ConfigMap {0}", "make it in the run's namespace"),
+    (r"secret \"([\w.-]+)\" not found", "config", "there is no Secret {0}", "create it in the run's namespace"),
+    (r"configmap \"([\w.-]+)\" not found", "config", "there is no ConfigMap {0}", "create it in the run's namespace"),
     (r"(?:MountVolume|AttachVolume)\S* failed for volume \"([\w.-]+)\"\s*((?s:.*))", "storage", "its volume {0} cannot be mounted{1}", "see its events: kubectl describe pod"),
 )  # fmt: skip
-# How provisioners say that they make volumes for one node alone: those of AWS, Google, Azure, Ceph RBD, DigitalOcean, Rancher's local path, in-tree ones.
+# Messages of provisioners that offer only volumes for one node: those of AWS, Google, Azure, Ceph RBD, DigitalOcean, Rancher's local path, in-tree ones.
 _NOT_SHARED = re.compile(
     r"MULTI_NODE_MULTI_WRITER|multi(?: writer|[ -]node access mode)|only supports? (?:ReadWriteOnce|SINGLE_NODE)|SINGLE_NODE_WRITER is supported"
     r"|AccessModes ?\[(?:ReadWriteOnce|ReadWriteMany)\]|access mode (?:\w+ )?ReadWriteMany is not supported",
     re.IGNORECASE,
 )
-_SHARED = (
+_NOT_SHARED_REMEDY = (
     "delete the run with its claim (launcher down --delete-data), and set storage.mount to one, where a chief leads, or storage.class to a class that "
     "offers ReadWriteMany"
 )
@@ -115,7 +115,7 @@ _UNSCHEDULABLE = re.compile(r"(\d+/\d+ nodes) are available: (.*)", re.DOTALL)
 
 
 def of_pod(pod: Object, events: Iterable[Object] = (), nodes: Sequence[Object] = ()) -> Diagnosis | None:
-    """Return what is wrong with a pod, or None. `events` are those about the pod itself, `nodes` the cluster's, where they are known."""
+    """Return the problem of a pod, or None. `events` are those about the pod itself, `nodes` the cluster's, if they are known."""
     status = pod.get("status", {})
     found = _of_failed_pod(status) or _of_containers(pod)
     if found is not None:
@@ -126,11 +126,11 @@ def of_pod(pod: Object, events: Iterable[Object] = (), nodes: Sequence[Object] =
 
 
 def of_events(events: Iterable[Object]) -> Diagnosis | None:
-    """Return what warnings tell, the newest first: of a Job that may not make pods, of a claim that is not served, of a mount."""
+    """Return the problem that the newest known warning reports: of a Job that cannot create pods, of a claim without a volume, of a mount."""
     listed = list(events)
-    failing = attaching(listed)
-    over = [event for event in listed if event.get("reason") == "FailedAttachVolume" and event not in failing]
-    warnings = sorted((event for event in listed if event.get("type") == "Warning" and event not in over), key=event_time, reverse=True)
+    failed = failed_attachments(listed)
+    resolved = [event for event in listed if event.get("reason") == "FailedAttachVolume" and event not in failed]
+    warnings = sorted((event for event in listed if event.get("type") == "Warning" and event not in resolved), key=event_time, reverse=True)
     for event in warnings:
         text = str(event.get("message", ""))
         for pattern, kind, message, remedy in _EVENTS:
@@ -142,8 +142,8 @@ def of_events(events: Iterable[Object]) -> Diagnosis | None:
     return None
 
 
-def attaching(events: Iterable[Object]) -> list[Object]:
-    """Return of each volume of a pod the last event, where that is that it could not be attached; one attached since says so by an event, too."""
+def failed_attachments(events: Iterable[Object]) -> list[Object]:
+    """Return for each volume of a pod the last event of attaching it, if that failed; a later success has an event too."""
     last: dict[str, Object] = {}
     for event in sorted(events, key=lambda event: (event_time(event), event.get("reason") == "SuccessfulAttachVolume")):
         if event.get("reason") in {"FailedAttachVolume", "SuccessfulAttachVolume"}:
@@ -168,17 +168,21 @@ def of_claim(claim: Object, events: Iterable[Object] = ()) -> Diagnosis | None:
     spec = claim.get("spec", {})
     of_class, modes = spec.get("storageClassName") or "the default class", spec.get("accessModes", [])
     if "ReadWriteMany" in modes and any(_NOT_SHARED.search(str(event.get("message", ""))) for event in listed):
-        return Diagnosis("storage", f"the claim {name} asks for ReadWriteMany, which the storage class {of_class} does not offer", _SHARED)
+        return Diagnosis(
+            "storage", f"the claim {name} asks for ReadWriteMany, which the storage class {of_class} does not offer", _NOT_SHARED_REMEDY
+        )
     if found := of_events(listed):
         return found
     remedy = (
-        f"see that the storage class offers this access mode; if not: {_SHARED}" if "ReadWriteMany" in modes else "see kubectl describe pvc"
+        f"see that the storage class offers this access mode; if not: {_NOT_SHARED_REMEDY}"
+        if "ReadWriteMany" in modes
+        else "see kubectl describe pvc"
     )
     return Diagnosis("storage", f"the claim {name} has no volume yet ({of_class}, {', '.join(modes)})", remedy)
 
 
-def has_outgrown(status: Object) -> bool:
-    """Return whether a pod of that status was evicted for its own excess: the kubelet calls it no disruption then."""
+def has_exceeded_limits(status: Object) -> bool:
+    """Return whether a pod was evicted because it exceeded its limits: then the kubelet sets no DisruptionTarget."""
     disrupted = any((one["type"], one["status"]) == ("DisruptionTarget", "True") for one in status.get("conditions", []))
     return status.get("reason") == "Evicted" and not disrupted and "exceed" in str(status.get("message"))
 
@@ -188,13 +192,13 @@ def _of_failed_pod(status: Object) -> Diagnosis | None:
         return None
     reason = status.get("reason", "")
     if reason in _POD:
-        kind, message, remedy = _EXCESS if has_outgrown(status) else _POD[reason]
+        kind, message, remedy = _EXCEEDED if has_exceeded_limits(status) else _POD[reason]
         return Diagnosis(kind, message + _because(status.get("message")), remedy)
-    return moved_away(status)
+    return of_disruption(status)
 
 
-def moved_away(status: Object) -> Diagnosis | None:
-    """Return that a pod was evicted, preempted or drained, by the status that it had last."""
+def of_disruption(status: Object) -> Diagnosis | None:
+    """Return the problem of a pod that was evicted, preempted or drained, by its last status; None for others."""
     target = next(
         (one for one in status.get("conditions") or () if one["type"] == "DisruptionTarget" and one.get("status") == "True"), None
     )
@@ -205,16 +209,16 @@ def moved_away(status: Object) -> Diagnosis | None:
 
 
 def _in_own_image(pod: Object, container: str) -> bool:
-    """Return whether a container is of another image than ours, and hardened."""
-    made: Object = next((one for one in pod.get("spec", {}).get("containers", []) if one.get("name") == container), {})
-    return bool(made.get("securityContext", {}).get("readOnlyRootFilesystem")) and not images.is_ours(str(made.get("image")))
+    """Return whether a container is hardened and runs the user's own image."""
+    spec: Object = next((one for one in pod.get("spec", {}).get("containers", []) if one.get("name") == container), {})
+    return bool(spec.get("securityContext", {}).get("readOnlyRootFilesystem")) and not images.is_ours(str(spec.get("image")))
 
 
 def _of_containers(pod: Object) -> Diagnosis | None:
     status = pod.get("status", {})
     init_statuses, own = status.get("initContainerStatuses", []), status.get("containerStatuses", [])
     has_run = any(one.get("state", {}).keys() & {"running", "terminated"} for one in own)
-    # A sidecar is ended after the task, and may say so by any exit code.
+    # A sidecar is ended after the task, with any exit code.
     for one in own if has_run else [*init_statuses, *own]:
         state = one.get("state", {})
         waiting, terminated = state.get("waiting", {}), state.get("terminated", {})
@@ -224,7 +228,7 @@ def _of_containers(pod: Object) -> Diagnosis | None:
         if meets_restriction(str(waiting.get("message"))):
             return Diagnosis("restricted", f"{waiting.get('reason')}{_because(waiting['message'])}", RESTRICTION_REMEDY)
         if waiting.get("reason") in _WAITING:
-            return _waits(pod, waiting, str(one.get("image") or ""))
+            return _of_waiting(pod, waiting, str(one.get("image") or ""))
         if terminated.get("reason") == "OOMKilled":
             return Diagnosis("memory", "OOMKilled: it took more memory than its limit", "raise the role's `memory`")
         code = terminated.get("exitCode", 0)
@@ -236,40 +240,40 @@ def _of_containers(pod: Object) -> Diagnosis | None:
                 message = f"its {kind} {name} ended with exit code {code}" + (f": {last}" if last else "")
                 return Diagnosis("exit", message, f"see its log: kubectl logs {pod.get('metadata', {}).get('name')} -c {name}")
             meaning = describe(code)
-            meant = "" if meaning.endswith(str(code)) else f", {meaning}"
-            message = f"exit code {code}{meant}" + (f": {last}" if last else "")
+            suffix = "" if meaning.endswith(str(code)) else f", {meaning}"
+            message = f"exit code {code}{suffix}" + (f": {last}" if last else "")
             failed = _failed(str(terminated.get("message") or "").splitlines())
             if failed is not None and was_killed(failed):
                 return Diagnosis("memory", message, "raise the role's `memory`, if it ran out of that")
-            return _ended(pod, str(one.get("name")), message, last)
+            return _of_exit_code(pod, str(one.get("name")), message, last)
     return None
 
 
-def _ended(pod: Object, container: str, message: str, last: str) -> Diagnosis:
-    """Return why a container ended by an exit code, of which `last` is the last line."""
-    if _OF_VOLUME.search(last):
+def _of_exit_code(pod: Object, container: str, message: str, last: str) -> Diagnosis:
+    """Return why a container failed; `last` is the last line of its output."""
+    if _VOLUME_DENIED.search(last):
         return Diagnosis("volume", message, VOLUME_REMEDY)
     if _in_own_image(pod, container) and meets_restriction(last):
         return Diagnosis("restricted", message, RESTRICTION_REMEDY)
     return Diagnosis("exit", message, "see its log")
 
 
-def _waits(pod: Object, waiting: Object, image: str) -> Diagnosis:
-    """Return why a container waits; of an image on which node: others may have it."""
+def _of_waiting(pod: Object, waiting: Object, image: str) -> Diagnosis:
+    """Return why a container waits; for an image with the node, since other nodes may have it."""
     kind, remedy, final = _WAITING[waiting["reason"]]
     node, message = pod.get("spec", {}).get("nodeName"), str(waiting.get("message") or image)
     run = str((pod.get("metadata", {}).get("labels") or {}).get("app.kubernetes.io/instance", ""))
     if run and re.search(_OWN_CONFIG.format(run=re.escape(run)), message):
-        return Diagnosis("deleted", f"{waiting['reason']}{_because(message)}", f"somebody has deleted it: {made_again(run)}")
+        return Diagnosis("deleted", f"{waiting['reason']}{_because(message)}", f"it was deleted: {recreate_remedy(run)}")
     if kind == "image":
-        known = (what for cause, what in _IMAGE_CAUSES if re.search(cause, message, re.IGNORECASE))
-        remedy = next(known, remedy).format(node=node or "its node", credentials=_credentials(pod))
-    where = f" on {node}" if kind == "image" and node else ""
-    return Diagnosis(kind, f"{waiting['reason']}{where}{_because(message)}", remedy, final=final)
+        remedies = (text for cause, text in _IMAGE_CAUSES if re.search(cause, message, re.IGNORECASE))
+        remedy = next(remedies, remedy).format(node=node or "its node", credentials=_credentials(pod))
+    on_node = f" on {node}" if kind == "image" and node else ""
+    return Diagnosis(kind, f"{waiting['reason']}{on_node}{_because(message)}", remedy, final=final)
 
 
 def _credentials(pod: Object) -> str:
-    """Return what to do where a registry wants other credentials than a pod has."""
+    """Return the remedy if a registry wants other credentials than the pod has."""
     names = [str(one.get("name")) for one in pod.get("spec", {}).get("imagePullSecrets") or ()]
     if not names:
         return "name a Secret with the registry's credentials in kubernetes.image_pull_secrets"
@@ -277,9 +281,9 @@ def _credentials(pod: Object) -> str:
     return f"see that {which} in the run's namespace and has the credentials of this registry (kubernetes.image_pull_secrets)"
 
 
-def made_again(run: str) -> str:
-    """Return what restores an object of a run's own that somebody has deleted."""
-    return f"`launcher down {run} --on kubernetes` and another `up` make all again, and go on from the last checkpoint"
+def recreate_remedy(run: str) -> str:
+    """Return the remedy if an object of a run was deleted."""
+    return f"`launcher down {run} --on kubernetes` and another `up` create everything again and resume from the last checkpoint"
 
 
 def _sidecars(pod: Object) -> set[str]:
@@ -301,7 +305,7 @@ def _of_scheduling(pod: Object, nodes: Sequence[Object]) -> Diagnosis | None:
         return Diagnosis("queue", "waits to be admitted by its queue", "see kubectl get workloads")
     message = str(scheduled.get("message", ""))
     if lacking := re.search(r'persistentvolumeclaim "([^"]*)" not found', message):
-        return Diagnosis("storage", f"there is no claim {lacking[1]}", "make it: kubectl apply -f CLAIM.yaml")
+        return Diagnosis("storage", f"there is no claim {lacking[1]}", "create it: kubectl apply -f CLAIM.yaml")
     if "unbound immediate PersistentVolumeClaims" in message:
         return Diagnosis("storage", "its volume is not there yet", "see kubectl describe pvc")
     if not _UNSCHEDULABLE.search(message):
@@ -311,7 +315,7 @@ def _of_scheduling(pod: Object, nodes: Sequence[Object]) -> Diagnosis | None:
 
 
 def unschedulable(message: str) -> str:
-    """Return in a line what the scheduler says of nodes that do not take a pod."""
+    """Return the scheduler's reasons why no node takes a pod, in one line."""
     match = _UNSCHEDULABLE.search(message)
     if match is None:
         return _line(message)
@@ -336,7 +340,7 @@ def _remedy_for_nodes(why: str) -> str:
 
 
 def _of_node(pod: Object) -> Diagnosis | None:
-    """Return that a running pod's node does not answer."""
+    """Return the problem of a running pod whose node does not answer; None for others."""
     if not is_unresponsive(pod):
         return None
     node = pod.get("spec", {}).get("nodeName", "?")
@@ -345,19 +349,19 @@ def _of_node(pod: Object) -> Diagnosis | None:
 
 
 def is_unresponsive(pod: Object) -> bool:
-    """Return whether the cluster says of a running pod that its node does not answer.
+    """Return whether the cluster reports that the node of a running pod does not answer.
 
-    The cluster then clears the pod's Ready; container statuses stay as last reported. That a pod was deleted for a taint says
-    nothing of its node: people taint nodes too, and the pod may still be saving.
+    The cluster then sets the pod's Ready to false; container statuses stay as last reported. A deletion for a taint is no sign of
+    this: people taint nodes too, and the pod may still be saving.
     """
     conditions = {one["type"]: one for one in pod.get("status", {}).get("conditions", [])}
     ready, containers = conditions.get("Ready", {}), conditions.get("ContainersReady", {})
-    taken_back = ready.get("status") == "False" and containers.get("status") == "True" and not ready.get("reason")
-    return pod.get("status", {}).get("reason") == "NodeLost" or ready.get("reason") == "NodeNotReady" or taken_back
+    is_withdrawn = ready.get("status") == "False" and containers.get("status") == "True" and not ready.get("reason")
+    return pod.get("status", {}).get("reason") == "NodeLost" or ready.get("reason") == "NodeNotReady" or is_withdrawn
 
 
-def is_moved_off(pod: Object) -> bool:
-    """Return whether a pod was deleted because of its node: that is lost, or somebody wants nothing to run there."""
+def is_evicted_by_taint(pod: Object) -> bool:
+    """Return whether a pod was deleted because of a taint on its node, which is lost or must not run pods."""
     conditions = pod.get("status", {}).get("conditions", [])
     return any(one["type"] == "DisruptionTarget" and one.get("reason") == "DeletionByTaintManager" for one in conditions)
 
@@ -371,7 +375,7 @@ def _line(text: str) -> str:
 
 
 def _last_line(message: object) -> str:
-    """Return the last error line of a container's last output: what the trainer's `failed` event tells, or the last plain line."""
+    """Return the last error line of a container's last output: that of the trainer's `failed` event, else the last plain line."""
     lines = [line.rstrip() for line in str(message or "").splitlines() if line.strip()]
     last = LastError()
     for line in lines:
@@ -392,5 +396,5 @@ def _event(line: str) -> dict[str, Any] | None:
 
 
 def event_time(event: Object) -> str:
-    """Return when an event was last, as the API writes times, which are in order as texts."""
+    """Return when an event last occurred, in the API's format, which sorts as text."""
     return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("metadata", {}).get("creationTimestamp") or "")

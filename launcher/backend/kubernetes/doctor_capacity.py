@@ -1,4 +1,4 @@
-"""Whether the nodes of a cluster have what a spec asks for."""
+"""Check that the nodes of a cluster have the resources that a spec asks for."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,39 +17,39 @@ from launcher.spec.quantities import millicores
 from launcher.spec.role_programs import init_containers_of, roles_of, sidecars_of
 
 _CLUSTER_ROLE = "have docs/kubernetes-clusterrole.yaml applied and bound to you: it is optional"
-_KEEPS_OFF = frozenset({"NoSchedule", "NoExecute"})
+_REPELLING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 
 
 @dataclass
 class Node:
-    """One node that takes pods: its labels, and what of each resource it still has."""
+    """One schedulable node: its labels, and how much of each resource is free."""
 
     name: str
     labels: dict[str, str]
     free: dict[str, float] = field(default_factory=dict)
-    taints: Sequence[Object] = ()  # those that keep pods off
+    taints: Sequence[Object] = ()  # those that repel pods
 
-    def takes(self, wanted: "PodRequirements") -> bool:
-        """Return whether a pod with these requests, this node selector and these tolerations fits."""
-        fits = all(self.free.get(key, 0.0) >= value for key, value in wanted.amounts.items())
-        return fits and wanted.labels.items() <= self.labels.items() and not self.untolerated_taints(wanted)
+    def fits(self, required: "PodRequirements") -> bool:
+        """Return whether a pod with these requirements fits on the node."""
+        fits = all(self.free.get(key, 0.0) >= value for key, value in required.amounts.items())
+        return fits and required.labels.items() <= self.labels.items() and not self.untolerated_taints(required)
 
-    def untolerated_taints(self, wanted: "PodRequirements") -> list[str]:
+    def untolerated_taints(self, required: "PodRequirements") -> list[str]:
         """Return the taints that the pod does not tolerate, as kubectl writes them."""
-        return [_taint_text(taint) for taint in self.taints if not any(_tolerates(one, taint) for one in wanted.tolerations)]
+        return [_taint_text(taint) for taint in self.taints if not any(_tolerates(one, taint) for one in required.tolerations)]
 
 
 @dataclass(frozen=True)
 class PodRequirements:
-    """Demands of a pod on its node."""
+    """A pod's requests, node selector and tolerations."""
 
     amounts: dict[str, float]
     labels: dict[str, str]
     tolerations: Sequence[Object] = ()
 
 
-def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = ()) -> Iterator[CheckResult]:
-    """Yield what nodes there are and whether the tasks of a spec fit on what is free, those of the `tied` roles on one node."""
+def examine(cluster: Cluster, spec: ClusterSpec | None, colocated: Collection[str] = ()) -> Iterator[CheckResult]:
+    """Yield the nodes, and whether the tasks of a spec fit on their free resources, those of the `colocated` roles on one node."""
     try:
         listed = cluster.nodes()
     except LauncherError:
@@ -64,109 +64,107 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, tied: Collection[str] = 
     if spec is None:
         return
     try:
-        others = cluster.request("get", "/api/v1/pods", doing="listing pods").get("items") or []
+        other_pods = cluster.request("get", "/api/v1/pods", doing="listing pods").get("items") or []
     except LauncherError:
-        yield warning(
-            "capacity", "you may not list pods of all namespaces: the findings below are as if nobody else was there", _CLUSTER_ROLE
-        )
-        others = []
-    take(nodes, others)
-    left = unschedulable_roles(nodes, spec, tied)
-    if left:
+        yield warning("capacity", "you may not list pods of all namespaces: the checks below ignore all other pods", _CLUSTER_ROLE)
+        other_pods = []
+    subtract_requests(nodes, other_pods)
+    unscheduled = unschedulable_roles(nodes, spec, colocated)
+    if unscheduled:
         taints = sorted(
-            {taint for role in roles_of(spec).values() for one in nodes for taint in one.untolerated_taints(_wanted(spec, role))}
+            {taint for role in roles_of(spec).values() for one in nodes for taint in one.untolerated_taints(_requirements(spec, role))}
         )
-        tolerate = f"; {', '.join(taints)} keeps pods off nodes: kubernetes.tolerations lets them on" if taints else ""
-        apart = "; storage.access: ReadWriteMany lets them on different nodes" if _joint(spec, tied) in left else ""
-        never = [message for name, role in roles_of(spec).items() for message in _never(name, _wanted(spec, role), listed)]
-        remedy = "; ".join(never) if never else "free some, or add nodes"
-        yield problem("capacity", f"no node has room for {', '.join(left)}", f"{remedy}{tolerate}{apart}")
+        tolerate = f"; {', '.join(taints)} keeps pods off nodes, unless kubernetes.tolerations names it" if taints else ""
+        access = "; storage.access: ReadWriteMany allows them on different nodes" if _joint(spec, colocated) in unscheduled else ""
+        unmet = [message for name, role in roles_of(spec).items() for message in _unmet(name, _requirements(spec, role), listed)]
+        remedy = "; ".join(unmet) if unmet else "free some, or add nodes"
+        yield problem("capacity", f"no node has room for {', '.join(unscheduled)}", f"{remedy}{tolerate}{access}")
     else:
-        yield ok("capacity", "every task fits on what is free")
+        yield ok("capacity", "every task fits on the free resources")
 
 
-def _never(role: str, wanted: PodRequirements, nodes: Sequence[Object]) -> list[str]:
-    return [f"{role}: {message}" for message in node_capacity.lacking(wanted.amounts, wanted.labels, nodes)]
+def _unmet(role: str, required: PodRequirements, nodes: Sequence[Object]) -> list[str]:
+    return [f"{role}: {message}" for message in node_capacity.lacking(required.amounts, required.labels, nodes)]
 
 
 def node(one: Object) -> Node:
-    """Return a node with all that it has to give."""
+    """Return a node with all its allocatable resources free."""
     offered: dict[str, Any] = one.get("status", {}).get("allocatable") or {}
-    taints = [taint for taint in one.get("spec", {}).get("taints") or () if taint.get("effect") in _KEEPS_OFF]
+    taints = [taint for taint in one.get("spec", {}).get("taints") or () if taint.get("effect") in _REPELLING_EFFECTS]
     labels = dict(one["metadata"].get("labels") or {})
     return Node(one["metadata"]["name"], labels, {key: amount(value) for key, value in offered.items()}, taints)
 
 
-def take(nodes: Sequence[Node], pods: Sequence[Object]) -> None:
-    """Take from nodes what pods that have not ended were promised."""
+def subtract_requests(nodes: Sequence[Node], pods: Sequence[Object]) -> None:
+    """Subtract the requests of pods that have not ended from the free resources of their nodes."""
     by_name = {one.name: one for one in nodes}
     for pod in pods:
-        on = by_name.get(pod.get("spec", {}).get("nodeName", ""))
-        if on is None or pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
+        assigned = by_name.get(pod.get("spec", {}).get("nodeName", ""))
+        if assigned is None or pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
             continue
-        on.free["pods"] = on.free.get("pods", 0.0) - 1
+        assigned.free["pods"] = assigned.free.get("pods", 0.0) - 1
         for container in pod["spec"].get("containers", ()):
             for key, value in (container.get("resources", {}).get("requests") or {}).items():
-                on.free[key] = on.free.get(key, 0.0) - amount(value)
+                assigned.free[key] = assigned.free.get(key, 0.0) - amount(value)
 
 
-def unschedulable_roles(nodes: Sequence[Node], spec: ClusterSpec, tied: Collection[str] = ()) -> list[str]:
-    """Return the roles, with how many tasks of each, that fit on no node; the largest tasks are scheduled first.
+def unschedulable_roles(nodes: Sequence[Node], spec: ClusterSpec, colocated: Collection[str] = ()) -> list[str]:
+    """Return the roles of which tasks fit on no node, with the number of these tasks; the largest tasks are scheduled first.
 
-    Tasks of the `tied` roles are put on one node, as one.
+    All tasks of the `colocated` roles are scheduled together on one node.
     """
-    left: dict[str, int] = {}
-    asked = [(name, _wanted(spec, role), role.replicas) for name, role in roles_of(spec).items() if name not in tied]
-    joint = _joint(spec, tied)
-    if together := {name: role for name, role in roles_of(spec).items() if name in tied}:
-        asked.append((joint or all_of(together), _sum(spec, together.values()), 1))
-    for name, wanted, count in sorted(asked, key=lambda one: _size(spec, one[1])):
+    unscheduled: dict[str, int] = {}
+    requests = [(name, _requirements(spec, role), role.replicas) for name, role in roles_of(spec).items() if name not in colocated]
+    joint = _joint(spec, colocated)
+    if joint_roles := {name: role for name, role in roles_of(spec).items() if name in colocated}:
+        requests.append((joint or all_of(joint_roles), _sum(spec, joint_roles.values()), 1))
+    for name, required, count in sorted(requests, key=lambda one: _size(spec, one[1])):
         for _ in range(count):
-            chosen = next((one for one in nodes if one.takes(wanted)), None)
-            if chosen is None:
-                left[name] = left.get(name, 0) + 1
+            fitting = next((one for one in nodes if one.fits(required)), None)
+            if fitting is None:
+                unscheduled[name] = unscheduled.get(name, 0) + 1
                 continue
-            for key, value in wanted.amounts.items():
-                chosen.free[key] -= value
-    return [name if name == joint else f"{count} {name}" for name, count in left.items()]
+            for key, value in required.amounts.items():
+                fitting.free[key] -= value
+    return [name if name == joint else f"{count} {name}" for name, count in unscheduled.items()]
 
 
-def _joint(spec: ClusterSpec, tied: Collection[str]) -> str:
-    """Return what roles that have to be on one node are called, empty where it is one role at most."""
-    together = [name for name in roles_of(spec) if name in tied]
+def _joint(spec: ClusterSpec, colocated: Collection[str]) -> str:
+    """Return the text for roles that must share one node; empty for fewer than two."""
+    together = [name for name in roles_of(spec) if name in colocated]
     return f"{all_of(together)} on one node" if len(together) > 1 else ""
 
 
-def _size(spec: ClusterSpec, wanted: PodRequirements) -> tuple[float, float]:
-    return -wanted.amounts.get(spec.kubernetes.gpu_resource, 0.0), -wanted.amounts.get("cpu", 0.0)
+def _size(spec: ClusterSpec, required: PodRequirements) -> tuple[float, float]:
+    return -required.amounts.get(spec.kubernetes.gpu_resource, 0.0), -required.amounts.get("cpu", 0.0)
 
 
 def _sum(spec: ClusterSpec, roles: Iterable[Role]) -> PodRequirements:
-    """Return what all tasks of some roles ask of one node, where each tolerates what one of them does."""
+    """Return the requirements of all tasks of some roles on one node; a toleration of one counts for all."""
     amounts: dict[str, float] = {}
     labels: dict[str, str] = {}
     tolerations: list[Object] = []
     for role in roles:
-        wanted = _wanted(spec, role)
-        for key, value in wanted.amounts.items():
+        required = _requirements(spec, role)
+        for key, value in required.amounts.items():
             amounts[key] = amounts.get(key, 0.0) + value * role.replicas
-        labels |= wanted.labels
-        tolerations += wanted.tolerations
+        labels |= required.labels
+        tolerations += required.tolerations
     return PodRequirements(amounts, labels, tolerations)
 
 
-def _wanted(spec: ClusterSpec, role: Role) -> PodRequirements:
+def _requirements(spec: ClusterSpec, role: Role) -> PodRequirements:
     options = spec.kubernetes
-    wanted = {"pods": 1.0}
-    before, together = init_containers_of(spec, role), sidecars_of(spec, role)
+    required = {"pods": 1.0}
+    initial, sidecars = init_containers_of(spec, role), sidecars_of(spec, role)
     # https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers
-    for key, of in (("cpu", _cores), ("memory", _bytes)):
-        if most := max([of(role) + sum(map(of, together)), *map(of, before)]):
-            wanted[key] = most
+    for key, amount_of in (("cpu", _cores), ("memory", _bytes)):
+        if most := max([amount_of(role) + sum(map(amount_of, sidecars)), *map(amount_of, initial)]):
+            required[key] = most
     if role.gpus:
-        wanted[options.gpu_resource] = float(role.gpus)
+        required[options.gpu_resource] = float(role.gpus)
     labels = dict(options.node_selector) | ({options.gpu_type_label: role.gpu_type} if role.gpu_type else {})
-    return PodRequirements(wanted, labels, pods.tolerations(options, role))
+    return PodRequirements(required, labels, pods.tolerations(options, role))
 
 
 def _cores(of: Role | Container) -> float:

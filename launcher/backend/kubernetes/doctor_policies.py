@@ -1,6 +1,6 @@
-"""Whether the NetworkPolicies of a namespace let the tasks of a run send what they have to: questions to DNS, and to each other. Pure.
+"""Check that the NetworkPolicies of a namespace allow the egress that the tasks of a run need: to DNS and to each other. Pure.
 
-Policies add up: pods that one of them selects may send what any of those allows, and nothing else.
+Policies add up: a pod that policies select may send only what at least one of them allows.
 https://kubernetes.io/docs/concepts/services-networking/network-policies/
 """
 
@@ -15,7 +15,7 @@ from trainer.strategies import STRATEGIES
 
 @dataclass(frozen=True)
 class RequiredPort:
-    """A port that a task has to reach, of the run's own tasks or of a service of the cluster."""
+    """A port that a task must reach: of the run's other tasks, or of the cluster's DNS."""
 
     description: str
     port: int
@@ -30,35 +30,35 @@ _EXCHANGE = RequiredPort(f"port {EXCHANGE_PORT} of each other", EXCHANGE_PORT)
 
 @dataclass(frozen=True)
 class EgressPolicies:
-    """The policies that say what a run's tasks may send, by name, and what they have to and may not."""
+    """The names of the policies that restrict the egress of a run's tasks, and the required egress that they forbid."""
 
     names: tuple[str, ...]
     lacking: tuple[str, ...]
 
 
 def egress_policies(policies: Sequence[Object], run: Run) -> EgressPolicies:
-    """Return which policies hold the tasks of a run back.
+    """Return the policies that restrict the egress of a run's tasks, and what these lack.
 
-    An unknown, where an address is or a port's name, counts as allowed; so does a port that a task may reach of some other role.
+    An IP block and a port given by name count as allowed; so does a port that a task may reach on at least one role.
     """
     names: dict[str, None] = {}
     lacking: dict[str, None] = {}
-    every = [{**selector(run, group.role), CLUSTER_LABEL: run.name, **run.options.labels} for group in groups(run.plan)]
-    for labels in every:
-        bound = [one for one in policies if _is_of_sending(one) and _matches(one["spec"].get("podSelector") or {}, labels)]
-        names |= dict.fromkeys(one["metadata"]["name"] for one in bound)
-        rules = [rule for one in bound for rule in one["spec"].get("egress") or ()]
-        needs = _needs(run) if bound else ()
-        lacking |= dict.fromkeys(need.description for need in needs if not any(_allows(rule, need, every) for rule in rules))
+    all_labels = [{**selector(run, group.role), CLUSTER_LABEL: run.name, **run.options.labels} for group in groups(run.plan)]
+    for labels in all_labels:
+        selecting = [one for one in policies if _is_egress(one) and _matches(one["spec"].get("podSelector") or {}, labels)]
+        names |= dict.fromkeys(one["metadata"]["name"] for one in selecting)
+        rules = [rule for one in selecting for rule in one["spec"].get("egress") or ()]
+        needs = _needs(run) if selecting else ()
+        lacking |= dict.fromkeys(need.description for need in needs if not any(_allows(rule, need, all_labels) for rule in rules))
     return EgressPolicies(tuple(names), tuple(lacking))
 
 
-def _is_of_sending(policy: Object) -> bool:
+def _is_egress(policy: Object) -> bool:
     return "Egress" in (policy["spec"].get("policyTypes") or ())
 
 
 def _needs(run: Run) -> tuple[RequiredPort, ...]:
-    """Return what the tasks have to reach; one task has nobody to talk to."""
+    """Return the ports that the tasks must reach; a single task has no peers."""
     if sum(bool(task.address) for task in run.plan.tasks) < 2:
         return (_DNS,)
     return (_DNS, _PORT, _EXCHANGE) if STRATEGIES[run.spec.strategy].all_reduces else (_DNS, _PORT)
@@ -68,7 +68,7 @@ def _allows(rule: Object, need: RequiredPort, tasks: Iterable[Mapping[str, str]]
     ports, peers = rule.get("ports"), rule.get("to")
     if ports and not any(_covers(port, need) for port in ports):
         return False
-    return not peers or any(_may_be(peer, need, labels) for peer in peers for labels in tasks)
+    return not peers or any(_may_cover(peer, need, labels) for peer in peers for labels in tasks)
 
 
 def _covers(port: Object, need: RequiredPort) -> bool:
@@ -78,8 +78,8 @@ def _covers(port: Object, need: RequiredPort) -> bool:
     return not isinstance(number, int) or number <= need.port <= port.get("endPort", number)
 
 
-def _may_be(peer: Object, need: RequiredPort, labels: Mapping[str, str]) -> bool:
-    """Return whether a rule's peer may be what is needed: without a namespace it is a pod of the run's own."""
+def _may_cover(peer: Object, need: RequiredPort, labels: Mapping[str, str]) -> bool:
+    """Return whether a rule's peer may cover the need: without a namespace selector it is a pod of the run's namespace."""
     if "ipBlock" in peer:
         return True
     if need.of_tasks:

@@ -82,7 +82,7 @@ class Informer:
             self._watching.start()
 
     def _list(self) -> str:
-        found, version = self._cluster.listed_at(self._kind, self._labels)
+        found, version = self._cluster.list_with_version(self._kind, self._labels)
         self._there, self._error = {one["metadata"]["name"]: one for one in found}, None
         return version
 

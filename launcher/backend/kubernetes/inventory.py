@@ -98,7 +98,7 @@ def reason(run: str, deleted: Sequence[ObjectRef], unlabelled: Iterable[ObjectRe
     """Return which of a run's objects are gone or have lost its labels, and what to do about each. Pure."""
     reasons = []
     if deleted:
-        reasons.append(f"{', '.join(map(str, deleted))} {'was' if len(deleted) == 1 else 'were'} deleted: {diagnosis.made_again(run)}")
+        reasons.append(f"{', '.join(map(str, deleted))} {'was' if len(deleted) == 1 else 'were'} deleted: {diagnosis.recreate_remedy(run)}")
     for one in unlabelled:
         labels = status_source.labels_of(run) | ({pod_status.COMPONENT: one.name.removeprefix(f"{run}-")} if one.kind == "Job" else {})
         given = " ".join(f"{key}={value}" for key, value in labels.items())

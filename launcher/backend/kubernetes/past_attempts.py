@@ -66,7 +66,7 @@ def _ended(name: str, events: Iterable[Object], last: Object, made: float) -> Re
     about = [one for one in events if one.get("involvedObject", {}).get("name") == name]
     times = [time for one in about if (time := _time(one)) is not None]
     deleted = parse_rfc3339(last.get("metadata", {}).get("deletionTimestamp"))
-    moved = diagnosis.moved_away(last.get("status", {}))
+    moved = diagnosis.of_disruption(last.get("status", {}))
     cause = next((_CAUSES[one["reason"]] for one in reversed(about) if one.get("reason") in _CAUSES), "")
     return Restart(deleted or max(times, default=made), 0, None, moved.message if moved else cause or DELETED)
 

@@ -331,7 +331,7 @@ def _without_pod(snapshot: ClusterSnapshot, job: Object, name: str) -> TaskStatu
 def restart(pod: Object, attempt: int = 0) -> Restart:
     """Return how an attempt ended, of whose pod this is the last that was seen."""
     ended = _terminated(pod)
-    found = diagnosis.of_pod(pod) or diagnosis.moved_away(pod.get("status", {}))
+    found = diagnosis.of_pod(pod) or diagnosis.of_disruption(pod.get("status", {}))
     time = parse_rfc3339(ended.get("finishedAt")) or parse_rfc3339(pod["metadata"].get("deletionTimestamp")) or 0.0
     return Restart(time, attempt, ended.get("exitCode"), found.message if found else DELETED)
 

@@ -52,7 +52,7 @@ def deleted_since(pod: Object) -> float | None:
     if diagnosis.is_unresponsive(pod):
         return due - float(head.get("deletionGracePeriodSeconds") or 0)
     # Of a pod that was not ready before, the cluster does not say that its node has gone silent.
-    return due if diagnosis.is_moved_off(pod) else None
+    return due if diagnosis.is_evicted_by_taint(pod) else None
 
 
 def surplus_jobs(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object, int]]:
@@ -96,7 +96,7 @@ def evicted_too_often(snapshot: ClusterSnapshot) -> str:
     for job in [] if pod_status.controller_of(snapshot.jobs) else filter(_ignores_stops, snapshot.jobs):
         limit = job["spec"].get("backoffLimitPerIndex", job["spec"].get("backoffLimit"))
         pods = (pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job))
-        evicted = [pod for pod in pods if diagnosis.has_outgrown(pod["status"]) and pod_status.exit_code(pod) == ExitCode.STOPPED]
+        evicted = [pod for pod in pods if diagnosis.has_exceeded_limits(pod["status"]) and pod_status.exit_code(pod) == ExitCode.STOPPED]
         for task, times in Counter(map(task_of, evicted)).items():
             if limit is not None and times > int(limit) and (found := diagnosis.of_pod(evicted[-1])):
                 return f"{task}, attempt {times}: {found.message}; {found.remedy}"

@@ -57,7 +57,9 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
         dry_run(cluster, one)
     wanted = admission.pod_sets(made, helper_pod.helper(run))
     for message, remedy in itertools.chain(
-        admission.check(cluster, wanted), admission.absent(cluster, wanted, made), admission.missing_webhook_url(cluster, run.spec)
+        admission.check(cluster, wanted),
+        admission.missing_references(cluster, wanted, made),
+        admission.missing_webhook_url(cluster, run.spec),
     ):
         yield f"{message}; {remedy}"
 

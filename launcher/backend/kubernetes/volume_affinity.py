@@ -40,7 +40,7 @@ def of_pod(
         return _on_its_node(claim[_SELECTED_NODE], claim.get(_PROVISIONER, ""), pods, message) if claim else None
     if _AFFINITY_UNMET in message and VOLUME_LABEL in (pod["metadata"].get("labels") or {}):
         return _of_affinity(pod, pods, message, leader_completed=leader_completed)
-    held = [event for event in diagnosis.attaching(events) if _ATTACHED.search(str(event.get("message", "")))]
+    held = [event for event in diagnosis.failed_attachments(events) if _ATTACHED.search(str(event.get("message", "")))]
     found = [_attached(pod, pods, claims, event) for event in held]
     messages, remedies = ("; ".join(dict.fromkeys(one[part] for one in found)) for part in (0, 1))
     return Diagnosis("storage", messages, remedies) if found else None

@@ -256,13 +256,13 @@ def test_who_follows_a_run_asks_the_cluster_less_than_once_in_two_seconds(
 ) -> None:
     """As `up` does, in steady state: lines and progress come by requests that stay open."""
     asked: list[tuple[float, str]] = []
-    ask = Cluster._ask
+    ask = Cluster._send
 
     def counted(self: Cluster, method: str, path: str, **options: Any) -> Any:
         asked.append((time.monotonic(), path))
         return ask(self, method, path, **options)
 
-    monkeypatch.setattr(Cluster, "_ask", counted)
+    monkeypatch.setattr(Cluster, "_send", counted)
     backend = KubernetesBackend(launcher.runs, ClusterRef(namespace=launcher.namespace.name))
     tasks = [task.name for task in backend.status(long.stem).tasks]
     assert len(tasks) == 4

@@ -74,9 +74,9 @@ def test_a_run_whose_tasks_are_larger_than_a_quota_is_refused_and_one_that_has_t
 def test_what_fills_a_quota_exactly_fits() -> None:
     tenths = {role: {**one, "cpu": 0.1} for role, one in ROLES.items()}
     pods = [pod_set for pod_set in pod_sets(roles=tenths) if pod_set.name == "worker"]
-    taken = {name: 3 * value for name, value in admission._takes(pods[0].pod).items()}
+    taken = {name: 3 * value for name, value in admission._usage(pods[0].pod).items()}
     assert taken["requests.cpu"] > 0.3
-    assert list(admission._beyond(quota({"requests.cpu": "300m"}), taken)) == []
+    assert list(admission._over_limit(quota({"requests.cpu": "300m"}), taken)) == []
 
 
 def test_all_that_is_refused_is_told_at_once_and_what_is_merely_used_up_is_not() -> None:
@@ -152,14 +152,14 @@ def test_what_pods_name_and_is_not_there_is_told_with_what_makes_it() -> None:
 
     cluster = cast("Cluster", SimpleNamespace(has=has, description=lambda: "namespace n"))
     mine = {"kind": "ConfigMap", "metadata": {"name": "mine"}}
-    told = dict(admission.absent(cluster, wanted, [mine]))
+    told = dict(admission.missing_references(cluster, wanted, [mine]))
     assert [words.split(" in ")[0] for words in told] == [
         "there is no claim digits",
         "there is no ConfigMap settings",
         "there is no Secret tracking",
         "there is no Secret registry",
     ]
-    assert all(words.endswith("and chief and worker cannot start without") for words in [*told][:-1])
+    assert all(words.endswith("and chief and worker cannot start without it") for words in [*told][:-1])
     assert "kubectl create secret generic tracking" in [*told.values()][-2]
     assert "kubectl create secret docker-registry registry" in [*told.values()][-1]
 

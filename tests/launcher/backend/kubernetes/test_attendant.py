@@ -43,7 +43,7 @@ class There:
     def now(self) -> float:
         return NOW
 
-    def listed_at(self, kind: str, *_: object) -> tuple[list[dict[str, Any]], str]:
+    def list_with_version(self, kind: str, *_: object) -> tuple[list[dict[str, Any]], str]:
         if self.fails:
             raise self.fails
         return self.kinds.get(kind, []), "1"
@@ -116,7 +116,7 @@ def test_a_run_that_never_starts_is_suspended_and_told_to_have_failed_with_the_r
     waiting = objects.pod("chief", 0, "Pending", waiting={"reason": "ImagePullBackOff", "message": "no such image"})
     there = There(job("chief"), job("ps"), pods=(waiting, objects.running("ps")))
     attendant = attending(there, start_timeout=100)
-    assert list(attendant._note(RunStatus("digits", "kubernetes", State.FAILED, "late"))) == ["digits has failed: late"]
+    assert list(attendant._record_end(RunStatus("digits", "kubernetes", State.FAILED, "late"))) == ["digits has failed: late"]
     there = There(job("chief"), job("ps"), pods=(waiting, objects.running("ps")))
     attendant = attending(there, start_timeout=100)
     monkeypatch.setattr(attendant._reconciler, "late", lambda *_: "not started within limits.start_timeout (100 s)")
@@ -193,7 +193,7 @@ def test_the_last_lines_of_a_pod_of_a_run_that_has_ended_are_kept_before_the_att
 
 def test_of_last_lines_the_newest_are_kept_that_have_room() -> None:
     pods = [DeletedPod(f"digits-worker-{i}-abc", f"worker-{i}", tuple(f"{line} {'x' * 600}" for line in range(30))) for i in range(40)]
-    job_ = {"metadata": {"annotations": attendant_notes.of_lines(pods)}}
+    job_ = {"metadata": {"annotations": attendant_notes.lines_annotation(pods)}}
     assert len(job_["metadata"]["annotations"][attendant_notes.LINES]) < 110_000
     kept = attendant_notes.deleted_pods(job_)
     assert 5 < len(kept) < 40
@@ -204,7 +204,7 @@ def test_of_last_lines_the_newest_are_kept_that_have_room() -> None:
 
 def test_of_a_run_of_too_many_tasks_the_end_is_kept_without_them() -> None:
     tasks = tuple(TaskStatus(f"worker-{i}", State.SUCCEEDED, "x" * 200) for i in range(1000))
-    made = attendant_notes.of_status(RunStatus("digits", "kubernetes", State.SUCCEEDED, step=7, tasks=tasks))
+    made = attendant_notes.status_annotation(RunStatus("digits", "kubernetes", State.SUCCEEDED, step=7, tasks=tasks))
     assert len(made[attendant_notes.STATUS]) < 120_000
     noted = attendant_notes.final({"metadata": {"annotations": made}})
     assert noted is not None
@@ -213,7 +213,7 @@ def test_of_a_run_of_too_many_tasks_the_end_is_kept_without_them() -> None:
 
 def test_a_run_whose_jobs_are_at_work_again_is_not_what_was_noted() -> None:
     there = There(job("chief", suspend=True))
-    there.own["metadata"]["annotations"] |= attendant_notes.of_status(RunStatus("digits", "kubernetes", State.FAILED, "late"))
+    there.own["metadata"]["annotations"] |= attendant_notes.status_annotation(RunStatus("digits", "kubernetes", State.FAILED, "late"))
     status = Watcher(cast("Cluster", there), "digits").status()
     assert status is not None
     assert status.reason == "late"
@@ -256,7 +256,7 @@ def test_a_run_that_was_there_and_is_deleted_is_not_waited_for(monkeypatch: pyte
     there = There()
     attendant = attending(there)
     list(attendant.reconcile())
-    monkeypatch.setattr("launcher.backend.kubernetes.attendant._DELETED_AFTER", -1.0)
+    monkeypatch.setattr("launcher.backend.kubernetes.attendant._DELETED_TIMEOUT", -1.0)
     assert not attendant.is_done()  # its Jobs may be made after the attendant's
     attendant._had_jobs = True
     assert attendant.is_done()

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backend.kubernetes.client import Cluster, numbers
+from launcher.backend.kubernetes.client import Cluster, version_numbers
 
 
 @pytest.mark.parametrize("minor, read", [("34", 34), ("29+", 29)])
 def test_a_version_may_have_more_than_digits(minor: str, read: int) -> None:
-    assert numbers({"major": "1", "minor": minor, "gitVersion": f"v1.{minor}"}) == (1, read)
+    assert version_numbers({"major": "1", "minor": minor, "gitVersion": f"v1.{minor}"}) == (1, read)
 
 
 class Behind(BaseHTTPRequestHandler):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.kubernetes.doctor_capacity import Node, node, take, unschedulable_roles
+from launcher.backend.kubernetes.doctor_capacity import Node, node, subtract_requests, unschedulable_roles
 from launcher.backend.kubernetes.node_capacity import amount
 from launcher.spec.models import ClusterSpec
 from tests.golden_messages import Golden
@@ -37,7 +37,7 @@ def test_what_other_pods_have_is_not_free() -> None:
     container = {"resources": {"requests": {"cpu": "6"}}}
     running = {"spec": {"nodeName": "a", "containers": [container]}, "status": {"phase": "Running"}}
     ended = {"spec": {"nodeName": "a", "containers": [container]}, "status": {"phase": "Succeeded"}}
-    take(nodes, [running, ended])
+    subtract_requests(nodes, [running, ended])
     assert nodes[0].free["cpu"] == 2
     assert unschedulable_roles(nodes, spec(chief={"cpu": 3}, ps={}, worker={})) == ["1 chief"]
 

@@ -8,7 +8,7 @@ import yaml
 
 from launcher.backend.kubernetes import doctor
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.doctor import _OF_SETS, OF_ATTENDANTS, RULES
+from launcher.backend.kubernetes.doctor import _JOBSET_RULE, ATTENDANT_RULES, RULES
 from launcher.cli.planning import plan_file
 from launcher.images import image_for
 from launcher.render.kubernetes import manifests
@@ -31,7 +31,7 @@ def _of_attendants() -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def test_doctor_asks_for_the_rights_of_the_documented_role_of_who_makes_attendants() -> None:
-    assert sorted([*OF_ATTENDANTS, _OF_SETS]) == sorted(_of_attendants())
+    assert sorted([*ATTENDANT_RULES, _JOBSET_RULE]) == sorted(_of_attendants())
 
 
 @pytest.mark.parametrize("gang", ["", "gang: jobset, "])
@@ -52,8 +52,8 @@ def test_who_makes_an_attendant_may_all_that_its_role_gives(gang: str, tmp_path:
 @pytest.mark.parametrize(
     "options, may, told",
     [
-        ({}, True, [("ok", "you may make one (kubernetes.attendant)")]),
-        ({}, False, [("ok", "you may make none: create rolebindings")]),
+        ({}, True, [("ok", "you may create one (kubernetes.attendant)")]),
+        ({}, False, [("ok", "you may not create one: create rolebindings")]),
         ({"attendant": {}}, False, [("problem", "you may not make one: create rolebindings")]),
         ({"attendant": {"service_account": "robot"}}, False, []),
     ],
@@ -72,6 +72,8 @@ def test_doctor_says_whether_an_attendant_may_be_made(
             "kubernetes": options,
         }
     )
-    monkeypatch.setattr(doctor, "_may", lambda _cluster, _group, resource, verb: may or (resource, verb) != ("rolebindings", "create"))
+    monkeypatch.setattr(
+        doctor, "_is_allowed", lambda _cluster, _group, resource, verb: may or (resource, verb) != ("rolebindings", "create")
+    )
     found = list(doctor._attendant(cast("Cluster", None), spec))
     assert [(str(one.level), one.message) for one in found] == told

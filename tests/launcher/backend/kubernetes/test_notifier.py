@@ -219,7 +219,7 @@ def test_a_secret_or_key_that_is_not_there_is_named_with_what_makes_it(data: dic
     assert (lacking.value.message, lacking.value.remedy) == (words, remedy)
     values = {"version": 1, "name": "digits", "train": {"workload": "mnist_mlp"}, "notify": {"webhook": {"secret": "hook"}}}
     told = list(admission.missing_webhook_url(cast("Cluster", there), ClusterSpec.model_validate(values)))
-    assert told == [(f"{words}, which has the URL of notify.webhook: nobody is told by it", f"make it: {remedy}")]
+    assert told == [(f"{words}, which has the URL of notify.webhook: no message is sent to it", f"create it: {remedy}")]
     there.fails = ForbiddenError("you may not get secrets", "have that allowed", "rule")
     assert list(admission.missing_webhook_url(cast("Cluster", there), ClusterSpec.model_validate(values))) == []
 

@@ -297,7 +297,7 @@ def test_a_log_is_followed_by_whole_lines(monkeypatch: pytest.MonkeyPatch) -> No
         asked.append(options)
         return answer
 
-    monkeypatch.setattr(cluster, "_ask", request)
+    monkeypatch.setattr(cluster, "_send", request)
     whole = list(cluster.log_to_the_end("pod", "trainer", [("timestamps", "true")], timeout=5.0))
     assert whole == [b"1 one\n2 two", b"3 three"]
     assert answer.closed
@@ -342,7 +342,7 @@ def test_what_the_attendant_has_kept_of_pods_that_are_gone_is_shown_unless_more_
 ) -> None:
     answers = Answers()
     last = DeletedPod("digits-worker-1-old", "worker-1", ("2026-01-01T00:00:01.1Z one", "2026-01-01T00:00:02.1Z two"))
-    answers.attendant = {"metadata": {"annotations": attendant_notes.of_lines([last])}}
+    answers.attendant = {"metadata": {"annotations": attendant_notes.lines_annotation([last])}}
     monkeypatch.setattr("launcher.backend.kubernetes.status_source.pods_of", lambda *_: [])
 
     def shown(kept: Path, **chosen: Any) -> list[str]:

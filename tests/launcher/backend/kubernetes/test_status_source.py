@@ -66,7 +66,7 @@ class Losing:
             raise LauncherError("the cluster does not answer")
         return {"Job": [objects.job("chief")], "Pod": [self.pod]}.get(kind, [])
 
-    def listed_at(self, kind: str, labels: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
+    def list_with_version(self, kind: str, labels: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
         return self.listed(kind, labels), "1"
 
     def watch(self, *_: Any, **__: Any) -> Iterator[dict[str, Any]]:
