@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from launcher.backend.kubernetes import diagnosis, notifier
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
-from launcher.backend.kubernetes.node_capacity import amount, shown
+from launcher.backend.kubernetes.node_capacity import format_quantity, parse_quantity
 from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import TENSORBOARD
 from launcher.spec.models import ClusterSpec
@@ -165,14 +165,14 @@ def _over_limit(quota: Object, needed: Mapping[str, float]) -> Iterator[str]:
     """Yield a message for each resource of which the tasks need more than the quota allows."""
     for resource, needs, allowed, _ in _compare(quota, needed):
         if needs > allowed:
-            yield f"its tasks take {shown(needs)} of {resource} in all, and the quota {quota['metadata']['name']} allows {shown(allowed)}"
+            yield f"its tasks take {format_quantity(needs)} of {resource} in all, and the quota {quota['metadata']['name']} allows {format_quantity(allowed)}"
 
 
 def _over_remaining(quota: Object, needed: Mapping[str, float]) -> Iterator[str]:
     """Yield a message for each resource of which a run needs more than the quota has left."""
     for resource, needs, _, left in _compare(quota, needed):
         if needs > left:
-            yield f"it takes {shown(needs)} of {resource} in all, and {shown(left)} are left of the quota {quota['metadata']['name']}"
+            yield f"it takes {format_quantity(needs)} of {resource} in all, and {format_quantity(left)} are left of the quota {quota['metadata']['name']}"
 
 
 def _compare(quota: Object, needed: Mapping[str, float]) -> Iterator[tuple[str, float, float, float]]:
@@ -181,9 +181,9 @@ def _compare(quota: Object, needed: Mapping[str, float]) -> Iterator[tuple[str, 
         return
     status = quota.get("status", {})
     for resource, hard in (status.get("hard") or {}).items():
-        used = amount((status.get("used") or {}).get(resource, "0"))
+        used = parse_quantity((status.get("used") or {}).get(resource, "0"))
         # Rounded, so that 3 times 100m is 300m.
-        needs, allowed = (round(one, 6) for one in (needed.get(_QUOTA_NAMES.get(resource, resource), 0.0), amount(hard)))
+        needs, allowed = (round(one, 6) for one in (needed.get(_QUOTA_NAMES.get(resource, resource), 0.0), parse_quantity(hard)))
         if needs:
             yield resource, needs, allowed, max(0.0, round(allowed - used, 6))
 
@@ -206,7 +206,7 @@ def _quantities(container: Object, section: str) -> dict[str, float]:
     both = (
         {**(resources.get("limits") or {}), **(resources.get("requests") or {})} if section == "requests" else resources.get("limits") or {}
     )
-    return {name: amount(value) for name, value in both.items()}
+    return {name: parse_quantity(value) for name, value in both.items()}
 
 
 def _without_account(pod: Object, accounts: Collection[str]) -> Object:

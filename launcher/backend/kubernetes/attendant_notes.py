@@ -76,17 +76,17 @@ class LastLines:
         self._lines: dict[str, deque[str]] = {}  # by the pods' uids
         self._after: dict[str, str] = {}  # the timestamp of the last of them: a reader asks for whole seconds, and gets some lines twice
 
-    def write(self, pod: Object, pieces: list[tuple[str, bytes]]) -> None:
+    def write(self, pod: Object, entries: list[tuple[str, bytes]]) -> None:
         """Add lines that a pod has written."""
         uid = pod["metadata"]["uid"]
         lines, after = self._lines.setdefault(uid, deque(maxlen=MAX_LINES)), self._after.get(uid, "")
-        new = [(stamp, text) for stamp, text in pieces if stamp > after]
+        new = [(timestamp, text) for timestamp, text in entries if timestamp > after]
         if not new:
             return
         self._after[uid] = new[-1][0]
-        reports = has_trainer(pod)
-        written = ((stamp, text if reports else escaped(text)) for stamp, text in new[-MAX_LINES:])
-        lines.extend(f"{stamp} {text.decode(errors='replace')}"[:_MAX_LINE_LENGTH] for stamp, text in written)
+        writes_events = has_trainer(pod)
+        written = ((timestamp, text if writes_events else escaped(text)) for timestamp, text in new[-MAX_LINES:])
+        lines.extend(f"{timestamp} {text.decode(errors='replace')}"[:_MAX_LINE_LENGTH] for timestamp, text in written)
 
     def trust(self, uid: str) -> None:
         """Do nothing: it has no reads to save."""

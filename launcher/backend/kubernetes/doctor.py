@@ -11,7 +11,7 @@ from launcher.backend.check_results import CheckRequest, CheckResult, of_error, 
 from launcher.backend.kubernetes import admission, doctor_capacity, doctor_policies, helper_pod, run_objects, storage_classes
 from launcher.backend.kubernetes.client import Cluster, Object, version_numbers
 from launcher.backend.kubernetes.errors import no_access
-from launcher.backend.kubernetes.node_capacity import amount
+from launcher.backend.kubernetes.node_capacity import parse_quantity
 from launcher.errors import LauncherError, UsageError
 from launcher.plan import planner
 from launcher.plan.container_paths import CONTAINER_RUNS
@@ -212,7 +212,11 @@ def _policies(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
 def _quotas(cluster: Cluster) -> Iterator[CheckResult]:
     for quota in _listed(cluster, cluster.path("ResourceQuota"), "listing quotas"):
         status = quota.get("status", {})
-        full = [name for name, hard in (status.get("hard") or {}).items() if amount(status.get("used", {}).get(name, "0")) >= amount(hard)]
+        full = [
+            name
+            for name, hard in (status.get("hard") or {}).items()
+            if parse_quantity(status.get("used", {}).get(name, "0")) >= parse_quantity(hard)
+        ]
         if full:
             yield warning("quota", f"{quota['metadata']['name']} is used up: {', '.join(full)}", "free some of it, or have it raised")
 
@@ -246,7 +250,7 @@ def _webhook(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
 
 
 def _storage(cluster: Cluster, planned: Run) -> Iterator[CheckResult]:
-    run = helper_pod.on_its_claim(cluster, planned)
+    run = helper_pod.with_claim_access(cluster, planned)
     try:
         sharing(run)
     except UsageError as error:
@@ -284,7 +288,7 @@ def _storage(cluster: Cluster, planned: Run) -> Iterator[CheckResult]:
 def _colocated_roles(cluster: Cluster, spec: ClusterSpec) -> tuple[str, ...]:
     """Return the roles whose tasks must share one node because of the volume."""
     try:
-        shared = sharing(helper_pod.on_its_claim(cluster, _run(spec)))
+        shared = sharing(helper_pod.with_claim_access(cluster, _run(spec)))
     except LauncherError:  # reported by the check of storage
         return ()
     return tuple(name for name in shared.pods if name in ROLES) if shared.one_node else ()
@@ -296,7 +300,7 @@ def _mounting_tasks(run: Run) -> str:
 
 def _image_and_dns(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
     """Start a pod that ends at once, to check that the image can be pulled, that DNS works and that a bound claim can be written to."""
-    run = helper_pod.on_its_claim(cluster, _run(spec))
+    run = helper_pod.with_claim_access(cluster, _run(spec))
     script = _LOOKUP_SCRIPT if _looks_up_names(run) else "print('image ok', flush=True)"
     claim = cluster.get("PersistentVolumeClaim", run.claim) if run.claim_access else None
     if claim is not None and claim.get("status", {}).get("phase") == "Bound":

@@ -7,7 +7,7 @@ from typing import Any
 from launcher.backend.check_results import CheckResult, ok, problem, warning
 from launcher.backend.kubernetes import node_capacity
 from launcher.backend.kubernetes.client import Cluster, Object
-from launcher.backend.kubernetes.node_capacity import amount
+from launcher.backend.kubernetes.node_capacity import parse_quantity
 from launcher.errors import LauncherError
 from launcher.render.kubernetes import pods
 from launcher.spec.containers import Container
@@ -84,7 +84,7 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, colocated: Collection[st
 
 
 def _unmet(role: str, required: PodRequirements, nodes: Sequence[Object]) -> list[str]:
-    return [f"{role}: {message}" for message in node_capacity.lacking(required.amounts, required.labels, nodes)]
+    return [f"{role}: {message}" for message in node_capacity.unmet_requirements(required.amounts, required.labels, nodes)]
 
 
 def node(one: Object) -> Node:
@@ -92,7 +92,7 @@ def node(one: Object) -> Node:
     offered: dict[str, Any] = one.get("status", {}).get("allocatable") or {}
     taints = [taint for taint in one.get("spec", {}).get("taints") or () if taint.get("effect") in _REPELLING_EFFECTS]
     labels = dict(one["metadata"].get("labels") or {})
-    return Node(one["metadata"]["name"], labels, {key: amount(value) for key, value in offered.items()}, taints)
+    return Node(one["metadata"]["name"], labels, {key: parse_quantity(value) for key, value in offered.items()}, taints)
 
 
 def subtract_requests(nodes: Sequence[Node], pods: Sequence[Object]) -> None:
@@ -105,7 +105,7 @@ def subtract_requests(nodes: Sequence[Node], pods: Sequence[Object]) -> None:
         assigned.free["pods"] = assigned.free.get("pods", 0.0) - 1
         for container in pod["spec"].get("containers", ()):
             for key, value in (container.get("resources", {}).get("requests") or {}).items():
-                assigned.free[key] = assigned.free.get(key, 0.0) - amount(value)
+                assigned.free[key] = assigned.free.get(key, 0.0) - parse_quantity(value)
 
 
 def unschedulable_roles(nodes: Sequence[Node], spec: ClusterSpec, colocated: Collection[str] = ()) -> list[str]:
@@ -172,7 +172,7 @@ def _cores(of: Role | Container) -> float:
 
 
 def _bytes(of: Role | Container) -> float:
-    return 0.0 if of.memory is None else amount(of.memory)
+    return 0.0 if of.memory is None else parse_quantity(of.memory)
 
 
 def _tolerates(toleration: Object, taint: Object) -> bool:

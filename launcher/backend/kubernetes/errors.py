@@ -1,4 +1,4 @@
-"""Errors of a cluster, each with a remedy: an action that is not permitted, an object that is not there or that another has changed."""
+"""Errors of a cluster, each with a remedy: e.g. a forbidden action, a missing object, a conflict."""
 
 import json
 import re
@@ -11,16 +11,16 @@ _FORBIDDEN = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[\w./-]+)" in API group "(?P<group>[^"]*)"'
     r'(?: in the namespace "(?P<namespace>[^"]*)")?'
 )
-# Message of the API server -> what is wrong, what to do. {0} is what the pattern's group found.
+# Message of the API server -> (message, remedy). {0} is the pattern's first group.
 _KNOWN: tuple[tuple[str, str, str], ...] = (
-    (r'namespaces "([\w.-]+)" not found', "there is no namespace {0}", "make it: kubectl create namespace {0}, or write another kubernetes.namespace"),
+    (r'namespaces "([\w.-]+)" not found', "there is no namespace {0}", "create it: kubectl create namespace {0}, or write another kubernetes.namespace"),
     (r"attempting to grant RBAC permissions not currently held",
-     "you may not give the attendant what you may not do yourself",
+     "you may not grant the attendant rights that you do not have",
      "have docs/kubernetes-attendant-role.yaml applied and bound to you, or name an account in kubernetes.attendant.service_account"),
-    (r"because it is being terminated", "the namespace is being deleted", "wait until it is gone and make it again, or use another"),
+    (r"because it is being terminated", "the namespace is being deleted", "wait until it is gone and create it again, or use another"),
     (r'conflict with "([^"]+)"', "{0} has set other values there", "undo them, or delete the object and start again"),
     (r"persistentvolumeclaims.*spec(?:: Forbidden)?: .*immutable|spec is immutable after creation",
-     "the volume is there, and a claim cannot be changed", "leave `storage` as it was, or delete the data: launcher down --delete-data"),
+     "the claim exists, and cannot be changed", "leave `storage` as it was, or delete the data: launcher down --delete-data"),
     (r'violates PodSecurity "?([\w:.-]+)', "Pod Security {0} does not admit it", "leave out what kubernetes.overrides adds"),
     (r"exceeded quota: ([\w.-]+)", "the namespace's quota {0} is used up", "free some of it, or have it raised"),
     (r"(?:minimum|maximum) \S+ usage per", "a LimitRange of the namespace does not admit it",
@@ -30,24 +30,24 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 
-# A write of the API server's own that another one overtook: quotas count what is made, and are counted again meanwhile.
-_OVERTAKEN = "the object has been modified; please apply your changes to the latest version"
+# A conflict between two writes of the API server itself: e.g. creating an object updates a quota, which a controller updates too.
+_CONFLICT = "the object has been modified; please apply your changes to the latest version"
 
 
 class UnreachableError(LauncherError):
-    """The API server does not answer, or not now; asked again it may."""
+    """The API server does not answer now; a retry may help."""
 
-    lacking = "has not answered"
+    problem = "has not answered"
 
 
 class CredentialsError(UnreachableError):
-    """The API server does not know the user; it will after another login."""
+    """The API server does not accept the credentials; another login may help."""
 
-    lacking = "has not accepted your credentials"
+    problem = "has not accepted your credentials"
 
 
 class ForbiddenError(LauncherError):
-    """The cluster does not let the user do this. `rule` is the RBAC rule that is missing, as YAML."""
+    """The user lacks a right. `rule` is the missing RBAC rule, as YAML."""
 
     def __init__(self, message: str, remedy: str, rule: str) -> None:
         super().__init__(message, remedy)
@@ -55,12 +55,12 @@ class ForbiddenError(LauncherError):
 
 
 def run_unreachable(run: str, error: LauncherError) -> RunUnreachableError:
-    """Return the end of following a run whose cluster has not answered for too long."""
-    return RunUnreachableError(f"{run} goes on, and cannot be followed any more: {error.message}", error.remedy)
+    """Return the error that ends following a run whose cluster has not answered for too long."""
+    return RunUnreachableError(f"{run} continues, but cannot be followed any more: {error.message}", error.remedy)
 
 
 def explain(error: Exception, doing: str) -> LauncherError:
-    """Return the error for what the client raised while `doing`."""
+    """Return the LauncherError for an error of the client; `doing` names the action."""
     status = getattr(error, "status", None)
     answer = answer_of(error)
     if not isinstance(status, int) or status in {0, 429} or status >= 500:
@@ -68,8 +68,8 @@ def explain(error: Exception, doing: str) -> LauncherError:
             f"{doing}: the cluster does not answer: {answer}",
             "see that `kubectl get --raw /readyz` answers (KUBECONFIG, `kubectl config get-contexts`: which cluster)",
         )
-    if status == 409 and _OVERTAKEN in answer:
-        return UnreachableError(f"{doing}: the cluster has changed something at the same moment: {answer}", "try again")
+    if status == 409 and _CONFLICT in answer:
+        return UnreachableError(f"{doing}: the cluster has changed an object at the same moment: {answer}", "try again")
     if status == 401:
         return CredentialsError(f"{doing}: authentication failed: {answer}", "log in to it again; `kubectl auth whoami` must answer")
     if status == 403 and (match := _FORBIDDEN.search(answer)):
@@ -83,17 +83,17 @@ def explain(error: Exception, doing: str) -> LauncherError:
 
 
 def no_access(namespace: str, doing: str = "", rule: str = "") -> ForbiddenError:
-    """Return the error of a user who may do nothing in a namespace: most often it is mistyped, and the API server does not say whether it is there."""
+    """Return the error of a user without any right in a namespace. Its name may be mistyped: the API server does not tell whether it exists."""
     return ForbiddenError(
-        f"{doing}: you may do nothing in the namespace {namespace}".removeprefix(": "),
-        f"see that {namespace} is its name: --namespace, LAUNCHER_NAMESPACE, kubernetes.namespace, or the one of your context; "
-        "where it is, have docs/kubernetes-role.yaml applied and bound to you there",
+        f"{doing}: you have no rights in the namespace {namespace}".removeprefix(": "),
+        f"check the name {namespace}: --namespace, LAUNCHER_NAMESPACE, kubernetes.namespace, or the one of your context; "
+        "if it is right, have docs/kubernetes-role.yaml applied and bound to you there",
         rule,
     )
 
 
 def answer_of(error: Exception) -> str:
-    """Return what the API server or the way to it says, in one line."""
+    """Return the message of the API server, or of the connection to it, in one line."""
     body: Any = getattr(error, "body", None)
     try:
         message = json.loads(body).get("message") if body else None

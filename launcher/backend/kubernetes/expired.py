@@ -19,23 +19,23 @@ _FAILURES = frozenset({"BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexe
 
 
 def status(cluster: Cluster, unknown: RunStatus, run: Run) -> RunStatus:
-    """Return the status of a run whose end is not known: from run.json, which its chief wrote to its volume, else from events of its Jobs.
+    """Return the status of a run whose end is not known, from the run.json on its volume, else from the events of its Jobs.
 
-    If neither has it, the reason says why. A cluster drops events after an hour.
+    If neither has it, it stays unknown, with a reason. A cluster drops events after an hour.
     """
     record = cluster.get("ConfigMap", run_record.name_of(unknown.name))
     try:
         found = by_run_json(unknown, _run_json(cluster, run), run_record.digest(record))
-        hindrance = ""
+        read_error = ""
     except LauncherError as error:
-        found, hindrance = None, f"; its run.json was not read: {error.message}"
+        found, read_error = None, f"; its run.json was not read: {error.message}"
     if found is None:
-        jobs = {uid: name for kind, name, uid in run_record.things(record) if kind == "Job"}
+        jobs = {uid: name for kind, name, uid in run_record.recorded_objects(record) if kind == "Job"}
         try:
             found = by_events(unknown, jobs, cluster.listed("Event"))
-        except LauncherError:  # without the right to read them they tell nothing
+        except LauncherError:  # e.g. without the right to read them
             found = None
-    return found or dataclasses.replace(unknown, reason=unknown.reason + hindrance)
+    return found or dataclasses.replace(unknown, reason=unknown.reason + read_error)
 
 
 def _run_json(cluster: Cluster, run: Run) -> Mapping[str, Any]:
@@ -47,29 +47,29 @@ def _run_json(cluster: Cluster, run: Run) -> Mapping[str, Any]:
 
 
 def by_run_json(unknown: RunStatus, facts: Mapping[str, Any], digest: str) -> RunStatus | None:
-    """Return the status by what run.json says; None where that is not of a run's end, or of a start from another spec. Pure."""
+    """Return the status that run.json records; None if the run has not ended there, or was started from another spec. Pure."""
     state = _STATES.get(str(facts.get("state")))
     if state is None or not digest or facts.get("spec_digest") != digest:
         return None
-    known = run_json.merged(_ended(unknown, state, str(facts.get("reason") or "")), facts, newer=True)
-    return dataclasses.replace(known, spec_digest=digest, started=_seconds(facts.get("started")), ended=_seconds(facts.get("updated")))
+    ended = run_json.merged(_ended(unknown, state, str(facts.get("reason") or "")), facts, newer=True)
+    return dataclasses.replace(ended, spec_digest=digest, started=_seconds(facts.get("started")), ended=_seconds(facts.get("updated")))
 
 
 def by_events(unknown: RunStatus, jobs: Mapping[str, str], events: Iterable[Object]) -> RunStatus | None:
-    """Return the status by the events of `jobs`, names by their uids; None where they do not tell how the run has ended. Pure."""
+    """Return the status that events of `jobs` (uid -> name) tell; None if they do not tell how the run has ended. Pure."""
     ends: dict[str, tuple[str, str]] = {}
     for event in events:
         uid, reason = event.get("involvedObject", {}).get("uid"), event.get("reason")
         if uid in jobs and reason in {_COMPLETED, *_FAILURES}:
             ends[jobs[uid]] = reason, f"job/{jobs[uid]}: {event.get('message', '')}"
-    failed = next((words for reason, words in ends.values() if reason != _COMPLETED), None)
+    failed = next((message for reason, message in ends.values() if reason != _COMPLETED), None)
     if failed is not None:
         return _ended(unknown, State.FAILED, failed)
     return _ended(unknown, State.SUCCEEDED, "") if jobs and ends.keys() == set(jobs.values()) else None
 
 
 def _ended(unknown: RunStatus, state: State, reason: str) -> RunStatus:
-    """Return the status of a run with this end; if it has failed, it is not known which of its tasks have."""
+    """Return the status with this end. Of a failed run it is not known which tasks failed: theirs stay as they are."""
     tasks = unknown.tasks if state is State.FAILED else tuple(dataclasses.replace(task, state=state) for task in unknown.tasks)
     return dataclasses.replace(unknown, state=state, reason=reason, tasks=tasks)
 

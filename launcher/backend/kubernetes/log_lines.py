@@ -1,4 +1,4 @@
-"""A run's output, of pods that are there and of those that are gone: all of it at once, or as it comes."""
+"""A run's output, of current and deleted pods: all of it at once, or as it comes."""
 
 import contextlib
 import time
@@ -16,12 +16,12 @@ from launcher.render.kubernetes.objects import ATTENDANT
 from launcher.runs.status import LogLine
 
 _POLL_INTERVAL = 1.0  # seconds, at the least
-_PODS_A_SECOND = 32  # whose output is asked for
+_PODS_A_SECOND = 32  # whose logs are requested
 
 
 @dataclass(frozen=True)
 class LogSelection:
-    """Which lines are wanted: of these tasks (all when empty), since a time, and at most the last `tail` of each task."""
+    """The selected lines: of these tasks (all when empty), since a time, and at most the last `tail` of each task."""
 
     tasks: tuple[str, ...] = ()
     since: float | None = None
@@ -32,49 +32,49 @@ class LogSelection:
         return [pod for pod in pods if not self.tasks or task_of(pod) in self.tasks]
 
     def select(self, lines: list[LogLine]) -> list[LogLine]:
-        """Return the lines that are wanted, in order of time."""
-        wanted = sorted((line for line in lines if self.since is None or line.time >= self.since), key=lambda line: line.time)
+        """Return the selected lines, in order of time."""
+        lines_since = sorted((line for line in lines if self.since is None or line.time >= self.since), key=lambda line: line.time)
         if self.tail is None:
-            return wanted
-        left = dict.fromkeys({line.task for line in wanted}, self.tail)
+            return lines_since
+        remaining = dict.fromkeys({line.task for line in lines_since}, self.tail)
         last = []
-        for line in reversed(wanted):
-            if left[line.task] > 0:
-                left[line.task] -= 1
+        for line in reversed(lines_since):
+            if remaining[line.task] > 0:
+                remaining[line.task] -= 1
                 last.append(line)
         return last[::-1]
 
 
-def read(cluster: Cluster, run: str, directory: Path, chosen: LogSelection) -> Iterator[LogLine]:
-    """Yield the lines there are."""
+def read(cluster: Cluster, run: str, directory: Path, selection: LogSelection) -> Iterator[LogLine]:
+    """Yield the lines so far."""
     pods = status_source.pods_of(cluster, run)
     _store_attendant_lines(cluster, run, directory)
-    yield from chosen.select(_all(pods, _reader(cluster, directory, chosen), directory, chosen))
+    yield from selection.select(_lines_so_far(pods, _reader(cluster, directory, selection), directory, selection))
 
 
 def follow(
     cluster: Cluster,
     run: str,
     directory: Path,
-    chosen: LogSelection,
-    there: Callable[[], list[Object]],
-    ended: Callable[[], bool],
+    selection: LogSelection,
+    list_pods: Callable[[], list[Object]],
+    has_ended: Callable[[], bool],
     away_timeout: float,
     sink: PodLogs | None = None,
 ) -> Iterator[LogLine]:
-    """Yield the lines there are and those to come until the run has `ended`; a cluster that is away is waited for `away_timeout` seconds.
+    """Yield the lines so far and new ones until the run `has_ended`; retry for `away_timeout` seconds if the cluster does not answer.
 
-    `there` gives the pods of its tasks as they are now. `sink` gets what is read, and goes on after it.
+    `list_pods` returns the current pods of the run's tasks. `sink` gets the lines that are read, and continues after them.
     """
-    reader = _reader(cluster, directory, chosen, sink)
+    reader = _reader(cluster, directory, selection, sink)
     _store_attendant_lines(cluster, run, directory)
     first = True
     answered = time.monotonic()
     while True:
         try:
-            # Asked before reading: what was written until the end is read after it.
-            over = ended()
-            pods = there()
+            # Before reading, so that lines written until the end are still read.
+            over = has_ended()
+            pods = list_pods()
         except UnreachableError as error:
             if time.monotonic() - answered > away_timeout:
                 raise run_unreachable(run, error) from error
@@ -82,33 +82,34 @@ def follow(
             continue
         answered = time.monotonic()
         if first:
-            yield from chosen.select(_all(pods, reader, directory, chosen))
+            yield from selection.select(_lines_so_far(pods, reader, directory, selection))
         else:
-            yield from reader.new_lines(chosen.pods(pods))  # new lines: the nodes' clocks need not agree with ours
+            yield from reader.new_lines(selection.pods(pods))  # no selection by time: the nodes' clocks may differ from this machine's
         first = False
-        reader.stream(chosen.pods(pods))
+        reader.stream(selection.pods(pods))
         if over:
-            yield from reader.left(directory, pods)
+            yield from reader.stored_since(directory, pods)
             return
         time.sleep(max(_POLL_INTERVAL, len(pods) / _PODS_A_SECOND))
 
 
 def _store_attendant_lines(cluster: Cluster, run: str, directory: Path) -> None:
-    """Store here what the run's attendant has kept of pods that are gone; nothing where that cannot be asked for."""
+    """Store on this machine the last lines that the run's attendant has saved of deleted pods; nothing if its Job cannot be read."""
     with contextlib.suppress(LauncherError):
         for pod in attendant_notes.deleted_pods(cluster.get("Job", f"{run}-{ATTENDANT}")):
             store_last(directory, pod.task, pod.name, pod.lines)
 
 
-def _reader(cluster: Cluster, directory: Path, chosen: LogSelection, sink: PodLogs | None = None) -> PodLogs:
-    return PodLogs(cluster, directory, sink) if chosen.tail is None else PodLogs(cluster)  # what is stored or passed on has no gaps
+def _reader(cluster: Cluster, directory: Path, selection: LogSelection, sink: PodLogs | None = None) -> PodLogs:
+    # With a tail lines are skipped, so they are neither stored nor passed on.
+    return PodLogs(cluster, directory, sink) if selection.tail is None else PodLogs(cluster)
 
 
-def _all(pods: list[Object], reader: PodLogs, directory: Path, chosen: LogSelection) -> list[LogLine]:
-    read = reader.new_lines(chosen.pods(pods), tail=chosen.tail)
-    unread = [pod for pod in pods if reader.unread(pod)]
+def _lines_so_far(pods: list[Object], reader: PodLogs, directory: Path, selection: LogSelection) -> list[LogLine]:
+    read = reader.new_lines(selection.pods(pods), tail=selection.tail)
+    unread = [pod for pod in pods if reader.is_unread(pod)]
     for pod in unread:
         reader.skip_stored(pod, directory)
-    there = [pod for pod in pods if pod not in unread]
-    discarded = [line for pod in chosen.pods(there) for line in reader.discarded(pod, directory)] if chosen.tail is None else []
-    return [*stored_lines(directory, there, list(chosen.tasks)), *discarded, *read]
+    readable = [pod for pod in pods if pod not in unread]
+    discarded = [line for pod in selection.pods(readable) for line in reader.discarded(pod, directory)] if selection.tail is None else []
+    return [*stored_lines(directory, readable, list(selection.tasks)), *discarded, *read]

@@ -1,4 +1,4 @@
-"""Room for a pod on a cluster's nodes, as if they were empty. Pure."""
+"""Whether a pod fits on a cluster's nodes if they are empty. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ _AMOUNT = re.compile(r"([0-9.]+(?:[eE][+-]?\d+)?)([a-zA-Z]*)$")
 _LISTED = 5  # values of a label
 
 
-def amount(quantity: object) -> float:
-    """Return a quantity of Kubernetes such as `500m` or `4Gi` as a number; 0 for what is none."""
+def parse_quantity(quantity: object) -> float:
+    """Return a quantity of Kubernetes such as `500m` or `4Gi` as a number; 0 for invalid text."""
     match = _AMOUNT.match(str(quantity))
     return float(match[1]) * _UNITS.get(match[2], 0.0) if match else 0.0
 
 
-def lacking(wanted: Mapping[str, float], labels: Mapping[str, str], nodes: Sequence[Object]) -> list[str]:
-    """Return what no node of the cluster has or offers of what a pod asks for; nothing where waiting may help, or no node is known."""
+def unmet_requirements(wanted: Mapping[str, float], labels: Mapping[str, str], nodes: Sequence[Object]) -> list[str]:
+    """Return a message for each label and resource of a pod that no node has even when empty; none if waiting may help, or no node is known."""
     found = [
         _no_label(key, value, nodes) for key, value in labels.items() if nodes and not any(_label(node, key) == value for node in nodes)
     ]
@@ -31,25 +31,25 @@ def lacking(wanted: Mapping[str, float], labels: Mapping[str, str], nodes: Seque
         return found
     fitting = [node for node in nodes if all(_label(node, key) == value for key, value in labels.items())]
     for key, value in wanted.items():
-        most = max((amount((node.get("status", {}).get("allocatable") or {}).get(key)) for node in fitting), default=value)
+        most = max((parse_quantity((node.get("status", {}).get("allocatable") or {}).get(key)) for node in fitting), default=value)
         if value > most:
-            offered = f"the most a node offers is {shown(most)}" if most else "no node offers any"
-            found.append(f"{shown(value)} of {key} is asked for, and {offered}")
+            offered = f"the most a node offers is {format_quantity(most)}" if most else "no node offers any"
+            found.append(f"{format_quantity(value)} of {key} is asked for, and {offered}")
     return found
 
 
 def of_pod(pod: Object, nodes: Sequence[Object]) -> list[str]:
-    """Return the same of a pod, by what its containers request."""
-    spec, wanted = pod.get("spec", {}), dict[str, float]()
+    """Return the same for a pod, from the requests of its containers."""
+    spec, requests = pod.get("spec", {}), dict[str, float]()
     for container in spec.get("containers", ()):
-        asked = container.get("resources") or {}
-        for key, value in {**(asked.get("limits") or {}), **(asked.get("requests") or {})}.items():
-            wanted[key] = wanted.get(key, 0.0) + amount(value)
-    return lacking(wanted, spec.get("nodeSelector") or {}, nodes)
+        resources = container.get("resources") or {}
+        for key, value in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
+            requests[key] = requests.get(key, 0.0) + parse_quantity(value)
+    return unmet_requirements(requests, spec.get("nodeSelector") or {}, nodes)
 
 
-def shown(value: float) -> str:
-    """Return an amount as people write it: large ones are bytes."""
+def format_quantity(value: float) -> str:
+    """Return an amount as readable text; large ones are taken for bytes."""
     if value < 2**20:
         return f"{round(value, 3):g}"
     unit, size = next((unit, size) for unit, size in (("Gi", 2**30), ("Mi", 2**20)) if value >= size)
@@ -62,5 +62,5 @@ def _label(node: Object, key: str) -> str | None:
 
 
 def _no_label(key: str, value: str, nodes: Sequence[Object]) -> str:
-    there = sorted({one for node in nodes if (one := _label(node, key)) is not None})
-    return f"no node has the label {key}={value}" + (f"; its values are {listed(there, _LISTED)}" if there else "")
+    values = sorted({one for node in nodes if (one := _label(node, key)) is not None})
+    return f"no node has the label {key}={value}" + (f"; its values are {listed(values, _LISTED)}" if values else "")

@@ -1,4 +1,4 @@
-"""Notifies people of a run on Kubernetes, each message once, by any number of watchers: what was sent is noted in the record, or else on the attendant's Job."""
+"""Notifies people of a run on Kubernetes. Any number of watchers send each message once: a note on the record, or else on the attendant's Job, lists those sent."""
 
 import base64
 import dataclasses
@@ -21,8 +21,8 @@ from launcher.runs.status import RunStatus
 from launcher.spec.notification import Webhook
 
 NOTE = "tf-launcher/notified"
-_SLACK = 90.0  # seconds beyond the time of a sender after which it is taken to be gone
-_STALL_CHECK_INTERVAL = 60.0  # seconds between two checks whether a stall that was reported may be reported again
+_SLACK = 90.0  # seconds after a sender's own time after which it counts as dead
+_STALL_CHECK_INTERVAL = 60.0  # seconds between two checks whether to report a stall again
 _RETRY_INTERVAL = 1.0  # seconds, after another watcher has changed the note
 _POLL_INTERVAL = 0.1
 
@@ -31,7 +31,7 @@ Channels = Mapping[str, Callable[[], Channel]]
 
 
 class NoChannelError(LauncherError):
-    """There is no channel by which to notify people: something that it needs is not there."""
+    """There is no channel by which to notify people: something that it needs is missing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,22 +52,22 @@ class _InFlight:
 
 
 class Notifier:
-    """The messages of one run, as one process sends them that watches it."""
+    """Sends the messages of one run, in one process that watches it."""
 
     def __init__(self, cluster: Cluster, run: str, seconds: float, channels: Callable[[], Channels]) -> None:
         """Try each message for `seconds`; `channels` are asked for when one is due."""
         self._cluster, self._run, self._seconds, self._channels = cluster, run, seconds, channels
         self._due = DueMessages()
         self._sent: list[_InFlight] = []
-        self._next: dict[_Delivery, float] = {}  # when to try one again, of time.monotonic
+        self._next: dict[_Delivery, float] = {}  # when to retry, of time.monotonic
 
     @property
     def busy(self) -> bool:
-        """Whether a message is on its way, or the one of the run's end is still to be sent, by us or by another watcher."""
+        """Whether a message is being sent, or the one about the run's end is still to be sent, by this or another watcher."""
         return bool(self._sent) or any(at < math.inf for delivery, at in self._next.items() if not delivery.about)
 
     def send_due(self, status: RunStatus) -> Iterator[str]:
-        """Send the messages that are due, and note the outcomes of those on their way; yield what failed. Raises LauncherError, to be called again."""
+        """Send the messages that are due, and record the outcomes of earlier ones; yield failures. Raises LauncherError; may be called again then."""
         yield from self.record_outcomes()
         for message in self._due.check(status, self._cluster.now()):
             for kind, make in self._channels().items():
@@ -81,25 +81,25 @@ class Notifier:
                     self._next[delivery] = time.monotonic() + (min(wait, _STALL_CHECK_INTERVAL) if message.about else wait)
 
     def record_outcomes(self) -> Iterator[str]:
-        """Note the outcomes of messages on their way; yield what failed. Raises LauncherError, to be called again."""
+        """Record the outcomes of messages that are being sent; yield failures. Raises LauncherError; may be called again then."""
         for one in list(self._sent):
             one.outcome = one.outcome or one.sending.outcome()
-            if one.outcome is not None and self._note(one, one.outcome):
+            if one.outcome is not None and self._record(one, one.outcome):
                 self._sent.remove(one)
                 if one.outcome["state"] == ledger.FAILED:
                     yield str(one.outcome["words"])
 
     def finish(self, status: RunStatus) -> Iterator[str]:
-        """Wait for the messages on their way, as long as they are tried."""
-        until, soon = time.monotonic() + self._seconds + _SLACK, True
-        while (self._sent or soon) and time.monotonic() < until:
-            with suppress(UnreachableError):  # asked again
+        """Wait for the messages that are being sent, until their time is up."""
+        until, is_due_soon = time.monotonic() + self._seconds + _SLACK, True
+        while (self._sent or is_due_soon) and time.monotonic() < until:
+            with suppress(UnreachableError):  # retried
                 yield from self.send_due(status)
-                soon = any(at <= time.monotonic() + _RETRY_INTERVAL for at in self._next.values())
+                is_due_soon = any(at <= time.monotonic() + _RETRY_INTERVAL for at in self._next.values())
             time.sleep(_POLL_INTERVAL)
 
     def _send(self, message: Message, kind: str, make: Callable[[], Channel]) -> float:
-        """Send a message unless another watcher does; return in how many seconds to try it again, infinity if there is nothing more to do."""
+        """Send a message unless another watcher does; return the seconds until a retry, infinity for none."""
         holder = self._note_holder()
         if holder is None:
             return math.inf  # the run is deleted
@@ -118,31 +118,31 @@ class Notifier:
             ) from error
         return math.inf
 
-    def _note(self, one: _InFlight, outcome: ledger.Entry) -> bool:
-        """Note how sending a message has ended; return False if another watcher was changing the note."""
+    def _record(self, one: _InFlight, outcome: ledger.Entry) -> bool:
+        """Record the outcome of a message; return False if another watcher has changed the note at the same time."""
         holder = self._note_holder()
         entries = entries_of(holder[1] if holder else None)
         if holder is None or not ledger.has(entries, one.message, one.kind):
-            return True  # the run is deleted, or another start of it keeps its own entries here now
-        ended = {key: outcome[key] for key in ("state", "words")} | {"at": self._cluster.now()}
-        return self._write(holder, ledger.with_outcome(entries, one.message, one.kind, ended))
+            return True  # the run is deleted, or was started again with new entries
+        changes = {key: outcome[key] for key in ("state", "words")} | {"at": self._cluster.now()}
+        return self._write(holder, ledger.with_outcome(entries, one.message, one.kind, changes))
 
     def _note_holder(self) -> tuple[str, Object] | None:
-        """Return kind and object that has the note of sent messages: every watcher has to find the same.
+        """Return kind and content of the object that has the note, the same for every watcher.
 
-        It is the record, if a launcher has made one: `kubernetes.ttl` deletes the attendant's Job.
+        It is the record, if a launcher has created one: `kubernetes.ttl` deletes the attendant's Job.
         """
         for kind, name in (("ConfigMap", run_record.name_of(self._run)), ("Job", f"{self._run}-{ATTENDANT}")):
-            if (there := self._cluster.get(kind, name)) is not None:
-                return kind, there
+            if (existing := self._cluster.get(kind, name)) is not None:
+                return kind, existing
         return None
 
     def _write(self, holder: tuple[str, Object], entries: Sequence[ledger.Entry]) -> bool:
         """Write the note; return False if the object was changed since it was read."""
-        kind, there = holder
-        head = {"resourceVersion": there["metadata"].get("resourceVersion"), "annotations": {NOTE: as_json(list(entries))}}
+        kind, existing = holder
+        metadata = {"resourceVersion": existing["metadata"].get("resourceVersion"), "annotations": {NOTE: as_json(list(entries))}}
         try:
-            self._cluster.patch(kind, there["metadata"]["name"], {"metadata": head})
+            self._cluster.patch(kind, existing["metadata"]["name"], {"metadata": metadata})
         except LauncherError as error:
             if status_of(error) != 409:
                 raise
@@ -160,15 +160,15 @@ def entries_of(holder: Object | None) -> list[ledger.Entry]:
 
 
 def of_secret(cluster: Cluster, webhook: Webhook) -> Channel:
-    """Return the channel to a webhook by the URL that its Secret has. Raises NoChannelError, and ForbiddenError where the Secret may not be read."""
-    made = cluster.get("Secret", webhook.secret)
+    """Return the channel to a webhook with the URL from its Secret. Raises NoChannelError, and ForbiddenError if the user may not read the Secret."""
+    secret = cluster.get("Secret", webhook.secret)
     try:
-        url = base64.b64decode(((made or {}).get("data") or {})[webhook.key], validate=True).decode()
+        url = base64.b64decode(((secret or {}).get("data") or {})[webhook.key], validate=True).decode()
     except (KeyError, ValueError):
-        what, of = f"Secret {webhook.secret}", f"-n {cluster.namespace}"
-        remedy = f"kubectl create secret generic {webhook.secret} {of} --from-literal={webhook.key}=URL"
-        if made is not None:
+        what, namespace_option = f"Secret {webhook.secret}", f"-n {cluster.namespace}"
+        remedy = f"kubectl create secret generic {webhook.secret} {namespace_option} --from-literal={webhook.key}=URL"
+        if secret is not None:
             added = json.dumps({"stringData": {webhook.key: "URL"}})
-            what, remedy = f"key {webhook.key} in the {what}", f"kubectl patch secret {webhook.secret} {of} --patch '{added}'"
+            what, remedy = f"key {webhook.key} in the {what}", f"kubectl patch secret {webhook.secret} {namespace_option} --patch '{added}'"
         raise NoChannelError(f"there is no {what} in {cluster.description()}", remedy) from None
     return Channel("webhook", url=url, allow_http=webhook.allow_http)

@@ -1,6 +1,6 @@
-"""Attempts whose pods are gone: deleted by a user, by a drained node or by the scheduler, and made again by their Job. Pure.
+"""Attempts whose pods were deleted, by a user, a drain or the scheduler, and replaced by their Job. Pure.
 
-The events of a Job name every pod that it made; those of a pod, and its conditions as they were seen last, say why it went.
+The events of a Job name every pod that it created; a pod's own events and its last known conditions tell why it was deleted.
 """
 
 import re
@@ -12,63 +12,63 @@ from launcher.plan import role_rules
 from launcher.runs.status import Restart
 from launcher.timestamps import parse_rfc3339
 
-_MADE = re.compile(r"Created pod: (\S+)")
-# Reason in an event about a pod's end -> in words. `Killing` only says that it ends.
+_CREATED_POD = re.compile(r"Created pod: (\S+)")
+# Reason of an event about a pod's end -> its cause. `Killing` has none.
 _CAUSES = {
-    "TaintManagerEviction": "its node is lost, or nothing is to run there",
+    "TaintManagerEviction": "its node is lost, or must not run pods",
     "NodeNotReady": "its node did not answer",
     "Preempted": "preempted by a pod of higher priority",
     "Evicted": "evicted by its node",
 }
 
 
-def attempts(
-    job: Object, events: Iterable[Object], there: Iterable[Object], before: Mapping[str, Object]
-) -> dict[str, tuple[str, Restart]]:
-    """Return each pod of a Job that is gone, by its name: its task, and how the attempt ended.
+def attempts(job: Object, events: Iterable[Object], pods: Iterable[Object], seen: Mapping[str, Object]) -> dict[str, tuple[str, Restart]]:
+    """Return by name each deleted pod of a Job: its task, and how the attempt ended.
 
-    `events` are those of the namespace, as far as they are known, `there` the pods that are left, `before` by their names the pods that were
-    seen earlier. Of a Job with many pods the cluster drops events: then only pods that were seen are known to be gone.
+    `events` are the known ones of the namespace, `pods` those that exist, `seen` by name those that were seen earlier. The cluster drops events of
+    a Job with many pods: then only pods that were seen earlier are found.
     """
-    known, left = list(events), {pod["metadata"]["name"]: pod for pod in there}
-    made = _made(job, known)
+    known_events, existing = list(events), {pod["metadata"]["name"]: pod for pod in pods}
+    created = _created_pods(job, known_events)
     newest: dict[str, float] = {}
-    for pod in left.values():
+    for pod in existing.values():
         newest[task_of(pod)] = max(newest.get(task_of(pod), 0.0), parse_rfc3339(pod["metadata"].get("creationTimestamp")) or 0.0)
-    # Pods without a replacement were made between two questions to the API server, and are not in its answers yet.
-    found = {name: (task, time) for name, (task, time) in made.items() if name not in left and time <= newest.get(task, -1.0)}
-    if not (condition(job, "Complete") or condition(job, "Failed") or job.get("spec", {}).get("suspend")):  # which let pods go for good
-        wanted = {role_rules.task_name(role_of(job), index) for index in range(int(job["spec"].get("completions", 1)))}  # type: ignore[arg-type]  # a label is one of the roles
-        vanished = {name: pod for name, pod in before.items() if name not in left and _is_of(job, pod) and task_of(pod) in wanted}
+    # A pod without a replacement may be new: created after the pods were listed.
+    found = {name: (task, time) for name, (task, time) in created.items() if name not in existing and time <= newest.get(task, -1.0)}
+    if not (condition(job, "Complete") or condition(job, "Failed") or job.get("spec", {}).get("suspend")):  # else its pods are not replaced
+        current_tasks = {role_rules.task_name(role_of(job), index) for index in range(int(job["spec"].get("completions", 1)))}  # type: ignore[arg-type]  # a label is one of the roles
+        vanished = {name: pod for name, pod in seen.items() if name not in existing and _is_of(job, pod) and task_of(pod) in current_tasks}
         found |= {name: (task_of(pod), 0.0) for name, pod in vanished.items() if pod.get("status", {}).get("phase") != "Succeeded"}
-    return {name: (task, _ended(name, known, before.get(name, {}), time)) for name, (task, time) in found.items()}
+    return {name: (task, _end(name, known_events, seen.get(name, {}), time)) for name, (task, time) in found.items()}
 
 
-def _made(job: Object, events: Iterable[Object]) -> dict[str, tuple[str, float]]:
-    """Return by their names the tasks of the pods that a Job made, and when, as far as its events tell."""
-    head, made = job["metadata"], {}
+def _created_pods(job: Object, events: Iterable[Object]) -> dict[str, tuple[str, float]]:
+    """Return by name the task and the creation time of each pod that a Job created, as far as its events tell."""
+    metadata, created = job["metadata"], {}
     for one in events:
-        match = _MADE.search(str(one.get("message", ""))) if one.get("involvedObject", {}).get("uid") == head.get("uid") else None
-        index = match[1].removeprefix(f"{head['name']}-").partition("-")[0] if match else ""
+        match = (
+            _CREATED_POD.search(str(one.get("message", ""))) if one.get("involvedObject", {}).get("uid") == metadata.get("uid") else None
+        )
+        index = match[1].removeprefix(f"{metadata['name']}-").partition("-")[0] if match else ""
         if match and index.isdecimal():
-            made[match[1]] = role_rules.task_name(role_of(job), int(index)), _time(one) or 0.0  # type: ignore[arg-type]  # a label is one of the roles
-    return made
+            created[match[1]] = role_rules.task_name(role_of(job), int(index)), _time(one) or 0.0  # type: ignore[arg-type]  # a label is one of the roles
+    return created
 
 
 def _is_of(job: Object, pod: Object) -> bool:
     return any(owner.get("uid") == job["metadata"].get("uid") for owner in pod["metadata"].get("ownerReferences") or ())
 
 
-def _ended(name: str, events: Iterable[Object], last: Object, made: float) -> Restart:
-    """Return how an attempt ended, by its events, and by the pod as it was seen last, if it was."""
+def _end(name: str, events: Iterable[Object], last: Object, created: float) -> Restart:
+    """Return how an attempt ended, from its events, and from the pod as it was last seen, if it was."""
     if last.get("status", {}).get("phase") == "Failed":
         return restart(last)
-    about = [one for one in events if one.get("involvedObject", {}).get("name") == name]
-    times = [time for one in about if (time := _time(one)) is not None]
+    own_events = [one for one in events if one.get("involvedObject", {}).get("name") == name]
+    times = [time for one in own_events if (time := _time(one)) is not None]
     deleted = parse_rfc3339(last.get("metadata", {}).get("deletionTimestamp"))
-    moved = diagnosis.of_disruption(last.get("status", {}))
-    cause = next((_CAUSES[one["reason"]] for one in reversed(about) if one.get("reason") in _CAUSES), "")
-    return Restart(deleted or max(times, default=made), 0, None, moved.message if moved else cause or DELETED)
+    disruption = diagnosis.of_disruption(last.get("status", {}))
+    cause = next((_CAUSES[one["reason"]] for one in reversed(own_events) if one.get("reason") in _CAUSES), "")
+    return Restart(deleted or max(times, default=created), 0, None, disruption.message if disruption else cause or DELETED)
 
 
 def _time(event: Object) -> float | None:

@@ -1,8 +1,8 @@
 """The status of a run from its Jobs, pods and events. Pure.
 
-It promises: a run has succeeded only when its JobSet is complete, or each of its Jobs is (one that the run ended after its success
-counts as complete); a task runs only when a container of its pod does; a run that has failed because of a task names it, the attempt, the exit
-code and the last error line, as far as its pods tell.
+It promises: a run has succeeded only if its JobSet is complete, or each of its Jobs is (one that the run ended after its success counts as
+complete); a task runs only if a container of its pod runs; the reason of a failed run names the task that failed, the attempt, the exit code and
+the last error line, as far as its pods tell.
 """
 
 import dataclasses
@@ -29,16 +29,16 @@ INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _STRATEGY = "tf-launcher/strategy"
-_FAILURES = "batch.kubernetes.io/job-index-failure-count"  # on a pod: how many before it, of its index, failed and count
+_FAILURES = "batch.kubernetes.io/job-index-failure-count"  # on a pod: the number of earlier failures of its index that count
 _DIGEST = "tf-launcher/spec-digest"
 _QUEUE = "kueue.x-k8s.io/queue-name"
-# Codes with which tasks end because another one did, or because the cluster asked them to.
-_AFTER_OTHERS = {int(ExitCode.PEER_LOST), int(ExitCode.STOPPED)}
-# The remedy is to read the log, whose end the launcher shows with such a failure.
-_REMEDY_ELSEWHERE = {"exit", "crash"}
-# How a Job says which pod its failure policy ended it for. Once kubernetes.ttl has passed, nothing else is left to tell.
-_ENDED_FOR = r"for pod \S+/{job}-(\d+)-\S+ failed with exit code (\d+)"
-# An eviction leaves no event that a deletion does not.
+# Exit codes of tasks that end because another one did, or because the cluster asked them to.
+_CONSEQUENTIAL_CODES = {int(ExitCode.PEER_LOST), int(ExitCode.STOPPED)}
+# Diagnoses whose remedy is to read the log: the launcher shows its end anyway.
+_REMEDY_IS_LOG = {"exit", "crash"}
+# A Job's message about the pod for which its failure policy ended it: the only trace of the pod once kubernetes.ttl has passed.
+_ENDED_BY_POLICY = r"for pod \S+/{job}-(\d+)-\S+ failed with exit code (\d+)"
+# The events of an eviction and of a deletion do not differ.
 DELETED = "its pod was deleted, or its node drained"
 UNDERWAY = frozenset({State.PENDING, State.RUNNING, State.RESTARTING})
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
@@ -46,11 +46,11 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """Objects of one run, as the API has them: its Jobs, the pods of its tasks, its claims, and the namespace's events.
+    """Objects of one run from the API: its Jobs, the pods of its tasks, its claims, and the namespace's events.
 
-    `past_attempts` are, by the names of the tasks, the attempts whose pods are there no more. `jobset` is what has made the Jobs and knows whether they
-    have ended for good, a JobSet; None where nothing has, or it may not be read. `queued` are Kueue's Workloads of the namespace, where the run
-    waits for a queue. `nodes` are the cluster's where no node takes a pod, and the user may list them.
+    `past_attempts` has by task the attempts whose pods were deleted. `jobset` is the JobSet that has created the Jobs and knows whether they have ended
+    for good; None if there is none, or it may not be read. `queued` are the namespace's Workloads of Kueue, if the run waits for a queue. `nodes`
+    are the cluster's, if no node takes a pod and the user may list them.
     """
 
     name: str
@@ -63,7 +63,7 @@ class ClusterSnapshot:
     queued: Sequence[Object] = ()
     nodes: Sequence[Object] = ()
 
-    def about(self, thing: Object) -> list[Object]:
+    def events_of(self, thing: Object) -> list[Object]:
         """Return the events about one object."""
         uid = thing.get("metadata", {}).get("uid")
         return [event for event in self.events if event.get("involvedObject", {}).get("uid") == uid]
@@ -79,23 +79,23 @@ class Reason:
 
 
 def status(snapshot: ClusterSnapshot, now: float) -> RunStatus:
-    """Return how a run is at `now`, seconds since the epoch, as far as its objects tell."""
+    """Return the status of a run at `now`, seconds since the epoch, from its objects alone."""
     return run_status(snapshot, tasks(snapshot, now), RunEvents(""), RunContext())
 
 
 def tasks(snapshot: ClusterSnapshot, now: float) -> tuple[TaskStatus, ...]:
-    """Return how the tasks of a run are, as far as its objects tell."""
+    """Return the statuses of a run's tasks, from its objects alone."""
     return tuple(task for job in _by_role(snapshot.jobs) for task in _tasks(snapshot, job, now))
 
 
 def run_status(snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], events: RunEvents, context: RunContext) -> RunStatus:
-    """Return the status of a run, made of its objects, of the events that its tasks wrote, and of what `context` knows beside them."""
+    """Return the status of a run from its objects, the events of its tasks and the facts of `context`."""
     tasks = events.statuses(pod_statuses)
     state, why = _run_state(snapshot, pod_statuses, tasks, ready=events.progress.ready)
     started = [time for job in snapshot.jobs if (time := parse_rfc3339(job.get("status", {}).get("startTime"))) is not None]
-    ended = [_ended(job) for job in snapshot.jobs]
-    made = [*_by_role(snapshot.jobs)[:1], *([snapshot.jobset] if snapshot.jobset else [])]
-    annotations = {key: value for one in made for key, value in (one["metadata"].get("annotations") or {}).items()}
+    ended = [_ended_at(job) for job in snapshot.jobs]
+    controllers = [*_by_role(snapshot.jobs)[:1], *([snapshot.jobset] if snapshot.jobset else [])]
+    annotations = {key: value for one in controllers for key, value in (one["metadata"].get("annotations") or {}).items()}
     return RunStatus(
         name=snapshot.name,
         backend="kubernetes",
@@ -110,7 +110,7 @@ def run_status(snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], 
 
 
 def _by_role(jobs: Sequence[Object]) -> list[Object]:
-    return sorted(jobs, key=lambda job: _order(_label(job, COMPONENT)))
+    return sorted(jobs, key=lambda job: _role_order(_label(job, COMPONENT)))
 
 
 def _run_state(
@@ -119,27 +119,27 @@ def _run_state(
     jobs = _by_role(snapshot.jobs)
     if snapshot.jobset and condition(snapshot.jobset, "Completed"):
         return State.SUCCEEDED, Reason()
-    since = succeeded_at(snapshot)
-    lost = [
+    success = succeeded_at(snapshot)
+    failed_jobs = [
         job
         for job in jobs
-        if condition(job, "Failed") and not (since is not None and annotation(job, ENDED_BY_RUN) and _failed_at(job) > since)
+        if condition(job, "Failed") and not (success is not None and annotation(job, ENDED_BY_RUN) and _failed_at(job) > success)
     ]
-    failed = bool(lost)
+    failed = bool(failed_jobs)
     if snapshot.jobset and failed and not condition(snapshot.jobset, "Failed"):
         why = _why_failed(snapshot, tasks)
         return State.RESTARTING, dataclasses.replace(why, text=f"{controller_of(jobs)} starts it again, or ends it: {why.text}")
     if failed or (snapshot.jobset and condition(snapshot.jobset, "Failed")):
         return State.FAILED, _why_failed(snapshot, tasks)
-    if jobs and all(condition(job, "Complete") or (condition(job, "Failed") and job not in lost) for job in jobs):
+    if jobs and all(condition(job, "Complete") or (condition(job, "Failed") and job not in failed_jobs) for job in jobs):
         return State.SUCCEEDED, Reason()
     return _underway(_pending_reason(snapshot, pod_statuses), pod_statuses, tasks, ready=ready)
 
 
 def _pending_reason(snapshot: ClusterSnapshot, pod_statuses: Sequence[TaskStatus]) -> Reason:
-    """Return what a task that has no running pod waits for: the run's claims, else what its pod says; empty where none waits."""
+    """Return why a task waits without a running pod: because of the run's claims, else its pod's reason; empty if no task waits."""
     waiting = [task for task in pod_statuses if task.state is State.PENDING]
-    claims = (diagnosis.of_claim(claim, snapshot.about(claim)) for claim in snapshot.claims if waiting)
+    claims = (diagnosis.of_claim(claim, snapshot.events_of(claim)) for claim in snapshot.claims if waiting)
     pending = [Reason(with_remedy(found.message, found.remedy), code=found.kind) for found in claims if found]
     pods = (
         Reason(with_remedy(f"{task.name}: {task.reason}", task.remedy), task.name, f"{task.name}: {task.reason_code}")
@@ -150,14 +150,14 @@ def _pending_reason(snapshot: ClusterSnapshot, pod_statuses: Sequence[TaskStatus
 
 
 def _underway(pending: Reason, pod_statuses: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, ready: bool) -> tuple[State, Reason]:
-    """Return the state that fits what tasks tell: a run runs when it trains, not when a pod does."""
+    """Return the state from the events of tasks: a run is running when it trains, not when its pods run."""
     states = [task.state for task in tasks]
     if State.STOPPED in states and not any(state in UNDERWAY for state in states):
         return State.STOPPED, pending
-    # A task that cannot be scheduled, for example, or not pull its image: the run does not run, whatever the others do. The cluster gives that
-    # a reason, but none to a task that is merely recreated.
-    hindered = any(task.state is State.PENDING and task.reason for task in pod_statuses)
-    if (ready and not hindered) or all(state in {State.RUNNING, State.SUCCEEDED} for state in states):
+    # A task that, for example, cannot be scheduled or cannot pull its image keeps the run from running, whatever the others do. It has a reason;
+    # a task that is merely recreated has none.
+    is_blocked = any(task.state is State.PENDING and task.reason for task in pod_statuses)
+    if (ready and not is_blocked) or all(state in {State.RUNNING, State.SUCCEEDED} for state in states):
         return State.RUNNING, pending
     waiting = (Reason(f"{task.name}: {task.reason}", task.name) for task in tasks if task.state is State.PENDING and task.reason)
     return State.PENDING, pending if pending.text else next(waiting, pending)
@@ -169,16 +169,16 @@ def has_leader(snapshot: ClusterSnapshot, job: Object) -> bool:
 
 
 def succeeded_at(snapshot: ClusterSnapshot) -> float | None:
-    """Return when every Job whose success the run of a user's program needs was done; None while one is not."""
+    """Return when the last required Job of a user's program was complete; None while one is not."""
     required = [
         job for job in snapshot.jobs if has_leader(snapshot, job) or not (annotation(job, ENDED_BY_RUN) or annotation(job, ENDS_AFTER))
     ]
-    ended = [_done_at(snapshot, job) for job in required]
+    ended = [_completed_at(snapshot, job) for job in required]
     return max((time for time in ended if time is not None), default=None) if None not in ended else None
 
 
-def _done_at(snapshot: ClusterSnapshot, job: Object) -> float | None:
-    """Return when a Job was complete; of one whose other tasks do not end by themselves, when its first was."""
+def _completed_at(snapshot: ClusterSnapshot, job: Object) -> float | None:
+    """Return when a Job was complete; if its other tasks do not end by themselves, when its first task was."""
     if condition(job, "Complete"):
         return parse_rfc3339(job["status"].get("completionTime"))
     first = re.match(r"0\b", str(job.get("status", {}).get("completedIndexes") or ""))
@@ -194,34 +194,34 @@ def annotation(job: Object, key: str) -> str:
 
 
 def _why_failed(snapshot: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Reason:
-    """Return why a run has failed: the task that was the first to fail, which attempt, and how; `tasks` with all that is known of them."""
+    """Return why a run has failed: the first task to fail, its attempt, and its failure."""
     job = min((job for job in snapshot.jobs if condition(job, "Failed")), key=_failed_at, default=snapshot.jobset or {"metadata": {}})
     found = condition(job, "Failed") or {}
     if found.get("reason") == "DeadlineExceeded":
         return Reason("limits.deadline has passed; raise it; `up` goes on from the last checkpoint")
-    # A task that has ended is RESTARTING for as long as its Job does not know of it, which waits for its sidecars to end.
+    # A failed task is RESTARTING until its Job notices, which waits for its sidecars to end.
     ended = [task for task in tasks if task.state in {State.FAILED, State.RESTARTING} and task.exit_code and task.reason]
     failed = [task for task in tasks if task.state is State.FAILED and task.reason]
-    failed += [task for task in ended if task not in failed and {one.exit_code for one in failed} <= _AFTER_OTHERS]
+    failed += [task for task in ended if task not in failed and {one.exit_code for one in failed} <= _CONSEQUENTIAL_CODES]
     if failed:
         task = min(failed, key=_failure_order)
         attempt = len(task.restarts) + (task.state is State.FAILED)
         return Reason(with_remedy(f"{task.name}, attempt {attempt}: {task.reason}", task.remedy), task.name)
     message = str(found.get("message") or found.get("reason", ""))
-    if match := re.search(_ENDED_FOR.format(job=re.escape(job["metadata"].get("name", ""))), message):
+    if match := re.search(_ENDED_BY_POLICY.format(job=re.escape(job["metadata"].get("name", ""))), message):
         return Reason(f"{role_rules.task_name(role_of(job), int(match[1]))}: exit code {match[2]}")  # type: ignore[arg-type]  # a label is one of the roles
     return Reason(f"{role_of(job) or controller_of(snapshot.jobs)}: {message}")
 
 
 def _failed_at(job: Object) -> float:
-    """Return when it was settled that a Job fails: its pods may take long to end after that."""
+    """Return when it was decided that a Job fails: its pods may take long to end after that."""
     failure = condition(job, "FailureTarget") or condition(job, "Failed") or {}
     return parse_rfc3339(failure.get("lastTransitionTime")) or math.inf
 
 
 def _failure_order(task: TaskStatus) -> tuple[bool, float]:
-    """Order failed tasks: those that ended for another's sake are last, the others as they ended."""
-    return task.exit_code in _AFTER_OTHERS, math.inf if task.ended is None else task.ended
+    """Order failed tasks by the end; those that ended because of another are last."""
+    return task.exit_code in _CONSEQUENTIAL_CODES, math.inf if task.ended is None else task.ended
 
 
 def _tasks(snapshot: ClusterSnapshot, job: Object, now: float) -> Iterable[TaskStatus]:
@@ -242,37 +242,37 @@ def _task(snapshot: ClusterSnapshot, job: Object, name: str, attempts: list[Obje
         return dataclasses.replace(_without_pod(snapshot, job, name), restarts=restarts)
     pod = attempts[-1]
     phase = pod.get("status", {}).get("phase", "Pending")
-    about = snapshot.about(pod)
+    pod_events = snapshot.events_of(pod)
     leader_completed = any(has_leader(snapshot, job) and condition(job, "Complete") for job in snapshot.jobs)
-    found = volume_affinity.of_pod(pod, snapshot.pods, snapshot.claims, about, leader_completed=leader_completed) or diagnosis.of_pod(
-        pod, about, snapshot.nodes
+    found = volume_affinity.of_pod(pod, snapshot.pods, snapshot.claims, pod_events, leader_completed=leader_completed) or diagnosis.of_pod(
+        pod, pod_events, snapshot.nodes
     )
-    made = TaskStatus(
+    status = TaskStatus(
         name,
         _STATES.get(phase, _pending)(job, pod),
         _reason(pod, phase, found, now),
         found.kind if found else "",
-        found.remedy if found and found.kind not in _REMEDY_ELSEWHERE else "",
+        found.remedy if found and found.kind not in _REMEDY_IS_LOG else "",
         address=f"{pod.get('spec', {}).get('hostname', '')}.{pod.get('spec', {}).get('subdomain', '')}".strip("."),
         restarts=restarts,
-        restarts_left=_left(job, pod),
+        restarts_left=_restarts_left(job, pod),
         exit_code=exit_code(pod),
         started=parse_rfc3339(pod.get("status", {}).get("startTime")),
         ended=finished(pod),
     )
-    if made.state is State.RESTARTING:
-        return dataclasses.replace(made, restarts=(*restarts, restart(pod, len(restarts) + 1)))
-    return made
+    if status.state is State.RESTARTING:
+        return dataclasses.replace(status, restarts=(*restarts, restart(pod, len(restarts) + 1)))
+    return status
 
 
-def _left(job: Object, pod: Object) -> int | None:
-    """Return how often the Job may still replace a task's pod after failures, None where it does not say."""
+def _restarts_left(job: Object, pod: Object) -> int | None:
+    """Return how often the Job may still replace a task's pod after failures; None if that is not known."""
     spec, failures = job.get("spec", {}), pod["metadata"].get("annotations", {}).get(_FAILURES, "0")
     if "backoffLimitPerIndex" in spec:
         return max(0, int(spec["backoffLimitPerIndex"]) - int(failures))
-    # A `backoffLimit` that tasks share gives no number for one of them.
-    alone = "backoffLimit" in spec and int(spec.get("completions") or 1) == 1
-    return max(0, int(spec["backoffLimit"]) - int(job.get("status", {}).get("failed") or 0)) if alone else None
+    # Tasks share a `backoffLimit`: that gives no number for one of them.
+    is_only_task = "backoffLimit" in spec and int(spec.get("completions") or 1) == 1
+    return max(0, int(spec["backoffLimit"]) - int(job.get("status", {}).get("failed") or 0)) if is_only_task else None
 
 
 def _pending(_job: Object, _pod: Object) -> State:
@@ -283,7 +283,7 @@ def _running(job: Object, pod: Object) -> State:
     states = [one.get("state", {}) for one in pod.get("status", {}).get("containerStatuses", [])]
     if any("running" in one for one in states):
         return State.RUNNING
-    # The phase is Running also while its one container waits to be made again, and for a moment after all have ended.
+    # The phase is also Running while its container waits to be recreated, and for a moment after all have ended.
     if not states or not all("terminated" in one for one in states):
         return State.PENDING
     return _failed(job, pod) if any(one["terminated"].get("exitCode") for one in states) else State.SUCCEEDED
@@ -303,9 +303,9 @@ _STATES: dict[str, Callable[[Object, Object], State]] = {
 
 def _reason(pod: Object, phase: str, found: Diagnosis | None, now: float) -> str:
     init_statuses = pod.get("status", {}).get("initContainerStatuses") or ()
-    if phase == "Running" and _terminated(pod) and (left := [one["name"] for one in init_statuses if "running" in one.get("state", {})]):
+    if phase == "Running" and _terminated(pod) and (running := [one["name"] for one in init_statuses if "running" in one.get("state", {})]):
         cause = f"{found.message}; " if found else ""
-        return f"{cause}its sidecar{'s' * (len(left) > 1)} {', '.join(left)} {'have' if len(left) > 1 else 'has'} not ended yet"
+        return f"{cause}its sidecar{'s' * (len(running) > 1)} {', '.join(running)} {'have' if len(running) > 1 else 'has'} not ended yet"
     if found is None:
         return "is being stopped" if phase == "Running" and pod["metadata"].get("deletionTimestamp") else ""
     created = parse_rfc3339(pod["metadata"].get("creationTimestamp"))
@@ -321,15 +321,15 @@ def _without_pod(snapshot: ClusterSnapshot, job: Object, name: str) -> TaskStatu
     if job.get("spec", {}).get("suspend"):
         return (
             TaskStatus(name, State.PENDING, message, "queue")
-            if (message := waits(snapshot, job))
+            if (message := queue_reason(snapshot, job))
             else TaskStatus(name, State.STOPPED, "its Job is suspended")
         )
-    found = diagnosis.of_events(snapshot.about(job))
+    found = diagnosis.of_events(snapshot.events_of(job))
     return TaskStatus(name, State.PENDING, found.message, found.kind, found.remedy) if found else TaskStatus(name, State.PENDING)
 
 
 def restart(pod: Object, attempt: int = 0) -> Restart:
-    """Return how an attempt ended, of whose pod this is the last that was seen."""
+    """Return how an attempt ended, from its pod as last seen."""
     ended = _terminated(pod)
     found = diagnosis.of_pod(pod) or diagnosis.of_disruption(pod.get("status", {}))
     time = parse_rfc3339(ended.get("finishedAt")) or parse_rfc3339(pod["metadata"].get("deletionTimestamp")) or 0.0
@@ -337,38 +337,38 @@ def restart(pod: Object, attempt: int = 0) -> Restart:
 
 
 def is_role(job: Object) -> bool:
-    """Return whether a Job is that of a role, and none of another purpose."""
+    """Return whether a Job runs a role's tasks."""
     return role_of(job) in role_rules.ROLE_ORDER
 
 
 def controller_of(jobs: Iterable[Object]) -> str | None:
-    """Return what has made a run's Jobs, and would make them again, as kubectl names it: `jobset/digits`; None where nothing has."""
+    """Return the controller of a run's Jobs, which would recreate them, as kubectl names it, e.g. `jobset/digits`; None without one."""
     owners = (owner for job in jobs for owner in job["metadata"].get("ownerReferences") or ())
     return next((f"{owner['kind'].lower()}/{owner['name']}" for owner in owners if owner.get("controller")), None)
 
 
 def is_over(jobset: Object) -> bool:
-    """Return whether a JobSet makes no Jobs any more: it has ended, or is being deleted."""
+    """Return whether a JobSet creates no more Jobs: it has ended, or is being deleted."""
     return bool(condition(jobset, "Completed") or condition(jobset, "Failed") or jobset["metadata"].get("deletionTimestamp"))
 
 
 def is_idle(job: Object) -> bool:
-    """Return whether a Job makes no pods: it has ended, or is suspended."""
+    """Return whether a Job creates no pods: it has ended, or is suspended."""
     return bool(condition(job, "Complete") or condition(job, "Failed") or job.get("spec", {}).get("suspend"))
 
 
-def is_own_set(snapshot: ClusterSnapshot) -> bool:
-    """Return whether the run's JobSet is the launcher's: it goes with the run."""
+def is_own_jobset(snapshot: ClusterSnapshot) -> bool:
+    """Return whether the launcher has created the run's JobSet: then it is deleted with the run."""
     return snapshot.jobset is not None and _label(snapshot.jobset, INSTANCE) == snapshot.name
 
 
 def queue_of(thing: Object) -> str:
-    """Return the queue of Kueue's that admits a Job or JobSet, empty where none does."""
+    """Return the Kueue queue of a Job or JobSet, empty if it has none."""
     return _label(thing, _QUEUE)
 
 
-def waits(snapshot: ClusterSnapshot, job: Object | None = None) -> str:
-    """Return for which queue a suspended Job waits, or the JobSet that is to make it, and why it is not admitted; empty where none would let it go."""
+def queue_reason(snapshot: ClusterSnapshot, job: Object | None = None) -> str:
+    """Return for which queue a suspended Job, or its JobSet, waits, and why it is not admitted; empty without a queue."""
     found = [one for one in (job, snapshot.jobset) if one and queue_of(one)]  # a JobSet is admitted as a whole
     if not found:
         return ""
@@ -376,28 +376,28 @@ def waits(snapshot: ClusterSnapshot, job: Object | None = None) -> str:
     owned = (one for one in snapshot.queued if uids & {owner.get("uid") for owner in one["metadata"].get("ownerReferences") or ()})
     conditions = [entry for one in owned for entry in one.get("status", {}).get("conditions") or ()]
     kinds = ("QuotaReserved", "Admitted")
-    refused = next((entry["message"] for kind in kinds for entry in conditions if entry["type"] == kind and entry["status"] == "False"), "")
-    return f"waits for its queue {queue_of(found[0])}" + (f": {refused}" if refused else "")
+    refusal = next((entry["message"] for kind in kinds for entry in conditions if entry["type"] == kind and entry["status"] == "False"), "")
+    return f"waits for its queue {queue_of(found[0])}" + (f": {refusal}" if refusal else "")
 
 
 def role_of(job: Object) -> str:
-    """Return the role whose Job this is."""
+    """Return the role of a Job or pod."""
     return _label(job, COMPONENT)
 
 
 def task_of(pod: Object) -> str:
-    """Return the task that a pod is an attempt of."""
+    """Return the task of a pod."""
     return role_rules.task_name(_label(pod, COMPONENT), _index(pod))  # type: ignore[arg-type]  # a label is one of the roles
 
 
 def condition(thing: Object, kind: str) -> Object | None:
-    """Return a condition of an object that is true, or None."""
+    """Return an object's condition of this type if it is true, else None."""
     conditions: Sequence[Object] = thing.get("status", {}).get("conditions") or ()
     return next((one for one in conditions if one.get("type") == kind and one.get("status") == "True"), None)
 
 
 def age(seconds: float) -> str:
-    """Write how long something lasts, as kubectl does: `45s`, `4m`, `3h`, `2d`."""
+    """Return a duration as kubectl writes it: `45s`, `4m`, `3h`, `2d`."""
     rounded = max(0, int(seconds))
     return next((f"{rounded // size}{unit}" for size, unit in _UNITS if rounded >= size), "0s")
 
@@ -409,12 +409,12 @@ def _terminated(pod: Object) -> Object:
 
 
 def node_of(pod: Object) -> str:
-    """Return the name of the node that a pod is on, `?` where it is on none."""
+    """Return the name of a pod's node, `?` if it has none."""
     return str(pod.get("spec", {}).get("nodeName") or "?")
 
 
 def exit_code(pod: Object) -> int | None:
-    """Return how a pod's container ended, None while it has not."""
+    """Return the exit code of a pod's container, None while it runs."""
     return _terminated(pod).get("exitCode")
 
 
@@ -432,12 +432,12 @@ def _label(thing: Object, key: str) -> str:
     return str((thing["metadata"].get("labels") or {}).get(key, ""))
 
 
-def _order(role: str) -> int:
+def _role_order(role: str) -> int:
     known: tuple[str, ...] = role_rules.ROLE_ORDER
     return known.index(role) if role in known else len(known)
 
 
-def _ended(job: Object) -> float | None:
-    last = job.get("status", {}).get("completionTime")
+def _ended_at(job: Object) -> float | None:
+    completed = job.get("status", {}).get("completionTime")
     failed = condition(job, "Failed")
-    return parse_rfc3339(last or (failed or {}).get("lastTransitionTime"))
+    return parse_rfc3339(completed or (failed or {}).get("lastTransitionTime"))

@@ -1,4 +1,4 @@
-"""A port of this machine that leads to a pod's, through the API server: what `kubectl port-forward` does."""
+"""Forwards a port of this machine to a port of a pod through the API server, like `kubectl port-forward`."""
 
 import contextlib
 import socket
@@ -26,10 +26,10 @@ _POLL_INTERVAL = 0.5
 
 
 def await_tensorboard(cluster: Cluster, run: str) -> None:
-    """Wait until a run's TensorBoard answers, for as long as nothing is known that keeps it from that.
+    """Wait until a run's TensorBoard is ready; stop waiting if its pod has a problem. Raises the errors of `pod_of`.
 
-    A TensorBoard whose node was drained waits for the node of the run's tasks. If these have ended, its pod affinity is removed: it may go to
-    any node from then on. An evaluator that was drained with it, and has no other pod to follow, then follows it. Raises as `pod_of`.
+    A TensorBoard whose node was drained waits for the node of the run's tasks. If these have ended, its pod affinity is removed, so that any node
+    can run it. An evaluator that was drained with it, and has no other pod to follow, then follows it.
     """
     moved = announced = False
     deadline = time.monotonic() + _START_TIMEOUT
@@ -39,11 +39,15 @@ def await_tensorboard(cluster: Cluster, run: str) -> None:
         if any(pod_status.condition(pod, "Ready") for pod in tensorboard_pods):
             return
         message = f"waiting up to {_START_TIMEOUT:.0f} s for TensorBoard of {run} to start"
-        if not moved and any(volume_affinity.waits_for_none(pod, of_run) for pod in tensorboard_pods) and _is_over(cluster, run, of_run):
+        if (
+            not moved
+            and any(volume_affinity.has_none_to_follow(pod, of_run) for pod in tensorboard_pods)
+            and _is_over(cluster, run, of_run)
+        ):
             cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
             message = f"TensorBoard of {run} goes to a node where its volume can be used, and has {_START_TIMEOUT:.0f} s to start there"
             moved, announced = True, False
-        elif not moved and (any(map(diagnosis.of_pod, tensorboard_pods)) or not (tensorboard_pods or _is_to_come(cluster, run))):
+        elif not moved and (any(map(diagnosis.of_pod, tensorboard_pods)) or not (tensorboard_pods or _exists(cluster, run))):
             break
         if not announced:
             print(message, file=sys.stderr, flush=True)
@@ -52,26 +56,26 @@ def await_tensorboard(cluster: Cluster, run: str) -> None:
     pod_of(cluster, run)
 
 
-def _is_to_come(cluster: Cluster, run: str) -> bool:
-    """Return whether a run has a TensorBoard without a pod, as one has just gone; raise LauncherError where none may be made."""
-    made = cluster.get("Deployment", f"{run}-{TENSORBOARD}")
-    if made and (refused := pod_status.condition(made, "ReplicaFailure")):
+def _exists(cluster: Cluster, run: str) -> bool:
+    """Return whether a run has a TensorBoard, whose pod is then still to come; raise LauncherError if the pod is refused."""
+    deployment = cluster.get("Deployment", f"{run}-{TENSORBOARD}")
+    if deployment and (refused := pod_status.condition(deployment, "ReplicaFailure")):
         raise LauncherError(f"TensorBoard of {run} gets no pod: {refused.get('message', '')}", "see tensorboard.cpu and tensorboard.memory")
-    return made is not None
+    return deployment is not None
 
 
 def _is_over(cluster: Cluster, run: str, pods: Sequence[Object]) -> bool:
-    """Return whether no task of a run is yet to come but those that wait for TensorBoard: one that waits in a queue has no pod either."""
+    """Return whether no task is still to run except those that wait for TensorBoard. A Job that waits in a queue, without pods, is still to run."""
     jobs = [job for job in cluster.listed("Job", status_source.labels_of(run)) if pod_status.is_role(job)]
-    waiting = {pod_status.role_of(pod) for pod in pods if volume_affinity.waits_for_none(pod, pods)}
-    to_come = [job for job in jobs if not pod_status.condition(job, "Complete")]
-    return any(pod_status.condition(job, "Failed") for job in jobs) or all(pod_status.role_of(job) in waiting for job in to_come)
+    waiting = {pod_status.role_of(pod) for pod in pods if volume_affinity.has_none_to_follow(pod, pods)}
+    unfinished = [job for job in jobs if not pod_status.condition(job, "Complete")]
+    return any(pod_status.condition(job, "Failed") for job in jobs) or all(pod_status.role_of(job) in waiting for job in unfinished)
 
 
 def pod_of(cluster: Cluster, run: str) -> Object:
-    """Return the pod in which a run's TensorBoard answers.
+    """Return the ready pod of a run's TensorBoard.
 
-    Raises UsageError where the run has none, LauncherError with the reason where it is not ready.
+    Raises UsageError if the run has none, LauncherError with the reason if it is not ready.
     """
     pods = cluster.listed("Pod", {**status_source.labels_of(run), COMPONENT: TENSORBOARD})
     for pod in pods:
@@ -84,21 +88,21 @@ def pod_of(cluster: Cluster, run: str) -> Object:
             f"`storage`. See the logs here: `launcher get {run} logs`, then `tensorboard --logdir {run}-logs`",
         )
     found = next((found for pod in pods if (found := diagnosis.of_pod(pod))), None)
-    why, remedy = (found.message, found.remedy) if found else ("it starts", "try again in a moment")
-    raise LauncherError(f"TensorBoard of {run} is not ready: {why}", remedy)
+    cause, remedy = (found.message, found.remedy) if found else ("it is starting", "try again in a moment")
+    raise LauncherError(f"TensorBoard of {run} is not ready: {cause}", remedy)
 
 
 class Forward:
-    """Listens on this machine. `url` says where; `serve` carries connections until the process is interrupted."""
+    """Listens on this machine at `url`; `serve` relays connections until the process is interrupted."""
 
     def __init__(self, cluster: Cluster, run: str, host: str, port: int | None) -> None:
-        await_tensorboard(cluster, run)  # fails now and aloud rather than with the first connection
+        await_tensorboard(cluster, run)  # report a failure now rather than at the first connection
         self._cluster, self._run = cluster, run
         self._server = _listen(host, port)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.getsockname()[1]}"
 
     def serve(self) -> None:
-        """Carry each connection by a thread of its own, forever."""
+        """Relay each connection in its own thread, forever."""
         with self._server:
             while True:
                 connection, _ = self._server.accept()
@@ -106,19 +110,19 @@ class Forward:
 
     def _relay(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(LauncherError, *ERRORS):
-            # Asked each time: the pod may have been replaced.
+            # For each connection: the pod may have been replaced.
             pod = pod_of(self._cluster, self._run)["metadata"]["name"]
-            with opened(self._cluster, pod, tensorboard_command.PORT) as far:
-                back = threading.Thread(target=_pump, args=(far, connection), name="forward-back", daemon=True)
-                back.start()
-                _pump(connection, far)
-                back.join()
+            with opened(self._cluster, pod, tensorboard_command.PORT) as pod_connection:
+                reverse = threading.Thread(target=_pump, args=(pod_connection, connection), name="forward-back", daemon=True)
+                reverse.start()
+                _pump(connection, pod_connection)
+                reverse.join()
 
 
 @contextlib.contextmanager
 def opened(cluster: Cluster, pod: str, port: int) -> Iterator[Any]:
-    """Give a connection to a port of a pod's loopback address, for a `with` block. Raises one of ERRORS."""
-    # A client of its own: while one opens a stream it is of no other use, and a browser opens several at once.
+    """Yield a connection to a port of a pod's loopback address. Raises one of ERRORS."""
+    # A separate client: while one opens a stream it cannot be used for anything else, and a browser opens several at once.
     api = CoreV1Api(ApiClient(configuration=cluster.client.configuration))
     forward = portforward(api.connect_get_namespaced_pod_portforward, pod, cluster.namespace, ports=str(port))
     with contextlib.closing(forward.socket(port)) as connection:
@@ -126,7 +130,7 @@ def opened(cluster: Cluster, pod: str, port: int) -> Iterator[Any]:
 
 
 def _pump(source: Any, sink: Any) -> None:
-    """Carry bytes one way until an end closes, and tell the other."""
+    """Copy bytes one way until an end closes, then close that direction of the other."""
     with contextlib.suppress(OSError):
         while data := source.recv(_CHUNK):
             sink.sendall(data)

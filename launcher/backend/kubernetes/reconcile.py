@@ -1,6 +1,6 @@
-"""The work that a watching launcher, or the attendant, does for a run on Kubernetes.
+"""Work that a watching launcher, or the attendant, does for a run on Kubernetes.
 
-It marks pods of lost nodes as failed, suspends runs that failed or never start, and ends the Jobs that a run leaves when it has succeeded.
+It marks pods of lost nodes as failed, suspends runs that failed or never start, and ends Jobs that would outlive a run's success.
 """
 
 import time
@@ -16,13 +16,13 @@ from launcher.runs.status import RunStatus, State
 from launcher.timestamps import parse_rfc3339
 from trainer.exit_codes import ExitCode
 
-_FIRST_PODS_WITHIN = 120.0  # seconds after a Job's start in which its first pods are made, of a thousand too
+_FIRST_PODS_WITHIN = 120.0  # seconds after a Job's start in which its first pods are created, even a thousand
 # Written by a watching launcher and by the attendant alike.
 NODE_LOST_STATUS = {"status": {"phase": "Failed", "reason": "NodeLost", "message": "its node was lost; marked as failed by the launcher"}}
 
 
-def lost(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[Object]:
-    """Return the pods that are lost with their node: deleted because of it, and still there `lost_after` seconds later. Pure.
+def lost_pods(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[Object]:
+    """Return the pods that are lost with their node: deleted because of it, and still listed `lost_after` seconds later. Pure.
 
     A node that answers is not lost: a pod there may still be saving, and its replacement would share its volume. `now` is the cluster's time.
     Deleted pods of an unresponsive node expire with the first of them. Pods that mount the run's volume come first, non-task pods before tasks;
@@ -32,8 +32,8 @@ def lost(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[Objec
     answering = {node_of(pod) for pod in snapshot.pods if pod_status.condition(pod, "Ready")}
     pods = [pod for pod in snapshot.pods if node_of(pod) not in answering]
     deleted = [(pod, now - since >= lost_after) for pod in pods if (since := deleted_since(pod)) is not None]
-    silent = {node_of(pod) for pod, due in deleted if due and diagnosis.is_unresponsive(pod)}
-    found = [pod for pod, due in deleted if due or (diagnosis.is_unresponsive(pod) and node_of(pod) in silent)]
+    unresponsive_nodes = {node_of(pod) for pod, due in deleted if due and diagnosis.is_unresponsive(pod)}
+    found = [pod for pod, due in deleted if due or (diagnosis.is_unresponsive(pod) and node_of(pod) in unresponsive_nodes)]
     return sorted(found, key=_volume_first)
 
 
@@ -43,29 +43,29 @@ def _volume_first(pod: Object) -> tuple[bool, bool]:
 
 
 def deleted_since(pod: Object) -> float | None:
-    """Return since when a pod is being deleted while its node does not answer, else None."""
+    """Return when a pod's deletion began or was due, if its node does not answer; else None."""
     head = pod["metadata"]
     if not head.get("deletionTimestamp") or pod["status"].get("phase") not in {"Running", "Pending"}:
         return None
-    # By then it should be gone: a node that answers kills it at the end of its grace period.
+    # The pod should be gone by then: a node that answers kills it at the end of its grace period.
     due = parse_rfc3339(head["deletionTimestamp"]) or 0.0
     if diagnosis.is_unresponsive(pod):
         return due - float(head.get("deletionGracePeriodSeconds") or 0)
-    # Of a pod that was not ready before, the cluster does not say that its node has gone silent.
+    # Of a pod that was never ready, the cluster does not report that its node does not answer.
     return due if diagnosis.is_evicted_by_taint(pod) else None
 
 
 def surplus_jobs(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object, int]]:
-    """Return the Jobs whose programs would not end by themselves, once the run has succeeded and they have had their time. Pure.
+    """Return the Jobs to end after the run's success, since their programs have not ended by themselves in time. Pure.
 
-    Each comes with the number of its tasks that stay: 1 if the first is the leader, with which the run ends, else 0.
+    Each comes with the number of tasks to keep: 1 if its first task is the leader, else 0.
     """
-    waiting = [(job, float(after)) for job in snapshot.jobs if (after := pod_status.annotation(job, ENDS_AFTER))]
-    since = pod_status.succeeded_at(snapshot)
-    if pod_status.controller_of(snapshot.jobs) or since is None:
+    candidates = [(job, float(after)) for job in snapshot.jobs if (after := pod_status.annotation(job, ENDS_AFTER))]
+    success = pod_status.succeeded_at(snapshot)
+    if pod_status.controller_of(snapshot.jobs) or success is None:
         return []
-    found = ((job, int(pod_status.has_leader(snapshot, job))) for job, after in waiting if now - since >= after and not _is_over(job))
-    return [(job, stay) for job, stay in found if job["spec"].get("completions") != stay]  # else already scaled down
+    found = ((job, int(pod_status.has_leader(snapshot, job))) for job, after in candidates if now - success >= after and not _is_over(job))
+    return [(job, remaining) for job, remaining in found if job["spec"].get("completions") != remaining]  # else already scaled down
 
 
 def _is_over(job: Object) -> bool:
@@ -75,23 +75,23 @@ def _is_over(job: Object) -> bool:
 def too_late(status: RunStatus, snapshot: ClusterSnapshot, now: float, start_timeout: float) -> str:
     """Return the reason to end a run that has not started within `start_timeout` seconds; empty while it may continue. Pure.
 
-    Time counts from when a Job was let go by its queue. A pod that came later than the first ones replaces one that ran.
+    Time counts from when the queue admitted a Job. A pod that was created later than the first ones replaces one that ran.
     """
     started = [time for job in snapshot.jobs if (time := parse_rfc3339(job.get("status", {}).get("startTime"))) is not None]
     if status.state is not State.PENDING or status.step is not None or not started or now - min(started) < start_timeout:
         return ""
     waiting = [pod for pod in snapshot.pods if pod.get("status", {}).get("phase") == "Pending"]
     if not waiting and len(snapshot.pods) >= len(status.tasks):
-        return ""  # all have started: the tasks themselves wait for each other as long as limits.start_timeout says
+        return ""  # all pods have started: the tasks themselves wait for their peers for limits.start_timeout
     if waiting and not any(_is_first(pod, min(started)) for pod in waiting):
         return ""
     return f"not started within limits.start_timeout ({start_timeout:.0f} s)" + (f": {status.reason}" if status.reason else "")
 
 
 def evicted_too_often(snapshot: ClusterSnapshot) -> str:
-    """Return the reason to end a run if a task was evicted for its own excess more often than it may fail; else an empty text. Pure.
+    """Return the reason to end a run if a task exceeded its limits and was evicted more often than it may fail; else an empty text. Pure.
 
-    The Job ignores such a pod (exit code 143) where it has no trainer and the spec sets no storage limit.
+    The Job ignores such a pod (exit code 143) if it has no trainer and the spec sets no storage limit.
     """
     for job in [] if pod_status.controller_of(snapshot.jobs) else filter(_ignores_stops, snapshot.jobs):
         limit = job["spec"].get("backoffLimitPerIndex", job["spec"].get("backoffLimit"))
@@ -120,16 +120,16 @@ class Reconciler:
         self._cluster, self._run, self._lost_after, self._keep_logs = cluster, run, lost_after, keep_logs
         self._done: set[str] = set()
         self._reported: set[str] = set()
-        self._pending_since: float | None = None  # of time.monotonic, without a break
+        self._pending_since: float | None = None  # of time.monotonic, since it last was in another state
         self._ran = False
 
     def late(self, snapshot: ClusterSnapshot, status: RunStatus, start_timeout: float) -> str:
-        """Return the reason to end the run because it has not started, once it was seen to wait for `start_timeout` seconds."""
+        """Return the reason to end the run if it was seen waiting for `start_timeout` seconds without a start; else an empty text."""
         now = time.monotonic()
-        again = snapshot.jobset and snapshot.jobset.get("status", {}).get("restarts")
-        if pod_status.controller_of(snapshot.jobs) and (again or not pod_status.is_own_set(snapshot)):
-            return ""  # it ran before, or only its controller ends it
-        self._ran = self._ran or status.state is State.RUNNING or bool(status.missing)  # it was there, and a part of it was deleted
+        was_restarted = snapshot.jobset and snapshot.jobset.get("status", {}).get("restarts")
+        if pod_status.controller_of(snapshot.jobs) and (was_restarted or not pod_status.is_own_jobset(snapshot)):
+            return ""  # it ran before, or only its controller may end it
+        self._ran = self._ran or status.state is State.RUNNING or bool(status.missing)  # it was complete, and an object was deleted
         if self._ran or status.state is not State.PENDING:
             self._pending_since = None
             return ""
@@ -137,35 +137,35 @@ class Reconciler:
         return too_late(status, snapshot, self._cluster.now(), start_timeout) if now - self._pending_since >= start_timeout else ""
 
     def reconcile(self, snapshot: ClusterSnapshot, status: RunStatus) -> Iterator[str]:
-        """Do what is to be done now; yield what was done, or what hinders the run. Raises LauncherError."""
+        """Do the work that is due; yield what was done, or what blocks the run. Raises LauncherError."""
         yield from self._problems(status)
-        for pod in lost(snapshot, self._cluster.now(), self._lost_after):
+        for pod in lost_pods(snapshot, self._cluster.now(), self._lost_after):
             if pod["metadata"]["uid"] not in self._done and self._is_as_seen(pod):
                 message = self._fail_lost_pod(pod)
-                self._done.add(pod["metadata"]["uid"])  # once done: a cluster that was away meanwhile is asked again
+                self._done.add(pod["metadata"]["uid"])  # only after success, so that it is retried if the cluster does not answer
                 yield message
         if status.state is State.FAILED:
             yield from self._suspend_jobs(snapshot)
-        for job, stay in surplus_jobs(snapshot, self._cluster.now()):
+        for job, remaining in surplus_jobs(snapshot, self._cluster.now()):
             name = job["metadata"]["name"]
             self._keep_logs([pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
-            self._cluster.patch("Job", name, {"spec": {"parallelism": stay, "completions": stay}})
-            yield f"{name} is ended with the run, which has succeeded"
+            self._cluster.patch("Job", name, {"spec": {"parallelism": remaining, "completions": remaining}})
+            yield f"{name} is ended, because the run has succeeded"
 
     def _problems(self, status: RunStatus) -> Iterator[str]:
         if status.data_lost is not None and status.data_lost.message not in self._reported:
             self._reported.add(status.data_lost.message)
             yield status.data_lost.message
-        # By its code: the text has how long it lasts, and changes every second.
-        hinders = ", ".join(status.missing) or (status.reason_code if status.state is State.PENDING else "")
-        if hinders and hinders not in self._reported:
-            self._reported.add(hinders)
+        # By its code: the text contains the duration, and changes every second.
+        blocker = ", ".join(status.missing) or (status.reason_code if status.state is State.PENDING else "")
+        if blocker and blocker not in self._reported:
+            self._reported.add(blocker)
             yield status.reason
 
     def _is_as_seen(self, pod: Object) -> bool:
-        """Return whether the cluster has a pod as it was seen last: its node may answer again, and what was seen be some seconds old."""
-        there = self._cluster.get("Pod", pod["metadata"]["name"])
-        return there is not None and there["metadata"].get("resourceVersion") == pod["metadata"].get("resourceVersion")
+        """Return whether a pod is unchanged since it was last seen, some seconds ago: its node may answer again."""
+        current = self._cluster.get("Pod", pod["metadata"]["name"])
+        return current is not None and current["metadata"].get("resourceVersion") == pod["metadata"].get("resourceVersion")
 
     def _fail_lost_pod(self, pod: Object) -> str:
         name, node = pod["metadata"]["name"], node_of(pod)
@@ -173,21 +173,21 @@ class Reconciler:
         try:
             self._cluster.patch("Pod", name, NODE_LOST_STATUS, subresource="status")
         except ForbiddenError:
-            # Once: a user with the permission learns what to do, and one who watches need not read it again every second.
-            return f"{task_of(pod)} is stuck on the lost node {node}, and you lack permission to mark its pod as failed. Somebody who may change pods/status can run: {command}"
+            # Reported once, with the command for a user with the permission.
+            return f"{task_of(pod)} is stuck on the lost node {node}, and you lack permission to mark its pod as failed. A user who may patch pods/status can run: {command}"
         return f"{task_of(pod)}: the node {node} is lost; its pod {name} was marked as failed, and is replaced"
 
     def _suspend_jobs(self, snapshot: ClusterSnapshot) -> Iterator[str]:
-        """Suspend the Jobs of a failed run that still work: their pods end, and the Jobs stay to tell how they were.
+        """Suspend the active Jobs of a failed run: their pods end, and the Jobs keep their status.
 
-        Jobs of a controller, such as a JobSet, are left to it: it ends them, or starts all of them again.
+        Jobs of a controller, such as a JobSet, are left alone: it ends them, or restarts all of them.
         """
         if pod_status.controller_of(snapshot.jobs):
             return
         for job in snapshot.jobs:
             name = job["metadata"]["name"]
             if not pod_status.is_idle(job) and name not in self._done:
-                # The pods go with it, also one that has failed and only waits for its sidecars to end.
+                # Its pods are deleted, even one that has failed and only waits for its sidecars to end.
                 self._keep_logs([pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
                 self._cluster.patch("Job", name, {"spec": {"suspend": True}})
                 self._done.add(name)

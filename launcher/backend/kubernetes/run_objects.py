@@ -1,4 +1,4 @@
-"""A run's objects in the cluster: which they are, what the API server says of them before one is made, and their removal."""
+"""A run's objects in the cluster: their manifests, their check by the API server before a start, and their deletion."""
 
 import copy
 import itertools
@@ -9,7 +9,7 @@ from launcher import images
 from launcher.backend.kubernetes import admission, helper_pod, inventory, pod_status, run_record, status_source, storage_classes
 from launcher.backend.kubernetes.client import Cluster, Object, status_of
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
-from launcher.backend.kubernetes.reconcile import lost
+from launcher.backend.kubernetes.reconcile import lost_pods
 from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes import manifests
@@ -17,79 +17,79 @@ from launcher.render.kubernetes.objects import Run
 from launcher.spec.kubernetes import SIDECARS_SINCE
 from launcher.spec.role_programs import has_sidecars
 
-# Kinds whose objects the run's record owns, in the order in which they are deleted: first those with pods, then those that the pods use.
+# Kinds of objects that the run's record owns, in the order of deletion: first those with pods, then those that the pods use.
 OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "ConfigMap")
-# Kinds that a cluster may not know, or this user may not list.
+# Kinds that a cluster may lack, or that the user may not be allowed to list.
 _OPTIONAL_KINDS = frozenset({"JobSet", "RoleBinding", "Role", "ServiceAccount"})
-DELETE_TIMEOUT = 120.0  # seconds in which deleted pods have ended by themselves or been killed
-_FORGET_TIMEOUT = 10.0  # seconds in which the API forgets a pod
-_LOST_FOR = 60.0  # seconds beyond its grace period after which nothing of a pod on a lost node saves any more
+DELETE_TIMEOUT = 120.0  # seconds within which deleted pods end or are killed
+_FORGET_TIMEOUT = 10.0  # seconds within which the API server drops a deleted pod
+_LOST_FOR = 60.0  # seconds beyond the grace period after which a pod on a lost node no longer saves
 _POLL_INTERVAL = 0.5
-_OTHER_NAME = "x-of-nobody"
+_PLACEHOLDER_NAME = "x-of-nobody"
 
 
 def objects(run: Run, cluster: Cluster) -> list[Object]:
-    """Return the run's objects in the order to apply them, in the cluster's namespace."""
-    made: list[Object] = copy.deepcopy(manifests.objects(run))
-    for one in made:
+    """Return the manifests of a run's objects for the cluster's namespace, in the order to apply them."""
+    result: list[Object] = copy.deepcopy(manifests.objects(run))
+    for one in result:
         one["metadata"]["namespace"] = cluster.namespace
         for subject in one.get("subjects") or ():
             subject["namespace"] = cluster.namespace
-    return made
+    return result
 
 
 def check(cluster: Cluster, run: Run) -> Iterator[str]:
-    """Let the API server check every object as if it were applied; yield what a person should know.
+    """Let the API server check every object in a dry run; yield notices for the user.
 
-    Raises LauncherError with what it refuses; nothing has been made then.
+    Raises LauncherError if it refuses an object; nothing was created then.
     """
-    made = objects(run, cluster)
+    run_manifests = objects(run, cluster)
     refuse_claim_of_others(cluster, run)
     if has_sidecars(run.spec):
-        refuse_sidecars(cluster.version(), cluster.description())
-    needed = [f"{image} ({images.build_command(image)} makes it)" if images.is_ours(image) else image for image in run.images]
-    yield f"{cluster.description()}; its nodes need the image{'s' if len(needed) > 1 else ''} {', '.join(needed)}"
+        require_sidecar_support(cluster.version(), cluster.description())
+    image_texts = [f"{image} ({images.build_command(image)} builds it)" if images.is_ours(image) else image for image in run.images]
+    yield f"{cluster.description()}; its nodes need the image{'s' if len(image_texts) > 1 else ''} {', '.join(image_texts)}"
     yield from manifests.notes(run, [])
     if run.own_claim and run.storage and run.claim_access and run.storage.access not in {None, run.claim_access}:
-        yield f"the claim {run.claim} is there and keeps its access mode, {run.claim_access}; storage.access asks for {run.storage.access}"
-    yield from _lacking(cluster, run)
-    for one in made:
+        yield f"the claim {run.claim} exists and keeps its access mode, {run.claim_access}; storage.access asks for {run.storage.access}"
+    yield from _access_mode_notice(cluster, run)
+    for one in run_manifests:
         dry_run(cluster, one)
-    wanted = admission.pod_sets(made, helper_pod.helper(run))
+    sets = admission.pod_sets(run_manifests, helper_pod.helper(run))
     for message, remedy in itertools.chain(
-        admission.check(cluster, wanted),
-        admission.missing_references(cluster, wanted, made),
+        admission.check(cluster, sets),
+        admission.missing_references(cluster, sets, run_manifests),
         admission.missing_webhook_url(cluster, run.spec),
     ):
         yield f"{message}; {remedy}"
 
 
-def _lacking(cluster: Cluster, run: Run) -> Iterator[str]:
-    """Yield that the storage class is known not to offer what a new claim of the run asks for."""
+def _access_mode_notice(cluster: Cluster, run: Run) -> Iterator[str]:
+    """Yield a message if the storage class is known not to offer the access mode of the run's new claim."""
     if not run.own_claim or run.claim_access is not None or run.access != "ReadWriteMany":
         return
     try:
         known = storage_classes.listed(cluster)
-    except LauncherError:  # they may not be listed; a claim that gets no volume says why
+    except LauncherError:  # the user may not list them; a claim without a volume reports why
         return
     name = storage_classes.chosen(run, known)
     if name in known and storage_classes.offers_many_nodes(known[name]) is False:
         yield f"the storage class {name} ({storage_classes.provisioner(known[name])}) does not offer ReadWriteMany: {storage_classes.remedies(run)}"
 
 
-def dry_run(cluster: Cluster, made: Object) -> Object:
-    """Return an object as the API server would have it after it was applied. Raises LauncherError with what it refuses."""
-    if made["kind"] == "RoleBinding":
-        return _dry_run_of_binding(cluster, made)
-    if made["kind"] not in JOB_KINDS:
-        return cluster.apply(made, dry_run=True)
-    # By another name: one of an earlier start may be there, and cannot be changed. A set's must leave room for those of its pods.
-    head = {key: value for key, value in made["metadata"].items() if key != "name"}
-    head |= {"name": _OTHER_NAME} if made["kind"] == "JobSet" else {"generateName": f"{made['metadata']['name']}-"}
+def dry_run(cluster: Cluster, manifest: Object) -> Object:
+    """Return an object as the API server would store it. Raises LauncherError if it refuses the object."""
+    if manifest["kind"] == "RoleBinding":
+        return _dry_run_of_binding(cluster, manifest)
+    if manifest["kind"] not in JOB_KINDS:
+        return cluster.apply(manifest, dry_run=True)
+    # Under another name: one of an earlier start may exist, and cannot be changed. A JobSet's name must leave room for its pods' names.
+    metadata = {key: value for key, value in manifest["metadata"].items() if key != "name"}
+    metadata |= {"name": _PLACEHOLDER_NAME} if manifest["kind"] == "JobSet" else {"generateName": f"{manifest['metadata']['name']}-"}
     try:
-        return cluster.create({**made, "metadata": head}, dry_run=True)
+        return cluster.create({**manifest, "metadata": metadata}, dry_run=True)
     except LauncherError as error:
-        if made["kind"] != "JobSet" or status_of(error) != 404:
+        if manifest["kind"] != "JobSet" or status_of(error) != 404:
             raise
         raise UsageError(
             f"{cluster.description()} knows no JobSet, which kubernetes.gang asks for",
@@ -97,53 +97,53 @@ def dry_run(cluster: Cluster, made: Object) -> Object:
         ) from error
 
 
-def _dry_run_of_binding(cluster: Cluster, made: Object) -> Object:
+def _dry_run_of_binding(cluster: Cluster, manifest: Object) -> Object:
     try:
-        return cluster.apply(made, dry_run=True)
+        return cluster.apply(manifest, dry_run=True)
     except LauncherError as error:
-        if status_of(error) != 404:  # its Role is not there yet, which is checked by itself
+        if status_of(error) != 404:  # its Role does not exist yet, and is checked separately
             raise
-        return made
+        return manifest
 
 
 def refuse_claim_of_others(cluster: Cluster, run: Run) -> None:
-    """Raise UsageError where a claim has the name of the run's and was not made for it: applied over, it would be deleted with the run."""
+    """Raise UsageError if a claim of this name was not created for the run: an apply would take it over, and it would be deleted with the run."""
     claim = cluster.get("PersistentVolumeClaim", run.claim) if run.own_claim else None
     if claim is not None and claim["metadata"].get("labels", {}).get(pod_status.INSTANCE) != run.name:
         raise UsageError(
-            f"the claim {run.claim} in {cluster.description()} was not made for this run",
+            f"the claim {run.claim} in {cluster.description()} was not created for this run",
             f"name it in the file, kubernetes: {{claim: {run.claim}}}, and the run keeps to a directory of its own on it; or name the run otherwise",
         )
 
 
-def refuse_sidecars(version: tuple[int, int], where: str) -> None:
-    """Raise UsageError where a cluster of that version does not end sidecars with their task: its pods would never end."""
+def require_sidecar_support(version: tuple[int, int], where: str) -> None:
+    """Raise UsageError if a cluster of that version does not end sidecars with their task: its pods would never end."""
     if version < SIDECARS_SINCE:
-        there, since = (".".join(map(str, one)) for one in (version, SIDECARS_SINCE))
+        current, needed = (".".join(map(str, one)) for one in (version, SIDECARS_SINCE))
         raise UsageError(
-            f"{where} is Kubernetes {there}, which does not end sidecars with their task",
-            f"use a cluster of {since} or newer, or remove `sidecars`",
+            f"{where} is Kubernetes {current}, which does not end sidecars with their task",
+            f"use a cluster of {needed} or newer, or remove `sidecars`",
         )
 
 
-def is_new_claim(cluster: Cluster, run: Run, meanwhile: Callable[[], object]) -> bool:
-    """Return whether the run's claim is not there. Wait until one that is being deleted is gone, calling `meanwhile`."""
-    there = cluster.get("PersistentVolumeClaim", run.claim)
-    if there is not None and there["metadata"].get("deletionTimestamp"):
+def is_new_claim(cluster: Cluster, run: Run, on_poll: Callable[[], object]) -> bool:
+    """Return whether the run's claim is still to be created. Wait until one that is being deleted is gone, calling `on_poll`."""
+    claim = cluster.get("PersistentVolumeClaim", run.claim)
+    if claim is not None and claim["metadata"].get("deletionTimestamp"):
 
         def delete_finished() -> None:
-            meanwhile()
+            on_poll()
             helper_pod.delete_finished(cluster, run.name)
 
         await_claim_deleted(cluster, run.claim, delete_finished)
         return True
-    return there is None
+    return claim is None
 
 
 def existing_objects(cluster: Cluster, run: str) -> list[ObjectRef]:
-    """Return the objects of a run except its record, its pods, its data and the Jobs that a JobSet has made, in the order to delete them.
+    """Return the objects of a run except its record, its pods, its data and the Jobs of a JobSet, in the order to delete them.
 
-    Objects that have lost their labels are known by the record.
+    Objects that have lost their labels are found by the record.
     """
     found = [
         ObjectRef(kind, one["metadata"]["name"], one["metadata"]["uid"])
@@ -151,39 +151,39 @@ def existing_objects(cluster: Cluster, run: str) -> list[ObjectRef]:
         for one in (cluster.listed_if_any if kind in _OPTIONAL_KINDS else cluster.listed)(kind, status_source.labels_of(run))
         if pod_status.controller_of([one]) is None
     ]
-    noted = cluster.get("ConfigMap", run_record.name_of(run))
-    found += inventory.unlabelled(cluster, [one for one in inventory.made(noted) if one not in found])
+    record = cluster.get("ConfigMap", run_record.name_of(run))
+    found += inventory.unlabelled(cluster, [one for one in inventory.recorded_objects(record) if one not in found])
     return sorted((one for one in found if one.name != run_record.name_of(run)), key=lambda one: OWNED.index(one.kind))
 
 
 def delete(cluster: Cluster, one: ObjectRef) -> None:
-    """Delete an object; another that was made since under its name stays."""
+    """Delete an object; a later one of its name stays."""
     cluster.delete(one.kind, one.name, uid=one.uid)
 
 
-def remove(cluster: Cluster, run: str, there: Iterable[ObjectRef] | None = None) -> None:
-    """Delete the run's objects, those that were `there` or else all, and wait until its pods are gone. Its record and its data stay."""
-    for one in existing_objects(cluster, run) if there is None else there:
+def remove(cluster: Cluster, run: str, existing: Iterable[ObjectRef] | None = None) -> None:
+    """Delete `existing` objects of the run, or else all, and wait until its pods are gone. Its record and its data stay."""
+    for one in existing_objects(cluster, run) if existing is None else existing:
         delete(cluster, one)
     helper_pod.delete_finished(cluster, run)
     await_ended(cluster, run, DELETE_TIMEOUT)
 
 
-def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[], object] = bool) -> list[pod_status.Object]:
-    """Wait until no pod is left of a run whose Jobs were deleted, calling `meanwhile`. Raises LauncherError with those that are.
+def await_ended(cluster: Cluster, run: str, within: float, on_poll: Callable[[], object] = bool) -> list[pod_status.Object]:
+    """Wait until all pods of a run whose Jobs were deleted are gone, calling `on_poll`. Raises LauncherError with those that remain.
 
-    Returns the pods that did not end by themselves: those on lost nodes. They are deleted for good after `within` seconds, or when no others
-    are left and these were deleted a minute and their grace period ago. Until then their programs may still save, cut off.
+    Returns the pods that did not end by themselves, those on lost nodes. They are force-deleted after `within` seconds, or when no others are
+    left and their deletion and grace period are a minute past. Until then their programs may still save on the disconnected node.
     """
     began = time.monotonic()
     while (pods := status_source.pods_of(cluster, run)) and time.monotonic() < began + within:
-        meanwhile()
+        on_poll()
         saves = max(float(pod["spec"].get("terminationGracePeriodSeconds") or 0) for pod in pods)
         if len(_lost(cluster, pods, _LOST_FOR + saves)) == len(pods):
             break
         time.sleep(_POLL_INTERVAL)
-    lost_ones = _lost(cluster, pods, 0)
-    for pod in lost_ones:  # no kubelet is there to end it; its Job, which would hold on to it, is gone
+    lost = _lost(cluster, pods, 0)
+    for pod in lost:  # no kubelet ends it, and its Job, which would keep it, is gone
         cluster.delete("Pod", pod["metadata"]["name"], grace=0, uid=pod["metadata"]["uid"])
     forgotten_by = time.monotonic() + _FORGET_TIMEOUT
     while pods := status_source.pods_of(cluster, run):
@@ -194,24 +194,24 @@ def await_ended(cluster: Cluster, run: str, within: float, meanwhile: Callable[[
                 "their node may be lost: kubectl get nodes; docs/kubernetes.md, A node lost, says how to give them up",
             )
         time.sleep(_POLL_INTERVAL)
-    return lost_ones
+    return lost
 
 
 def _lost(cluster: Cluster, pods: list[Object], lost_after: float) -> list[pod_status.Object]:
-    return lost(ClusterSnapshot("", (), pods), cluster.now(), lost_after)
+    return lost_pods(ClusterSnapshot("", (), pods), cluster.now(), lost_after)
 
 
 def delete_claim(cluster: Cluster, run: str) -> None:
-    """Delete the claim of the run's own, and wait until it is gone. Raises LauncherError when it is there still."""
+    """Delete the run's own claim, and wait until it is gone. Raises LauncherError if it remains."""
     cluster.delete("PersistentVolumeClaim", run)
     await_claim_deleted(cluster, run, lambda: helper_pod.delete_finished(cluster, run))
 
 
-def await_claim_deleted(cluster: Cluster, claim: str, meanwhile: Callable[[], object]) -> None:
-    """Wait until a claim that was deleted is gone, calling `meanwhile`. Raises LauncherError when it is there still."""
+def await_claim_deleted(cluster: Cluster, claim: str, on_poll: Callable[[], object]) -> None:
+    """Wait until a deleted claim is gone, calling `on_poll`. Raises LauncherError if it remains."""
     deadline = time.monotonic() + DELETE_TIMEOUT
     while cluster.get("PersistentVolumeClaim", claim) is not None:
-        meanwhile()
+        on_poll()
         if time.monotonic() > deadline:
             raise LauncherError(
                 f"the PersistentVolumeClaim {claim} is still there {DELETE_TIMEOUT:.0f} s after it was deleted",
@@ -220,24 +220,24 @@ def await_claim_deleted(cluster: Cluster, claim: str, meanwhile: Callable[[], ob
         time.sleep(_POLL_INTERVAL)
 
 
-def clear(cluster: Cluster, run: str, meanwhile: Callable[[], object]) -> None:
-    """Delete the Jobs of an earlier start, which cannot be changed, and wait until they and their pods are gone, calling `meanwhile`."""
+def delete_old_jobs(cluster: Cluster, run: str, on_poll: Callable[[], object]) -> None:
+    """Delete the Jobs of an earlier start, which cannot be changed, and wait until they and their pods are gone, calling `on_poll`."""
     jobs = [one for one in existing_objects(cluster, run) if one.kind in JOB_KINDS]
     for one in jobs:
         delete(cluster, one)
     if jobs:
-        await_ended(cluster, run, DELETE_TIMEOUT, meanwhile)
-    await_workloads_deleted(cluster, run, meanwhile)
+        await_ended(cluster, run, DELETE_TIMEOUT, on_poll)
+    await_workloads_deleted(cluster, run, on_poll)
 
 
-def await_workloads_deleted(cluster: Cluster, run: str, meanwhile: Callable[[], object] = bool) -> None:
-    """Wait until the Jobs of a run are gone, and the Service that a JobSet has made: the garbage collector deletes what a JobSet owns.
+def await_workloads_deleted(cluster: Cluster, run: str, on_poll: Callable[[], object] = bool) -> None:
+    """Wait until the Jobs of a run, and the Service of its JobSet, are gone: the garbage collector deletes them after the JobSet.
 
-    The next start makes some of these names. Raises LauncherError with those that are there still.
+    The next start uses some of their names. Raises LauncherError with those that remain.
     """
     deadline = time.monotonic() + DELETE_TIMEOUT
     while left := _workloads(cluster, run):
-        meanwhile()
+        on_poll()
         if time.monotonic() > deadline:
             raise LauncherError(
                 f"{', '.join(left)} of {run} are still there {DELETE_TIMEOUT:.0f} s after they were deleted",
@@ -250,5 +250,5 @@ def _workloads(cluster: Cluster, run: str) -> list[str]:
     """Return the Jobs of a run, and the Service of its JobSet, as kubectl names them."""
     found = [f"job/{job['metadata']['name']}" for job in cluster.listed("Job", status_source.labels_of(run))]
     service = cluster.get("Service", run)
-    is_of_set = service is not None and (pod_status.controller_of([service]) or "").startswith("jobset/")
-    return [*found, f"service/{run}"] if is_of_set else found
+    is_jobset_service = service is not None and (pod_status.controller_of([service]) or "").startswith("jobset/")
+    return [*found, f"service/{run}"] if is_jobset_service else found

@@ -1,6 +1,6 @@
-"""The record of a run in the cluster: a ConfigMap with the spec it was started with and, once it has ended, how.
+"""The record of a run in the cluster: a ConfigMap with the spec of its last start and, once it has ended, its final status.
 
-It owns the run's other objects, except the claim of its data: they are deleted with it.
+It owns the run's other objects, except the claim with its data: they are deleted with it.
 """
 
 import contextlib
@@ -21,15 +21,16 @@ from launcher.runs import process_identity
 from launcher.runs.status import RunStatus, run_status_of
 
 COMPONENT = "record"
-_SPEC, _STATUS, _STOPPING, _START, _CLAIM, _MADE, _USER = "spec.json", "status.json", "stopping.json", "start", "claim", "made.json", "user"
-_DIGEST = "digest"  # the spec's, as its Jobs and run.json have it
-# An annotation of the record while a launcher starts the run, and the seconds of the cluster's clock after which it is void: that launcher was killed.
+# Keys of its data.
+_SPEC, _STATUS, _STOPPING, _START, _CLAIM, _USER = "spec.json", "status.json", "stopping.json", "start", "claim", "user"
+_OBJECTS, _DIGEST = "made.json", "digest"  # the digest of the spec, as on the Jobs and in run.json
+# The record's annotation with the lease while a launcher starts the run. It expires after these seconds of the cluster's clock: the launcher was killed.
 _STARTING = "tf-launcher/starting"
 _START_TIMEOUT = 600.0
-_OTHER_START = "see how it goes: launcher status; where that launcher is gone, `launcher down` lets you start it"
+_OTHER_START_REMEDY = "see `launcher status`; if that launcher is gone, run `launcher down`, then start the run"
 # Fields of a status that depend on the user who asks, and on the time.
-_ASKED = frozenset({"data_lost", "missing", "user", "mine", "attended", "notified"})
-# Tries of a change that others of the record overtake, such as a note of how the run has ended.
+_VIEWER_FIELDS = frozenset({"data_lost", "missing", "user", "mine", "attended", "notified"})
+# Tries of a change, if others change the record at the same time, e.g. to record the run's end.
 _TRIES = 10
 
 
@@ -39,66 +40,66 @@ def name_of(run: str) -> str:
 
 
 class LeaseLostError(LauncherError):
-    """The launcher does not start the run any more: the run was stopped meanwhile, or another launcher has taken over."""
+    """This launcher no longer starts the run: the run was stopped, or another launcher has taken over."""
 
 
 @dataclass(frozen=True)
 class StartLease:
-    """The lease that keeps every other launcher out while one starts a run. `before` is the record to go back to, None where there is to be none."""
+    """The lease that keeps every other launcher out while one starts a run. `before` is the record to restore on failure, None to delete it."""
 
     run: str
     id: str
     before: Object | None
 
 
-def refuse_started(cluster: Cluster, run: str, record: Object | None) -> None:
-    """Raise UsageError where another launcher starts the run at the moment."""
-    if message := being_started(record, cluster.now()):
-        raise UsageError(f"{run} in {cluster.description()} is being {message}", _OTHER_START)
+def refuse_if_starting(cluster: Cluster, run: str, record: Object | None) -> None:
+    """Raise UsageError if another launcher is starting the run."""
+    if message := start_in_progress(record, cluster.now()):
+        raise UsageError(f"{run} in {cluster.description()} is being {message}", _OTHER_START_REMEDY)
 
 
 def new_lease(cluster: Cluster, run: Run, before: Object | None, ended: RunStatus | None) -> StartLease:
-    """Return a lease to take of a run, with the record that was read, and how the run `ended` if the record does not say so."""
+    """Return a new lease, with the current record to restore, completed by how the run `ended` if that is not recorded."""
     if ended is not None:
-        there = before or _made(cluster, run, {})
-        before = {**there, "data": {**(there.get("data") or {}), _STATUS: dumped(ended)}}
+        current = before or _manifest(cluster, run, {})
+        before = {**current, "data": {**(current.get("data") or {}), _STATUS: dumped(ended)}}
     return StartLease(run.name, uuid.uuid4().hex, before)
 
 
 def acquire(cluster: Cluster, run: Run, lease: StartLease) -> bool:
-    """Put the lease on the record that was read; return whether it is there: not if the record was changed since.
+    """Put the lease on the record; return whether that succeeded: not if the record was changed since it was read.
 
-    May be called again where the cluster did not answer.
+    May be called again if the cluster did not answer.
     """
-    made = _annotated(lease.before or _made(cluster, run, {}), {_STARTING: _text(lease, cluster.now())})
+    record = _annotated(lease.before or _manifest(cluster, run, {}), {_STARTING: _lease_text(lease, cluster.now())})
     try:
-        if "resourceVersion" in made["metadata"]:
-            cluster.replace(made)
+        if "resourceVersion" in record["metadata"]:
+            cluster.replace(record)
         else:
-            cluster.create(made)
+            cluster.create(record)
     except LauncherError as error:
         if status_of(error) != 409:
             raise
-        return is_held(cluster, lease)  # by a request of ours that was made again, as its answer was lost
+        return is_held(cluster, lease)  # by an earlier try whose answer was lost
     return True
 
 
 def write(cluster: Cluster, run: Run, lease: StartLease, spec: dict[str, Any]) -> Object:
-    """Write the record of a run that starts, in place of an earlier one; return it. Raises LeaseLostError."""
+    """Write and return the record of a run that starts, in place of an earlier one. Raises LeaseLostError."""
     data = {_SPEC: as_json(spec), _DIGEST: run.plan.spec_digest, _START: lease.id, _USER: cluster.user()}
-    made = _annotated(_made(cluster, run, data), {_STARTING: _text(lease, cluster.now())})
-    return _change(cluster, lease, lambda there: _with_claim(made, claim(there) if _is_on_its_claim(run, there) else None))
+    record = _annotated(_manifest(cluster, run, data), {_STARTING: _lease_text(lease, cluster.now())})
+    return _change(cluster, lease, lambda current: _with_claim(record, claim(current) if _is_on_its_claim(run, current) else None))
 
 
 def _is_on_its_claim(run: Run, record: Object) -> bool:
     return run.storage is not None and claim_name(run.name, record) == run.claim
 
 
-def write_objects(cluster: Cluster, lease: StartLease, claim: str | None, things: Sequence[tuple[str, str, str]]) -> None:
-    """Write the uid of the claim that the run stores its data on, and kind, name and uid of all other objects. Raises LeaseLostError."""
+def write_objects(cluster: Cluster, lease: StartLease, claim: str | None, objects: Sequence[tuple[str, str, str]]) -> None:
+    """Record the uid of the run's claim, and kind, name and uid of all its other objects. Raises LeaseLostError."""
 
-    def with_objects(there: Object) -> Object:
-        return _with_claim({**there, "data": {**there["data"], _MADE: as_json(things)}}, claim)
+    def with_objects(record: Object) -> Object:
+        return _with_claim({**record, "data": {**record["data"], _OBJECTS: as_json(objects)}}, claim)
 
     _change(cluster, lease, with_objects)
 
@@ -108,13 +109,13 @@ def _with_claim(record: Object, uid: str | None) -> Object:
 
 
 def empty(cluster: Cluster, lease: StartLease) -> StartLease:
-    """Forget the earlier run, which has another name now; return a lease without a record to go back to. Raises LeaseLostError."""
-    _change(cluster, lease, lambda there: {**there, "data": {}})
+    """Clear the record of the earlier run, which was renamed; return a lease without a record to restore. Raises LeaseLostError."""
+    _change(cluster, lease, lambda record: {**record, "data": {}})
     return dataclasses.replace(lease, before=None)
 
 
 def verify(cluster: Cluster, lease: StartLease) -> Object:
-    """Return the record. Raises LeaseLostError where the lease is not on it any more."""
+    """Return the record. Raises LeaseLostError if the lease is no longer on it."""
     record = cluster.get("ConfigMap", name_of(lease.run))
     found = _lease(record).get("id")
     if record is None or found is None:
@@ -122,7 +123,9 @@ def verify(cluster: Cluster, lease: StartLease) -> Object:
             f"{lease.run} in {cluster.description()} was stopped while it was being started", "start it again with `launcher up`"
         )
     if found != lease.id:
-        raise LeaseLostError(f"another `launcher up` has taken over the start of {lease.run} in {cluster.description()}", _OTHER_START)
+        raise LeaseLostError(
+            f"another `launcher up` has taken over the start of {lease.run} in {cluster.description()}", _OTHER_START_REMEDY
+        )
     return record
 
 
@@ -135,8 +138,8 @@ def is_held(cluster: Cluster, lease: StartLease) -> bool:
     return True
 
 
-def is_others(cluster: Cluster, lease: StartLease) -> bool:
-    """Return whether another launcher has started the run since, or is about to; not where it was merely stopped."""
+def is_taken_over(cluster: Cluster, lease: StartLease) -> bool:
+    """Return whether another launcher has started the run since, or is starting it; False if it was only stopped."""
     record = cluster.get("ConfigMap", name_of(lease.run))
     return (_lease(record).get("id") or _started_by(record)) not in {None, lease.id}
 
@@ -144,11 +147,11 @@ def is_others(cluster: Cluster, lease: StartLease) -> bool:
 def release(cluster: Cluster, lease: StartLease) -> None:
     """Release the lease: the start is complete. Raises LeaseLostError if the run was stopped meanwhile."""
     try:
-        _change(cluster, lease, lambda there: _annotated(there, {_STARTING: None}))
+        _change(cluster, lease, lambda current: _annotated(current, {_STARTING: None}))
     except LeaseLostError:
-        there = cluster.get("ConfigMap", name_of(lease.run))
-        if _lease(there) or _started_by(there) != lease.id:
-            raise  # else it was released by a request of ours that was not answered
+        current = cluster.get("ConfigMap", name_of(lease.run))
+        if _lease(current) or _started_by(current) != lease.id:
+            raise  # else it was released by an earlier try whose answer was lost
 
 
 def revoke(cluster: Cluster, run: str) -> None:
@@ -159,34 +162,34 @@ def revoke(cluster: Cluster, run: str) -> None:
 
 
 def undo(cluster: Cluster, lease: StartLease) -> None:
-    """Put the record back as it was before a start that failed; nothing happens where the lease is lost.
+    """Restore the record after a start that failed; do nothing if the lease is lost.
 
-    A final status of the previous run that was recorded since is kept, e.g. where it was stopped to be moved.
+    A final status of the previous run that was recorded since is kept, e.g. if it was stopped in order to be moved.
     """
     before = lease.before
     with contextlib.suppress(LeaseLostError):
-        there = verify(cluster, lease)
-        if before is None and (_started_by(there) == lease.id or not there.get("data")):
-            cluster.delete("ConfigMap", name_of(lease.run), uid=there["metadata"]["uid"])
+        current = verify(cluster, lease)
+        if before is None and (_started_by(current) == lease.id or not current.get("data")):
+            cluster.delete("ConfigMap", name_of(lease.run), uid=current["metadata"]["uid"])
         else:
-            _change(cluster, lease, lambda there: _annotated(_before(lease, there), {_STARTING: None}))
+            _change(cluster, lease, lambda current: _annotated(_restored_record(lease, current), {_STARTING: None}))
 
 
-def being_started(record: Object | None, now: float) -> str:
+def start_in_progress(record: Object | None, now: float) -> str:
     """Return which launcher starts a run at `now`, by the cluster's clock, as `started by ...`; empty if no start is in progress, or its launcher is known to be dead."""
     lease = _lease(record)
     try:
         age = now - float(lease["since"])
     except (KeyError, TypeError, ValueError):
         return ""
-    # Another host or container may have the same name: its processes cannot be seen here.
-    here = lease.get("host") == socket.gethostname() and lease.get("space") == process_identity.pid_namespace()
-    died = here and _process(lease.get("pid")).get("born") != lease.get("born")
-    return "" if died or age > _START_TIMEOUT else f"started by `launcher up` on {lease.get('host', '?')} since {max(0.0, age):.0f} s"
+    # Another host or container may have the same name, but its processes are not visible here.
+    is_local = lease.get("host") == socket.gethostname() and lease.get("space") == process_identity.pid_namespace()
+    is_dead = is_local and _process(lease.get("pid")).get("born") != lease.get("born")
+    return "" if is_dead or age > _START_TIMEOUT else f"started by `launcher up` on {lease.get('host', '?')} since {max(0.0, age):.0f} s"
 
 
 def owner(record: Object) -> Object:
-    """Return the reference by which an object belongs to the record."""
+    """Return the owner reference to the record."""
     return {"apiVersion": "v1", "kind": "ConfigMap", "name": record["metadata"]["name"], "uid": record["metadata"]["uid"]}
 
 
@@ -196,7 +199,7 @@ def spec(record: Object | None) -> dict[str, Any] | None:
 
 
 def digest(record: Object | None) -> str:
-    """Return the digest of the spec that the run was last started with, empty where it is not known."""
+    """Return the digest of the spec that the run was last started with, empty if it is not known."""
     return str(((record or {}).get("data") or {}).get(_DIGEST, ""))
 
 
@@ -211,9 +214,9 @@ def claim_name(run: str, record: Object | None) -> str:
     return str(section.get("claim") or run)
 
 
-def things(record: Object | None) -> list[tuple[str, str, str]]:
-    """Return kind, name and uid of the objects that the last start of a run has made, except its claim; none if they are not known."""
-    return [(kind, name, uid) for kind, name, uid in json.loads(((record or {}).get("data") or {}).get(_MADE, "[]"))]
+def recorded_objects(record: Object | None) -> list[tuple[str, str, str]]:
+    """Return kind, name and uid of the objects that the last start of a run has created, except its claim; none if they are not known."""
+    return [(kind, name, uid) for kind, name, uid in json.loads(((record or {}).get("data") or {}).get(_OBJECTS, "[]"))]
 
 
 def user(record: Object | None) -> str:
@@ -222,7 +225,7 @@ def user(record: Object | None) -> str:
 
 
 def final(record: Object | None) -> RunStatus | None:
-    """Return how the run has ended, where that was noted."""
+    """Return the recorded end of the run, None without one."""
     return _status(record, _STATUS)
 
 
@@ -244,7 +247,7 @@ def write_end(cluster: Cluster, status: RunStatus) -> None:
 
 
 def write_stopping(cluster: Cluster, status: RunStatus) -> None:
-    """Record that a run is being stopped, and its status for when it has; do nothing if it has no record."""
+    """Record that a run is being stopped, with its final status; do nothing if it has no record."""
     _write_status(cluster, status.name, {_STOPPING: dumped(status)})
 
 
@@ -259,18 +262,18 @@ def _write_status(cluster: Cluster, run: str, data: dict[str, str | None]) -> No
 
 
 def dumped(status: RunStatus) -> str:
-    """Return a status as text, without the fields that depend on the user who asks."""
+    """Return a status as JSON, without the fields that depend on the user and the time."""
     fields = dataclasses.asdict(status)
-    return as_json({key: value for key, value in fields.items() if key not in _ASKED})
+    return as_json({key: value for key, value in fields.items() if key not in _VIEWER_FIELDS})
 
 
-def _made(cluster: Cluster, run: Run, data: dict[str, str]) -> Object:
-    head = metadata(run, name_of(run.name), COMPONENT)
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**head, "namespace": cluster.namespace}, "data": data}
+def _manifest(cluster: Cluster, run: Run, data: dict[str, str]) -> Object:
+    own_metadata = metadata(run, name_of(run.name), COMPONENT)
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**own_metadata, "namespace": cluster.namespace}, "data": data}
 
 
-def _text(lease: StartLease, now: float) -> str:
-    """Return the lease as the record has it, of this moment and process."""
+def _lease_text(lease: StartLease, now: float) -> str:
+    """Return the annotation's text for a lease held by this process from now on."""
     return as_json({"id": lease.id, "host": socket.gethostname(), "since": now, **_process(os.getpid())})
 
 
@@ -283,7 +286,7 @@ def _started_by(record: Object | None) -> str | None:
 
 
 def _change(cluster: Cluster, lease: StartLease, change: Callable[[Object], Object]) -> Object:
-    """Replace the record by what `change` makes of it as long as the lease is on it; return it. Raises LeaseLostError."""
+    """Apply `change` to the record while the lease is on it; return the new record. Raises LeaseLostError."""
     for _ in range(_TRIES - 1):
         with contextlib.suppress(_ChangedError):
             return _replace(cluster, lease, change)
@@ -295,33 +298,33 @@ class _ChangedError(LauncherError):
 
 
 def _replace(cluster: Cluster, lease: StartLease, change: Callable[[Object], Object]) -> Object:
-    there = verify(cluster, lease)
-    made = change(there)
-    version = {"resourceVersion": there["metadata"]["resourceVersion"]}
+    current = verify(cluster, lease)
+    changed = change(current)
+    version = {"resourceVersion": current["metadata"]["resourceVersion"]}
     try:
-        return cluster.replace({**made, "metadata": {**made["metadata"], **version}})
+        return cluster.replace({**changed, "metadata": {**changed["metadata"], **version}})
     except LauncherError as error:
         if status_of(error) != 409:
             raise
         raise _ChangedError(error.message, error.remedy) from error
 
 
-def _before(lease: StartLease, there: Object) -> Object:
-    """Return the record of the run before: the one that is there until a start has written its own."""
-    if lease.before is None or _started_by(there) != lease.id:
-        return there
-    head = {key: value for key, value in lease.before["metadata"].items() if key in {"name", "namespace", "labels", "annotations"}}
-    return {**lease.before, "metadata": {**head, "uid": there["metadata"]["uid"]}}
+def _restored_record(lease: StartLease, current: Object) -> Object:
+    """Return the record to restore: the current one, if this start has not written its own."""
+    if lease.before is None or _started_by(current) != lease.id:
+        return current
+    kept_metadata = {key: value for key, value in lease.before["metadata"].items() if key in {"name", "namespace", "labels", "annotations"}}
+    return {**lease.before, "metadata": {**kept_metadata, "uid": current["metadata"]["uid"]}}
 
 
 def _annotated(record: Object, annotations: Mapping[str, str | None]) -> Object:
-    """Return a record with these annotations, without those that are None."""
+    """Return a record with these annotations; None removes one."""
     merged = {key: value for key, value in {**_annotations(record), **annotations}.items() if value is not None}
     return {**record, "metadata": {**record["metadata"], "annotations": merged}}
 
 
 def _process(pid: object) -> dict[str, Any]:
-    """Return a process of this machine or container as it can be known again, empty when there is none."""
+    """Return the identity of a process of this machine or container; empty if there is none."""
     found = process_identity.identify(pid) if isinstance(pid, int) else None
     return {} if found is None else {**dataclasses.asdict(found), "space": process_identity.pid_namespace()}
 
@@ -331,7 +334,7 @@ def _annotations(record: Object | None) -> dict[str, str]:
 
 
 def restored(text: str) -> RunStatus | None:
-    """Return the status that was dumped as a text, None where it is none of this version's."""
+    """Return the status from its JSON; None if the text is not a status of this version."""
     try:
         return run_status_of(json.loads(text))
     except (AttributeError, KeyError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Gathers what tells how a run is: its objects, and the output of its leading tasks."""
+"""Gathers the sources of a run's status: its objects, and the logs of its first tasks."""
 
 import contextlib
 import dataclasses
@@ -22,22 +22,22 @@ from launcher.spec.names import RUN_VOLUME
 from launcher.timestamps import parse_rfc3339
 
 OURS = {NAME_LABEL: "tf-launcher"}
-# The last lines of a task that are read for its status, if not all are: an evaluation, a checkpoint and each worker's progress are among them.
+# Last lines of a task that are read for its status at first: enough for its last progress, evaluation and checkpoint.
 _LINES = 2000
-# The most tasks whose output is read for a run's status; a thousand logs a second would be too much for a cluster.
+# The most tasks whose logs are read for a run's status: a thousand logs a second would overload a cluster.
 _MAX_TASKS_READ = 32
-# The most pods that are asked for once a second; more are asked for less often.
+# The most pods that are listed once a second; more are listed less often.
 _PODS_A_SECOND = 200
-_NODES_INTERVAL = 60.0  # seconds, where no node takes a pod
-_MAX_INTERVAL = 30.0  # seconds after which details of Jobs and pods that do not change are asked for again
-_ONE_BY_ONE = 4  # objects whose events are asked for by a request each
+_NODES_INTERVAL = 60.0  # seconds between two lists of nodes, while no node takes a pod
+_MAX_INTERVAL = 30.0  # seconds after which details of unchanged Jobs and pods are requested again
+_ONE_BY_ONE = 4  # the most objects whose events are requested one by one
 _ATTENDANT_STARTS = 120.0  # seconds that an attendant may take to start
 _UID = "involvedObject.uid"
 _EMPTY_CONTEXT = RunContext()
 
 
 def labels_of(run: str) -> dict[str, str]:
-    """Return the labels that everything of a run has."""
+    """Return the labels of all objects of a run."""
     return {**OURS, pod_status.INSTANCE: run}
 
 
@@ -47,69 +47,71 @@ def pods_of(cluster: Cluster, run: str) -> list[Object]:
 
 
 def gather(cluster: Cluster, run: str) -> ClusterSnapshot:
-    """Return what the cluster has of a run now."""
+    """Return the current objects of a run."""
     return Source(cluster, run).snapshot()
 
 
 class Source:
-    """The objects of one run, for as few requests as possible: asked once it lists them, asked again it watches them."""
+    """The objects of one run, with few requests: the first snapshot lists them, later ones watch them."""
 
     def __init__(self, cluster: Cluster, run: str) -> None:
         self._cluster, self._run = cluster, run
         self._jobs, self._pods = (Informer(cluster, kind, labels_of(run)) for kind in ("Job", "Pod"))
         self._backoff = PollBackoff(_MAX_INTERVAL)
-        self._details = ClusterSnapshot(run, ())  # what was asked for beside them last
-        self.attendant: Object | None = None  # its Job, as it was seen last
+        self._details = ClusterSnapshot(run, ())  # as last fetched, beside Jobs and pods
+        self.attendant: Object | None = None  # its Job, as last seen
 
     def pods(self) -> list[Object]:
         """Return the pods of the run's tasks."""
         return [pod for pod in self._pods.objects() if _has(pod, CLUSTER_LABEL)]
 
     def poll_soon(self) -> None:
-        """Ask again as often as after a change: something may have ended."""
+        """Poll as often as after a change: something may have ended."""
         for one in (self._jobs, self._pods):
             one.poll_soon()
 
     def snapshot(self, before: Collection[str] | None = None) -> ClusterSnapshot:
-        """Return what there is now.
+        """Return the current objects.
 
-        Details are asked for when a Job or a pod has changed, and with growing pauses while none changes. Claims are among them only while a
-        pod does not run. Events are asked for only about objects that do not say what they wait for: pods without a diagnosis, claims that are
-        not bound, and Jobs that lack pods. If the pods' names are not those in `before`, events about all Jobs are asked for.
+        Details are fetched when a Job or a pod has changed, and with growing pauses while none changes. They include claims only while a pod does
+        not run, and events only about objects that do not tell what they wait for: pods without a diagnosis, unbound claims, and Jobs that lack
+        pods. If the pods' names differ from `before`, they include events about all Jobs.
         """
-        there, pods = self._jobs.objects(), relevant_pods(self._pods.objects())
-        jobs = [job for job in there if pod_status.is_role(job)]
-        self.attendant = next((job for job in there if pod_status.role_of(job) == ATTENDANT), None)
+        all_jobs, pods = self._jobs.objects(), relevant_pods(self._pods.objects())
+        jobs = [job for job in all_jobs if pod_status.is_role(job)]
+        self.attendant = next((job for job in all_jobs if pod_status.role_of(job) == ATTENDANT), None)
         if self._backoff.due(versions([*jobs, *pods])):
             try:
                 self._details = self._fetch_details(
-                    jobs, pods, same=before is None or {pod["metadata"]["name"] for pod in pods} == set(before)
+                    jobs, pods, same_pods=before is None or {pod["metadata"]["name"] for pod in pods} == set(before)
                 )
             except LauncherError:
-                self._backoff = PollBackoff(_MAX_INTERVAL)  # what has changed is not returned yet
+                self._backoff = PollBackoff(_MAX_INTERVAL)  # fetch again at once: the change was not returned yet
                 raise
         return dataclasses.replace(self._details, jobs=jobs, pods=pods)
 
-    def _fetch_details(self, jobs: Sequence[Object], pods: Sequence[Object], *, same: bool) -> ClusterSnapshot:
+    def _fetch_details(self, jobs: Sequence[Object], pods: Sequence[Object], *, same_pods: bool) -> ClusterSnapshot:
         cluster, run = self._cluster, self._run
         jobset = _jobset(cluster, run, jobs)
-        waits = any(pod_status.queue_of(one) and (one.get("spec") or {}).get("suspend") for one in [*jobs, *([jobset] if jobset else [])])
-        queued = tuple(cluster.listed_if_any("Workload") or cluster.listed_if_any("Workload (v1beta1)")) if waits else ()
-        there = ClusterSnapshot(run, jobs, pods, jobset=jobset, queued=queued)
+        is_queued = any(
+            pod_status.queue_of(one) and (one.get("spec") or {}).get("suspend") for one in [*jobs, *([jobset] if jobset else [])]
+        )
+        queued = tuple(cluster.listed_if_any("Workload") or cluster.listed_if_any("Workload (v1beta1)")) if is_queued else ()
+        snapshot = ClusterSnapshot(run, jobs, pods, jobset=jobset, queued=queued)
         tasks = [pod for pod in pods if _has(pod, CLUSTER_LABEL)]
-        at_work = sum(_phase(pod) in {"Running", "Succeeded"} for pod in tasks)
-        of_role = Counter(map(pod_status.role_of, tasks))
-        lacking = [job for job in jobs if not same or of_role[pod_status.role_of(job)] < _wanted(job)]
-        if at_work >= sum(map(_wanted, jobs)):
-            return there if same else dataclasses.replace(there, events=_events(cluster, "Job", _UID, map(_uid, lacking)))
+        started = sum(_phase(pod) in {"Running", "Succeeded"} for pod in tasks)
+        pods_by_role = Counter(map(pod_status.role_of, tasks))
+        lacking = [job for job in jobs if not same_pods or pods_by_role[pod_status.role_of(job)] < _completions(job)]
+        if started >= sum(map(_completions, jobs)):
+            return snapshot if same_pods else dataclasses.replace(snapshot, events=_events(cluster, "Job", _UID, map(_uid, lacking)))
         claims = _claims(cluster, run, jobs)
-        about = {
+        unexplained = {
             "Job": lacking,
             "Pod": [pod for pod in pods if _phase(pod) == "Pending" and not diagnosis.of_pod(pod)],
             "PersistentVolumeClaim": [claim for claim in claims if _phase(claim) != "Bound"],
         }
-        events = [event for kind, things in about.items() for event in _events(cluster, kind, _UID, map(_uid, things))]
-        return dataclasses.replace(there, claims=claims, events=events)
+        events = [event for kind, objects in unexplained.items() for event in _events(cluster, kind, _UID, map(_uid, objects))]
+        return dataclasses.replace(snapshot, claims=claims, events=events)
 
 
 def _phase(thing: Object) -> str:
@@ -120,30 +122,30 @@ def _uid(thing: Object) -> str:
     return str(thing["metadata"]["uid"])
 
 
-def _wanted(job: Object) -> int:
+def _completions(job: Object) -> int:
     return int(job.get("spec", {}).get("completions") or 1)
 
 
 def _claims(cluster: Cluster, run: str, jobs: Iterable[Object]) -> list[Object]:
-    """Return the claim of the run's own, and those that its tasks mount beside it."""
+    """Return the run's own claim, and the others that its tasks mount."""
     found = {one["metadata"]["name"]: one for one in cluster.listed("PersistentVolumeClaim", labels_of(run))}
-    for name in {name for job in jobs for name in _mounted(job).values()} - found.keys():
-        if there := cluster.get("PersistentVolumeClaim", name):
-            found[name] = there
+    for name in {name for job in jobs for name in _mounted_claims(job).values()} - found.keys():
+        if claim := cluster.get("PersistentVolumeClaim", name):
+            found[name] = claim
     return list(found.values())
 
 
 def relevant_pods(pods: Iterable[Object]) -> list[Object]:
-    """Return those of a run's pods that tell how it is: its tasks', and others that hold its tasks to a lost node. Pure.
+    """Return the pods that matter for a run's status: its tasks', and others that tie its tasks to a lost node. Pure.
 
-    Where the volume is one node's, its pods are put where one of them is, and to the scheduler one is there until it has ended. So
-    TensorBoard's pod that is being deleted on a node that does not answer keeps the chief's next one from every other node.
+    The pods of a volume for one node are scheduled where one of them is, until that has ended. So a pod of TensorBoard that is being deleted on
+    a node that does not answer keeps the chief's next pod from every other node.
     """
-    return [pod for pod in pods if _has(pod, CLUSTER_LABEL) or (_is_held(pod) and _is_ending(pod))]
+    return [pod for pod in pods if _has(pod, CLUSTER_LABEL) or (_may_block(pod) and _is_ending(pod))]
 
 
-def _is_held(pod: Object) -> bool:
-    """Return whether a pod that is none of the tasks holds up others, or its own Job, while it is ending on a lost node."""
+def _may_block(pod: Object) -> bool:
+    """Return whether a pod, while it is being deleted on a lost node, keeps other pods or its own Job waiting."""
     return _has(pod, VOLUME_LABEL) or pod_status.role_of(pod) == ATTENDANT
 
 
@@ -156,39 +158,39 @@ def _has(thing: Object, label: str) -> bool:
 
 
 def _jobset(cluster: Cluster, run: str, jobs: Sequence[Object]) -> Object | None:
-    """Return the JobSet that has made a run's Jobs, or is to make them: only it knows whether a failed one is made again."""
+    """Return the JobSet that creates a run's Jobs: only it tells whether a failed one is created again."""
     kind, _, name = (pod_status.controller_of(jobs) or "").partition("/")
     if not jobs:
         return next(iter(cluster.listed_if_any("JobSet", labels_of(run))), None)
     try:
         return cluster.get("JobSet", name) if kind == "jobset" else None
-    except ForbiddenError:  # without that right the Jobs are all there is to tell
+    except ForbiddenError:  # without that right only the Jobs tell the status
         return None
 
 
 def _events(cluster: Cluster, kind: str, field: str, values: Iterable[str]) -> list[Object]:
-    """Return the events about objects of a kind, one request for each value of a field; of many objects those of the kind, by one."""
-    wanted = list(values)
-    asked = [{field: value} for value in wanted] if len(wanted) <= _ONE_BY_ONE else [{"involvedObject.kind": kind}]
+    """Return the events about objects with these values of a field: by one request per object, or for many objects all events of the kind."""
+    all_values = list(values)
+    queries = [{field: value} for value in all_values] if len(all_values) <= _ONE_BY_ONE else [{"involvedObject.kind": kind}]
     try:
-        return [event for fields in asked for event in cluster.listed("Event", fields=fields)]
-    except ForbiddenError:  # without that right fewer reasons are told
+        return [event for fields in queries for event in cluster.listed("Event", fields=fields)]
+    except ForbiddenError:  # without that right fewer reasons are known
         return []
 
 
 class Watcher:
-    """Looks at one run again and again, not more often than is worth it, and reads only what is new."""
+    """Polls one run as often as it changes, and reads only new log lines."""
 
     def __init__(self, cluster: Cluster, run: str, *, with_past_attempts: bool = True) -> None:
-        """Watch `run`; `with_past_attempts` includes attempts whose pods are gone, and why no node takes a pod."""
+        """Watch `run`; `with_past_attempts` includes attempts whose pods were deleted, and the nodes if none takes a pod."""
         self.cluster, self.run, self._with_past_attempts = cluster, run, with_past_attempts
         self.snapshot = ClusterSnapshot(run, ())
         self.logs = PodLogs(cluster)
         self._source = Source(cluster, run)
         self._run_events: RunEvents | None = None
         self._next = 0.0
-        self._pods: dict[str, pod_status.Object] = {}  # by their names, as they were seen last
-        self._past_attempts: dict[str, tuple[str, Restart]] = {}  # by the name of the pod, the task and how its attempt ended
+        self._pods: dict[str, pod_status.Object] = {}  # by name, as last seen
+        self._past_attempts: dict[str, tuple[str, Restart]] = {}  # pod name -> task, and how its attempt ended
         self._last: RunStatus | None = None
         self._nodes: Sequence[Object] = ()
         self._next_nodes = 0.0
@@ -197,32 +199,32 @@ class Watcher:
         self._record_backoff = PollBackoff(_MAX_INTERVAL)
 
     def pods(self) -> list[Object]:
-        """Return the pods of the run's tasks. Raises LauncherError when the cluster cannot be asked."""
+        """Return the pods of the run's tasks. Raises LauncherError."""
         return self._source.pods()
 
     @property
     def attendant(self) -> Object | None:
-        """The Job of the run's attendant, as it was seen last; None where it has none."""
+        """The Job of the run's attendant, as last seen; None without one."""
         return self._source.attendant
 
     def is_attended(self) -> bool:
-        """Return whether the run has an attendant that works, is done, or may still start, as it was seen last."""
+        """Return whether the run has an attendant that works, has finished, or may still start, as last seen."""
         job = self.attendant
         if job is None or pod_status.condition(job, "Failed"):
             return False
-        made = parse_rfc3339(job["metadata"].get("creationTimestamp"))
-        starts = made is None or self.cluster.now() - made < _ATTENDANT_STARTS
-        return starts or bool(job.get("status", {}).get("ready")) or pod_status.condition(job, "Complete") is not None
+        created = parse_rfc3339(job["metadata"].get("creationTimestamp"))
+        may_start = created is None or self.cluster.now() - created < _ATTENDANT_STARTS
+        return may_start or bool(job.get("status", {}).get("ready")) or pod_status.condition(job, "Complete") is not None
 
     def is_as_seen(self) -> bool:
-        """Ask the cluster again whether Jobs and pods are as they were seen last, before an action that cannot be undone. Raises LauncherError."""
+        """Return whether Jobs and pods are unchanged since they were last seen. Call it before an action that cannot be undone. Raises LauncherError."""
         now = gather(self.cluster, self.run)
         return versions([*now.jobs, *now.pods]) == versions([*self.snapshot.jobs, *self.snapshot.pods])
 
     def status(self, context: RunContext = _EMPTY_CONTEXT) -> RunStatus | None:
-        """Return the status of the run, or None when it has no Jobs. Raises LauncherError when the cluster cannot be asked.
+        """Return the status of the run, or None if it has no Jobs. Raises LauncherError.
 
-        `context` has the facts that its Jobs do not tell: the user who started the run, and the objects that it lacks.
+        `context` has facts that its Jobs do not have: the user who started the run, and its missing objects.
         """
         if time.monotonic() < self._next:
             return self._last
@@ -231,7 +233,7 @@ class Watcher:
             self._source.poll_soon()
         self._last = self._refresh(context)
         if self.logs.unanswered:
-            # A node that has just been lost lets us wait for its logs, and the cluster may have noticed meanwhile.
+            # Reading the logs of a lost node took long: the cluster may have noticed the loss meanwhile.
             with contextlib.suppress(LauncherError):
                 self._last = self._refresh(context)
         self._next = time.monotonic() + max(1.0, len(self.snapshot.pods) / _PODS_A_SECOND)
@@ -247,13 +249,13 @@ class Watcher:
         context = dataclasses.replace(
             context, location=location_of(self.snapshot, self.cluster), attended=self.is_attended(), notified=notified
         )
-        noted = self._expired() or self._attended(context.location)
-        return context.add_to(noted) if noted else self._read(context)
+        recorded = self._expired() or self._attended(context.location)
+        return context.add_to(recorded) if recorded else self._read(context)
 
     def _add_past_attempts(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
-        """Add the attempts whose pods are gone; they are looked for when other pods are there than before."""
-        there = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
-        if self._with_past_attempts and there.keys() != self._pods.keys():
+        """Add the attempts whose pods were deleted; look for new ones if the pods have changed."""
+        pods = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
+        if self._with_past_attempts and pods.keys() != self._pods.keys():
             found = [
                 name
                 for job in snapshot.jobs
@@ -264,14 +266,14 @@ class Watcher:
             for job in snapshot.jobs:
                 for name, attempt in past_attempts.attempts(job, events, snapshot.pods, self._pods).items():
                     self._past_attempts.setdefault(name, attempt)
-        self._pods = there
+        self._pods = pods
         by_task: dict[str, list[Restart]] = {}
         for task, restart in self._past_attempts.values():
             by_task.setdefault(task, []).append(restart)
         return dataclasses.replace(snapshot, past_attempts=by_task)
 
     def _with_nodes(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
-        """Add the nodes of the cluster if none takes a pod: what they have free decides whether waiting helps."""
+        """Add the nodes of the cluster if none takes a pod: their size tells whether waiting may help."""
         if not self._with_past_attempts or not any(map(diagnosis.is_unschedulable, snapshot.pods)):
             return snapshot
         if time.monotonic() >= self._next_nodes:
@@ -281,22 +283,22 @@ class Watcher:
         return dataclasses.replace(snapshot, nodes=self._nodes)
 
     def _expired(self) -> RunStatus | None:
-        """Return the recorded end of the run if `kubernetes.ttl` has deleted some of its Jobs since; those left tell only half of it."""
+        """Return the recorded end of the run if `kubernetes.ttl` has deleted some of its Jobs: the others do not tell all."""
         if all(job.get("spec", {}).get("ttlSecondsAfterFinished") is None for job in self.snapshot.jobs):
             return None
-        there = frozenset(map(pod_status.role_of, self.snapshot.jobs))
-        if self._record_backoff.due(there):
+        present = frozenset(map(pod_status.role_of, self.snapshot.jobs))
+        if self._record_backoff.due(present):
             self._record = self.cluster.get("ConfigMap", run_record.name_of(self.run))
-        return run_record.final(self._record) if run_record.roles(self._record) - there else None
+        return run_record.final(self._record) if run_record.roles(self._record) - present else None
 
     def _attended(self, location: Location | None) -> RunStatus | None:
-        """Return how the run has ended, from the attendant's notes, which cover deleted pods; None while its Jobs are at work."""
-        noted = attendant_notes.final(self._source.attendant)
-        if noted is None or not all(map(pod_status.is_idle, self.snapshot.jobs)):
+        """Return the run's end from the attendant's notes, which cover deleted pods; None while its Jobs are active."""
+        recorded = attendant_notes.final(self._source.attendant)
+        if recorded is None or not all(map(pod_status.is_idle, self.snapshot.jobs)):
             return None
-        if noted.state is State.FAILED and all(pod_status.condition(job, "Complete") for job in self.snapshot.jobs):
-            return None  # a user has let it continue since
-        return dataclasses.replace(noted, run_dir=location)
+        if recorded.state is State.FAILED and all(pod_status.condition(job, "Complete") for job in self.snapshot.jobs):
+            return None  # a user has resumed it since
+        return dataclasses.replace(recorded, run_dir=location)
 
     def _read(self, context: RunContext) -> RunStatus:
         tasks = pod_status.tasks(self.snapshot, self.cluster.now())
@@ -308,20 +310,20 @@ class Watcher:
             *(task.name for task in tasks if task.name == "evaluator"),
             *failed,
         }
-        read = [pod for pod in self.snapshot.pods if task_of(pod) in names]
-        self._run_events.apply(self.logs.new_lines(read, tail=_LINES))
+        pods = [pod for pod in self.snapshot.pods if task_of(pod) in names]
+        self._run_events.apply(self.logs.new_lines(pods, tail=_LINES))
         if self._last is not None:  # a one-off query needs no stream
-            self.logs.stream(read)
+            self.logs.stream(pods)
         return pod_status.run_status(self.snapshot, tasks, self._run_events, context)
 
 
 def location_of(snapshot: ClusterSnapshot, cluster: Cluster) -> Location | None:
-    """Return where the run stores its files, None where it has no volume."""
-    claim = next((claims[RUN_VOLUME] for job in snapshot.jobs if RUN_VOLUME in (claims := _mounted(job))), None)
+    """Return the location of the run's files, None without a volume."""
+    claim = next((claims[RUN_VOLUME] for job in snapshot.jobs if RUN_VOLUME in (claims := _mounted_claims(job))), None)
     return on_claim(claim, cluster, snapshot.name) if claim else None
 
 
-def _mounted(job: pod_status.Object) -> dict[str, str]:
+def _mounted_claims(job: pod_status.Object) -> dict[str, str]:
     return claims_of(job.get("spec", {}).get("template", {}).get("spec", {}))
 
 

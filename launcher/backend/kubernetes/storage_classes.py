@@ -1,4 +1,4 @@
-"""Storage classes, and whether one offers volumes that many nodes mount: what `doctor` and `up` say before a run needs it."""
+"""Storage classes, and whether one offers volumes for many nodes, for checks of `doctor` and `up` before a run needs it."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _MANY_NODES = re.compile(
 
 
 def listed(cluster: Cluster) -> dict[str, Mapping[str, Any]]:
-    """Return the cluster's storage classes by name. Raises LauncherError where they may not be listed."""
+    """Return the cluster's storage classes by name. Raises LauncherError if the user may not list them."""
     answer = cluster.request("get", "/apis/storage.k8s.io/v1/storageclasses", doing="listing storage classes")
     return {one["metadata"]["name"]: one for one in answer.get("items") or ()}
 
@@ -42,11 +42,11 @@ def provisioner(one: Mapping[str, Any]) -> str:
 
 
 def offers_many_nodes(one: Mapping[str, Any]) -> bool | None:
-    """Return whether many nodes mount a volume of the class, None where its provisioner does not tell."""
+    """Return whether many nodes can mount a volume of the class; None if its provisioner is not known."""
     known = provisioner(one)
     return False if _ONE_NODE.search(known) else True if _MANY_NODES.search(known) else None
 
 
 def remedies(run: Run) -> str:
-    """Return the remedies if many nodes are to mount a run's volume, and its class does not offer ReadWriteMany."""
+    """Return the remedies if many nodes must mount a run's volume, and its class does not offer ReadWriteMany."""
     return f"{fewer_mount(run.spec)} (then any class will do), or storage.class to one that offers ReadWriteMany"

@@ -13,10 +13,10 @@ from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import Run
 from launcher.runs.status import ENDED, RunStatus, State
 
-# Seconds for which a cluster that does not answer halfway through a start is asked again, before the start fails.
+# Seconds of retries if the cluster stops answering during a start, before the start fails.
 RETRY_TIMEOUT = 60.0
 _POLL_INTERVAL = 0.5
-# Tries to take the lease, when other launchers change the record at the same time.
+# Tries to acquire the lease, if other launchers change the record at the same time.
 _TRIES = 5
 _CLAIM = "PersistentVolumeClaim"
 Answer = TypeVar("Answer")
@@ -28,36 +28,38 @@ def always() -> bool:
 
 
 def reserve(cluster: Cluster, run: Run, still_wanted: Callable[[], bool] = always) -> run_record.StartLease:
-    """Keep every other launcher from starting the run; return the lease of it. Nothing else has changed then.
+    """Acquire the lease that keeps every other launcher from starting the run; change nothing else.
 
-    Raises UsageError when the run is at work, or when another launcher starts it: of two, one gets the lease.
+    Raises UsageError if the run is active, or if another launcher is starting it: of two, one gets the lease.
     """
     for _ in range(_TRIES):
         before = cluster.get(
             "ConfigMap", run_record.name_of(run.name)
         )  # first: the state checked below must still hold when the lease is taken
-        run_record.refuse_started(cluster, run.name, before)
+        run_record.refuse_if_starting(cluster, run.name, before)
         ended = _ended(cluster, run.name, before)
         run_objects.refuse_claim_of_others(cluster, run)
         lease = run_record.new_lease(cluster, run, before, ended)
         if _retry(functools.partial(run_record.acquire, cluster, run, lease), still_wanted):
             return lease
-    raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.description()}", "see how it goes: launcher status")
+    raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.description()}", "see `launcher status`")
 
 
-def _ended(cluster: Cluster, run: str, noted: Object | None) -> RunStatus | None:
-    """Return how the run has ended, by its Jobs, which a start deletes; None without Jobs, or if the record says it.
+def _ended(cluster: Cluster, run: str, record: Object | None) -> RunStatus | None:
+    """Return how the run has ended, from its Jobs, which a start deletes; None without Jobs, or if the end is recorded.
 
-    Raises UsageError when they are at work, or wait for a node or a queue.
+    Raises UsageError if the Jobs are active, or wait for a node or a queue.
     """
     snapshot = status_source.gather(cluster, run)
     if not snapshot.jobs and snapshot.jobset is not None and not pod_status.is_over(snapshot.jobset):
         name = f"jobset/{snapshot.jobset['metadata']['name']}"
-        raise UsageError(f"{run} waits already in {cluster.description()}: {name}", f"stop it first: launcher down {run} --on kubernetes")
+        raise UsageError(
+            f"{run} is already waiting in {cluster.description()}: {name}", f"stop it first: launcher down {run} --on kubernetes"
+        )
     if snapshot.jobs and pod_status.status(snapshot, cluster.now()).state not in ENDED:
         names = ", ".join(job["metadata"]["name"] for job in snapshot.jobs)
         raise UsageError(f"{run} runs already in {cluster.description()}: {names}", f"stop it first: launcher down {run} --on kubernetes")
-    status = status_source.Watcher(cluster, run).status() if snapshot.jobs and run_record.final(noted) is None else None
+    status = status_source.Watcher(cluster, run).status() if snapshot.jobs and run_record.final(record) is None else None
     return status if status is not None and status.state in {State.SUCCEEDED, State.FAILED} else None
 
 
@@ -65,34 +67,34 @@ class Start:
     """One start of a run, by the launcher that holds its lease. Every call raises LauncherError, LeaseLostError if the run was stopped meanwhile."""
 
     def __init__(self, cluster: Cluster, run: Run, lease: run_record.StartLease, still_wanted: Callable[[], bool]) -> None:
-        """Begin nothing yet. `still_wanted` is asked until the start is made, and where it waits."""
+        """Start nothing yet. The start is cancelled once `still_wanted` returns False."""
         self._cluster, self._run, self._lease, self._still_wanted = cluster, run, lease, still_wanted
         self._record: Object = {}
-        self._made: list[ObjectRef] = []
-        self._asked = False  # for the first object: answers may be lost, so any may be made
+        self._created: list[ObjectRef] = []
+        self._has_sent = False  # a request to create an object was sent; even without an answer it may exist
         self._unused: list[ObjectRef] = []  # objects of earlier starts
-        self._claim: ObjectRef | None = None  # once it is made
+        self._claim: ObjectRef | None = None  # once it is created
         self._claim_is_new = False
 
-    def apply(self, spec: dict[str, Any], undone: Callable[[], None]) -> None:
+    def apply(self, spec: dict[str, Any], on_undone: Callable[[], None]) -> None:
         """Apply the run's objects.
 
-        When one is refused, or the start is no longer wanted, the objects made are removed again, and `undone` called once none is left.
+        If one is refused, or the start is cancelled, delete the created objects again, and call `on_undone` once none is left.
         """
         try:
             _retry(lambda: self._begin(spec), self._still_wanted)
             for one in run_objects.objects(self._run, self._cluster):
-                self._make(one)
+                self._create(one)
             _retry(self._write_objects, self._still_wanted)
             _retry(self._find_unused, self._still_wanted)
         except BaseException as error:
-            left = self._undo(undone)
-            if left and isinstance(error, LauncherError):
-                error.remedy += f"; some objects could not be removed again ({left}): launcher down {self._run.name} --on kubernetes"
+            remaining = self._undo(on_undone)
+            if remaining and isinstance(error, LauncherError):
+                error.remedy += f"; some objects could not be removed again ({remaining}): launcher down {self._run.name} --on kubernetes"
             raise
 
     def finalize(self) -> None:
-        """Let others start the run again, and delete objects of earlier starts that this one does not use."""
+        """Release the lease, and delete objects of earlier starts that this one does not use."""
         try:
             run_record.release(self._cluster, self._lease)
         except run_record.LeaseLostError:
@@ -103,11 +105,11 @@ class Start:
                 run_objects.delete(self._cluster, one)
             except UnreachableError:
                 raise
-            except LauncherError:  # for example without that right: it is merely left behind
+            except LauncherError:  # for example without that right: the object is left behind
                 continue
 
     def try_finalize(self) -> bool:
-        """Finalize, and return whether that was done: false where the cluster does not answer for a while."""
+        """Finalize; return False if the cluster does not answer for a while."""
         try:
             _retry(self.finalize, self._still_wanted)
         except UnreachableError:
@@ -116,32 +118,32 @@ class Start:
 
     def _begin(self, spec: dict[str, Any]) -> None:
         self._record = run_record.write(self._cluster, self._run, self._lease, spec)
-        run_objects.clear(self._cluster, self._run.name, self._check_wanted)
+        run_objects.delete_old_jobs(self._cluster, self._run.name, self._check_wanted)
         if self._run.own_claim:
             self._claim_is_new = run_objects.is_new_claim(self._cluster, self._run, self._check_wanted)
 
     def _check_wanted(self) -> None:
-        """Raise LauncherError if the start is no longer wanted."""
+        """Raise LauncherError if the start was cancelled."""
         if not self._still_wanted():
             raise LauncherError(
                 f"{self._run.name} in {self._cluster.description()} was not started: its start was interrupted",
                 "start it with `launcher up`",
             )
 
-    def _make(self, one: Object) -> None:
-        """Make one object, or change it to what it is to be; a cluster that does not answer is asked again."""
-        kind, name = str(one["kind"]), str(one["metadata"]["name"])
+    def _create(self, manifest: Object) -> None:
+        """Create or apply one object; retry if the cluster does not answer."""
+        kind, name = str(manifest["kind"]), str(manifest["metadata"]["name"])
         if kind != _CLAIM:
-            one["metadata"]["ownerReferences"] = [run_record.owner(self._record)]
+            manifest["metadata"]["ownerReferences"] = [run_record.owner(self._record)]
         unanswered: list[UnreachableError] = []
-        self._asked = True
+        self._has_sent = True
 
-        def make() -> Object:
+        def create_or_apply() -> Object:
             self._check_wanted()
-            # Before each: a stop takes the lease away first, and deletes the objects only then.
+            # Before each object: a stop first revokes the lease, and then deletes the objects.
             run_record.verify(self._cluster, self._lease)
             try:
-                return self._cluster.create(one) if kind in JOB_KINDS else self._cluster.apply(one)
+                return self._cluster.create(manifest) if kind in JOB_KINDS else self._cluster.apply(manifest)
             except UnreachableError as error:
                 unanswered.append(error)
                 raise
@@ -149,48 +151,48 @@ class Start:
                 if kind not in JOB_KINDS or status_of(error) != 409:
                     raise
                 run_record.verify(self._cluster, self._lease)
-                there = self._cluster.get(kind, name) if unanswered else None
-                if there is None:
+                existing = self._cluster.get(kind, name) if unanswered else None
+                if existing is None:
                     raise
-                return there  # made by a request of ours that was not answered: no other launcher may while the lease is ours
+                return existing  # created by an earlier try that was not answered: no other launcher may create it while this one holds the lease
 
-        thing = ObjectRef(kind, name, str(_retry(make, self._still_wanted)["metadata"]["uid"]))
+        created = ObjectRef(kind, name, str(_retry(create_or_apply, self._still_wanted)["metadata"]["uid"]))
         if kind != _CLAIM:
-            self._made.append(thing)
-        elif self._claim_is_new:  # else it has data
-            self._claim = thing
+            self._created.append(created)
+        elif self._claim_is_new:  # an older claim has data
+            self._claim = created
 
     def _write_objects(self) -> None:
-        """Have the record know what was made, and the claim, so that another one of its name is not taken for it."""
-        there = self._cluster.get(_CLAIM, self._run.claim) if self._run.storage else None
-        claim = None if there is None else str(there["metadata"]["uid"])
-        run_record.write_objects(self._cluster, self._lease, claim, [(one.kind, one.name, one.uid) for one in self._made])
+        """Record the created objects and the uid of the claim, which tells it from a later claim of its name."""
+        claim = self._cluster.get(_CLAIM, self._run.claim) if self._run.storage else None
+        uid = None if claim is None else str(claim["metadata"]["uid"])
+        run_record.write_objects(self._cluster, self._lease, uid, [(one.kind, one.name, one.uid) for one in self._created])
 
     def _find_unused(self) -> None:
-        used = {(one.kind, one.name) for one in self._made}
+        used = {(one.kind, one.name) for one in self._created}
         self._unused = [one for one in run_objects.existing_objects(self._cluster, self._run.name) if (one.kind, one.name) not in used]
 
-    def _undo(self, undone: Callable[[], None]) -> str:
-        """Remove what this start has made; return what could not be removed and why, empty where all was.
+    def _undo(self, on_undone: Callable[[], None]) -> str:
+        """Delete the objects that this start has created; return the errors of those that remain, empty without any.
 
-        If another launcher has taken the run over, only Jobs are deleted: all else that this start has made is that launcher's by now. If the
-        run was stopped, its record and data stay.
+        If another launcher has taken the run over, delete only Jobs: that launcher uses all other objects now. If the run was stopped, its record
+        and data stay.
         """
         failed: list[str] = []
         try:
-            others, held = run_record.is_others(self._cluster, self._lease), run_record.is_held(self._cluster, self._lease)
-        except LauncherError as error:  # the first error is the one to tell
+            others, held = run_record.is_taken_over(self._cluster, self._lease), run_record.is_held(self._cluster, self._lease)
+        except LauncherError as error:  # the caller reports the first error
             return error.message
         remove = functools.partial(run_objects.remove, self._cluster, self._run.name)
         steps: list[Callable[[], None]] = []
         if others:
-            steps += [functools.partial(run_objects.delete, self._cluster, one) for one in self._made if one.kind in JOB_KINDS]
+            steps += [functools.partial(run_objects.delete, self._cluster, one) for one in self._created if one.kind in JOB_KINDS]
         elif not held:
-            steps.append(functools.partial(remove, self._made))
-        else:  # no other launcher makes anything of the run: remove all there is, also objects of requests that were not answered
-            steps += [remove] if self._asked else []
+            steps.append(functools.partial(remove, self._created))
+        else:  # no other launcher creates objects of the run: remove all, including those of unanswered requests
+            steps += [remove] if self._has_sent else []
             steps += [functools.partial(run_objects.delete, self._cluster, self._claim)] if self._claim else []
-            steps += [lambda: run_record.undo(self._cluster, self._lease), undone]
+            steps += [lambda: run_record.undo(self._cluster, self._lease), on_undone]
         for step in steps:
             try:
                 step()
@@ -202,7 +204,7 @@ class Start:
 
 
 def _retry(do: Callable[[], Answer], still_wanted: Callable[[], bool] = always) -> Answer:
-    """Return the result of a call, made again for a while if the cluster does not answer and it is `still_wanted`. Raises LauncherError."""
+    """Return the result of a call; retry for a while if the cluster does not answer and the result is `still_wanted`. Raises LauncherError."""
     deadline = time.monotonic() + RETRY_TIMEOUT
     while True:
         try:

@@ -22,29 +22,29 @@ class RunEvents:
         """Return whether the progress of this task is the run's."""
         return task == self._leader
 
-    def done(self, task: str) -> bool:
-        """Return whether a task has said last that its work is complete."""
+    def is_done(self, task: str) -> bool:
+        """Return whether a task has reported that its work is complete."""
         return task in self._tasks and self._tasks[task].done
 
     def apply(self, lines: Iterable[LogLine]) -> None:
-        """Take in lines of output."""
+        """Apply the events in lines of output."""
         for line in lines:
             event = parse(line.text)
             if event is None:
                 continue
-            about = event.get("task")
-            about = about if isinstance(about, str) else line.task
-            own = about == line.task
-            self._tasks.setdefault(about, TaskTracker(about)).apply(event, own=own)
+            subject = event.get("task")
+            subject = subject if isinstance(subject, str) else line.task
+            own = subject == line.task
+            self._tasks.setdefault(subject, TaskTracker(subject)).apply(event, own=own)
             self.progress.apply(event, is_leader=own and line.task == self._leader)
 
     def statuses(self, tasks: Iterable[TaskStatus]) -> tuple[TaskStatus, ...]:
-        """Return how tasks are, known from their pods, with what their events say."""
+        """Return the statuses that pods tell, with the facts of the tasks' events."""
         return tuple(_with_events(task, self._tasks[task.name]) if task.name in self._tasks else task for task in tasks)
 
 
 def _with_events(task: TaskStatus, tracker: TaskTracker) -> TaskStatus:
-    """Return the status of a task, known from its pods, with what its events say."""
+    """Return the status that pods tell, with the facts of the task's events."""
     both = sorted([*task.restarts, *tracker.restarts], key=lambda restart: restart.time)
     restarts = tuple(dataclasses.replace(restart, attempt=attempt) for attempt, restart in enumerate(both, 1))
     left = min((one for one in (task.restarts_left, tracker.restarts_left) if one is not None), default=None)

@@ -1,6 +1,6 @@
-"""A run's end by its user: its tasks save and stop, its objects are deleted, and how it was is noted; its data on request.
+"""Stops a run: its tasks save and stop, its objects are deleted, and its final status is recorded.
 
-And the end of a TensorBoard whose run ended long ago.
+Also deletes TensorBoards whose runs ended long ago.
 """
 
 import contextlib
@@ -20,74 +20,77 @@ from launcher.runs.status import ENDED, RunStatus, State, TaskStatus
 from launcher.spec.quantities import parse_duration
 
 _OF_TENSORBOARD = ("Deployment", "Service", "NetworkPolicy")
-_SLACK = 120.0  # seconds beyond the grace period in which pods are gone; a busy node takes more than one minute
+_SLACK = 120.0  # seconds beyond the grace period within which pods are gone; a busy node takes more than one minute
 
 
 def stop(
     cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *, now: bool, report: Callable[[str], object] = str
 ) -> tuple[RunStatus | None, dict[str, int]]:
-    """Stop a run and delete all of it but its record and its data; `before` is how it was, None where it has no Jobs.
+    """Stop a run and delete its objects except its record and its data; `before` is its last status, None if it has no Jobs.
 
-    `report` is called with what a person should know meanwhile: which nodes do not answer, and what was not saved because of that.
+    `report` is called with messages for the user: nodes that do not answer, and what was not saved because of that.
 
-    Returns how it has ended, and how many objects of each kind were deleted. Raises LauncherError when pods stay, UsageError where something would make its Jobs again.
+    Returns the final status, and how many objects of each kind were deleted. Raises LauncherError if pods remain, UsageError if a controller
+    would create the Jobs again.
     """
-    # Nothing that another launcher makes once this is done is to go with it.
-    there, pods = run_objects.existing_objects(cluster, run), status_source.pods_of(cluster, run)
-    _refuse_made_by_others(cluster, run, there)
+    # Listed first: objects that another launcher creates from now on must stay.
+    existing, pods = run_objects.existing_objects(cluster, run), status_source.pods_of(cluster, run)
+    _refuse_other_controllers(cluster, run, existing)
     events = RunEvents(before.tasks[0].name if before and before.tasks else "")
-    events.apply(logs.new_lines(pods))  # what has ended is gone in a moment
+    events.apply(logs.new_lines(pods))  # the logs of ended pods are lost in a moment
     if before is not None:
-        # Before the Jobs go: other launchers that watch would else take them for deleted by somebody. The run has not stopped yet.
-        (run_record.write_end if before.state in ENDED else run_record.write_stopping)(cluster, _ended(before, events, cluster.now()))
-    silent = _SilentNodes(report)
+        # Before the Jobs are deleted: else other launchers that watch would report them as missing. The run has not stopped yet.
+        (run_record.write_end if before.state in ENDED else run_record.write_stopping)(
+            cluster, _final_status(before, events, cluster.now())
+        )
+    unresponsive = _UnresponsiveNodes(report)
 
     def poll() -> None:
-        there = status_source.pods_of(cluster, run)
-        silent.check(there)
-        events.apply(logs.new_lines(there))
+        remaining = status_source.pods_of(cluster, run)
+        unresponsive.check(remaining)
+        events.apply(logs.new_lines(remaining))
 
-    with logs.to_the_end(sorted(pods, key=lambda pod: not events.is_leader(task_of(pod)))):  # what the tasks write to the last
-        for one in there:
+    with logs.followed_to_the_end(sorted(pods, key=lambda pod: not events.is_leader(task_of(pod)))):  # the tasks' last lines
+        for one in existing:
             if one.kind in JOB_KINDS:
                 run_objects.delete(cluster, one)
         grace = max((pod["spec"].get("terminationGracePeriodSeconds") or 30 for pod in pods), default=0)
         for pod in pods:
-            # The garbage collector would do so a moment later; a pod that its node was already ending stays as it is.
+            # The garbage collector would do so a moment later; a pod that is already being deleted keeps its grace period.
             if not pod["metadata"].get("deletionTimestamp") or now:
                 cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
         lost = run_objects.await_ended(cluster, run, grace + _SLACK, poll)
     events.apply(logs.new_lines(()))
-    run_objects.remove(cluster, run, there)
-    if any(one.kind == "JobSet" for one in there):
+    run_objects.remove(cluster, run, existing)
+    if any(one.kind == "JobSet" for one in existing):
         run_objects.await_workloads_deleted(cluster, run)
-    removed = dict(Counter(one.kind for one in there))
+    removed = dict(Counter(one.kind for one in existing))
     if before is None:
         return None, removed
-    ended = _ended(before, events, cluster.now(), unsaved(lost))
-    run_record.update_end(cluster, ended)  # with the checkpoint that its tasks have saved meanwhile
+    ended = _final_status(before, events, cluster.now(), unsaved_notice(lost))
+    run_record.update_end(cluster, ended)  # including the tasks' last checkpoint
     if lost:
         report(ended.reason)
     return ended, removed
 
 
-def _refuse_made_by_others(cluster: Cluster, run: str, there: Iterable[ObjectRef]) -> None:
+def _refuse_other_controllers(cluster: Cluster, run: str, existing: Iterable[ObjectRef]) -> None:
     controller = pod_status.controller_of(cluster.listed("Job", status_source.labels_of(run)))
-    if controller and controller not in {f"{one.kind.lower()}/{one.name}" for one in there}:
+    if controller and controller not in {f"{one.kind.lower()}/{one.name}" for one in existing}:
         raise UsageError(
-            f"the Jobs of {run} in {cluster.description()} are those of {controller}, which makes them again when they are deleted",
-            f"delete that, and they go with it: kubectl delete {controller} -n {cluster.namespace}",
+            f"the Jobs of {run} in {cluster.description()} belong to {controller}, which creates them again when they are deleted",
+            f"delete {controller}, which deletes them too: kubectl delete {controller} -n {cluster.namespace}",
         )
 
 
-def unsaved(lost: Iterable[pod_status.Object]) -> str:
-    """Return a notice of steps that may be lost with these pods, which did not end by themselves; empty for none. Pure."""
-    where = ", ".join(f"{task_of(pod)} on {node_of(pod)}" for pod in lost)
-    return f"steps after the last checkpoint may be lost with tasks whose nodes did not answer: {where}" if where else ""
+def unsaved_notice(lost: Iterable[pod_status.Object]) -> str:
+    """Return a notice of steps that may be lost with these pods, which did not end by themselves; empty without pods. Pure."""
+    lost_tasks = ", ".join(f"{task_of(pod)} on {node_of(pod)}" for pod in lost)
+    return f"steps after the last checkpoint may be lost with tasks whose nodes did not answer: {lost_tasks}" if lost_tasks else ""
 
 
-class _SilentNodes:
-    """Says once of each node that it does not answer while its tasks are asked to stop."""
+class _UnresponsiveNodes:
+    """Reports once of each node that it does not answer while its tasks are asked to stop."""
 
     def __init__(self, report: Callable[[str], object]) -> None:
         self._report, self._reported = report, set[str]()
@@ -104,25 +107,25 @@ class _SilentNodes:
             )
 
 
-def _ended(before: RunStatus, events: RunEvents, now: float, unsaved: str = "") -> RunStatus:
-    """Return the status to record of the run: as it ended, or stopped now, perhaps after a last checkpoint."""
+def _final_status(before: RunStatus, events: RunEvents, now: float, notice: str = "") -> RunStatus:
+    """Return the status to record: as the run ended, or stopped now, with the last checkpoint."""
     if before.state in ENDED:
         return before
-    last = events.progress
-    done = [task.state is State.SUCCEEDED or events.done(task.name) for task in before.tasks]
+    progress = events.progress
+    done = [task.state is State.SUCCEEDED or events.is_done(task.name) for task in before.tasks]
     tasks = tuple(_stopped(task, now, done=is_done) for task, is_done in zip(before.tasks, done, strict=True))
     finished = bool(done) and all(done)
     return dataclasses.replace(
         before,
         state=State.SUCCEEDED if finished else State.STOPPED,
-        reason="it was done before it stopped" if finished else "asked to stop" + (f"; {unsaved}" if unsaved else ""),
+        reason="it was done before it stopped" if finished else "asked to stop" + (f"; {notice}" if notice else ""),
         reason_task="",
         ended=now,
         eta=None,
         tasks=tasks,
-        step=last.step if last.step is not None else before.step,
-        checkpoint=last.checkpoint or before.checkpoint,
-        checkpoint_step=last.checkpoint_step if last.checkpoint else before.checkpoint_step,
+        step=progress.step if progress.step is not None else before.step,
+        checkpoint=progress.checkpoint or before.checkpoint,
+        checkpoint_step=progress.checkpoint_step if progress.checkpoint else before.checkpoint_step,
     )
 
 
@@ -135,8 +138,8 @@ def _stopped(task: TaskStatus, now: float, *, done: bool) -> TaskStatus:
 def sweep_tensorboards(cluster: Cluster) -> None:
     """Delete each TensorBoard of the namespace whose run ended longer ago than its own `kubernetes.tensorboard_ttl`.
 
-    The next start or stop of any run calls it, since nothing of the launcher stays in the cluster. One of a run without a record, or of a version
-    that had no such field, stays, and so do all if the cluster refuses: leftovers of other runs keep none from being started or stopped.
+    Each start or stop of a run calls it, since no part of the launcher stays in the cluster. It skips runs without a record or without this field,
+    and ignores errors of the cluster: leftovers of other runs must not prevent a start or stop.
     """
     with contextlib.suppress(LauncherError):
         deployments = cluster.listed("Deployment", {**status_source.OURS, pod_status.COMPONENT: TENSORBOARD})
@@ -148,9 +151,9 @@ def sweep_tensorboards(cluster: Cluster) -> None:
 
 
 def _tensorboard_is_due(cluster: Cluster, run: str) -> bool:
-    noted = cluster.get("ConfigMap", run_record.name_of(run))
-    ttl = ((run_record.spec(noted) or {}).get("kubernetes") or {}).get("tensorboard_ttl")
-    if ttl is None or run_record.being_started(noted, cluster.now()):
+    record = cluster.get("ConfigMap", run_record.name_of(run))
+    ttl = ((run_record.spec(record) or {}).get("kubernetes") or {}).get("tensorboard_ttl")
+    if ttl is None or run_record.start_in_progress(record, cluster.now()):
         return False
-    status = run_record.final(noted) or pod_status.status(status_source.gather(cluster, run), cluster.now())
+    status = run_record.final(record) or pod_status.status(status_source.gather(cluster, run), cluster.now())
     return status.state in ENDED and status.ended is not None and cluster.now() - status.ended > parse_duration(ttl)

@@ -43,9 +43,7 @@ def test_a_volume_that_a_lost_node_still_has_is_named_until_it_is_attached(
         return str(launcher.status("held")["reason"])
 
     tell(namespace, pod, "FailedAttachVolume", FAILED, "2036-01-01T00:00:00Z")
-    until(
-        lambda: "its volume is still attached to a node where no pod of the run is any more" in told(), 60, "the volume to be named", told
-    )
+    until(lambda: "its volume is still attached to a node without pods of the run" in told(), 60, "the volume to be named", told)
     assert "Kubernetes detaches it some six minutes after it has lost a node" in told()
     tell(namespace, pod, "SuccessfulAttachVolume", 'AttachVolume.Attach succeeded for volume "pvc-1"', "2036-01-01T00:00:30Z")
     until(lambda: "still attached" not in told(), 60, "what is next to be told", told)

@@ -81,7 +81,7 @@ def test_a_run_on_a_claim_of_others_keeps_to_its_directory(launcher: Launcher, t
     longer = ("up", str(file), "--set", "train.steps=40")
     assert "add --fresh to start from the first step on a new claim" in launcher(*longer, code=2)
     namespace.kubectl("apply", "-f", "-", text=json.dumps(CLAIM))
-    assert "the claim team was deleted and made again" in launcher(*longer, code=2)
+    assert "the claim team was deleted and created again" in launcher(*longer, code=2)
     launcher(*longer, "--resume", timeout=UP)
     assert launcher.status("guest")["data_lost"] is None
     assert directories(namespace) == ["guest"]
@@ -107,7 +107,7 @@ def test_a_claim_of_the_runs_name_that_was_not_made_for_it_is_refused(launcher: 
     file.write_text(SPEC.replace("name: guest", "name: stranger").replace("kubernetes: {claim: team}\n", ""))
     said = launcher("up", str(file), code=2)
     assert "the claim stranger in" in said
-    assert "was not made for this run" in said
+    assert "was not created for this run" in said
     assert "kubernetes: {claim: stranger}" in said
     there = json.loads(namespace.kubectl("get", "pvc", "stranger", "-o", "json"))
     assert "labels" not in there["metadata"]

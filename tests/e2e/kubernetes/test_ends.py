@@ -137,7 +137,7 @@ def test_output_that_was_kept_is_shown_after_somebody_has_deleted_the_jobs(launc
     launcher.namespace.kubectl("delete", "jobs", "-l", "app.kubernetes.io/instance=robbed")
     until(lambda: not launcher.namespace.pods("robbed"), 60, "its pods to go", lambda: launcher.namespace.describe("robbed"))
     told = launcher.status("robbed")
-    assert (told["state"], told["reason"]) == ("stopped", "its Jobs were deleted; `up` goes on from its last checkpoint")
+    assert (told["state"], told["reason"]) == ("stopped", "its Jobs were deleted; `up` resumes from its last checkpoint")
     assert [task["name"] for task in told["tasks"]] == ["chief", "worker-0", "worker-1", "ps-0"]
     assert {task["state"] for task in told["tasks"]} == {"stopped"}
     assert "words chief" in launcher("logs", "robbed")

@@ -156,7 +156,7 @@ def test_jobs_of_a_jobset_are_deleted_with_it_where_it_is_the_runs(jobset: str, 
     launcher("wait", "foreign", code=1)
     namespace.kubectl("label", "jobset", "foreign", "app.kubernetes.io/name-")  # as one that was not made for the run
     said = launcher("down", "foreign", code=2)
-    assert "those of jobset/foreign, which makes them again" in said
+    assert "belong to jobset/foreign, which creates them again" in said
     assert f"kubectl delete jobset/foreign -n {namespace.name}" in said
     assert namespace.kubectl("get", "jobs", "-l", "app.kubernetes.io/instance=foreign", "-o", "name").split() == [
         "job.batch/foreign-chief-0"

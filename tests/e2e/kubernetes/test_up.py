@@ -340,7 +340,7 @@ def test_the_documented_roles_are_enough_and_a_lacking_right_is_named(launcher: 
     file = tmp_path / "small.yaml"
     file.write_text("version: 1\nname: small\nkubernetes: {tensorboard: false}\n" + standing_in(steps=5))
     # It may be mistyped, and whether it is there nobody tells her: no Role would help.
-    mistyped = f"you may do nothing in the namespace {namespace.name}"
+    mistyped = f"you have no rights in the namespace {namespace.name}"
     for refused in (ada("up", str(file), code=1), ada("ls", code=1), ada("doctor", code=1)):
         assert mistyped in refused
         assert "apiGroups" not in refused
@@ -398,7 +398,7 @@ def _attended(ada: Launcher, namespace: Namespace, image: str, directory: Path) 
     )
     assert "may not patch serviceaccounts in the namespace" in ada("up", str(file), code=1)
     found = {one["what"]: one for one in json.loads(ada("doctor", str(file), "--json", code=1))["findings"]}
-    assert found["attendant"]["words"].startswith("you may not make one: get, list, create, patch, delete serviceaccounts")
+    assert found["attendant"]["words"].startswith("you may not create one: get, list, create, patch, delete serviceaccounts")
     namespace.kubectl("apply", "-f", str(ROOT / "docs" / "kubernetes-attendant-role.yaml"))
     namespace.kubectl("create", "rolebinding", "ada-too", "--role=tf-launcher-attendant", f"--serviceaccount={namespace.name}:ada")
     may = ("auth", "can-i", "patch", "rolebindings", f"--as=system:serviceaccount:{namespace.name}:ada")

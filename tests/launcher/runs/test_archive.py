@@ -152,5 +152,5 @@ def test_the_server_waits_for_a_reader_that_says_what_it_has_read(port: int, run
     connection.connect()
     with contextlib.closing(connection), connection.sock.makefile("wb", buffering=0) as reads:
         connection.request("GET", "/checkpoints", headers={archive.TOKEN_HEADER: TOKEN, "Connection": "close"})
-        stream = b"".join(download._pieces(connection.getresponse(), reads, "pod"))
+        stream = b"".join(download._chunks(connection.getresponse(), reads, "pod"))
     assert members(stream)["large"] == content

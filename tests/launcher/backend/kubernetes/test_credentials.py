@@ -121,9 +121,9 @@ def test_a_run_goes_on_without_credentials_and_is_given_up_in_the_end(
     monkeypatch.setattr(Guarded, "token", "second")
     status = runs.status("digits")
     assert status.state is State.RUNNING
-    assert status.reason == "the cluster has not accepted your credentials for 0 s; the run goes on"
+    assert status.reason == "the cluster has not accepted your credentials for 0 s; the run continues"
     monkeypatch.setattr(backend, "AWAY_TIMEOUT", -1.0)
-    with pytest.raises(RunUnreachableError, match=r"digits goes on, and cannot be followed any more: .*authentication failed") as told:
+    with pytest.raises(RunUnreachableError, match=r"digits continues, but cannot be followed any more: .*authentication failed") as told:
         runs.status("digits")
     assert told.value.exit_code == 69
 

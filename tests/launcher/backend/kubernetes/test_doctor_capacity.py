@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from launcher.backend.kubernetes.doctor_capacity import Node, node, subtract_requests, unschedulable_roles
-from launcher.backend.kubernetes.node_capacity import amount
+from launcher.backend.kubernetes.node_capacity import parse_quantity
 from launcher.spec.models import ClusterSpec
 from tests.golden_messages import Golden
 
@@ -23,7 +23,7 @@ def spec(**roles: Any) -> ClusterSpec:
     "quantity, number", [("500m", 0.5), ("4", 4.0), ("4Gi", 4 * 2**30), ("1e3", 1000.0), ("2k", 2000.0), ("what", 0.0), (None, 0.0)]
 )
 def test_quantities_are_read_as_kubernetes_writes_them(quantity: object, number: float) -> None:
-    assert amount(quantity) == number
+    assert parse_quantity(quantity) == number
 
 
 def test_tasks_that_fit_one_by_one_and_not_together_are_named() -> None:

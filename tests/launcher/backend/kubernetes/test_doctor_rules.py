@@ -54,7 +54,7 @@ def test_who_makes_an_attendant_may_all_that_its_role_gives(gang: str, tmp_path:
     [
         ({}, True, [("ok", "you may create one (kubernetes.attendant)")]),
         ({}, False, [("ok", "you may not create one: create rolebindings")]),
-        ({"attendant": {}}, False, [("problem", "you may not make one: create rolebindings")]),
+        ({"attendant": {}}, False, [("problem", "you may not create one: create rolebindings")]),
         ({"attendant": {"service_account": "robot"}}, False, []),
     ],
     ids=["may", "may not", "may not and wants", "has an account"],

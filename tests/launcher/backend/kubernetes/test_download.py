@@ -14,7 +14,7 @@ from kubernetes.client import Configuration
 
 from launcher.backend.kubernetes import download
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.download import _answer, _of_jobs
+from launcher.backend.kubernetes.download import _response, _run_of_jobs
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.errors import LauncherError
 from launcher.runs import archive
@@ -32,7 +32,7 @@ def test_of_a_run_that_kubectl_has_applied_its_jobs_say_what_is_tolerated() -> N
     cluster = SimpleNamespace(
         listed=lambda *_: [{"spec": {"template": {"spec": pod}}}], get=lambda *_: {"spec": {"accessModes": ["ReadWriteOnce"]}}
     )
-    run = _of_jobs(cast("Cluster", cluster), "digits")
+    run = _run_of_jobs(cast("Cluster", cluster), "digits")
     assert run is not None
     assert [one.model_dump(exclude_none=True) for one in run.options.tolerations] == pod["tolerations"]
 
@@ -79,17 +79,17 @@ def test_a_lacking_right_to_forward_ports_is_named_at_once(cluster: Cluster, ans
     who = 'User "anna" cannot get resource "pods/portforward" in API group "" in the namespace "mine"'
     answers.message = f'pods "reader" is forbidden: {who}'
     with pytest.raises(ForbiddenError, match="anna may not get pods/portforward in the namespace mine") as refused:
-        _answer(cluster, "reader", Artifact.MODEL, "")
+        _response(cluster, "reader", Artifact.MODEL, "")
     assert 'resources: ["pods/portforward"]' in refused.value.remedy
 
 
 def test_of_a_pod_that_does_not_answer_its_last_lines_are_told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "_ANSWER_TIMEOUT", 0.05)
     with pytest.raises(LauncherError, match="what it said"):
-        _answer(cluster, "reader", Artifact.MODEL, "")
+        _response(cluster, "reader", Artifact.MODEL, "")
 
 
 def test_an_interrupt_while_the_port_is_asked_for_is_one(cluster: Cluster, answers: type[Answers]) -> None:
     answers.interrupts = True
     with pytest.raises(KeyboardInterrupt):
-        _answer(cluster, "reader", Artifact.MODEL, "")
+        _response(cluster, "reader", Artifact.MODEL, "")

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.helper_pod import node_constraints, on_its_claim
+from launcher.backend.kubernetes.helper_pod import node_constraints, with_claim_access
 from launcher.errors import UsageError
 from launcher.images import image_for
 from launcher.plan import planner
@@ -45,7 +45,7 @@ def test_a_volume_of_one_node_is_read_where_a_pod_has_it() -> None:
 )
 def test_a_claim_that_is_there_says_how_many_nodes_mount_it(claim: dict[str, Any] | None, access: str) -> None:
     cluster = cast("Cluster", SimpleNamespace(get=lambda *_: claim))
-    assert on_its_claim(cluster, run("ReadWriteOnce")).access == access
+    assert with_claim_access(cluster, run("ReadWriteOnce")).access == access
 
 
 def test_on_a_node_with_gpus_its_taint_is_tolerated() -> None:
@@ -56,6 +56,6 @@ def test_on_a_node_with_gpus_its_taint_is_tolerated() -> None:
 
 def test_a_volume_of_one_pod_is_not_read_while_one_has_it() -> None:
     chief = mounting(running("chief"))
-    with pytest.raises(UsageError, match="ReadWriteOncePod, and the pod digits-chief-0-00 has the volume"):
+    with pytest.raises(UsageError, match="ReadWriteOncePod, and the pod digits-chief-0-00 has mounted the volume"):
         node_constraints(run("ReadWriteOncePod"), [chief])
     assert node_constraints(run("ReadWriteOncePod"), [running("ps"), mounting(ended("chief", 0))]) == {}

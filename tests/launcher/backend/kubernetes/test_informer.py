@@ -115,7 +115,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
     monkeypatch.setattr(informer, "_RETRY_INTERVAL", 0.01)
     monkeypatch.setattr(client, "_LOGIN_INTERVAL", 0.0)
     yield made
-    monkeypatch.setattr(informer, "_ABANDONED", -1.0)
+    monkeypatch.setattr(informer, "_IDLE_TIMEOUT", -1.0)
     made.watches += 1
     until(
         "the end of the threads that watch",

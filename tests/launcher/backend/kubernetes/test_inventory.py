@@ -26,8 +26,8 @@ def claim(**head: Any) -> dict[str, Any]:
         (claim(), None, ""),
         (None, "deleted", "the claim digits was deleted"),
         (claim(deletionTimestamp="2026-01-01T00:00:00Z"), "deleting", "the claim digits is being deleted"),
-        (claim(uid="2"), "replaced", "made again (made 2026-01-01T00:00:00Z)"),
-        (claim(uid="2", deletionTimestamp="2026-01-01T00:00:00Z"), "replaced", "made again"),
+        (claim(uid="2"), "replaced", "created again (created 2026-01-01T00:00:00Z)"),
+        (claim(uid="2", deletionTimestamp="2026-01-01T00:00:00Z"), "replaced", "created again"),
     ],
 )
 def test_a_claim_that_is_not_the_runs_any_more(there: dict[str, Any] | None, code: str | None, words: str) -> None:

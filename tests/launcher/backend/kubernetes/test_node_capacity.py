@@ -47,5 +47,5 @@ def test_what_no_waiting_mends_is_told_with_what_there_is(wanted: dict[str, Any]
 
 def test_only_nodes_with_the_label_count(golden: Golden) -> None:
     t4 = {"nvidia.com/gpu.product": "T4"}
-    golden(*node_capacity.lacking({"nvidia.com/gpu": 4}, t4, NODES))
-    golden(*node_capacity.lacking({}, {"nvidia.com/gpu.product": "H100"}, NODES))
+    golden(*node_capacity.unmet_requirements({"nvidia.com/gpu": 4}, t4, NODES))
+    golden(*node_capacity.unmet_requirements({}, {"nvidia.com/gpu.product": "H100"}, NODES))

@@ -35,14 +35,14 @@ def test_attempts_whose_pods_are_gone_count_as_restarts() -> None:
     found = past_attempts.attempts(job("worker", 2), events, [now], {names[2]: drained})
     assert {name: (task, restart.cause) for name, (task, restart) in found.items()} == {
         names[0]: ("worker-1", DELETED),
-        names[1]: ("worker-1", "its node is lost, or nothing is to run there"),
+        names[1]: ("worker-1", "its node is lost, or must not run pods"),
         names[2]: ("worker-1", "moved away: EvictionByEvictionAPI"),
     }
     for pods in ([now], []):  # also before the next pod is made
         seen = ClusterSnapshot("digits", [job("worker", 2)], pods, past_attempts={"worker-1": [restart for _, restart in found.values()]})
         assert [(one.attempt, one.cause) for one in status(seen, NOW).tasks[1].restarts] == [
             (1, DELETED),
-            (2, "its node is lost, or nothing is to run there"),
+            (2, "its node is lost, or must not run pods"),
             (3, "moved away: EvictionByEvictionAPI"),
         ]
 

@@ -82,9 +82,9 @@ def test_a_node_that_does_not_answer_is_not_asked_until_it_does() -> None:
     answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
     silent = {**POD, "status": {**POD["status"], "conditions": [{"type": "Ready", "status": "False", "reason": "NodeNotReady"}]}}
     assert logs.new_lines([silent]) == []
-    assert (answers.asked, logs.unread(silent)) == ([], True)
+    assert (answers.asked, logs.is_unread(silent)) == ([], True)
     assert [line.text for line in logs.new_lines([POD])] == ["one"]
-    assert not logs.unread(POD)
+    assert not logs.is_unread(POD)
 
 
 def test_lines_of_a_pod_that_is_gone_are_kept_once(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_log_that_cannot_be_read_is_not_asked_for_at_once_again() -> None:
     logs = reader(answers)
     assert (logs.new_lines([POD]), logs.new_lines([POD])) == ([], [])
     assert len(answers.asked) == 1
-    assert logs.unread(POD)
+    assert logs.is_unread(POD)
 
 
 def test_a_container_that_has_not_started_is_not_asked() -> None:
@@ -161,7 +161,7 @@ def test_what_one_reader_has_read_another_need_not_ask_for() -> None:
 
 
 def test_who_is_passed_nothing_on_any_more_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_logs, "_TRUSTED", 0.0)
+    monkeypatch.setattr(pod_logs, "_TRUST_TIME", 0.0)
     answers = Answers()
     other = reader(answers)
     logs = PodLogs(cast("Cluster", answers), sink=other)
@@ -179,7 +179,7 @@ def test_the_last_lines_are_read_without_looking_again(tmp_path: Path, monkeypat
     answers.lines = ["2026-01-01T00:00:01.100000000Z one"]
     logs = reader(answers, tmp_path)
     logs.new_lines([POD])
-    with logs.to_the_end([POD]):
+    with logs.followed_to_the_end([POD]):
         answers.more.put(b"2026-01-01T00:00:01.100000000Z one\n2026-01-01T00:00:02.100000000Z two\n")
         answers.more.put(UnreachableError("it was silent for long"))
         answers.more.put(b"2026-01-01T00:00:02.100000000Z two\n2026-01-01T00:00:03.100000000Z saved")
@@ -230,7 +230,7 @@ def test_lines_that_a_node_has_discarded_before_a_stream_are_marked(monkeypatch:
     marked, *more = taken(logs, [POD])
     assert "lines may be missing here" in marked
     assert more == ["line 5", "line 6"]
-    monkeypatch.setattr(pod_logs, "_MAX_UNTAKEN", 1)  # who does not take them is not waited for
+    monkeypatch.setattr(pod_logs, "_MAX_WAITING_LINES", 1)  # who does not take them is not waited for
     answers.more.put("\n".join(map(stamped, (7, 8))).encode())
     answers.more.put(stamped(9).encode())
     answers.lines = list(map(stamped, (8, 9)))
@@ -334,7 +334,7 @@ def test_a_gap_that_a_node_leaves_which_has_discarded_lines_is_marked_and_what_i
 
 def all_of(answers: Answers, kept: Path) -> list[LogLine]:
     chosen = log_lines.LogSelection()
-    return chosen.select(log_lines._all([POD], log_lines._reader(cast("Cluster", answers), kept, chosen), kept, chosen))
+    return chosen.select(log_lines._lines_so_far([POD], log_lines._reader(cast("Cluster", answers), kept, chosen), kept, chosen))
 
 
 def test_what_the_attendant_has_kept_of_pods_that_are_gone_is_shown_unless_more_is_kept_here(

@@ -12,7 +12,7 @@ from launcher.backend.kubernetes import pod_status
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
-from launcher.backend.kubernetes.reconcile import Reconciler, evicted_too_often, lost, surplus_jobs, too_late
+from launcher.backend.kubernetes.reconcile import Reconciler, evicted_too_often, lost_pods, surplus_jobs, too_late
 from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
 from tests.launcher.backend.kubernetes import objects
@@ -32,8 +32,8 @@ def pod(
 
 def test_a_pod_on_a_lost_node_is_marked_as_failed_some_time_after_kubernetes_deleted_it() -> None:
     seen = ClusterSnapshot("digits", (), [pod()])
-    assert lost(seen, NOW, 60) == [pod()]  # deleted at 00:09:00, to be gone by 00:09:30
-    assert lost(seen, NOW, 61) == []
+    assert lost_pods(seen, NOW, 60) == [pod()]  # deleted at 00:09:00, to be gone by 00:09:30
+    assert lost_pods(seen, NOW, 61) == []
 
 
 def moved_off(ready: str) -> dict[str, Any]:
@@ -47,17 +47,17 @@ def moved_off(ready: str) -> dict[str, Any]:
 
 def test_a_pod_whose_node_may_answer_is_marked_as_failed_only_when_its_grace_period_is_long_over() -> None:
     tainted = moved_off("False")
-    assert lost(ClusterSnapshot("digits", (), [tainted]), NOW, 30) == [tainted]  # it should have been gone by 00:09:30
-    assert lost(ClusterSnapshot("digits", (), [tainted]), NOW, 31) == []
+    assert lost_pods(ClusterSnapshot("digits", (), [tainted]), NOW, 30) == [tainted]  # it should have been gone by 00:09:30
+    assert lost_pods(ClusterSnapshot("digits", (), [tainted]), NOW, 31) == []
 
 
 def test_a_pod_whose_node_answers_is_never_marked_as_failed() -> None:
     saving, beside, well = moved_off("True"), moved_off("False"), pod(deleted=None)
     well["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-    assert lost(ClusterSnapshot("digits", (), [saving]), NOW + 600, 0) == []
-    assert lost(ClusterSnapshot("digits", (), [beside, well]), NOW + 600, 0) == []
+    assert lost_pods(ClusterSnapshot("digits", (), [saving]), NOW + 600, 0) == []
+    assert lost_pods(ClusterSnapshot("digits", (), [beside, well]), NOW + 600, 0) == []
     well["spec"]["nodeName"] = "node-2"
-    assert lost(ClusterSnapshot("digits", (), [beside, well]), NOW + 600, 0) == [beside]
+    assert lost_pods(ClusterSnapshot("digits", (), [beside, well]), NOW + 600, 0) == [beside]
 
 
 def test_the_pods_of_a_silent_node_are_marked_as_failed_together_those_of_the_volume_first() -> None:
@@ -66,13 +66,13 @@ def test_the_pods_of_a_silent_node_are_marked_as_failed_together_those_of_the_vo
     tensorboard["metadata"]["labels"]["tf-launcher/volume"] = "digits"
     leaving = pod(ready="", deleted="2026-01-01T00:09:31Z")
     leaving["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]
-    assert lost(ClusterSnapshot("digits", (), [later, elsewhere, tensorboard, leaving]), NOW, 60) == []
-    assert lost(ClusterSnapshot("digits", (), [later, pod(), elsewhere, tensorboard, leaving]), NOW, 60) == [tensorboard, later, pod()]
+    assert lost_pods(ClusterSnapshot("digits", (), [later, elsewhere, tensorboard, leaving]), NOW, 60) == []
+    assert lost_pods(ClusterSnapshot("digits", (), [later, pod(), elsewhere, tensorboard, leaving]), NOW, 60) == [tensorboard, later, pod()]
 
 
 def test_other_pods_are_not_touched() -> None:
     others = [pod(deleted=None), pod("Succeeded"), pod("Failed"), pod(ready="ContainersNotReady")]
-    assert lost(ClusterSnapshot("digits", (), others), NOW, 0) == []
+    assert lost_pods(ClusterSnapshot("digits", (), others), NOW, 0) == []
 
 
 def test_what_does_not_end_with_its_run_is_ended_in_its_time() -> None:
@@ -214,7 +214,7 @@ def test_who_may_not_give_a_pod_up_is_told_the_command_once() -> None:
     seen = ClusterSnapshot("digits", (), [pod()])
     (told,) = reconciler.reconcile(seen, status(State.RUNNING))
     assert told.startswith(
-        "worker-0 is stuck on the lost node node-1, and you lack permission to mark its pod as failed. Somebody who may change pods/status can run: kubectl patch pod"
+        "worker-0 is stuck on the lost node node-1, and you lack permission to mark its pod as failed. A user who may patch pods/status can run: kubectl patch pod"
     )
     assert told.endswith("""digits-worker-0-abc -n team-a --subresource=status --type=merge -p '{"status":{"phase":"Failed"}}'""")
     assert list(reconciler.reconcile(seen, status(State.RUNNING))) == []

@@ -8,15 +8,15 @@ import pytest
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import explain
 from launcher.backend.kubernetes.in_cluster import RefusedError
-from launcher.backend.kubernetes.run_objects import dry_run, refuse_sidecars
+from launcher.backend.kubernetes.run_objects import dry_run, require_sidecar_support
 from launcher.errors import LauncherError, UsageError
 from tests.golden_messages import Golden
 
 
 def test_a_cluster_that_does_not_end_sidecars_with_their_task_is_refused(golden: Golden) -> None:
-    refuse_sidecars((1, 29), "namespace team")
+    require_sidecar_support((1, 29), "namespace team")
     with pytest.raises(UsageError, match=r"namespace team is Kubernetes 1\.28, which does not end sidecars with their task") as refused:
-        refuse_sidecars((1, 28), "namespace team")
+        require_sidecar_support((1, 28), "namespace team")
     golden(refused.value.remedy)
 
 

@@ -21,8 +21,8 @@ def marked(**lease: Any) -> dict[str, Any]:
 
 def test_a_launcher_that_starts_the_run_is_told_with_its_machine(golden: Golden) -> None:
     here = marked(host=socket.gethostname(), since=time.time() - 7, **run_record._process(os.getpid()))
-    golden(run_record.being_started(here, time.time()), host=socket.gethostname())
-    assert run_record.being_started(marked(host="elsewhere", since=time.time() - 7), time.time()).startswith(
+    golden(run_record.start_in_progress(here, time.time()), host=socket.gethostname())
+    assert run_record.start_in_progress(marked(host="elsewhere", since=time.time() - 7), time.time()).startswith(
         "started by `launcher up` on elsewhere"
     )
 
@@ -30,29 +30,29 @@ def test_a_launcher_that_starts_the_run_is_told_with_its_machine(golden: Golden)
 def test_one_that_was_killed_over_it_is_not_waited_for() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         lease = {"host": socket.gethostname(), "since": time.time(), **run_record._process(process.pid)}
-        assert run_record.being_started(marked(**lease), time.time())
+        assert run_record.start_in_progress(marked(**lease), time.time())
         process.kill()
-    assert run_record.being_started(marked(**lease), time.time()) == ""
-    assert run_record.being_started(marked(host="elsewhere", since=time.time() - 700), time.time()) == ""
+    assert run_record.start_in_progress(marked(**lease), time.time()) == ""
+    assert run_record.start_in_progress(marked(host="elsewhere", since=time.time() - 700), time.time()) == ""
 
 
 def test_one_in_another_container_of_the_same_name_is_not_taken_for_one_that_was_killed() -> None:
     apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if subprocess.run([*apart, "true"], capture_output=True, timeout=10, check=False).returncode:
         pytest.skip("this machine lets nobody make a PID namespace (unshare)")
-    program = "import time; from launcher.backend.kubernetes import run_record; print(run_record._text(run_record.StartLease('run', 'id', None), time.time()), flush=True); input()"
+    program = "import time; from launcher.backend.kubernetes import run_record; print(run_record._lease_text(run_record.StartLease('run', 'id', None), time.time()), flush=True); input()"
     with subprocess.Popen([*apart, sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         lease = json.loads(process.stdout.readline())
         # Its ids of processes are its own: here nobody has that one, or somebody else.
         assert (lease["host"], lease["pid"]) == (socket.gethostname(), 1)
-        assert run_record.being_started(marked(**lease), time.time()).startswith("started by `launcher up` on")
+        assert run_record.start_in_progress(marked(**lease), time.time()).startswith("started by `launcher up` on")
         process.kill()
 
 
 @pytest.mark.parametrize("other", [None, {}, {"metadata": {}}, marked(host="elsewhere"), marked(since="yesterday")])
 def test_a_record_without_such_a_mark_can_be_started(other: dict[str, Any] | None) -> None:
-    assert run_record.being_started(other, time.time()) == ""
+    assert run_record.start_in_progress(other, time.time()) == ""
 
 
 class WithRecord:

@@ -7,7 +7,7 @@ from typing import Any, cast
 from launcher.backend.kubernetes import pod_status, status_source
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
-from launcher.backend.kubernetes.reconcile import lost
+from launcher.backend.kubernetes.reconcile import lost_pods
 from launcher.errors import LauncherError
 from tests.golden_messages import Golden
 from tests.launcher.backend.kubernetes import objects
@@ -36,7 +36,7 @@ def test_what_holds_the_chief_to_a_lost_node_is_marked_as_failed_before_it() -> 
     tensorboard = pod("tensorboard", "tf-launcher/volume", deleted=True)
     seen = status_source.relevant_pods([chief, pod("worker", "tf-launcher/cluster"), tensorboard, pod("housekeeping")])
     assert names(seen) == ["chief", "worker", "tensorboard"]
-    assert names([dict(one) for one in lost(ClusterSnapshot("digits", (), seen), NOW, 60)]) == ["tensorboard", "chief"]
+    assert names([dict(one) for one in lost_pods(ClusterSnapshot("digits", (), seen), NOW, 60)]) == ["tensorboard", "chief"]
 
 
 def test_a_tensorboard_that_holds_nothing_is_left_to_kubernetes() -> None:

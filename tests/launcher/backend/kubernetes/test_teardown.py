@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from launcher.backend.kubernetes.task_events import RunEvents
-from launcher.backend.kubernetes.teardown import _ended, _SilentNodes, unsaved
+from launcher.backend.kubernetes.teardown import _final_status, _UnresponsiveNodes, unsaved_notice
 from launcher.runs.status import LogLine, RunStatus, State, TaskStatus
 
 
@@ -24,7 +24,7 @@ def test_a_run_whose_tasks_all_finished_has_succeeded(finished: tuple[str, ...],
     for name in finished:
         told = {"event": "done", "time": 1.0, "task": name, "seconds": 3.0}
         run_events.apply([LogLine(1.0, name, json.dumps(told, separators=(",", ":")))])
-    ended = _ended(RunStatus("digits", "kubernetes", State.RUNNING, tasks=tasks), run_events, 2.0)
+    ended = _final_status(RunStatus("digits", "kubernetes", State.RUNNING, tasks=tasks), run_events, 2.0)
     assert (ended.state, ended.reason) == (state, reason)
     assert [task.state is State.SUCCEEDED for task in ended.tasks] == [task.name in finished for task in tasks]
 
@@ -40,12 +40,12 @@ def pod(task: str, node: str, *, answers: bool) -> dict[str, Any]:
 def test_a_node_that_does_not_answer_is_told_of_once_and_what_was_not_saved_for_it_in_the_end() -> None:
     lost = [pod("chief", "node-2", answers=False), pod("worker-1", "node-2", answers=False)]
     told: list[str] = []
-    silent = _SilentNodes(told.append)
+    silent = _UnresponsiveNodes(told.append)
     for _ in range(2):
         silent.check([*lost, pod("worker-0", "node-1", answers=True)])
     (only,) = told
     assert only.startswith("the node node-2 does not answer: chief, worker-1 may not save; waiting ")
     before = RunStatus("digits", "kubernetes", State.RUNNING, tasks=(TaskStatus("chief", State.RUNNING),))
-    reason = _ended(before, RunEvents("chief"), 0.0, unsaved(lost)).reason
+    reason = _final_status(before, RunEvents("chief"), 0.0, unsaved_notice(lost)).reason
     assert reason.endswith("may be lost with tasks whose nodes did not answer: chief on node-2, worker-1 on node-2")
-    assert unsaved([]) == ""
+    assert unsaved_notice([]) == ""
