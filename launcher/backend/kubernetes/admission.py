@@ -72,7 +72,7 @@ def check(cluster: Cluster, sets: Sequence[PodSet]) -> Iterator[tuple[str, str]]
         except UnreachableError:
             raise
         except LauncherError as error:
-            # A webhook that is not asked in dry runs is asked later, for the pod itself.
+            # A webhook without dry runs decides later, about the pod itself.
             if _QUOTA_EXCEEDED not in error.message and _NO_DRY_RUN not in error.message:
                 diagnosed = diagnosis.of_events([{"type": "Warning", "message": error.message}])
                 refusal = LauncherError(

@@ -150,7 +150,7 @@ def is_idle(snapshot: ClusterSnapshot) -> bool:
 
 
 def attend(attendant: Attendant) -> int:
-    """Attend a run to its end; return an exit code. A cluster that does not answer is asked again."""
+    """Attend a run to its end; return an exit code. Retries while the cluster does not answer."""
     last_error = ""
     while not attendant.is_done():
         try:

@@ -139,7 +139,7 @@ class KubernetesBackend:
         teardown.sweep_tensorboards(cluster)
 
     def status(self, name: str) -> RunStatus:
-        """Return the status of the run. Raises UsageError when there is none of that name."""
+        """Return the status of the run. Raises UsageError if there is none of that name."""
         return self._status(self._watched(name), name)
 
     def _status(self, watched: _WatchedRun, name: str) -> RunStatus:
@@ -230,7 +230,7 @@ class KubernetesBackend:
 
     def finish(self, name: str) -> Iterator[str]:
         """Wait until people were notified of a run's end, if that is up to this process; yield failures."""
-        with contextlib.suppress(LauncherError):  # the run has ended; this must not fail its command
+        with contextlib.suppress(LauncherError):  # the run has ended: an error here must not fail the command
             yield from self._notifier(name).finish(self.status(name))
 
     def _notifier(self, name: str) -> notifier.Notifier:

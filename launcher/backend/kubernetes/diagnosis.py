@@ -105,7 +105,7 @@ _NOT_SHARED = re.compile(
     r"|AccessModes ?\[(?:ReadWriteOnce|ReadWriteMany)\]|access mode (?:\w+ )?ReadWriteMany is not supported",
     re.IGNORECASE,
 )
-_NOT_SHARED_REMEDY = (
+_RWX_REMEDY = (
     "delete the run with its claim (launcher down --delete-data), and set storage.mount to one, where a chief leads, or storage.class to a class that "
     "offers ReadWriteMany"
 )
@@ -152,7 +152,7 @@ def failed_attachments(events: Iterable[Object]) -> list[Object]:
 
 
 def volume_of(event: Object) -> str:
-    """Return the name of the volume that an event is about, empty where it names none."""
+    """Return the name of the volume that an event is about, empty if it names none."""
     found = _VOLUME.search(str(event.get("message", "")))
     return found[1] if found else ""
 
@@ -169,12 +169,12 @@ def of_claim(claim: Object, events: Iterable[Object] = ()) -> Diagnosis | None:
     of_class, modes = spec.get("storageClassName") or "the default class", spec.get("accessModes", [])
     if "ReadWriteMany" in modes and any(_NOT_SHARED.search(str(event.get("message", ""))) for event in listed):
         return Diagnosis(
-            "storage", f"the claim {name} asks for ReadWriteMany, which the storage class {of_class} does not offer", _NOT_SHARED_REMEDY
+            "storage", f"the claim {name} asks for ReadWriteMany, which the storage class {of_class} does not offer", _RWX_REMEDY
         )
     if found := of_events(listed):
         return found
     remedy = (
-        f"see that the storage class offers this access mode; if not: {_NOT_SHARED_REMEDY}"
+        f"see that the storage class offers this access mode; if not: {_RWX_REMEDY}"
         if "ReadWriteMany" in modes
         else "see kubectl describe pvc"
     )

@@ -63,7 +63,9 @@ _OPTIONAL = {
     "resourcequotas": "`launcher doctor` does not see quotas",
     "events": "`status` does not show why pods wait",
 }
-_WITHOUT_WATCH = "`kubectl wait`, `kubectl delete` and `kubectl rollout status` do not work, and a launcher that follows a run asks for its Jobs and pods again and again"
+_WITHOUT_WATCH = (
+    "`kubectl wait`, `kubectl delete` and `kubectl rollout status` do not work, and a launcher that follows a run polls its Jobs and pods"
+)
 # The spec if none is given: its tasks need every port that any run needs.
 _DEFAULT_SPEC = ClusterSpec(version=1, name="doctor", strategy="multi_worker_mirrored", roles=Roles(chief=Role(), worker=Role()))
 _NO_HOST = 68  # EX_NOHOST of sysexits(3)

@@ -1,4 +1,4 @@
-"""The API server as a pod reaches it by the account that the cluster gave it: over urllib3 alone, as the trainer's image has no client of Kubernetes."""
+"""A client of the API server for pods, with the pod's service account. It only needs urllib3: the trainer's image lacks the official client."""
 
 import functools
 import json
@@ -29,7 +29,7 @@ _QUERY = {
 
 
 class RefusedError(Exception):
-    """The API server refuses a request: its HTTP `status` and `reason`, and the `body` in which it says why."""
+    """The API server refuses a request, with an HTTP `status` and `reason`, and a `body` with the message."""
 
     def __init__(self, status: int, reason: str | None, body: bytes) -> None:
         super().__init__(f"({status}) {reason}")
@@ -37,14 +37,14 @@ class RefusedError(Exception):
 
 
 class Api:
-    """Asks as `kubernetes.dynamic.DynamicClient` does: a path of the API by its method, query and body by their Python names."""
+    """Sends requests like `kubernetes.dynamic.DynamicClient`: method, path, query parameters by their Python names, and body."""
 
     def __init__(self, connections: int) -> None:
-        """Ask nothing yet. Raises LauncherError outside a pod that has an account."""
+        """Send nothing yet. Raises LauncherError outside a pod with a service account."""
         host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
         if not host or not port or not (ACCOUNT / "token").is_file():
             raise LauncherError(
-                "this pod has no service account, by which it would reach its cluster",
+                "this pod has no service account, with which it would reach its cluster",
                 "see automountServiceAccountToken of the pod and of its account",
             )
         self._account, self._root = ACCOUNT, f"{_SCHEME}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -52,7 +52,7 @@ class Api:
 
     @functools.cached_property
     def client(self) -> Any:
-        """The official client by the same account, for what opens streams."""
+        """The official client with the same account, to open streams."""
         from kubernetes.client import ApiClient
 
         from launcher.backend.kubernetes import credentials
@@ -72,17 +72,17 @@ class Api:
         _request_timeout: tuple[float, float] = (5, 30),
         **query: Any,
     ) -> urllib3.BaseHTTPResponse:
-        """Return the answer, whose body is still to be read. Raises RefusedError, and urllib3's HTTPError where there is no answer."""
+        """Return the answer, with its body not read yet. Raises RefusedError, and urllib3's HTTPError without an answer."""
         assert not serialize  # noqa: S101  for the other client
-        asked = [*query_params, *((_QUERY[key], str(value)) for key, value in query.items() if value is not None)]
-        # Read each time: the kubelet renews it.
+        parameters = [*query_params, *((_QUERY[key], str(value)) for key, value in query.items() if value is not None)]
+        # Read for each request: the kubelet renews it.
         token = (self._account / "token").read_text(encoding="ascii").strip()
         headers = {"Accept": "application/json", "Authorization": f"Bearer {token}", **(header_params or {})}
         content = body if body is None or isinstance(body, str) else json.dumps(body)
         connect, read = _request_timeout
         answer = self._pool.request(
             method.upper(),
-            f"{self._root}/{path.lstrip('/')}" + (f"?{urlencode(asked)}" if asked else ""),
+            f"{self._root}/{path.lstrip('/')}" + (f"?{urlencode(parameters)}" if parameters else ""),
             body=content,
             headers=headers | ({"Content-Type": content_type} if content is not None else {}),
             timeout=urllib3.Timeout(connect=connect, read=read),

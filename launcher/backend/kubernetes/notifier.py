@@ -26,7 +26,7 @@ _STALL_CHECK_INTERVAL = 60.0  # seconds between two checks whether to report a s
 _RETRY_INTERVAL = 1.0  # seconds, after another watcher has changed the note
 _POLL_INTERVAL = 0.1
 
-# The channels by which people are notified, by kind: a function that makes one raises NoChannelError if it cannot.
+# The channels by which people are notified, by kind: a function that opens one, or raises NoChannelError.
 Channels = Mapping[str, Callable[[], Channel]]
 
 
@@ -55,7 +55,7 @@ class Notifier:
     """Sends the messages of one run, in one process that watches it."""
 
     def __init__(self, cluster: Cluster, run: str, seconds: float, channels: Callable[[], Channels]) -> None:
-        """Try each message for `seconds`; `channels` are asked for when one is due."""
+        """Try each message for `seconds`; `channels` is called when one is due."""
         self._cluster, self._run, self._seconds, self._channels = cluster, run, seconds, channels
         self._due = DueMessages()
         self._sent: list[_InFlight] = []
@@ -70,11 +70,11 @@ class Notifier:
         """Send the messages that are due, and record the outcomes of earlier ones; yield failures. Raises LauncherError; may be called again then."""
         yield from self.record_outcomes()
         for message in self._due.check(status, self._cluster.now()):
-            for kind, make in self._channels().items():
+            for kind, open_channel in self._channels().items():
                 delivery = _Delivery(kind, message.event, message.about)
                 if time.monotonic() >= self._next.setdefault(delivery, 0.0):
                     try:
-                        wait = self._send(message, kind, make)
+                        wait = self._send(message, kind, open_channel)
                     except (NoChannelError, ForbiddenError) as error:
                         yield f"{message.event}: nobody is told by {kind}: {error.message}; {error.remedy}"
                         wait = math.inf
@@ -98,7 +98,7 @@ class Notifier:
                 is_due_soon = any(at <= time.monotonic() + _RETRY_INTERVAL for at in self._next.values())
             time.sleep(_POLL_INTERVAL)
 
-    def _send(self, message: Message, kind: str, make: Callable[[], Channel]) -> float:
+    def _send(self, message: Message, kind: str, open_channel: Callable[[], Channel]) -> float:
         """Send a message unless another watcher does; return the seconds until a retry, infinity for none."""
         holder = self._note_holder()
         if holder is None:
@@ -107,7 +107,7 @@ class Notifier:
         wait = ledger.wait_time(entries, message, kind, now)
         if wait != 0.0:
             return math.inf if wait is None else wait
-        channel = make()
+        channel = open_channel()
         if not self._write(holder, ledger.with_claim(entries, message, kind, now, self._seconds + _SLACK)):
             return _RETRY_INTERVAL
         try:

@@ -23,7 +23,7 @@ from trainer.events import escaped
 
 _MAX_READS = 8  # logs read at the same time
 _ANSWER_TIMEOUT = 5.0  # seconds, twice, since the client retries once; a lost node would never answer
-_PAUSES = (15.0, 300.0)  # seconds until such a log is requested again: at first, and at the most
+_PAUSES = (15.0, 300.0)  # seconds until an unanswered log is requested again: at first, and at the most
 _MAX_STREAMS = 32  # logs followed at the same time
 _SILENCE_TIMEOUT = 60.0  # seconds that a followed log may be silent, for example while a task saves, before it is requested again
 _RETRY_INTERVAL = 0.5  # seconds until a failed attempt to follow a log is repeated

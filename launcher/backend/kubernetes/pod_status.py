@@ -79,19 +79,19 @@ class Reason:
 
 
 def status(snapshot: ClusterSnapshot, now: float) -> RunStatus:
-    """Return the status of a run at `now`, seconds since the epoch, from its objects alone."""
+    """Return the status of a run at `now`, seconds since the epoch, from its objects only."""
     return run_status(snapshot, tasks(snapshot, now), RunEvents(""), RunContext())
 
 
 def tasks(snapshot: ClusterSnapshot, now: float) -> tuple[TaskStatus, ...]:
-    """Return the statuses of a run's tasks, from its objects alone."""
+    """Return the statuses of a run's tasks, from its objects only."""
     return tuple(task for job in _by_role(snapshot.jobs) for task in _tasks(snapshot, job, now))
 
 
 def run_status(snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], events: RunEvents, context: RunContext) -> RunStatus:
     """Return the status of a run from its objects, the events of its tasks and the facts of `context`."""
     tasks = events.statuses(pod_statuses)
-    state, why = _run_state(snapshot, pod_statuses, tasks, ready=events.progress.ready)
+    state, reason = _run_state(snapshot, pod_statuses, tasks, ready=events.progress.ready)
     started = [time for job in snapshot.jobs if (time := parse_rfc3339(job.get("status", {}).get("startTime"))) is not None]
     ended = [_ended_at(job) for job in snapshot.jobs]
     controllers = [*_by_role(snapshot.jobs)[:1], *([snapshot.jobset] if snapshot.jobset else [])]
@@ -99,13 +99,13 @@ def run_status(snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], 
     return RunStatus(
         name=snapshot.name,
         backend="kubernetes",
-        reason_code=why.code if state is State.PENDING else "",
+        reason_code=reason.code if state is State.PENDING else "",
         run_dir=context.location,
         spec_digest=annotations.get(_DIGEST, ""),
         strategy=annotations.get(_STRATEGY, ""),
         started=min(started, default=None),
         ended=max((time for time in ended if time is not None), default=None) if state in {State.SUCCEEDED, State.FAILED} else None,
-        **events.progress.fields(ended=state not in UNDERWAY) | context.fields(state, why.text, why.task, tasks),
+        **events.progress.fields(ended=state not in UNDERWAY) | context.fields(state, reason.text, reason.task, tasks),
     )
 
 
@@ -119,18 +119,18 @@ def _run_state(
     jobs = _by_role(snapshot.jobs)
     if snapshot.jobset and condition(snapshot.jobset, "Completed"):
         return State.SUCCEEDED, Reason()
-    success = succeeded_at(snapshot)
+    success_time = succeeded_at(snapshot)
     failed_jobs = [
         job
         for job in jobs
-        if condition(job, "Failed") and not (success is not None and annotation(job, ENDED_BY_RUN) and _failed_at(job) > success)
+        if condition(job, "Failed") and not (success_time is not None and annotation(job, ENDED_BY_RUN) and _failed_at(job) > success_time)
     ]
     failed = bool(failed_jobs)
     if snapshot.jobset and failed and not condition(snapshot.jobset, "Failed"):
-        why = _why_failed(snapshot, tasks)
-        return State.RESTARTING, dataclasses.replace(why, text=f"{controller_of(jobs)} starts it again, or ends it: {why.text}")
+        reason = _failure_reason(snapshot, tasks)
+        return State.RESTARTING, dataclasses.replace(reason, text=f"{controller_of(jobs)} starts it again, or ends it: {reason.text}")
     if failed or (snapshot.jobset and condition(snapshot.jobset, "Failed")):
-        return State.FAILED, _why_failed(snapshot, tasks)
+        return State.FAILED, _failure_reason(snapshot, tasks)
     if jobs and all(condition(job, "Complete") or (condition(job, "Failed") and job not in failed_jobs) for job in jobs):
         return State.SUCCEEDED, Reason()
     return _underway(_pending_reason(snapshot, pod_statuses), pod_statuses, tasks, ready=ready)
@@ -189,16 +189,16 @@ def _completed_at(snapshot: ClusterSnapshot, job: Object) -> float | None:
 
 
 def annotation(job: Object, key: str) -> str:
-    """Return an annotation of an object, empty where it has none."""
+    """Return an annotation of an object, empty if it has none."""
     return str((job["metadata"].get("annotations") or {}).get(key, ""))
 
 
-def _why_failed(snapshot: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Reason:
+def _failure_reason(snapshot: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> Reason:
     """Return why a run has failed: the first task to fail, its attempt, and its failure."""
     job = min((job for job in snapshot.jobs if condition(job, "Failed")), key=_failed_at, default=snapshot.jobset or {"metadata": {}})
     found = condition(job, "Failed") or {}
     if found.get("reason") == "DeadlineExceeded":
-        return Reason("limits.deadline has passed; raise it; `up` goes on from the last checkpoint")
+        return Reason("limits.deadline has passed; raise it; `up` resumes from the last checkpoint")
     # A failed task is RESTARTING until its Job notices, which waits for its sidecars to end.
     ended = [task for task in tasks if task.state in {State.FAILED, State.RESTARTING} and task.exit_code and task.reason]
     failed = [task for task in tasks if task.state is State.FAILED and task.reason]

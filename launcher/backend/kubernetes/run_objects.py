@@ -112,7 +112,7 @@ def refuse_claim_of_others(cluster: Cluster, run: Run) -> None:
     if claim is not None and claim["metadata"].get("labels", {}).get(pod_status.INSTANCE) != run.name:
         raise UsageError(
             f"the claim {run.claim} in {cluster.description()} was not created for this run",
-            f"name it in the file, kubernetes: {{claim: {run.claim}}}, and the run keeps to a directory of its own on it; or name the run otherwise",
+            f"name it in the file, kubernetes: {{claim: {run.claim}}}, and the run uses its own directory on it; or give the run another name",
         )
 
 

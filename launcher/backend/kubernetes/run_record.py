@@ -28,7 +28,7 @@ _OBJECTS, _DIGEST = "made.json", "digest"  # the digest of the spec, as on the J
 _STARTING = "tf-launcher/starting"
 _START_TIMEOUT = 600.0
 _OTHER_START_REMEDY = "see `launcher status`; if that launcher is gone, run `launcher down`, then start the run"
-# Fields of a status that depend on the user who asks, and on the time.
+# Fields of a status that depend on its reader and on the time.
 _VIEWER_FIELDS = frozenset({"data_lost", "missing", "user", "mine", "attended", "notified"})
 # Tries of a change, if others change the record at the same time, e.g. to record the run's end.
 _TRIES = 10

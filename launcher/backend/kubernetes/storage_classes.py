@@ -10,7 +10,7 @@ from launcher.render.kubernetes.objects import Run
 from launcher.render.kubernetes.storage import fewer_mount
 
 _DEFAULT = "storageclass.kubernetes.io/is-default-class"
-# Provisioners whose volumes only one node at a time can mount, whatever access mode is asked for.
+# Provisioners whose volumes only one node at a time can mount, in any access mode.
 _ONE_NODE = re.compile(
     NODE_LOCAL
     + r"|ebs\.csi\.(?:aws|eks)|kubernetes\.io/(?:aws-ebs|gce-pd|azure-disk|cinder|vsphere-volume)|pd\.csi\.storage\.gke|disk\.csi\.azure"

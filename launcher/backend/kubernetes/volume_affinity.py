@@ -62,7 +62,7 @@ def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: s
     if not _OF_THE_NODE.search(provisioner):  # a disk, which other nodes of its zone can attach; that node may no longer exist
         return Diagnosis(
             "nodes",
-            f"its volume is in the zone of the node {node}, where it was made, and no node there takes it: {diagnosis.unschedulable(message)}",
+            f"its volume is in the zone of the node {node}, where it was created, and no node there takes it: {diagnosis.unschedulable(message)}",
             "another node of that zone will do: add one, or free what it asks for on one (kubectl get nodes -L topology.kubernetes.io/zone)",
         )
     if _is_lost(node, pods):
@@ -131,7 +131,7 @@ def _of_attachment(pod: Object, pods: Sequence[Object], claims: Sequence[Object]
     if not nodes:
         remedy = (
             "Kubernetes detaches it some six minutes after it has lost a node; kubectl get volumeattachments names the node, and kubectl delete node "
-            "NODE detaches it at once where that is gone for good"
+            "NODE detaches it at once if that is gone for good"
         )
         return f"{subject} is still attached to a node without pods of the run, perhaps a lost one", remedy
     node = nodes[-1]

@@ -73,7 +73,8 @@ def test_a_volume_of_a_node_that_takes_no_pods_is_told() -> None:
 def test_a_disk_is_of_a_zone_and_outlives_the_node_it_was_made_for(provisioner: str) -> None:
     task = told(lost("chief", "node-3"), waiting("chief", BEFORE), provisioner=provisioner)
     assert (
-        "its volume is in the zone of the node node-3, where it was made, and no node there takes it: 0/4 nodes: 1 node(s)" in task.reason
+        "its volume is in the zone of the node node-3, where it was created, and no node there takes it: 0/4 nodes: 1 node(s)"
+        in task.reason
     )
     assert "another node of that zone will do" in task.remedy
     assert "--delete-data" not in task.remedy
@@ -187,7 +188,7 @@ def test_tensorboard_and_an_evaluator_that_wait_for_each_other_are_let_go_once_t
     with contextlib.nullcontext() if freed else pytest.raises(LauncherError, match="TensorBoard of digits is not ready: "):
         await_tensorboard({"Pod": lambda: pods, "Job": lambda: jobs}, patch)
     assert patched == (["digits-tensorboard"] if freed else [])
-    assert ("TensorBoard of digits goes to a node where its volume can be used" in capsys.readouterr().err) == freed
+    assert ("TensorBoard of digits moves to a node where its volume can be used" in capsys.readouterr().err) == freed
 
 
 def await_tensorboard(
