@@ -74,10 +74,8 @@ def check(cluster: Cluster, sets: Sequence[PodSet]) -> Iterator[tuple[str, str]]
         except LauncherError as error:
             # A webhook without dry runs decides later, about the pod itself.
             if _QUOTA_EXCEEDED not in error.message and _NO_DRY_RUN not in error.message:
-                diagnosed = diagnosis.of_events([{"type": "Warning", "message": error.message}])
-                refusal = LauncherError(
-                    f"{pod_set.name}: {_POD_PREFIX.sub('', error.message)}", diagnosed.remedy if diagnosed else error.remedy
-                )
+                known = diagnosis.of_events([{"type": "Warning", "message": error.message}])
+                refusal = LauncherError(f"{pod_set.name}: {_POD_PREFIX.sub('', error.message)}", known.remedy if known else error.remedy)
                 if pod_set.optional:
                     yield refusal.message, refusal.remedy
                 else:
@@ -141,22 +139,19 @@ def _exists(cluster: Cluster, kind: str, name: str) -> bool:
 
 def _references(spec: Object) -> Iterator[tuple[str, str]]:
     """Yield kind and name of each object that a pod refers to, except optional ones."""
-    references: list[tuple[str, object]] = []
+    refs: list[tuple[str, object]] = []
     for volume in spec.get("volumes") or ():
-        references += [("PersistentVolumeClaim", {"name": (volume.get("persistentVolumeClaim") or {}).get("claimName")})]
+        refs += [("PersistentVolumeClaim", {"name": (volume.get("persistentVolumeClaim") or {}).get("claimName")})]
         for one in [volume, *((volume.get("projected") or {}).get("sources") or ())]:
             secret = one.get("secret") or {}
-            references += [
-                ("Secret", {**secret, "name": secret.get("name") or secret.get("secretName")}),
-                ("ConfigMap", one.get("configMap")),
-            ]
+            refs += [("Secret", {**secret, "name": secret.get("name") or secret.get("secretName")}), ("ConfigMap", one.get("configMap"))]
     for container in [*(spec.get("initContainers") or ()), *spec["containers"]]:
         for one in container.get("env") or ():
             source = one.get("valueFrom") or {}
-            references += [("Secret", source.get("secretKeyRef")), ("ConfigMap", source.get("configMapKeyRef"))]
+            refs += [("Secret", source.get("secretKeyRef")), ("ConfigMap", source.get("configMapKeyRef"))]
         for one in container.get("envFrom") or ():
-            references += [("Secret", one.get("secretRef")), ("ConfigMap", one.get("configMapRef"))]
-    for kind, source in references:
+            refs += [("Secret", one.get("secretRef")), ("ConfigMap", one.get("configMapRef"))]
+    for kind, source in refs:
         if isinstance(source, dict) and source.get("name") and not source.get("optional"):
             yield kind, str(source["name"])
 

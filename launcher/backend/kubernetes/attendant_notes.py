@@ -47,15 +47,11 @@ def lines_annotation(pods: Iterable[DeletedPod]) -> dict[str, str]:
     newest: deque[dict[str, object]] = deque()
     available = _MAX_LINES_SIZE
     for pod in reversed(list(pods)):
-        entry: dict[str, object] = {
-            "pod": pod.name,
-            "task": pod.task,
-            "lines": [line[:_MAX_LINE_LENGTH] for line in pod.lines[-MAX_LINES:]],
-        }
-        available -= len(as_json(entry)) + 1
+        item: dict[str, object] = {"pod": pod.name, "task": pod.task, "lines": [line[:_MAX_LINE_LENGTH] for line in pod.lines[-MAX_LINES:]]}
+        available -= len(as_json(item)) + 1
         if available < 0:
             break
-        newest.appendleft(entry)
+        newest.appendleft(item)
     return {LINES: as_json(list(newest))}
 
 

@@ -34,15 +34,9 @@ def _client_errors() -> tuple[tuple[type[Exception], ...], tuple[type[Exception]
     return (OpenApiException,), (ConfigException,)
 
 
-_REQUEST_ERRORS, _KUBECONFIG_ERRORS = _client_errors()
+_REQUEST_ERRORS, _CONFIG_ERRORS = _client_errors()
 # Errors that every call may raise: of the API server, and of the connection to it.
-ERRORS: tuple[type[Exception], ...] = (
-    in_cluster.RefusedError,
-    *_REQUEST_ERRORS,
-    *_KUBECONFIG_ERRORS,
-    urllib3.exceptions.HTTPError,
-    OSError,
-)
+ERRORS: tuple[type[Exception], ...] = (in_cluster.RefusedError, *_REQUEST_ERRORS, *_CONFIG_ERRORS, urllib3.exceptions.HTTPError, OSError)
 # Seconds to connect, and to wait for an answer.
 TIMEOUT = (5, 30)
 
@@ -166,9 +160,7 @@ class Cluster:
         if self._user is None:
             body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
             try:
-                review = self.request(
-                    "post", "/apis/authentication.k8s.io/v1/selfsubjectreviews", doing="asking for your user name", body=body
-                )
+                review = self.request("post", "/apis/authentication.k8s.io/v1/selfsubjectreviews", doing="asking for your name", body=body)
             except LauncherError as error:
                 if status_of(error) not in {403, 404}:
                     raise
@@ -260,7 +252,7 @@ class Cluster:
     def apply(self, manifest: Object, *, dry_run: bool = False) -> Object:
         """Create an object, or change the existing one, by server-side apply: fields that others manage stay as they are."""
         name = str(manifest["metadata"]["name"])
-        options: dict[str, Any] = {"content_type": "application/apply-patch+yaml", "field_manager": MANAGER, **_dry_run_option(dry_run)}
+        options: dict[str, Any] = {"content_type": "application/apply-patch+yaml", "field_manager": MANAGER, **_dry_run(dry_run)}
         doing = f"checking {manifest['kind']} {name}" if dry_run else f"applying {manifest['kind']} {name}"
         applied: Object = self.request("patch", self.path(manifest["kind"], name), doing=doing, body=as_json(manifest), **options)
         return applied
@@ -270,7 +262,7 @@ class Cluster:
         name = manifest["metadata"].get("name") or manifest["metadata"]["generateName"]
         doing = f"checking {manifest['kind']} {name}" if dry_run else f"creating {manifest['kind']} {name}"
         created: Object = self.request(
-            "post", self.path(manifest["kind"]), doing=doing, body=manifest, field_manager=MANAGER, **_dry_run_option(dry_run)
+            "post", self.path(manifest["kind"]), doing=doing, body=manifest, field_manager=MANAGER, **_dry_run(dry_run)
         )
         return created
 
@@ -345,7 +337,7 @@ def translate_errors(doing: str) -> Iterator[None]:
     """Turn the client's errors in a `with` block into LauncherErrors with a remedy."""
     try:
         yield
-    except _KUBECONFIG_ERRORS as error:
+    except _CONFIG_ERRORS as error:
         remedy = "set KUBECONFIG to the file that names your cluster; `kubectl config get-contexts` lists what it has"
         raise LauncherError(f"{doing}: {error}", remedy) from error
     except ERRORS as error:
@@ -358,7 +350,7 @@ def status_of(error: LauncherError) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def _dry_run_option(dry_run: bool) -> dict[str, Any]:
+def _dry_run(dry_run: bool) -> dict[str, Any]:
     return {"dry_run": "All"} if dry_run else {}
 
 

@@ -276,12 +276,10 @@ def _storage(cluster: Cluster, planned: Run) -> Iterator[CheckResult]:
     wants_many = run.access == "ReadWriteMany"
     if wants_many and offers_many is False:
         yield problem(
-            "storage",
-            f"{class_name} does not offer ReadWriteMany, and {_mounting_tasks(run)} mount the volume",
-            storage_classes.remedies(run),
+            "storage", f"{class_name} does not offer ReadWriteMany, and {_mounters(run)} mount the volume", storage_classes.remedies(run)
         )
     elif wants_many and offers_many is None:
-        message = f"class {class_name}; whether it offers ReadWriteMany, for {_mounting_tasks(run)}, shows with the first claim"
+        message = f"class {class_name}; whether it offers ReadWriteMany, for {_mounters(run)}, shows with the first claim"
         yield warning("storage", message, f"if it does not: {storage_classes.remedies(run)}")
     else:
         yield ok("storage", f"class {class_name}, {run.access}")
@@ -296,7 +294,7 @@ def _colocated_roles(cluster: Cluster, spec: ClusterSpec) -> tuple[str, ...]:
     return tuple(name for name in shared.pods if name in ROLES) if shared.one_node else ()
 
 
-def _mounting_tasks(run: Run) -> str:
+def _mounters(run: Run) -> str:
     return sharing(run).description()
 
 

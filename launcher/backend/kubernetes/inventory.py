@@ -38,9 +38,9 @@ class ObjectWatch:
         if run_record.start_in_progress(record, self._cluster.now()):  # the record still lists the objects of the earlier start
             return Differences()
         uid, name = run_record.claim(record), run_record.claim_name(self._run, record)
-        data_loss = None if uid is None else loss(name, uid, self._cluster.get(_CLAIM, name))
+        lost = None if uid is None else loss(name, uid, self._cluster.get(_CLAIM, name))
         if run_record.stopping(record) is not None:  # it is being stopped
-            return Differences(data_loss)
+            return Differences(lost)
         present = {
             (one.kind, one.name)
             for kind in {one.kind for one in recorded_objects(record)}
@@ -48,15 +48,11 @@ class ObjectWatch:
         }
         missing = [one for one in recorded_objects(record) if (one.kind, one.name) not in present]
         existing = unlabelled(self._cluster, missing)
-        unlabelled_objects = [one for one, thing in existing.items() if not is_over(thing)]
+        hidden = [one for one, thing in existing.items() if not is_over(thing)]
         expire = {"Job"} if ((run_record.spec(record) or {}).get("kubernetes") or {}).get("ttl") else set()
         deleted = tuple(one for one in missing if one not in existing and one.kind not in expire)
         return Differences(
-            data_loss,
-            deleted,
-            tuple(unlabelled_objects),
-            tuple(ended_status.tasks(record)),
-            reason(self._run, deleted, unlabelled_objects, self._cluster.namespace),
+            lost, deleted, tuple(hidden), tuple(ended_status.tasks(record)), reason(self._run, deleted, hidden, self._cluster.namespace)
         )
 
 

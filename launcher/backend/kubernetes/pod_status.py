@@ -119,11 +119,11 @@ def _run_state(
     jobs = _by_role(snapshot.jobs)
     if snapshot.jobset and condition(snapshot.jobset, "Completed"):
         return State.SUCCEEDED, Reason()
-    success_time = succeeded_at(snapshot)
+    success_at = succeeded_at(snapshot)
     failed_jobs = [
         job
         for job in jobs
-        if condition(job, "Failed") and not (success_time is not None and annotation(job, ENDED_BY_RUN) and _failed_at(job) > success_time)
+        if condition(job, "Failed") and not (success_at is not None and annotation(job, ENDED_BY_RUN) and _failed_at(job) > success_at)
     ]
     failed = bool(failed_jobs)
     if snapshot.jobset and failed and not condition(snapshot.jobset, "Failed"):

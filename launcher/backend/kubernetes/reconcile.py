@@ -60,13 +60,11 @@ def surplus_jobs(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object, in
 
     Each comes with the number of tasks to keep: 1 if its first task is the leader, else 0.
     """
-    candidates = [(job, float(after)) for job in snapshot.jobs if (after := pod_status.annotation(job, ENDS_AFTER))]
-    success_time = pod_status.succeeded_at(snapshot)
-    if pod_status.controller_of(snapshot.jobs) or success_time is None:
+    waiting = [(job, float(after)) for job in snapshot.jobs if (after := pod_status.annotation(job, ENDS_AFTER))]
+    ended = pod_status.succeeded_at(snapshot)
+    if pod_status.controller_of(snapshot.jobs) or ended is None:
         return []
-    found = (
-        (job, int(pod_status.has_leader(snapshot, job))) for job, after in candidates if now - success_time >= after and not _is_over(job)
-    )
+    found = ((job, int(pod_status.has_leader(snapshot, job))) for job, after in waiting if now - ended >= after and not _is_over(job))
     return [(job, remaining) for job, remaining in found if job["spec"].get("completions") != remaining]  # else already scaled down
 
 

@@ -51,30 +51,24 @@ class RunContext:
 
     def fields(self, state: State, reason: str, reason_task: str, tasks: tuple[TaskStatus, ...]) -> dict[str, Any]:
         """Return the fields of a RunStatus from these facts, and from the state, the reason, its task and the tasks that the run's objects show."""
-        differences = self.differences
+        diff = self.differences
         fields: dict[str, Any] = {"state": state, "reason": reason, "reason_task": reason_task, "tasks": tasks}
-        hidden = [one for one in differences.unlabelled if one.kind in JOB_KINDS]
-        if (differences.deleted or differences.unlabelled) and (state not in ENDED or hidden):
+        hidden = [one for one in diff.unlabelled if one.kind in JOB_KINDS]
+        if (diff.deleted or diff.unlabelled) and (state not in ENDED or hidden):
             existing = {task.name for task in tasks}
-            missing = [TaskStatus(name, State.STOPPED, _NOT_FOUND) for name in differences.tasks if name not in existing]
+            missing = [TaskStatus(name, State.STOPPED, _NOT_FOUND) for name in diff.tasks if name not in existing]
             by_role = sorted([*tasks, *missing], key=lambda task: role_rules.ROLE_ORDER.index(task.name.partition("-")[0]))
             fields |= {
-                "reason": differences.reason,
+                "reason": diff.reason,
                 "reason_task": "",
                 "tasks": tuple(by_role),
-                "missing": tuple(map(str, (*differences.deleted, *differences.unlabelled))),
+                "missing": tuple(map(str, (*diff.deleted, *diff.unlabelled))),
             }
-            lost_jobs = [one for one in (*differences.deleted, *hidden) if one.kind in JOB_KINDS]
+            lost_jobs = [one for one in (*diff.deleted, *hidden) if one.kind in JOB_KINDS]
             if any(not one.name.endswith(_OPTIONAL_JOBS) for one in lost_jobs):  # the run cannot train
                 fields |= {"state": State.PENDING, "eta": None}
         attended = fields["state"] in ENDED or self.attended
-        return fields | {
-            "data_lost": differences.loss,
-            "user": self.user,
-            "mine": self.is_own,
-            "attended": attended,
-            "notified": self.notified,
-        }
+        return fields | {"data_lost": diff.loss, "user": self.user, "mine": self.is_own, "attended": attended, "notified": self.notified}
 
     def add_to(self, recorded: RunStatus) -> RunStatus:
         """Return a recorded status, or that of a run without Jobs, with these facts."""

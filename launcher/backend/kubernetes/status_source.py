@@ -305,11 +305,7 @@ class Watcher:
         if self._run_events is None:
             self._run_events = RunEvents(tasks[0].name if tasks else "")
         failed = [task.name for task in tasks if task.state is State.FAILED][:_MAX_TASKS_READ]
-        names = {
-            *(task.name for task in tasks[:_MAX_TASKS_READ]),
-            *(task.name for task in tasks if task.name == "evaluator"),
-            *failed,
-        }
+        names = {*(task.name for task in tasks[:_MAX_TASKS_READ]), *(task.name for task in tasks if task.name == "evaluator"), *failed}
         pods = [pod for pod in self.snapshot.pods if task_of(pod) in names]
         self._run_events.apply(self.logs.new_lines(pods, tail=_LINES))
         if self._last is not None:  # a one-off query needs no stream
