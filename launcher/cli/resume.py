@@ -102,13 +102,13 @@ def previous_status(backend: Backend, name: str) -> RunStatus | None:
 def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list[Change] | None:
     """Return the changes from the spec that the run was last started with, None if that is not known."""
     from launcher.spec import container_rules
-    from launcher.spec.loader import changes, dump, redumped
+    from launcher.spec.loader import changes, dump, dump_with_new_defaults
     from launcher.spec.role_programs import volumes_of
 
     known = backend.spec(spec.name)
     if known is None:
         return None
-    old, new = redumped(known), dump(spec)
+    old, new = dump_with_new_defaults(known), dump(spec)
     if BACKENDS[plan.target].stores_locally:
         old.pop("storage", None)
         new.pop("storage", None)
@@ -148,7 +148,7 @@ def _with_mode(dumped: dict[str, Any], *, ignored: bool | None = None) -> dict[s
     from launcher.spec.kubernetes import Volume
 
     volume, read_only = Volume.model_construct(**dumped), dumped.get("read_only")
-    return {**dumped, "read_only": volume.can_only_be_read(None if volume.is_scratch and read_only is ignored else read_only)}
+    return {**dumped, "read_only": volume.is_mounted_read_only(None if volume.is_scratch and read_only is ignored else read_only)}
 
 
 def _moved(change: Change, old_directory: str, directory: str) -> bool:

@@ -13,7 +13,7 @@ from launcher.errors import Problem, SpecError
 from launcher.plan.target_rules import TARGET_RULES
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import may_be_secret
-from launcher.spec.role_programs import described, storage_of
+from launcher.spec.role_programs import program_summary, storage_of
 
 EXAMPLES = (
     ("launcher validate cluster.yaml", "prints ok, or every problem with its line"),
@@ -50,7 +50,7 @@ def _tasks(spec: ClusterSpec) -> dict[str, int]:
 def _ok(file: Path, spec: ClusterSpec) -> str:
     tasks = _tasks(spec)
     roles = ", ".join(count(number, role) for role, number in tasks.items())
-    valid = f"{file}: ok: {count(sum(tasks.values()), 'task')} ({roles}), {spec.strategy}, {described(spec)}"
+    valid = f"{file}: ok: {count(sum(tasks.values()), 'task')} ({roles}), {spec.strategy}, {program_summary(spec)}"
     return "\n".join([valid, *(f"notice: {file}: {notice}" for notice in _notices(spec))])
 
 

@@ -40,7 +40,7 @@ def has_prepare(source: Source) -> bool:
 def of_task(source: Source, task: Task) -> list[dict[str, Any]]:
     """Return the spec's further volumes as a task mounts them."""
     found = [
-        _mount(source, task, volume, volume.mount_path, volume.sub_path, read_only=volume.can_only_be_read(volume.read_only))
+        _mount(source, task, volume, volume.mount_path, volume.sub_path, read_only=volume.is_mounted_read_only(volume.read_only))
         for volume in source.spec.volumes
         if volume.mount_path is not None and (not volume.roles or task.role in volume.roles)
     ]
@@ -111,7 +111,7 @@ def _mounts(source: Source, task: Task, one: Container) -> list[dict[str, Any]]:
             found.append(_of_run(mount) if task.mounts_run_dir else None)
         elif mount.volume in volumes:
             volume = volumes[mount.volume]
-            read_only = volume.can_only_be_read(mount.read_only)
+            read_only = volume.is_mounted_read_only(mount.read_only)
             found.append(_mount(source, task, volume, mount.mount_path, mount.sub_path, read_only=read_only))
     return [mount for mount in found if mount is not None]
 

@@ -9,10 +9,10 @@ from launcher.spec.fields import SECRET, TEXT, Cpu, Memory, ObjectName, Section,
 
 
 class FromSecret(Section):
-    """The value of an environment variable that no file has: on Kubernetes a Secret's, elsewhere that variable where `launcher` is called."""
+    """The source of a variable's value that no file contains: on Kubernetes a Secret, elsewhere the variable of that name where `launcher` is called."""
 
     secret: ObjectName = Field(description="The Secret.")
-    key: Annotated[str, AfterValidator(names.check_secret_key)] = Field(description="The key of the value in it.")
+    key: Annotated[str, AfterValidator(names.check_secret_key)] = Field(description="The key of the value in the Secret.")
 
 
 Env = dict[str, Annotated[Annotated[str, Tag(TEXT)] | Annotated[FromSecret, Tag(SECRET)], Discriminator(kind_of_value)]]
@@ -22,26 +22,28 @@ Command = Annotated[list[str], Field(min_length=1)]
 
 
 class Mount(Section):
-    """The mount of one of the spec's `volumes`, or of the run's own, in a container beside a task."""
+    """A mount in an init container or sidecar: of one of the spec's `volumes`, or of the run's own volume."""
 
     volume: Annotated[str, Field(min_length=1)] = Field(
-        description="The name of one of `volumes`; `run` is the run's own, where its task has that."
+        description="The name of one of `volumes`; `run` is the run's own volume, if the task mounts that."
     )
     mount_path: Annotated[str, AfterValidator(names.check_path)] = Field(description="The path in the container.")
-    sub_path: SubPath | None = Field(None, description="A directory of the volume, instead of all of it.")
+    sub_path: SubPath | None = Field(None, description="A directory of the volume to mount; the whole volume when left out.")
     read_only: bool | None = Field(
-        None, description="Whether the container can only read it. When left out: yes, but for an `emptyDir` and the run's own volume."
+        None, description="Whether the mount is read-only. When left out: true, except for an `emptyDir` and the run's own volume."
     )
 
 
 class Container(Section):
-    """A container beside each task: one of `init_containers` ends before the task starts, one of `sidecars` runs as long as it does."""
+    """A container beside each task. One of `init_containers` ends before the task starts; one of `sidecars` runs as long as the task does."""
 
     name: Annotated[str, AfterValidator(names.check_container_name)] = Field(description="The container's name.")
     image: Image | None = Field(None, description="Its image; the task's when left out.")
     command: Command | None = Field(None, description="Its program, instead of the image's entrypoint.")
-    args: list[str] = Field(default_factory=list, description="Words that follow the `command`, or that the image's entrypoint is given.")
-    env: Env = Field(default_factory=dict, description="Its environment variables; it gets none of the task's.")
+    args: list[str] = Field(
+        default_factory=list, description="Arguments of the `command`, added to it; without one, of the image's entrypoint."
+    )
+    env: Env = Field(default_factory=dict, description="Its environment variables; it does not get the task's.")
     working_dir: Annotated[str, AfterValidator(names.check_path)] | None = Field(
         None, description="The directory in which its program starts; the image's when left out."
     )
@@ -54,14 +56,14 @@ class Container(Section):
 InitContainers = Annotated[
     list[Container],
     Field(
-        description="Containers that end, one after the other, before each task starts. A role's come after the spec's, or in place of one of that name. "
-        "Left out on this machine."
+        description="Containers that run one after the other, and end, before each task starts. A role's come after the spec's, and replace those of the same name. "
+        "Ignored on this machine."
     ),
 ]
 Sidecars = Annotated[
     list[Container],
     Field(
-        description="Containers that run beside each task, on its network, and end with it, but under `docker compose up` alone. A role's come after the spec's, or in place of one of that "
-        "name. Left out on this machine; on Kubernetes from 1.29 on."
+        description="Containers that run beside each task, on its network, and end with it, except with plain `docker compose up`. A role's come after the spec's, and replace those of the "
+        "same name. Ignored on this machine; Kubernetes must be 1.29 or newer."
     ),
 ]

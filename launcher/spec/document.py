@@ -1,7 +1,7 @@
 """The nodes of a spec as plain values, with the source location of every key and value.
 
-Values are read as YAML 1.1 (what PyYAML resolves) with two exceptions where that surprises people: `1e-3` is a
-number, and dates and base-60 numbers (`12:30`) stay text. Octal numbers such as `010` are refused.
+Values are read as YAML 1.1, as PyYAML resolves it, except where that surprises people: `1e-3` is a number, and
+dates and base-60 numbers (`12:30`) stay text. Octal numbers such as `010` are refused.
 """
 
 import math
@@ -21,7 +21,7 @@ _EXPONENT = re.compile(r"[-+]?(?:[0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})[eE][-+
 _OCTAL = re.compile(r"[-+]?0[0-9_]+\Z")
 _MAX_VALUES = 20_000  # after aliases are expanded
 _MAX_DEPTH = 64
-_LARGEST = 2**63
+_MAX_NUMBER = 2**63
 
 _CONSTRUCTOR = SafeConstructor()
 _READ_AS = {"bool": "a boolean", "int": "a number", "float": "a number", "null": "nothing"}
@@ -29,7 +29,7 @@ _READ_AS = {"bool": "a boolean", "int": "a number", "float": "a number", "null":
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of a value. `text` is a scalar as it is written; None for mappings and lists."""
+    """The source of a key and its value. `text` is a scalar as it is written; None for mappings and lists."""
 
     key: SourceLocation
     value: SourceLocation
@@ -39,16 +39,16 @@ class Source:
 
 @dataclass
 class Document:
-    """A spec as it is written: plain values, the source of each, and what is already known to be wrong."""
+    """A spec as it is written: plain values, the source of each, and the findings so far."""
 
     value: Any
     sources: dict[Path, Source]
     findings: list[Finding] = field(default_factory=list)
-    # Paths whose value means nothing because of a finding; they are left out of `value`.
+    # Paths whose value is unusable because of a finding; `value` lacks them.
     unusable: set[Path] = field(default_factory=set)
 
     def location(self, path: Path, on: Literal["key", "value"] = "value") -> SourceLocation:
-        """Return the source location of a path, or of the nearest thing around it that the file has."""
+        """Return the source location of a path, or of its nearest parent that the file has."""
         length = next(length for length in range(len(path), -1, -1) if path[:length] in self.sources)
         source = self.sources[path[:length]]
         # An empty value has no location of its own.
@@ -63,7 +63,7 @@ class Document:
 
 
 class _Unusable(Exception):  # noqa: N818 - not an error of the program: it is caught in this module
-    """A value that means nothing; carries the finding that says why."""
+    """A value cannot be used; `finding` says why."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.message)
@@ -71,7 +71,7 @@ class _Unusable(Exception):  # noqa: N818 - not an error of the program: it is c
 
 
 class Reader:
-    """Turns one tree of nodes into a Document. Guards the state of the reading: its size, the nodes it is inside of.
+    """Turns one tree of nodes into a Document. Its state is the number of values read and the nodes around the current one.
 
     Locations are shifted by `line` and `column`, for text that does not start at a file's first character.
     """
@@ -81,13 +81,13 @@ class Reader:
         self._file = file
         self._line = line
         self._column = column
-        self._inside: list[yaml.Node] = []
+        self._ancestors: list[yaml.Node] = []
         self._count = 0
 
     def read(self, node: yaml.Node, path: Path = (), key: SourceLocation | None = None) -> Document:
-        """Return the node's value, as it stands at `path`, and the sources of all in it.
+        """Return a Document with the node's value at `path`, and the sources of all values in it.
 
-        Raises SpecError when the whole value means nothing, or aliases make it endless.
+        Raises SpecError when the value as a whole is unusable, or aliases make it endless.
         """
         try:
             self._document.value = self._value(node, path, key or self._location(node))
@@ -102,27 +102,27 @@ class Reader:
 
     def _value(self, node: yaml.Node, path: Path, key: SourceLocation) -> Any:
         location = self._location(node)
-        self._step(node, path)
+        self._check_aliases(node, path)
         if isinstance(node, yaml.ScalarNode):
             self._document.sources[path] = Source(key, location, node.value, quoted=bool(node.style))
             return scalar(node, path)
         self._document.sources[path] = Source(key, location)
-        self._inside.append(node)
+        self._ancestors.append(node)
         try:
             if isinstance(node, yaml.MappingNode):
                 return self._mapping(node, path)
             return self._sequence(node, path)
         finally:
-            self._inside.pop()
+            self._ancestors.pop()
 
-    def _step(self, node: yaml.Node, path: Path) -> None:
+    def _check_aliases(self, node: yaml.Node, path: Path) -> None:
         """Limit how far aliases can multiply and nest."""
         self._count += 1
         if self._count > _MAX_VALUES:
             message = f"aliases make this more than {_MAX_VALUES} values"
-        elif any(node is outer for outer in self._inside):
+        elif any(node is outer for outer in self._ancestors):
             message = "an alias refers to a value that contains it"
-        elif len(self._inside) > _MAX_DEPTH:
+        elif len(self._ancestors) > _MAX_DEPTH:
             message = f"aliases nest values deeper than {_MAX_DEPTH} levels"
         else:
             return
@@ -139,7 +139,7 @@ class Reader:
                 values.append(self._value(item, below, self._location(item)))
             except _Unusable as unusable:
                 self._note_unusable(below, unusable)
-                values.append(None)  # so that the items after it keep their index, and with it their path
+                values.append(None)  # the items after it keep their index
         return values
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class Reader:
         self._document.unusable.add(path)
 
     def _pairs(self, node: yaml.MappingNode, path: Path) -> dict[str, tuple[SourceLocation, yaml.Node]]:
-        """Return the mapping's keys with their locations and values; its own keys win over what `<<` brings."""
+        """Return the mapping's keys with their locations and values; its own keys win over those merged by `<<`."""
         pairs: dict[str, tuple[SourceLocation, yaml.Node]] = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
@@ -170,19 +170,19 @@ class Reader:
             name = self._key(key_node, path, location)
             if name in pairs:
                 first = pairs[name][0].line
-                message = f"the key {named(str(name))} stands here a second time; the first is in line {first}"
+                message = f"the key {named(str(name))} is a duplicate; the first is in line {first}"
                 self._note((*path, name), location, message, "each key once", "remove one of the two")
             elif name is not None:
                 pairs[name] = (location, value_node)
-        self._inside.append(node)
+        self._ancestors.append(node)
         for source in merged:
             if not isinstance(source, yaml.MappingNode):
-                message = "`<<` brings in something that is not a mapping"
+                message = "the value of `<<` is not a mapping"
                 self._note(path, self._location(source), message, "a mapping, or a list of mappings", "name a mapping")
             else:
-                self._step(source, path)
+                self._check_aliases(source, path)
                 pairs = self._pairs(source, path) | pairs
-        self._inside.pop()
+        self._ancestors.pop()
         return pairs
 
     def _key(self, node: yaml.Node, path: Path, location: SourceLocation) -> str | None:
@@ -190,7 +190,7 @@ class Reader:
             self._note(path, location, "a key is a list or a mapping", "a word", "write `key: value`")
             return None
         text = str(node.value)
-        if unwritable(text):
+        if has_invalid_characters(text):
             self._note(path, location, f"the key {shown(text)} holds characters that are not text", "a word", "remove them")
             return None
         kind = _READ_AS.get(node.tag.removeprefix(_TAG))
@@ -202,21 +202,21 @@ class Reader:
 
     def _note(self, path: Path, location: SourceLocation, message: str, expected: str, remedy: str) -> None:
         finding = Finding(path, message, expected, remedy, on="key", location=location)
-        if finding not in self._document.findings:  # what an alias repeats is said once
+        if finding not in self._document.findings:  # an alias may repeat it
             self._document.findings.append(finding)
 
 
-def unwritable(text: str) -> bool:
-    """Return whether a text cannot be handed on: NUL ends a string in C, lone surrogates are no UTF-8."""
+def has_invalid_characters(text: str) -> bool:
+    """Return whether a text has characters that cannot be passed to a process: NUL ends a string in C, lone surrogates cannot be encoded."""
     return "\0" in text or any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def scalar(node: yaml.ScalarNode, path: Path) -> Any:
     """Return a scalar's value."""
     kind, text = node.tag.removeprefix(_TAG), str(node.value)
-    plain = not node.style  # None or "", as the parser has it
+    plain = not node.style  # parsers give None or ""
     if kind in {"int", "float"} and plain:
-        if ":" in text:  # base 60 in YAML 1.1; no one means it
+        if ":" in text:  # base 60 in YAML 1.1, which is never intended
             return text
         return _number(node, kind, path)
     if kind in {"null", "bool"} and (not plain or text.lower() in {"", "~", "null", *SafeConstructor.bool_values}):
@@ -224,7 +224,7 @@ def scalar(node: yaml.ScalarNode, path: Path) -> Any:
     if kind == "str" and plain and _EXPONENT.match(text) and math.isfinite(float(text)):
         return float(text)
     if kind in {"str", "timestamp", "value", "merge"}:
-        if unwritable(text):
+        if has_invalid_characters(text):
             raise _Unusable(Finding(path, f"{shown(text)} holds characters that are not text", "text", "remove them"))
         return text
     raise _Unusable(_unknown_tag(node, path))
@@ -240,9 +240,9 @@ def _number(node: yaml.ScalarNode, kind: str, path: Path) -> int | float:
         number = _CONSTRUCTOR.construct_yaml_int(node) if kind == "int" else _CONSTRUCTOR.construct_yaml_float(node)
     except (ValueError, IndexError):
         number = math.inf
-    if not -_LARGEST < number < _LARGEST:  # also NaN
+    if not -_MAX_NUMBER < number < _MAX_NUMBER:  # also NaN
         message = f"`{text if len(text) < 40 else text[:37] + '...'}` is not a usable number"
-        raise _Unusable(Finding(path, message, "a finite number of ordinary size", "write another number"))
+        raise _Unusable(Finding(path, message, "a finite number below 2^63", "write another number"))
     return number
 
 
@@ -252,7 +252,7 @@ def _unknown_tag(node: yaml.Node, path: Path) -> Finding:
 
 
 def without(value: Any, paths: Iterable[Path]) -> Any:
-    """Return a copy of the value that lacks what stands at the paths."""
+    """Return a copy of the value without the values at the paths."""
     left_out = set(paths)
 
     def copy(part: Any, path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""The building blocks of a spec's sections: their base, and the types of values that several of them have."""
+"""The building blocks of a spec's sections: their base class, and the types of values that several sections use."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ def _cpu(value: object) -> object:
 
 
 def _pattern(pattern: str, *examples: str) -> dict[str, Any]:
-    """The JSON Schema of a field whose validator has its own messages."""
+    """Return the JSON Schema of a field whose validator has its own messages."""
     return {"pattern": pattern, "examples": list(examples)}
 
 
@@ -50,14 +50,14 @@ Duration = Annotated[
 Name = Annotated[
     str,
     AfterValidator(names.check_name),
-    Field(json_schema_extra={**_pattern(names.LABEL_PATTERN), "maxLength": names.LONGEST_NAME}),
+    Field(json_schema_extra={**_pattern(names.LABEL_PATTERN), "maxLength": names.MAX_NAME_LENGTH}),
 ]
 ObjectName = Annotated[str, AfterValidator(names.check_object_name)]
 
-# Kinds of a variable's value: pydantic has these in an error's path, where the document has nothing.
+# Kinds of a variable's value: pydantic puts these into an error's path; the document has no such key.
 TEXT, SECRET = KINDS_OF_VALUE = ("(text)", "(secret)")
 
 
 def kind_of_value(value: object) -> str:
-    """Return what a variable's value is to be read as: a mapping says where it comes from, all else is the value."""
+    """Return how to read a variable's value: a mapping names the secret that has it, anything else is the value itself."""
     return SECRET if isinstance(value, Mapping | BaseModel) else TEXT

@@ -1,4 +1,4 @@
-"""A spec file becomes a ClusterSpec, or every problem with it at once."""
+"""Loads a spec file as a ClusterSpec, or reports every problem in it at once."""
 
 import hashlib
 import json
@@ -20,8 +20,8 @@ from launcher.spec.rule_context import RuleContext, resolved
 from trainer.settings import Train
 from trainer.workloads import catalog
 
-# Stand-ins for required values that are missing or wrong, while the rest is examined.
-_STAND_INS = {"version": 1, "name": "run", "workload": "mnist_mlp", "replicas_to_aggregate": 1, "secret": "secret"}
+# Values in place of required ones that are missing or wrong, while the rest is checked.
+_PLACEHOLDERS = {"version": 1, "name": "run", "workload": "mnist_mlp", "replicas_to_aggregate": 1, "secret": "secret"}
 _DIGEST_LENGTH = 12
 
 
@@ -56,7 +56,7 @@ def load_as_written(path: Path, overrides: Sequence[str] = ()) -> tuple[ClusterS
 
 
 def problems_of(text: str, file: str, directory: Path) -> list[tuple[Finding, Problem]]:
-    """Return what is wrong with the text of a spec, each with its location: `file` is what it is called, `directory` where it would lie.
+    """Return the problems of a spec's text with their locations. `file` is its name in messages, `directory` the base of relative paths.
 
     Raises SpecError for a text that cannot be read at all.
     """
@@ -66,9 +66,9 @@ def problems_of(text: str, file: str, directory: Path) -> list[tuple[Finding, Pr
 
 
 def run_name(path: Path) -> str:
-    """Return the name of the run that a spec file describes, whatever else is wrong with it: its code may be half written.
+    """Return the name of the run that a spec file describes, even if the rest of the spec is not valid: its code may be half written.
 
-    Raises SpecError when the file cannot be read, or its name is none.
+    Raises SpecError when the file cannot be read, or has no valid name.
     """
     name = _read(path).value.get("name")
     try:
@@ -78,7 +78,7 @@ def run_name(path: Path) -> str:
 
 
 def dump(spec: ClusterSpec) -> dict[str, Any]:
-    """Return the spec as JSON has it, with every default filled in, the workload's own included."""
+    """Return the spec as JSON values, with every default filled in, including the workload's."""
     storage = role_programs.storage_of(spec)
     dumped = spec.model_copy(update={"storage": storage}).model_dump(mode="json", by_alias=True)
     if spec.train is not None:
@@ -95,8 +95,8 @@ def dump(spec: ClusterSpec) -> dict[str, Any]:
     return dumped
 
 
-def redumped(dumped: dict[str, Any]) -> dict[str, Any]:
-    """Return a dump, perhaps of an older version's, with the defaults of what has been added since; as it is where it is no spec any more."""
+def dump_with_new_defaults(dumped: dict[str, Any]) -> dict[str, Any]:
+    """Return a dump, which an older launcher may have written, with the defaults of newer fields; unchanged if it is not a valid spec any more."""
     try:
         return dump(ClusterSpec.model_validate(dumped))
     except ValidationError:
@@ -104,22 +104,22 @@ def redumped(dumped: dict[str, Any]) -> dict[str, Any]:
 
 
 def digest(spec: ClusterSpec) -> str:
-    """Return what identifies a spec: 12 hexadecimal digits of the SHA-256 of all it says, defaults included, without `notify`."""
+    """Return the identity of a spec: 12 hexadecimal digits of the SHA-256 of its dump without `notify`."""
     identifying = {key: value for key, value in dump(spec).items() if key != "notify"}
     text = json.dumps(identifying, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return what differs between two dumped specs: path, old and new value, None for what is not there."""
-    found: list[tuple[str, Any, Any]] = []
+    """Return the differences between two dumped specs: path, old and new value; None for a missing value."""
+    differences: list[tuple[str, Any, Any]] = []
     for key in [*old, *(key for key in new if key not in old)]:
         before, after = old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
-            found += [(f"{key}.{path}", was, is_now) for path, was, is_now in changes(before, after)]
+            differences += [(f"{key}.{path}", was, is_now) for path, was, is_now in changes(before, after)]
         elif before != after:
-            found.append((key, before, after))
-    return found
+            differences.append((key, before, after))
+    return differences
 
 
 def _read(path: Path) -> Document:
@@ -130,16 +130,20 @@ def _read(path: Path) -> Document:
     except (OSError, ValueError) as error:
         remedy = ""
         if isinstance(error, IsADirectoryError):
-            inside = sorted(entry.name for entry in path.iterdir() if entry.suffix in {".yaml", ".yml"})
-            remedy = f"name a file in it, such as {path / inside[0]}" if inside else "name the file"
+            specs = sorted(entry.name for entry in path.iterdir() if entry.suffix in {".yaml", ".yml"})
+            remedy = f"name a file in it, such as {path / specs[0]}" if specs else "name the file"
         if isinstance(error, FileNotFoundError):
-            remedy = f"name {meant}" if (meant := _neighbour(path)) else f"write one with `launcher init`, or check the path {shown(file)}"
+            remedy = (
+                f"name {similar}"
+                if (similar := _similar_file(path))
+                else f"write one with `launcher init`, or check the path {shown(file)}"
+            )
         raise SpecError([syntax.unreadable(file, error, "the file of a spec", remedy)]) from None
     return Reader(file).read(syntax.parse(data, file))
 
 
-def _neighbour(path: Path) -> Path | None:
-    """Return the file beside a missing one that was probably meant."""
+def _similar_file(path: Path) -> Path | None:
+    """Return the file in the same directory that a missing one was probably meant to be."""
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.suffix in {".yaml", ".yml"}]
     except OSError:
@@ -149,12 +153,12 @@ def _neighbour(path: Path) -> Path | None:
 
 
 def _examine(document: Document, directory: Callable[[SpecPath], Path]) -> tuple[ClusterSpec | None, list[Finding]]:
-    """Return the valid part of a spec, and everything that is wrong with the rest and with how it fits together."""
+    """Return the valid part of a spec, and the findings of its fields and of the rules between them."""
     findings = list(document.findings)
     broken = set(document.unusable)
     value = document.value
     spec: ClusterSpec | None = None
-    for _ in range(4):  # once, again without what is wrong, again with stand-ins
+    for _ in range(4):  # first as it is, then without the wrong values, then with placeholders
         try:
             spec = ClusterSpec.model_validate(value)
             break
@@ -168,22 +172,22 @@ def _examine(document: Document, directory: Callable[[SpecPath], Path]) -> tuple
         broken |= set(paths)
         value = without(value, map(_up_to_list, paths))
         for details, path in zip(errors, paths, strict=True):
-            if details["type"] == "missing" and path[-1] in _STAND_INS and _up_to_list(path) == path:
-                _stand_in(value, path)
+            if details["type"] == "missing" and path[-1] in _PLACEHOLDERS and _up_to_list(path) == path:
+                _set_placeholder(value, path)
     if spec is not None:
         findings += rules.check(RuleContext(spec, document, frozenset(broken), directory))
     return spec, findings
 
 
 def _up_to_list(path: SpecPath) -> SpecPath:
-    """Return the path of the list that an item is in: one item cannot be left out without moving the others."""
+    """Return the path of the outermost list in a path, or the path: removing one item of a list would move the others."""
     return next((path[:length] for length, part in enumerate(path) if isinstance(part, int)), path)
 
 
-def _stand_in(value: Any, path: SpecPath) -> None:
+def _set_placeholder(value: Any, path: SpecPath) -> None:
     for part in path[:-1]:
         value = value[part]
-    value[path[-1]] = _STAND_INS[str(path[-1])]
+    value[path[-1]] = _PLACEHOLDERS[str(path[-1])]
 
 
 def _with_absolute_paths(spec: ClusterSpec, directory: Callable[[SpecPath], Path]) -> ClusterSpec:

@@ -1,4 +1,4 @@
-"""pydantic's errors in a user's words: what is wrong with which value, what was expected, what to do."""
+"""Translates pydantic's errors for users: the wrong value, what was expected, and the remedy."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from launcher.spec.problems import FieldError, Finding, Path, any_of, named, nea
 _PRINTS_IN_FULL = 1e15
 _PLAIN_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*\Z")
 
-# Section -> the field that people mean who write one value for the whole of it.
+# Section -> the field that people mean if they write a single value for the section.
 _SHORTHANDS = {
     **dict.fromkeys(("chief", "worker", "ps", "evaluator"), "replicas"),
     **dict.fromkeys(("checkpoint", "evaluate", "summaries"), "every_steps"),
@@ -27,13 +27,13 @@ _SHORTHANDS = {
     "tensorboard": "port",
 }
 
-# Section, and the switch that people write for it -> what to write.
+# Section, and the boolean that people write for it -> the remedy.
 _SWITCHES = {
     "export": {False: "write `export: {formats: []}`, which exports nothing", True: "write `export: {}`"},
     "tensorboard": {True: "write `tensorboard: {}`, or leave the key out"},
 }
 
-# Keys that people bring from Keras and from other launchers -> what to do instead.
+# Keys of Keras and of other launchers -> the remedy.
 _IN_THE_MODEL = "give it to the model's `compile`, in the code that `train.workload` names"
 _WRITE_WORKERS, _WRITE_GPUS = "write `roles: {worker: {replicas: 4}}`", "write `gpus` under each role: `roles: {worker: {gpus: 1}}`"
 _FOREIGN_KEYS = {
@@ -50,7 +50,7 @@ _FOREIGN_KEYS = {
     "model": "write `train.workload`: package.module:name of the model, or of a function that returns it",
 }
 
-# Samples for missing fields.
+# Sample values for missing fields.
 _SAMPLES = {"version": "1", "name": "my-run", "workload": "mnist_mlp", "replicas_to_aggregate": "2", "secret": "my-secret", "key": "token"}
 
 _EXPECTED = {
@@ -65,7 +65,7 @@ _EXPECTED = {
     "model_attributes_type": "a mapping",
 }
 
-# Lower and upper bounds: error type -> how the bound is written, by the key in the error's context.
+# Lower and upper bounds: error type -> the key of the bound in the error's context, and the text for it.
 _BOUNDS = {
     "greater_than": ("gt", "above {}"),
     "greater_than_equal": ("ge", "{} or more"),
@@ -73,7 +73,7 @@ _BOUNDS = {
     "less_than_equal": ("le", "at most {}"),
 }
 
-# The same of a list's length.
+# The same for the length of a list.
 _LENGTHS = {"too_short": ("min_length", "at least"), "too_long": ("max_length", "at most")}
 
 
@@ -83,7 +83,7 @@ def findings(
     sources: Mapping[Path, Source],
     prefix: Path = (),
 ) -> list[Finding]:
-    """Return a finding for each error of a model that stands at `prefix` in the document."""
+    """Return a finding for each error of a model; the model's value is at `prefix` in the document."""
     return [_finding(error, model, sources, prefix) for error in errors]
 
 
@@ -98,9 +98,9 @@ def meant_key(error: ErrorDetails, model: schema_lookup.Model) -> Path | None:
 
 
 def document_path(error: ErrorDetails, prefix: Path = ()) -> Path:
-    """Return the path of the document that an error is about."""
+    """Return the document's path of an error."""
     *path, last = [part for part in error["loc"] if part not in KINDS_OF_VALUE] or ("[key]",)
-    # pydantic puts this behind a key that is wrong itself; a key that nobody knows may be called so, too.
+    # pydantic appends "[key]" when the key itself is wrong; an unknown key may have that name, too.
     if last != "[key]" or error["type"] == "extra_forbidden":
         path.append(last)
     return (*prefix, *path)
@@ -110,20 +110,20 @@ def _finding(error: ErrorDetails, model: schema_lookup.Model, sources: Mapping[P
     path = document_path(error, prefix)
     kind = error["type"]
     context = error.get("ctx", {})
-    if isinstance(wrong := context.get("error"), FieldError):
-        return Finding(path, wrong.message, wrong.expected, wrong.remedy)
+    if isinstance(field_error := context.get("error"), FieldError):
+        return Finding(path, field_error.message, field_error.expected, field_error.remedy)
     if kind == "extra_forbidden":
         return _unknown_key(path, model, prefix)
     if kind == "missing":
         where = f" in `{path_text(path[:-1])}`" if len(path) > 1 else ""
         return Finding(path, f"`{path[-1]}` is missing{where}", "", f"add `{path[-1]}: {_SAMPLES.get(str(path[-1]), '...')}`")
     if kind in _BOUNDS:
-        key, words = _BOUNDS[kind]
+        key, template = _BOUNDS[kind]
         bound = _number_text(context[key])
         return Finding(
             path,
             f"{shown(error['input'])} is out of range",
-            words.format(bound),
+            template.format(bound),
             f"write {bound}" if kind.endswith("equal") else "write a number in range",
         )
     if kind == "multiple_of":
@@ -131,8 +131,8 @@ def _finding(error: ErrorDetails, model: schema_lookup.Model, sources: Mapping[P
         remedy = f"write {_number_text((value // unit + 1) * unit)}"
         return Finding(path, f"{shown(value)} is no multiple of {unit}", f"a multiple of {unit}", remedy)
     if kind in _LENGTHS and context["actual_length"]:
-        key, words = _LENGTHS[kind]
-        expected = f"{words} {context[key]} items"
+        key, template = _LENGTHS[kind]
+        expected = f"{template} {context[key]} items"
         return Finding(path, f"it has {context['actual_length']} items", expected, f"give {expected}")
     if kind == "literal_error":
         return _unknown_choice(path, error["input"], schema_lookup.choices(model, path[len(prefix) :]), sources.get(path))
@@ -154,9 +154,9 @@ def _unknown_key(path: Path, model: schema_lookup.Model, prefix: Path) -> Findin
         return Finding(path, f"unknown key {named(key)}", expected, f"write `{meant}`", on="key")
     if remedy := _FOREIGN_KEYS.get(key.lower().replace("-", "_")):
         return Finding(path, f"unknown key {named(key)}", expected, remedy, on="key")
-    elsewhere = [(*prefix, *found) for found in schema_lookup.paths_of(model, key)]
+    elsewhere = [(*prefix, *other_path) for other_path in schema_lookup.paths_of(model, key)]
     if elsewhere:
-        paths = any_of(f"`{path_text(found)}`" for found in elsewhere[:4])
+        paths = any_of(f"`{path_text(other_path)}`" for other_path in elsewhere[:4])
         return Finding(path, f"unknown key {named(key)}", expected, f"move it: {paths} takes it", on="key")
     return Finding(path, f"unknown key {named(key)}", expected, "remove it", on="key")
 
@@ -198,7 +198,7 @@ def _wrong_type(path: Path, value: Any, expected: str, source: Source | None) ->
 
 
 def _written(value: Any, source: Source | None) -> str:
-    """Return a value as it stands in the file, where that differs from how it is read."""
+    """Return a value as the file has it, for values that are read as something else."""
     return source.text if source and source.text is not None and not source.quoted else shown(value)
 
 

@@ -42,37 +42,41 @@ def _tensorboard(value: object) -> object:
 
 
 class Role(Section):
-    """The tasks of one role: how many there are, what each of them gets, and what they run where that is not the spec's own."""
+    """The tasks of one role: their number, the resources of each, and their program if it differs from the spec's."""
 
     replicas: int = Field(1, ge=1, le=10_000, description="How many tasks the role has.")
     cpu: Cpu | None = Field(
         None,
-        description="CPU cores a task gets; `500m` or `0.5` is half a core. No limit when left out. On this machine: its number of threads.",
+        description="CPU cores a task gets; `500m` or `0.5` is half a core. No limit when left out. On this machine: the number of its threads.",
     )
     memory: Memory | None = Field(
-        None, description="Memory a task gets, such as `4Gi`. No limit when left out, nor on this machine without containers."
+        None,
+        description="Memory a task gets, such as `4Gi`. No limit when left out, and none for tasks on this machine outside containers.",
     )
-    gpus: int = Field(0, ge=0, le=64, description="GPUs a task gets. Where this machine has too few, its tasks run without.")
+    gpus: int = Field(0, ge=0, le=64, description="GPUs a task gets. If this machine has too few, tasks run without.")
     gpu_type: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="On Kubernetes: the kind of GPU, by its product label, such as `NVIDIA-H100-80GB-HBM3`."
     )
     image: Image | None = Field(None, description="The role's container image, instead of the spec's.")
     command: Command | None = Field(None, description="The role's program, instead of the spec's `command`.")
     args: list[str] = Field(
-        default_factory=list, description="Words that follow the `command`; without one, the arguments of the image's entrypoint."
+        default_factory=list, description="Arguments of the `command`, added to it; without one, of the image's entrypoint."
     )
-    env: Env = Field(default_factory=dict, description="Environment variables of the role's tasks, beside the spec's or in place of one.")
+    env: Env = Field(
+        default_factory=dict,
+        description="Environment variables of the role's tasks. They add to the spec's, and replace those of the same name.",
+    )
     init_containers: InitContainers = Field(default_factory=list)
     sidecars: Sidecars = Field(default_factory=list)
     working_dir: Annotated[str, Field(min_length=1)] | None = Field(
         None,
         description="The directory in which the role's program starts: a path in its container, or a directory in `code`, relative to the spec. "
-        "When left out `code`; without it the spec's directory on this machine, and the image's own in containers.",
+        "When left out: `code`; without `code` the spec's directory on this machine, and the image's working directory in containers.",
     )
     restart: Literal["always", "on_failure", "never", "exit_code"] = Field(
         "on_failure",
         description="When a program is started again: `always` also after exit code 0, `exit_code` only after signals (128 and above). "
-        "`always` is not for the role that decides the run's success, nor on Kubernetes for a role without the trainer's parent.",
+        "`always` is not allowed for the role that decides the run's success, nor on Kubernetes for a role without the trainer's parent.",
     )
     max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = Field(
         None, description="Restarts after failures, for each task of the role; `limits.max_restarts` when left out."
@@ -80,59 +84,59 @@ class Role(Section):
 
 
 class Roles(Section):
-    """The cluster's roles; which of them there may be depends on the strategy."""
+    """The cluster's roles; the strategy decides which are required or allowed."""
 
     chief: Role | None = Field(None, description="The task that coordinates, saves checkpoints and writes logs.")
     worker: Role | None = Field(None, description="The tasks that compute gradients.")
     ps: Role | None = Field(None, description="The parameter servers, which hold the variables.")
     evaluator: Role | None = Field(
-        None, description="The task that evaluates checkpoints, outside the cluster; the newest one where several wait."
+        None, description="The task that evaluates checkpoints, outside the cluster; if several wait, the newest."
     )
 
 
 class Storage(Section):
     """The volume that holds the run directory."""
 
-    size: Memory = Field("10Gi", description="On Kubernetes: how much is asked for, such as `20Gi`.")
+    size: Memory = Field("10Gi", description="On Kubernetes: the requested size, such as `20Gi`.")
     class_: ObjectName | None = Field(
         None, alias="class", description="On Kubernetes: the storage class; the cluster's default when left out."
     )
     mount: Literal["one", "all"] | None = Field(
         None,
         description="On Kubernetes, which tasks mount it: `one` is the leader (the chief) and, on its node, the evaluator and TensorBoard; `all` is "
-        "every task. When left out `all` for a `command` of several tasks and for a multi_worker_mirrored of several workers without a chief, else `one`.",
+        "every task. When left out: `all` for a `command` of several tasks, and for multi_worker_mirrored with several workers and no chief; else `one`.",
     )
     access: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] | None = Field(
         None,
-        description="The pods that may mount it at a time: those of one node, one pod, or those of many nodes. ReadWriteOnce with `mount: one` when left out, ReadWriteMany with `all`; "
-        "a claim that is there keeps its own.",
+        description="The pods that may mount it at the same time: those of one node, one pod, or those of many nodes. When left out: ReadWriteOnce with `mount: one`, "
+        "ReadWriteMany with `all`; an existing claim keeps its own.",
     )
 
 
 class TensorBoard(Section):
-    """TensorBoard beside the run; `false` in place of the section for none. This machine starts none: `launcher tensorboard` does."""
+    """TensorBoard beside the run; `false` in place of the section for none. A run on this machine starts none; `launcher tensorboard` does."""
 
     port: int = Field(6006, ge=1, le=65535, description="The port it answers on.")
     host: Annotated[str, AfterValidator(names.check_host)] = Field(
         "127.0.0.1",
-        description="The address that it is reached at, here and in Compose; loopback unless you open it. Not on Kubernetes, where it has a Service.",
+        description="The address at which it is reached, on this machine and in Compose; a loopback address unless you change it. Not on Kubernetes, where it has a Service.",
     )
     image: Image | None = Field(
         None,
-        description="Its container's image, with `python` and TensorBoard in it; that of the tasks without one of their role's when left out.",
+        description="Its container's image, with `python` and TensorBoard in it. When left out: the image of tasks whose role names none.",
     )
-    cpu: Cpu | None = Field(None, description="CPU cores it gets. On Kubernetes it asks for 100m, without a limit, when left out.")
+    cpu: Cpu | None = Field(None, description="CPU cores it gets. When left out, it requests 100m on Kubernetes, without a limit.")
     memory: Memory | None = Field(
-        None, description="Memory it gets. On Kubernetes it asks for 512Mi, and 2Gi are the limit, when left out. No limit in Compose."
+        None, description="Memory it gets. When left out, it requests 512Mi on Kubernetes, with a limit of 2Gi; no limit in Compose."
     )
 
 
 class TfConfig(Section):
-    """Changes to TF_CONFIG, compared with TensorFlow's own."""
+    """Changes to TensorFlow's own TF_CONFIG."""
 
     master: bool = Field(
         False,
-        description="Whether the chief of a `command` is called `master`, in `cluster` and as task type, for programs that know TensorFlow 1's name.",
+        description="Whether the chief of a `command` is called `master`, in `cluster` and as task type, for programs that use TensorFlow 1's name.",
     )
 
 
@@ -143,48 +147,53 @@ class Limits(Section):
         10,
         ge=0,
         le=1000,
-        description="Restarts after failures, for each task, before the run fails. Those inside a container count no more once the chief or "
-        "evaluator has a newer checkpoint, or another task or a `command` has run for ten minutes; "
-        "containers and pods that are replaced count for as long as the run lasts.",
+        description="Restarts after failures, for each task, before the run fails. The count of those inside a container begins again when the chief or "
+        "evaluator has a newer checkpoint, or when another task or a `command` has run for ten minutes. "
+        "Replaced containers and pods count as long as the run lasts.",
     )
     start_timeout: Duration = Field(
         "10m",
-        description="How long tasks wait for their peers, and a run that the launcher or the attendant watches may take to start. "
-        "Then it fails.",
+        description="How long tasks wait for their peers, and how long a run that the launcher or the attendant watches may take to start. "
+        "Then the run fails.",
     )
     deadline: Duration | None = Field(
-        None, description="The run fails when it takes longer than this; not under `docker compose up` alone. No limit when left out."
+        None, description="The run fails if it takes longer than this, except with plain `docker compose up`. No limit when left out."
     )
     orphan_timeout: Duration = Field(
         "10m",
-        description="How long a ps or worker serves while its chief is unreachable, a chief waits while every worker is, an evaluator waits for news of "
-        "its chief, and a task of a `command` for the leader's.",
+        description="How long a ps or worker serves while its chief is unreachable, a chief waits while every worker is unreachable, an evaluator waits for "
+        "a sign of its chief, and a task of a `command` for one of the leader.",
     )
     worker_grace: Duration = Field(
-        "10s", description="How long workers of parameter_server get to end by themselves once the run of a `command` has succeeded."
+        "10s", description="How long workers of parameter_server may take to end by themselves after the run of a `command` has succeeded."
     )
-    evaluator_grace: Duration = Field("10m", description="How long the evaluator of a `command` gets, which may never end by itself.")
+    evaluator_grace: Duration = Field(
+        "10m",
+        description="How long the evaluator of a `command`, which may never end by itself, may take to end after the run has succeeded.",
+    )
     node_lost: Duration = Field(
-        "60s", description="On Kubernetes: how long after the cluster deleted a lost node's pod the launcher lets the Job replace that."
+        "60s",
+        description="On Kubernetes: how long the launcher waits, after the cluster has deleted the pod of a lost node, before it lets the Job replace the pod.",
     )
     stall_timeout: Duration | None = Field(
         None,
-        description="A task that makes no progress for so long is stalled, and named in `status`. Left out: the longest of 60s, twenty median steps and "
-        "three calls into TensorFlow; a `command` is not judged then, else by its output. The start, a compilation and the first call of each kind "
-        "of the built-in trainer have at least 20 minutes.",
+        description="A task that makes no progress for this long is stalled, and `status` names it. When left out: the longest of 60s, twenty median steps and "
+        "three calls into TensorFlow. The output of a `command` is its progress; when left out, a `command` never stalls. In the built-in trainer, the start, "
+        "a compilation and the first call of each kind have at least 20 minutes.",
     )
     on_stall: OnStall = Field(
         "tell",
-        description="The action when a task is stalled: `tell` says so, `restart` kills its process and starts it again, which counts, `fail` ends the run. "
-        "A task that only waits for others is told of and left; a chief that waits for its servers is left for twice the time.",
+        description="The action when a task is stalled: `tell` reports it, `restart` kills its process and starts it again, which counts as a restart, `fail` ends the run. "
+        "If a task only waits for others, it is only reported; a chief that waits for its servers gets twice the time.",
     )
     save_timeout: Duration = Field(
         "30m",
-        description="How long training goes on while no checkpoint can be saved, as the volume is full, read-only or broken, or does not answer. "
+        description="How long training continues while no checkpoint can be saved because the volume is full, read-only, broken or unresponsive. "
         "Then the run fails.",
     )
     grace_period: Duration = Field(
-        "30s", description="How long a task may take to stop: all but the last 5s (at most half of it) are for saving its checkpoint."
+        "30s",
+        description="How long a task may take to stop. It has all of this time except the last 5s (at most half of it) to save its checkpoint.",
     )
 
 
@@ -196,24 +205,24 @@ class ClusterSpec(Section):
     strategy: Strategy = Field("single", description="How the replicas work together.")
     image: Image | None = Field(
         None,
-        description="The container image; the project's own trainer image when left out. With neither `train` nor `command` its entrypoint runs.",
+        description="The container image; the project's own trainer image when left out. Without `train` and `command`, its entrypoint runs.",
     )
     security: Literal["hardened", "image"] = Field(
         "hardened",
-        description="The rights of the tasks' containers: `hardened` is uid 1000 (on Kubernetes `kubernetes.user`), no capabilities and a root file system that is read-only; `image` is "
-        "for images that need root or a writable root file system, and leaves user, capabilities and file system as the image and the engine have them.",
+        description="The rights of the tasks' containers: `hardened` is uid 1000 (on Kubernetes `kubernetes.user`), no capabilities and a read-only root file system; `image` is "
+        "for images that need root or a writable root file system: user, capabilities and file system are those of the image and the engine.",
     )
     roles: Roles = Field(default_factory=lambda: Roles(chief=Role()), description="The cluster's tasks by role; one chief when left out.")
     train: Train | None = Field(None, description="The training of the built-in trainer. Excludes `command`.")
-    command: Command | None = Field(None, description="Any program that reads TF_CONFIG. Excludes `train`.")
+    command: Command | None = Field(None, description="Any program that reads TF_CONFIG, with its arguments. Excludes `train`.")
     success: Literal["chief", "all_workers"] = Field(
         "chief",
-        description="The tasks whose exit 0 means that a `command` has succeeded: the chief (worker-0 where there is none), or that and all workers.",
+        description="The tasks that must exit with 0 for a `command` to succeed: the chief (worker-0 if there is none), or the chief and all workers.",
     )
     supervise: bool = Field(
         True,
-        description="Whether a `command` in an `image` of your own runs under the trainer's parent, which comes with the run and needs Python 3.8 "
-        "or later there. `false` is for images without Python.",
+        description="Whether a `command` in an `image` of your own runs under the trainer's parent, which the launcher adds to the container and which needs "
+        "Python 3.8 or later in the image. `false` is for images without Python.",
     )
     code: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="A directory with your code, made importable in every task; relative to the spec."
@@ -224,16 +233,16 @@ class ClusterSpec(Section):
     )
     env_file: Annotated[str, Field(min_length=1)] | None = Field(
         None,
-        description="A file that has values for those variables of `env` that come from secrets, in lines of `NAME=value`; relative to the spec. It is "
-        "read on this machine and for Compose, for what is not set where `launcher up` is called. On Kubernetes the Secrets have the values.",
+        description="A file with values for the variables of `env` that come from secrets, in lines of `NAME=value`; relative to the spec. It is read "
+        "for runs on this machine and in Compose, for variables that are not set where `launcher up` is called. On Kubernetes the Secrets have the values.",
     )
-    volumes: list[Volume] = Field(default_factory=list, description="More volumes of the tasks in containers, such as one with data.")
+    volumes: list[Volume] = Field(default_factory=list, description="Additional volumes for tasks in containers, such as one with data.")
     init_containers: InitContainers = Field(default_factory=list)
     sidecars: Sidecars = Field(default_factory=list)
     storage: Annotated[Storage | None, BeforeValidator(_storage, json_schema_input_type=Storage)] = Field(
         None,
-        description="The volume of the run directory. When left out there is one with the defaults, except where all tasks run images "
-        "of your own and `kubernetes.claim` names none: those have no volume, no RUN_DIR and no TensorBoard in containers. With `storage: {}` they have.",
+        description="The volume of the run directory. When left out, there is one with the defaults, unless all tasks run images "
+        "of your own and `kubernetes.claim` is not set: then containers have no volume, no RUN_DIR and no TensorBoard. `storage: {}` gives them all three.",
     )
     tensorboard: Annotated[TensorBoard | None, BeforeValidator(_tensorboard, json_schema_input_type=TensorBoard | Literal[False])] = Field(
         default_factory=TensorBoard, description="TensorBoard beside the run; `false` for none."
@@ -243,6 +252,6 @@ class ClusterSpec(Section):
     notify: Annotated[Notify | None, BeforeValidator(_notify, json_schema_input_type=Notify)] = Field(
         None,
         description="The command or webhook that gets a message when the run succeeds, fails or stalls; none when left out. "
-        "Under `docker compose up` alone nobody sends it, and after `kubectl apply` only the attendant, to a webhook.",
+        "With plain `docker compose up` nothing sends it; after `kubectl apply` only the attendant does, to a webhook.",
     )
-    kubernetes: Kubernetes = Field(default_factory=Kubernetes, description="Settings for Kubernetes alone.")
+    kubernetes: Kubernetes = Field(default_factory=Kubernetes, description="Settings for Kubernetes only.")

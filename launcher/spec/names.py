@@ -1,4 +1,4 @@
-"""Names as DNS and Kubernetes take them."""
+"""Checks of names: those that DNS, Kubernetes or Docker accept, and those that the launcher reserves."""
 
 import ipaddress
 import posixpath
@@ -6,36 +6,36 @@ import re
 
 from launcher.spec.problems import FieldError, shown
 
-# RFC 1035 section 2.3.1 in lower case, as Kubernetes asks of Services: the run's name is one.
+# RFC 1035 section 2.3.1 in lower case. Kubernetes requires it of Services, and the run's name is the name of one.
 LABEL_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _LABEL = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?\Z")
 _LABEL_EXPECTED = "lower-case letters, digits and dashes, a letter first and no dash last"
-LONGEST_LABEL = 63
+MAX_LABEL_LENGTH = 63
 
-# The longest thing made from a run's name must be a label too.
+# The longest name derived from a run's name must be a label, too.
 _LONGEST_SUFFIX = "-worker-9999"
-LONGEST_NAME = LONGEST_LABEL - len(_LONGEST_SUFFIX)
+MAX_NAME_LENGTH = MAX_LABEL_LENGTH - len(_LONGEST_SUFFIX)
 
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?)*\Z")
 _SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\Z")
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
 _LABEL_VALUE = re.compile(r"(?=.{0,63}\Z)([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?\Z")
-# https://pkg.go.dev/github.com/distribution/reference, the shape without its finer points.
+# A simplified form of the grammar in https://pkg.go.dev/github.com/distribution/reference.
 _IMAGE = re.compile(
     r"(?=.{1,512}\Z)([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?\Z"
 )
 
 _SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}\Z")
-# Variables that are used before a task starts.
+# Variables that are used before a task starts: their values cannot come from a Secret.
 _NO_SECRETS = frozenset({"PATH", "PYTHONPATH", "HOME"})
 # Variables that the launcher itself sets for each task.
 _RESERVED_ENV = frozenset({"TF_CONFIG", "TF_CLUSTER", "JOB_COMPLETION_INDEX", "RUN_DIR", "RUN_NAME"})
 _RESERVED_PREFIX = "TRAINER_"
-# Labels and annotations of the run's own objects begin so.
-_OWN_LABELS = ("app.kubernetes.io/", "tf-launcher/")
-TMP = "/tmp"  # noqa: S108 - of a container: all that can be written where it is hardened
+# Labels and annotations that the launcher sets begin with these.
+_RESERVED_LABEL_PREFIXES = ("app.kubernetes.io/", "tf-launcher/")
+TMP = "/tmp"  # noqa: S108 - in a container; if it is hardened, the only writable directory
 RUN_VOLUME = "run"  # the run's own volume, in `mounts` and in Compose
 # Every pod has volumes of these names.
 _RESERVED_VOLUMES = frozenset({RUN_VOLUME, "tmp", "shm", "code", "tf-launcher"})
@@ -43,18 +43,18 @@ _RESERVED_CONTAINERS = frozenset({"trainer"})
 _RESERVED_PATHS = ("/runs", TMP, "/dev", "/proc", "/sys", "/code", "/tf-launcher")
 
 
-def is_own_variable(name: str) -> bool:
-    """Return whether the launcher sets this environment variable itself, for each task."""
+def is_reserved_variable(name: str) -> bool:
+    """Return whether the launcher itself sets this environment variable for each task."""
     return name in _RESERVED_ENV or name.startswith(_RESERVED_PREFIX)
 
 
-def is_own_label(key: str) -> bool:
-    """Return whether the launcher sets labels and annotations of this key itself."""
-    return key.startswith(_OWN_LABELS)
+def is_reserved_label(key: str) -> bool:
+    """Return whether the launcher itself sets labels or annotations with this key."""
+    return key.startswith(_RESERVED_LABEL_PREFIXES)
 
 
-def is_own_volume(name: str) -> bool:
-    """Return whether every pod has a volume of this name already."""
+def is_reserved_volume(name: str) -> bool:
+    """Return whether every pod already has a volume of this name."""
     return name in _RESERVED_VOLUMES
 
 
@@ -62,18 +62,18 @@ def check_name(name: str) -> str:
     """Return the run's name, or raise FieldError: a DNS-1035 label that leaves room for a task's role and index."""
     label = as_label(name)
     if not _LABEL.match(name):
-        raise FieldError(f"{shown(name)} is not a DNS label", _LABEL_EXPECTED, f"write {label[:LONGEST_NAME].rstrip('-')}")
-    if len(name) > LONGEST_NAME:
+        raise FieldError(f"{shown(name)} is not a DNS label", _LABEL_EXPECTED, f"write {label[:MAX_NAME_LENGTH].rstrip('-')}")
+    if len(name) > MAX_NAME_LENGTH:
         message = f"{shown(name)} has {len(name)} characters, too many for the names made from it, such as <name>{_LONGEST_SUFFIX}"
-        remedy = f"write {name[:LONGEST_NAME].rstrip('-')}, the longest that fits"
-        raise FieldError(message, f"at most {LONGEST_NAME} characters, so that those have at most {LONGEST_LABEL}", remedy)
+        remedy = f"write {name[:MAX_NAME_LENGTH].rstrip('-')}, the longest that fits"
+        raise FieldError(message, f"at most {MAX_NAME_LENGTH} characters, so that those have at most {MAX_LABEL_LENGTH}", remedy)
     return name
 
 
 def check_namespace(name: str) -> str:
     """Return a namespace's name, or raise FieldError: a DNS-1123 label."""
-    if len(name) > LONGEST_LABEL or "." in name or not _SUBDOMAIN.match(name):
-        expected = f"at most {LONGEST_LABEL} lower-case letters, digits and dashes"
+    if len(name) > MAX_LABEL_LENGTH or "." in name or not _SUBDOMAIN.match(name):
+        expected = f"at most {MAX_LABEL_LENGTH} lower-case letters, digits and dashes"
         raise FieldError(f"{shown(name)} is not the name of a namespace", expected, f"write {as_label(name)}")
     return name
 
@@ -98,7 +98,7 @@ def check_name_of_variable(name: str) -> None:
 def check_env_name(name: str) -> None:
     """Raise FieldError when this cannot be an environment variable of a task."""
     check_name_of_variable(name)
-    if is_own_variable(name):
+    if is_reserved_variable(name):
         raise FieldError(f"`{name}` is set by the launcher for each task", "another name", "leave it out, or choose another name")
 
 
@@ -108,7 +108,7 @@ def may_be_secret(name: str) -> bool:
 
 
 def check_secret(name: str) -> None:
-    """Raise FieldError when the value of this variable cannot come from a Secret: the launcher, the engine or Compose use it themselves."""
+    """Raise FieldError when the value of this variable cannot come from a Secret, because the launcher, Docker or Compose uses it."""
     if not may_be_secret(name):
         raise FieldError(f"`{name}` cannot come from a secret: it is used before a task starts", "a text", "write the value")
 
@@ -129,10 +129,10 @@ def check_label_key(key: str) -> None:
         raise FieldError(f"{shown(key)} cannot be a label's key", "such as `pool` or `example.com/pool`", "write the key of a node's label")
 
 
-def check_own_label_key(key: str) -> None:
-    """Raise FieldError when a user cannot give objects a label or annotation of this key."""
+def check_user_label_key(key: str) -> None:
+    """Raise FieldError when a user cannot set a label or annotation with this key."""
     check_label_key(key)
-    if is_own_label(key):
+    if is_reserved_label(key):
         raise FieldError(f"`{key}` is set by the launcher", "another key", "leave it out, or choose another key")
 
 
@@ -150,38 +150,42 @@ def check_topology_key(key: str) -> str:
 
 
 def check_resource(name: str) -> str:
-    """Return the name of what devices a node offers, or raise FieldError: a domain, a slash and a name."""
+    """Return the resource name of a node's devices, or raise FieldError: a domain, a slash and a name."""
     prefix, _, rest = name.partition("/")
     if not rest or not _SUBDOMAIN.match(prefix) or not _LABEL_VALUE.match(rest):
         raise FieldError(
-            f"{shown(name)} is not a resource of nodes", "such as `nvidia.com/gpu` or `amd.com/gpu`", "write nvidia.com/gpu, for example"
+            f"{shown(name)} is not the name of a node's resource",
+            "such as `nvidia.com/gpu` or `amd.com/gpu`",
+            "write nvidia.com/gpu, for example",
         )
     return name
 
 
 def _check_label(name: str, of: str) -> None:
-    if len(name) > LONGEST_LABEL or "." in name or not _SUBDOMAIN.match(name):
-        expected = f"at most {LONGEST_LABEL} lower-case letters, digits and dashes"
+    if len(name) > MAX_LABEL_LENGTH or "." in name or not _SUBDOMAIN.match(name):
+        expected = f"at most {MAX_LABEL_LENGTH} lower-case letters, digits and dashes"
         raise FieldError(f"{shown(name)} is not the name of {of}", expected, f"write {as_label(name)}")
 
 
 def check_volume_name(name: str) -> str:
     """Return a volume's name, or raise FieldError: a DNS-1123 label that is not the name of one of the run's own."""
     _check_label(name, "a volume")
-    if is_own_volume(name):
+    if is_reserved_volume(name):
         raise FieldError(f"{shown(name)} is one of the run's own volumes", "another name", f"write my-{name}, for example")
     return name
 
 
 def check_mount_path(path: str) -> str:
-    """Return where a volume is mounted, or raise FieldError: an absolute path that is not one of the run's own."""
-    plain = posixpath.normpath(path)
-    if not path.startswith("/") or ":" in path or plain.strip("/") == "":
-        meant = plain.strip("/").replace(":", "-")
-        raise FieldError(f"{shown(path)} is not a place for a volume", "an absolute path, such as /data", f"write /{meant or 'data'}")
-    if any(plain == own or plain.startswith(f"{own}/") for own in _RESERVED_PATHS):
+    """Return the mount path of a volume, or raise FieldError: an absolute path outside the reserved ones."""
+    normalized = posixpath.normpath(path)
+    if not path.startswith("/") or ":" in path or normalized.strip("/") == "":
+        relative = normalized.strip("/").replace(":", "-")
+        raise FieldError(f"{shown(path)} is not a mount path", "an absolute path, such as /data", f"write /{relative or 'data'}")
+    if any(normalized == own or normalized.startswith(f"{own}/") for own in _RESERVED_PATHS):
         raise FieldError(
-            f"{shown(path)} is where the run's own volumes are", f"a path outside {', '.join(_RESERVED_PATHS)}", "write /data, for example"
+            f"{shown(path)} is reserved for the run's own volumes",
+            f"a path outside {', '.join(_RESERVED_PATHS)}",
+            "write /data, for example",
         )
     return path
 
@@ -194,20 +198,20 @@ def check_path(path: str) -> str:
 
 
 def check_sub_path(path: str) -> str:
-    """Return the path of a directory in a volume, or raise FieldError: a relative path without `..`, as Kubernetes has it."""
+    """Return the path of a directory in a volume, or raise FieldError: a relative path without `..`, as Kubernetes requires."""
     parts = path.split("/")
     if path.startswith("/") or ".." in parts:
-        meant = "/".join(part for part in parts if part not in {"", ".", ".."})
-        remedy = f"write {meant}" if meant else "leave it out for all of the volume, or name a directory in it"
+        cleaned = "/".join(part for part in parts if part not in {"", ".", ".."})
+        remedy = f"write {cleaned}" if cleaned else "leave it out for the whole volume, or name a directory in it"
         raise FieldError(f"{shown(path)} is not a directory of a volume", "a relative path without `..`", remedy)
     return path
 
 
 def check_container_name(name: str) -> str:
-    """Return the name of a container beside a task, or raise FieldError: a DNS-1123 label that is not the task's own container."""
+    """Return the name of an init container or sidecar, or raise FieldError: a DNS-1123 label that is not reserved for the task's container."""
     _check_label(name, "a container")
     if name in _RESERVED_CONTAINERS:
-        raise FieldError(f"{shown(name)} is what the task's own container is called", "another name", f"write a name such as my-{name}")
+        raise FieldError(f"{shown(name)} is the name of the task's own container", "another name", f"write a name such as my-{name}")
     return name
 
 
@@ -232,7 +236,7 @@ def check_image(image: str) -> str:
 
 
 def as_label(text: str) -> str:
-    """Return the DNS label nearest to a text."""
+    """Return a DNS label derived from a text."""
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if not label:
         return "run"

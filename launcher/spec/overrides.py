@@ -12,10 +12,10 @@ _EXPECTED = "path=value, such as train.steps=500 or roles.ps={replicas: 2}"
 
 
 def apply(document: Document, text: str, number: int) -> None:
-    """Set one value in the document; `number` counts the overrides from 1 and stands for the line of its source locations.
+    """Set one value in the document; `number` counts the overrides from 1 and is the line of their source locations.
 
-    The value is YAML. Mappings on the way are made. Raises SpecError when the text is no override, or the path
-    leads through something that is not a mapping.
+    The value is YAML. Missing mappings on its path are created. Raises SpecError when the text is not an override, or
+    a part of the path is not a mapping.
     """
     start = SourceLocation(FILE, number, 1)
     written, equals, value_text = text.partition("=")
@@ -25,19 +25,19 @@ def apply(document: Document, text: str, number: int) -> None:
     node = syntax.parse_value(value_text, FILE, number, column=len(written) + 2)
     value_location = SourceLocation(FILE, number, len(written) + 2)
     if node is None:
-        read = Document(None, {path: Source(start, value_location, "")})
+        parsed = Document(None, {path: Source(start, value_location, "")})
     else:
-        read = Reader(FILE, number, len(written) + 2).read(node, path, start)
+        parsed = Reader(FILE, number, len(written) + 2).read(node, path, start)
     parent = _mapping_at(document, path[:-1], start)
     _forget(document, path)
-    parent[str(path[-1])] = read.value
-    document.sources.update(read.sources)
-    document.findings += read.findings
-    document.unusable |= read.unusable
+    parent[str(path[-1])] = parsed.value
+    document.sources.update(parsed.sources)
+    document.findings += parsed.findings
+    document.unusable |= parsed.unusable
 
 
 def _mapping_at(document: Document, path: Path, start: SourceLocation) -> dict[str, Any]:
-    """Return the mapping at a path, with those on the way made where there is none."""
+    """Return the mapping at a path; missing mappings are created."""
     mapping: dict[str, Any] = document.value
     for length, part in enumerate(path, 1):
         below = path[:length]
@@ -54,7 +54,7 @@ def _mapping_at(document: Document, path: Path, start: SourceLocation) -> dict[s
 
 
 def _forget(document: Document, path: Path) -> None:
-    """Drop what is known about the value that is replaced."""
+    """Drop the sources and findings of a value that is replaced."""
     size = len(path)
     document.sources = {known: source for known, source in document.sources.items() if known[:size] != path}
     document.findings = [finding for finding in document.findings if finding.path[:size] != path]

@@ -1,4 +1,4 @@
-"""Problems of a spec before and after their location in the file is known, and as the text a user reads."""
+"""The problems of a spec: as findings at a path, located in the file, and as text for users."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from launcher.errors import Problem
 Path = tuple[str | int, ...]
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
-_LONGEST_SHOWN = 60
+_MAX_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SourceLocation:
 class Finding:
     """Something wrong at a path of the document; `on` says whether the key or the value is at fault.
 
-    `location` is set only where the path is ambiguous, as for a key that stands twice.
+    `location` is set only if the path is ambiguous, e.g. for a duplicate key.
     """
 
     path: Path
@@ -41,7 +41,7 @@ class Finding:
 
 
 class FieldError(ValueError):
-    """A value is not what its field takes. Validators raise it; the loader turns it into a Problem."""
+    """A field does not accept its value. Validators raise it; the loader turns it into a Problem."""
 
     def __init__(self, message: str, expected: str = "", remedy: str = "") -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ def path_text(path: Path) -> str:
 
 
 def shown(value: object) -> str:
-    """Write a value as it stands in messages: one line, as YAML or JSON would write it, cut when it is long."""
+    """Write a value for messages: on one line, as JSON, cut if it is long."""
     if isinstance(value, str):
         text = json.dumps(value, ensure_ascii=not value.isprintable())
     elif isinstance(value, dict):
@@ -73,12 +73,12 @@ def shown(value: object) -> str:
         return "a list"
     else:
         text = json.dumps(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
 def named(key: str) -> str:
-    """Write a key as it stands in messages: in backticks, or as JSON when it has other than plain characters."""
-    return f"`{key}`" if key and key.isprintable() and len(key) <= _LONGEST_SHOWN else shown(key)
+    """Write a key for messages: in backticks, or as JSON if it is empty, long or not printable."""
+    return f"`{key}`" if key and key.isprintable() and len(key) <= _MAX_SHOWN else shown(key)
 
 
 def any_of(names: Iterable[str]) -> str:
@@ -99,8 +99,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     Upper case, dashes and underscores do not count as differences.
     """
     by_fold = {_fold(name): name for name in known}
-    near = get_close_matches(_fold(word), by_fold, n=1, cutoff=0.6)
-    return by_fold[near[0]] if near else None
+    matches = get_close_matches(_fold(word), by_fold, n=1, cutoff=0.6)
+    return by_fold[matches[0]] if matches else None
 
 
 def _fold(word: str) -> str:

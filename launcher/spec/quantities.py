@@ -20,15 +20,15 @@ CPU_PATTERN = rf"^(?:{_NUMBER}|[0-9]{{1,18}}m)$"
 MEMORY_PATTERN = rf"^{_NUMBER}(?:{'|'.join(_BYTES)})$"
 DURATION_PATTERN = rf"^(?:{_NUMBER}(?:ms|s|m|h|d))+$"
 
-_MEASURE = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)\Z")
+_NUMBER_AND_UNIT = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)\Z")
 _DURATION_PART = re.compile(rf"({_NUMBER})(ms|s|m|h|d)")
-_LONGEST = 366 * 86400.0
+_MAX_SECONDS = 366 * 86400.0
 
 CPU_EXPECTED = "cores, such as 2, 0.5 or 500m (half a core)"
 MEMORY_EXPECTED = "a size with its unit, such as 512Mi, 4Gi or 4G"
 DURATION_EXPECTED = "a duration with its unit, such as 90s, 10m, 1h30m or 24h"
 
-# Unit as people write it -> the unit that they mean. `m` is a thousandth of a byte in Kubernetes, never meant.
+# A unit as people write it -> the unit that they mean. In Kubernetes `m` is a thousandth of a byte; for memory, it is always a mistake.
 _MEANT = {
     "b": "", "kb": "k", "mb": "M", "gb": "G", "tb": "T", "kib": "Ki", "mib": "Mi", "gib": "Gi", "tib": "Ti",
     "k": "Ki", "m": "Mi", "g": "Gi", "t": "Ti", "ki": "Ki", "mi": "Mi", "gi": "Gi", "ti": "Ti",
@@ -40,7 +40,7 @@ _MEANT_DURATION = {
 
 
 def parse_cpu(value: object) -> float:
-    """Return cores from `2`, `0.5`, `"500m"`. Raises FieldError (a ValueError) for anything else, and for nothing or less."""
+    """Return cores from `2`, `0.5`, `"500m"`. Raises FieldError (a ValueError) for anything else, and for less than 0.001."""
     if isinstance(value, str) and re.fullmatch(CPU_PATTERN[1:-1], value):
         cores = int(value[:-1]) / 1000 if value.endswith("m") else float(value)
     elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9:
@@ -48,23 +48,23 @@ def parse_cpu(value: object) -> float:
     else:
         raise FieldError(f"{shown(value)} is not a number of cores", CPU_EXPECTED, "write the number of cores, such as 2")
     if not cores >= 0.001:  # also NaN
-        raise FieldError(f"{shown(value)} is too little", CPU_EXPECTED, "give at least 1m, a thousandth of a core")
+        raise FieldError(f"{shown(value)} is too little", CPU_EXPECTED, "write at least 1m, a thousandth of a core")
     return cores
 
 
 def millicores(cores: float) -> int:
-    """Return cores in thousandths, which is what Kubernetes counts them in: 1.1 is 1100, and what is finer is rounded up."""
+    """Return cores in thousandths, Kubernetes' unit of CPU, rounded up: 1.1 is 1100."""
     return math.ceil(round(cores * 1000, 6))  # 1.1 * 1000 is a little more than 1100
 
 
 def parse_memory(value: object) -> int:
     """Return bytes from `"4Gi"`, `"512M"`, `"1.5Gi"`. Raises FieldError (a ValueError) for anything else."""
-    if isinstance(value, str) and (match := _MEASURE.match(value)):
+    if isinstance(value, str) and (match := _NUMBER_AND_UNIT.match(value)):
         number, unit = match.groups()
         if unit in _BYTES and value == number + unit:
             size = math.floor(float(number) * _BYTES[unit])
             if size < 1:
-                raise FieldError(f"{shown(value)} is nothing", MEMORY_EXPECTED, "give a size above zero")
+                raise FieldError(f"{shown(value)} is less than a byte", MEMORY_EXPECTED, "write a size of at least one byte")
             return size
         meant = unit if unit in _BYTES else _MEANT.get(unit.lower(), "")
         raise FieldError(_unit_message(value, unit), MEMORY_EXPECTED, f"write {number}{meant or 'Gi'}")
@@ -77,10 +77,10 @@ def parse_duration(value: object) -> float:
     """Return seconds from `"90s"`, `"10m"`, `"1h30m"`, `"1d"`. Raises FieldError (a ValueError) for anything else."""
     if isinstance(value, str) and re.fullmatch(DURATION_PATTERN[1:-1], value):
         seconds = math.fsum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(value))
-        if not 0 < seconds <= _LONGEST:
-            raise FieldError(f"{shown(value)} is out of range", "more than nothing and at most 366d", "write a duration in that range")
+        if not 0 < seconds <= _MAX_SECONDS:
+            raise FieldError(f"{shown(value)} is out of range", "more than 0s and at most 366d", "write a duration in that range")
         return seconds
-    if isinstance(value, str) and (match := _MEASURE.match(value)):
+    if isinstance(value, str) and (match := _NUMBER_AND_UNIT.match(value)):
         number, unit = match.groups()
         meant = _MEANT_DURATION.get(unit.lower(), unit.lower())
         remedy = f"write {number}{meant if meant in _SECONDS else 's'}"

@@ -1,4 +1,4 @@
-"""The program of each role: the role's own image, command and variables, else the spec's. Pure."""
+"""The effective settings of each role: its own, else the spec's, for image, command, containers, volumes and restarts. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,24 +17,18 @@ ROLES = tuple(Roles.model_fields)
 class Program:
     """The program of a role that does not run the built-in trainer.
 
-    `command` has the role's `args` at its end. Without one the entrypoint of `image` runs, and is given `args`. An `image` that is None
-    is the project's own.
+    `command` includes the role's `args`. If it is empty, the entrypoint of `image` runs with `args`. If `image` is None, it is the project's own.
     """
 
     image: str | None
     command: tuple[str, ...]
     args: tuple[str, ...]
 
-    @property
-    def is_there(self) -> bool:
-        """Whether there is anything to run."""
-        return bool(self.command or self.image)
-
 
 def roles_of(spec: ClusterSpec) -> dict[str, Role]:
     """Return the roles that a spec has, by name."""
-    found = {name: getattr(spec.roles, name) for name in ROLES}
-    return {name: role for name, role in found.items() if role is not None}
+    roles = {name: getattr(spec.roles, name) for name in ROLES}
+    return {name: role for name, role in roles.items() if role is not None}
 
 
 def program_of(spec: ClusterSpec, role: Role) -> Program:
@@ -44,13 +38,13 @@ def program_of(spec: ClusterSpec, role: Role) -> Program:
 
 
 def has_parent(spec: ClusterSpec, role: Role) -> bool:
-    """Return whether the trainer, or its parent, starts what the containers of a role run; an entrypoint starts by itself."""
+    """Return whether the containers of a role start the trainer or its parent; an image's entrypoint runs without a parent."""
     program = program_of(spec, role)
     return spec.train is not None or bool(program.command and (spec.supervise or not program.image))
 
 
 def required_roles(spec: ClusterSpec) -> frozenset[str]:
-    """Return the roles whose exit 0 the success of a user's own program needs."""
+    """Return the roles that must exit with 0 for a run of a user's own program to succeed."""
     roles = roles_of(spec)
     return frozenset({"chief" if "chief" in roles else "worker", *({"worker"} & set(roles) if spec.success == "all_workers" else ())})
 
@@ -61,13 +55,13 @@ def images_of(spec: ClusterSpec) -> set[str]:
 
 
 def init_containers_of(spec: ClusterSpec, role: Role) -> list[Container]:
-    """Return what runs before each task of a role, in order: the spec's, then the role's, each name once."""
-    return list({one.name: one for one in (*spec.init_containers, *role.init_containers)}.values())
+    """Return the init containers of a role, in order: the spec's, then the role's; a role's replaces the spec's of the same name."""
+    return list({container.name: container for container in (*spec.init_containers, *role.init_containers)}.values())
 
 
 def sidecars_of(spec: ClusterSpec, role: Role) -> list[Container]:
-    """Return what runs beside each task of a role, in order: the spec's, then the role's, each name once."""
-    return list({one.name: one for one in (*spec.sidecars, *role.sidecars)}.values())
+    """Return the sidecars of a role, in order: the spec's, then the role's; a role's replaces the spec's of the same name."""
+    return list({container.name: container for container in (*spec.sidecars, *role.sidecars)}.values())
 
 
 def extra_containers_of(spec: ClusterSpec, role: Role) -> list[Container]:
@@ -86,29 +80,29 @@ def has_sidecars(spec: ClusterSpec) -> bool:
 
 
 def containers_of(spec: ClusterSpec) -> list[tuple[Path, Container]]:
-    """Return every init container and sidecar of a spec with its path in it."""
+    """Return every init container and sidecar of a spec with its path in the spec."""
     sections: list[tuple[Path, ClusterSpec | Role]] = [((), spec), *((("roles", name), role) for name, role in roles_of(spec).items())]
     return [
-        ((*path, key, index), one)
+        ((*path, key, index), container)
         for path, section in sections
         for key, listed in (("init_containers", section.init_containers), ("sidecars", section.sidecars))
-        for index, one in enumerate(listed)
+        for index, container in enumerate(listed)
     ]
 
 
 def container_secrets(spec: ClusterSpec) -> list[tuple[str, FromSecret]]:
-    """Return the variables of init containers and sidecars whose values no file has."""
-    given = (item for _, one in containers_of(spec) for item in one.env.items())
-    return [(name, value) for name, value in given if isinstance(value, FromSecret)]
+    """Return the variables of init containers and sidecars whose values come from secrets."""
+    variables = (item for _, container in containers_of(spec) for item in container.env.items())
+    return [(name, value) for name, value in variables if isinstance(value, FromSecret)]
 
 
 def volumes_of(spec: ClusterSpec) -> list[Volume]:
-    """Return the spec's further volumes, on Kubernetes those that are for it alone included."""
+    """Return the spec's additional volumes, including those for Kubernetes only."""
     return [*spec.volumes, *spec.kubernetes.volumes]
 
 
 def storage_of(spec: ClusterSpec) -> Storage | None:
-    """Return the volume of the run directory; None where programs run in images of the user's own alone and the spec asks for none."""
+    """Return the volume of the run directory; None if all programs run in the user's own images and the spec asks for no volume."""
     brings_images = spec.train is None and all(program_of(spec, role).image for role in roles_of(spec).values())
     return spec.storage or (None if brings_images and spec.kubernetes.claim is None else Storage())
 
@@ -127,36 +121,36 @@ def leading_role(spec: ClusterSpec) -> Role:
 def mount_of(spec: ClusterSpec) -> Literal["one", "all"]:
     """Return which tasks mount the run's volume on Kubernetes: the leader, beside evaluator and TensorBoard, or all.
 
-    All tasks of a program may write. Of the trainer's own the leader alone does, and others get from it what it has restored;
-    where it is one of several workers, these have it too, since pods of one role are alike.
+    All tasks of a user's program may write to it. With the built-in trainer only the leader does; the others get the restored values from the leader.
+    If the leader is one of several workers, all of them mount it, since the pods of one role are alike.
     """
     if spec.storage is not None and spec.storage.mount is not None:
         return spec.storage.mount
     tasks = sum(role.replicas for role in roles_of(spec).values())
-    several = leading_role(spec).replicas > 1 if spec.train is not None else tasks > 1
-    return "all" if several else "one"
+    writers = leading_role(spec).replicas if spec.train is not None else tasks
+    return "all" if writers > 1 else "one"
 
 
 def access_of(spec: ClusterSpec) -> str:
-    """Return the access mode that a new claim of the run's volume asks for."""
-    given = spec.storage.access if spec.storage else None
-    return given or ("ReadWriteOnce" if mount_of(spec) == "one" else "ReadWriteMany")
+    """Return the access mode of a new claim for the run's volume."""
+    access = spec.storage.access if spec.storage else None
+    return access or ("ReadWriteOnce" if mount_of(spec) == "one" else "ReadWriteMany")
 
 
 def sets_variables(dumped: Mapping[str, Any]) -> bool:
-    """Return whether a spec, as `loader.dump` has it, sets environment variables, which may be passwords."""
+    """Return whether a spec, dumped by `loader.dump`, sets environment variables: their values may be passwords."""
     sections = [section for section in (dumped, *(dumped.get("roles") or {}).values()) if section]
-    containers = [one for section in sections for key in ("init_containers", "sidecars") for one in section.get(key) or ()]
+    containers = [container for section in sections for key in ("init_containers", "sidecars") for container in section.get(key) or ()]
     return any(section.get("env") for section in (*sections, *containers))
 
 
-def described(spec: ClusterSpec) -> str:
-    """Say what the tasks run: a workload, or each program once."""
+def program_summary(spec: ClusterSpec) -> str:
+    """Return a text of what the tasks run: the workload, or each program once."""
     if spec.train is not None:
         return spec.train.workload
-    made = [program_of(spec, role) for role in roles_of(spec).values()]
-    words = (" ".join(program.command or (f"the entrypoint of {program.image}", *program.args)) for program in made)
-    return "; ".join(dict.fromkeys(words))
+    programs = [program_of(spec, role) for role in roles_of(spec).values()]
+    summaries = (" ".join(program.command or (f"the entrypoint of {program.image}", *program.args)) for program in programs)
+    return "; ".join(dict.fromkeys(summaries))
 
 
 def max_restarts(spec: ClusterSpec, role: Role) -> int:
@@ -167,5 +161,5 @@ def max_restarts(spec: ClusterSpec, role: Role) -> int:
 
 
 def restarts_when(role: Role) -> RestartWhen:
-    """Return after what a program of the role is started again; `never` is a matter of how often."""
+    """Return the exits after which a program of the role is started again; for `never`, `max_restarts` is 0."""
     return "on_failure" if role.restart == "never" else role.restart

@@ -1,4 +1,4 @@
-"""A spec under examination: what the rules between its fields look at."""
+"""The input of the rules between fields."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from launcher.spec.problems import FieldError, Path, shown
 
 @dataclass(frozen=True)
 class RuleContext:
-    """A spec under examination: its valid part, the document, what is not valid, and the base of relative paths."""
+    """The spec that is checked: its valid part, the document, the paths that are not valid, and the base of relative paths."""
 
     spec: ClusterSpec
     document: Document
     broken: frozenset[Path]
     directory: Callable[[Path], FilePath]
 
-    def known(self, path: Path) -> bool:
+    def is_valid(self, path: Path) -> bool:
         """Return whether nothing is wrong at the path, around it, or directly inside it."""
         return not any(path[: len(invalid)] == invalid or invalid[:-1] == path for invalid in self.broken)
 
     def is_empty(self, path: Path) -> bool:
-        """Return whether a key stands there with nothing after it."""
+        """Return whether the path is a key without a value."""
         source = self.document.sources.get(path)
         return source is not None and source.text == "" and not source.quoted
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.spec.models import ClusterSpec
-from launcher.spec.rules import CLASS_PATTERN, SHAPES, SHAPES_OF_A_COMMAND, Shape
+from launcher.spec.rules import CLASS_PATTERN, COMMAND_STRATEGY_ROLES, STRATEGY_ROLES, StrategyRoles
 from trainer.workloads.catalog import CATALOG
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
@@ -14,10 +14,10 @@ REFERENCE_FILE = Path(__file__).parents[2] / "docs" / "spec.md"
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of specs: the models' own, with what the rules add as far as a schema can say it."""
-    made = ClusterSpec.model_json_schema(by_alias=True, mode="validation")
-    _drop_titles(made)
-    train = made["$defs"]["Train"]
+    """Return the JSON Schema of specs: that of the models, with those rules that a schema can express."""
+    root = ClusterSpec.model_json_schema(by_alias=True, mode="validation")
+    _drop_titles(root)
+    train = root["$defs"]["Train"]
     train["properties"]["workload"] |= {"anyOf": [{"enum": list(CATALOG)}, {"pattern": CLASS_PATTERN}], "examples": list(CATALOG)}
     train["allOf"] = []
     for name, entry in CATALOG.items():
@@ -25,25 +25,27 @@ def schema() -> dict[str, Any]:
         _drop_titles(params)
         this_workload = {"required": ["workload"], "properties": {"workload": {"const": name}}}
         train["allOf"].append({"if": this_workload, "then": {"properties": {"params": params}}})
-    made["allOf"] = [
-        _shape(strategy, shape, program)
-        for program, shapes in (("train", SHAPES), ("command", SHAPES_OF_A_COMMAND))
-        for strategy, shape in shapes.items()
+    root["allOf"] = [
+        _roles_condition(strategy, allowed, program)
+        for program, roles_by_strategy in (("train", STRATEGY_ROLES), ("command", COMMAND_STRATEGY_ROLES))
+        for strategy, allowed in roles_by_strategy.items()
     ]
-    made["not"] = {"required": ["train", "command"]}
+    root["not"] = {"required": ["train", "command"]}
     each = {"anyOf": [{"required": ["command"]}, {"required": ["image"]}, {"type": "null"}]}
-    made["anyOf"] = [
+    root["anyOf"] = [
         *({"required": [key]} for key in ("train", "command", "image")),
         {"required": ["roles"], "properties": {"roles": {"additionalProperties": each}}},
     ]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Cluster spec", **made}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Cluster spec", **root}
 
 
-def _shape(strategy: str, shape: Shape, program: str) -> dict[str, Any]:
+def _roles_condition(strategy: str, allowed: StrategyRoles, program: str) -> dict[str, Any]:
     return {
         "if": {"required": ["strategy", program], "properties": {"strategy": {"const": strategy}}},
         "then": {
-            "properties": {"roles": {"required": list(shape.mandatory), "propertyNames": {"enum": [*shape.mandatory, *shape.optional]}}}
+            "properties": {
+                "roles": {"required": list(allowed.mandatory), "propertyNames": {"enum": [*allowed.mandatory, *allowed.optional]}}
+            }
         },
     }
 

@@ -1,4 +1,4 @@
-"""Lookup of a path in the models: the section it is in, its keys, where else a key belongs."""
+"""Lookup of a path in the models: its section, the section's keys, and other paths for a misplaced key."""
 
 import types
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ def field_name(name: str, field: FieldInfo) -> str:
 
 
 def section_of(annotation: Any) -> Model | None:
-    """Return the section that a field holds, in a list too, or None when it holds none."""
-    below = _plain(annotation)
+    """Return the section that is a field's value, or an item of it, or None."""
+    below = _unwrapped(annotation)
     if get_origin(below) is list:
-        below = _plain(get_args(below)[0])
+        below = _unwrapped(get_args(below)[0])
     return below if _is_section(below) else None
 
 
@@ -35,9 +35,9 @@ def section_at(model: Model, path: Path) -> Model | None:
     annotation: Any = model
     for part in path:
         if isinstance(part, int):
-            annotation = next(iter(get_args(_plain(annotation))), None)
+            annotation = next(iter(get_args(_unwrapped(annotation))), None)
             continue
-        below = _plain(annotation)
+        below = _unwrapped(annotation)
         if get_origin(below) is dict:
             annotation = get_args(below)[1]
             continue
@@ -47,32 +47,32 @@ def section_at(model: Model, path: Path) -> Model | None:
         if field is None:
             return None
         annotation = field.annotation
-    below = _plain(annotation)
+    below = _unwrapped(annotation)
     return below if _is_section(below) else None
 
 
 def choices(model: Model, path: Path) -> tuple[str, ...]:
-    """Return the values that a field with a fixed set of them, or an item of it, takes; nothing for another field."""
+    """Return the allowed values of a field, or of an item of it; nothing for a field without a fixed set of values."""
     of_item = isinstance(path[-1], int)
     named = path[:-1] if of_item else path
     section = section_at(model, named[:-1])
     if section is None:
         return ()
     field = next((field for name, field in section.model_fields.items() if (field_name(name, field)) == named[-1]), None)
-    annotation = _plain(field.annotation) if field else None
+    annotation = _unwrapped(field.annotation) if field else None
     if of_item and get_origin(annotation) is list:
-        annotation = _plain(get_args(annotation)[0])
+        annotation = _unwrapped(get_args(annotation)[0])
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def paths_of(model: Model, key: str, path: Path = ()) -> Iterator[Path]:
-    """Yield every path of the document where a key belongs, nearest to the top first."""
+    """Yield every path of the document that ends in a key, those nearest to the top first."""
     deeper: list[tuple[Model, Path]] = []
     for name, field in model.model_fields.items():
         below = (*path, field_name(name, field))
         if below[-1] == key:
             yield below
-        section = _plain(field.annotation)
+        section = _unwrapped(field.annotation)
         if _is_section(section):
             deeper.append((section, below))
     for section, below in deeper:
@@ -83,12 +83,12 @@ def _is_section(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _plain(annotation: Any) -> Any:
-    """Return an annotation without Annotated and Optional; of a value that may be a section, the section."""
+def _unwrapped(annotation: Any) -> Any:
+    """Return an annotation without Annotated and Optional; of a union with one section, the section."""
     if hasattr(annotation, "__metadata__"):
-        return _plain(annotation.__origin__)
+        return _unwrapped(annotation.__origin__)
     if get_origin(annotation) in {Union, types.UnionType}:
-        members = [_plain(member) for member in get_args(annotation) if member is not type(None)]
+        members = [_unwrapped(member) for member in get_args(annotation) if member is not type(None)]
         chosen = members if len(members) == 1 else [member for member in members if _is_section(member)]
         return chosen[0] if len(chosen) == 1 else annotation
     return annotation

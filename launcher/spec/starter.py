@@ -10,7 +10,7 @@ from trainer.workloads.catalog import CATALOG, with_defaults
 
 _HEAD = """\
 # A distributed TensorFlow cluster; `launcher schema` and docs/spec.md describe every field.
-#   launcher validate FILE     says what is wrong, if anything is
+#   launcher validate FILE     checks it
 #   launcher plan FILE         shows the tasks and their addresses
 #   launcher up FILE           runs it on this machine
 version: 1
@@ -75,12 +75,12 @@ _TAIL = """\
 
 
 def starter(name: str, workload: str | None, strategy: str) -> str:
-    """Return a commented spec of that name and strategy; without a workload it runs a program, train.py.
+    """Return a commented spec with this name and strategy; without a workload its `command` is train.py.
 
-    Raises UsageError when the name, the workload or the strategy cannot be.
+    Raises UsageError when the name, the workload or the strategy is not valid.
     """
     try:
-        # First the workload: the name may be made from it.
+        # The workload first: the name may be derived from it.
         if workload is not None:
             check_workload(workload)
         names.check_name(name)
@@ -99,7 +99,7 @@ def starter(name: str, workload: str | None, strategy: str) -> str:
 
 
 def _word(name: str) -> str:
-    """Return a name as YAML reads it back: in quotes where YAML 1.1 has another meaning for the word."""
+    """Return a name as YAML text: in quotes if YAML 1.1 reads the word as something else."""
     return f'"{name}"' if name in {"true", "false", "yes", "no", "on", "off", "null"} else name
 
 

@@ -1,4 +1,4 @@
-"""YAML text to a tree of nodes with marks, for text that may be anything: limits first, clear errors always."""
+"""Parses untrusted YAML text to a tree of nodes with marks: limits are checked first, errors are worded for users."""
 
 import re
 from collections.abc import Iterator
@@ -8,23 +8,23 @@ import yaml
 
 from launcher.errors import Problem, SpecError
 
-# A spec of every key and 10,000 words of comment is far below these; what is above is a mistake or an attack.
+# A spec with every key and 10,000 words of comment is far below these limits.
 MAX_BYTES = 2**20
 MAX_DEPTH = 32
 MAX_EVENTS = 50_000
 
-_NULL = "tag:yaml.org,2002:null"  # what an empty document is
+_NULL = "tag:yaml.org,2002:null"  # the tag of an empty document
 
 _FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # The pure Python parser words its errors better, but is slow on large texts.
-_WORDED_BELOW = 65536
+_PURE_PYTHON_BELOW = 65536
 
 # https://yaml.org/spec/1.2.2/#51-character-set
 _NOT_PRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _CHECK_INDENT = "check the indentation of this line and of the one above"
-# Text in a parser's complaint -> what is wrong in a user's words, and what to do.
-_WORDING: tuple[tuple[str, str, str], ...] = (
+# Part of a parser's error -> the message for users, and the remedy.
+_MESSAGES: tuple[tuple[str, str, str], ...] = (
     ("found character '\\t'", "a tab stands where YAML needs spaces", "indent with spaces"),
     ("mapping values are not allowed", "a `:` makes no sense here", f"put text that contains `: ` in quotes, or {_CHECK_INDENT}"),
     ("found undefined alias", "`*` refers to an anchor that is not defined", "put text that starts with `*` in quotes"),
@@ -40,7 +40,7 @@ _WORDING: tuple[tuple[str, str, str], ...] = (
 
 
 def parse(data: bytes, file: str) -> yaml.MappingNode:
-    """Return the mapping that is the document. Raises SpecError with the one thing that keeps it from being read."""
+    """Return the document, a mapping. Raises SpecError with the first problem that makes it unreadable."""
     text = _decode(data, file)
     node = _compose(text, file)
     if node is None:
@@ -59,29 +59,29 @@ def parse(data: bytes, file: str) -> yaml.MappingNode:
 
 
 def unreadable(file: str, error: OSError | ValueError, expected: str, remedy: str) -> Problem:
-    """Return the problem of a file that cannot be read; `remedy` is for one that is not there, or is a directory."""
-    for kind, words in ((IsADirectoryError, "this is a directory"), (FileNotFoundError, "there is no such file")):
+    """Return the problem of a file that cannot be read; `remedy` is for a missing file or a directory."""
+    for kind, message in ((IsADirectoryError, "this is a directory"), (FileNotFoundError, "there is no such file")):
         if isinstance(error, kind):
-            return Problem(file, 1, 1, "", words, expected, remedy)
+            return Problem(file, 1, 1, "", message, expected, remedy)
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return Problem(file, 1, 1, "", f"the file cannot be read: {reason}", "a readable file", "check its permissions")
 
 
 def parse_all(data: bytes, file: str) -> list[yaml.Node]:
-    """Return the documents of a file that may hold several, the empty ones left out. Raises SpecError as `parse` does."""
+    """Return the documents of a file, without empty ones. Raises SpecError as `parse` does."""
     text = _decode(data, file)
     try:
         _check_limits(_events(text), file, documents=MAX_EVENTS)
         nodes: list[yaml.Node] = list(yaml.compose_all(text, Loader=_FastLoader))
     except yaml.MarkedYAMLError as error:
-        raise _worded(text, file, error) from None
+        raise _in_user_words(text, file, error) from None
     return [node for node in nodes if not (isinstance(node, yaml.ScalarNode) and node.tag == _NULL)]
 
 
 def parse_value(text: str, file: str, line: int, column: int) -> yaml.Node | None:
     """Return the node of one value, such as `3` or `{replicas: 2}`; None when there is none.
 
-    `line` and `column` are where the text starts. Raises SpecError as `parse` does.
+    The text starts at `line` and `column`. Raises SpecError as `parse` does.
     """
     try:
         return _compose(_decode(text.encode("utf-8", "surrogatepass"), file), file)
@@ -95,7 +95,7 @@ def _compose(text: str, file: str) -> yaml.Node | None:
         _check_limits(_events(text), file)
         return yaml.compose(text, Loader=_FastLoader)
     except yaml.MarkedYAMLError as error:
-        raise _worded(text, file, error) from None
+        raise _in_user_words(text, file, error) from None
 
 
 def _error(file: str, line: int, column: int, message: str, expected: str = "", remedy: str = "") -> SpecError:
@@ -132,8 +132,8 @@ def _events(text: str) -> Iterator[yaml.Event]:
 
 
 def _check_limits(events: Iterator[yaml.Event], file: str, *, documents: int = 1) -> None:
-    """Stop before composing, which recurses: parsing alone is a stream. There may be so many `documents`."""
-    depth = begun = 0
+    """Raise SpecError where the text exceeds a limit. Composing recurses, parsing does not, so this comes before it. At most `documents` may begin."""
+    depth = documents_begun = 0
     for count, event in enumerate(events):
         line, column = (event.start_mark.line, event.start_mark.column) if event.start_mark else (0, 0)
         if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
@@ -141,11 +141,11 @@ def _check_limits(events: Iterator[yaml.Event], file: str, *, documents: int = 1
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             depth -= 1
         elif isinstance(event, yaml.DocumentStartEvent):
-            begun += 1
+            documents_begun += 1
         if depth > MAX_DEPTH:
             message = f"values are nested deeper than {MAX_DEPTH} levels"
             raise _error(file, line, column, message, "a cluster spec", "name the spec itself")
-        if begun > documents:
+        if documents_begun > documents:
             message = "a second document starts here"
             remedy = "write one spec a file: remove the `---` line and the text after it"
             raise _error(file, line, column, message, "one document", remedy)
@@ -154,20 +154,20 @@ def _check_limits(events: Iterator[yaml.Event], file: str, *, documents: int = 1
             raise _error(file, line, column, message, "a cluster spec", "name the spec itself")
 
 
-def _worded(text: str, file: str, error: yaml.MarkedYAMLError) -> SpecError:
-    if len(text) < _WORDED_BELOW:
+def _in_user_words(text: str, file: str, error: yaml.MarkedYAMLError) -> SpecError:
+    if len(text) < _PURE_PYTHON_BELOW:
         try:
             list(yaml.compose_all(text, Loader=yaml.SafeLoader))
-        except yaml.MarkedYAMLError as worded:
-            error = worded
+        except yaml.MarkedYAMLError as python_error:
+            error = python_error
         except yaml.YAMLError:
             pass
     problem = error.problem or "cannot be read"
-    # The problem's mark is behind what is wrong, often at the end of the file; the context's mark is at its start.
-    behind = any(part in problem for part in ("unexpected end of stream", "expected ','", "could not find expected ':'"))
-    mark = (error.context_mark if behind else None) or error.problem_mark or error.context_mark
+    # For these the problem's mark is behind the mistake, often at the end of the file; the context's mark is at its start.
+    mark_is_late = any(part in problem for part in ("unexpected end of stream", "expected ','", "could not find expected ':'"))
+    mark = (error.context_mark if mark_is_late else None) or error.problem_mark or error.context_mark
     line, column = (mark.line, mark.column) if mark else (0, 0)
-    for part, message, remedy in _WORDING:
+    for part, message, remedy in _MESSAGES:
         if part in problem:
             return _error(file, line, column, f"not valid YAML: {message}", "", remedy)
     return _error(file, line, column, f"not valid YAML: {problem}", "", _CHECK_INDENT)

@@ -21,14 +21,14 @@ def _name(draft: Draft, path: Path) -> None:
     is_prefix = path[-1] == "generateName"
     if is_prefix and draft.reading.value((*path[:-1], "name")) is not None:
         return  # Kubernetes takes the name
-    name = names.as_label(given)[: names.LONGEST_NAME].rstrip("-")
+    name = names.as_label(given)[: names.MAX_NAME_LENGTH].rstrip("-")
     draft.put(("name",), name, path)
     if is_prefix:
         message = f"the run is called {name}; a spec has a fixed name, and one run of a name is there at a time"
         draft.reading.remark(path, message, "for several at once: `--set name=...`, or `up --fresh` for one after the other")
     elif name != given:
         message = f"{shown(given)} is not a run's name: {name} stands in its place"
-        draft.reading.remark(path, message, f"take another of at most {names.LONGEST_NAME} lower-case letters, digits and dashes")
+        draft.reading.remark(path, message, f"take another of at most {names.MAX_NAME_LENGTH} lower-case letters, digits and dashes")
 
 
 def _namespace(draft: Draft, path: Path) -> None:

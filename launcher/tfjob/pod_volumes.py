@@ -26,7 +26,7 @@ def read(role: RoleDraft, path: Path) -> None:
         name = role.reading.name((*path, index))
         if name is None:
             continue
-        if names.is_own_volume(name):
+        if names.is_reserved_volume(name):
             free = next(other for other in (f"tfjob-{name}", f"tfjob-{name}-2") if other not in taken)
             role.renamed[name] = free
             role.reading.remark((*path, index, "name"), f"is called {free}: {name} is one of the run's own volumes")

@@ -85,7 +85,7 @@ class Reading:
         """Return labels or annotations without those that the launcher sets itself, which it notes."""
         found: dict[str, str] = {}
         for key in self.mapping(path):
-            if names.is_own_label(key):
+            if names.is_reserved_label(key):
                 remedy = "give it another key, if something selects by it or reads it"
                 self.remark((*path, key), f"the launcher sets {path[-1]} of this kind itself: left out", remedy)
             elif (value := self.text((*path, key))) is not None:

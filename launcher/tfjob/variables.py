@@ -167,7 +167,7 @@ def _is_usable(role: RoleDraft, path: Path, name: str) -> bool:
     if name == _TF_CONFIG:
         role.reading.remark(path[:-1], "the launcher sets TF_CONFIG, as TFJob did: left out")
         return False
-    if names.is_own_variable(name) and name != _RUN_DIR:  # a run has none as long as its spec has no `storage`
+    if names.is_reserved_variable(name) and name != _RUN_DIR:  # a run has none as long as its spec has no `storage`
         role.reading.refuse(path, f"`{name}` is set by the launcher for each task", "another name", "leave it out, or choose another name")
         return False
     return True

@@ -64,6 +64,6 @@ def _mount(group: RoleGroup, one: Container, mount: Mount, volumes: Mapping[str,
             )
         read_only = mount.read_only or False
     else:
-        read_only = volumes[mount.volume].can_only_be_read(mount.read_only)
+        read_only = volumes[mount.volume].is_mounted_read_only(mount.read_only)
     made: Object = {"name": mount.volume, "mountPath": mount.mount_path}
     return made | ({"subPath": mount.sub_path} if mount.sub_path else {}) | ({"readOnly": True} if read_only else {})

@@ -11,7 +11,7 @@ from launcher.spec import role_programs
 from launcher.spec.containers import FromSecret
 from launcher.spec.kubernetes import DEFAULT_VERSION, Kubernetes, parse_version
 from launcher.spec.models import ClusterSpec, Storage
-from launcher.spec.names import LONGEST_LABEL
+from launcher.spec.names import MAX_LABEL_LENGTH
 from launcher.spec.quantities import millicores
 
 Object = dict[str, Any]
@@ -149,10 +149,10 @@ def pod_metadata(run: Run, component: str) -> Object:
 
 def checked(name: str) -> str:
     """Return a name that becomes a host's or a label's. Raises UsageError when it is longer than those may be."""
-    if len(name) > LONGEST_LABEL:
+    if len(name) > MAX_LABEL_LENGTH:
         raise UsageError(
-            f"the name {name} has {len(name)} characters; Kubernetes takes {LONGEST_LABEL}",
-            f"shorten the run's name by {len(name) - LONGEST_LABEL}",
+            f"the name {name} has {len(name)} characters; Kubernetes takes {MAX_LABEL_LENGTH}",
+            f"shorten the run's name by {len(name) - MAX_LABEL_LENGTH}",
         )
     return name
 

@@ -239,7 +239,7 @@ def _mounts(run: Run, group: RoleGroup) -> list[Object]:
     for extra in volumes_of(run.spec):
         if _is_mounted(extra, group):
             made: Object = {"name": extra.name, "mountPath": extra.mount_path} | ({"subPath": extra.sub_path} if extra.sub_path else {})
-            own.append(made | ({"readOnly": True} if extra.can_only_be_read(extra.read_only) else {}))
+            own.append(made | ({"readOnly": True} if extra.is_mounted_read_only(extra.read_only) else {}))
     return own
 
 

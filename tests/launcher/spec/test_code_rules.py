@@ -65,7 +65,7 @@ def test_what_is_there_or_cannot_be_seen_is_no_error(source: str, tmp_path: Path
     [
         ("def other(): ...", 'mine.py has no "model"'),
         ("def other():\n    model = 1\nclass A:\n    model = 2", 'mine.py has no "model"'),
-        (f"{DATA}def model(: ...", "mine.py, line 3, is no Python: invalid syntax"),
+        (f"{DATA}def model(: ...", "mine.py, line 3, is not valid Python: invalid syntax"),
         ("def model(): ...", 'mine.py has no train_data and no eval_data, which "model" is trained with'),
         ("def train_data(): ...\nmodel = make()\nmodel.compile()", 'mine.py has no eval_data, which "model" is trained with'),
         (None, "there is no module mine: neither mine.py nor mine/ is in"),

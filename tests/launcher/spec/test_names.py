@@ -22,7 +22,7 @@ def test_what_cannot_name_a_run_gets_a_name_that_can(name: str) -> None:
 
 
 def test_the_longest_name_leaves_room_for_every_task() -> None:
-    assert len("a" * names.LONGEST_NAME + "-worker-9999") == 63
+    assert len("a" * names.MAX_NAME_LENGTH + "-worker-9999") == 63
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_problems_say_which_override_and_where_in_it(file: Path) -> None:
         ("train.steps=*a", "not valid YAML"),
         ("train.steps=010", "octal"),
         ("train.steps=1\n---\n2", "second document"),
-        ("train={workload: mnist, workload: mnist}", "a second time"),
+        ("train={workload: mnist, workload: mnist}", "duplicate"),
         ("trian.steps=5", "unknown key `trian`"),
         ("roles.evaluator=", "has no value"),
         ("name=\udc80", "not UTF-8"),
