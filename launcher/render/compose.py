@@ -1,4 +1,4 @@
-"""A plan becomes a Compose file: one service a task, and TensorBoard beside them. Pure.
+"""Renders a plan as a Compose file: one service for each task, and one for TensorBoard. Pure.
 
 https://docs.docker.com/reference/compose-file/ has the format. docs/docker.md says what the file promises.
 """
@@ -17,7 +17,7 @@ from launcher.plan.models import Plan, Task
 from launcher.plan.role_groups import groups
 from launcher.render import compose_extras, labels, parent_file, tensorboard_command
 from launcher.render.compose_extras import PREPARE
-from launcher.render.compose_values import IMAGE_VARIABLE, amounts, bind, escaped, image
+from launcher.render.compose_values import IMAGE_VARIABLE, bind_relative, escaped, image, resource_limits
 from launcher.render.labels import TENSORBOARD
 from launcher.render.targets import Source
 from launcher.render.yaml_text import MERGE, spaced, text
@@ -29,68 +29,72 @@ from launcher.spec.role_programs import container_secrets, has_init_containers, 
 from launcher.spec.rules import is_directory_name
 from trainer.strategies import TRAINING, is_server
 
-# How often the engine starts a container again. It cannot distinguish exit codes, and what can be mended by trying again the
-# trainer tries by itself, inside its container: what is left is a trainer that was killed, or has no peers. See docs/decisions.
+# How often the engine restarts a container. It cannot distinguish exit codes, and the trainer retries by itself inside its container,
+# so the engine only restarts a trainer that was killed or has no peers. See docs/decisions.
 ENGINE_RESTARTS = 3
 
-# The host gets no address on the tasks' network: `internal` keeps other networks out, not programs of the host itself.
+# The host gets no address on the tasks' network: `internal` shuts out other networks, but not programs on the host.
 _NO_HOST = {"com.docker.network.bridge.inhibit_ipv4": "true"}
 
-# A connection without an answer is given up, and the request sent on a new one, after 25 s and not after 15 minutes: a container that
-# was taken off the network and put back may have another address, and nothing answers on the connections of the old one.
+# A connection without an answer fails after 25 s instead of 15 minutes, and the request is sent on a new one. A container that is
+# disconnected from the network and connected again may have a new address; connections to the old one never get an answer.
 _DROP_CONNECTIONS = {"net.ipv4.tcp_retries2": 6}
 
-# Every task is asked to stop at once, and servers stay until a chief that saves is gone, and a while to leave after that.
-_SERVERS_LEAVE = 10.0
+# Compose stops all tasks at the same time; servers stay until the chief has saved, and need this many seconds to exit after that.
+_SERVER_EXTRA_GRACE = 10.0
 
 _TENSORBOARD_HEALTH = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{tensorboard_command.PORT}/', timeout=5)"
 
 
 def render(source: Source) -> str:
-    """Return the Compose file of a plan for docker. Raises UsageError for what a Compose file cannot say."""
+    """Return the Compose file of a plan for docker. Raises UsageError for a setting that Compose cannot express."""
     document, anchors = compose(source)
     return _header(source) + spaced(text(document, anchors), "services", "networks", "volumes")
 
 
 def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the Compose file as plain mappings, and those that the services share by the names of their anchors."""
+    """Return the Compose file as plain mappings, and the mappings that services share, by the names of their anchors."""
     spec, plan = source.spec, source.plan
     common = labels.of_run(plan)
     environment = _shared_environment(plan)
     base = hardened = _container(spec, is_hardened=True)
-    if spec.security == "image":  # all but the tasks' are
+    if spec.security == "image":  # containers other than the tasks' stay hardened
         base = _container(spec, is_hardened=False)
-        hardened = {MERGE: base, **_other(hardened, base)}
-    of_roles = {group.role: _of_tasks(spec, plan, group.task) for group in groups(plan)}
-    task = {MERGE: base, **_other(_common(list(of_roles.values())), base)}
-    anchors: dict[str, dict[str, Any]] = {"labels": common, "environment": environment, "container": base, "task": task}
-    roles: dict[str, dict[str, Any]] = {role: {MERGE: task, **own} for role, of_role in of_roles.items() if (own := _other(of_role, task))}
+        hardened = {MERGE: base, **_changed_items(hardened, base)}
+    role_services = {group.role: _role_service(spec, plan, group.task) for group in groups(plan)}
+    task_defaults = {MERGE: base, **_changed_items(_common_items(list(role_services.values())), base)}
+    anchors: dict[str, dict[str, Any]] = {"labels": common, "environment": environment, "container": base, "task": task_defaults}
+    roles: dict[str, dict[str, Any]] = {
+        role: {MERGE: task_defaults, **own}
+        for role, role_service in role_services.items()
+        if (own := _changed_items(role_service, task_defaults))
+    }
     parent = {MERGE: environment, parent_file.VARIABLE: parent_file.packed()}
-    some = any(map(role_rules.parent_is_injected, plan.tasks)) and parent_file.VARIABLE not in environment
-    anchors |= {"parent": parent} if some else {}
+    injects_parent = any(map(role_rules.parent_is_injected, plan.tasks)) and parent_file.VARIABLE not in environment
+    anchors |= {"parent": parent} if injects_parent else {}
     anchors |= roles | ({"hardened": hardened} if hardened is not base else {})
     devices = _devices(plan)
-    scratch = compose_extras.scratch(source)
+    scratch = compose_extras.scratch_volumes(source)
     services: dict[str, Any] = {PREPARE: _prepare(source, hardened, common, scratch)} if compose_extras.has_prepare(source) else {}
-    for member in plan.tasks:
-        services[member.name] = {
-            MERGE: roles.get(member.role, task),
-            "hostname": member.name,
-            "labels": {MERGE: common, **labels.of_task(plan, member)},
-            "stop_grace_period": _seconds(_grace(plan, member)),
+    for task in plan.tasks:
+        services[task.name] = {
+            MERGE: roles.get(task.role, task_defaults),
+            "hostname": task.name,
+            "labels": {MERGE: common, **labels.of_task(plan, task)},
+            "stop_grace_period": _seconds(_grace(plan, task)),
             "environment": {
-                MERGE: parent if some and role_rules.parent_is_injected(member) else environment,
-                **_own_environment(member, environment),
+                MERGE: parent if injects_parent and role_rules.parent_is_injected(task) else environment,
+                **_own_environment(task, environment),
             },
-            **_limits(member, devices.get(member.name)),
-            **_storage(source, member, scratch),
+            **_limits(task, devices.get(task.name)),
+            **_storage(source, task, scratch),
         }
-        services |= compose_extras.services(source, member, base, common)
-    has_volume = storage_of(spec) is not None
-    if spec.tensorboard is not None and has_volume:
+        services |= compose_extras.services(source, task, base, common)
+    has_run_volume = storage_of(spec) is not None
+    if spec.tensorboard is not None and has_run_volume:
         services[TENSORBOARD] = _tensorboard(spec, spec.tensorboard, plan, hardened, common)
-    # Nothing that another spec may change: newer Compose offers to recreate a volume whose labels have changed.
-    volumes: dict[str, Any] = {RUN_VOLUME: {"labels": {labels.RUN: plan.name}}} if has_volume else {}
+    # No labels that depend on the spec: newer versions of Compose offer to recreate a volume whose labels have changed.
+    volumes: dict[str, Any] = {RUN_VOLUME: {"labels": {labels.RUN: plan.name}}} if has_run_volume else {}
     volumes |= {name: {"labels": {labels.SCRATCH: plan.name}} for name in scratch}
     document = {
         "name": plan.name,
@@ -98,9 +102,9 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         "x-environment": environment,
         "x-container": base,
         **({"x-hardened": hardened} if hardened is not base else {}),
-        "x-task": task,
-        **({"x-parent": parent} if some else {}),
-        **{f"x-{role}": of_role for role, of_role in roles.items()},
+        "x-task": task_defaults,
+        **({"x-parent": parent} if injects_parent else {}),
+        **{f"x-{role}": role_service for role, role_service in roles.items()},
         "services": services,
         "networks": _networks(spec, common),
         **({"volumes": volumes} if volumes else {}),
@@ -111,27 +115,27 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 def _header(source: Source) -> str:
     plan = source.plan
     published = source.spec.tensorboard if storage_of(source.spec) else None
-    needed = all_for(source.spec)
+    images = all_for(source.spec)
     trains = plan.strategy in TRAINING
     has_volume = storage_of(source.spec) is not None
-    does = "trains;" if trains else "runs;  "
-    again = "goes on from the last checkpoint" if trains and has_volume else "runs it again from its beginning"
-    serves = f", TensorBoard goes on serving\n  {'':<33}on http://{_host(published.host)}:{published.port}" if published else ""
-    removes = f"  docker compose -f FILE down -v   removes {'checkpoints' if trains else 'results'} and logs too"
+    verb = "trains;" if trains else "runs;  "
+    next_up = "continues from the last checkpoint" if trains and has_volume else "runs it again from its beginning"
+    tensorboard_note = f"; TensorBoard continues\n  {'':<33}on http://{_host(published.host)}:{published.port}" if published else ""
+    removal_line = f"  docker compose -f FILE down -v   removes {'checkpoints' if trains else 'results'} and logs too"
     lines = [
         f"{plan.name} for Docker Compose. Made by: {source.title}" if source.title else f"{plan.name} for Docker Compose.",
-        f"It needs the image{'s' if len(needed) > 1 else ''} {', '.join(needed)}, and an engine with Compose 2.20 or newer.",
+        f"It needs the image{'s' if len(images) > 1 else ''} {', '.join(images)}, and an engine with Compose 2.20 or newer.",
         *(
-            [f"`launcher image build` makes ours; {IMAGE_VARIABLE} names another, such as one in a registry."]
-            if any(map(is_ours, needed))
+            [f"`launcher image build` builds ours; {IMAGE_VARIABLE} names another, such as one in a registry."]
+            if any(map(is_ours, images))
             else []
         ),
-        f"  docker compose -f FILE up        {does} every task ends by itself{serves}",
-        f"  docker compose -f FILE down      removes the containers; up {again}",
-        *([removes] if has_volume else []),
+        f"  docker compose -f FILE up        {verb} every task ends by itself{tensorboard_note}",
+        f"  docker compose -f FILE down      removes the containers; up {next_up}",
+        *([removal_line] if has_volume else []),
         *(f"Note: {note}." for note in (*_notes(source), *plan.notices)),
     ]
-    # A comment ends where YAML ends a line, whatever stood in a name or an option.
+    # A name or an option may have line breaks, which would end the comment.
     return "".join(f"# {part}\n" for line in lines for part in line.splitlines()) + "\n"
 
 
@@ -148,11 +152,13 @@ def _notes(source: Source) -> list[str]:
             "and starts none of these containers again"
         )
     if _downloads(spec):
-        # The host is the gateway of such a network, and TensorFlow listens on every address.
-        notes.append("data: download gives tasks a way out, by a network where programs of the host reach TensorFlow's port")
+        # The host is the gateway of that network, and TensorFlow listens on every address.
+        notes.append(
+            "data: download gives tasks access to other networks, by a network in which programs on the host can reach TensorFlow's port"
+        )
     if any(map(role_rules.parent_is_injected, plan.tasks)):
         notes.append(
-            f"{parent_file.VARIABLE} is the parent of your command, base64 of what zlib made of its text; docs/programs.md says what it does"
+            f"{parent_file.VARIABLE} is the parent of your command, compressed by zlib, in base64; docs/programs.md says what it does"
         )
     secrets = {name for task in plan.tasks for name in task.secrets} | {name for name, _ in container_secrets(spec)}
     if secrets:
@@ -164,9 +170,9 @@ def _notes(source: Source) -> list[str]:
         )
     if has_sidecars(spec):
         notes.append("sidecars continue after their tasks: `launcher up --on docker` or `down` ends them")
-    notes += ["nobody sends the messages of `notify`: the supervisor of `launcher up --on docker` does"] if spec.notify else []
+    notes += ["Compose does not send the messages of `notify`; the supervisor of `launcher up --on docker` does"] if spec.notify else []
     if spec.storage is not None:
-        notes.append("storage is Kubernetes' own: the volume is as large as the engine's disk")
+        notes.append("storage is for Kubernetes; here only the engine's disk limits the volume")
     return notes
 
 
@@ -185,17 +191,17 @@ def _container(spec: ClusterSpec, *, is_hardened: bool) -> dict[str, Any]:
     }
 
 
-def _of_tasks(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
-    """Return what the services of a role have in common, of which `task` is one."""
+def _role_service(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
+    """Return the settings that the services of a role share; `task` is one of its tasks."""
     has_parent = role_rules.has_parent(task)
     networks = ["cluster", *(["egress"] if _downloads(spec) else [])]
     command = [escaped(word) for word in task.command]
-    of_image = not task.is_entrypoint
+    replaces_entrypoint = not task.is_entrypoint
     shared: dict[str, Any] = {
         "image": image(image_of(task, spec)),
-        **({"entrypoint": []} if of_image else {}),
-        **({"command": command} if of_image or command else {}),
-        **({"working_dir": escaped(where)} if (where := task.cwd or (None if task.image else TMP)) else {}),
+        **({"entrypoint": []} if replaces_entrypoint else {}),
+        **({"command": command} if replaces_entrypoint or command else {}),
+        **({"working_dir": escaped(directory)} if (directory := task.cwd or (None if task.image else TMP)) else {}),
         "restart": _restart(task),
         "shm_size": "1gb",
         "sysctls": _DROP_CONNECTIONS,
@@ -213,23 +219,23 @@ def _of_tasks(spec: ClusterSpec, plan: Plan, task: Task) -> dict[str, Any]:
 
 
 def _restart(task: Task) -> str:
-    """Return when the engine starts a task's container again. Under `docker compose up` nothing else does so without the trainer's parent."""
+    """Return when the engine restarts a task's container. With plain `docker compose up`, nothing else restarts a task without the trainer's parent."""
     rule, has_parent = task.restart, role_rules.has_parent(task)
-    if not has_parent and rule.when != "on_failure":  # it cannot distinguish exit codes
+    if not has_parent and rule.when != "on_failure":  # the engine cannot distinguish exit codes
         return "unless-stopped" if rule.when == "always" else "no"
     times = min(ENGINE_RESTARTS, rule.max_restarts) if has_parent else rule.max_restarts
     return f"on-failure:{times}" if times else "no"
 
 
-def _common(mappings: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what all mappings have, with the same value."""
+def _common_items(mappings: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the items that all mappings have with the same value."""
     first, *others = mappings
     return {key: value for key, value in first.items() if all(key in other and other[key] == value for other in others)}
 
 
-def _other(mapping: dict[str, Any], of: dict[str, Any]) -> dict[str, Any]:
-    """Return what a mapping has and another has not, or with another value."""
-    merged = {**of.get(MERGE, {}), **of}
+def _changed_items(mapping: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    """Return the items of a mapping that `base` lacks or has with another value."""
+    merged = {**base.get(MERGE, {}), **base}
     return {key: value for key, value in mapping.items() if key not in merged or merged[key] != value}
 
 
@@ -238,21 +244,21 @@ def _health(task: Task) -> list[str]:
 
 
 def _grace(plan: Plan, task: Task) -> float:
-    return plan.grace_period + (_SERVERS_LEAVE if is_server(plan.strategy, task.role) else 0)
+    return plan.grace_period + (_SERVER_EXTRA_GRACE if is_server(plan.strategy, task.role) else 0)
 
 
 def _shared_environment(plan: Plan) -> dict[str, str | None]:
-    """Return the variables that are the same for each task."""
+    """Return the variables that all tasks have with the same value."""
     first, *others = map(_variables, plan.tasks)
     shared = {name: value for name, value in first.items() if all(name in other and other[name] == value for other in others)}
-    # `TRAINER_EVENTS=text docker compose up` writes progress for people.
+    # `TRAINER_EVENTS=text docker compose up` writes readable progress.
     parent = {parent_file.VARIABLE: parent_file.packed()} if all(map(role_rules.parent_is_injected, plan.tasks)) else {}
     home = {"HOME": TMP} if plan.tasks[0].is_hardened else {}
     return home | {"TRAINER_EVENTS": "${TRAINER_EVENTS:-json}"} | shared | parent
 
 
 def _variables(task: Task) -> dict[str, str | None]:
-    """Return a task's variables as Compose has them: one without a value is taken from where `docker compose up` is called."""
+    """Return a task's variables for Compose, which takes one without a value from its own environment."""
     return {name: escaped(value) for name, value in task.env.items()} | dict.fromkeys(task.secrets)
 
 
@@ -262,8 +268,8 @@ def _own_environment(task: Task, shared: dict[str, str | None]) -> dict[str, str
 
 
 def _limits(task: Task, devices: dict[str, Any] | None) -> dict[str, Any]:
-    size = task.resources
-    limits = amounts(size.cpu, size.memory)
+    resources = task.resources
+    limits = resource_limits(resources.cpu, resources.memory)
     if devices:
         limits["deploy"] = {"resources": {"reservations": {"devices": [devices]}}}
     return limits
@@ -275,28 +281,28 @@ def _storage(source: Source, task: Task, scratch: list[str]) -> dict[str, Any]:
     if task.mounts_run_dir:
         volumes.append({"type": "volume", "source": RUN_VOLUME, "target": CONTAINER_RUNS})
     if spec.code is not None:
-        volumes.append(bind(spec.code, CONTAINER_CODE, directory))
+        volumes.append(bind_relative(spec.code, CONTAINER_CODE, directory))
     if spec.train is not None and is_directory_name(spec.train) and not is_mounted(filter(is_in_compose, spec.volumes), spec.train.data):
-        volumes.append(bind(spec.train.data, CONTAINER_DATA, directory))
-    volumes += compose_extras.of_task(source, task)
+        volumes.append(bind_relative(spec.train.data, CONTAINER_DATA, directory))
+    volumes += compose_extras.volume_mounts(source, task)
     gets_run_volume = task.mounts_run_dir and compose_extras.prepares_run_volume(source.plan)
     needs_prepared = gets_run_volume or any(volume["source"] in scratch for volume in volumes)
-    after = compose_extras.after(source, task) or (compose_extras.completed(PREPARE) if needs_prepared else {})
+    after = compose_extras.depends_on(source, task) or (compose_extras.on_success(PREPARE) if needs_prepared else {})
     return ({"depends_on": after} if after else {}) | ({"volumes": volumes} if volumes else {})
 
 
 def _devices(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Return the GPUs of each task that asks for some.
+    """Return the GPUs of each task that requests some: by count for one task, by the host's device numbers for several.
 
-    By count where one task does; by the host's own numbers where several do, as the engine gives every `count` the first ones.
+    The engine gives every `count` the same first GPUs.
     """
-    asking = [task for task in plan.tasks if task.resources.gpus]
+    gpu_tasks = [task for task in plan.tasks if task.resources.gpus]
     device = {"driver": "nvidia", "capabilities": ["gpu"]}
-    if len(asking) == 1:
-        return {asking[0].name: {**device, "count": asking[0].resources.gpus}}
+    if len(gpu_tasks) == 1:
+        return {gpu_tasks[0].name: {**device, "count": gpu_tasks[0].resources.gpus}}
     devices = {}
     first = 0
-    for task in asking:
+    for task in gpu_tasks:
         after = first + task.resources.gpus
         devices[task.name] = {**device, "device_ids": [str(number) for number in range(first, after)]}
         first = after
@@ -306,10 +312,10 @@ def _devices(plan: Plan) -> dict[str, dict[str, Any]]:
 # Containers beside the tasks
 
 
-def _tensorboard(spec: ClusterSpec, wanted: TensorBoard, plan: Plan, base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
+def _tensorboard(spec: ClusterSpec, tensorboard: TensorBoard, plan: Plan, base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
     return {
         MERGE: base,
-        **({"image": image(wanted.image)} if wanted.image else {}),
+        **({"image": image(tensorboard.image)} if tensorboard.image else {}),
         "hostname": TENSORBOARD,
         "labels": {MERGE: common, labels.SERVICE: TENSORBOARD},
         "entrypoint": [],
@@ -325,22 +331,24 @@ def _tensorboard(spec: ClusterSpec, wanted: TensorBoard, plan: Plan, base: dict[
             "start_period": "60s",
         },
         "networks": [TENSORBOARD],
-        "ports": [{"host_ip": _host(wanted.host), "published": str(wanted.port), "target": tensorboard_command.PORT, "protocol": "tcp"}],
-        **amounts(wanted.cpu, None if wanted.memory is None else parse_memory(wanted.memory)),
+        "ports": [
+            {"host_ip": _host(tensorboard.host), "published": str(tensorboard.port), "target": tensorboard_command.PORT, "protocol": "tcp"}
+        ],
+        **resource_limits(tensorboard.cpu, None if tensorboard.memory is None else parse_memory(tensorboard.memory)),
         "volumes": [{"type": "volume", "source": RUN_VOLUME, "target": CONTAINER_RUNS, "read_only": True}],
     }
 
 
 def _prepare(source: Source, base: dict[str, Any], common: dict[str, str], scratch: list[str]) -> dict[str, Any]:
-    """Return the service that gives new volumes to the user that tasks run as: only our own image does that by itself.
+    """Return the service that makes new volumes writable for the tasks' user; Docker does so by itself only with our own image.
 
-    Where their images say who that is, everybody may write to them.
+    With `security: image` that user is not known, so all users may write to the volumes.
     """
     spec, plan = source.spec, source.plan
     to_all = spec.security == "image"
     mounted = {RUN_VOLUME: CONTAINER_RUNS} if compose_extras.prepares_run_volume(plan) else {}
     mounted |= {name: f"/scratch/{name}" for name in scratch}
-    own = {"image": image(image_of(plan.tasks[0], spec))} if storage_of(spec) is None else {}  # one that is needed in any case
+    own = {"image": image(image_of(plan.tasks[0], spec))} if storage_of(spec) is None else {}  # an image that the run needs anyway
     return {
         MERGE: base,
         **own,
@@ -356,7 +364,7 @@ def _prepare(source: Source, base: dict[str, Any], common: dict[str, str], scrat
 
 def _networks(spec: ClusterSpec, common: dict[str, str]) -> dict[str, Any]:
     networks: dict[str, Any] = {
-        # TensorFlow runs what anybody sends to its port: nobody but the run's own tasks reaches it.
+        # TensorFlow executes any code that is sent to its port: only the run's own tasks may reach it.
         "cluster": {"internal": True, "driver_opts": _NO_HOST, "labels": common},
         **({TENSORBOARD: {"labels": common}} if has_tensorboard(spec) else {}),
     }

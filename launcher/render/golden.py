@@ -1,4 +1,4 @@
-"""The examples rendered, as they are committed; `python -m launcher.render.golden --write` writes them."""
+"""The committed renderings of the examples; `python -m launcher.render.golden --write` writes them."""
 
 import sys
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from launcher.cli.planning import plan_file
 from launcher.render.targets import RENDER_TARGETS, Source, directory_renderer, renderer, target
 
 ROOT = Path(__file__).parents[2]
-# Target -> the directory of its files, one an example; or a directory for each where a target is one.
-DIRECTORIES = {name: found.examples for name, found in RENDER_TARGETS.items() if found.examples}
+# Target -> the directory with a file for each example, or with a directory for each if the target is a directory.
+DIRECTORIES = {name: entry.examples for name, entry in RENDER_TARGETS.items() if entry.examples}
 
 
 def files() -> Iterator[tuple[Path, str]]:
@@ -26,9 +26,9 @@ def files() -> Iterator[tuple[Path, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files and remove those of examples that are gone, or list them."""
-    made = dict(files())
-    for path, text in made.items():
+    """With --write, write the files and remove those without an example; else list them."""
+    expected = dict(files())
+    for path, text in expected.items():
         if arguments == ["--write"]:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
             print(path.relative_to(ROOT))
     for directory in DIRECTORIES.values():
         for path in (ROOT / directory).rglob("*.yaml"):
-            if arguments == ["--write"] and path not in made:
+            if arguments == ["--write"] and path not in expected:
                 path.unlink()
     return 0
 

@@ -1,4 +1,4 @@
-"""The labels by which containers, networks and volumes of a run are found, and the parts of the plan in them."""
+"""The labels of a run's containers, networks and volumes: they identify these, and hold parts of the plan."""
 
 from launcher.plan.models import Plan, Task
 
@@ -8,10 +8,10 @@ STRATEGY = f"{PREFIX}strategy"
 DIGEST = f"{PREFIX}spec-digest"
 GRACE = f"{PREFIX}grace-period"
 TASK = f"{PREFIX}task"
-REQUIRED = f"{PREFIX}decisive"  # true where the run is done only with this task
-SERVICE = f"{PREFIX}service"  # a service that is no task, such as TensorBoard
-TENSORBOARD = "tensorboard"  # its name as a service
-SIDECAR_OF = f"{PREFIX}sidecar-of"  # the task that a sidecar is beside
+REQUIRED = f"{PREFIX}decisive"  # true if the run needs the success of this task
+SERVICE = f"{PREFIX}service"  # a service that is not a task, e.g. TensorBoard
+TENSORBOARD = "tensorboard"  # the name of its service
+SIDECAR_OF = f"{PREFIX}sidecar-of"  # the task of a sidecar
 SCRATCH = f"{PREFIX}scratch-of"  # a volume that begins empty with each start of a run
 
 

@@ -1,7 +1,7 @@
-"""The parent of a user's program as one file, for images that have Python and not our trainer. Pure, but for reading the trainer's sources.
+"""The parent of a user's program as one file, for images with Python but without our trainer. Pure, except that it reads the trainer's sources.
 
-It is made of the very modules that `trainer -- COMMAND` imports, which need Python 3.8 and the standard library alone. They stand in the
-file without comment lines and comments for linters; what is left keeps its lines: a traceback shows them.
+It consists of the modules that `trainer -- COMMAND` imports; they need only Python 3.8 and the standard library. The file has them without
+comment lines and comments for linters. Other lines keep their numbers, so that a traceback shows the right ones.
 """
 
 import ast
@@ -15,8 +15,8 @@ from pathlib import Path
 import trainer
 from launcher import __version__
 
-# Modules that `trainer` imports only where no command is given: it then trains itself.
-_OF_THE_TRAINER_ITSELF = ("trainer.configuration", "trainer.engine", "trainer.unreaped")
+# Modules that `trainer` imports only without a command: it then trains.
+_TRAINING_MODULES = ("trainer.configuration", "trainer.engine", "trainer.unreaped")
 
 _HEAD = f'''"""The parent of a program that reads TF_CONFIG: checks TF_CONFIG, starts the program, and starts it again. Of tf-launcher {__version__}.
 
@@ -71,43 +71,43 @@ from trainer.__main__ import main
 sys.exit(main())
 '''
 
-# Comments on lines of their own, and those for linters, with the reasons in them: room is scarce.
+# Comment lines, and comments for linters with their reasons: the size of a variable is limited.
 _COMMENTS = re.compile(r"^ *#.*$|  # (?:noqa|type: ignore)\b.*", re.MULTILINE)
-VARIABLE = "TRAINER_PARENT"  # has the file's text, packed, where no file can be put into a container
+VARIABLE = "TRAINER_PARENT"  # the packed text of the file, for containers into which no file can be put
 
 
 @functools.cache
 def text() -> str:
     """Return the file's text."""
-    made = _HEAD
+    content = _HEAD
     for name in modules():
         source = _COMMENTS.sub("", _path(name).read_text(encoding="utf-8"))
-        assert "'''" not in source, name  # noqa: S101 - a test holds it; docstrings have the other quotes
-        made += f"\nSOURCES[{name!r}] = ({made.count(chr(10)) + 2}, r'''{source}''')\n"
-    return made + _TAIL
+        assert "'''" not in source, name  # noqa: S101 - a test checks it; docstrings use the other quotes
+        content += f"\nSOURCES[{name!r}] = ({content.count(chr(10)) + 2}, r'''{source}''')\n"
+    return content + _TAIL
 
 
 @functools.cache
 def packed() -> str:
-    """Return the file's text as VARIABLE has it, which must not be longer than 128 KiB: base64 of what zlib makes of it."""
+    """Return the value of VARIABLE, at most 128 KiB long: the file's text, compressed by zlib, in base64."""
     return base64.b64encode(zlib.compress(text().encode(), 9)).decode()
 
 
 @functools.cache
 def modules() -> tuple[str, ...]:
-    """Return the names of the modules that the parent of a command imports, sooner or later, by name."""
-    found = {"trainer", "trainer.__main__"}
+    """Return the sorted names of the modules that the parent of a command may import."""
+    imported_names = {"trainer", "trainer.__main__"}
     pending = ["trainer.__main__"]
     for name in pending:
         for imported in _imports(ast.parse(_path(name).read_text(encoding="utf-8"))):
-            if imported not in found and not imported.startswith(_OF_THE_TRAINER_ITSELF) and _path(imported).is_file():
-                found.add(imported)
+            if imported not in imported_names and not imported.startswith(_TRAINING_MODULES) and _path(imported).is_file():
+                imported_names.add(imported)
                 pending.append(imported)
-    return tuple(sorted(found))
+    return tuple(sorted(imported_names))
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
-    """Yield what of `trainer` a module may import, also inside functions, but not what it only names in annotations."""
+    """Yield the names below `trainer` that a module may import, also inside functions, but not those only for annotations."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             continue
@@ -121,5 +121,5 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 
 
 def _path(name: str) -> Path:
-    """Return where a module's file is, if it is one; the package's own is its __init__.py."""
+    """Return the path that a module's file would have; that of the package is its __init__.py."""
     return Path(str(trainer.__file__)).parent.joinpath(*(name.split(".")[1:] or ["__init__"])).with_suffix(".py")

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """The input of a renderer. `directory` is where its text will lie: paths in it are relative to there."""
+    """The input of a renderer. Paths in its text are relative to `directory`, in which the text will be written."""
 
     spec: "ClusterSpec"
     plan: "Plan"
     directory: Path
-    title: str = ""  # how the text was made, for its first line
+    title: str = ""  # the command that renders the text, for its first line
 
 
 Renderer = Callable[[Source], str]
@@ -33,9 +33,8 @@ DirectoryRenderer = Callable[[Source], dict[str, str]]
 class RenderTarget:
     """The plan that a renderer takes, and the module of its function `render`: Source -> YAML text.
 
-    `directory` says that its module also has `files`: what is written is one file a kind, not one file. `gang` is the spec's
-    `kubernetes.gang` that the target stands for, whether the spec has it or not. `examples` is the repository's directory of
-    the examples rendered for it, if they are committed.
+    With `directory` the module also has `files`, which returns one file for each kind. `gang` replaces the spec's `kubernetes.gang`
+    if it is not None. `examples` is the repository's directory of the examples rendered for it, if they are committed.
     """
 
     plan: "Target"
@@ -45,9 +44,9 @@ class RenderTarget:
     examples: str | None = None
 
     def function(self, name: str) -> Callable[[Source], Any]:
-        """Return a function of the module, given what the target stands for."""
-        found: Callable[[Source], Any] = getattr(importlib.import_module(self.module), name)
-        return found if self.gang is None else lambda source: found(_with_gang(source, self.gang))
+        """Return a function of the module, which uses the target's `gang`."""
+        function: Callable[[Source], Any] = getattr(importlib.import_module(self.module), name)
+        return function if self.gang is None else lambda source: function(_with_gang(source, self.gang))
 
 
 RENDER_TARGETS: dict[str, RenderTarget] = {
@@ -58,19 +57,19 @@ RENDER_TARGETS: dict[str, RenderTarget] = {
 
 
 def target(name: str) -> RenderTarget:
-    """Return the target called `name`. Raises UsageError for a name that is none."""
+    """Return the target called `name`. Raises UsageError for an unknown name."""
     if name not in RENDER_TARGETS:
-        raise UsageError(f"there is nothing called {name!r} to render to", f"use one of: {', '.join(RENDER_TARGETS)}")
+        raise UsageError(f"there is no render target {name!r}", f"use one of: {', '.join(RENDER_TARGETS)}")
     return RENDER_TARGETS[name]
 
 
 def renderer(name: str) -> Renderer:
-    """Return the renderer of the target called `name`. Raises UsageError for a name that is none."""
+    """Return the renderer of the target called `name`. Raises UsageError for an unknown name."""
     return target(name).function("render")
 
 
 def directory_renderer(name: str) -> DirectoryRenderer:
-    """Return what renders the target called `name` as several files. Raises UsageError for a name that is none."""
+    """Return the renderer of several files of the target called `name`. Raises UsageError for an unknown name."""
     return target(name).function("files")
 
 

@@ -1,4 +1,4 @@
-"""Documents as YAML that people like to read: named anchors and merge keys, lists of words in one line, blank lines between parts."""
+"""Readable YAML: named anchors and merge keys, lists of words on one line, blank lines between parts."""
 
 import re
 from collections.abc import Mapping
@@ -6,12 +6,12 @@ from typing import Any
 
 import yaml
 
-# A number to YAML 1.2 and to Kubernetes, a text to PyYAML, which would write it without quotes: 1e-3.
+# Text to PyYAML, which would write it without quotes, but a number to YAML 1.2 and Kubernetes, e.g. 1e-3.
 _NUMBER_ELSEWHERE = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+|0o[0-7]+")
 
 
 class Merge(str):
-    """The key `<<`, whose value is a mapping that this one starts from. Plain YAML 1.1, as Compose and PyYAML read it."""
+    """The key `<<` of YAML 1.1: its value is a mapping whose items are merged into this one. Compose and PyYAML read it."""
 
     __slots__ = ()
 
@@ -20,11 +20,11 @@ MERGE = Merge("<<")
 
 
 def text(document: Mapping[str, Any], anchors: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a document as YAML. `anchors` names mappings (by identity) that stand in it more than once."""
+    """Return a document as YAML. `anchors` has the names of mappings (by identity) that it contains more than once."""
     names = {id(shared): name for name, shared in anchors.items()}
 
     class Dumper(yaml.SafeDumper):
-        """Writes the shared mappings once, under their names; anything else each time it comes."""
+        """Writes each shared mapping once, with its anchor; other values each time they occur."""
 
         def ignore_aliases(self, data: Any) -> bool:
             return id(data) not in names
@@ -35,7 +35,7 @@ def text(document: Mapping[str, Any], anchors: Mapping[str, Mapping[str, Any]]) 
             return node
 
         def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
-            # A command reads best in one line.
+            # A command is easiest to read on one line.
             plain = all(isinstance(item, str | int | float) and "\n" not in str(item) for item in sequence)
             return super().represent_sequence(tag, sequence, plain or flow_style)
 
@@ -43,7 +43,7 @@ def text(document: Mapping[str, Any], anchors: Mapping[str, Mapping[str, Any]]) 
             return str(node.anchor_name)
 
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-            del indentless  # lists stand deeper than their key
+            del indentless  # lists are indented below their key
             super().increase_indent(flow, indentless=False)
 
     Dumper.add_representer(Merge, _merge)
@@ -71,6 +71,6 @@ def _merge(_dumper: yaml.SafeDumper, _key: Merge) -> yaml.ScalarNode:
 
 
 def _string(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    # A text of several lines reads best as a block.
+    # Text with several lines is easiest to read as a block.
     style = "|" if "\n" in value else '"' if _NUMBER_ELSEWHERE.fullmatch(value) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)

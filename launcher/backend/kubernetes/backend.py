@@ -380,7 +380,7 @@ class KubernetesBackend:
         else:
             claim = cluster.get("PersistentVolumeClaim", name)
             is_other = claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE) != name
-            if is_other and (run is None or run.own_claim):
+            if is_other and (run is None or run.has_own_claim):
                 raise LauncherError(
                     f"the claim {name} in {cluster.description()} was not created for this run; nothing was deleted",
                     f"delete what the run has stored there yourself: its directory is {name}/",

@@ -260,10 +260,10 @@ def _storage(cluster: Cluster, planned: Run) -> Iterator[CheckResult]:
         return
     claim = cluster.get("PersistentVolumeClaim", run.claim)
     phase = (claim or {}).get("status", {}).get("phase", "there")
-    if not run.own_claim and claim is None:
+    if not run.has_own_claim and claim is None:
         yield problem("storage", f"there is no claim {run.claim}", "create it, or leave kubernetes.claim out")
         return
-    if claim is not None and (not run.own_claim or phase == "Bound"):
+    if claim is not None and (not run.has_own_claim or phase == "Bound"):
         yield ok("storage", f"claim {run.claim} is {phase}, {run.claim_access}")
         return
     classes = storage_classes.listed(cluster)

@@ -11,7 +11,7 @@ from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
-from launcher.render.kubernetes.objects import CLUSTER_LABEL, COMPONENT, HOUSEKEEPING, TRAINER, Run, amounts, metadata
+from launcher.render.kubernetes.objects import CLUSTER_LABEL, COMPONENT, HOUSEKEEPING, TRAINER, Run, metadata, resource_list
 
 # Small resources, set explicitly so that a quota admits the pod.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
@@ -146,7 +146,7 @@ def _pod(run: Run, command: list[str], *, mounted: bool = True, read_only: bool 
     volume, mount = pods.tmp()
     run_mount = storage.mount(read_only=read_only)
     mounts, volumes = ([run_mount, mount], [storage.volume(run), volume]) if mounted else ([mount], [volume])
-    given = amounts(run.options.helper.cpu, run.options.helper.memory)
+    given = resource_list(run.options.helper.cpu, run.options.helper.memory)
     resources = {kind: {**default, **given} for kind, default in _RESOURCES.items()}
     container = pods.base_container(run, TRAINER, command) | {"resources": resources, "volumeMounts": mounts}
     pod_metadata = metadata(run, f"{run.name}-{HOUSEKEEPING}", HOUSEKEEPING)

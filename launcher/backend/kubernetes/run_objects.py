@@ -50,7 +50,7 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     image_texts = [f"{image} ({images.build_command(image)} builds it)" if images.is_ours(image) else image for image in run.images]
     yield f"{cluster.description()}; its nodes need the image{'s' if len(image_texts) > 1 else ''} {', '.join(image_texts)}"
     yield from manifests.notes(run, [])
-    if run.own_claim and run.storage and run.claim_access and run.storage.access not in {None, run.claim_access}:
+    if run.has_own_claim and run.storage and run.claim_access and run.storage.access not in {None, run.claim_access}:
         yield f"the claim {run.claim} exists and keeps its access mode, {run.claim_access}; storage.access asks for {run.storage.access}"
     yield from _access_mode_notice(cluster, run)
     for one in run_manifests:
@@ -66,7 +66,7 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
 
 def _access_mode_notice(cluster: Cluster, run: Run) -> Iterator[str]:
     """Yield a message if the storage class is known not to offer the access mode of the run's new claim."""
-    if not run.own_claim or run.claim_access is not None or run.access != "ReadWriteMany":
+    if not run.has_own_claim or run.claim_access is not None or run.access != "ReadWriteMany":
         return
     try:
         known = storage_classes.listed(cluster)
@@ -108,7 +108,7 @@ def _dry_run_of_binding(cluster: Cluster, manifest: Object) -> Object:
 
 def refuse_claim_of_others(cluster: Cluster, run: Run) -> None:
     """Raise UsageError if a claim of this name was not created for the run: an apply would take it over, and it would be deleted with the run."""
-    claim = cluster.get("PersistentVolumeClaim", run.claim) if run.own_claim else None
+    claim = cluster.get("PersistentVolumeClaim", run.claim) if run.has_own_claim else None
     if claim is not None and claim["metadata"].get("labels", {}).get(pod_status.INSTANCE) != run.name:
         raise UsageError(
             f"the claim {run.claim} in {cluster.description()} was not created for this run",

@@ -7,7 +7,7 @@ from typing import Any
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.volume_affinity import NODE_LOCAL
 from launcher.render.kubernetes.objects import Run
-from launcher.render.kubernetes.storage import fewer_mount
+from launcher.render.kubernetes.storage import single_mount_remedy
 
 _DEFAULT = "storageclass.kubernetes.io/is-default-class"
 # Provisioners whose volumes only one node at a time can mount, in any access mode.
@@ -49,4 +49,4 @@ def offers_many_nodes(one: Mapping[str, Any]) -> bool | None:
 
 def remedies(run: Run) -> str:
     """Return the remedies if many nodes must mount a run's volume, and its class does not offer ReadWriteMany."""
-    return f"{fewer_mount(run.spec)} (then any class will do), or storage.class to one that offers ReadWriteMany"
+    return f"{single_mount_remedy(run.spec)} (then any class will do), or storage.class to one that offers ReadWriteMany"

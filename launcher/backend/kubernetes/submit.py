@@ -119,7 +119,7 @@ class Start:
     def _begin(self, spec: dict[str, Any]) -> None:
         self._record = run_record.write(self._cluster, self._run, self._lease, spec)
         run_objects.delete_old_jobs(self._cluster, self._run.name, self._check_wanted)
-        if self._run.own_claim:
+        if self._run.has_own_claim:
             self._claim_is_new = run_objects.is_new_claim(self._cluster, self._run, self._check_wanted)
 
     def _check_wanted(self) -> None:

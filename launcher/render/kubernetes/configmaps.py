@@ -1,7 +1,7 @@
-"""The ConfigMaps of a run: where its tasks are, the user's code, and the parent of a command. Pure, but for reading files.
+"""The ConfigMaps of a run: the addresses of its tasks, the user's code, and the parent of a command. Pure, except that it reads files.
 
-The name of each has a digest of its content, and none is ever changed: what runs never sees other addresses or files, and Jobs, which are
-immutable as well, refuse to be changed to others by halves.
+The name of each contains a digest of its content, and none is ever changed: running pods never see other addresses or files. Jobs are
+immutable, too, so applying other manifests over a run fails.
 """
 
 import base64
@@ -21,56 +21,56 @@ from launcher.render.kubernetes.objects import Object, Run, metadata
 
 CLUSTER_KEY = "TF_CLUSTER"
 
-# The most that one ConfigMap may hold, and what `kubectl apply` can note of it in an annotation.
+# The maximum size of a ConfigMap, and of the annotation in which `kubectl apply` stores an object.
 # https://kubernetes.io/docs/concepts/configuration/configmap/#motivation
-_LARGEST = 1024 * 1024
-_LARGEST_ANNOTATION = 256 * 1024
+_MAX_BYTES = 1024 * 1024
+_MAX_ANNOTATION_BYTES = 256 * 1024
 _MAX_FILES = 2000
 
 
 def cluster_name(run: Run) -> str:
     """Return the name of the ConfigMap with the addresses of all tasks."""
-    return _named(run, "cluster", _addresses(run))
+    return _digest_name(run, "cluster", _addresses(run))
 
 
 def code_name(run: Run) -> str:
     """Return the name of the ConfigMap with the user's code."""
-    return _named(run, "code", json.dumps(_contents(run), sort_keys=True))
+    return _digest_name(run, "code", json.dumps(_contents(run), sort_keys=True))
 
 
 def cluster(run: Run) -> Object:
-    """Return the ConfigMap with TF_CONFIG's `cluster`: the addresses stand there once, for all pods."""
+    """Return the ConfigMap with TF_CONFIG's `cluster`, which all pods share."""
     return _immutable(run, cluster_name(run)) | {"data": {CLUSTER_KEY: _addresses(run)}}
 
 
 def code(run: Run) -> list[Object]:
-    """Return the ConfigMap with the files of `code`; none where there is no code.
+    """Return the ConfigMap with the files of `code`; none without `code`.
 
-    Raises LauncherError when a file cannot be read, UsageError when they are more than a ConfigMap holds.
+    Raises LauncherError when a file cannot be read, UsageError when the files exceed the size of a ConfigMap.
     """
     if run.spec.code is None:
         return []
-    made = _immutable(run, code_name(run))
-    made |= {field: files for field, files in _contents(run).items() if files}
-    if len(json.dumps(made)) > _LARGEST:
+    config_map = _immutable(run, code_name(run))
+    config_map |= {field: files for field, files in _contents(run).items() if files}
+    if len(json.dumps(config_map)) > _MAX_BYTES:
         raise _too_large(run)
-    return [made]
+    return [config_map]
 
 
 def parent_name(run: Run) -> str:
     """Return the name of the ConfigMap with the parent of a command."""
-    return _named(run, "parent", parent_file.text())
+    return _digest_name(run, "parent", parent_file.text())
 
 
 def parent(run: Run) -> list[Object]:
-    """Return the ConfigMap with the parent of a command; none where the image has it, or nothing is to have one."""
+    """Return the ConfigMap with the parent of a command; none if the image has it, or no task uses one."""
     if not any(map(role_rules.parent_is_injected, run.plan.tasks)):
         return []
     text = {posixpath.basename(CONTAINER_PARENT): parent_file.text()}
     return [_immutable(run, parent_name(run)) | {"data": text}]
 
 
-def _named(run: Run, what: str, content: str) -> str:
+def _digest_name(run: Run, what: str, content: str) -> str:
     return f"{run.name}-{what}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
@@ -83,16 +83,16 @@ def _addresses(run: Run) -> str:
 
 
 def notice(objects: list[Object]) -> str | None:
-    """Say that plain `kubectl apply` cannot take the objects, where one of them is too large for it."""
-    for made in objects:
-        if len(json.dumps(made)) > _LARGEST_ANNOTATION:
-            name = f"{made['kind']} {made['metadata']['name']}"
+    """Return a notice if one of the objects is too large for plain `kubectl apply`, else None."""
+    for manifest in objects:
+        if len(json.dumps(manifest)) > _MAX_ANNOTATION_BYTES:
+            name = f"{manifest['kind']} {manifest['metadata']['name']}"
             return f"{name} is larger than plain `kubectl apply` takes; use `kubectl apply --server-side`"
     return None
 
 
 def items(run: Run) -> list[dict[str, str]]:
-    """Return which key of the code's ConfigMap is which file, in directories too."""
+    """Return the key in the code's ConfigMap for each file, as a volume's `items`."""
     if run.spec.code is None:
         return []
     directory = Path(run.spec.code)
@@ -101,38 +101,38 @@ def items(run: Run) -> list[dict[str, str]]:
 
 
 def _contents(run: Run) -> dict[str, dict[str, str]]:
-    """Return the files of `code` as a ConfigMap has them: texts in `data`, what is no text in `binaryData`."""
+    """Return the files of `code` as fields of a ConfigMap: text in `data`, other content in `binaryData`."""
     directory = Path(str(run.spec.code))
-    found: dict[str, dict[str, str]] = {"data": {}, "binaryData": {}}
+    contents: dict[str, dict[str, str]] = {"data": {}, "binaryData": {}}
     total = 0
     for path in _files(directory):
         content = _read(path)
         total += len(content)
-        if total > _LARGEST:
+        if total > _MAX_BYTES:
             raise _too_large(run)
         key = _key(path.relative_to(directory).as_posix())
         try:
-            found["data"][key] = content.decode()
+            contents["data"][key] = content.decode()
         except UnicodeDecodeError:
-            found["binaryData"][key] = base64.b64encode(content).decode()
-    return found
+            contents["binaryData"][key] = base64.b64encode(content).decode()
+    return contents
 
 
 def _too_large(run: Run) -> UsageError:
     return UsageError(
-        f"code is {run.spec.code}, more than a ConfigMap holds ({_LARGEST // 1024} KiB)",
+        f"code is {run.spec.code}, more than a ConfigMap holds ({_MAX_BYTES // 1024} KiB)",
         f"build an image with it, `launcher image build --code {run.spec.code}`, name that as `image`, and leave `code` out",
     )
 
 
 def _files(directory: Path) -> list[Path]:
-    found = list(itertools.islice(code_files.files(directory), _MAX_FILES + 1))
-    if len(found) > _MAX_FILES:
+    files = list(itertools.islice(code_files.files(directory), _MAX_FILES + 1))
+    if len(files) > _MAX_FILES:
         message = f"code is {directory}, with more than {_MAX_FILES} files"
-        raise UsageError(message, "name the directory with the program alone, or build an image with it")
-    if not found:
+        raise UsageError(message, "name a directory with only the program, or build an image with it")
+    if not files:
         raise UsageError(f"code is {directory}, with no files in it", "name the directory with your program")
-    return found
+    return files
 
 
 def _read(path: Path) -> bytes:
@@ -143,5 +143,5 @@ def _read(path: Path) -> bytes:
 
 
 def _key(path: str) -> str:
-    """Return the key of a file: keys have letters, digits, `-`, `_` and `.` alone, so `_` stands before the code of any other."""
+    """Return the key of a file. Keys only have letters, digits, `-`, `_` and `.`, so `_` escapes the code of any other character."""
     return re.sub(r"[^A-Za-z0-9.-]", lambda match: "_" if match[0] == "_" else f"_{ord(match[0]):x}_", path)

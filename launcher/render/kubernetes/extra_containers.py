@@ -1,4 +1,4 @@
-"""The containers beside a role's task: init containers, and sidecars, which Kubernetes ends with the task. Pure."""
+"""Init containers, and sidecars, which Kubernetes ends with the task. Pure."""
 
 from collections.abc import Mapping
 
@@ -13,57 +13,61 @@ from launcher.spec.role_programs import init_containers_of, roles_of, sidecars_o
 
 
 def init_containers(run: Run, group: RoleGroup) -> Object:
-    """Return the pod's field with the init containers, then the sidecars; no field where there are none.
+    """Return the pod's field `initContainers` with the init containers, then the sidecars; no field if there are none.
 
-    A sidecar is an init container that is not waited for and restarted whenever it ends, until the task has ended.
+    A sidecar is an init container for which Kubernetes does not wait, and which it restarts until the task has ended.
     https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/
     """
     role = roles_of(run.spec)[group.role]
-    made = [_container(run, group, one) for one in init_containers_of(run.spec, role)]
-    made += [_container(run, group, one) | {"restartPolicy": "Always"} for one in sidecars_of(run.spec, role)]
-    return {"initContainers": made} if made else {}
+    containers = [_container(run, group, container) for container in init_containers_of(run.spec, role)]
+    containers += [_container(run, group, container) | {"restartPolicy": "Always"} for container in sidecars_of(run.spec, role)]
+    return {"initContainers": containers} if containers else {}
 
 
 def mounted(run: Run, role_name: str) -> set[str]:
-    """Return the names of the volumes that containers beside the tasks of a role mount."""
-    return {mount.volume for one in role_programs.extra_containers_of(run.spec, roles_of(run.spec)[role_name]) for mount in one.mounts}
+    """Return the names of the volumes that a role's init containers and sidecars mount."""
+    return {
+        mount.volume
+        for container in role_programs.extra_containers_of(run.spec, roles_of(run.spec)[role_name])
+        for mount in container.mounts
+    }
 
 
-def _container(run: Run, group: RoleGroup, one: Container) -> Object:
+def _container(run: Run, group: RoleGroup, container: Container) -> Object:
     is_hardened = group.task.is_hardened
-    home = {"HOME": TMP} if is_hardened and "HOME" not in one.env else {}
-    made: Object = {
-        "name": one.name,
-        "image": one.image or group.task.image or run.image,
+    home = {"HOME": TMP} if is_hardened and "HOME" not in container.env else {}
+    fields: Object = {
+        "name": container.name,
+        "image": container.image or group.task.image or run.image,
         "imagePullPolicy": run.options.image_pull_policy,
-        "command": [literal(word) for word in one.command or ()],
-        "args": [literal(word) for word in one.args],
-        "workingDir": one.working_dir,
-        "env": env({**home, **one.env}),
-        "resources": resources(run, one.cpu, one.memory) or None,
+        "command": [literal(word) for word in container.command or ()],
+        "args": [literal(word) for word in container.args],
+        "workingDir": container.working_dir,
+        "env": env({**home, **container.env}),
+        "resources": resources(run, container.cpu, container.memory) or None,
         "securityContext": {"allowPrivilegeEscalation": False, **(RESTRICTED_SECURITY_CONTEXT if is_hardened else {})},
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": _mounts(run, group, one),
+        "volumeMounts": _mounts(run, group, container),
     }
-    return {key: value for key, value in made.items() if value not in (None, [])}
+    return {key: value for key, value in fields.items() if value not in (None, [])}
 
 
-def _mounts(run: Run, group: RoleGroup, one: Container) -> list[Object]:
+def _mounts(run: Run, group: RoleGroup, container: Container) -> list[Object]:
     volumes = {volume.name: volume for volume in volumes_of(run.spec)}
-    # Each has a /tmp of its own, as the task has: nothing else can be written.
-    own: list[Object] = [{"name": "tmp", "mountPath": TMP, "subPath": one.name}] if group.task.is_hardened else []
-    return own + [_mount(group, one, mount, volumes) for mount in one.mounts]
+    # Each has its own /tmp, as the task has: no other directory is writable.
+    own: list[Object] = [{"name": "tmp", "mountPath": TMP, "subPath": container.name}] if group.task.is_hardened else []
+    return own + [_mount(group, container, mount, volumes) for mount in container.mounts]
 
 
-def _mount(group: RoleGroup, one: Container, mount: Mount, volumes: Mapping[str, Volume]) -> Object:
+def _mount(group: RoleGroup, container: Container, mount: Mount, volumes: Mapping[str, Volume]) -> Object:
     if mount.volume == RUN_VOLUME:
         if not group.mounts_run_dir:
             raise UsageError(
-                f"the container {one.name} mounts the run's volume, which the {group.role}'s tasks do not have",
-                "give the container to the roles that have it, such as roles.chief.sidecars",
+                f"the container {container.name} mounts the run's volume, which tasks of role {group.role} do not mount",
+                "move the container to a role that mounts it, e.g. to roles.chief.sidecars",
             )
         read_only = mount.read_only or False
     else:
         read_only = volumes[mount.volume].is_mounted_read_only(mount.read_only)
-    made: Object = {"name": mount.volume, "mountPath": mount.mount_path}
-    return made | ({"subPath": mount.sub_path} if mount.sub_path else {}) | ({"readOnly": True} if read_only else {})
+    mount_fields: Object = {"name": mount.volume, "mountPath": mount.mount_path}
+    return mount_fields | ({"subPath": mount.sub_path} if mount.sub_path else {}) | ({"readOnly": True} if read_only else {})

@@ -1,6 +1,6 @@
-"""The same run as one JobSet: Kueue then admits all of it or nothing, and it restarts and ends as one. Pure.
+"""A run as one JobSet: Kueue admits all of it or nothing, and its Jobs restart and end together. Pure.
 
-https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ has the format. The JobSet makes the headless Service by itself.
+https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ has the format. The JobSet controller creates the headless Service.
 """
 
 import dataclasses
@@ -11,24 +11,24 @@ from launcher.plan.role_groups import RoleGroup, groups
 from launcher.render.kubernetes import jobs, storage
 from launcher.render.kubernetes.objects import Object, Run, checked, metadata, provenance
 
-# Rules of the failure policy are there since then.
+# The first version with rules in the failure policy.
 MINIMUM = "0.6"
 _EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
-_RANDOM = "xxxxx"  # what Kubernetes ends the names of pods with
-# Reasons why a Job has failed that no further attempt can mend: an exit code that its failure policy makes final, and limits.deadline.
+_RANDOM = "xxxxx"  # stands for the random suffix of pod names
+# Reasons of failed Jobs after which a retry cannot help: an exit code that the failure policy makes final, and limits.deadline.
 _FINAL = ["PodFailurePolicy", "DeadlineExceeded"]
 
 
 def jobset(run: Run) -> Object:
     """Return the JobSet: a replicated job for each role, whose one Job has the role's tasks.
 
-    Raises UsageError where roles that each are to have a part of the cluster for themselves have to be on one node.
+    Raises UsageError if roles have to be on one node, but `exclusive_topology` separates them.
     """
-    storage.check_apart(run)
+    storage.check_exclusive_topology(run)
     by_role = groups(run.plan)
     exclusive = {_EXCLUSIVE: run.options.exclusive_topology} if run.options.exclusive_topology else {}
     spec: Object = {
-        # Names are there before the tasks are ready, since tasks wait for each other: publishNotReadyAddresses is the default.
+        # DNS names exist before tasks are ready, as tasks wait for each other: publishNotReadyAddresses is the default.
         "network": {"enableDNSHostnames": True, "subdomain": run.name},
         "successPolicy": {
             "operator": "All",
@@ -36,7 +36,7 @@ def jobset(run: Run) -> Object:
         },
         "failurePolicy": _failure_policy(by_role),
         **jobs.time_to_live(run),
-        "replicatedJobs": [_replicated(run, group) for group in by_role],
+        "replicatedJobs": [_replicated_job(run, group) for group in by_role],
     }
     head = metadata(run, run.name, labels=jobs.queue_labels(run), annotations=provenance(run) | exclusive)
     return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": head, "spec": spec}
@@ -48,50 +48,50 @@ def host(run_name: str, role: str, index: int) -> str:
 
 
 def with_jobset_addresses(run: Run) -> Run:
-    """Return a run whose tasks have the names that a JobSet gives them. Raises UsageError where one is too long."""
-    held = {task.name: f"{host(run.name, task.role, task.index)}.{run.name}:{PORT}" for task in run.plan.tasks if task.address}
-    last = [host(run.name, group.role, group.count - 1) for group in groups(run.plan)]  # the evaluator's too, which has no address
-    for one in last:
-        checked(f"{one}-{_RANDOM}")  # its pod, whose name JobSet wants to be a label as well
-    return dataclasses.replace(run, plan=with_addresses(run.plan, held))
+    """Return a run whose tasks have the host names that a JobSet gives them. Raises UsageError if one is too long."""
+    addresses = {task.name: f"{host(run.name, task.role, task.index)}.{run.name}:{PORT}" for task in run.plan.tasks if task.address}
+    last_hosts = [host(run.name, group.role, group.count - 1) for group in groups(run.plan)]  # the evaluator's too, which has no address
+    for host_name in last_hosts:
+        checked(f"{host_name}-{_RANDOM}")  # the pod's name, which JobSet requires to be a label, too
+    return dataclasses.replace(run, plan=with_addresses(run.plan, addresses))
 
 
 def notes(run: Run) -> list[str]:
-    """Return what a person should know about the JobSet."""
-    found = [f"the cluster needs JobSet {MINIMUM} or newer"]
-    if any(group.required and jobs.ends_late(run, group) for group in groups(run.plan)):
-        found.append(
+    """Return the notices about the JobSet."""
+    notices = [f"the cluster needs JobSet {MINIMUM} or newer"]
+    if any(group.required and jobs.is_ended_by_launcher(run, group) for group in groups(run.plan)):
+        notices.append(
             "the workers without the trainer's parent do not end with the first: set kubernetes.version to 1.31 or newer, or delete the set"
         )
-    return found
+    return notices
 
 
-def _replicated(run: Run, group: RoleGroup) -> Object:
-    # Where all have to restore together, the first failure of a pod that counts restarts the set.
+def _replicated_job(run: Run, group: RoleGroup) -> Object:
+    # If all tasks have to restore together, the first failure that counts restarts the set.
     retries = 0 if group.scope == "all" else group.task.restart.max_restarts
-    spec = jobs.spec_of(run, group, retries=retries, in_jobset=True) | jobs.success(run, group)
-    # The set names the pods' subdomain.
+    spec = jobs.job_spec(run, group, retries=retries, in_jobset=True) | jobs.success_policy(run, group)
+    # The JobSet sets the pods' subdomain.
     spec["template"]["spec"].pop("subdomain", None)
     head = metadata(run, run.name, group.role)
-    del head["name"]  # the set's own, with the role's and a number; and so is its namespace
+    del head["name"]  # the JobSet derives it from its own name, the role and a number; the namespace is its own
     head.pop("namespace", None)
     return {"name": group.role, "replicas": 1, "template": {"metadata": head, "spec": spec}}
 
 
 def _ends_by_itself(run: Run, group: RoleGroup) -> bool:
-    """Return whether the trainer ends the tasks of a user's program with their run, each in its time."""
+    """Return whether the trainer's parent ends the tasks of a user's program after the end of the run."""
     return run.spec.train is None and role_rules.has_parent(group.task) and role_rules.can_report_end(run.plan)
 
 
 def _failure_policy(by_role: tuple[RoleGroup, ...]) -> Object:
-    """Return which roles are started again together: docs/architecture.md, "Who restarts what"."""
+    """Return the rules of which roles restart together; see docs/architecture.md, "Who restarts what"."""
     alone = [group.role for group in by_role if group.scope == "alone"]
     together = [group.role for group in by_role if group.scope == "all"]
-    found: list[Object] = [{"name": "final", "action": "FailJobSet", "onJobFailureReasons": _FINAL}]
+    rules: list[Object] = [{"name": "final", "action": "FailJobSet", "onJobFailureReasons": _FINAL}]
     if alone:
-        # Its Job has started it again as often as limits.max_restarts allows.
-        found.append({"name": "alone", "action": "FailJobSet", "targetReplicatedJobs": alone})
+        # The Job has already restarted its pod as often as limits.max_restarts allows.
+        rules.append({"name": "alone", "action": "FailJobSet", "targetReplicatedJobs": alone})
     if together:
-        found.append({"name": "together", "action": "RestartJobSet", "targetReplicatedJobs": together})
-    most = max(group.task.restart.max_restarts for group in by_role if group.role in together or not together)
-    return {"maxRestarts": most, "rules": found}
+        rules.append({"name": "together", "action": "RestartJobSet", "targetReplicatedJobs": together})
+    max_restarts = max(group.task.restart.max_restarts for group in by_role if group.role in together or not together)
+    return {"maxRestarts": max_restarts, "rules": rules}

@@ -11,10 +11,10 @@ from launcher.render.kubernetes.objects import (
     TENSORBOARD,
     Object,
     Run,
-    amounts,
     checked,
     metadata,
     pod_metadata,
+    resource_list,
     selector,
 )
 from launcher.render.targets import Source
@@ -25,49 +25,49 @@ from launcher.spec.role_programs import volumes_of
 from launcher.spec.rules import is_directory_name
 
 KUSTOMIZATION = "kustomization.yaml"
-# TensorBoard reads event files into memory; what it needs grows with a run, from 80 MiB (with TensorFlow in it 530) by some hundreds.
+# TensorBoard reads event files into memory: it needs 80 MiB at first (530 with TensorFlow), and some hundreds more as a run grows.
 _TENSORBOARD_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
 _TENSORBOARD_LIMITS = {"memory": "2Gi"}
 _USE = """\
 #   kubectl apply -k DIRECTORY
-# No namePrefix and no nameSuffix here: the addresses of the tasks have the run's name in them. Render the spec with another name.
+# No namePrefix and no nameSuffix here: the addresses of the tasks contain the run's name. Render the spec with another name instead.
 """
 
 
 def render(source: Source) -> str:
-    """Return the manifests of a plan for kubernetes. Raises UsageError for what cannot run there."""
+    """Return the manifests of a plan for kubernetes. Raises UsageError if it cannot run there."""
     attendant_job.check_namespace(source.spec)
     return document(header(source, _notes(source)), objects(run_of(source)))
 
 
 def files(source: Source) -> dict[str, str]:
-    """Return the same as a directory: file name -> text, one file a kind and a kustomization."""
+    """Return the manifests as the files of a directory: file name -> text, one file for each kind and a kustomization."""
     attendant_job.check_namespace(source.spec)
     return directory(source, header(source, _notes(source)), objects(run_of(source)))
 
 
 def objects(run: Run) -> list[Object]:
-    """Return the objects of a run: what others need comes first."""
+    """Return the objects of a run, in an order in which each comes after those that it needs."""
     tasks = [jobset.jobset(run)] if run.options.gang == "jobset" else [network.headless(run), *jobs.jobs(run)]
-    return [*surroundings(run), *attendant_job.account(run), *tasks, *attendant_job.job(run), *_tensorboard(run)]
+    return [*prerequisites(run), *attendant_job.account(run), *tasks, *attendant_job.job(run), *_tensorboard(run)]
 
 
-def surroundings(run: Run) -> list[Object]:
-    """Return what the tasks of a run need before they start: volume, addresses, code, and the policies that shut others out."""
+def prerequisites(run: Run) -> list[Object]:
+    """Return the objects that tasks need before they start: volume, addresses, code, and network policies."""
     return [*storage.claim(run), configmaps.cluster(run), *configmaps.code(run), *configmaps.parent(run), *network.policies(run)]
 
 
 def run_of(source: Source) -> Run:
-    """Return what is rendered. Raises UsageError for data of this machine, which no pod can see."""
+    """Return the input of the renderer. Raises UsageError for data on this machine, which pods cannot read."""
     _check_data(source.spec)
     run = Run(source.spec, source.plan, image_for(source.spec))
     return jobset.with_jobset_addresses(run) if run.options.gang == "jobset" else run
 
 
-def notes(run: Run, made: list[Object]) -> list[str]:
-    """Return what a person should know about the objects."""
-    found = [storage.notice(run), configmaps.notice(made)]
-    return [note for note in found if note]
+def notes(run: Run, created: list[Object]) -> list[str]:
+    """Return the notices about the objects."""
+    notices = [storage.notice(run), configmaps.notice(created)]
+    return [note for note in notices if note]
 
 
 def header(source: Source, remarks: Iterable[str]) -> str:
@@ -76,13 +76,13 @@ def header(source: Source, remarks: Iterable[str]) -> str:
     run = Run(source.spec, source.plan, image_for(source.spec))
     lines = [
         f"{name} for Kubernetes {run.version} or newer." + (f" Made by: {source.title}" if source.title else ""),
-        _needed(run.images),
+        _image_line(run.images),
         *(f"Note: {remark}." for remark in remarks),
     ]
     return "".join(f"# {line}\n" for line in lines)
 
 
-def _needed(images: list[str]) -> str:
+def _image_line(images: list[str]) -> str:
     [image, *others] = images
     push = " (`launcher image build` makes ours, --push puts it into one)" if any(map(is_ours, images)) else ""
     if not others:
@@ -90,51 +90,51 @@ def _needed(images: list[str]) -> str:
     return f"Its nodes need the images {', '.join(images)}, or registries that have them{push}."
 
 
-def document(head: str, made: Iterable[Object]) -> str:
+def document(head: str, created: Iterable[Object]) -> str:
     """Return objects as one YAML text."""
-    return head + "\n" + "---\n".join(text(one, {}) for one in made)
+    return head + "\n" + "---\n".join(text(manifest, {}) for manifest in created)
 
 
-def directory(source: Source, head: str, made: Iterable[Object]) -> dict[str, str]:
-    """Return objects as files, one a kind, with the kustomization that names them in order."""
+def directory(source: Source, head: str, created: Iterable[Object]) -> dict[str, str]:
+    """Return objects as files, one for each kind, with the kustomization that lists them in order."""
     kinds: dict[str, list[Object]] = {}
-    for one in made:
-        kinds.setdefault(f"{one['kind'].lower()}.yaml", []).append(one)
+    for created_object in created:
+        kinds.setdefault(f"{created_object['kind'].lower()}.yaml", []).append(created_object)
     kustomization: Object = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     if source.spec.kubernetes.namespace:
         kustomization["namespace"] = source.spec.kubernetes.namespace
     kustomization["resources"] = list(kinds)
     if ours := [name for name in run_of(source).images if is_ours(name)]:
-        # The one place to name a registry in: what was built here is called so on nodes that were given it alone.
+        # To use a registry, change the name here; nodes to which the image was copied have it under this name.
         tag = {"newTag": ours[0].rpartition(":")[2]} if len(ours) == 1 else {}
         kustomization["images"] = [{"name": REPOSITORY, "newName": REPOSITORY, **tag}]
-    listed = {name: "---\n".join(text(one, {}) for one in those) for name, those in kinds.items()}
-    return {KUSTOMIZATION: f"{head}{_USE}\n{text(kustomization, {})}", **listed}
+    files = {name: "---\n".join(text(created_object, {}) for created_object in kind_objects) for name, kind_objects in kinds.items()}
+    return {KUSTOMIZATION: f"{head}{_USE}\n{text(kustomization, {})}", **files}
 
 
 def _notes(source: Source) -> list[str]:
     run = run_of(source)
-    found = [*notes(run, objects(run)), *run.plan.notices, *_undelivered(source.spec)]
+    notices = [*notes(run, objects(run)), *run.plan.notices, *_unsent_messages(source.spec)]
     if run.options.gang == "jobset":
-        return [*jobset.notes(run), *found]
-    if run.options.attendant is None and any(ENDS_AFTER in (one["metadata"].get("annotations") or {}) for one in objects(run)):
-        found.append(
+        return [*jobset.notes(run), *notices]
+    if run.options.attendant is None and any(ENDS_AFTER in (manifest["metadata"].get("annotations") or {}) for manifest in objects(run)):
+        notices.append(
             "tasks without the trainer's parent do not end with the run by themselves: `launcher up` or `launcher wait` ends them, or an attendant"
             " (kubernetes.attendant), or delete their Jobs"
         )
     if run.options.queue:
-        found.append("Kueue admits the Job of each role by itself; with `kubernetes: {gang: jobset}` it admits all or none")
-    return found
+        notices.append("Kueue admits the Job of each role by itself; with `kubernetes: {gang: jobset}` it admits all or none")
+    return notices
 
 
-def _undelivered(spec: ClusterSpec) -> Iterable[str]:
-    """Yield which messages of `notify` nobody sends: no launcher knows what objects that somebody else applies are to tell."""
+def _unsent_messages(spec: ClusterSpec) -> Iterable[str]:
+    """Yield a notice for each channel of `notify` that is not used after `kubectl apply`: no launcher watches such a run."""
     if spec.notify is None:
         return
     if spec.notify.command is not None:
-        yield "nobody runs the program of `notify`: a launcher does that watches a run of `launcher up`"
+        yield "the program of `notify` is not run: only a launcher that watches a run of `launcher up` runs it"
     if spec.notify.webhook is not None and spec.kubernetes.attendant is None:
-        yield "nobody tells the webhook of `notify`, for which the run needs an attendant (kubernetes.attendant)"
+        yield "the webhook of `notify` gets no messages: for that the run needs an attendant (kubernetes.attendant)"
 
 
 def _check_data(spec: ClusterSpec) -> None:
@@ -153,21 +153,21 @@ def _check_data(spec: ClusterSpec) -> None:
 
 
 def _tensorboard(run: Run) -> list[Object]:
-    """Return the Service and the Deployment of TensorBoard, which reads the run's volume; none where the spec wants none."""
-    wanted = run.spec.tensorboard
-    if wanted is None or not run.has_tensorboard:
+    """Return the Service and the Deployment of TensorBoard, which reads the run's volume; none if the run has no TensorBoard."""
+    tensorboard = run.spec.tensorboard
+    if tensorboard is None or not run.has_tensorboard:
         return []
     name = checked(f"{run.name}-tensorboard")
     deployment = {
         "replicas": 1,
-        # Never two of them: the volume may be one that one pod at a time can mount.
+        # Never two pods: only one pod at a time may be able to mount the volume.
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": selector(run, TENSORBOARD)},
-        "template": _tensorboard_pod(run, wanted),
+        "template": _tensorboard_pod(run, tensorboard),
     }
     service = {
         "selector": selector(run, TENSORBOARD),
-        "ports": [{"name": "http", "port": wanted.port, "targetPort": tensorboard_command.PORT}],
+        "ports": [{"name": "http", "port": tensorboard.port, "targetPort": tensorboard_command.PORT}],
     }
     return [
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata(run, name, TENSORBOARD), "spec": service},
@@ -175,24 +175,24 @@ def _tensorboard(run: Run) -> list[Object]:
     ]
 
 
-def _tensorboard_pod(run: Run, wanted: TensorBoard) -> Object:
+def _tensorboard_pod(run: Run, tensorboard: TensorBoard) -> Object:
     head = pod_metadata(run, TENSORBOARD)
     head["labels"] |= storage.volume_labels(run)
     volume, mount = pods.tmp()
-    given = amounts(wanted.cpu, wanted.memory)
+    quantities = resource_list(tensorboard.cpu, tensorboard.memory)
     container = pods.base_container(run, TENSORBOARD, tensorboard_command.command(run.spec, run.plan)) | {
         "image": tensorboard_image(run.spec),
         "env": [{"name": "HOME", "value": mount["mountPath"]}],
         "ports": [{"name": "http", "containerPort": tensorboard_command.PORT}],
         "readinessProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 5},
-        "resources": {"requests": _TENSORBOARD_REQUESTS | given, "limits": _TENSORBOARD_LIMITS | given},
+        "resources": {"requests": _TENSORBOARD_REQUESTS | quantities, "limits": _TENSORBOARD_LIMITS | quantities},
         "volumeMounts": [storage.mount(read_only=True), mount],
     }
     spec: Object = {
         **pods.hardened(run),
         **pods.placement(run),
-        **({"affinity": {"podAffinity": affinity}} if (affinity := storage.together(run, TENSORBOARD)) else {}),
+        **({"affinity": {"podAffinity": affinity}} if (affinity := storage.volume_affinity(run, TENSORBOARD)) else {}),
         "containers": [container],
         "volumes": [storage.volume(run), volume],
     }
-    return pods.overridden(run, TENSORBOARD, {"metadata": head, "spec": spec})
+    return pods.with_overrides(run, TENSORBOARD, {"metadata": head, "spec": spec})

@@ -1,4 +1,4 @@
-"""Strategic merge: a patch into a pod template as `kubectl patch` does it. Pure.
+"""Strategic merge of a patch into a pod template, as `kubectl patch` does it. Pure.
 
 Mappings are merged key by key, null removes a key. Lists whose items have a name (containers, volumes, variables) are
 merged item by item; `$patch: delete` in an item removes it. Other lists are replaced. `$patch: replace` replaces a mapping.
@@ -26,7 +26,7 @@ _DIRECTIVE = "$patch"
 
 
 def merge(original: Any, patch: Any, field: str = "") -> Any:
-    """Return `original` with `patch` merged in; neither is changed. `field` is the key that they stand at."""
+    """Return `original` with `patch` merged in; neither is changed. `field` is the key that has them."""
     if isinstance(original, dict) and isinstance(patch, dict):
         return _mappings(original, patch)
     if isinstance(original, list) and isinstance(patch, list) and field in _MERGE_KEYS:
@@ -52,7 +52,7 @@ def _lists(original: list[Any], patch: list[Any], key: str) -> list[Any]:
     merged = {item.get(key): item for item in original}
     for item in patch:
         if not isinstance(item, dict) or key not in item:
-            merged[id(item)] = _plain(item)  # for the API server to refuse, with its own words
+            merged[id(item)] = _plain(item)  # the API server refuses it, with its own message
         elif item.get(_DIRECTIVE) == "delete":
             merged.pop(item[key], None)
         else:
@@ -61,7 +61,7 @@ def _lists(original: list[Any], patch: list[Any], key: str) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a patch as a value: without nulls and directives."""
+    """Return a value of a patch without nulls and directives."""
     if isinstance(value, dict):
         return {key: _plain(below) for key, below in value.items() if below is not None and key != _DIRECTIVE}
     return [_plain(item) for item in value] if isinstance(value, list) else value

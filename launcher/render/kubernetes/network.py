@@ -5,12 +5,12 @@ from launcher.render import tensorboard_command
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, TENSORBOARD, Object, Run, checked, metadata, selector
 from trainer.strategies import STRATEGIES
 
-# DNS wherever it is: in a namespace of its own, or on the node. Its pods may listen on 5353, as OpenShift's do.
+# DNS anywhere: it may be in another namespace or on the node. Its pods may listen on 5353, e.g. on OpenShift.
 DNS: list[Object] = [{"protocol": protocol, "port": port} for port in (53, 5353) for protocol in ("UDP", "TCP")]
 
 
 def headless(run: Run) -> Object:
-    """Return the Service that gives each task its name. Names are there before the tasks are ready: tasks wait for each other."""
+    """Return the Service that gives each task its DNS name, which exists before the task is ready: tasks wait for each other."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -21,7 +21,7 @@ def headless(run: Run) -> Object:
 
 
 def policies(run: Run) -> list[Object]:
-    """Return the policies: only tasks of its run may reach a task, and everybody in the cluster TensorBoard."""
+    """Return the policies: only tasks of the run may reach a task; all pods of the cluster may reach TensorBoard."""
     tasks = {"matchLabels": _tasks(run)}
     ports: Object = {}
     if not _uses_other_ports(run):
@@ -30,12 +30,12 @@ def policies(run: Run) -> list[Object]:
     own = _policy(run, run.name, tasks, {"from": [{"podSelector": tasks}], **ports}, None)
     if run.options.egress == "tasks":
         own["spec"] |= {"policyTypes": ["Ingress", "Egress"], "egress": [{"ports": DNS}, {"to": [{"podSelector": tasks}], **ports}]}
-    found = [own]
+    network_policies = [own]
     if run.has_tensorboard:
         tensorboard = {"matchLabels": selector(run, TENSORBOARD)}
         open_port: Object = {"ports": [{"protocol": "TCP", "port": tensorboard_command.PORT}]}
-        found.append(_policy(run, f"{run.name}-tensorboard", tensorboard, open_port, TENSORBOARD))
-    return found
+        network_policies.append(_policy(run, f"{run.name}-tensorboard", tensorboard, open_port, TENSORBOARD))
+    return network_policies
 
 
 def _tasks(run: Run) -> dict[str, str]:
@@ -43,7 +43,7 @@ def _tasks(run: Run) -> dict[str, str]:
 
 
 def _uses_other_ports(run: Run) -> bool:
-    """Return whether tasks talk to each other on more than TensorFlow's port: NCCL chooses its own, a user's program may."""
+    """Return whether tasks use other ports besides TensorFlow's: NCCL chooses its own, and a user's program may."""
     return run.spec.train is None or any(task.resources.gpus for task in run.plan.tasks)
 
 

@@ -1,4 +1,4 @@
-"""The parts that the objects of a run share: their names, labels and annotations, and how Kubernetes reads texts. Pure."""
+"""The parts that the objects of a run share: names, labels, annotations, variables and resources. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from launcher.spec.quantities import millicores
 
 Object = dict[str, Any]
 
-# Containers: what overrides and policies call them.
+# The names of containers, in overrides and policies, too.
 TRAINER = "trainer"
 TENSORBOARD = "tensorboard"
 HOUSEKEEPING = "housekeeping"
 ATTENDANT = "attendant"
 
-# A hardened container's security context has this besides what that of every container has.
+# The additional fields in the security context of a hardened container.
 RESTRICTED_SECURITY_CONTEXT: Object = {"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/
@@ -32,17 +32,17 @@ COMPONENT = "app.kubernetes.io/component"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 # On the pods of the tasks, the members of the cluster, and on no others.
 CLUSTER_LABEL = "tf-launcher/cluster"
-# On every pod that mounts the run's volume, where those have to be on one node.
+# On every pod that mounts the run's volume, if those have to be on one node.
 VOLUME_LABEL = "tf-launcher/volume"
 _DIGEST = "tf-launcher/spec-digest"
 _STRATEGY = "tf-launcher/strategy"
-# "true" on a Job whose tasks' parents end it with the run: how it ends says nothing of the run.
+# "true" on a Job that its tasks' parents end with the run: its own end says nothing about the run.
 ENDED_BY_RUN = "tf-launcher/follows"
-# On a Job that nobody inside ends with the run: the seconds after the run's end at which the launcher ends it, and how many tasks it had.
+# On a Job that nothing in the cluster ends with the run: the seconds from the run's end until the launcher ends it, and its number of tasks.
 ENDS_AFTER = "tf-launcher/ends-after"
 TASKS = "tf-launcher/tasks"
 
-# The first version where a field is there without a feature gate that somebody has to open.
+# The first version with a field by default, without a feature gate.
 # https://kubernetes.io/docs/reference/command-line-tools-reference/feature-gates/
 _SINCE: dict[str, tuple[int, int]] = {
     "podFailurePolicy": (1, 26),
@@ -55,9 +55,9 @@ _SINCE: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """The input of the renderer: a valid spec, its plan for Kubernetes, and the image of TensorBoard and of tasks without one of their role's.
+    """The input of the renderer: a valid spec, its plan for Kubernetes, and the image of TensorBoard and of tasks whose role names none.
 
-    `claim_access` is the access mode of the volume's claim where that is there: it cannot be changed.
+    `claim_access` is the access mode of the volume's claim if that exists: it cannot be changed.
     """
 
     spec: ClusterSpec
@@ -83,12 +83,12 @@ class Run:
 
     @property
     def version(self) -> str:
-        """The oldest Kubernetes that the objects have to work on."""
+        """The oldest Kubernetes version that the objects must work on."""
         return self.options.version or DEFAULT_VERSION
 
     @property
     def storage(self) -> Storage | None:
-        """The volume with the run directory, None where the run has none."""
+        """The volume with the run directory; None if the run has none."""
         return role_programs.storage_of(self.spec)
 
     @property
@@ -97,16 +97,16 @@ class Run:
         return self.options.tensorboard and role_programs.has_tensorboard(self.spec)
 
     @property
-    def own_claim(self) -> bool:
+    def has_own_claim(self) -> bool:
         """Whether the run has a claim of its own."""
         return self.storage is not None and self.options.claim is None
 
     @property
     def access(self) -> str:
-        """The access mode of the run's volume; ReadWriteMany where there is none."""
+        """The access mode of the run's volume; ReadWriteMany without a volume."""
         if self.storage is None:
             return "ReadWriteMany"
-        # The spec's word on a claim that is not the run's own holds: volumes may serve more nodes than their claims say, such as NFS.
+        # For a claim that is not the run's own, the spec has priority: a volume may serve more nodes than its claim says, e.g. NFS.
         access = self.storage.access if self.options.claim else None
         return access or self.claim_access or role_programs.access_of(self.spec)
 
@@ -117,19 +117,19 @@ class Run:
 
 
 def supported(run: Run, fields: Mapping[str, Any]) -> Object:
-    """Return those of an object's fields that the run's version of Kubernetes has."""
+    """Return the fields of an object that the run's version of Kubernetes has."""
     target = parse_version(run.version)
     return {field: value for field, value in fields.items() if _SINCE.get(field, (1, 0)) <= target}
 
 
 def selector(run: Run, component: str | None = None) -> dict[str, str]:
-    """Return the labels that the pods of a run have, or those of one component of it alone."""
+    """Return the labels that select the pods of a run, or only those of one component."""
     labels = {NAME_LABEL: "tf-launcher", _INSTANCE: run.name}
     return labels | ({COMPONENT: component} if component else {})
 
 
 def metadata(run: Run, name: str, component: str | None = None, **more: Any) -> Object:
-    """Return an object's metadata. `more` are further labels, or `annotations`. A name that becomes a host's is checked before."""
+    """Return an object's metadata. `more` are further labels, or `annotations`. The caller checks a name that becomes a host name."""
     annotations = {**run.options.annotations, **more.pop("annotations", {})}
     labels = {**selector(run, component), MANAGED_BY: "launcher", **run.options.labels, **more.pop("labels", {})}
     namespace = {"namespace": run.options.namespace} if run.options.namespace else {}
@@ -137,7 +137,7 @@ def metadata(run: Run, name: str, component: str | None = None, **more: Any) -> 
 
 
 def provenance(run: Run) -> dict[str, str]:
-    """Return the annotations with the origin of a workload."""
+    """Return the annotations with the strategy and the digest of the spec."""
     return {_STRATEGY: run.plan.strategy, _DIGEST: run.plan.spec_digest}
 
 
@@ -148,22 +148,22 @@ def pod_metadata(run: Run, component: str) -> Object:
 
 
 def checked(name: str) -> str:
-    """Return a name that becomes a host's or a label's. Raises UsageError when it is longer than those may be."""
+    """Return a name that becomes a host name or a label. Raises UsageError when it is too long for that."""
     if len(name) > MAX_LABEL_LENGTH:
         raise UsageError(
-            f"the name {name} has {len(name)} characters; Kubernetes takes {MAX_LABEL_LENGTH}",
+            f"the name {name} has {len(name)} characters; Kubernetes allows {MAX_LABEL_LENGTH}",
             f"shorten the run's name by {len(name) - MAX_LABEL_LENGTH}",
         )
     return name
 
 
 def literal(text: str) -> str:
-    """Return a text as `command` and `env` take it: there `$(NAME)` is replaced, and `$$` is a dollar."""
+    """Return a text escaped for `command` and `env`, in which Kubernetes replaces `$(NAME)`, and `$$` by a dollar."""
     return text.replace("$", "$$")
 
 
 def env(variables: Mapping[str, str | FromSecret | SecretKey]) -> list[Object]:
-    """Return variables as a container has them."""
+    """Return variables as a container's `env`."""
     return [
         {"name": name, "value": literal(value)}
         if isinstance(value, str)
@@ -172,17 +172,17 @@ def env(variables: Mapping[str, str | FromSecret | SecretKey]) -> list[Object]:
     ]
 
 
-def amounts(cpu: float | None, memory: str | None) -> Object:
-    """Return cores and memory as a container's requests and limits have them; nothing of what has no limit."""
+def resource_list(cpu: float | None, memory: str | None) -> Object:
+    """Return cores and memory as quantities for a container's requests or limits; without those that are None."""
     cores = {} if cpu is None else {"cpu": str(int(cpu)) if float(cpu).is_integer() else f"{millicores(cpu)}m"}
     return cores | ({} if memory is None else {"memory": memory})
 
 
 def resources(run: Run, cpu: float | None, memory: str | None, more: Object | None = None) -> Object:
-    """Return a container's requests, and its limits: the same and `more`, without the cores where `cpu_limit` is none.
+    """Return a container's requests, and its limits: the same and `more`, without the cores if `cpu_limit` is none.
 
-    Where both are given and the cores are limited, its resources are guaranteed, and it is the last to be evicted.
+    With both, and limited cores, its QoS class is Guaranteed: it is evicted last.
     """
-    given = amounts(cpu, memory)
-    limits = {key: value for key, value in given.items() if key != "cpu" or run.options.cpu_limit == "cpu"} | (more or {})
-    return ({"requests": given} if given else {}) | ({"limits": limits} if limits else {})
+    requests = resource_list(cpu, memory)
+    limits = {key: value for key, value in requests.items() if key != "cpu" or run.options.cpu_limit == "cpu"} | (more or {})
+    return ({"requests": requests} if requests else {}) | ({"limits": limits} if limits else {})

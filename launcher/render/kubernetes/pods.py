@@ -34,16 +34,16 @@ from launcher.spec.role_programs import roles_of, volumes_of
 
 _COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _EXECUTABLE = 0o555
-# For so many seconds a stop lasts at least. A pod that is evicted as it has outgrown its storage gets 2 s, whatever its grace period says
-# (evictPod of the kubelet's eviction_manager.go, minimumGracePeriodInSeconds of kuberuntime_manager.go): it is killed then, and counts.
+# The minimum of seconds that a stop lasts. A pod that is evicted because it exceeds its storage gets only 2 s, whatever its grace period is
+# (evictPod of the kubelet's eviction_manager.go, minimumGracePeriodInSeconds of kuberuntime_manager.go): it is killed before, which counts.
 _STOP_SECONDS = 4
-# Parts of GPUs and shared ones (nvidia.com/mig-1g.5gb, nvidia.com/gpu.shared) are on nodes with the taint of whole ones.
-_OF_NVIDIA, _GPU_TAINT = "nvidia.com/", "nvidia.com/gpu"
-_PARENT = "tf-launcher"  # the volume with the parent of a command
+# Nodes with parts of GPUs or shared GPUs (nvidia.com/mig-1g.5gb, nvidia.com/gpu.shared) have the taint of whole ones.
+_NVIDIA_PREFIX, _GPU_TAINT = "nvidia.com/", "nvidia.com/gpu"
+_PARENT_VOLUME = "tf-launcher"  # the volume with the parent of a command
 
 
 def template(run: Run, group: RoleGroup) -> Object:
-    """Return the pod template of a role, the user's overrides merged in."""
+    """Return the pod template of a role, including the user's overrides."""
     metadata = pod_metadata(run, group.role)
     metadata["labels"] |= {CLUSTER_LABEL: run.name}
     if group.mounts_run_dir:
@@ -59,57 +59,57 @@ def template(run: Run, group: RoleGroup) -> Object:
         "containers": [_task_container(run, group)],
         "volumes": _volumes(run, group),
     }
-    return overridden(run, group.role, {"metadata": metadata, "spec": spec})
+    return with_overrides(run, group.role, {"metadata": metadata, "spec": spec})
 
 
 def killed_if_evicted(run: Run, group: RoleGroup) -> bool:
-    """Return whether a task that is evicted for using too much is killed before it can exit 143, as one does that somebody has deleted."""
+    """Return whether a task that is evicted for using too much is killed before it can exit with 143, unlike a task that is deleted."""
     return role_rules.has_parent(group.task) and run.plan.grace_period > _STOP_SECONDS
 
 
-def may_outgrow(made: Object) -> bool:
-    """Return whether a pod template says how much storage its pod may fill, beyond which the kubelet evicts it."""
-    limited = [(one.get("resources") or {}).get("limits") or {} for one in made["spec"]["containers"]]
-    scratch = [one.get("emptyDir") or {} for one in made["spec"].get("volumes") or ()]
-    # One in memory is full at its limit, and takes no more.
+def may_exceed_storage(template: Object) -> bool:
+    """Return whether a pod template limits its storage, so that the kubelet may evict its pod."""
+    limited = [(part.get("resources") or {}).get("limits") or {} for part in template["spec"]["containers"]]
+    scratch = [part.get("emptyDir") or {} for part in template["spec"].get("volumes") or ()]
+    # A volume in memory is full at its limit, and cannot exceed it.
     return any("ephemeral-storage" in limits for limits in limited) or any(
-        "sizeLimit" in one and one.get("medium") != "Memory" for one in scratch
+        "sizeLimit" in part and part.get("medium") != "Memory" for part in scratch
     )
 
 
-def overridden(run: Run, component: str, made: Object) -> Object:
-    """Return a pod template with what the spec overrides for all components and for this one.
+def with_overrides(run: Run, component: str, template: Object) -> Object:
+    """Return a pod template with the spec's overrides for all tasks and for this component.
 
-    Raises UsageError where that changes a container that the pod has not.
+    Raises UsageError if they change a container that the pod does not have.
     """
     overrides = run.options.overrides
-    everywhere = overrides.all if component not in {TENSORBOARD, ATTENDANT} else {}
-    merged: Object = merge(merge(made, everywhere), getattr(overrides, component))
-    containers = [one for part in ("initContainers", "containers") for one in merged["spec"].get(part) or ()]
-    if unknown := [str(one.get("name")) for one in containers if not one.get("image")]:
+    common = overrides.all if component not in {TENSORBOARD, ATTENDANT} else {}
+    merged: Object = merge(merge(template, common), getattr(overrides, component))
+    containers = [container for part in ("initContainers", "containers") for container in merged["spec"].get(part) or ()]
+    if unknown := [str(container.get("name")) for container in containers if not container.get("image")]:
         raise UsageError(
-            f"kubernetes.overrides changes what {component} does not have: the container {', '.join(unknown)}",
+            f"kubernetes.overrides changes a container that {component} does not have: {', '.join(unknown)}",
             "remove it there, or give it an `image`, which adds it",
         )
     return merged
 
 
 def hardened(run: Run) -> Object:
-    """Return the fields of a pod that Pod Security `restricted` and good sense ask for, and how its image is pulled."""
+    """Return the fields of a pod that Pod Security `restricted` requires, and those of its account, priority and image pulls."""
     user = run.options.user
-    return _fields(run, {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, **_of_group(run)})
+    return _pod_fields(run, {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, **_group_fields(run)})
 
 
 def _unhardened(run: Run, group: RoleGroup) -> Object:
-    """Return the same of a pod whose user is its image's own, which can write to the run's volume as one of a group."""
-    return _fields(run, _of_group(run) if group.mounts_run_dir else {})
+    """Return these fields for a pod whose user is that of its image, and which can write to the run's volume by its group."""
+    return _pod_fields(run, _group_fields(run) if group.mounts_run_dir else {})
 
 
-def _of_group(run: Run) -> Object:
+def _group_fields(run: Run) -> Object:
     return {"fsGroup": run.options.user, "fsGroupChangePolicy": "OnRootMismatch"}
 
 
-def _fields(run: Run, user: Object) -> Object:
+def _pod_fields(run: Run, user: Object) -> Object:
     fields: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -125,7 +125,7 @@ def _fields(run: Run, user: Object) -> Object:
 
 
 def base_container(run: Run, name: str, command: Sequence[str], *, task: Task | None = None) -> Object:
-    """Return what every container has; that of a task may have an image of its own, whose entrypoint gets `command`."""
+    """Return the fields of every container. The image of a `task` may be its own, and its entrypoint may get `command` as arguments."""
     key = "args" if task and task.is_entrypoint else "command"
     policy = {"imagePullPolicy": run.options.image_pull_policy} if run.options.image_pull_policy else {}
     return {
@@ -134,30 +134,30 @@ def base_container(run: Run, name: str, command: Sequence[str], *, task: Task | 
         **policy,
         **({key: [literal(word) for word in command]} if command else {}),
         "securityContext": {"allowPrivilegeEscalation": False, **(RESTRICTED_SECURITY_CONTEXT if task is None or task.is_hardened else {})},
-        # Without a message of its own, a failed pod's status has the last lines that it wrote.
+        # If it writes no message, a failed pod's status has the last lines of its log.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
 def tmp() -> tuple[Object, Object]:
-    """Return the volume /tmp, and where a hardened container has it: nothing else can be written, the run's volume apart."""
+    """Return the volume /tmp, and its mount: besides the run's volume, it is all that a hardened container can write to."""
     return {"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": TMP}
 
 
 def _task_container(run: Run, group: RoleGroup) -> Object:
-    made = base_container(run, TRAINER, group.task.command, task=group.task)
+    container = base_container(run, TRAINER, group.task.command, task=group.task)
     if group.task.cwd is not None:
-        made["workingDir"] = group.task.cwd
+        container["workingDir"] = group.task.cwd
     env_from = [_env_from(source) for source in run.options.env_from if source.name is None]
     if env_from:
-        made["envFrom"] = env_from
-    made["env"] = _env(run, group)
+        container["envFrom"] = env_from
+    container["env"] = _env(run, group)
     role = _role(run, group)
-    if asked := resources(run, role.cpu, role.memory, {run.options.gpu_resource: str(role.gpus)} if role.gpus else None):
-        made["resources"] = asked
-    made["ports"] = [{"name": "grpc", "containerPort": int(group.task.address.rpartition(":")[2])}] if group.task.address else []
-    made["volumeMounts"] = _mounts(run, group)
-    return {key: value for key, value in made.items() if value != []}
+    if container_resources := resources(run, role.cpu, role.memory, {run.options.gpu_resource: str(role.gpus)} if role.gpus else None):
+        container["resources"] = container_resources
+    container["ports"] = [{"name": "grpc", "containerPort": int(group.task.address.rpartition(":")[2])}] if group.task.address else []
+    container["volumeMounts"] = _mounts(run, group)
+    return {key: value for key, value in container.items() if value != []}
 
 
 def _env(run: Run, group: RoleGroup) -> list[Object]:
@@ -165,15 +165,15 @@ def _env(run: Run, group: RoleGroup) -> list[Object]:
     if killed_if_evicted(run, group):
         values |= {"TRAINER_STOP_SECONDS": str(_STOP_SECONDS)}
     single = [_env_value(source) for source in run.options.env_from if source.name is not None]
-    taken = {entry["name"] for entry in single}
-    kind = group.task.tf_config["task"]["type"]
-    tf_config = f'{{"cluster":$(TF_CLUSTER),"task":{{"type":"{kind}","index":$(JOB_COMPLETION_INDEX)}}}}'
+    replaced = {entry["name"] for entry in single}
+    task_type = group.task.tf_config["task"]["type"]
+    tf_config = f'{{"cluster":$(TF_CLUSTER),"task":{{"type":"{task_type}","index":$(JOB_COMPLETION_INDEX)}}}}'
     return [
-        *(entry for entry in [*env(values), *env(group.task.secrets)] if entry["name"] not in taken),
+        *(entry for entry in [*env(values), *env(group.task.secrets)] if entry["name"] not in replaced),
         *single,
         {"name": "TF_CLUSTER", "valueFrom": {"configMapKeyRef": {"name": cluster_name(run), "key": CLUSTER_KEY}}},
         {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": {"fieldPath": _COMPLETION_INDEX}}},
-        # Last: what it refers to must stand before it.
+        # Last: the variables that it refers to must come before it.
         {"name": "TF_CONFIG", "value": tf_config},
     ]
 
@@ -209,7 +209,7 @@ def _volumes(run: Run, group: RoleGroup) -> list[Object]:
     if run.spec.code is not None:
         own.append({"name": "code", "configMap": {"name": code_name(run), "defaultMode": _EXECUTABLE, **_key_to_path(run)}})
     if role_rules.parent_is_injected(group.task):
-        own.append({"name": _PARENT, "configMap": {"name": parent_name(run)}})
+        own.append({"name": _PARENT_VOLUME, "configMap": {"name": parent_name(run)}})
     extra_mounts = extra_containers.mounted(run, group.role)
     return own + [
         {"name": extra.name, **(extra.source or {})}
@@ -219,13 +219,13 @@ def _volumes(run: Run, group: RoleGroup) -> list[Object]:
 
 
 def _has_scratch(run: Run) -> bool:
-    """Return whether tasks without the run's volume have a RUN_DIR all the same: a program may write there in each task."""
+    """Return whether tasks without the run's volume have a RUN_DIR, too: a user's program may write to it in each task."""
     return run.spec.train is None and run.storage is not None
 
 
 def _key_to_path(run: Run) -> Object:
-    listed = items(run)
-    return {"items": listed} if any(item["key"] != item["path"] for item in listed) else {}
+    entries = items(run)
+    return {"items": entries} if any(item["key"] != item["path"] for item in entries) else {}
 
 
 def _mounts(run: Run, group: RoleGroup) -> list[Object]:
@@ -235,11 +235,11 @@ def _mounts(run: Run, group: RoleGroup) -> list[Object]:
     if run.spec.code is not None:
         own.append({"name": "code", "mountPath": CONTAINER_CODE, "readOnly": True})
     if role_rules.parent_is_injected(group.task):
-        own.append({"name": _PARENT, "mountPath": posixpath.dirname(CONTAINER_PARENT), "readOnly": True})
+        own.append({"name": _PARENT_VOLUME, "mountPath": posixpath.dirname(CONTAINER_PARENT), "readOnly": True})
     for extra in volumes_of(run.spec):
         if _is_mounted(extra, group):
-            made: Object = {"name": extra.name, "mountPath": extra.mount_path} | ({"subPath": extra.sub_path} if extra.sub_path else {})
-            own.append(made | ({"readOnly": True} if extra.is_mounted_read_only(extra.read_only) else {}))
+            mount: Object = {"name": extra.name, "mountPath": extra.mount_path} | ({"subPath": extra.sub_path} if extra.sub_path else {})
+            own.append(mount | ({"readOnly": True} if extra.is_mounted_read_only(extra.read_only) else {}))
     return own
 
 
@@ -255,7 +255,7 @@ def _scheduling(run: Run, group: RoleGroup) -> Object:
     nodes = dict(options.node_selector) | ({options.gpu_type_label: role.gpu_type} if role.gpu_type else {})
     if nodes:
         fields["nodeSelector"] = nodes
-    if tolerated := tolerations(options, role, on_gpus=group.mounts_run_dir and storage.follows_gpus(run)):
+    if tolerated := tolerations(options, role, on_gpus=group.mounts_run_dir and storage.is_on_gpu_node(run)):
         fields["tolerations"] = tolerated
     if affinity := _affinity(run, group):
         fields["affinity"] = {"podAffinity": affinity}
@@ -272,27 +272,27 @@ def _scheduling(run: Run, group: RoleGroup) -> Object:
 
 
 def placement(run: Run) -> Object:
-    """Return the fields of a pod that is none of the tasks, and may mount the volume, which say where it may run."""
+    """Return the scheduling fields of a pod that is not a task and may mount the run's volume."""
     options = run.options
     nodes: Object = {"nodeSelector": dict(options.node_selector)} if options.node_selector else {}
-    tolerated = tolerations(options, on_gpus=storage.follows_gpus(run))
+    tolerated = tolerations(options, on_gpus=storage.is_on_gpu_node(run))
     return nodes | ({"tolerations": tolerated} if tolerated else {})
 
 
 def tolerations(options: Kubernetes, role: Role | None = None, *, on_gpus: bool = False) -> list[dict[str, Any]]:
-    """Return which taints the pods of a role tolerate; without a role, those of a pod that is none of the tasks.
+    """Return the tolerations of a role's pods; without a role, those of a pod that is not a task.
 
-    With `on_gpus` they go to nodes with GPUs though they ask for none.
+    With `on_gpus` they may run on nodes with GPUs without requesting any.
     """
-    given = [toleration.model_dump(exclude_none=True) for toleration in options.tolerations]
+    configured = [toleration.model_dump(exclude_none=True) for toleration in options.tolerations]
     if not on_gpus and (role is None or not role.gpus):
-        return given
-    taints = [options.gpu_resource, *([_GPU_TAINT] if options.gpu_resource.startswith(_OF_NVIDIA) else [])]
-    return [*({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in dict.fromkeys(taints)), *given]
+        return configured
+    taints = [options.gpu_resource, *([_GPU_TAINT] if options.gpu_resource.startswith(_NVIDIA_PREFIX) else [])]
+    return [*({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in dict.fromkeys(taints)), *configured]
 
 
 def _affinity(run: Run, group: RoleGroup) -> Object:
-    affinity = storage.together(run, group.role) if group.mounts_run_dir else {}
+    affinity = storage.volume_affinity(run, group.role) if group.mounts_run_dir else {}
     if run.options.placement == "pack":
         term = {"labelSelector": {"matchLabels": {CLUSTER_LABEL: run.name}}, "topologyKey": run.options.placement_key}
         affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [{"weight": 100, "podAffinityTerm": term}]

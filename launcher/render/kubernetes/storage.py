@@ -1,4 +1,4 @@
-"""The run's volume: its claim, who mounts it, and whether that can work. Pure."""
+"""The run's volume: its claim, the pods that mount it, and whether its access mode allows that. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _HOSTNAME = "kubernetes.io/hostname"
 
 @dataclass(frozen=True)
 class Sharing:
-    """The pods that mount the run's volume, by component. `one_node` says that they have to be on the same node."""
+    """The pods that mount the run's volume, by component. `one_node` is whether they have to be on the same node."""
 
     pods: dict[str, int]
     one_node: bool
@@ -30,12 +30,12 @@ class Sharing:
         return sum(self.pods.values())
 
     def description(self) -> str:
-        """Return who mounts it."""
+        """Return the components that mount it, as text."""
         return all_of(f"{count} {name}s" if count > 1 else name for name, count in self.pods.items())
 
 
 def sharing(run: Run) -> Sharing:
-    """Return who mounts the run's volume. Raises UsageError when its access mode does not let them."""
+    """Return the pods that mount the run's volume. Raises UsageError when its access mode does not allow that."""
     by_role = groups(run.plan)
     pods: dict[str, int] = {group.role: group.count for group in by_role if group.mounts_run_dir}
     if run.has_tensorboard:
@@ -50,15 +50,15 @@ def sharing(run: Run) -> Sharing:
         remedies.append("set tensorboard to false" if shared.total == 1 + run.has_tensorboard else "use ReadWriteOnce")
         raise UsageError(f"{_access_text(run)}, one pod; the volume is mounted by {shared.description()}", ", or ".join(remedies))
     if several and not run.options.one_node:
-        remedies.append(fewer_mount(run.spec))
+        remedies.append(single_mount_remedy(run.spec))
         remedies.append("set kubernetes.one_node to true, if one node has room for all of them")
         raise UsageError(f"{_access_text(run)}, one node; the volume is mounted by {shared.description()}", ", or ".join(remedies))
     _check_gpus(run, [group.role for group in by_role if group.mounts_run_dir])
     return shared
 
 
-def fewer_mount(spec: ClusterSpec) -> str:
-    """Return the remedy by which only one task mounts the volume, beside the evaluator and TensorBoard on its node."""
+def single_mount_remedy(spec: ClusterSpec) -> str:
+    """Return the remedy after which one task mounts the volume, and on its node the evaluator and TensorBoard."""
     if leading_role(spec).replicas == 1:
         return "set storage.mount to one"
     if spec.train is not None:
@@ -67,63 +67,63 @@ def fewer_mount(spec: ClusterSpec) -> str:
 
 
 def _access_text(run: Run) -> str:
-    asked = run.storage.access if run.storage else None
-    if run.access == run.claim_access and asked != run.access:
+    requested = run.storage.access if run.storage else None
+    if run.access == run.claim_access and requested != run.access:
         return f"the claim {run.claim} is {run.access}"
-    return f"storage.access is {run.access}" + ("" if asked else " by default")
+    return f"storage.access is {run.access}" + ("" if requested else " by default")
 
 
 def _more_nodes(run: Run) -> str:
     if run.claim_access is None:
         return "set storage.access to ReadWriteMany, with a storage class that offers it"
-    if not run.own_claim:
+    if not run.has_own_claim:
         return (
-            "set storage.access to ReadWriteMany, which holds whatever the claim says, if several nodes mount its volume all the same, such as NFS"
+            "set storage.access to ReadWriteMany, which has priority over the claim, if several nodes can mount its volume anyway, e.g. NFS"
             ", or name a claim of ReadWriteMany in kubernetes.claim"
         )
-    there = "delete that claim with its data (launcher down --delete-data)"
-    return f"use a claim of ReadWriteMany, with a storage class that offers it: {there}"
+    deletion = "delete that claim with its data (launcher down --delete-data)"
+    return f"use a claim of ReadWriteMany, with a storage class that offers it: {deletion}"
 
 
 def _check_gpus(run: Run, roles: Sequence[RoleName]) -> None:
-    """Raise UsageError where tasks that are put on one node ask for GPUs of different types."""
-    wanted = {role: kind for role in roles if (kind := roles_of(run.spec)[role].gpu_type)}
-    if len(set(wanted.values())) > 1:
-        wanted_types = all_of(f"{role} ({kind})" for role, kind in wanted.items())
+    """Raise UsageError if tasks that have to be on one node request GPUs of different types."""
+    gpu_types = {role: kind for role in roles if (kind := roles_of(run.spec)[role].gpu_type)}
+    if len(set(gpu_types.values())) > 1:
+        description = all_of(f"{role} ({kind})" for role, kind in gpu_types.items())
         raise UsageError(
-            f"{_access_text(run)}, one node; different types of GPU are wanted by {wanted_types}",
+            f"{_access_text(run)}, one node; different types of GPU are requested by {description}",
             f"give them one gpu_type, or {_more_nodes(run)}",
         )
 
 
-def check_apart(run: Run) -> None:
-    """Raise UsageError where roles that each have a part of the cluster for themselves have to be on one node."""
+def check_exclusive_topology(run: Run) -> None:
+    """Raise UsageError if roles have to be on one node, but `exclusive_topology` separates them."""
     shared = sharing(run)
-    tied = [name for name in shared.pods if name != TENSORBOARD]  # no part of the JobSet, so it may be anywhere
-    if not run.options.exclusive_topology or not shared.one_node or len(tied) < 2:
+    on_one_node = [name for name in shared.pods if name != TENSORBOARD]  # not part of the JobSet, so it may be anywhere
+    if not run.options.exclusive_topology or not shared.one_node or len(on_one_node) < 2:
         return
     key = run.options.exclusive_topology
-    narrow = run.access == "ReadWriteOnce"
-    why = _access_text(run) if narrow else "kubernetes.one_node is true"
+    is_by_access = run.access == "ReadWriteOnce"
+    reason = _access_text(run) if is_by_access else "kubernetes.one_node is true"
     raise UsageError(
-        f"kubernetes.exclusive_topology gives each role a {key} for itself, and {why}, one node: no node can take {all_of(tied)}",
-        f"{_more_nodes(run) if narrow else 'set kubernetes.one_node to false'}, or leave kubernetes.exclusive_topology out",
+        f"kubernetes.exclusive_topology gives each role a {key} for itself, and {reason}, one node: no node can take {all_of(on_one_node)}",
+        f"{_more_nodes(run) if is_by_access else 'set kubernetes.one_node to false'}, or leave kubernetes.exclusive_topology out",
     )
 
 
 def notice(run: Run) -> str | None:
-    """Say why pods are tied to one node, or nothing when they are not."""
+    """Return a notice with the reason why pods are on one node, or None if they need not be."""
     shared = sharing(run)
     if not shared.one_node or shared.total <= 1:
         return None
-    why = f"as {_access_text(run)}" if run.access == "ReadWriteOnce" else "as kubernetes.one_node says"
-    return f"{shared.description()} are put on one node, {why}"
+    reason = f"as {_access_text(run)}" if run.access == "ReadWriteOnce" else "as kubernetes.one_node says"
+    return f"{shared.description()} are put on one node, {reason}"
 
 
 def claim(run: Run) -> list[Object]:
-    """Return the run's claim of a volume; none where the spec names one that is there, or the run has no volume."""
+    """Return the run's claim of a volume; none if the spec names an existing one, or the run has no volume."""
     storage = run.storage
-    if storage is None or not run.own_claim:
+    if storage is None or not run.has_own_claim:
         return []
     spec: Object = {"accessModes": [run.access]}
     if storage.class_ is not None:
@@ -133,26 +133,26 @@ def claim(run: Run) -> list[Object]:
 
 
 def scratch() -> Object:
-    """Return the emptyDir of a task that does not mount the run's volume: RUN_DIR can be written, and is lost with the pod."""
+    """Return the emptyDir of a task that does not mount the run's volume: its RUN_DIR is lost with the pod."""
     return {"name": RUN_VOLUME, "emptyDir": {}}
 
 
 def volume(run: Run) -> Object:
-    """Return the run's volume as a pod has it."""
+    """Return the run's volume for a pod."""
     return {"name": RUN_VOLUME, "persistentVolumeClaim": {"claimName": run.claim}}
 
 
 def mount(*, read_only: bool = False) -> Object:
-    """Return where a container has the run's volume."""
+    """Return a container's mount of the run's volume."""
     return {"name": RUN_VOLUME, "mountPath": CONTAINER_RUNS} | ({"readOnly": True} if read_only else {})
 
 
-def together(run: Run, component: str) -> Object:
-    """Return the pod affinity of a component that mounts the volume, if all that do have to be on one node.
+def volume_affinity(run: Run, component: str) -> Object:
+    """Return the pod affinity of a component that mounts the volume; empty unless all such pods have to be on one node.
 
-    The first pod of the leader's role may go anywhere: the scheduler lets a pod that matches its own term be the first. The terms of other
-    components match only pods of components beside their own, so these pods wait for the leader's. They need less, and would else choose a
-    node where it finds no GPU or no room. The scheduler does not count a leader that has ended: each component then follows another.
+    The scheduler may place the first pod of the leader's role anywhere, because that pod matches its own term. The terms of other components
+    match only pods of components besides their own, so these pods wait for the leader's. They need less, and would otherwise choose a
+    node without a GPU or room for the leader. The scheduler ignores a leader that has ended: each component then follows another.
     """
     shared = sharing(run)
     if not shared.one_node:
@@ -163,8 +163,8 @@ def together(run: Run, component: str) -> Object:
     return {"requiredDuringSchedulingIgnoredDuringExecution": [{"labelSelector": chosen, "topologyKey": _HOSTNAME}]}
 
 
-def follows_gpus(run: Run) -> bool:
-    """Return whether the volume is on a node with GPUs, whose taint those that ask for none have to tolerate, too."""
+def is_on_gpu_node(run: Run) -> bool:
+    """Return whether the volume is on a node with GPUs, whose taint its pods without GPUs have to tolerate, too."""
     return run.access != "ReadWriteMany" and any(roles_of(run.spec)[group.role].gpus for group in groups(run.plan) if group.mounts_run_dir)
 
 

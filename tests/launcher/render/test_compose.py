@@ -159,7 +159,7 @@ def test_data_that_is_downloaded_opens_a_way_out_and_none_in(rendered: Render, t
     assert chief["networks"] == ["cluster", "egress"]
     assert "ports" not in chief
     # The host is on that network: it is said.
-    assert "programs of the host reach TensorFlow's port" in text("train: {workload: mnist_mlp, data: download}\n")
+    assert "programs on the host can reach TensorFlow's port" in text("train: {workload: mnist_mlp, data: download}\n")
 
 
 def test_every_container_has_as_few_rights_as_it_can(rendered: Render) -> None:

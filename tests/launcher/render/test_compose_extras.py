@@ -176,7 +176,7 @@ def test_the_run_s_volume_is_for_containers_beside_tasks_that_have_it(source: Ca
     [up] = pods(source("kubernetes", spec))["chief"]["initContainers"]
     assert up["volumeMounts"][1:] == [{"name": "run", "mountPath": "/runs"}]
     assert composed(source("docker", spec))["services"]["chief-up"]["volumes"] == [{"type": "volume", "source": "run", "target": "/runs"}]
-    with pytest.raises(UsageError, match="the container up mounts the run's volume, which the ps's tasks do not have"):
+    with pytest.raises(UsageError, match="the container up mounts the run's volume, which tasks of role ps do not mount"):
         pods(source("kubernetes", spec.replace("ps: {}", f"ps: {sidecar}")))
 
 

@@ -160,7 +160,7 @@ kubernetes:
 def test_an_override_of_a_container_that_is_not_there_is_refused(rendered: Rendered) -> None:
     """As an import leaves one for a sidecar that somebody removes from the spec."""
     options = "kubernetes: {overrides: {worker: {spec: {initContainers: [{name: ship, resources: {limits: {cpu: 1}}}]}}}}"
-    with pytest.raises(UsageError, match=r"kubernetes\.overrides changes what worker does not have: the container ship"):
+    with pytest.raises(UsageError, match=r"kubernetes\.overrides changes a container that worker does not have: ship"):
         rendered(CLUSTER + options)
 
 

@@ -47,7 +47,7 @@ def test_tasks_of_a_program_without_the_volume_have_a_run_dir_of_their_own(rende
 def test_a_claim_that_is_there_keeps_its_mode(made: Callable[[str], Run]) -> None:
     kept = dataclasses.replace(made(CLUSTER), claim_access="ReadWriteMany")
     assert storage.claim(kept)[0]["spec"]["accessModes"] == ["ReadWriteMany"]
-    assert storage.together(kept, "chief") == {}
+    assert storage.volume_affinity(kept, "chief") == {}
     narrow = dataclasses.replace(made("storage: {mount: all}\n" + CLUSTER), claim_access="ReadWriteOnce")
     with pytest.raises(
         UsageError, match="the claim digits is ReadWriteOnce, one node; the volume is mounted by chief, 2 workers"
@@ -65,7 +65,7 @@ def test_what_is_said_of_somebody_else_s_claim_is_a_way_out(made: Callable[[str]
     theirs = dataclasses.replace(made(IN_STEP + PROGRAM + "kubernetes: {claim: team}\n"), claim_access="ReadWriteOnce")
     with pytest.raises(UsageError, match="the claim team is ReadWriteOnce, one node; the volume is mounted by chief, 2 workers") as refused:
         storage.sharing(theirs)
-    assert "set storage.access to ReadWriteMany, which holds whatever the claim says" in refused.value.remedy
+    assert "set storage.access to ReadWriteMany, which has priority over the claim" in refused.value.remedy
     assert "--delete-data" not in refused.value.remedy
 
 
@@ -80,7 +80,7 @@ def test_those_beside_a_chief_with_gpus_tolerate_what_it_does(rendered: Rendered
     anywhere = rendered("storage: {access: ReadWriteMany}\n" + spec)
     assert "tolerations" not in pod(anywhere, "evaluator")["spec"]
     two = spec.replace("gpus: 1, ", "gpus: 1, gpu_type: A100, ").replace("evaluator: {", "evaluator: {gpus: 1, gpu_type: H100, ")
-    wanted = r"different types of GPU are wanted by chief \(A100\) and evaluator \(H100\)"
+    wanted = r"different types of GPU are requested by chief \(A100\) and evaluator \(H100\)"
     with pytest.raises(UsageError, match="storage.access is ReadWriteOnce by default, one node; " + wanted) as refused:
         rendered(two)
     assert "give them one gpu_type, or set storage.access to ReadWriteMany" in refused.value.remedy
