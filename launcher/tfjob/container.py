@@ -1,4 +1,4 @@
-"""The container called tensorflow: what the task runs, where, and with what."""
+"""Reads the container called tensorflow: the task's program, image, ports, variables and resources."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from launcher.tfjob import pod_volumes, resources, variables
 from launcher.tfjob.draft import RoleDraft, Shared
 from launcher.tfjob.reading import LeftOut, Table, read_elsewhere, walk
 
-_PORT_NAME = "tfjob-port"  # the one that stands in TF_CONFIG
+_PORT_NAME = "tfjob-port"  # the port in TF_CONFIG
 _OUR_PORT_NAME = "grpc"
 
 
@@ -33,46 +33,48 @@ def _pull_policy(role: RoleDraft, path: Path) -> None:
 
 
 def _working_dir(role: RoleDraft, path: Path) -> None:
-    where = role.reading.text(path)
-    if where and where.startswith("/"):
-        role.put("working_dir", where, path)
-    elif where:
-        role.container["workingDir"] = where
+    directory = role.reading.text(path)
+    if directory and directory.startswith("/"):
+        role.put("working_dir", directory, path)
+    elif directory:
+        role.container["workingDir"] = directory
 
 
 def _ports(role: RoleDraft, path: Path) -> None:
     ports: list[dict[str, Any]] = []
     for index in range(len(role.reading.items(path))):
         below = (*path, index)
-        given = role.reading.mapping(below)
+        port = role.reading.mapping(below)
         number = role.reading.number((*below, "containerPort"), 1)
         if number is None:
             continue
-        if given.get("name") == _PORT_NAME and number != PORT:
+        if port.get("name") == _PORT_NAME and number != PORT:
             message = f"tasks listen on port {PORT}, and TF_CONFIG says so; TFJob had {number} there"
-            role.reading.remark((*below, "containerPort"), message, "have the program take its port from TF_CONFIG, if it has it elsewhere")
-        if set(given) - {"name", "containerPort", "protocol"} or not (given.get("name") == _PORT_NAME or number == PORT):
-            ports.append(dict(given))
+            role.reading.remark(
+                (*below, "containerPort"), message, "if the program does not take its port from TF_CONFIG, change it to do so"
+            )
+        if set(port) - {"name", "containerPort", "protocol"} or not (port.get("name") == _PORT_NAME or number == PORT):
+            ports.append(dict(port))
     if any(port.get("name") == _OUR_PORT_NAME for port in ports):
-        # A name stands once in a pod: TensorFlow's port gives it up.
+        # Names of ports are unique in a pod: TensorFlow's port gets another one.
         ports.insert(0, {"containerPort": PORT, "name": _PORT_NAME})
     if ports:
         role.container["ports"] = ports
 
 
 def security(role: RoleDraft, path: Path) -> dict[str, Any]:
-    """Return a container's security context; one that is privileged may gain privileges, which the launcher forbids all others."""
-    given = dict(role.reading.mapping(path))
-    added = role.reading.items((*path, "capabilities", "add")) if isinstance(given.get("capabilities"), dict) else []
+    """Return a container's security context. It allows privilege escalation, which the launcher forbids by default, to a privileged container."""
+    context = dict(role.reading.mapping(path))
+    capabilities = role.reading.items((*path, "capabilities", "add")) if isinstance(context.get("capabilities"), dict) else []
     if (
-        given.get("privileged") is True
-        or given.get("allowPrivilegeEscalation") is True
-        or {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(map(str, added))
+        context.get("privileged") is True
+        or context.get("allowPrivilegeEscalation") is True
+        or {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(map(str, capabilities))
     ):
-        given.setdefault("allowPrivilegeEscalation", True)
-        message = "carried over; such a container may gain privileges, which the launcher forbids all others"
-        role.reading.remark(path, message, "see that the namespace's Pod Security level admits it")
-    return given
+        context.setdefault("allowPrivilegeEscalation", True)
+        message = "carried over; this container may gain privileges, which the launcher forbids by default"
+        role.reading.remark(path, message, "check that the namespace's Pod Security level admits it")
+    return context
 
 
 def _security(role: RoleDraft, path: Path) -> None:
@@ -117,33 +119,35 @@ def read(role: RoleDraft, path: Path) -> None:
     """Carry over the task's container."""
     walk(path, CONTAINER, role)
     if "volumeDevices" in role.container:
-        role.container["volumeDevices"] = pod_volumes.renamed(role, role.container)["volumeDevices"]
+        role.container["volumeDevices"] = pod_volumes.with_renamed_volumes(role, role.container)["volumeDevices"]
     if not role.reading.has((*path, "image")):
         role.reading.refuse(path, f"the {role.kind} has no image", "the image of its program", "add `image`")
     known = variables.read(role, path)
-    _words(role, path, known)
+    _read_command(role, path, known)
 
 
-def _words(role: RoleDraft, path: Path, known: variables.KnownVariables) -> None:
-    """Carry over command and args. From the first word on that only the cluster can complete they go to the override's args as they are."""
+def _read_command(role: RoleDraft, path: Path, known: variables.KnownVariables) -> None:
+    """Carry over command and args. The first word with a variable that only the cluster knows, and all words after it, go to the override's args."""
     command, args = role.reading.texts((*path, "command")), role.reading.texts((*path, "args"))
     words = [((*path, "command", index), word) for index, word in enumerate(command)]
     words += [((*path, "args", index), word) for index, word in enumerate(args)]
-    first = next((index for index, (_, word) in enumerate(words) if known.is_late(word)), len(words))
+    first = next((index for index, (_, word) in enumerate(words) if known.refers_to_deferred(word)), len(words))
     if first < len(words):
         word_path, word = words[first]
         if command and first == 0:
             message = f"{shown(word)} names the program by a variable whose value only the cluster knows"
             role.reading.refuse(word_path, message, "a program", "write its name")
         first = first if command else 0  # an override replaces the args of an entrypoint as a whole
-        role.container["args"] = [known.for_later(text) for _, text in words[first:]]
-        message = "Kubernetes completes it, as before: from here on the words stand in `kubernetes.overrides`, and are for Kubernetes alone"
-        role.reading.remark(word_path, message, "have the program, or a shell, read the variable itself, if it is to run elsewhere, too")
-    done = [known.expanded(text) for _, text in words[:first]]
+        role.container["args"] = [known.expanded_except_deferred(text) for _, text in words[first:]]
+        message = (
+            "Kubernetes replaces its variables, as before: this word and those after it are in `kubernetes.overrides`, for Kubernetes only"
+        )
+        role.reading.remark(word_path, message, "to run elsewhere, too, let the program or a shell read the variable itself")
+    expanded = [known.expanded(text) for _, text in words[:first]]
     for word_path, word in words:
         known.remark(role, word_path, word)
     role.is_entrypoint = not command
     if command:
-        role.put("command", done[: len(command)], (*path, "command"))
-    if rest := done[len(command) :]:
+        role.put("command", expanded[: len(command)], (*path, "command"))
+    if rest := expanded[len(command) :]:
         role.put("args", rest, (*path, "args"))

@@ -1,4 +1,4 @@
-"""A TFJob becomes a spec: the steps in their order, from a file's bytes to the text of a spec and what there is to say."""
+"""Converts a TFJob to a spec: the steps in order, from the bytes of a file to the text of a spec and the remarks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from launcher.tfjob.reading import Reading, Remark
 
 @dataclass(frozen=True)
 class Imported:
-    """The text of a spec that says what a TFJob did, as far as one can."""
+    """The spec converted from a TFJob, with the remarks and the differences between both."""
 
     name: str
     strategy: str
@@ -24,16 +24,16 @@ class Imported:
     remarks: list[Remark]
     differences: list[summary.Difference]
     others: list[OtherObject]
-    has_env: bool  # whether values of variables stand in the text, which may be passwords
+    has_env: bool  # whether the text has values of variables, which may be passwords
 
 
 def convert(data: bytes, file: str, *, name: str | None = None, directory: Path, output: str) -> Imported:
-    """Return the spec of the TFJob in a file; `name` chooses one of several. `output` is what the spec will be called, in `directory`.
+    """Return the spec of the TFJob in a file; `name` chooses one of several. `output` is the name of the spec, which will be in `directory`.
 
-    Raises SpecError with every problem where there is none, or it cannot be a spec.
+    Raises SpecError with every problem if there is no TFJob, or it cannot be converted.
     """
     contents = documents.read(data, file)
-    document = _chosen(contents.jobs, file, name)
+    document = _select_job(contents.jobs, file, name)
     draft = Draft(Reading(document))
     for finding in templates.in_values(document):
         draft.reading.problems.append(document.problem(finding))
@@ -42,7 +42,7 @@ def convert(data: bytes, file: str, *, name: str | None = None, directory: Path,
     _raise_for(draft.reading.problems)
     finish.finish(draft)
     differences = summary.differences(draft)
-    text = writing.written(draft, file, differences)
+    text = writing.spec_text(draft, file, differences)
     _check(draft, text, output, directory)
     return Imported(
         name=draft.spec["name"],
@@ -58,37 +58,37 @@ def convert(data: bytes, file: str, *, name: str | None = None, directory: Path,
 
 def _name(document: Document) -> str:
     metadata = document.value.get("metadata")
-    found = metadata if isinstance(metadata, dict) else {}
-    return str(found.get("name") or found.get("generateName") or "")
+    fields = metadata if isinstance(metadata, dict) else {}
+    return str(fields.get("name") or fields.get("generateName") or "")
 
 
-def _chosen(jobs: list[Document], file: str, name: str | None) -> Document:
-    """Return the one TFJob, or the one that is called so. Raises SpecError."""
-    there = {_name(job): job for job in jobs}
-    fitting = [job for job in jobs if name in {None, _name(job)}]
-    if len(fitting) == 1:
-        return fitting[0]
-    location = (fitting or jobs)[-1].location(())
-    message = f"there are {len(fitting)} TFJobs in the file" if fitting else f"there is no TFJob called {name} in the file"
-    if len(there) > 1 or not fitting:
+def _select_job(jobs: list[Document], file: str, name: str | None) -> Document:
+    """Return the only TFJob, or the one with this name. Raises SpecError."""
+    by_name = {_name(job): job for job in jobs}
+    matches = [job for job in jobs if name in {None, _name(job)}]
+    if len(matches) == 1:
+        return matches[0]
+    location = (matches or jobs)[-1].location(())
+    message = f"there are {len(matches)} TFJobs in the file" if matches else f"there is no TFJob called {name} in the file"
+    if len(by_name) > 1 or not matches:
         problem = Problem(
-            file, location.line, 1, "", f"{message}: {all_of(there)}", "one at a time", f"choose one: --name {next(iter(there))}"
+            file, location.line, 1, "", f"{message}: {all_of(by_name)}", "one at a time", f"choose one: --name {next(iter(by_name))}"
         )
     else:
-        message = f"{message}, all called {next(iter(there)) or 'nothing'}"
-        problem = Problem(file, location.line, 1, "", message, "one at a time", "put each into a file of its own")
-    raise SpecError([problem], documents.WHAT)
+        message = f"{message}, all called {next(iter(by_name)) or 'nothing'}"
+        problem = Problem(file, location.line, 1, "", message, "one at a time", "put each into its own file")
+    raise SpecError([problem], documents.SUBJECT)
 
 
 def _raise_for(problems: list[Problem]) -> None:
-    """Raise SpecError where there are problems: each field once, with what was found out about it first."""
+    """Raise SpecError if there are problems: for each field only the first one."""
     by_location = {(problem.line, problem.column, problem.path): problem for problem in reversed(problems)}
     if by_location:
-        raise SpecError([by_location[location] for location in sorted(by_location)], documents.WHAT)
+        raise SpecError([by_location[location] for location in sorted(by_location)], documents.SUBJECT)
 
 
 def _check(draft: Draft, text: str, output: str, directory: Path) -> None:
-    """Raise SpecError where the spec would not be valid, with the locations of the TFJob's fields."""
+    """Raise SpecError if the spec is not valid, with the locations of the TFJob's fields."""
     reading = draft.reading
     for finding, problem in loader.problems_of(text, output, directory):
         origin = draft.origin(finding.path)

@@ -1,4 +1,4 @@
-"""The TFJobs of a file, with the source location of everything in them: several documents, lists, and other objects beside them."""
+"""Reads the TFJobs of a file with their source locations. It may have several documents, lists, and other objects."""
 
 import re
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from launcher.spec.problems import all_of, shown
 from launcher.tfjob import templates
 
 VERSIONS = ("kubeflow.org/v1", "kubeflow.org/v1beta2", "kubeflow.org/v1beta1")
-WHAT = "the TFJob"  # that a SpecError has its problems in
+SUBJECT = "the TFJob"  # in which a SpecError's problems are
 _EXPECTED = "a TFJob: apiVersion kubeflow.org/v1, v1beta2 or v1beta1, kind TFJob"
 _INT, _STR = "tag:yaml.org,2002:int", "tag:yaml.org,2002:str"
 # Kubernetes reads 0400, a file mode, as an octal number.
@@ -22,7 +22,7 @@ _OCTAL = re.compile(r"0o?[0-7]+\Z")
 
 @dataclass(frozen=True)
 class OtherObject:
-    """An object beside the TFJobs: it is left alone."""
+    """An object that is not a TFJob: it is not converted."""
 
     kind: str
     name: str
@@ -38,36 +38,36 @@ class Contents:
 
 
 def read(data: bytes, file: str) -> Contents:
-    """Return the TFJobs of a file. Raises SpecError where it has none, is a template, or is no YAML."""
-    if found := templates.in_text(data.decode("utf-8", "replace"), file):
-        raise SpecError(found, WHAT)
+    """Return the TFJobs of a file. Raises SpecError if it has none, is a template, or is not YAML."""
+    if findings := templates.in_text(data.decode("utf-8", "replace"), file):
+        raise SpecError(findings, SUBJECT)
     try:
         nodes = syntax.parse_all(data, file)
     except SpecError as error:
-        raise SpecError([replace(problem, expected=problem.expected and _EXPECTED) for problem in error.problems], WHAT) from None
+        raise SpecError([replace(problem, expected=problem.expected and _EXPECTED) for problem in error.problems], SUBJECT) from None
     jobs: list[Document] = []
     others: list[OtherObject] = []
     problems: list[Problem] = []
     for node in (item for root in nodes for item in _items(root)):
         kind, version = _scalar(node, "kind"), _scalar(node, "apiVersion")
         if kind == "TFJob" and version in VERSIONS:
-            _read_octal(node, set())
+            _convert_octal(node, set())
             jobs.append(Reader(file).read(node))
         elif kind == "TFJob":
-            message = f"{shown(version)} is no version of a TFJob that can be read" if version else "the TFJob has no apiVersion"
+            message = f"{shown(version)} is not a supported version of TFJob" if version else "the TFJob has no apiVersion"
             faulty = _child(node, "apiVersion") or node
-            problems.append(_problem(faulty, file, "apiVersion", message, "write kubeflow.org/v1, if it is one"))
+            problems.append(_problem(faulty, file, "apiVersion", message, "write kubeflow.org/v1, if it is a TFJob of that version"))
         else:
             others.append(OtherObject(kind or "something without a kind", _name(node), node.start_mark.line + 1))
     if not jobs and not problems:
-        problems.append(_none(nodes, others, file))
+        problems.append(_no_jobs(nodes, others, file))
     if problems:
-        raise SpecError(problems, WHAT)
+        raise SpecError(problems, SUBJECT)
     return Contents(jobs, others)
 
 
 def _items(node: yaml.Node) -> list[yaml.Node]:
-    """Return the objects of a document: itself, or what a List has."""
+    """Return the objects of a document: the items of a List, or the document itself."""
     inner = _child(node, "items")
     if (_scalar(node, "kind") or "").endswith("List") and isinstance(inner, yaml.SequenceNode):
         return list(inner.value)
@@ -90,7 +90,7 @@ def _name(node: yaml.Node) -> str:
     return _scalar(metadata, "name") or _scalar(metadata, "generateName") or ""
 
 
-def _none(nodes: list[yaml.Node], others: list[OtherObject], file: str) -> Problem:
+def _no_jobs(nodes: list[yaml.Node], others: list[OtherObject], file: str) -> Problem:
     if not nodes:
         return Problem(file, 1, 1, "", "the file is empty", _EXPECTED, "name the file with the TFJob")
     kinds = all_of(dict.fromkeys(other.kind for other in others)) if others else "a list without objects"
@@ -102,8 +102,8 @@ def _problem(node: yaml.Node, file: str, path: str, message: str, remedy: str) -
     return Problem(file, mark.line + 1, mark.column + 1, path, message, _EXPECTED, remedy)
 
 
-def _read_octal(node: Any, seen: set[int]) -> None:
-    """Turn octal numbers into decimal ones, which is what specs have."""
+def _convert_octal(node: Any, seen: set[int]) -> None:
+    """Turn octal numbers into decimal ones, as specs refuse octal numbers."""
     if id(node) in seen:  # an alias
         return
     seen.add(id(node))
@@ -112,7 +112,7 @@ def _read_octal(node: Any, seen: set[int]) -> None:
             node.tag, node.value = _INT, str(int(node.value.replace("o", ""), 8))
     elif isinstance(node, yaml.MappingNode):
         for _, value in node.value:
-            _read_octal(value, seen)
+            _convert_octal(value, seen)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _read_octal(item, seen)
+            _convert_octal(item, seen)

@@ -10,9 +10,9 @@ from launcher.tfjob.reading import Reading
 
 @dataclass(frozen=True)
 class Shared:
-    """A setting that stands in `kubernetes` where all roles have the same, else in each role's override.
+    """A setting that goes to `kubernetes` if all roles have the same, else to each role's override.
 
-    `value` is as the spec has it; `override_key` and `override` are as a pod template has it, in the pod or in the container.
+    `value` is the setting in the spec; `override_key` and `override` are its key and value in a pod template, in the pod or in the container.
     """
 
     value: Any
@@ -24,27 +24,27 @@ class Shared:
 
 @dataclass
 class ExtraContainer:
-    """An init container or a sidecar of a role: its fields, and what only an override of the container of its name can say."""
+    """An init container or a sidecar of a role: its fields, and the settings for which it needs an override."""
 
     kind: str  # init_containers or sidecars
     path: Path
     fields: dict[str, Any]
     override: dict[str, Any]
-    mounts: list[Any] = field(default_factory=list)  # as a pod template has them
+    mounts: list[Any] = field(default_factory=list)  # as in a pod template
 
 
 @dataclass
 class RoleDraft:
-    """One role: its fields, and what only an override of its pods can say."""
+    """One role: its fields, and the settings for which its pods need an override."""
 
     kind: str  # as the TFJob spells it: PS, Worker, Master
-    name: str  # as the spec does
+    name: str  # as in the spec
     path: Path
     reading: Reading
     replicas: int = 1
-    policy: tuple[str, Path] | None = None
-    policy_of_template: tuple[str, Path] | None = None
-    grace: tuple[int, Path] | None = None
+    restart_policy: tuple[str, Path] | None = None
+    template_restart_policy: tuple[str, Path] | None = None
+    grace_period: tuple[int, Path] | None = None
     fields: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, Path] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -53,9 +53,9 @@ class RoleDraft:
     extra_containers: list[ExtraContainer] = field(default_factory=list)
     volumes: list[dict[str, Any]] = field(default_factory=list)
     mounts: list[dict[str, Any]] = field(default_factory=list)
-    renamed: dict[str, str] = field(default_factory=dict)  # volumes
+    renamed: dict[str, str] = field(default_factory=dict)  # old -> new names of volumes
     shared: dict[str, Shared] = field(default_factory=dict)
-    is_entrypoint: bool = True  # the image's entrypoint runs, as there is no command
+    is_entrypoint: bool = True  # without a command, the image's entrypoint runs
 
     def put(self, key: str, value: Any, source: Path) -> None:
         """Set a field of the role."""
@@ -63,7 +63,7 @@ class RoleDraft:
         self.sources[key] = source
 
     def override(self) -> dict[str, Any]:
-        """Return the override of the role's pods; an empty one where there is nothing to say."""
+        """Return the override of the role's pods; it may be empty."""
         container = dict(self.container)
         pod = dict(self.pod)
         if self.mounts:
@@ -72,12 +72,15 @@ class RoleDraft:
             pod["volumes"] = self.volumes
         if container:
             pod["containers"] = [{"name": TRAINER, **container}]
-        # Sidecars are among the init containers.
-        given = [(one.fields["name"], one.override | ({"volumeMounts": one.mounts} if one.mounts else {})) for one in self.extra_containers]
-        if others := [{"name": name, **override} for name, override in given if override]:
-            pod["initContainers"] = others
-        made = {"metadata": self.metadata, "spec": pod}
-        return {key: value for key, value in made.items() if value}
+        # In a pod template, sidecars are init containers.
+        overrides = [
+            (extra.fields["name"], extra.override | ({"volumeMounts": extra.mounts} if extra.mounts else {}))
+            for extra in self.extra_containers
+        ]
+        if extra_overrides := [{"name": name, **override} for name, override in overrides if override]:
+            pod["initContainers"] = extra_overrides
+        template = {"metadata": self.metadata, "spec": pod}
+        return {key: value for key, value in template.items() if value}
 
 
 @dataclass
@@ -89,14 +92,14 @@ class Draft:
     origins: dict[Path, Path] = field(default_factory=dict)
     roles: list[RoleDraft] = field(default_factory=list)
     success: str = "chief"
-    is_alone: bool = False  # one replica in all: TFJob then sets no TF_CONFIG
+    is_single_task: bool = False  # one replica in all: TFJob then sets no TF_CONFIG
 
     def put(self, path: Path, value: Any, source: Path) -> None:
         """Set a value of the spec."""
-        inside = self.spec
+        parent = self.spec
         for part in path[:-1]:
-            inside = inside.setdefault(str(part), {})
-        inside[str(path[-1])] = value
+            parent = parent.setdefault(str(part), {})
+        parent[str(path[-1])] = value
         self.origins[path] = source
 
     def origin(self, path: Path) -> Path:
@@ -104,6 +107,6 @@ class Draft:
         return next((self.origins[path[:length]] for length in range(len(path), 0, -1) if path[:length] in self.origins), ())
 
     @property
-    def leading(self) -> str:
-        """The role whose task decides about success."""
+    def leading_role(self) -> str:
+        """The role of the leader, whose task decides the run's success."""
         return "chief" if any(role.name == "chief" for role in self.roles) else "worker"

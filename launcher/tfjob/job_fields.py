@@ -1,4 +1,4 @@
-"""The fields of a TFJob around its replicas: metadata, policies in both of their places, and status."""
+"""Reads the fields of a TFJob other than its replicas: metadata, policies in both of their places, and status."""
 
 from launcher.render.kubernetes.jobs import QUEUE_LABEL
 from launcher.spec import names
@@ -8,27 +8,27 @@ from launcher.spec.quantities import parse_duration
 from launcher.tfjob.draft import Draft
 from launcher.tfjob.reading import LeftOut, Table, read_elsewhere, section, walk
 
-_LONGEST_TTL = 366 * 86400
+_MAX_SECONDS = 366 * 86400
 _MAX_RESTARTS = 1000
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_CLUSTERS = LeftOut("added by the cluster, and left out")
+_SET_BY_CLUSTER = LeftOut("added by the cluster, and left out")
 
 
 def _name(draft: Draft, path: Path) -> None:
-    given = draft.reading.text(path)
-    if given is None:
+    original = draft.reading.text(path)
+    if original is None:
         return
     is_prefix = path[-1] == "generateName"
     if is_prefix and draft.reading.value((*path[:-1], "name")) is not None:
         return  # Kubernetes takes the name
-    name = names.as_label(given)[: names.MAX_NAME_LENGTH].rstrip("-")
+    name = names.as_label(original)[: names.MAX_NAME_LENGTH].rstrip("-")
     draft.put(("name",), name, path)
     if is_prefix:
-        message = f"the run is called {name}; a spec has a fixed name, and one run of a name is there at a time"
+        message = f"the run is called {name}: a spec has a fixed name, and only one run of a name exists at a time"
         draft.reading.remark(path, message, "for several at once: `--set name=...`, or `up --fresh` for one after the other")
-    elif name != given:
-        message = f"{shown(given)} is not a run's name: {name} stands in its place"
-        draft.reading.remark(path, message, f"take another of at most {names.MAX_NAME_LENGTH} lower-case letters, digits and dashes")
+    elif name != original:
+        message = f"{shown(original)} is not a valid name of a run: it is replaced by {name}"
+        draft.reading.remark(path, message, f"choose another of at most {names.MAX_NAME_LENGTH} lower-case letters, digits and dashes")
 
 
 def _namespace(draft: Draft, path: Path) -> None:
@@ -46,7 +46,7 @@ def _labels(draft: Draft, path: Path) -> None:
 def _annotations(draft: Draft, path: Path) -> None:
     for key, value in draft.reading.labels(path).items():
         if key == _LAST_APPLIED:
-            draft.reading.remark((*path, key), _CLUSTERS.why)
+            draft.reading.remark((*path, key), _SET_BY_CLUSTER.why)
         else:
             draft.put(("kubernetes", "annotations", key), value, (*path, key))
 
@@ -58,16 +58,16 @@ METADATA: Table[Draft] = {
     "labels": _labels,
     "annotations": _annotations,
     "finalizers": LeftOut("belongs to the TFJob as an object, and left out"),
-    "ownerReferences": LeftOut("belongs to the TFJob as an object, and left out", "have what owned it start the run by `launcher up`"),
-    "uid": _CLUSTERS,
-    "resourceVersion": _CLUSTERS,
-    "generation": _CLUSTERS,
-    "selfLink": _CLUSTERS,
-    "creationTimestamp": _CLUSTERS,
-    "deletionTimestamp": _CLUSTERS,
-    "deletionGracePeriodSeconds": _CLUSTERS,
-    "clusterName": _CLUSTERS,
-    "managedFields": _CLUSTERS,
+    "ownerReferences": LeftOut("belongs to the TFJob as an object, and left out", "let its owner start the run by `launcher up`"),
+    "uid": _SET_BY_CLUSTER,
+    "resourceVersion": _SET_BY_CLUSTER,
+    "generation": _SET_BY_CLUSTER,
+    "selfLink": _SET_BY_CLUSTER,
+    "creationTimestamp": _SET_BY_CLUSTER,
+    "deletionTimestamp": _SET_BY_CLUSTER,
+    "deletionGracePeriodSeconds": _SET_BY_CLUSTER,
+    "clusterName": _SET_BY_CLUSTER,
+    "managedFields": _SET_BY_CLUSTER,
 }
 
 
@@ -83,7 +83,7 @@ def _clean_pod_policy(draft: Draft, path: Path) -> None:
     if policy is None:
         return
     if policy not in outcomes:
-        draft.reading.refuse(path, f"{shown(policy)} is no cleanPodPolicy", "All, Running or None", "write one of them")
+        draft.reading.refuse(path, f"{shown(policy)} is not a cleanPodPolicy", "All, Running or None", "write one of them")
         return
     remedy = "`launcher down NAME` removes them; `kubernetes.ttl` does after a time" if policy in {"All", "Running"} else ""
     draft.reading.remark(path, outcomes[policy], remedy)
@@ -93,7 +93,7 @@ def _ttl(draft: Draft, path: Path) -> None:
     seconds = draft.reading.number(path, 0)
     if seconds is None:
         return
-    limited = min(max(seconds, 1), _LONGEST_TTL)
+    limited = min(max(seconds, 1), _MAX_SECONDS)
     draft.put(("kubernetes", "ttl"), f"{limited}s", path)
     if limited != seconds:
         draft.reading.remark(path, f"{seconds} seconds become {limited}: a spec takes 1s to 366d")
@@ -103,7 +103,7 @@ def _deadline(draft: Draft, path: Path) -> None:
     seconds = draft.reading.number(path, 1)
     if seconds is None:
         return
-    limited = min(seconds, _LONGEST_TTL)
+    limited = min(seconds, _MAX_SECONDS)
     draft.put(("limits", "deadline"), f"{limited}s", path)
     if limited != seconds:
         draft.reading.remark(
@@ -118,15 +118,13 @@ def _backoff_limit(draft: Draft, path: Path) -> None:
     if restarts is None:
         return
     draft.put(("limits", "max_restarts"), min(restarts, _MAX_RESTARTS), path)
-    message = (
-        "`limits.max_restarts` counts for each task by itself, and begins again after ten minutes of running; TFJob counted all together"
-    )
+    message = "`limits.max_restarts` is counted for each task, and begins again after ten minutes of running; TFJob counted the restarts of all tasks"
     draft.reading.remark(path, message)
 
 
 def _suspend(draft: Draft, path: Path) -> None:
     if draft.reading.flag(path):
-        draft.reading.remark(path, "a spec is started by `launcher up`, and not before", "run that when the TFJob was to be resumed")
+        draft.reading.remark(path, "the run starts with `launcher up`, not before", "run that when the TFJob was to be resumed")
 
 
 def _success_policy(draft: Draft, path: Path) -> None:
@@ -135,22 +133,22 @@ def _success_policy(draft: Draft, path: Path) -> None:
         draft.success = "all_workers"
         draft.put(("success",), "all_workers", path)
     elif policy not in {None, "", "Default"}:
-        draft.reading.refuse(path, f"{shown(policy)} is no successPolicy", "AllWorkers, or nothing", "write AllWorkers, or remove it")
+        draft.reading.refuse(path, f"{shown(policy)} is not a successPolicy", "AllWorkers, or nothing", "write AllWorkers, or remove it")
 
 
 def _scheduling_queue(draft: Draft, path: Path) -> None:
     queue = draft.reading.text(path)
-    message = f"the queue {queue} is one of Volcano's scheduler, and left out"
+    message = f"the queue {queue} is for the scheduler Volcano, and left out"
     draft.reading.remark(path, message, "with Kueue in the cluster, name its queue in `kubernetes.queue`")
 
 
 def _scheduling_priority(draft: Draft, path: Path) -> None:
     name = draft.reading.text(path)
     message = f"{name} was the priority of Volcano's group of pods, and left out"
-    draft.reading.remark(path, message, f"`kubernetes: {{priority_class: {name}}}` gives the pods that priority, if the class is there")
+    draft.reading.remark(path, message, f"`kubernetes: {{priority_class: {name}}}` gives the pods that priority, if the class exists")
 
 
-_GANG = "pods are not started as a group by the scheduler: left out"
+_GANG = "the scheduler does not start the pods as a group: left out"
 _KUEUE = "with Kueue and JobSet in the cluster: `kubernetes: {queue: ..., gang: jobset}`, which is admitted as a whole"
 SCHEDULING: Table[Draft] = {
     "queue": _scheduling_queue,
@@ -175,8 +173,8 @@ POLICIES: Table[Draft] = {
 def _run_policy(draft: Draft, path: Path) -> None:
     for key in draft.reading.mapping(path):
         if key in POLICIES and draft.reading.value((*path[:-1], key)) is not None:
-            message = f"`{key}` stands here and in `spec`, its older place"
-            draft.reading.refuse((*path, key), message, "one of the two", "remove the one that does not hold")
+            message = f"`{key}` is set here and in `spec`, its older place"
+            draft.reading.refuse((*path, key), message, "one of the two", "remove the wrong one")
     walk(path, POLICIES, draft)
 
 
@@ -205,7 +203,7 @@ JOB: Table[Draft] = {
 
 
 def read(draft: Draft) -> None:
-    """Carry over what stands around the replicas."""
+    """Carry over the fields other than the replicas."""
     walk((), JOB, draft)
     if not any(draft.reading.has(("metadata", key)) for key in ("name", "generateName")):
         draft.reading.refuse(("metadata",), "the TFJob has no name", "metadata.name", "add one, such as `name: my-job`")

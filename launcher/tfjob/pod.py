@@ -1,4 +1,4 @@
-"""The pod template of a replica: what the spec has a field for, and the rest as an override."""
+"""Reads the pod template of a replica: into fields of the spec if it has them, else into an override."""
 
 from pydantic import ValidationError
 
@@ -19,13 +19,15 @@ def _carry_over(role: RoleDraft, path: Path) -> None:
 def _host_network(role: RoleDraft, path: Path) -> None:
     _carry_over(role, path)
     if role.reading.flag(path):
-        message = "carried over; every task listens on port 2222 of its node, and a program's parent on 2224, so no two share one"
+        message = (
+            "carried over; every task listens on port 2222 of its node, and a program's parent on 2224, so two tasks cannot share a node"
+        )
         role.reading.remark(path, message, "separate tasks by affinity, and check NetworkPolicies: they do not apply to such pods")
 
 
 def _scheduler(role: RoleDraft, path: Path) -> None:
     _carry_over(role, path)
-    role.reading.remark(path, "carried over; the scheduler has to be in the cluster, and starts the pods one by one")
+    role.reading.remark(path, "carried over; the cluster must have this scheduler, and it starts the pods one by one")
 
 
 def _service_account(role: RoleDraft, path: Path) -> None:
@@ -40,40 +42,40 @@ def _service_account(role: RoleDraft, path: Path) -> None:
 def _restart_policy(role: RoleDraft, path: Path) -> None:
     policy = role.reading.text(path)
     if policy in _POD_POLICIES:
-        role.policy_of_template = policy, path
+        role.template_restart_policy = policy, path
     elif policy:
-        role.reading.refuse(path, f"{shown(policy)} is no pod's restartPolicy", "Always, OnFailure or Never", "write one of them")
+        role.reading.refuse(path, f"{shown(policy)} is not a pod's restartPolicy", "Always, OnFailure or Never", "write one of them")
 
 
 def _grace(role: RoleDraft, path: Path) -> None:
     seconds = role.reading.number(path, 0)
     if seconds is not None:
-        role.grace = seconds, path
+        role.grace_period = seconds, path
 
 
 def _node_selector(role: RoleDraft, path: Path) -> None:
-    given = role.reading.mapping(path)
-    labels = {key: role.reading.text((*path, key)) for key in given}
-    if given:
-        role.shared["node_selector"] = Shared(labels, "nodeSelector", given, path)
+    selector = role.reading.mapping(path)
+    labels = {key: role.reading.text((*path, key)) for key in selector}
+    if selector:
+        role.shared["node_selector"] = Shared(labels, "nodeSelector", selector, path)
 
 
 def _tolerations(role: RoleDraft, path: Path) -> None:
-    given = role.reading.items(path)
-    if not given:
+    tolerations = role.reading.items(path)
+    if not tolerations:
         return
     try:
-        for one in given:
-            Toleration.model_validate(one)
+        for toleration in tolerations:
+            Toleration.model_validate(toleration)
     except ValidationError:
-        role.pod["tolerations"] = given
+        role.pod["tolerations"] = tolerations
     else:
-        role.shared["tolerations"] = Shared(given, "tolerations", given, path)
+        role.shared["tolerations"] = Shared(tolerations, "tolerations", tolerations, path)
 
 
 def _pull_secrets(role: RoleDraft, path: Path) -> None:
-    found = [role.reading.name((*path, index)) for index in range(len(role.reading.items(path)))]
-    secrets = [name for name in found if name is not None]
+    names = [role.reading.name((*path, index)) for index in range(len(role.reading.items(path)))]
+    secrets = [name for name in names if name is not None]
     if secrets:
         role.shared["image_pull_secrets"] = Shared(secrets, "imagePullSecrets", [{"name": name} for name in secrets], path)
 
@@ -84,13 +86,15 @@ def _priority_class(role: RoleDraft, path: Path) -> None:
 
 
 def _containers(role: RoleDraft, path: Path) -> None:
-    found = {index: role.reading.name((*path, index)) for index in range(len(role.reading.items(path)))}
-    mains = [index for index, name in found.items() if name == MAIN]
+    names = {index: role.reading.name((*path, index)) for index in range(len(role.reading.items(path)))}
+    mains = [index for index, name in names.items() if name == MAIN]
     if len(mains) != 1:
-        there = ", ".join(str(name) for name in found.values()) or "none"
-        message = f"the {role.kind} has no container called {MAIN}; it has {there}" if not mains else f"two containers are called {MAIN}"
+        names_text = ", ".join(str(name) for name in names.values()) or "none"
+        message = (
+            f"the {role.kind} has no container called {MAIN}; it has {names_text}" if not mains else f"two containers are called {MAIN}"
+        )
         role.reading.refuse(path, message, f"one container called {MAIN}, as TFJob asks for", f"call the one with the program {MAIN}")
-    for index in found:
+    for index in names:
         below = (*path, index)
         if index in mains:
             container.read(role, below)
@@ -102,7 +106,7 @@ def _volumes(role: RoleDraft, path: Path) -> None:
     pod_volumes.read(role, path)
 
 
-_OURS = LeftOut("would take the pod's address in the cluster from it: left out", "read addresses from TF_CONFIG")
+_ADDRESS_FIELD = LeftOut("would change the pod's address in the cluster: left out", "read addresses from TF_CONFIG")
 POD: Table[RoleDraft] = {
     "volumes": _volumes,
     "containers": _containers,
@@ -117,9 +121,9 @@ POD: Table[RoleDraft] = {
     "hostNetwork": _host_network,
     "terminationGracePeriodSeconds": _grace,
     "schedulerName": _scheduler,
-    "hostname": _OURS,
-    "subdomain": _OURS,
-    "setHostnameAsFQDN": _OURS,
+    "hostname": _ADDRESS_FIELD,
+    "subdomain": _ADDRESS_FIELD,
+    "setHostnameAsFQDN": _ADDRESS_FIELD,
     "priority": LeftOut("follows from the priority class, and left out", "name the class: `kubernetes.priority_class`"),
     **dict.fromkeys(
         [
@@ -151,16 +155,16 @@ POD: Table[RoleDraft] = {
 }
 
 
-# By these Volcano finds the group of pods that TFJob's operator has made.
-_GROUPS = ("scheduling.k8s.io/", "scheduling.volcano.sh/")
+# Labels with these prefixes name the PodGroup of Volcano that TFJob's operator created.
+_POD_GROUP_PREFIXES = ("scheduling.k8s.io/", "scheduling.volcano.sh/")
 
 
 def _labels(role: RoleDraft, path: Path) -> None:
     labels = role.reading.labels(path)
     for key in labels:
-        if key.startswith(_GROUPS):
-            message = "carried over; the group of pods that it names has to be there, and nobody creates it any more"
-            role.reading.remark((*path, key), message, "make the PodGroup, or remove this and schedulerName from the override")
+        if key.startswith(_POD_GROUP_PREFIXES):
+            message = "carried over; the PodGroup that it names must exist, and TFJob's operator does not create it any more"
+            role.reading.remark((*path, key), message, "create the PodGroup, or remove this and schedulerName from the override")
     if labels:
         role.metadata[str(path[-1])] = labels
 
@@ -180,8 +184,8 @@ METADATA: Table[RoleDraft] = {
 
 def _spec(role: RoleDraft, path: Path) -> None:
     # Volumes first: containers refer to them.
-    given = role.reading.mapping(path)
-    if "volumes" in given:
+    fields = role.reading.mapping(path)
+    if "volumes" in fields:
         _volumes(role, (*path, "volumes"))
     walk(path, {**POD, "volumes": read_elsewhere}, role)
 

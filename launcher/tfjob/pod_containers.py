@@ -1,4 +1,4 @@
-"""Init containers and sidecars: fields of the role as far as those can say them, the rest an override of the container of that name."""
+"""Reads init containers and sidecars: into fields of the role if it has them, else into an override of the container."""
 
 from typing import Any
 
@@ -9,27 +9,27 @@ from launcher.tfjob import pod_volumes, resources, variables
 from launcher.tfjob.container import security
 from launcher.tfjob.draft import ExtraContainer, RoleDraft
 
-MAIN = "tensorflow"  # the name of the container that TFJob looks after
-# The fields of a container that are read here; all others are an override as they are.
-_READ = frozenset(
+MAIN = "tensorflow"  # the name of TFJob's main container
+# The fields of a container that are read here; all others go into the override unchanged.
+_FIELDS_READ = frozenset(
     {"name", "image", "command", "args", "env", "workingDir", "resources", "volumeMounts", "securityContext", "restartPolicy"}
 )
 
 
 def read_init_containers(role: RoleDraft, path: Path) -> None:
-    """Carry over the pod's init containers; one that is restarted is a sidecar already."""
-    for index, given in enumerate(role.reading.items(path)):
-        stays = isinstance(given, dict) and given.get("restartPolicy") == "Always"
-        _read(role, (*path, index), "sidecars" if stays else "init_containers")
-        if stays and index + 1 < len(role.reading.items(path)):
+    """Carry over the pod's init containers; one with restartPolicy Always is a sidecar."""
+    for index, container in enumerate(role.reading.items(path)):
+        is_sidecar = isinstance(container, dict) and container.get("restartPolicy") == "Always"
+        _read(role, (*path, index), "sidecars" if is_sidecar else "init_containers")
+        if is_sidecar and index + 1 < len(role.reading.items(path)):
             role.reading.remark((*path, index), "is one of `sidecars`, which start after all init containers")
 
 
 def read_sidecar(role: RoleDraft, path: Path) -> None:
     """Carry over a container beside the task's."""
     _read(role, path, "sidecars")
-    message = "is one of `sidecars`: it ends with the task, and starts again when it ends before; Kubernetes does so from 1.29 on"
-    remedy = "have it do what is to be done after the task when it is asked to end (SIGTERM), within `limits.grace_period`"
+    message = "is one of `sidecars`: it ends with the task, and starts again if it ends before; this needs Kubernetes 1.29 or newer"
+    remedy = "let it do its work after the task's end on SIGTERM, within `limits.grace_period`"
     role.reading.remark(path, message, remedy)
 
 
@@ -41,7 +41,7 @@ def _read(role: RoleDraft, path: Path, kind: str) -> None:
         return
     if name is None:
         return
-    given = pod_volumes.renamed(role, reading.mapping(path))
+    container = pod_volumes.with_renamed_volumes(role, reading.mapping(path))
     image = reading.text((*path, "image"))
     if image is None:
         reading.refuse(path, f"the container {name} has no image", "an image", "add `image`")
@@ -52,42 +52,47 @@ def _read(role: RoleDraft, path: Path, kind: str) -> None:
     except FieldError as error:
         reading.refuse_as(path, error)
         return
-    one = ExtraContainer(kind, path, {"name": name, "image": image}, {key: value for key, value in given.items() if key not in _READ})
+    extra = ExtraContainer(
+        kind, path, {"name": name, "image": image}, {key: value for key, value in container.items() if key not in _FIELDS_READ}
+    )
     for key in ("command", "args", "env", "volumeMounts"):
-        reading.items((*path, key))  # says what is none
-    _words(role, one, given, _variables(role, one, given))
-    if "securityContext" in given:
-        one.override["securityContext"] = security(role, (*path, "securityContext"))
-    _working_dir(one, given)
-    _resources(one, given)
-    if given.get("restartPolicy") not in (None, "Always"):  # of any type
-        one.override["restartPolicy"] = given["restartPolicy"]
-    one.mounts += given["volumeMounts"] if isinstance(given.get("volumeMounts"), list) else []
-    role.extra_containers.append(one)
+        reading.items((*path, key))  # refuses a value that is not a list
+    _command(role, extra, container, _variables(role, extra, container))
+    if "securityContext" in container:
+        extra.override["securityContext"] = security(role, (*path, "securityContext"))
+    _working_dir(extra, container)
+    _resources(extra, container)
+    if container.get("restartPolicy") not in (None, "Always"):  # of any type
+        extra.override["restartPolicy"] = container["restartPolicy"]
+    extra.mounts += container["volumeMounts"] if isinstance(container.get("volumeMounts"), list) else []
+    role.extra_containers.append(extra)
 
 
-def _variables(role: RoleDraft, one: ExtraContainer, given: dict[str, Any]) -> dict[str, str] | None:
-    """Carry over the variables, and return those whose values are known; None where some come from elsewhere, and all are an override."""
+def _variables(role: RoleDraft, extra: ExtraContainer, container: dict[str, Any]) -> dict[str, str] | None:
+    """Carry over the variables, and return those whose values are known; None if some are not known.
+
+    If `env` cannot have one of them, all go into the override.
+    """
     values: dict[str, str] = {}
     fields: dict[str, Any] = {}
-    listed = given["env"] if isinstance(given.get("env"), list) else []
-    for index, entry in enumerate(listed):
+    entries = container["env"] if isinstance(container.get("env"), list) else []
+    for index, entry in enumerate(entries):
         variable = _variable(entry, values)
         if variable is None or variable[0] in fields:
-            one.override["env"] = listed
+            extra.override["env"] = entries
             return None
         name, value = variable
-        variables.KnownVariables(values).remark(role, (*one.path, "env", index, "value"), str(entry.get("value")))
+        variables.KnownVariables(values).remark(role, (*extra.path, "env", index, "value"), str(entry.get("value")))
         fields[name] = value
         if isinstance(value, str):
             values[name] = value
-    one.fields |= {"env": fields} if fields else {}
-    has_more = bool(given.get("envFrom")) or len(values) < len(fields)
+    extra.fields |= {"env": fields} if fields else {}
+    has_more = bool(container.get("envFrom")) or len(values) < len(fields)
     return None if has_more else values
 
 
 def _variable(entry: Any, values: dict[str, str]) -> tuple[str, Any] | None:
-    """Return a variable as `env` has it, None where that cannot say it. It may refer to `values`, which stand before it."""
+    """Return a variable for `env`, or None if `env` cannot have it. It may refer to `values`, the variables before it."""
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         return None
     name, source = entry["name"], entry.get("valueFrom")
@@ -109,34 +114,34 @@ def _variable(entry: Any, values: dict[str, str]) -> tuple[str, Any] | None:
     return name, {"secret": str(secret["name"]), "key": str(secret["key"])}
 
 
-def _words(role: RoleDraft, one: ExtraContainer, given: dict[str, Any], values: dict[str, str] | None) -> None:
-    """Carry over command and args; where only the cluster can complete one of their words both are an override."""
-    lists = {key: given[key] for key in ("command", "args") if given.get(key)}
+def _command(role: RoleDraft, extra: ExtraContainer, container: dict[str, Any], values: dict[str, str] | None) -> None:
+    """Carry over command and args; both go into the override if a word has a variable that only the cluster knows."""
+    lists = {key: container[key] for key in ("command", "args") if container.get(key)}
     words = [word for listed in lists.values() for word in (listed if isinstance(listed, list) else [None])]
     if all(isinstance(word, str) and (values is not None or not variables.references(word)) for word in words):
         known = variables.KnownVariables(values or {})
         for key, listed in lists.items():
             for index, word in enumerate(listed):
-                known.remark(role, (*one.path, key, index), word)
-            one.fields[key] = [variables.expand(word, known.values) for word in listed]
+                known.remark(role, (*extra.path, key, index), word)
+            extra.fields[key] = [variables.expand(word, known.values) for word in listed]
     else:
-        one.override |= lists
+        extra.override |= lists
 
 
-def _working_dir(one: ExtraContainer, given: dict[str, Any]) -> None:
-    where = given.get("workingDir")
-    if isinstance(where, str) and where.startswith("/") and ":" not in where:
-        one.fields["working_dir"] = where
-    elif where is not None:
-        one.override["workingDir"] = where
+def _working_dir(extra: ExtraContainer, container: dict[str, Any]) -> None:
+    directory = container.get("workingDir")
+    if isinstance(directory, str) and directory.startswith("/") and ":" not in directory:
+        extra.fields["working_dir"] = directory
+    elif directory is not None:
+        extra.override["workingDir"] = directory
 
 
-def _resources(one: ExtraContainer, given: dict[str, Any]) -> None:
-    amounts = given.get("resources")
+def _resources(extra: ExtraContainer, container: dict[str, Any]) -> None:
+    amounts = container.get("resources")
     if not amounts:
         return
     fields = resources.as_fields(amounts) if isinstance(amounts, dict) else None
     if fields is None:
-        one.override["resources"] = amounts
+        extra.override["resources"] = amounts
     else:
-        one.fields |= fields
+        extra.fields |= fields

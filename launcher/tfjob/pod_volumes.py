@@ -1,4 +1,4 @@
-"""The volumes of a pod template and where its containers mount them."""
+"""Reads the volumes of a pod template and their mounts."""
 
 import posixpath
 from typing import Any
@@ -11,111 +11,113 @@ from launcher.spec.problems import Path
 from launcher.tfjob.draft import Draft, RoleDraft
 from launcher.tfjob.reading import as_valid
 
-# How a pod template calls what a mount of a container beside the task says -> how `mounts` does.
-_MOUNT = {"name": "volume", "mountPath": "mount_path", "subPath": "sub_path", "readOnly": "read_only"}
+# A key of a mount in a pod template -> the key in `mounts`.
+_MOUNT_KEYS = {"name": "volume", "mountPath": "mount_path", "subPath": "sub_path", "readOnly": "read_only"}
 # The directory of a program's parent.
-_PARENT = posixpath.dirname(CONTAINER_PARENT)
-_OURS = (_PARENT, names.TMP, "/dev/shm")  # noqa: S108
+_PARENT_DIRECTORY = posixpath.dirname(CONTAINER_PARENT)
+_OWN_PATHS = (_PARENT_DIRECTORY, names.TMP, "/dev/shm")  # noqa: S108
 
 
 def read(role: RoleDraft, path: Path) -> None:
-    """Carry over the pod's volumes; those with a name of the run's own volumes get another one."""
-    given = [role.reading.mapping((*path, index)) for index in range(len(role.reading.items(path)))]
-    taken = {str(volume.get("name")) for volume in given}
-    for index, volume in enumerate(given):
+    """Carry over the pod's volumes; those with a reserved name get another one."""
+    volumes = [role.reading.mapping((*path, index)) for index in range(len(role.reading.items(path)))]
+    taken = {str(volume.get("name")) for volume in volumes}
+    for index, volume in enumerate(volumes):
         name = role.reading.name((*path, index))
         if name is None:
             continue
         if names.is_reserved_volume(name):
-            free = next(other for other in (f"tfjob-{name}", f"tfjob-{name}-2") if other not in taken)
-            role.renamed[name] = free
-            role.reading.remark((*path, index, "name"), f"is called {free}: {name} is one of the run's own volumes")
+            new_name = next(other for other in (f"tfjob-{name}", f"tfjob-{name}-2") if other not in taken)
+            role.renamed[name] = new_name
+            role.reading.remark((*path, index, "name"), f"is called {new_name}: {name} is one of the run's own volumes")
         role.volumes.append({**volume, "name": role.renamed.get(name, name)})
 
 
-def renamed(role: RoleDraft, container: dict[str, Any]) -> dict[str, Any]:
-    """Return a container that mounts volumes by the names that they have in the run."""
+def with_renamed_volumes(role: RoleDraft, container: dict[str, Any]) -> dict[str, Any]:
+    """Return a container whose mounts have the volumes' new names."""
     renamed_container = dict(container)
     for key in ("volumeMounts", "volumeDevices"):
         if isinstance(renamed_container.get(key), list):
             renamed_container[key] = [
-                {**one, "name": role.renamed[one["name"]]} if isinstance(one, dict) and str(one.get("name")) in role.renamed else one
-                for one in renamed_container[key]
+                {**mount, "name": role.renamed[mount["name"]]}
+                if isinstance(mount, dict) and str(mount.get("name")) in role.renamed
+                else mount
+                for mount in renamed_container[key]
             ]
     return renamed_container
 
 
 def read_mounts(role: RoleDraft, path: Path) -> None:
-    """Carry over where the task's container mounts volumes."""
+    """Carry over the mounts of the task's container."""
     for index in range(len(role.reading.items(path))):
         below = (*path, index)
-        given = dict(role.reading.mapping(below))
-        name, where = role.reading.text((*below, "name")), role.reading.text((*below, "mountPath"))
-        if name is None or where is None:
+        mount = dict(role.reading.mapping(below))
+        name, mount_path_given = role.reading.text((*below, "name")), role.reading.text((*below, "mountPath"))
+        if name is None or mount_path_given is None:
             expected = "name and mountPath"
-            role.reading.refuse(below, "a mount lacks its volume or its place", expected, "add what is missing")
+            role.reading.refuse(below, "a mount lacks its name or its mountPath", expected, "add what is missing")
             continue
-        plain = posixpath.normpath(where)
-        if plain == _PARENT:
-            message = f"{plain} is where the parent of the task's program is"
-            role.reading.refuse((*below, "mountPath"), message, f"a path other than {_PARENT}", "mount it elsewhere")
-        mount_path = plain if plain in _OURS else where
-        role.mounts.append({**given, "name": role.renamed.get(name, name), "mountPath": mount_path})
+        normalized = posixpath.normpath(mount_path_given)
+        if normalized == _PARENT_DIRECTORY:
+            message = f"{normalized} is reserved for the parent of the task's program"
+            role.reading.refuse((*below, "mountPath"), message, f"a path other than {_PARENT_DIRECTORY}", "mount it elsewhere")
+        mount_path = normalized if normalized in _OWN_PATHS else mount_path_given
+        role.mounts.append({**mount, "name": role.renamed.get(name, name), "mountPath": mount_path})
 
 
-def share(draft: Draft) -> None:
-    """Move volumes that a spec can say in `volumes` there, from the roles' overrides."""
-    listed: list[dict[str, Any]] = []
+def move_to_spec(draft: Draft) -> None:
+    """Move volumes that the spec's `volumes` can have there, from the roles' overrides."""
+    volumes: list[dict[str, Any]] = []
     mount_paths: set[str] = set()
     for name in dict.fromkeys(volume["name"] for role in draft.roles for volume in role.volumes):
-        users = {role.name: _spec_form(role, name) for role in draft.roles if any(volume["name"] == name for volume in role.volumes)}
-        form = _agreed(list(users.values()))
+        forms = {role.name: _spec_form(role, name) for role in draft.roles if any(volume["name"] == name for volume in role.volumes)}
+        form = _common_form(list(forms.values()))
         mount_path = posixpath.normpath(form["mount_path"]) if form and "mount_path" in form else None
         if form is None or mount_path in mount_paths:
             continue
         if mount_path is not None:
             mount_paths.add(mount_path)
-            mounting = [role for role, one in users.items() if one and "mount_path" in one]
-            form |= {"roles": mounting} if len(mounting) < len(draft.roles) else {}
-        listed.append(form)
+            mounting_roles = [role for role, volume in forms.items() if volume and "mount_path" in volume]
+            form |= {"roles": mounting_roles} if len(mounting_roles) < len(draft.roles) else {}
+        volumes.append(form)
         for role in draft.roles:
             role.volumes = [volume for volume in role.volumes if volume["name"] != name]
             role.mounts = [mount for mount in role.mounts if mount["name"] != name]
-            for one in role.extra_containers:
-                found = [mount for mount in one.mounts if _is_of(mount, name)]
-                one.mounts = [mount for mount in one.mounts if mount not in found]
+            for container in role.extra_containers:
+                found = [mount for mount in container.mounts if _is_mount_of(mount, name)]
+                container.mounts = [mount for mount in container.mounts if mount not in found]
                 if found:
-                    one.fields.setdefault("mounts", []).extend(map(mount_of, found))
-    if listed:
-        draft.put(("volumes",), listed, draft.roles[0].path)
+                    container.fields.setdefault("mounts", []).extend(map(to_mount, found))
+    if volumes:
+        draft.put(("volumes",), volumes, draft.roles[0].path)
 
 
-def _agreed(forms: list[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Return the volume that all roles mean by a name; those whose task does not mount it say nothing of where."""
+def _common_form(forms: list[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Return the volume if all roles mean the same one by its name; a role whose task does not mount it has no mount path."""
     known = [form for form in forms if form is not None]
     mounted = [form for form in known if "mount_path" in form]
     agree = all(form == mounted[0] for form in mounted) and all(form["source"] == known[0]["source"] for form in known)
     return dict((mounted or known)[0]) if len(known) == len(forms) and agree else None
 
 
-def _is_of(mount: Any, name: str) -> bool:
+def _is_mount_of(mount: Any, name: str) -> bool:
     return isinstance(mount, dict) and mount.get("name") == name
 
 
-def mount_of(mount: Any) -> dict[str, Any] | None:
-    """Return where a container beside the task mounts a volume, as `mounts` has it; None where that cannot say it."""
-    if not isinstance(mount, dict) or set(mount) - set(_MOUNT):
+def to_mount(mount: Any) -> dict[str, Any] | None:
+    """Return a mount of an init container or sidecar as an item of `mounts`; None if that cannot have it."""
+    if not isinstance(mount, dict) or set(mount) - set(_MOUNT_KEYS):
         return None
-    form = {_MOUNT[key]: value for key, value in mount.items() if value not in (None, "")}
+    form = {_MOUNT_KEYS[key]: value for key, value in mount.items() if value not in (None, "")}
     form["read_only"] = mount.get("readOnly") or False
     return as_valid(Mount, form)
 
 
 def _spec_form(role: RoleDraft, name: str) -> dict[str, Any] | None:
-    """Return a volume as `volumes` has it, or None where that cannot say it, or nothing of the role mounts it."""
+    """Return a volume as an item of `volumes`, or None if that cannot have it, or no container of the role mounts it."""
     [volume, *more] = [volume for volume in role.volumes if volume["name"] == name]
     mounts = [mount for mount in role.mounts if mount["name"] == name]
-    extra_mounts = [mount_of(mount) for one in role.extra_containers for mount in one.mounts if _is_of(mount, name)]
+    extra_mounts = [to_mount(mount) for container in role.extra_containers for mount in container.mounts if _is_mount_of(mount, name)]
     if more or len(mounts) > 1 or not (mounts or extra_mounts) or None in extra_mounts:
         return None
     source = {key: value for key, value in volume.items() if key != "name" and value is not None}

@@ -1,4 +1,4 @@
-"""One TFJob under way: what its fields hold, checked, and what there is to say about them."""
+"""Reads the fields of a TFJob with checks of their types, and collects remarks and problems."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from launcher.spec.problems import FieldError, Finding, Path, nearest, path_text
 
 @dataclass(frozen=True)
 class Remark:
-    """Something that a person should know about one field: what becomes of it, and what to do about that."""
+    """A remark about one field: how it is converted, and what to do about that."""
 
     line: int
     path: str
@@ -23,7 +23,7 @@ class Remark:
 
 
 class Reading:
-    """Reads the fields of one TFJob. Guards the remarks and problems that come up."""
+    """Reads the fields of one TFJob. Its state is the remarks and problems so far."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -37,65 +37,65 @@ class Reading:
         return self.document.location(path, "key").line
 
     def remark(self, path: Path, message: str, remedy: str = "") -> None:
-        """Note what becomes of a field."""
+        """Add a remark about a field."""
         self.remarks.append(Remark(self.line(path), path_text(path), message, remedy))
 
     def refuse(self, path: Path, message: str, expected: str, remedy: str) -> None:
-        """Note what keeps the TFJob from being imported."""
+        """Add a problem, which prevents the import."""
         problem = self.document.problem(Finding(path, message, expected, remedy))
         if problem not in self.problems:
             self.problems.append(problem)
 
     def refuse_as(self, path: Path, error: FieldError) -> None:
-        """Note that a field's value is not what the spec takes."""
+        """Add a problem: the spec does not accept a field's value."""
         self.refuse(path, error.message, error.expected, error.remedy)
 
     def value(self, path: Path) -> Any:
-        """Return what stands at a path; None where nothing does."""
-        found = self.document.value
+        """Return the value at a path, or None."""
+        value = self.document.value
         for part in path:
-            if isinstance(found, dict):
-                found = found.get(str(part))
-            elif isinstance(found, list) and isinstance(part, int) and part < len(found):
-                found = found[part]
+            if isinstance(value, dict):
+                value = value.get(str(part))
+            elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+                value = value[part]
             else:
                 return None
-        return found
+        return value
 
     def has(self, path: Path) -> bool:
-        """Return whether the file has a field, be its value right or wrong."""
+        """Return whether the file has a field, with a valid value or not."""
         return path in self.document.sources or path in self.document.unusable
 
     def mapping(self, path: Path) -> dict[str, Any]:
-        """Return a mapping; an empty one where there is none."""
+        """Return a mapping; an empty one if the field is missing."""
         return self._typed(path, dict, "a mapping", "write lines of `key: value`") or {}
 
     def items(self, path: Path) -> list[Any]:
-        """Return a list; an empty one where there is none."""
+        """Return a list; an empty one if the field is missing."""
         return self._typed(path, list, "a list", "write a list") or []
 
     def text(self, path: Path) -> str | None:
-        """Return a text, or None where there is none."""
+        """Return a text, or None if the field is missing."""
         source = self.document.sources.get(path)
         remedy = f"write {shown(source.text)} in quotes" if source and source.text else "write a text"
         text: str | None = self._typed(path, str, "a text", remedy)
         return text
 
     def labels(self, path: Path) -> dict[str, str]:
-        """Return labels or annotations without those that the launcher sets itself, which it notes."""
-        found: dict[str, str] = {}
+        """Return labels or annotations without the reserved ones, for which it adds remarks."""
+        labels: dict[str, str] = {}
         for key in self.mapping(path):
             if names.is_reserved_label(key):
                 remedy = "give it another key, if something selects by it or reads it"
-                self.remark((*path, key), f"the launcher sets {path[-1]} of this kind itself: left out", remedy)
+                self.remark((*path, key), f"the launcher itself sets {path[-1]} of this kind: left out", remedy)
             elif (value := self.text((*path, key))) is not None:
-                found[key] = value
-        return found
+                labels[key] = value
+        return labels
 
     def name(self, path: Path) -> str | None:
         """Return the name that an item of a list must have."""
         if not self.mapping(path) and self.value(path) not in ({}, None):
-            return None  # no mapping, as has been said
+            return None  # not a mapping, for which `mapping` has added a problem
         name = self.text((*path, "name"))
         if name is None and not self.has((*path, "name")):
             self.refuse(path, f"an item of {path[-2]} has no name", "`name`", "add it")
@@ -103,16 +103,16 @@ class Reading:
 
     def texts(self, path: Path) -> list[str]:
         """Return a list of texts."""
-        found = [self.text((*path, index)) for index in range(len(self.items(path)))]
-        return [text for text in found if text is not None]
+        texts = [self.text((*path, index)) for index in range(len(self.items(path)))]
+        return [text for text in texts if text is not None]
 
     def flag(self, path: Path) -> bool | None:
-        """Return true or false, or None where there is neither."""
+        """Return true or false, or None if the field is missing."""
         flag: bool | None = self._typed(path, bool, "true or false", "write true or false")
         return flag
 
     def number(self, path: Path, least: int) -> int | None:
-        """Return a whole number of `least` or more, or None where there is none."""
+        """Return a whole number of `least` or more, or None if the field is missing."""
         value = self.value(path)
         if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least):
             return value
@@ -129,25 +129,25 @@ class Reading:
 
 
 def grouped(remarks: list[Remark]) -> Iterator[tuple[str, str, Remark]]:
-    """Yield what is said of one field or of several: their lines, their paths, and the first of the remarks, which are alike."""
+    """Yield the lines and the paths of fields with the same remark, and the first such remark."""
     groups: dict[tuple[str, str], list[Remark]] = {}
-    for remark in sorted(remarks, key=lambda one: one.line):
+    for remark in sorted(remarks, key=lambda remark: remark.line):
         groups.setdefault((remark.message, remark.remedy), []).append(remark)
-    for alike in groups.values():
-        lines = dict.fromkeys(str(remark.line) for remark in alike)
-        yield ", ".join(lines), ", ".join(remark.path for remark in alike), alike[0]
+    for group in groups.values():
+        lines = dict.fromkeys(str(remark.line) for remark in group)
+        yield ", ".join(lines), ", ".join(remark.path for remark in group), group[0]
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The row of a field that a spec has no counterpart of: why, and what to do instead."""
+    """The row of a field that has no counterpart in a spec: the reason, and what to do instead."""
 
     why: str
     instead: str = ""
 
 
 def as_valid(model: type[BaseModel], form: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a part of a spec, None where it is none: then it can only be an override."""
+    """Return a part of a spec, or None if it is not valid: then it can only be an override."""
     try:
         model.model_validate(form)
     except ValidationError:
@@ -155,16 +155,16 @@ def as_valid(model: type[BaseModel], form: dict[str, Any]) -> dict[str, Any] | N
     return form
 
 
-class Reads(Protocol):
+class HasReading(Protocol):
     """The result of reading a part of a TFJob."""
 
     @property
     def reading(self) -> Reading:
-        """Return what reads the document."""
+        """Return the reader of the TFJob."""
 
 
-Target = TypeVar("Target", bound=Reads)
-# Deals with the field at a path.
+Target = TypeVar("Target", bound=HasReading)
+# Converts the field at a path.
 Handler = Callable[[Target, Path], None]
 Table = Mapping[str, Handler[Target] | LeftOut]
 
@@ -174,12 +174,12 @@ def section(table: Table[Target]) -> Handler[Target]:
     return lambda target, path: walk(path, table, target)
 
 
-def read_elsewhere(_target: Reads, _path: Path) -> None:
-    """Do nothing with a field that is read together with others, or says nothing."""
+def read_elsewhere(_target: HasReading, _path: Path) -> None:
+    """Do nothing with a field that another function reads, or that needs no conversion."""
 
 
 def walk(path: Path, table: Table[Target], target: Target) -> None:
-    """Deal with every field of a mapping as its row in the table says; a field without a row is none of a TFJob."""
+    """Convert every field of a mapping by its row in the table; a field without a row is not a field of a TFJob."""
     reading = target.reading
     for key, value in reading.mapping(path).items():
         row = table.get(key)
@@ -189,7 +189,9 @@ def walk(path: Path, table: Table[Target], target: Target) -> None:
         if row is None:
             meant = nearest(key, table)
             reading.remark(
-                below, "is no field of a TFJob here, and left out", f"write {meant}, if that is meant" if meant else "see what it was for"
+                below,
+                "is not a field of a TFJob here, and left out",
+                f"write {meant}, if that is meant" if meant else "check what it was for",
             )
         elif isinstance(row, LeftOut):
             reading.remark(below, row.why, row.instead)

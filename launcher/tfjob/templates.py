@@ -1,4 +1,4 @@
-"""Signs that a file is a template which something else fills in first: by line, before and after it is read as YAML."""
+"""Detects files that are templates: in their text, and in the values that are read from them."""
 
 import re
 
@@ -8,8 +8,8 @@ from launcher.spec.problems import Finding, Path, shown
 
 _BRACES = re.compile(r"\{\{|\{%")
 _PLACEHOLDER = re.compile(r"\$\{[^}]*\}?|\$\([^)]*\)?")
-_EXPECTED = "a TFJob as Kubernetes takes it"
-# Lists of words that a program or a shell reads, wherever they stand.
+_EXPECTED = "a TFJob as Kubernetes accepts it"
+# Keys of lists of words for a program or a shell.
 _WORDS = ("command", "args")
 
 
@@ -23,7 +23,7 @@ def in_text(text: str, file: str) -> list[Problem]:
             "",
             f"the file is a template: {shown(line[match.start() :].strip())}",
             _EXPECTED,
-            "let the program that it is for fill it in first, such as `helm template`, and import what that writes",
+            "render it first, e.g. by `helm template`, and import the output",
         )
         for number, line in enumerate(text.splitlines(), 1)
         if not line.lstrip().startswith("#") and (match := _BRACES.search(line))
@@ -31,21 +31,21 @@ def in_text(text: str, file: str) -> list[Problem]:
 
 
 def in_values(document: Document) -> list[Finding]:
-    """Return a finding for each `${...}` or `$(...)` in a name, an image, a number or the like, where Kubernetes replaces nothing."""
+    """Return a finding for each `${...}` or `$(...)` in a field in which Kubernetes does not replace it, e.g. a name, an image or a number."""
     return [
         Finding(
             path,
-            f"{shown(match[0])} stands in a value where nothing replaces it",
-            "the value itself; such placeholders work in command, args and the values of env alone",
-            "fill the template in first, or write the value",
+            f"{shown(match[0])} is in a value in which nothing replaces it",
+            "the value itself; such placeholders only work in command, args and the values of env",
+            "render the template first, or write the value",
         )
         for path, source in document.sources.items()
-        if source.text is not None and not _is_free(path) and (match := _PLACEHOLDER.search(source.text))
+        if source.text is not None and not _allows_placeholders(path) and (match := _PLACEHOLDER.search(source.text))
     ]
 
 
-def _is_free(path: Path) -> bool:
-    """Return whether a text of any content may stand at a path."""
+def _allows_placeholders(path: Path) -> bool:
+    """Return whether the text at a path may have any content."""
     below = path[-2:-1]
     return (
         (bool(below) and below[0] in _WORDS)

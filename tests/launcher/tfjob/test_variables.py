@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.tfjob.variables import completed, expand, references
+from launcher.tfjob.variables import expand, expanded_except, references
 
 VALUES = {"A": "1", "B": "$(A)", "C": "cost $5"}
 
@@ -40,5 +40,5 @@ def test_references_are_found_whether_defined_or_not() -> None:
     ],
 )
 def test_what_is_left_to_the_cluster_becomes_the_same(text: str, left: str, got: str) -> None:
-    assert completed(text, VALUES, is_known_later={"LATE"}.__contains__) == left
+    assert expanded_except(text, VALUES, is_deferred={"LATE"}.__contains__) == left
     assert expand(left, {"LATE": "later", "RUN_DIR": "/runs/x"}) == got
