@@ -26,7 +26,7 @@ _WORD = "[A-Za-z_][A-Za-z0-9_]*"
 CLASS_PATTERN = rf"^{_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*$"
 _CLASS = re.compile(rf"{CLASS_PATTERN[:-1]}\Z")
 _DOTTED = re.compile(rf"({_WORD}(?:\.{_WORD})*)[.:/]+([A-Z][A-Za-z0-9_]*)\Z")
-DATA_WORDS = ("synthetic", "download")
+DATA_KEYWORDS = ("synthetic", "download")
 
 
 Rule = Callable[[RuleContext], Iterator[Finding]]
@@ -235,19 +235,21 @@ def data_exists(context: RuleContext) -> Iterator[Finding]:
     """The data set is synthetic, downloaded, or in a directory that exists."""
     train = context.spec.train
     if train is not None and is_directory_name(train) and not container_rules.is_mounted(volumes_of(context.spec), train.data):
-        yield from _directory(context, ("train", "data"), train.data, "synthetic, download, or a directory with the data set", DATA_WORDS)
+        yield from _directory(
+            context, ("train", "data"), train.data, "synthetic, download, or a directory with the data set", DATA_KEYWORDS
+        )
 
 
 def is_directory_name(train: Train) -> bool:
     """Return whether `data` names a directory of this machine, and not a keyword or a URL that a workload reads."""
-    return train.data not in DATA_WORDS and "://" not in train.data
+    return train.data not in DATA_KEYWORDS and "://" not in train.data
 
 
 def _unusable(name: str, error: OSError | FieldError) -> str:
     return error.message if isinstance(error, FieldError) else f"{shown(name)} is not a usable path: {error.strerror or error}"
 
 
-def _directory(context: RuleContext, path: Path, name: str, expected: str, words: tuple[str, ...] = ()) -> Iterator[Finding]:
+def _directory(context: RuleContext, path: Path, name: str, expected: str, keywords: tuple[str, ...] = ()) -> Iterator[Finding]:
     try:
         directory = resolved(context.directory(path), name)
         exists, is_directory = directory.exists(), directory.is_dir()
@@ -260,7 +262,7 @@ def _directory(context: RuleContext, path: Path, name: str, expected: str, words
         yield Finding(path, f"{shown(name)} is a file", expected, f"name the directory it is in, {directory.parent}")
         return
     siblings = [entry.name for entry in directory.parent.iterdir() if entry.is_dir()] if directory.parent.is_dir() else []
-    meant = nearest(name, words) or next(
+    meant = nearest(name, keywords) or next(
         (str(FilePath(name).parent / sibling) for sibling in [nearest(directory.name, siblings)] if sibling), None
     )
     resolved_text = f" (looked for {directory})" if str(directory) != name else ""

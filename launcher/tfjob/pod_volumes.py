@@ -84,10 +84,10 @@ def move_to_spec(draft: Draft) -> None:
             role.volumes = [volume for volume in role.volumes if volume["name"] != name]
             role.mounts = [mount for mount in role.mounts if mount["name"] != name]
             for container in role.extra_containers:
-                found = [mount for mount in container.mounts if _is_mount_of(mount, name)]
-                container.mounts = [mount for mount in container.mounts if mount not in found]
-                if found:
-                    container.fields.setdefault("mounts", []).extend(map(to_mount, found))
+                mounts = [mount for mount in container.mounts if _is_mount_of(mount, name)]
+                container.mounts = [mount for mount in container.mounts if mount not in mounts]
+                if mounts:
+                    container.fields.setdefault("mounts", []).extend(map(to_mount, mounts))
     if volumes:
         draft.put(("volumes",), volumes, draft.roles[0].path)
 

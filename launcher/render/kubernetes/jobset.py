@@ -85,13 +85,13 @@ def _ends_by_itself(run: Run, group: RoleGroup) -> bool:
 
 def _failure_policy(by_role: tuple[RoleGroup, ...]) -> Object:
     """Return the rules of which roles restart together; see docs/architecture.md, "Who restarts what"."""
-    alone = [group.role for group in by_role if group.scope == "alone"]
-    together = [group.role for group in by_role if group.scope == "all"]
+    restarted_alone = [group.role for group in by_role if group.scope == "alone"]
+    restarted_together = [group.role for group in by_role if group.scope == "all"]
     rules: list[Object] = [{"name": "final", "action": "FailJobSet", "onJobFailureReasons": _FINAL}]
-    if alone:
+    if restarted_alone:
         # The Job has already restarted its pod as often as limits.max_restarts allows.
-        rules.append({"name": "alone", "action": "FailJobSet", "targetReplicatedJobs": alone})
-    if together:
-        rules.append({"name": "together", "action": "RestartJobSet", "targetReplicatedJobs": together})
-    max_restarts = max(group.task.restart.max_restarts for group in by_role if group.role in together or not together)
+        rules.append({"name": "alone", "action": "FailJobSet", "targetReplicatedJobs": restarted_alone})
+    if restarted_together:
+        rules.append({"name": "together", "action": "RestartJobSet", "targetReplicatedJobs": restarted_together})
+    max_restarts = max(group.task.restart.max_restarts for group in by_role if group.role in restarted_together or not restarted_together)
     return {"maxRestarts": max_restarts, "rules": rules}
