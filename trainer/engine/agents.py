@@ -1,4 +1,4 @@
-"""Training an agent, which learns from what it does itself: the session on one task, and what the one on servers shares with it."""
+"""Training an agent, which learns from its own actions: the session on one task, and the base class that it shares with the one on servers."""
 
 import math
 import time
@@ -19,8 +19,8 @@ from trainer.workloads.protocol import Agent
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 
-MAX_MOVES = 8  # of each board in a call, so that what plays is never much older than what has learned
-_MAX_UPDATES = 32  # between two checks whether to stop; as many as 16 boards give in a call that learn every fourth move
+MAX_MOVES = 8  # moves of each board in a call, so that the players' weights are never much older than the learner's
+_MAX_UPDATES = 32  # updates between two checks whether to stop: those of a call of 16 boards that learn every fourth move
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Rollout:
 
 
 class Player:
-    """The games of one task that plays, and what comes next in them. They stay with the chief: lost are the moves of a call at most."""
+    """The games of one task that plays, and their random seed. They stay with the chief: at most the moves of one call are lost."""
 
     def __init__(self, agent: Agent, player: int, step: int) -> None:
         self._agent = agent
-        # NumPy's, so that they are on no task: the next call may be on another one.
+        # NumPy's arrays are on no task: the next call may run on another one.
         self._games, self._seed = (tensor.numpy() for tensor in agent.start(agent.boards, player, step))
         self._moves = 0
 
@@ -50,7 +50,7 @@ class Player:
 
 
 class AgentSession(Session):
-    """The chief's part: it learns from what is played; see Session. `stopped` returns whether this task was asked to stop."""
+    """The chief's part: it learns from the moves that were played; see Session. `stopped` returns whether this task was asked to stop."""
 
     def __init__(self, agent: Agent, job: Job, stopped: Callable[[], bool]) -> None:
         self._agent, self._last_step, self._stopped = agent, job.steps, stopped
@@ -62,7 +62,7 @@ class AgentSession(Session):
         self._learn = self._make_learn(job.batch_size)
 
     def begin_at(self, step: int) -> None:
-        """See Session.begin_at. A step is a move that was learned from; moves that were not are no part of the state."""
+        """See Session.begin_at. A step is a move that was learned from; other moves are no part of the state."""
         self._step = step
         self._window.clear()
         self._publish()
@@ -90,27 +90,27 @@ class AgentSession(Session):
 
     @abstractmethod
     def _take(self, steps: int) -> Rollout | None:
-        """Return what was played in about so many steps; None where there is nothing new yet, or the task is asked to stop."""
+        """Return the moves of about so many steps; None if there are no new ones yet, or the task is asked to stop."""
 
     @abstractmethod
     def _publish(self) -> None:
         """Give the players the weights that were learned."""
 
     def _workers_progress(self) -> Sequence[WorkerProgress]:
-        """Return what others did since this was last asked."""
+        """Return the workers' progress since the last call of this."""
         return ()
 
     def _learn_from(self, rollout: Rollout) -> None:
         self._window.append((len(rollout.experience), rollout.sums))
         while sum(steps for steps, _ in self._window) - self._window[0][0] >= self._agent.window:
             self._window.popleft()
-        # Boards move together: those beyond the last step are left out.
-        left = rollout.experience[: self._last_step - self._step]
-        while len(left) and not self._stopped():
-            updates = self._agent.updates(self._step, self._step + len(left))
-            rows = max(1, len(left) * _MAX_UPDATES // max(updates, _MAX_UPDATES))
-            self._learn_rows(left[:rows])
-            left = left[rows:]
+        # Boards move together: moves beyond the last step are dropped.
+        remaining = rollout.experience[: self._last_step - self._step]
+        while len(remaining) and not self._stopped():
+            updates = self._agent.updates(self._step, self._step + len(remaining))
+            rows = max(1, len(remaining) * _MAX_UPDATES // max(updates, _MAX_UPDATES))
+            self._learn_rows(remaining[:rows])
+            remaining = remaining[rows:]
 
     def _learn_rows(self, experience: np.ndarray[Any, np.dtype[np.int8]]) -> None:
         after = self._step + len(experience)
@@ -128,7 +128,7 @@ class AgentSession(Session):
         return model_ops.named(self._agent.measured, np.sum([sums for _, sums in self._window], axis=0) / steps)
 
     def _make_learn(self, batch_size: int) -> Any:
-        """Return what learns, traced once for any number of moves: the first and the last call have fewer."""
+        """Return the TensorFlow function that learns, traced once for any number of moves: the first and the last call have fewer."""
         agent, model, optimizer = self._agent, self.model, self.optimizer
         number = tf.TensorSpec([], tf.int32)
 
@@ -159,7 +159,7 @@ class LocalAgentSession(AgentSession):
     def _take(self, steps: int) -> Rollout | None:
         if not self._player:
             return None
-        if self._deterministic:  # how much is played with the same network, and learned at once, must not follow the clock
+        if self._deterministic:  # how many moves are played between two updates must not depend on measured time
             steps = self._agent.boards
         return self._player.play(lambda *given: self._call(*map(tf.constant, given)), steps, self._agent.epsilon(self._step))
 

@@ -1,11 +1,11 @@
-"""How many steps one call into TensorFlow has, where no `steps_per_execution` is set, chosen by measurement; and what is due when."""
+"""Chooses the steps of one call into TensorFlow by measurement if `steps_per_execution` is not set; the intervals and rates of reports."""
 
 import time
 
 _CALL_SECONDS = 0.2  # a call this long hides its own cost (about 1 ms) and still shows progress
-REPORT_INTERVAL = 0.5  # seconds between progress events, where the settings name no steps
+REPORT_INTERVAL = 0.5  # seconds between progress events if the settings give no steps
 _MAX_STEPS = 1000
-_GROWTH = 8  # the first calls are slow for other reasons (tracing, caches): grow in steps
+_GROWTH = 8  # the largest factor between two calls: the first ones are slow for other reasons (tracing, caches)
 
 
 def next_steps(steps: int, seconds: float) -> int:
@@ -21,7 +21,7 @@ def to_boundary(step: int, wanted: int, last: int, *every: int | None) -> int:
 
 
 class Interval:
-    """Tells when something that happens every so many steps, or seconds, is due."""
+    """Returns, when called, whether something is due that happens every so many steps or seconds."""
 
     def __init__(self, steps: int | None, seconds: float | None = None) -> None:
         self._steps, self._seconds = steps, seconds
@@ -42,9 +42,9 @@ class Interval:
 
 
 class Rate:
-    """Counts examples and steps, and returns their rate since the last call.
+    """Counts examples and steps, and returns their rates since the last `take`.
 
-    A call's own seconds do not show it: asynchronous calls hand on what came long before, or while nothing was waited for.
+    The seconds of a call do not give them: asynchronous calls report results that came before the call began.
     """
 
     def __init__(self) -> None:

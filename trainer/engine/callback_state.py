@@ -1,9 +1,9 @@
 """The state of callbacks as bytes for a checkpoint: their simple attributes, without pickle.
 
-Simple are numbers, texts, None, NumPy arrays, and lists, tuples and dicts of such. The bytes are an .npz file: arrays by number, and
-`text`, JSON in which {"array": n} stands for one. An attribute is saved if it has changed since the callback was made, or
-since training began. It is restored only if the constructor has given it the same value as then: an argument that was changed between two
-starts of a run wins.
+Simple values are numbers, texts, None, NumPy arrays, and lists, tuples and dicts of these. The bytes are an .npz file: arrays by number, and
+`text`, JSON in which {"array": n} stands for an array. An attribute is saved if it has changed since the callback was constructed, or
+since training began. It is restored only if the constructor has set the same initial value: an argument that the user changed between two
+starts of a run takes precedence.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 _OF_KERAS = frozenset({"_model", "model", "params", "_params"})
-# Attributes that a callback finds out for itself after each start, by its class.
+# Class of a callback -> attributes that it computes itself after each start.
 _DERIVED: dict[type, frozenset[str]] = {
     keras.callbacks.CSVLogger: frozenset({"append", "append_header"}),
     keras.callbacks.EarlyStopping: frozenset({"min_delta"}),  # its sign, with the function that compares
@@ -25,39 +25,39 @@ _DERIVED: dict[type, frozenset[str]] = {
 }
 _TEXT = "text"
 _KINDS = "biufc"  # of NumPy's types of numbers
-_SHORT = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # types of weights that NumPy has from elsewhere
-_NOTHING = object()
+_EXTENSION_TYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # types of weights that another package adds to NumPy
+_NOT_SIMPLE = object()
 
 
 class TrackedAttributes:
-    """The attributes of some callbacks, seen first when they are made: right after `__init__`."""
+    """The attributes of some callbacks, first read right after their construction."""
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         self._callbacks = list(callbacks)
         self._names = _names(self._callbacks)
-        self._made = self._now()
-        self._at_begin = self._made
+        self._initial = self._current()
+        self._at_begin = self._initial
 
     def mark_begin(self) -> None:
-        """Read them again, after `on_train_begin`."""
-        self._at_begin = self._now()
+        """Read the attributes again, after `on_train_begin`."""
+        self._at_begin = self._current()
 
     def arguments(self) -> str:
-        """Return a digest of the simple values that the callbacks were made with."""
-        made = {
+        """Return a digest of the simple values that the callbacks were constructed with."""
+        initial = {
             name: {key: _to_json(_plain(value), []) for key, value in one.items()}
-            for name, one in zip(self._names, self._made, strict=True)
+            for name, one in zip(self._names, self._initial, strict=True)
         }
-        return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(initial, sort_keys=True).encode()).hexdigest()
 
-    def pack(self, **more: Any) -> bytes:
-        """Return the state to save, and `more` of simple values."""
+    def pack(self, **extra: Any) -> bytes:
+        """Return the state to save, with `extra` simple values."""
         arrays: list[np.ndarray] = []
         saved = {}
-        for name, now, made, at_begin in zip(self._names, self._now(), self._made, self._at_begin, strict=True):
-            changed = [key for key, value in now.items() if not (_same(value, made.get(key)) and _same(value, at_begin.get(key)))]
-            saved[name] = {key: [_to_json(now[key], arrays), _to_json(_plain(made.get(key)), arrays)] for key in changed}
-        text = json.dumps({"callbacks": saved, **more})
+        for name, now, initial, at_begin in zip(self._names, self._current(), self._initial, self._at_begin, strict=True):
+            changed = [key for key, value in now.items() if not (_same(value, initial.get(key)) and _same(value, at_begin.get(key)))]
+            saved[name] = {key: [_to_json(now[key], arrays), _to_json(_plain(initial.get(key)), arrays)] for key in changed}
+        text = json.dumps({"callbacks": saved, **extra})
         file = io.BytesIO()
         named: dict[str, Any] = {_TEXT: np.frombuffer(text.encode(), np.uint8), **{str(n): array for n, array in enumerate(arrays)}}
         np.savez(file, **named)
@@ -65,27 +65,26 @@ class TrackedAttributes:
 
     def restore(self, packed: bytes) -> None:
         """Restore what `pack` saved of callbacks of the same class and position."""
-        found, arrays = _unpacked(packed)
-        for name, callback, made in zip(self._names, self._callbacks, self._made, strict=True):
-            for key, (now, before) in found["callbacks"].get(name, {}).items():
-                if _same(_from_json(before, arrays), _plain(made.get(key))):
-                    _set_attribute(callback, key, _from_json(now, arrays))
+        saved, arrays = _unpacked(packed)
+        for name, callback, initial in zip(self._names, self._callbacks, self._initial, strict=True):
+            for key, (value, saved_initial) in saved["callbacks"].get(name, {}).items():
+                if _same(_from_json(saved_initial, arrays), _plain(initial.get(key))):
+                    _set_attribute(callback, key, _from_json(value, arrays))
 
-    def _now(self) -> list[dict[str, Any]]:
+    def _current(self) -> list[dict[str, Any]]:
         return [_attributes(callback) for callback in self._callbacks]
 
 
-def more_of(packed: bytes) -> dict[str, Any]:
-    """Return the values that `pack` was given beside the callbacks."""
-    found, _ = _unpacked(packed)
-    return {key: value for key, value in found.items() if key != "callbacks"}
+def extra_values(packed: bytes) -> dict[str, Any]:
+    """Return the `extra` values that were given to `pack`."""
+    saved, _ = _unpacked(packed)
+    return {key: value for key, value in saved.items() if key != "callbacks"}
 
 
 def _unpacked(packed: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     with np.load(io.BytesIO(packed), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    found = json.loads(arrays.pop(_TEXT).tobytes().decode())
-    return found, arrays
+    return json.loads(arrays.pop(_TEXT).tobytes().decode()), arrays
 
 
 def _names(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
@@ -102,31 +101,31 @@ def _names(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
 def _attributes(callback: keras.callbacks.Callback) -> dict[str, Any]:
     derived = frozenset[str]().union(*(names for kind, names in _DERIVED.items() if isinstance(callback, kind)))
     every = {key: _copied(value) for key, value in vars(callback).items() if key not in _OF_KERAS | derived}
-    return {key: value for key, value in every.items() if value is not _NOTHING}
+    return {key: value for key, value in every.items() if value is not _NOT_SIMPLE}
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of a simple value, `_NOTHING` for one that is not."""
+    """Return a copy of a simple value, `_NOT_SIMPLE` for another."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.ndarray | np.generic):
-        return value.copy() if _is_number(np.asarray(value).dtype) else _NOTHING
+        return value.copy() if _is_number(np.asarray(value).dtype) else _NOT_SIMPLE
     if isinstance(value, dict):
         copied = {key: _copied(one) for key, one in value.items()}
-        simple = all(isinstance(key, str) for key in value) and not any(one is _NOTHING for one in copied.values())
-        return copied if simple else _NOTHING
+        simple = all(isinstance(key, str) for key in value) and not any(one is _NOT_SIMPLE for one in copied.values())
+        return copied if simple else _NOT_SIMPLE
     if type(value) in (list, tuple):
         parts = [_copied(one) for one in value]
-        return _NOTHING if any(one is _NOTHING for one in parts) else type(value)(parts)
-    return _NOTHING
+        return _NOT_SIMPLE if any(one is _NOT_SIMPLE for one in parts) else type(value)(parts)
+    return _NOT_SIMPLE
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in _KINDS or dtype.name in _SHORT
+    return dtype.kind in _KINDS or dtype.name in _EXTENSION_TYPES
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that an attribute was made with; arrays as None, for they would double the size."""
+    """Return an attribute's initial value; arrays as None, since they would double the size."""
     return None if isinstance(value, np.ndarray) else value
 
 
@@ -143,11 +142,11 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _set_attribute(callback: keras.callbacks.Callback, key: str, value: Any) -> None:
-    """Set an attribute; a dict of a class of its own, such as a defaultdict, which is known by the one that was made, is filled."""
-    made = getattr(callback, key, None)
-    if isinstance(value, dict) and isinstance(made, dict) and type(made) is not dict:
-        made.clear()
-        made.update(value)
+    """Set an attribute. If it is a subclass of dict, such as a defaultdict, its items are replaced."""
+    existing = getattr(callback, key, None)
+    if isinstance(value, dict) and isinstance(existing, dict) and type(existing) is not dict:
+        existing.clear()
+        existing.update(value)
     else:
         setattr(callback, key, value)
 
@@ -155,7 +154,7 @@ def _set_attribute(callback: keras.callbacks.Callback, key: str, value: Any) -> 
 def _to_json(value: Any, arrays: list[np.ndarray]) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
-        # NumPy's files know no types but its own: others, such as bfloat16, are stored as bytes.
+        # NumPy's files support only its own types: others, such as bfloat16, are stored as bytes.
         own = array.dtype.kind in _KINDS
         arrays.append(array if own else np.frombuffer(array.tobytes(), np.uint8))
         form = {} if own else {"type": array.dtype.name, "shape": list(array.shape)}

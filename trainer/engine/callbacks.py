@@ -1,8 +1,9 @@
 """Calls Keras's callbacks between steps, as `fit` does: on the chief, with the logs that `fit` would give them.
 
-Every task goes through the same points, since what a callback changes on the chief is to hold on all from the same step on
-(`Session.between_steps`); those that the chief has decide which points these are, whatever a task makes for itself. An epoch is a pass over the training data where `train.epochs` says how long to train; else the steps from one evaluation to
-the next, where `train.evaluate.every_steps` says so; else a pass again, or the whole run where the data's length is not known.
+Every task stops at the same points, so that changes by a callback on the chief apply to all tasks from the same step on
+(`Session.between_steps`). Only the chief's callbacks decide which points these are. An epoch is a pass over the training data if `train.epochs`
+is set; else the steps between two evaluations, if `train.evaluate.every_steps` is set; else a pass again, or the whole run if the data's
+length is not known.
 """
 
 import csv
@@ -14,7 +15,7 @@ import keras
 
 from trainer.engine import callback_state
 from trainer.engine.changes import Snapshot
-from trainer.engine.epochs import Pass
+from trainer.engine.epochs import EpochLength
 from trainer.engine.job import Job
 from trainer.engine.run_state import write_atomically
 from trainer.engine.session import Progress, Session
@@ -26,43 +27,43 @@ Evaluate = Callable[[int], dict[str, float]]
 
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _NEVER_CALLED = ("on_test_batch_begin", "on_test_batch_end")
-# Class of a callback that is left out -> why.
+# Class of a callback that is left out -> the reason.
 _LEFT_OUT: dict[type, str] = {
     keras.callbacks.TensorBoard: "the trainer writes TensorBoard's files itself (train.summaries)",
     keras.callbacks.BackupAndRestore: "the trainer saves and resumes itself (train.checkpoint)",
     keras.callbacks.ProgbarLogger: "the trainer shows progress itself",
     keras.callbacks.SwapEMAWeights: "the trainer evaluates and exports an optimizer's averages itself",
 }
-# The attribute of a callback that is a path of a file: relative ones are in the run's `results`.
+# Class of a callback -> its attribute that is a file's path; relative paths are in the run's `results`.
 _FILES: dict[type, str] = {keras.callbacks.CSVLogger: "filename", keras.callbacks.ModelCheckpoint: "filepath"}
 _ON_NAN = "`train.on_nan: stop` fails the run before it would be called; with `train.on_nan: warn` it ends the run"
 
 
 class Hooks:
-    """The points between steps at which callbacks are called. Without any, all of it does nothing."""
+    """The points between steps at which callbacks are called. Without callbacks its methods do nothing."""
 
     def __init__(self, session: Session, workload: Workload | Agent, job: Job, report: Reporter) -> None:
         self._session, self._job, self._report = session, job, report
-        made = workload.callbacks() if hasattr(workload, "callbacks") and not isinstance(workload, Agent) else []
-        self._callbacks = self._selected(made)
+        callbacks = workload.callbacks() if hasattr(workload, "callbacks") and not isinstance(workload, Agent) else []
+        self._callbacks = self._selected(callbacks)
         resolve_file_paths(self._callbacks, job.run_dir / "results")
         self._tracked = callback_state.TrackedAttributes(self._callbacks)
-        self._span = _span(job)
+        self._epoch_length = _epoch_length(job)
         self._epoch = 0
         self._means = _Means()
-        self._packed = b""  # what a checkpoint had for them
+        self._packed = b""  # their state in a checkpoint
         self._logs: dict[str, float] = {}
         self._evaluate: Evaluate | None = None
-        self.present = bool(self._callbacks)  # since `begin`: on the chief
+        self.present = bool(self._callbacks)  # after `begin`: whether the chief has callbacks
         self.by_batch = any(_uses_batches(callback) for callback in self._callbacks)
         self.reason: str | None = None  # why a callback has ended the run
 
-    def _selected(self, made: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+    def _selected(self, callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
         reasons = dict(_LEFT_OUT)
         if self._job.train.on_nan == "stop":
             reasons[keras.callbacks.TerminateOnNaN] = _ON_NAN
         remaining = []
-        for callback in made:
+        for callback in callbacks:
             why = next((reason for kind, reason in reasons.items() if isinstance(callback, kind)), None)
             if why is None:
                 remaining.append(callback)
@@ -77,18 +78,18 @@ class Hooks:
 
     def until(self, last: int) -> int:
         """Return the step with which the epoch ends, at most `last`: calls of the session end there."""
-        return min(last, self._span.steps(self._epoch + 1)) if self.present else last
+        return min(last, self._epoch_length.steps(self._epoch + 1)) if self.present else last
 
     def restore(self, packed: bytes) -> None:
-        """Take the callbacks' state in a checkpoint; they get it when training begins."""
+        """Take the callbacks' state from a checkpoint; they get it when training begins."""
         self._packed = packed
 
     def state(self, step: int) -> bytes:
         """Return the callbacks' state for a checkpoint of `step`; empty without callbacks."""
         if not self._callbacks:
             return b""
-        # The end of an epoch that was reached, but not passed on yet: as the task is asked to stop, or workers of servers were ahead.
-        pending = self._span.epoch_at(step) > self._epoch
+        # Whether callbacks were not called yet at the end of an epoch: the task is asked to stop, or workers of parameter servers are ahead.
+        pending = self._epoch_length.epoch_at(step) > self._epoch
         return self._tracked.pack(epoch=self._epoch, pending=pending, means=self._means.state(), ended=self._ended())
 
     def _ended(self) -> list[Any] | None:
@@ -96,47 +97,47 @@ class Hooks:
         return [self.reason, self._job.steps, self._tracked.arguments()] if self.reason else None
 
     def begin(self, step: int, evaluate: Evaluate | None) -> bool:
-        """Call what is due before the first step, on every task; return whether training is to end. `evaluate` is the chief's."""
+        """Call the hooks before the first step, on every task; return whether training is to end. `evaluate` is the chief's."""
         if step >= self._job.steps:
             return False
         self.present, self.by_batch = self._session.flags_of_chief([self.present, self.by_batch])
         if not self.present:
             return False
         self._evaluate = evaluate
-        self._epoch = self._span.epoch_at(step)
+        self._epoch = self._epoch_length.epoch_at(step)
         ended = self._session.between_steps(lambda: self._begin(step))
         self._session.hold(self.until(self._job.steps))
         return ended
 
     def _begin(self, step: int) -> bool:
         model, optimizer = self._session.model, self._session.optimizer
-        model.optimizer = optimizer  # the one that trains: settings may have made another
+        model.optimizer = optimizer  # the one that trains: settings may have replaced the compiled one
         model._delete_tracking("optimizer")  # noqa: SLF001 - see model_ops.build: checkpoints have it beside the model
         model.stop_training = False
-        epochs = self._span.epoch_at(self._job.steps - 1) + 1
+        epochs = self._epoch_length.epoch_at(self._job.steps - 1) + 1
         for callback in self._callbacks:
             callback.set_model(model)
-            callback.set_params({"verbose": 0, "epochs": self._job.train.epochs or epochs, "steps": self._span.steps(1)})
+            callback.set_params({"verbose": 0, "epochs": self._job.train.epochs or epochs, "steps": self._epoch_length.steps(1)})
         (self._job.run_dir / "results").mkdir(parents=True, exist_ok=True)  # where callbacks of the user's own write
         make_log_directories(self._callbacks)
-        before = callback_state.more_of(self._packed) if self._packed else {}
+        saved = callback_state.extra_values(self._packed) if self._packed else {}
         if self._packed:
-            continue_logs(self._callbacks, before["epoch"] if before["pending"] else self._epoch)
+            continue_logs(self._callbacks, saved["epoch"] if saved["pending"] else self._epoch)
         self._call("on_train_begin")
         self._tracked.mark_begin()
-        if before:
+        if saved:
             self._tracked.restore(self._packed)
-            self._means.restore(before["means"])
-        self.reason = (before.get("ended") or [None])[0]
-        if self.reason and before["ended"] == self._ended():
+            self._means.restore(saved["means"])
+        self.reason = (saved.get("ended") or [None])[0]
+        if self.reason and saved["ended"] == self._ended():
             return True
         self.reason = None
-        if before.get("pending"):
-            self._end(before["epoch"], step)
+        if saved.get("pending"):
+            self._end(saved["epoch"], step)
         return bool(model.stop_training) or self._begin_epoch(self._epoch, step)
 
     def after(self, progress: Progress) -> bool:
-        """Call what is due after a call of the session, on every task; return whether training is to end."""
+        """Call the hooks after a call of the session, on every task; return whether training is to end."""
         if not self.present:
             return False
         step = progress.step
@@ -146,18 +147,18 @@ class Hooks:
             return False
         ended = self._session.between_steps(lambda: self._after(step, reached=reached), current=reached)
         if reached:
-            self._epoch = self._span.epoch_at(step)
+            self._epoch = self._epoch_length.epoch_at(step)
             self._session.hold(self.until(self._job.steps))
         return ended
 
     def _after(self, step: int, *, reached: bool) -> bool:
-        model, start = self._session.model, self._span.steps(self._epoch)
+        model, start = self._session.model, self._epoch_length.steps(self._epoch)
         if self.by_batch:
             self._call("on_train_batch_end", step - 1 - start, logs=self._means.logs())
-        following = self._span.epoch_at(step)
+        following = self._epoch_length.epoch_at(step)
         if reached:
-            # One that is no more than begun ends with the last step. Of epochs shorter than a step, several end at once.
-            last = step >= self._job.steps and self._span.steps(following) < step
+            # An unfinished epoch ends with the last step. If epochs are shorter than a step, several end at once.
+            last = step >= self._job.steps and self._epoch_length.steps(following) < step
             for epoch in range(self._epoch, max(following + last, self._epoch + 1)):
                 self._end(epoch, step)
         elif model.stop_training:
@@ -170,7 +171,7 @@ class Hooks:
 
     def _begin_epoch(self, epoch: int, step: int) -> bool:
         self._call("on_epoch_begin", epoch)
-        return self._begin_batch(step - self._span.steps(epoch))
+        return self._begin_batch(step - self._epoch_length.steps(epoch))
 
     def _begin_batch(self, batch: int) -> bool:
         if self.by_batch:
@@ -186,7 +187,7 @@ class Hooks:
         self._means = _Means()
 
     def evaluation(self, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Evaluate, with the calls that belong to it before and after; on the chief."""
+        """Evaluate, between `on_test_begin` and `on_test_end`; on the chief."""
         if self._evaluate is None:  # training has not begun, or there are no callbacks
             return evaluate()
         self._call("on_test_begin")
@@ -195,7 +196,7 @@ class Hooks:
         return metrics
 
     def end(self, *, finished: bool) -> bool:
-        """Call what is due when training has ended, on the chief; return whether weights were changed. A run that was stopped continues later."""
+        """Call `on_train_end` if the run is finished, on the chief; return whether weights were changed. A stopped run resumes later."""
         if not self._callbacks or self._evaluate is None:
             return False
         if not finished:
@@ -250,11 +251,11 @@ class _Means:
         self._steps, self._sums = state["steps"], state["sums"]
 
 
-def _span(job: Job) -> Pass:
+def _epoch_length(job: Job) -> EpochLength:
     every = job.train.evaluate.every_steps
     if job.train.epochs is None and every:
-        return Pass(every, 1)
-    return job.one_pass or Pass(max(1, job.steps), 1)
+        return EpochLength(every, 1)
+    return job.epoch_length or EpochLength(max(1, job.steps), 1)
 
 
 def _overrides(callback: keras.callbacks.Callback, name: str) -> bool:
@@ -263,14 +264,14 @@ def _overrides(callback: keras.callbacks.Callback, name: str) -> bool:
 
 
 def _has(callback: keras.callbacks.Callback, hook: str) -> bool:
-    """Return whether a callback does something in a hook; Keras's own of training batches call those of batches."""
+    """Return whether a callback overrides a hook; Keras's own `on_train_batch_*` call `on_batch_*`."""
     return _overrides(callback, hook) or (hook in _BATCH_HOOKS and _overrides(callback, hook.replace("_train", "")))
 
 
 def _uses_batches(callback: keras.callbacks.Callback) -> bool:
     if (
         isinstance(callback, keras.callbacks.ModelCheckpoint)
-        and type(callback).on_train_batch_end is _SAVES
+        and type(callback).on_train_batch_end is _CHECKPOINT_HOOK
         and callback.save_freq == "epoch"
     ):
         return False  # it is called, and does nothing
@@ -287,7 +288,7 @@ def resolve_file_paths(callbacks: Iterable[keras.callbacks.Callback], results: P
 
 
 def make_log_directories(callbacks: Iterable[keras.callbacks.Callback]) -> None:
-    """Make the directories of logs, which Keras opens without a check."""
+    """Create the directories of logs: Keras opens the files without doing so."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.CSVLogger) and "://" not in callback.filename:
             Path(callback.filename).parent.mkdir(parents=True, exist_ok=True)
@@ -302,14 +303,14 @@ def continue_logs(callbacks: Iterable[keras.callbacks.Callback], epoch: int) -> 
 
 
 def close_logs(callbacks: Iterable[keras.callbacks.Callback]) -> None:
-    """Close the logs of a run that is stopped: `on_train_end`, which does, is not called."""
+    """Close the logs of a stopped run: `on_train_end`, which would close them, is not called."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.CSVLogger) and callback.csv_file:
             callback.csv_file.close()
 
 
 def _cut_log(path: Path, separator: str, epoch: int) -> None:
-    """Drop the rows of `epoch` and later ones: training went back to an earlier checkpoint, and does them again."""
+    """Drop the rows of `epoch` and later ones: training resumes from an earlier checkpoint, and repeats them."""
     with path.open(newline="", encoding="utf-8") as file:
         lines = file.readlines()
     head, *rows = lines or [""]
@@ -323,4 +324,4 @@ def _epoch_of(row: str, separator: str) -> int:
     return int(first[0]) if first and first[0].isdecimal() else -1
 
 
-_SAVES = keras.callbacks.ModelCheckpoint.on_train_batch_end
+_CHECKPOINT_HOOK = keras.callbacks.ModelCheckpoint.on_train_batch_end

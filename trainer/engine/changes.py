@@ -1,4 +1,4 @@
-"""Whether somebody else than the training itself has changed a model's variables."""
+"""Detects changes of a model's variables by other code than the training, such as callbacks."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ import numpy as np
 
 
 class Snapshot:
-    """The values that variables have now."""
+    """The values of variables at its creation."""
 
     def __init__(self, variables: Sequence[keras.Variable]) -> None:
         self._variables = list(variables)
         self._before = [_bits(variable) for variable in self._variables]
 
     def changed(self) -> bool:
-        """Return whether one of them has another value by now, to the bit: NaN is equal to itself."""
+        """Return whether any of the variables has changed since, bit by bit: NaN is equal to itself."""
         return any(not np.array_equal(_bits(variable), before) for variable, before in zip(self._variables, self._before, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""The time inside of TensorFlow's functions, and what a task waited by it."""
+"""The time inside TensorFlow functions, and the waits that are measured by it."""
 
 import math
 
@@ -24,5 +24,5 @@ def since(began: tf.Tensor) -> tf.Tensor:
 
 
 def fraction(waited: float, seconds: float) -> float | None:
-    """Return the fraction of `seconds` that was waited, 0 to 1; None where there was no clock."""
+    """Return the fraction of `seconds` that was waited, 0 to 1; None if there was no clock."""
     return None if math.isnan(waited) else float(waited / seconds)

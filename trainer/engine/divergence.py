@@ -1,6 +1,6 @@
-"""The reaction to divergence, that is a loss or weights that are not finite: `train.on_nan`.
+"""The reaction to divergence, i.e. a loss or weights that are not finite: `train.on_nan`.
 
-A mixed_float16 optimizer skips such a step and halves its loss scale, as Keras does. That is no fault while a step has one batch and the
+A mixed_float16 optimizer skips such a step and halves its loss scale, as Keras does. That is no divergence while a step has one batch and the
 scale is above 1.
 """
 
@@ -23,7 +23,7 @@ class Divergence:
         self._fails = job.train.on_nan == "stop"
         self._one_batch = job.train.gradients.accumulate == 1
         self._reported = False
-        # A mask or the best value so far may be infinite from the start.
+        # Some are infinite from the start, e.g. a mask, or the best value so far.
         variables = session.model.variables if session.is_chief else []
         self._weights = [v for v in variables if v.value.dtype.is_floating and _finite(v)]
 
@@ -37,12 +37,12 @@ class Divergence:
             self._report_divergence(f"the loss of {not_finite.task or self._report.task} is nan or infinite at step {not_finite.step}")
 
     def flush(self) -> None:
-        """Have the session finish what is under way, and check that. Raises DivergedError."""
+        """Have the session finish the steps in progress, and check their losses. Raises DivergedError."""
         with data_length.translate_end_of_data(self._job):  # others may still compute
             self.check(self._session.flush())
 
     def may_save(self, step: int) -> bool:
-        """Return whether all weights of the chief's model, as they are after `fetch`, are finite. Those that never were do not count.
+        """Return whether all weights of the chief's model, current after `fetch`, are finite. Those that never were do not count.
 
         Raises:
             DivergedError: they are not, and `train.on_nan` is `stop`.
@@ -54,7 +54,7 @@ class Divergence:
             )
         non_finite = next((v.path for v in self._weights if not _finite(v)), None)
         if non_finite:
-            self.flush()  # the loss that made them so may be of a call that a worker has not reported yet
+            self.flush()  # the loss that caused this may be of a call that a worker has not reported yet
             self._report_divergence(f"the weights are not finite at step {step}, {non_finite} for one, and are not saved")
         return non_finite is None
 

@@ -1,4 +1,4 @@
-"""When a run ends before its last step: it gets no better, or has trained for as long as it may."""
+"""Ends a run before its last step: its metric no longer improves, or it has trained for `train.max_seconds`."""
 
 import difflib
 import math
@@ -13,50 +13,50 @@ from trainer.workloads.errors import WorkloadError
 
 
 class EarlyStop:
-    """Tells whether to end the run; asked by the chief between calls. Its knowledge outlasts the process, in the run directory."""
+    """Decides whether to end the run; the chief calls it between calls. Its state is in the run directory, for a restart."""
 
     def __init__(self, train: Train, run_dir: Path) -> None:
         self._train, self._run_dir = train, run_dir
-        self._before = float(run_state.read(run_dir).get("trained_seconds") or 0.0) if train.max_seconds else 0.0
+        self._seconds_before = float(run_state.read(run_dir).get("trained_seconds") or 0.0) if train.max_seconds else 0.0
         self._began = time.monotonic()
-        self._stamp: float | None = None
+        self._read_version: float | None = None  # when the evaluations that were read last had been written
         self._reason: str | None = None
 
     @property
     def trained_seconds(self) -> float:
         """Return for how long the run has trained, earlier attempts included."""
-        return self._before + time.monotonic() - self._began
+        return self._seconds_before + time.monotonic() - self._began
 
     def __call__(self) -> str | None:
-        """Return why it is enough, or None."""
+        """Return why the run ends now, or None."""
         if self._train.max_seconds is not None and self.trained_seconds >= self._train.max_seconds:
             return f"it had trained for {self._train.max_seconds:g} s (train.max_seconds)"
         if self._train.early_stopping is not None and self._reason is None:
-            stamp = evaluations.changed(self._run_dir)
-            if stamp != self._stamp:  # an evaluator may have written it
-                self._stamp = stamp
-                self._reason = no_better(evaluations.read(self._run_dir), self._train.early_stopping)
+            version = evaluations.changed(self._run_dir)
+            if version != self._read_version:  # an evaluator may have written it
+                self._read_version = version
+                self._reason = no_improvement(evaluations.read(self._run_dir), self._train.early_stopping)
         return self._reason
 
 
 def check_metric(rule: EarlyStopping, names: Sequence[str]) -> None:
-    """Raise WorkloadError where evaluations have no such metric: `names` are what they have."""
+    """Raise WorkloadError if the rule's metric is none of `names`, those of the evaluations."""
     if rule.metric not in names:
-        near = difflib.get_close_matches(rule.metric, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "name one of these"
+        matches = difflib.get_close_matches(rule.metric, names, n=1)
+        hint = f"did you mean {matches[0]!r}?" if matches else "name one of these"
         raise WorkloadError(f"train.early_stopping.metric is {rule.metric!r}; the evaluations have {', '.join(names)}; {hint}")
 
 
-def no_better(done: Sequence[EvaluationResult], rule: EarlyStopping) -> str | None:
-    """Return why to stop after these evaluations, oldest first, or None. A value that is not finite is no better than any."""
+def no_improvement(results: Sequence[EvaluationResult], rule: EarlyStopping) -> str | None:
+    """Return why to stop after these evaluations, oldest first, or None. A value that is not finite is no improvement."""
     sign = -1 if direction(rule.metric, rule.mode) == "max" else 1
     best, since = math.inf, 0
-    for one in done:
+    for one in results:
         value = sign * one.metrics.get(rule.metric, math.nan)
         since += 1
         if value < best - (rule.min_delta if math.isfinite(best) else 0):
             best, since = value, 0
     if since < rule.patience:
         return None
-    known = f"did not improve on {sign * best:.6g}" if math.isfinite(best) else "had no finite value"
-    return f"{rule.metric} {known} in {since} evaluations (train.early_stopping)"
+    outcome = f"did not improve on {sign * best:.6g}" if math.isfinite(best) else "had no finite value"
+    return f"{rule.metric} {outcome} in {since} evaluations (train.early_stopping)"

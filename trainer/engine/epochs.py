@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One pass over `examples`, of which a global step takes `per_step`.
+class EpochLength:
+    """The length of an epoch, one pass over `examples`, of which a global step takes `per_step`.
 
     A batch may span two epochs, so nothing is left out: n epochs are n x examples / per_step steps, rounded up.
     """
@@ -21,7 +21,7 @@ class Pass:
     per_step: int
 
     def steps(self, epochs: int) -> int:
-        """Return the global step with which so many epochs end."""
+        """Return the global step at the end of so many epochs."""
         return -(-epochs * self.examples // self.per_step)
 
     def epoch_at(self, step: int) -> int:
@@ -35,19 +35,19 @@ def with_steps(job: "Job", workload: "Workload | Agent", replicas: int) -> "Job"
     Raises:
         WorkloadError: it has epochs, and how many examples there are is not known.
     """
-    epochs, one_pass = job.train.epochs, _pass(job, workload, replicas)
+    epochs, epoch_length = job.train.epochs, _epoch_length(job, workload, replicas)
     if epochs is None:
-        return replace(job, one_pass=one_pass)
-    if one_pass is None:
+        return replace(job, epoch_length=epoch_length)
+    if epoch_length is None:
         raise WorkloadError(
             f"train.epochs is {epochs}, and how many examples {job.train.workload} trains on is not known; expected arrays, a tf.data.Dataset "
             "of known cardinality, or a class with train_examples(). Write train.steps instead, or end a Dataset of single examples with "
             ".apply(tf.data.experimental.assert_cardinality(n))"
         )
-    return replace(job, steps=one_pass.steps(epochs), one_pass=one_pass)
+    return replace(job, steps=epoch_length.steps(epochs), epoch_length=epoch_length)
 
 
-def _pass(job: "Job", workload: "Workload | Agent", replicas: int) -> Pass | None:
+def _epoch_length(job: "Job", workload: "Workload | Agent", replicas: int) -> EpochLength | None:
     count = getattr(workload, "train_examples", None)
     examples = count() if count is not None else None
-    return Pass(examples, job.examples_per_step * replicas) if examples else None
+    return EpochLength(examples, job.examples_per_step * replicas) if examples else None

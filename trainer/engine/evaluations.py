@@ -14,7 +14,7 @@ from typing import Any
 from trainer.engine.run_state import write_atomically
 from trainer.events import finite
 
-MAX_RETAINED = 1000  # the newest that stay: the file is written again each time
+MAX_RETAINED = 1000  # how many of the newest stay: the file is written again each time
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class EvaluationResult:
 
 
 def read(run_dir: Path) -> list[EvaluationResult]:
-    """Return what has been evaluated, newest last; nothing where there is no such file or it is not one."""
+    """Return the run's evaluations, newest last; none if the file is missing or invalid."""
     try:
-        found = json.loads(path(run_dir).read_text(encoding="utf-8"))
+        entries = json.loads(path(run_dir).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    return [one for entry in found if (one := _parse(entry))] if isinstance(found, list) else []
+    return [one for entry in entries if (one := _parse(entry))] if isinstance(entries, list) else []
 
 
 def changed(run_dir: Path) -> float | None:
-    """Return when the file was last written, in seconds since the epoch; None where there is none."""
+    """Return when the file was last written, in seconds since the epoch; None if there is none."""
     try:
         return path(run_dir).stat().st_mtime
     except OSError:
@@ -49,7 +49,7 @@ def changed(run_dir: Path) -> float | None:
 def append(run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Add an evaluation at `step`, in one step for readers.
 
-    Evaluations of `step` and later ones are dropped: training went back to an earlier checkpoint, and those models are gone.
+    Evaluations of `step` and later ones are dropped: training has resumed from an earlier checkpoint, and those models are gone.
     """
     before = [one for one in read(run_dir) if one.step < step]
     newest = [*before, EvaluationResult(step, dict(metrics), time.time())][-MAX_RETAINED:]

@@ -26,15 +26,15 @@ from trainer.events import Reporter
 from trainer.settings import Embeddings
 from trainer.workloads.protocol import Agent, Workload
 
-# How many times the size of a large matrix is taken, as measured with Adagrad: by the matrix, its slot and one that is read; then with each export.
+# Memory in multiples of a large matrix's size, as measured with Adagrad: for the matrix, its slot and a copy that is read; more with each export.
 _COPIES = {"": 3, "saved_model": 6, "keras": 10}
-# As many times more for a SavedModel's files, which are there beside all of that; a Keras file comes when the rest of its own is gone.
-_SAVED = 2
+# The same for a SavedModel's temporary files, which need memory beside all that; a Keras file is written when the rest of its own is freed.
+_TEMPORARY_COPIES = 2
 _POLL_INTERVAL = 0.5  # seconds between checks for a new checkpoint
-_TRIES = 5  # to read one checkpoint: it may be on its way through a network file system
-_LAST_TIMEOUT = 30.0  # seconds after the run's end for its last checkpoint to be seen: the same
-_WRITE_TIMEOUT = 1.0  # that an evaluation waits until it is written
-_VANISHED = 5  # checkpoints in a row that were deleted before they could be read; then there is advice to give
+_TRIES = 5  # attempts to read a checkpoint: a network file system may show it late
+_LAST_TIMEOUT = 30.0  # seconds to wait for the last checkpoint after the run's end, for the same reason
+_WRITE_TIMEOUT = 1.0  # seconds to wait until an evaluation is written
+_VANISHED = 5  # checkpoints in a row that were deleted before they could be read, until a notice gives advice
 
 
 def evaluate_checkpoints(
@@ -42,18 +42,18 @@ def evaluate_checkpoints(
 ) -> tuple[int, dict[str, float]] | None:
     """Evaluate checkpoints until the run's last one is done; return the last evaluation's step and metrics, None when stopped.
 
-    Each checkpoint is evaluated once; of those saved while one was being evaluated, the newest. One that cannot be
-    read is reported as a notice and skipped.
+    Each checkpoint is evaluated once; of those saved during an evaluation, only the newest. One that cannot be read is reported as a
+    notice and skipped.
 
     Raises:
-        PeerLostError: the chief has given no sign for `orphan_timeout`.
+        PeerLostError: there is no news from the chief for `orphan_timeout`.
         WorkloadError: `train.export` does not fit the workload.
     """
     chief, seen = _ChiefState(job), _EvaluatedCheckpoints(job.run_dir)
     evaluator = _Evaluator(workload, job, report)
     try:
         while not stopped():
-            # Before the checkpoints: a run that had ended by then has saved its last one.
+            # Read before the checkpoints: a run that has ended by then has saved its last one.
             ended = chief.is_done()
             paths = list_checkpoints(job.run_dir / "checkpoints")
             path = seen.next_of(paths)
@@ -75,7 +75,7 @@ def evaluate_checkpoints(
 
 
 class _ChiefState:
-    """The state of the chief according to `run.json`. The chief writes that after a call, if the last time is 10 s ago."""
+    """The state of the chief according to `run.json`, which the chief writes after a call, at most every 10 s."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -89,7 +89,7 @@ class _ChiefState:
         facts = run_state.read(self._job.run_dir)
         self._step = facts.get("step", 0)
         # The end of an earlier run, of fewer steps or of another spec, is no end of this one.
-        # Only the chief knows how many steps the epochs are: its devices count.
+        # Only the chief knows how many steps the epochs have: that depends on its devices.
         length = ("epochs", self._job.train.epochs) if self._job.train.epochs else ("steps", self._job.steps)
         is_own = (facts.get(length[0]), facts.get("spec_digest")) == (length[1], self._job.spec_digest)
         ended = is_own and facts.get("state") == "succeeded"
@@ -118,7 +118,7 @@ class _EvaluatedCheckpoints:
     """The checkpoints that are evaluated or skipped."""
 
     def __init__(self, run_dir: Path) -> None:
-        # By step, and when its file was written: training that went back to an earlier checkpoint saves steps again.
+        # Step -> when its file was written: training that resumes from an earlier checkpoint saves steps again.
         self._done: dict[int, float | None] = {one.step: None for one in evaluations.read(run_dir)}
         self._skipped: set[tuple[str, float | None]] = set()
         self._failures: Counter[tuple[str, float | None]] = Counter()
@@ -158,19 +158,19 @@ class _EvaluatedCheckpoints:
 
 
 class _Evaluator:
-    """The model, and what is written about it."""
+    """The model, its evaluations and its exports."""
 
     def __init__(self, workload: Workload | Agent, job: Job, report: Reporter) -> None:
         self._run_dir, self._report = job.run_dir, report
-        check = server_memory.check_of_evaluator(copies(job.export.formats if job.export else [], tempfile.gettempdir()))
-        # Not where it has evaluated before: it has the memory, though there may be less of it free now.
+        check = server_memory.evaluator_check(copies(job.export.formats if job.export else [], tempfile.gettempdir()))
+        # No check after an earlier evaluation: the memory suffices, though less of it may be free now.
         fits = bool(evaluations.read(job.run_dir))
         with nullcontext() if fits else layers.checked(job.train.embeddings or Embeddings(), check):
             built = model_ops.build(workload, job)
         self._model, self._optimizer = built.model, built.optimizer
         self._evaluate = model_ops.evaluator(workload, self._model, job.evaluation_batch_size)
         self._step = tf.Variable(0, dtype=tf.int64)
-        # The optimizer only where it keeps the averages that are evaluated: its slots may be twice the model.
+        # With the optimizer only if it has the averages to evaluate: its slots may be twice the size of the model.
         optimizers = {"optimizer": self._optimizer} if moving_averages.are_enabled(self._optimizer) else {}
         self._saved = tf.train.Checkpoint(model=self._model, step=self._step, **optimizers)
         self._files = FileWriter(report)
@@ -184,27 +184,27 @@ class _Evaluator:
         """Load a checkpoint, or return why not."""
         self._began = time.monotonic()
         try:
-            # Not `restore`: it makes a counter of saves, half of one where the file is deleted just then, and nothing fits from then on.
+            # Not `restore`, which creates a save counter: incomplete if the file is deleted just then, and then no later checkpoint matches.
             self._saved.read(path).expect_partial().assert_existing_objects_matched()
-        except Exception as error:  # noqa: BLE001 - a damaged file shows as whatever the reader stumbles over
+        except Exception as error:  # noqa: BLE001 - a damaged file may raise any error
             return error
         return None
 
     def evaluate(self, stopped: Callable[[], bool]) -> bool:
-        """Evaluate what was loaded, record and report it; False when `stopped` said so before that was done."""
+        """Evaluate the loaded checkpoint, record and report the result; return False if `stopped` returned True before the end."""
         step = int(self._step.numpy())
         moving_averages.take(self._model, self._optimizer)
         self._report.alive("evaluating", step=step)
 
-        def ends() -> bool:
+        def is_stopped() -> bool:
             self._report.alive("evaluating", step=step)
             return stopped()
 
-        metrics = self._evaluate.unless(ends)
+        metrics = self._evaluate.run(is_stopped)
         if metrics is None:
             return False
         self._report.alive("saving", step=step)
-        if self._best:  # before it is written down: an evaluator that is killed meanwhile does both again
+        if self._best:  # before the evaluation is recorded: an evaluator that is killed in between repeats both
             self._best.offer(step, metrics, self._model.weights)
             self._best.wait(_LAST_TIMEOUT)
         self._logs.evaluation(metrics, step)
@@ -214,7 +214,7 @@ class _Evaluator:
         return True
 
     def finish(self) -> None:
-        """Report the best model also where an earlier attempt has written it."""
+        """Report the best model, even if an earlier attempt has written it."""
         if self._best:
             end = time.monotonic() + _LAST_TIMEOUT
             self._best.finish(lambda: end, finished=False)
@@ -230,9 +230,9 @@ class _Evaluator:
 
 
 def copies(formats: Sequence[str], directory: str) -> int:
-    """Return how many times the size of a large matrix an evaluator takes of its memory, with the files of exports if `directory` is in memory."""
-    saved = _SAVED if "saved_model" in formats and server_memory.is_memory(directory) else 0
-    return max(_COPIES[name] for name in ("", *formats)) + saved
+    """Return an evaluator's memory in multiples of a large matrix's size, with the files of exports if `directory` is in memory."""
+    temporary = _TEMPORARY_COPIES if "saved_model" in formats and server_memory.is_memory(directory) else 0
+    return max(_COPIES[name] for name in ("", *formats)) + temporary
 
 
 def _written(path: str) -> float | None:

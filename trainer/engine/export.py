@@ -87,7 +87,7 @@ class BestModel:
         # By loss or accuracy nothing can be wrong: which it is shows at the first evaluation, so that the start need not find out.
         self._goal = _goal(export, names) if export.metric or names else None
         self._share = share
-        self._files = _Files(export, run_dir, BEST, model, report, tables)
+        self._files = _ModelWriter(export, run_dir, BEST, model, report, tables)
         self._can_wait = tables is None
         self._waiting: _Candidate | None = None
         self.is_known = False  # whether this attempt, once it has evaluated, knows of a best model, written or not
@@ -165,7 +165,7 @@ def write_last(
     """
     if _target(run_dir / _EXPORTS / BEST) is not None:
         return
-    files = _Files(export, run_dir, LAST, model, report, tables)
+    files = _ModelWriter(export, run_dir, LAST, model, report, tables)
     weights = [keras.ops.convert_to_numpy(w) for w in model.weights]
     with _reporting_peer_loss(finished, files.notify):
         files.save({"step": step, "metric": None, "mode": None, "value": None, "metrics": dict(metrics)}, weights)
@@ -188,7 +188,7 @@ def clear_last(run_dir: Path) -> None:
     _clear(run_dir / _EXPORTS, LAST)
 
 
-class _Files:
+class _ModelWriter:
     """The exported models of one run under one `name`, below `<run_dir>/export`."""
 
     def __init__(

@@ -46,9 +46,9 @@ class SavedFiles:
         self.formats: list[str] = []
 
     def add(self, name: str, model: keras.Model, notify: Callable[[str], None]) -> None:
-        """Save the model in a format as well, where that can hold it; see unless_refused."""
+        """Save the model in a format as well, where that can hold it; see save_if_possible."""
         file, write_format = FORMATS[name]
-        left_out = unless_refused(name, lambda: write_format(model, self._directory / file), notify)
+        left_out = save_if_possible(name, lambda: write_format(model, self._directory / file), notify)
         if left_out is None:
             _remove(self._directory / file)
             return
@@ -98,7 +98,7 @@ def save(model: keras.Model, formats: Sequence[str], notify: Callable[[str], Non
     return None
 
 
-def unless_refused(name: str, save: Callable[[], Result], notify: Callable[[str], None]) -> Result | None:
+def save_if_possible(name: str, save: Callable[[], Result], notify: Callable[[str], None]) -> Result | None:
     """Return what `save` returns; None, and `notify` why, where the model's own code raises when it is to be saved in the format `name`.
 
     Raises:

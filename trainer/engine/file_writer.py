@@ -1,6 +1,6 @@
-"""Writes the small files of a run in a thread of its own: a volume that is full, read-only or broken, or that does not answer, holds up nobody.
+"""Writes the small files of a run in a thread of its own: a volume that is full, read-only or broken, or does not answer, never blocks training.
 
-A write that fails is reported once, stays in memory and is done when that works again; of `replace` the newest content alone.
+A write that fails is reported once, stays in memory and is tried again until it succeeds; for `replace` only the newest content.
 """
 
 import os
@@ -14,8 +14,8 @@ from pathlib import Path
 from trainer.engine.run_state import write_atomically
 from trainer.events import Reporter
 
-_DELAY = 1.0  # seconds until what has failed is tried again
-_MAX_PENDING = 64 * 2**20  # bytes to be appended that are held at most
+_RETRY_DELAY = 1.0  # seconds until failed writes are tried again
+_MAX_PENDING = 64 * 2**20  # the most bytes to append that are held in memory
 
 
 class FileWriter:
@@ -32,12 +32,12 @@ class FileWriter:
     def replace(self, path: Path, content: str) -> None:
         """Replace what is in a file, see write_atomically."""
         with self._changed:
-            # A write that has begun is not taken back.
+            # A write that has begun is not cancelled.
             self._pending[path] = deque([lambda: write_atomically(path, content)])
             self._changed.notify_all()
 
     def append(self, path: Path, content: bytes) -> None:
-        """Add to the end of a file. Text beyond what memory may hold is lost, and reported."""
+        """Append to a file. Content beyond the limit of memory is lost, and reported."""
         rest = memoryview(content)
 
         def write() -> None:
@@ -55,7 +55,7 @@ class FileWriter:
         self.call(path, write)
 
     def call(self, path: Path, write: Callable[[], None]) -> None:
-        """Call what writes `path`, again when it raises OSError."""
+        """Call `write`, which writes `path`; again if it raises an error."""
         with self._changed:
             self._pending.setdefault(path, deque()).append(write)
             self._changed.notify_all()
@@ -71,7 +71,7 @@ class FileWriter:
         return bool(self._failing)
 
     def wait(self, seconds: float, *, failed: bool = False) -> None:
-        """Wait until everything is written, but for what has `failed` only when asked to."""
+        """Wait until everything is written; with `failed` also for writes that fail."""
         with self._changed:
             self._changed.wait_for(lambda: not self._pending.keys() - (set() if failed else self._failing), seconds)
 
@@ -79,9 +79,9 @@ class FileWriter:
         """Wait until everything is written, for so long at most, and report what is not."""
         with self._changed:
             self._changed.wait_for(lambda: not self._pending, seconds)
-            left = sorted(str(path) for path in self._pending)
-        if left:
-            self._report("notice", message=f"not written, and lost where the volume does not take it by the end: {', '.join(left)}")
+            unwritten = sorted(str(path) for path in self._pending)
+        if unwritten:
+            self._report("notice", message=f"not written, and lost where the volume does not take it by the end: {', '.join(unwritten)}")
         if self._lost_bytes:
             self._report("notice", message=f"{self._lost_bytes:,} bytes of summaries are lost: they could not be written for too long")
 
@@ -93,14 +93,14 @@ class FileWriter:
             for path in paths:
                 self._write(path)
             if self._failing:
-                time.sleep(_DELAY)
+                time.sleep(_RETRY_DELAY)
 
     def _write(self, path: Path) -> None:
         while writes := self._pending.get(path):
             write = writes[0]
             try:
                 write()
-            except Exception as error:  # noqa: BLE001 - whatever a volume's file system comes up with
+            except Exception as error:  # noqa: BLE001 - a volume's file system may raise any error
                 self._fail(path, error)
                 return
             with self._changed:

@@ -3,19 +3,19 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.engine.epochs import Pass
+from trainer.engine.epochs import EpochLength
 from trainer.settings import Checkpoints, Export, Train, TrainerSettings
 from trainer.strategies import TRAINING, Strategy
 from trainer.workloads.catalog import CATALOG, with_defaults
 from trainer.workloads.errors import WorkloadError
 
-# Seconds where the settings have none: limits.save_timeout and limits.grace_period of a spec that says nothing else.
+# Defaults in seconds, as those of a spec: limits.save_timeout and limits.grace_period.
 _SAVE_TIMEOUT, _GRACE_PERIOD = 1800.0, 30.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run's work. `every` numbers are global steps, 0 is never; times are seconds. A program has no steps and no batches."""
+    """The work of one run. Numbers called `every` count global steps, 0 for never; times are in seconds. A program has no steps and no batches."""
 
     run: str
     strategy: Strategy
@@ -28,7 +28,7 @@ class Job:
     save_timeout: float
     grace_period: float
     train: Train  # what `load_workload` takes
-    steps: int  # 0 while `train.epochs` are not counted, see epochs.with_steps
+    steps: int  # 0 until epochs.with_steps has counted `train.epochs`
     batch_size: int
     seed: int
     examples_per_step: int  # of one replica
@@ -38,17 +38,17 @@ class Job:
     has_evaluator: bool
     evaluate_every: int
     evaluation_batch_size: int
-    export: Export | None  # of the best model, by the task that evaluates; None: by none
+    export: Export | None  # of the best model, by the task that evaluates; None: no export
     summaries_every: int
     profile_every: int
-    one_pass: Pass | None = None  # over the training data, where its length is known; see epochs.with_steps
+    epoch_length: EpochLength | None = None  # None until epochs.with_steps, or if the number of examples is not known
 
 
 def job(settings: TrainerSettings) -> Job:
     """Complete the settings with the workload's defaults.
 
     Raises:
-        WorkloadError: there is nothing to train, or the workload says not how long.
+        WorkloadError: there is nothing to train, or no number of steps or epochs.
     """
     if settings.train is None:
         raise WorkloadError("the settings have no `train` section; give one, or run a command: trainer -- python train.py")
@@ -77,7 +77,7 @@ def job(settings: TrainerSettings) -> Job:
         report_every=train.report_every_steps or 0,
         checkpoint=train.checkpoint,
         has_evaluator=settings.has_evaluator,
-        # An evaluator follows the checkpoints; the chief then evaluates at the end alone.
+        # An evaluator follows the checkpoints, so the chief evaluates only at the end.
         evaluate_every=0 if settings.has_evaluator else train.evaluate.every_steps or 0,
         evaluation_batch_size=train.evaluate.batch_size,
         export=_export(settings, train),
@@ -87,7 +87,7 @@ def job(settings: TrainerSettings) -> Job:
 
 
 def _export(settings: TrainerSettings, train: Train) -> Export | None:
-    # An evaluator has the time. A chief takes it from training: for a model of one's own, which is to be used, else when asked to.
+    # An evaluator has time to export. A chief takes it from training: by default only for a user's own model.
     own = settings.strategy in TRAINING and train.workload not in CATALOG
     export = train.export or (Export() if settings.has_evaluator or own else None)
     return export if export and export.formats else None

@@ -1,4 +1,4 @@
-"""The outer loop: runs a session to its last step, and says when to save, evaluate and write summaries."""
+"""The outer loop: runs a session to its last step, and decides when to save, evaluate and write summaries."""
 
 import time
 from collections.abc import Callable
@@ -26,12 +26,12 @@ from trainer.engine.tensorboard_logs import Logs
 from trainer.events import Reporter
 from trainer.workloads.protocol import Agent, Workload
 
-_EXPORTING = 0.1  # the largest share of the time that exports of the best model take before the end
+_EXPORT_SHARE = 0.1  # the largest fraction of the time that exports of the best model take before the end
 _WAITS = ("input_wait", "peer_wait", "dropped")
 _RECORD_INTERVAL = 10.0  # seconds after which run.json says again that the run is alive
 
-_WRITE_TIMEOUT = 1.0  # seconds that an evaluation waits until it is written: early stopping reads it there
-_LAST_WRITES_TIMEOUT = 10.0  # the same at the end, where all else is done
+_WRITE_TIMEOUT = 1.0  # seconds to wait until an evaluation is written: early stopping reads the file
+_LAST_WRITES_TIMEOUT = 10.0  # the same at the end
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def run(
 ) -> Outcome:
     """Train until every step is done or a task was asked to stop. Every task of the strategy runs this.
 
-    `stopped` returns whether to stop, `in_grace_period` whether only a grace period is left for that: each stop has one where it is None.
+    `stopped` returns whether to stop, `in_grace_period` whether the time for that is limited; without it the time of each stop is.
 
     Raises:
         PeerLostError: from the session; training resumes from the last save.
@@ -89,7 +89,7 @@ def _run(
     # Every task takes the chief's proposal for the next call, so that all run the same number of steps.
     fixed = job.steps_per_execution or (1 if hooks.by_batch else None)
     wanted = proposal = fixed or 1
-    profile_due = Interval(job.profile_every)  # not by the step's remainder: asynchronous steps pass over it
+    profile_due = Interval(job.profile_every)  # not `step % every`: asynchronous steps may skip that one
     profile_due.start(session.step)
     report.alive("callbacks", step=session.step)
     stop, finish = False, hooks.begin(session.step, chief.evaluate if chief else None)
@@ -158,7 +158,7 @@ class _Chief:
             report("notice", message=session.tables.described())
         self._spread = session.tables if isinstance(session.tables, Tables) else None
         self._export = job.export
-        if self._spread and job.export and not job.has_evaluator and (message := exported_tables.left_out(job.export)):
+        if self._spread and job.export and not job.has_evaluator and (message := exported_tables.omitted_formats(job.export)):
             report("notice", message=message)
         if self._spread and job.export and "saved_model" not in job.export.formats:
             self._export = None
@@ -166,7 +166,7 @@ class _Chief:
             clear_last(job.run_dir)
         if self._export and not job.has_evaluator:
             names = ("loss", *model_ops.metric_names(workload, session.model)) if self._export.metric else ()
-            self._best = BestModel(self._export, job.run_dir, names, session.model, report, share=_EXPORTING, tables=self._spread)
+            self._best = BestModel(self._export, job.run_dir, names, session.model, report, share=_EXPORT_SHARE, tables=self._spread)
         self._save_due = Interval(job.checkpoint.every_steps, job.checkpoint.every_seconds)
         self._evaluate_due = Interval(job.evaluate_every)
         self._summaries_due = Interval(job.summaries_every)
@@ -176,14 +176,14 @@ class _Chief:
         self._reported_rate, self._written_rate = Rate(), Rate()
         self._saved_step: int | None = None
         self._evaluated_step: int | None = None
-        self._evaluated = Snapshot(())  # the weights that were, where callbacks may change them
+        self._evaluated = Snapshot(())  # of the evaluated weights, if there are callbacks, which may change them
         self._metrics: dict[str, float] = {}
 
     def __enter__(self) -> None:
         """Begin."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait until everything is written, for a bounded time; only a second after a SaveError or StopError, when the volume has had its time."""
+        """Wait for a bounded time until everything is written; only a second after a SaveError or StopError: the volume has had its time."""
         if kind is not None and issubclass(kind, (SaveError, StopError)):
             self._files.close(1.0)
             return
@@ -247,7 +247,7 @@ class _Chief:
         if due and progress.step < self._job.steps and not progress.finish:
             self._divergence.flush()
             self._session.fetch()
-            if self._saved_step != self._session.step:  # the save before had waited for these very steps
+            if self._saved_step != self._session.step:  # equal if the last save has flushed these steps, too
                 self._save(self._session.step)
 
     def finish(self, in_grace_period: Callable[[], bool], *, finished: bool, stopping: bool) -> Outcome:
@@ -259,7 +259,7 @@ class _Chief:
         self._divergence.flush()
         step = self._session.step
         self._session.fetch()
-        if self._hooks.end(finished=finished):  # the last weights are others than were saved
+        if self._hooks.end(finished=finished):  # callbacks have changed the weights after they were saved
             self._saved_step = None
         self._report.alive("saving", step=step)
         self.saver.complete(in_grace_period, stopping=stopping, since=began)
@@ -271,24 +271,24 @@ class _Chief:
         self.saver.complete(in_grace_period, stopping=stopping, since=began)
         if finished or stopping:
             until = self._export_until(in_grace_period, began if stopping else None)
-            if self._best:  # not before: a disk that was full has space now
+            if self._best:  # after the last save, which needs the disk's space more
                 self._best.finish(until, step, finished=finished)
             self._export_last(step, until, finished=finished)
-        elif self._best and not self._spread:  # a server is to stop, and the next attempt continues with this: rows would hold that up
+        elif self._best and not self._spread:  # a server stops: the next attempt resumes with this model. Rows would take too long
             self._best.wait(_LAST_WRITES_TIMEOUT)
         self.logs.close()
         self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
         return Outcome(step, finished, self._metrics, early)
 
-    def _export_until(self, in_grace_period: Callable[[], bool], asked: float | None) -> Callable[[], float]:
-        """Return a function that returns until when exports are waited for: as long as for a save, less once the task is `in_grace_period` or was `asked` to stop."""
-        end = time.monotonic() + self._timeouts.timeout if asked is None else asked + self._timeouts.stop
+    def _export_until(self, in_grace_period: Callable[[], bool], stop_at: float | None) -> Callable[[], float]:
+        """Return a function that returns the deadline of exports: that of a save, or an earlier one after a stop, asked for at `stop_at` or later."""
+        end = time.monotonic() + self._timeouts.timeout if stop_at is None else stop_at + self._timeouts.stop
 
         def until() -> float:
-            nonlocal asked, end
-            if asked is None and in_grace_period():
-                asked = time.monotonic()
-                end = min(end, asked + self._timeouts.stop)
+            nonlocal stop_at, end
+            if stop_at is None and in_grace_period():
+                stop_at = time.monotonic()
+                end = min(end, stop_at + self._timeouts.stop)
             return end
 
         return until
@@ -335,7 +335,7 @@ class _Chief:
         self._record.update(state, step, **facts)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate at `step`, unless that is done with these weights, and return loss and metrics."""
+        """Evaluate at `step`, unless these weights were evaluated already, and return loss and metrics."""
         if self._evaluated_step == step and not self._evaluated.changed():
             return self._metrics
         began, phase = time.monotonic(), self._report.phase or "training"
@@ -348,13 +348,13 @@ class _Chief:
                 self._report.alive("saving", step=step)
                 self._best.offer(step, self._metrics, self._session.model.weights, self._stopped)
         self._evaluated_step, self._evaluated = step, Snapshot(self._session.model.weights if self._hooks.present else ())
-        if not self._job.has_evaluator:  # it writes these, by itself
+        if not self._job.has_evaluator:  # which writes these files itself
             self.logs.evaluation(self._metrics, step)
             self._files.call(evaluations.path(self._job.run_dir), partial(evaluations.append, self._job.run_dir, step, self._metrics))
             self._files.wait(_WRITE_TIMEOUT)
         self._update_record("running", step, metrics=self._metrics)
         self._report("evaluated", step=step, metrics=self._metrics, seconds=time.monotonic() - began)
-        self._report.alive(phase, step=step)  # of callbacks, where one evaluates
+        self._report.alive(phase, step=step)  # the phase before: callbacks may evaluate, too
         return self._metrics
 
     def _evaluated_batches(self, evaluator: model_ops.Evaluator) -> dict[str, float]:
@@ -362,7 +362,7 @@ class _Chief:
             self._report.alive("evaluating")
             return False
 
-        return evaluator.unless(report_alive) or {}
+        return evaluator.run(report_alive) or {}
 
     def _save(self, step: int, *, last: bool = False) -> None:
         if not self._divergence.may_save(step):
@@ -381,7 +381,7 @@ def _waits(progress: Progress | WorkerProgress) -> dict[str, Any]:
 
 
 def _loss_of(progress: Progress | WorkerProgress) -> dict[str, Any]:
-    """Return the field of a progress event that has the loss; none where it is not known, since null is one that is not finite."""
+    """Return the loss as a field of a progress event; no field if it is not known, since null stands for one that is not finite."""
     return {} if progress.loss is None else {"loss": progress.loss}
 
 

@@ -16,7 +16,7 @@ from trainer.workloads.unscaled_losses import unscaled_losses
 
 
 def devices(replicas: int) -> list[str]:
-    """Return the devices to mirror over: the GPUs, or `replicas` logical CPUs; before TensorFlow starts up."""
+    """Return the devices to mirror over: the GPUs, or `replicas` logical CPUs. Call it before TensorFlow starts up."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         return [f"GPU:{i}" for i in range(len(gpus))]
@@ -30,9 +30,9 @@ class MirroredSession(Session):
 
     def __init__(self, workload: Workload, job: Job, names: list[str]) -> None:
         self._workload, self._job = workload, job
-        # Several logical CPUs share one memory: there, copying to the first and adding is all there is to do.
-        hub = tf.distribute.HierarchicalCopyAllReduce() if names[0].startswith("CPU") else None
-        self._strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=hub)
+        # Logical CPUs share one memory: it is enough to copy to the first and to add there.
+        cross_device_ops = tf.distribute.HierarchicalCopyAllReduce() if names[0].startswith("CPU") else None
+        self._strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=cross_device_ops)
         with self._strategy.scope():
             built = model_ops.build(workload, job, self.replicas)
         self.model: keras.Model = built.model
@@ -98,8 +98,8 @@ class MirroredSession(Session):
             return replica.own_step(batch, waited, mean)
 
         def step(batches: Any, waited: tf.Tensor) -> tf.Tensor:
-            measured, gradients = replica.step_of(batches, waited)
-            # Keras would add the replicas' gradients up only after it has clipped each, or found one of them not finite.
+            measured, gradients = replica.step_on(batches, waited)
+            # Reduced before Keras sees them: it would clip each replica's gradients, and check that they are finite, before it adds them up.
             dense = [tf.convert_to_tensor(g) for g in gradients]
             optimizer.apply(mean(dense), model.trainable_variables)
             return measured

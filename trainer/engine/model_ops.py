@@ -208,12 +208,12 @@ class Evaluator(ABC):
     names: tuple[str, ...]
 
     @abstractmethod
-    def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
+    def run(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
         """Return loss and metrics; None when `stopped` said so before all examples were seen."""
 
     def __call__(self) -> dict[str, float]:
         """Return loss and metrics."""
-        return self.unless(lambda: False) or {}
+        return self.run(lambda: False) or {}
 
 
 class AgentEvaluator(Evaluator):
@@ -223,8 +223,8 @@ class AgentEvaluator(Evaluator):
         self.names = ("loss", *agent.evaluated)
         self._agent, self._model = agent, model
 
-    def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        """See Evaluator.unless."""
+    def run(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
+        """See Evaluator.run."""
         return None if stopped() else self._agent.evaluate(self._model)
 
 
@@ -236,8 +236,8 @@ class StepEvaluator(Evaluator):
         self._workload, self._data = workload, held_out_data(workload, batch_size)
         self._batch = _of_any_size(workload.test_step, self._data)
 
-    def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        """See Evaluator.unless."""
+    def run(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
+        """See Evaluator.run."""
         self._workload.reset()
         measured: dict[str, tf.Tensor] = {}
         for inputs, targets in self._data:
@@ -270,8 +270,8 @@ class ModelEvaluator(Evaluator):
 
         self._batch = _of_any_size(batch, self._data)
 
-    def unless(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        """See Evaluator.unless."""
+    def run(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
+        """See Evaluator.run."""
         if self._held_out is not None:
             self._held_out.reset()
         sums: Any = 0.0

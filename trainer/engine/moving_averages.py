@@ -1,4 +1,4 @@
-"""Moving averages of variables, which an optimizer with Keras's `use_ema` keeps: what is evaluated in the place of the variables."""
+"""Moving averages of variables, which an optimizer with Keras's `use_ema` keeps: they are evaluated and exported in place of the variables."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,24 +8,24 @@ import tensorflow as tf
 
 
 def are_enabled(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Return whether the optimizer keeps averages; one that scales the loss leaves that to the one inside."""
+    """Return whether the optimizer keeps averages, or the one that it wraps to scale the loss."""
     return bool(getattr(optimizer, "inner_optimizer", optimizer).use_ema)
 
 
 def are_available(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Return whether the optimizer keeps averages, and has taken a step, before which they say nothing."""
+    """Return whether the optimizer keeps averages and has taken a step: before that they have no meaning."""
     return are_enabled(optimizer) and int(keras.ops.convert_to_numpy(optimizer.iterations)) > 0
 
 
 def take(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
-    """Put the averages in the place of the model's trainable variables; nothing where the optimizer keeps none."""
+    """Replace the model's trainable variables by their averages, if the optimizer keeps any."""
     if are_available(optimizer):
         optimizer.finalize_variable_values(model.trainable_variables)
 
 
 @contextmanager
 def shown(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Let the model have the averages inside, and its own values again afterwards."""
+    """Give the model the averages inside, and its own values again afterwards."""
     if not are_available(optimizer):
         yield
         return

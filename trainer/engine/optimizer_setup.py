@@ -1,4 +1,4 @@
-"""The changes that the train settings make to any workload's model and optimizer."""
+"""Applies the train settings to a workload's model and optimizer."""
 
 import keras
 import tensorflow as tf
@@ -13,7 +13,7 @@ from trainer.workloads.protocol import Agent, Workload
 _CLIPS = {"clip_value": "clipvalue", "clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm"}
 
 
-# Option of an optimizer for some steps alone -> the kinds of strategies on which TensorFlow cannot, and what to do instead.
+# Option of an optimizer that acts only in some steps -> the kinds of strategies on which TensorFlow does not support it, and the remedy.
 _UNSUPPORTED_OPTIONS = {
     "gradient_accumulation_steps": (("on_devices", "variables_on_servers"), "leave it out and set train.gradients.accumulate"),
     "ema_overwrite_frequency": (("on_devices",), "leave it out: evaluations and exports use the averages of use_ema anyway"),
@@ -21,12 +21,12 @@ _UNSUPPORTED_OPTIONS = {
 
 
 def prepare(job: Job) -> None:
-    """Set seeds, the precision of layers that are made from now on, and whether operations must be deterministic.
+    """Set seeds, the precision of layers that are created from now on, and whether operations must be deterministic.
 
-    A policy that the user's code has set where it is imported stays, unless the settings ask for a mixed one.
+    A policy that the user's code has set on import stays, unless the settings ask for a mixed one.
 
     Raises:
-        WorkloadError: that policy has to scale the loss, which the strategy cannot.
+        WorkloadError: that policy requires scaling of the loss, which the strategy does not support.
     """
     keras.utils.set_random_seed(job.seed)
     if job.train.precision != "float32":
@@ -43,22 +43,22 @@ def prepare(job: Job) -> None:
 def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> keras.optimizers.Optimizer:
     """Return the workload's optimizer with the learning rate, clipping and loss scaling that the settings ask for.
 
-    Workloads whose optimizer asks for it get `examples_per_step`, of all replicas together; see `Scheduling`.
+    Workloads that implement `Scheduling` get `examples_per_step`, of all replicas together.
 
     Raises:
-        WorkloadError: the optimizer has a schedule of its own and the settings' has no `initial`, or it cannot be made again, or
-            does what the strategy cannot.
+        WorkloadError: the optimizer has a schedule of its own and the settings' has no `initial`, or it has an option that the strategy
+            does not support.
     """
     scheduled = getattr(workload, "optimizer_for", None)
-    made = scheduled(examples_per_step) if scheduled else workload.optimizer()
+    own = scheduled(examples_per_step) if scheduled else workload.optimizer()
     if _scales_loss():
-        made = getattr(made, "inner_optimizer", made)  # Keras's compile may have wrapped it already
+        own = getattr(own, "inner_optimizer", own)  # Keras's compile may have wrapped it already
     for setting, (kinds, remedy) in _UNSUPPORTED_OPTIONS.items():
-        cannot = any(getattr(STRATEGIES[job.strategy], kind) for kind in kinds)
-        if cannot and (value := getattr(getattr(made, "inner_optimizer", made), setting)):
+        unsupported = any(getattr(STRATEGIES[job.strategy], kind) for kind in kinds)
+        if unsupported and (value := getattr(getattr(own, "inner_optimizer", own), setting)):
             raise WorkloadError(
-                f"the optimizer of {job.train.workload} has {setting}={value}, by which it does other things in some steps than in others, and "
-                f"TensorFlow cannot do that on {job.strategy}; {remedy}"
+                f"the optimizer of {job.train.workload} has {setting}={value}, which acts only in some steps, and TensorFlow does not support "
+                f"that on {job.strategy}; {remedy}"
             )
     changes: dict[str, object] = {}
     for clip, keras_name in _CLIPS.items():
@@ -66,25 +66,25 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
         if limit is not None:
             changes |= {**dict.fromkeys(_CLIPS.values()), keras_name: limit}
     if job.train.learning_rate is not None:
-        changes["learning_rate"] = schedule(job.train.learning_rate, _own_rate(made, job), job.steps)
+        changes["learning_rate"] = schedule(job.train.learning_rate, _own_rate(own, job), job.steps)
     if changes:
-        made = type(made).from_config({**made.get_config(), **changes})
-    return keras.optimizers.LossScaleOptimizer(made) if _scales_loss() else made
+        own = type(own).from_config({**own.get_config(), **changes})
+    return keras.optimizers.LossScaleOptimizer(own) if _scales_loss() else own
 
 
 def _scales_loss() -> bool:
-    """Return whether models that are made now compute in float16, whose gradients would underflow otherwise."""
+    """Return whether models that are created now compute in float16: without a scaled loss its gradients would underflow."""
     return bool(keras.config.dtype_policy().name == "mixed_float16")
 
 
-def _own_rate(made: keras.optimizers.Optimizer, job: Job) -> float:
+def _own_rate(own: keras.optimizers.Optimizer, job: Job) -> float:
     settings = job.train.learning_rate
     if settings is not None and settings.initial is not None:
         return settings.initial
-    if (own := constant(made)) is None:
+    if (rate := constant(own)) is None:
         message = (
             f"train.learning_rate gives no `initial`, and the optimizer of {job.train.workload} has a schedule of its own "
-            f"({described(made)}), no rate to start from; add `initial`"
+            f"({described(own)}), no rate to start from; add `initial`"
         )
         raise WorkloadError(message)
-    return own
+    return rate

@@ -1,7 +1,7 @@
-"""Before a task's TensorFlow connects: whom it connects to first is waited for, until each gives a TCP connection.
+"""Waits, before a task's TensorFlow connects, until each peer that it connects to first accepts a TCP connection.
 
-TensorFlow waits for peers, too. But its gRPC looks a name up when it connects first, and then every 30 s only
-(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS): where a peer's pod is replaced, its name has a new address, and would be found that late.
+TensorFlow waits for peers, too. But its gRPC resolves a name at the first connection, and then only every 30 s
+(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS): if a peer's pod is replaced, its name has a new address, which would be found that late.
 A request to stop interrupts the wait at once. The task's parent reports the missing peers (trainer/peers.py).
 """
 
@@ -16,31 +16,31 @@ from trainer.tf_config import TaskConfig
 
 _CONNECT_TIMEOUT = 1.0  # seconds to connect
 _PAUSE = 0.5  # seconds between two tries, at least
-_LOOKUPS_PER_SECOND = 200  # tasks that may ask for a name in a second
+_LOOKUPS_PER_SECOND = 200  # look-ups of names in a second, by all tasks together
 _POLL_INTERVAL = 0.1  # seconds between checks whether a stop was asked for
 
 
-def wait(task: TaskConfig, strategy: Strategy, port: PortHolder, stopped: Callable[[], bool], within: float) -> bool:
-    """Wait until all whom a task connects to first are there; returns False when `stopped` returns True meanwhile.
+def wait(task: TaskConfig, strategy: Strategy, port: PortHolder, stopped: Callable[[], bool], timeout: float) -> bool:
+    """Wait until all peers that a task connects to first accept connections; return False if `stopped` returns True meanwhile.
 
-    Its own `port` answers all the while, as TensorFlow's does later: others see that it is there. It is free when this is done.
+    The task's own `port` accepts connections during the wait, as TensorFlow's does later, so that others see the task. It is free afterwards.
 
     Raises:
-        PeerLostError: one of them was not there `within` so many seconds.
+        PeerLostError: a peer did not accept a connection within `timeout` seconds.
     """
-    peers = _first(task, strategy)
+    peers = _peers_to_connect(task, strategy)
     pause = max(_PAUSE, len(task.tasks()) / _LOOKUPS_PER_SECOND)
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + timeout
     try:
-        if peers and stopped():  # while it was starting; peers that are there end with the run
+        if peers and stopped():  # asked to stop during the start
             return False
         while missing := _first_missing(peers):
             name, reason = missing
             if time.monotonic() > deadline:
-                raise PeerLostError(f"{name} ({peers[name]}) was not there after {within:g} s: {reason}")
-            peers = {name: peers[name], **peers}  # it is asked first, and once it is there all the others again
+                raise PeerLostError(f"{name} ({peers[name]}) was not there after {timeout:g} s: {reason}")
+            peers = {name: peers[name], **peers}  # this one is tried first, and once it answers all the others again
             if not port.open():
-                return True  # TensorFlow says what is wrong with the port
+                return True  # TensorFlow reports what is wrong with the port
             if _stopped_within(pause, stopped):
                 return False
         return True
@@ -48,15 +48,15 @@ def wait(task: TaskConfig, strategy: Strategy, port: PortHolder, stopped: Callab
         port.close()
 
 
-def _first(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
-    """Return name -> address of the peers to wait for: the chief of servers connects to all of them, a worker of an all-reduce to its chief."""
+def _peers_to_connect(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
+    """Return name -> address of the peers to wait for: for the chief of servers all of them, for a worker of an all-reduce its chief."""
     if strategy in SERVER_STRATEGIES and task.is_chief:
         return task.peers()
     return {task.chief_name: task.tasks()[task.chief_name]} if STRATEGIES[strategy].all_reduces and not task.is_chief else {}
 
 
 def _first_missing(peers: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the first of `peers` that gives no connection, and why; None when all do."""
+    """Return the first of `peers` that accepts no connection, and why; None if all do."""
     for name, address in peers.items():
         if reason := unreachable(address, _CONNECT_TIMEOUT):
             return name, reason
@@ -64,8 +64,8 @@ def _first_missing(peers: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def _stopped_within(seconds: float, stopped: Callable[[], bool]) -> bool:
-    """Wait for some seconds; returns early, and True, when the task is asked to stop."""
+    """Wait for some seconds; return True, early, if the task is asked to stop."""
     until = time.monotonic() + seconds
-    while not (asked := stopped()) and (left := until - time.monotonic()) > 0:
-        time.sleep(min(left, _POLL_INTERVAL))
-    return asked
+    while not (is_stopped := stopped()) and (remaining := until - time.monotonic()) > 0:
+        time.sleep(min(remaining, _POLL_INTERVAL))
+    return is_stopped

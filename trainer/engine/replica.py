@@ -12,7 +12,7 @@ from trainer.engine.embeddings.spread_tables import NO_LOOKUPS, Tables
 from trainer.engine.job import Job
 from trainer.workloads.protocol import Shard, Stepping, Workload
 
-# Of the trainable values, the state that passes from batch to batch, inputs and targets: measures, gradients, state.
+# (state from the batch before, inputs, targets) -> (measures, gradients, state for the next batch)
 Differentiate = Callable[[Sequence[tf.Tensor], Any, Any], tuple[tf.Tensor, list[Any], list[tf.Tensor]]]
 
 
@@ -23,8 +23,8 @@ def _call_directly(function: Callable[..., Any], arguments: tuple[Any, ...]) -> 
 class Replica:
     """Computes gradients of a workload's loss; the same for each strategy.
 
-    A step takes `accumulate` batches and has one gradient, their mean. Its numbers are a float32 vector of `width`
-    elements: loss, the metrics, and the seconds it waited for input. `operations` are those of the model, None where they are not known.
+    A step takes `accumulate` batches and has one gradient, their mean. Its measures are a float32 vector of `width` elements: loss, the
+    metrics, and the seconds it waited for input. `operations` counts those of the model, None if that is not known.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class Replica:
         run: user_step.Run = _call_directly,
         tables: Tables | None = None,
     ) -> None:
-        """Make what computes a step; `run` calls a function as it is called on each replica, `tables` have the rows of its large layers."""
+        """Prepare the step. `run` calls a function as each replica does; `tables` have the rows of the model's large layers."""
         self._tables = tables
         self._workload, self._model, self._optimizer = workload, model, optimizer
         self._batches = job.train.gradients.accumulate
         jit = job.train.jit_compile
         self._gradients = tf.function(self._compute, jit_compile=True, autograph=False) if jit else self._compute
-        # Compiled once for all the steps that a loop on parameter servers is unrolled to. Without XLA each is traced: in copies of one function,
-        # random operations that keep a state would draw the same.
+        # XLA compiles one function for all steps of an unrolled loop on parameter servers. Without XLA each step is traced by itself: in copies
+        # of one function, stateful random operations would draw the same.
         self._gradients_at = tf.function(self._compute_at, jit_compile=True, autograph=False) if jit else self._compute_at
         self._seed = job.seed
         self._own_step: user_step.UserStep | None = None
@@ -61,23 +61,23 @@ class Replica:
 
     @property
     def has_own_step(self) -> bool:
-        """Return whether `own_step` is to be taken: the workload applies gradients itself."""
+        """Return whether the step is `own_step`: the workload applies gradients itself."""
         return self._own_step is not None
 
-    def own_step(self, batch: Any, waited: tf.Tensor, exchange: user_step.TcpAllReduce | None, task: int = 0) -> tf.Tensor:
-        """Let the workload take its own step on a batch that took so many seconds; return its numbers. For the rest see UserStep."""
+    def own_step(self, batch: Any, waited: tf.Tensor, mean_gradients: user_step.MeanGradients | None, task: int = 0) -> tf.Tensor:
+        """Let the workload take its own step on a batch for which it waited so many seconds; return its measures. For the rest see UserStep."""
         assert self._own_step is not None  # noqa: S101 - see has_own_step
         inputs, targets = batch
-        return tf.concat([self._own_step(inputs, targets, exchange, task), [waited]], 0)
+        return tf.concat([self._own_step(inputs, targets, mean_gradients, task), [waited]], 0)
 
     def step(self, iterator: Any) -> tuple[tf.Tensor, list[Any]]:
-        """Take a step's batches from `iterator`; return its numbers and the gradients of the model's own variables."""
+        """Take a step's batches from `iterator`; return its measures and the gradients of the model's own variables."""
         variables = [v.value for v in self._model.trainable_variables]
         measured, gradients, _ = self._mean(lambda: timed_next(iterator), self._gradients, [], variables)
         return measured, gradients
 
-    def step_of(self, batches: Any, waited: tf.Tensor) -> tuple[tf.Tensor, list[Any]]:
-        """Do the same with batches at hand: with more than one a step they are stacked, [batches, batch, ...]."""
+    def step_on(self, batches: Any, waited: tf.Tensor) -> tuple[tf.Tensor, list[Any]]:
+        """Do the same with given batches; several of one step are stacked, [batches, batch, ...]."""
         variables = [v.value for v in self._model.trainable_variables]
         count = self._batches
         each = iter(range(count))
@@ -100,31 +100,30 @@ class Replica:
         step: tf.Tensor,
         rows_after: Sequence[tf.Tensor] = (),
     ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
-        """Do the same at given trainable values and values of the floating variables that are not trained; also return those after the step.
+        """Do the same with given values of trainable and of floating-point non-trainable variables; also return the latter after the step.
 
-        With tables, the gradients of the rows that it used, RowGradients, come after those of `values`; rows are looked up when `rows_after` are known.
+        With tables, RowGradients of the rows that it used come after the gradients of `values`; rows are looked up after `rows_after` are computed.
 
-        Random layers draw what no other `worker` does, nor this one in another `step`; both are scalars of integers.
+        Random layers draw other values for each `worker` and `step`, scalars of integers.
         """
-        own = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(worker, tf.int64), tf.cast(step, tf.int64) * self._batches])
+        seed = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(worker, tf.int64), tf.cast(step, tf.int64) * self._batches])
         differentiate = partial(self._gradients_at, values, rows_after)
-        measured, gradients, (*after, _) = self._mean(lambda: timed_next(iterator), differentiate, [*non_trainable, own], values)
+        measured, gradients, (*after, _) = self._mean(lambda: timed_next(iterator), differentiate, [*non_trainable, seed], values)
         return measured, gradients, after
 
     def _compute_at(
         self, values: list[tf.Tensor], rows_after: Sequence[tf.Tensor], state: Sequence[tf.Tensor], inputs: Any, targets: Any
     ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
-        fixed = _fixed(self._model, list(state))
-
-        given = [
+        non_trainable = _non_trainable_values(self._model, list(state))
+        by_variable = [
             *zip(self._model.trainable_variables, values, strict=True),
-            *zip(self._model.non_trainable_variables, fixed, strict=True),
+            *zip(self._model.non_trainable_variables, non_trainable, strict=True),
         ]
 
         def forward() -> tuple[Any, list[tf.Tensor], tf.Tensor]:
-            outputs, after, own_losses = _stateless(self._model, values, fixed, list(state), inputs)
+            outputs, after, own_losses = _stateless_call(self._model, values, non_trainable, list(state), inputs)
             outputs = model_ops.in_float32(outputs)
-            return outputs, after, model_ops.total_loss(self._workload, (inputs, targets), outputs, own_losses, given)
+            return outputs, after, model_ops.total_loss(self._workload, (inputs, targets), outputs, own_losses, by_variable)
 
         with tf.control_dependencies(list(rows_after)):
             used = self._tables.look_up(forward) if self._tables else NO_LOOKUPS
@@ -202,40 +201,40 @@ def timed_next(iterator: Any) -> tuple[Any, tf.Tensor]:
         return batch, clock.since(began)
 
 
-def _fixed(model: keras.Model, state: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return the values of the variables that are not trained, of a batch's state: moving averages, and what random layers' seeds are made of."""
-    *non_trainable, own = state
-    given, drawn = iter(non_trainable), iter(_seeds(len(model_ops.seeds(model)), own))
-    fixed = []
+def _non_trainable_values(model: keras.Model, state: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return values of all non-trainable variables, from a batch's state: floating-point values such as moving averages, then [seed, worker, batch]."""
+    *floating, seed = state
+    floating_values, seeds = iter(floating), iter(_seeds(len(model_ops.seeds(model)), seed))
+    values = []
     for variable in model.non_trainable_variables:
         if variable.value.dtype.is_floating:
-            fixed.append(next(given))
+            values.append(next(floating_values))
         elif not model_ops.is_seed(variable):
-            with tf.init_scope():  # stays what it was at the start
+            with tf.init_scope():  # training does not change it
                 constant = variable.value.numpy()
-            fixed.append(tf.constant(constant))
+            values.append(tf.constant(constant))
         else:
-            fixed.append(tf.cast(next(drawn), variable.value.dtype))
-    return fixed
+            values.append(tf.cast(next(seeds), variable.value.dtype))
+    return values
 
 
-def _stateless(
-    model: keras.Model, values: list[tf.Tensor], fixed: list[tf.Tensor], state: Sequence[tf.Tensor], inputs: Any
+def _stateless_call(
+    model: keras.Model, values: list[tf.Tensor], non_trainable: list[tf.Tensor], state: Sequence[tf.Tensor], inputs: Any
 ) -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
-    """Call the model on given values, `fixed` for what is not trained; return outputs, the state for the next batch, and losses."""
-    own = state[-1]
+    """Call the model with given values of its variables; return outputs, the state for the next batch, and losses."""
+    seed = state[-1]
     mode = model_ops.training_argument(model, training=True)
-    outputs, after, losses = model.stateless_call(values, fixed, inputs, **mode, return_losses=True)
+    outputs, after, losses = model.stateless_call(values, non_trainable, inputs, **mode, return_losses=True)
     floating = [new for v, new in zip(model.non_trainable_variables, after, strict=True) if v.value.dtype.is_floating]
-    return outputs, [*floating, own + tf.constant([0, 0, 1], tf.int64)], list(losses)
+    return outputs, [*floating, seed + tf.constant([0, 0, 1], tf.int64)], list(losses)
 
 
-def _seeds(count: int, own: tf.Tensor) -> list[tf.Tensor]:
-    """Return the states of so many of Keras's seed generators, [2] each, of the run's seed, the worker and the number of its batch.
+def _seeds(count: int, seed: tf.Tensor) -> list[tf.Tensor]:
+    """Return the states of `count` seed generators of Keras, [2] each, computed from `seed`: the run's seed, the worker, the number of its batch.
 
-    An operation that keeps a state would draw the same on every worker, and again in each that starts again.
+    Stateful random operations would draw the same on every worker, and again after a restart.
     """
     if not count:
         return []
-    drawn = tf.random.stateless_uniform([count, 2], tf.random.fold_in(own[:2], own[2]), maxval=2**31 - 1, dtype=tf.int32)
+    drawn = tf.random.stateless_uniform([count, 2], tf.random.fold_in(seed[:2], seed[2]), maxval=2**31 - 1, dtype=tf.int32)
     return [drawn[index] for index in range(count)]

@@ -19,10 +19,9 @@ from trainer.engine.replica import Replica, timed_next
 from trainer.engine.session import NotFinite, PeerLostError, Progress, Session
 from trainer.workloads.protocol import Shard, Workload
 
-# Seconds that a task stays when all is done: another may still be reading from it. The first one leads the runtime, and
-# stays as long again.
+# Seconds that a task stays after the end: another may still read from it. The first task leads the collective runtime, and stays twice as long.
 _CLOSE_DELAY = 0.3
-# Numbers that tasks exchange between steps: vectors of TensorFlow's collective of one kind are of one size.
+# How many numbers tasks exchange between steps: all vectors of one TensorFlow collective have one size.
 _CONTROL_NUMBERS = 3
 
 
@@ -42,33 +41,33 @@ class LocalSession(Session):
 
     def begin_at(self, step: int) -> None:
         """See Session.begin_at. Each task's random layers have a seed of their own, so that replicas drop different units."""
-        self._step = self._share(step)
+        self._step = self._broadcast_state(step)
         first = self._step * self._job.train.gradients.accumulate
         shard = Shard(self._job.batch_size, self._job.seed, index=self._all_reduce.index, count=self._all_reduce.size, start=first)
         self._iterator = iter(data_length.checked(self._workload.train_data(shard), self._job, self._step))
 
-    def _share(self, step: int) -> int:
-        """Give every task the first one's model, optimizer and step; return that."""
-        where = tf.Variable(step, dtype=tf.int64)
+    def _broadcast_state(self, step: int) -> int:
+        """Give every task the first one's model, optimizer and step; return the step."""
+        shared_step = tf.Variable(step, dtype=tf.int64)
         variables = [v.value for v in (*self.model.variables, *self.optimizer.variables)]
         variables += self.tables.variables if self.tables else []
-        self._all_reduce.share_from_first([where, *variables])
+        self._all_reduce.broadcast([shared_step, *variables])
         for seed in model_ops.seeds(self.model):
-            # A seed generator's state is [seed, how often it was drawn from]: the first stays apart, the second in step.
+            # A seed generator's state is [seed, count of draws]: the seed differs between tasks, the count does not.
             own = np.zeros(seed.shape, seed.dtype.as_numpy_dtype)
             own.flat[0] = self._all_reduce.index
             seed.assign_add(own)
-        return int(where.numpy())
+        return int(shared_step.numpy())
 
     def flags_of_chief(self, flags: Sequence[bool]) -> list[bool]:
         """See Session.flags_of_chief."""
         numbers = [float(flag and self.is_chief) for flag in flags]
-        agreed = self._all_reduce.agree([*numbers, *[0.0] * (_CONTROL_NUMBERS - len(numbers))])
-        return [bool(number) for number in agreed[: len(numbers)]]
+        sums = self._all_reduce.sum_numbers([*numbers, *[0.0] * (_CONTROL_NUMBERS - len(numbers))])
+        return [bool(number) for number in sums[: len(numbers)]]
 
     def between_steps(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """See Session.between_steps."""
-        del current  # it always is
+        del current  # the state always is
         if self._all_reduce.size == 1:
             return hooks()
         numbers = [0.0] * _CONTROL_NUMBERS
@@ -76,11 +75,11 @@ class LocalSession(Session):
             before = Snapshot(self.model.weights)
             stop = hooks()
             numbers = [float(stop), float(before.changed()), schedules.constant(self.optimizer) or 0.0]
-        stops, changes, rate = self._all_reduce.agree(numbers)
+        stops, changes, rate = self._all_reduce.sum_numbers(numbers)
         if schedules.constant(self.optimizer) is not None:
             schedules.set_rate(self.optimizer, rate)
         if changes:
-            self._share(self._step)
+            self._broadcast_state(self._step)
         return bool(stops)
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
@@ -110,7 +109,7 @@ class LocalSession(Session):
         )
 
     def _not_finite(self, non_finite_steps: Any) -> NotFinite | None:
-        """Report the task whose loss was the first not to be finite, from the numbers of steps since then."""
+        """Return the first loss that was not finite, from each task's number of steps since its own first."""
         first = int(np.argmax(non_finite_steps))
         return NotFinite(self._step - int(non_finite_steps[first]) + 1, self._all_reduce.names[first]) if non_finite_steps[first] else None
 
@@ -119,8 +118,8 @@ class LocalSession(Session):
         if self._all_reduce.size == 1:
             return
         self._all_reduce.barrier()  # the chief has saved
-        # A task that has passed a barrier may leave while another still reads from it. After the first one that would be a peer
-        # lost in the middle of its work. So no task leaves before the second, and a peer that is lost in that one is done.
+        # A task that has passed a barrier may leave while another still reads from it, which would see a lost peer. So no task leaves
+        # before a second barrier: a peer that is lost there has finished.
         with suppress(PeerLostError):
             self._all_reduce.barrier()
         time.sleep(2 * _CLOSE_DELAY if self.is_chief else _CLOSE_DELAY)
@@ -135,13 +134,13 @@ class LocalSession(Session):
             def own_step(_: tf.Tensor) -> tf.Tensor:
                 waits = [tf.constant(0.0)]
 
-                def exchange(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+                def mean_gradients(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
                     reduced, waited = all_reduce.mean_gradients(gradients)
                     waits.append(waited)
                     return reduced
 
                 batch, waited = timed_next(iterator)
-                measured = replica.own_step(batch, waited, exchange if all_reduce.size > 1 else None, all_reduce.index)
+                measured = replica.own_step(batch, waited, mean_gradients if all_reduce.size > 1 else None, all_reduce.index)
                 return tf.concat([measured, waits[-1:]], 0)
 
             def step(_: tf.Tensor) -> tf.Tensor:
@@ -154,7 +153,7 @@ class LocalSession(Session):
 
             totals = model_ops.repeat(steps, own_step if replica.has_own_step else step, width + 1)
             *_, finite = tf.unstack(totals)
-            # Steps of this task, the last ones.
+            # This task's steps since its first loss that was not finite, in the place of the task.
             non_finite_steps = tf.one_hot(all_reduce.index, all_reduce.size) * (tf.cast(steps, tf.float32) - finite)
             reduced = all_reduce.total(tf.concat([totals[:width], control, non_finite_steps], 0))
             return reduced[:width], reduced[width:], totals[width - 1 : width + 1]

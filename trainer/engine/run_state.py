@@ -25,17 +25,17 @@ RunState = Literal["running", "succeeded", "stopped", "failed"]
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace what is in `path` in one step: a reader sees the old file or the new one. Text becomes UTF-8."""
+    """Replace the content of `path` atomically: a reader sees the old file or the new one. Text becomes UTF-8."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        written = Path(file.name)
+        temporary = Path(file.name)
         try:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
-            written.chmod(0o644)  # as other files are; temporary ones are private
-            written.replace(path)
+            temporary.chmod(0o644)  # as other files; temporary ones are private
+            temporary.replace(path)
         except OSError:
-            written.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
 
@@ -54,18 +54,18 @@ class Record:
             "keras": keras.__version__,
             "python": platform.python_version(),
         }
-        self._lock = threading.Lock()  # checkpoints are noted by the thread that saves
+        self._lock = threading.Lock()  # the thread that saves records checkpoints
         self._facts: dict[str, Any] = {**facts, "versions": versions, "started": time.time()}
 
     def update(self, state: RunState, step: int | None, **facts: Any) -> None:
-        """Write the record with what is new, without `step` where it is the same, or where a program counts none; on a full disk the next time."""
+        """Add facts and write the record. `step` is None if it has not changed, or a program reports none. On a full disk the next update writes it."""
         with self._lock, suppress(OSError):
             self._facts.update(facts, state=state, updated=time.time(), **({} if step is None else {"step": step}))
             self._write(self._path, json.dumps(finite(self._facts), indent=2, allow_nan=False) + "\n")
 
 
 def read(run_dir: Path) -> dict[str, Any]:
-    """Return the record, empty where there is none yet."""
+    """Return the record, empty if there is none yet."""
     try:
         facts = json.loads((run_dir / "run.json").read_text())
     except (OSError, ValueError):
@@ -74,15 +74,15 @@ def read(run_dir: Path) -> dict[str, Any]:
 
 
 def mark_ended(settings: "CommandSettings | TrainerSettings", failure: str) -> None:
-    """Record that a run has failed, or was stopped where `failure` is empty, whose training process did not live to record it.
+    """Record that a run has failed, or was stopped if `failure` is empty, in place of its training process, which ended before it could.
 
-    The facts that it recorded before stay, and a stop changes nothing but `running`. Imports no TensorFlow.
+    The facts that it recorded before stay, and a stop changes only `running`. Imports no TensorFlow.
     """
     run_dir = Path(settings.run_dir)
-    known = read(run_dir)
-    if not failure and known.get("state") != "running":
+    recorded = read(run_dir)
+    if not failure and recorded.get("state") != "running":
         return
-    facts = {"name": settings.run, "strategy": settings.strategy, "spec_digest": settings.spec_digest, "step": 0, **known}
+    facts = {"name": settings.run, "strategy": settings.strategy, "spec_digest": settings.spec_digest, "step": 0, **recorded}
     facts |= {
         "state": "failed" if failure else "stopped",
         "reason": failure or "it ended before it could save; training continues from the last checkpoint",

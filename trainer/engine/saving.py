@@ -17,27 +17,27 @@ from trainer.engine.checkpoints import Checkpoints, InMemoryCheckpoint, step_of
 from trainer.engine.session import PeerLostError, SaveError, StopError
 from trainer.events import Reporter
 
-_SLOW = 5.0  # seconds that training waits for the save before: a disk that is merely slow keeps every checkpoint that is due
-_DELAY = (1.0, 30.0)  # seconds until a retry: first, and at most; doubled each time
-_LAST_DELAY = 5.0  # the most for the last state of all, which may have no more than a grace period
+_PREVIOUS_SAVE_TIMEOUT = 5.0  # seconds that training waits for the previous save, so that a slow disk gets every checkpoint
+_RETRY_DELAYS = (1.0, 30.0)  # seconds until a retry: first, and at most; doubled each time
+_LAST_RETRY_DELAY = 5.0  # the most for the run's last state, which may have no more than a grace period
 _REPORT_AGAIN = 60.0  # seconds after which the same failure is reported once more
 _POLL_INTERVAL = 0.05
 _savers: list["Saver"] = []  # of this process
-_MARGIN = 5.0  # seconds of the grace period, at most half of it, that are left for saying what was lost, and for ending
+_MARGIN = 5.0  # seconds of the grace period, at most half of it, that are reserved for the report of lost steps and the end of the process
 
 
 @dataclass(frozen=True)
 class Timeouts:
     """Times in seconds.
 
-    `timeout` for which training continues unsaved, `grace` for a stop, `silent` after which a volume is taken to hang, `retry_delay` before
-    a save that failed is tried again, longer each time.
+    `timeout`: how long training continues without a save. `grace`: for a stop. `silent`: after which a volume counts as hanging.
+    `retry_delay`: until a failed save is tried again, longer each time.
     """
 
     timeout: float = 1800.0
     grace: float = 30.0
     silent: float = 10.0
-    retry_delay: float = _DELAY[0]
+    retry_delay: float = _RETRY_DELAYS[0]
 
     @property
     def stop(self) -> float:
@@ -46,7 +46,7 @@ class Timeouts:
 
 
 def wait_for_saves() -> None:
-    """Wait for saves that are under way, as `Saver.wait` does, before the process is ended."""
+    """Wait for saves in progress, as `Saver.wait` does, before the process is ended."""
     for saver in _savers:
         saver.wait()
 
@@ -57,10 +57,10 @@ class Saver:
     def __init__(self, checkpoints: Checkpoints, report: Reporter, timeouts: Timeouts, saved: Callable[[int, str], None]) -> None:
         self._checkpoints, self._report, self._timeouts, self._saved = checkpoints, report, timeouts, saved
         self._changed = threading.Condition()
-        self._unwritten: InMemoryCheckpoint | None = None  # what is to be written, or being written
-        self._began: float | None = None  # when that was begun
-        self._progress = (0, 0.0)  # bytes written by then, and when that was seen first
-        self._is_last = False  # the last state of all: it is written again until it is there
+        self._unwritten: InMemoryCheckpoint | None = None  # to be written, or being written
+        self._began: float | None = None  # when its write began
+        self._progress = (0, 0.0)  # bytes written, and when that number was first seen
+        self._is_last = False  # whether it is the run's last state, which is tried again until it is written
         self._failing_since: float | None = None
         self._failed_at = 0.0  # when the last try failed
         self._cause = ""
@@ -73,7 +73,7 @@ class Saver:
             threading.Thread(target=work, name="saving", daemon=True).start()
 
     def wait(self) -> None:
-        """Wait until what was handed over is written, also where training has failed meanwhile; but no longer than `silent`, and not while saves fail."""
+        """Wait until the pending save is written, even if training has failed; no longer than `silent`, and not while saves fail."""
         with self._changed:
             self._changed.wait_for(lambda: self._unwritten is None or self._failing_since is not None, self._timeouts.silent)
 
@@ -81,14 +81,14 @@ class Saver:
 
     @property
     def is_due(self) -> bool:
-        """Whether to save again what could not be saved when it was due."""
+        """Whether to repeat a save that has failed."""
         return self._unwritten is None and time.monotonic() >= self._retry_at
 
     def save(self, step: int, callbacks: bytes = b"", *, last: bool = False) -> bool:
-        """Copy the state to memory, to be written. Return False if an earlier save does not end: `is_due` is true once it has."""
+        """Copy the state to memory, to be written. Return False if an earlier save does not end: `is_due` is true once it has ended."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._unwritten is None or (self._failing_since is not None and not last), None if last else _SLOW
+                lambda: self._unwritten is None or (self._failing_since is not None and not last), None if last else _PREVIOUS_SAVE_TIMEOUT
             )
             if self._unwritten is not None:
                 self._retry_at = 0.0
@@ -105,14 +105,14 @@ class Saver:
 
         Raises:
             SaveError: nothing could be saved for the timeout.
-            PeerLostError: a task that holds a part of what is saved is gone.
+            PeerLostError: a task that holds a part of the state is gone.
         """
         if self._lost_peer is not None:
             raise self._lost_peer
         since = self._failing_since
         if since is None:
             return
-        # Saves are tried again only between steps, so count up to the last try: an evaluation may have outlasted the fault.
+        # Saves are retried only between steps. So the time counts up to the last try: the fault may have ended during a long evaluation.
         tried = self._failed_at if self._began is None else time.monotonic()
         if tried - since >= self._timeouts.timeout:
             raise SaveError(f"{self._unsaved()} for {self._timeouts.timeout:g} s")
@@ -122,7 +122,7 @@ class Saver:
         return f"{last}: nothing could be saved to {self._checkpoints.directory} ({self._cause or 'it does not answer'})"
 
     def complete(self, stopped: Callable[[], bool], *, stopping: bool, since: float | None = None) -> None:
-        """Wait until what was handed over is written. `stopped` returns whether the task is asked to stop; `stopping`: it was before, at `since`.
+        """Wait until the pending save is written. `stopped` returns whether the task is asked to stop; `stopping`: it was before, at `since`.
 
         Raises:
             SaveError: nothing could be saved for the timeout.
@@ -152,9 +152,9 @@ class Saver:
             began = self._began
             try:
                 path = self._checkpoints.write(checkpoint)
-            except PeerLostError as error:  # it held rows of what is saved, and no volume is to blame
+            except PeerLostError as error:  # it held rows of the checkpoint: the volume has not failed
                 self._lost_peer, self._is_last = error, False
-            except Exception as error:  # noqa: BLE001 - any error of a volume's file system: training is to continue
+            except Exception as error:  # noqa: BLE001 - any error of a volume's file system: training continues
                 self._failed(checkpoint, error, began)
             else:
                 self._succeeded(checkpoint, path, began)
@@ -179,7 +179,7 @@ class Saver:
 
     def _failed(self, checkpoint: InMemoryCheckpoint, error: Exception, began: float) -> None:
         self._failed_at = time.monotonic()
-        self._delay = min(2 * self._delay or self._timeouts.retry_delay, _LAST_DELAY if self._is_last else _DELAY[1])
+        self._delay = min(2 * self._delay or self._timeouts.retry_delay, _LAST_RETRY_DELAY if self._is_last else _RETRY_DELAYS[1])
         self._retry_at = self._failed_at + self._delay
         free = None
         with suppress(OSError):
@@ -187,7 +187,7 @@ class Saver:
         self._report_failure(checkpoint, getattr(error, "strerror", None) or str(error) or repr(error), began, free)
 
     def _report_failure(self, checkpoint: InMemoryCheckpoint, cause: str, began: float, free: int | None) -> None:
-        """Report a failure, where it is a new one or was not reported for long."""
+        """Report a failure, unless the same one was reported recently."""
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = began
@@ -206,10 +206,10 @@ class Saver:
             saved=self.last,
         )
 
-    # In the thread that watches that one
+    # In the thread that watches the writing one
 
     def _watch(self) -> None:
-        """Report a write that does not move on; the volume is not asked anything, as it would not answer."""
+        """Report a write that makes no progress, without access to the volume, which would hang, too."""
         while True:
             time.sleep(min(1.0, self._timeouts.silent / 4))
             checkpoint, began, now = self._unwritten, self._began, time.monotonic()

@@ -1,4 +1,4 @@
-"""Learning rates: over the steps, as `train.learning_rate` describes them, and which one an optimizer has."""
+"""Learning rates: the schedules of `train.learning_rate`, and the rate or schedule that an optimizer has."""
 
 import math
 from collections.abc import Mapping
@@ -49,19 +49,19 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return tf.ones_like(step)
 
     def described(self) -> str:
-        """Return the schedule in the words of `train.learning_rate`: `cosine(decay_steps=900, initial=0.1)`."""
+        """Return the schedule in the terms of `train.learning_rate`: `cosine(decay_steps=900, initial=0.1)`."""
         settings = self._settings.model_dump(exclude_none=True, exclude_defaults=True) | {"initial": self._initial}
         return _call(settings.pop("schedule", "constant"), settings)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what `from_config` makes the same schedule of."""
+        """Return the arguments from which `from_config` creates the same schedule."""
         return {"initial": self._initial, "settings": self._settings.model_dump(exclude_none=True)}
 
 
 def schedule(settings: LearningRate, own_rate: float, steps: int) -> Schedule | float:
-    """Return the schedule for a run of `steps` steps, or the rate where it never changes.
+    """Return the schedule for a run of `steps` steps, or the rate if it never changes.
 
-    `own_rate` is the workload's, taken where `initial` is left out.
+    `own_rate` is the workload's, the default of `initial`.
     """
     if settings.schedule == "constant" and not settings.warmup_steps:
         return settings.initial or own_rate
@@ -76,20 +76,20 @@ def inner(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
 
 
 def constant(optimizer: keras.optimizers.Optimizer) -> float | None:
-    """Return the learning rate where it is a variable; None where it is a schedule or a function."""
+    """Return the learning rate if it is a variable; None if it is a schedule or a function."""
     # `learning_rate` is the value of a schedule; Keras has no public name for the schedule itself.
     rate = inner(optimizer)._learning_rate  # noqa: SLF001
-    return float(str(rate.numpy())) if isinstance(rate, keras.Variable) else None  # 0.01, where float() has 0.009999999776482582
+    return float(str(rate.numpy())) if isinstance(rate, keras.Variable) else None  # 0.01, not 0.009999999776482582 as by float()
 
 
 def set_rate(optimizer: keras.optimizers.Optimizer, rate: float | None) -> None:
-    """Set the learning rate where it is a variable; None leaves a schedule as it is."""
+    """Set the learning rate if it is a variable; None leaves a schedule as it is."""
     if rate is not None:
         inner(optimizer)._learning_rate.assign(rate)  # noqa: SLF001
 
 
 def described(optimizer: keras.optimizers.Optimizer) -> str:
-    """Return the learning rate that an optimizer has now, in a form to be read and compared: `0.001`, `ExponentialDecay(decay_rate=0.9, ...)`."""
+    """Return an optimizer's current learning rate as text to read and to compare: `0.001`, `ExponentialDecay(decay_rate=0.9, ...)`."""
     if (rate := constant(optimizer)) is not None:
         return str(rate)
     return _described(inner(optimizer)._learning_rate)  # noqa: SLF001

@@ -29,7 +29,7 @@ from trainer.engine.parameter_server.worker_pool import (
 from trainer.engine.session import WorkerProgress
 from trainer.workloads.protocol import Agent
 
-_CHIEF = "/job:chief/replica:0/task:0"  # any of its devices: a GPU learns, where it has one
+_CHIEF = "/job:chief/replica:0/task:0"  # any of its devices: TensorFlow takes its GPU if it has one
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ServerAgentSession(AgentSession):
         self._workers = Workers(connection, self._player, self._play, _Measures(tuple(agent.measured)), stopped)
 
     def close(self) -> None:
-        """End what is still played; `servers.stop_all` stops the servers."""
+        """End the workers' calls; `servers.stop_all` stops the servers."""
         self._workers.close()
 
     def _server_variable(self, pack: packing.Pack) -> tf.Variable:
@@ -76,7 +76,7 @@ class ServerAgentSession(AgentSession):
                 variable.assign(self._joined(pack))
 
     def _take(self, steps: int) -> Rollout | None:
-        del steps  # calls are under way already
+        del steps  # calls are in progress already
         call = MAX_MOVES * self._agent.boards
         while self._workers.in_flight < self._workers.count * IN_FLIGHT and self.step + self._workers.in_flight * call < self._last_step:
             self._workers.schedule(call)
@@ -93,7 +93,7 @@ class ServerAgentSession(AgentSession):
         return [replace(progress, loss=None) for progress in self._workers.summarise(results)[2]]
 
     def _player(self, worker: int) -> Player:
-        del worker  # each player is another one, also the second of a worker
+        del worker  # each player has a number of its own, also the second one of a worker
         return Player(self._agent, next(self._players), self.step)
 
     def _play(self, player: Player, steps: int, _: Assignment) -> CallResult:
@@ -102,11 +102,11 @@ class ServerAgentSession(AgentSession):
 
     def _make_call(self) -> Any:
         agent, packs, published = self._agent, self._packs, self._published
-        number = len(self.model.trainable_variables)
+        variable_count = len(self.model.trainable_variables)
 
         @tf.function(autograph=False)
         def call(*arguments: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            weights: list[Any] = [None] * number
+            weights: list[Any] = [None] * variable_count
             for pack, variable in zip(packs, published, strict=True):
                 for index, part in zip(pack.members, pack.split(tf.identity(variable)), strict=True):
                     weights[index] = part

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 class PeerLostError(Exception):
-    """Another task of the cluster went away; the training process ends with exit code 75 and is started again."""
+    """Another task of the cluster was lost; the training process ends with exit code 75 and is started again."""
 
 
 class DivergedError(Exception):
-    """A loss or a weight is not finite, and the run is to fail: it would do so again."""
+    """A loss or a weight is not finite, and the run fails: a restart would diverge again."""
 
     reason = "training has diverged"
 
 
 class SaveError(Exception):
-    """Nothing could be saved for as long as the run waits: the steps since the last checkpoint are lost."""
+    """No checkpoint could be saved for `limits.save_timeout`: the steps since the last one are lost."""
 
     reason = "nothing could be saved"
 
@@ -41,7 +41,7 @@ def cause(error: Any) -> str:
 
 @dataclass(frozen=True, order=True)
 class NotFinite:
-    """The first step, of several, whose loss was not finite, and the task that computed it: empty where that is the reporting task."""
+    """The first step whose loss was not finite, and the task that computed it, empty for the reporting task itself."""
 
     step: int
     task: str = ""
@@ -57,19 +57,19 @@ class WorkerProgress:
     metrics: dict[str, float]
     examples_per_second: float
     seconds_per_step: float
-    input_wait: float  # the part of its time, 0 to 1, that it waited for input
-    peer_wait: float | None = None  # and for the others' gradients, where it does
+    input_wait: float  # the fraction of its time, 0 to 1, that it waited for input
+    peer_wait: float | None = None  # the same for the others' gradients; None if it waits for none
 
 
 @dataclass(frozen=True)
 class Progress:
     """The result of a call of `Session.run`.
 
-    `step` is the global step after it, `steps` how many of them the call made, `loss` (None before anything is learned or known) and
-    `metrics` means over those that are `measured` (None for all of them; with 0, as last known), `examples` what all replicas saw together, `seconds` the wall time. `stop` is true when any
-    task of the cluster was asked to stop, `finish` when the chief said that it is enough. `input_wait` and
-    `peer_wait` are the parts of this task's time, 0 to 1, that it waited for input and for gradients of others;
-    `dropped` counts the gradients that came too late for their step, since the session began. `not_finite` says where a loss was not.
+    `step` is the global step after the call, `steps` how many it made. `loss` (None while it is not known) and `metrics` are means over the
+    `measured` steps (None: all of them; 0: the last known values). `examples` counts those of all replicas, `seconds` is the wall time. `stop`
+    is true if any task of the cluster was asked to stop, `finish` if the chief ends the run early. `input_wait` and `peer_wait` are the
+    fractions of this task's time, 0 to 1, that it waited for input and for gradients of others. `dropped` counts the gradients that came
+    too late for their step, since the session began. `not_finite` is the first loss that was not finite.
     """
 
     step: int
@@ -90,11 +90,11 @@ class Progress:
 
 
 class Session(ABC):
-    """A cluster ready to train. Model and optimizer hold the current state after `fetch`, on the chief.
+    """A cluster that is ready to train. On the chief, model and optimizer hold the current state after `fetch`.
 
-    `trains_changed_weights` says whether training continues with weights that were changed in `between_steps`. `tables` are the large embedding layers
-    whose rows a step updates by themselves. The methods that do something here fit a chief that trains its own model and optimizer, with
-    nothing under way between two calls.
+    `trains_changed_weights`: whether training continues with weights that were changed in `between_steps`. `tables` are the large embedding
+    layers that a step updates row by row. The default methods suit a chief that trains its own model and optimizer, and has no steps in
+    progress between two calls.
     """
 
     model: "keras.Model"
@@ -117,17 +117,17 @@ class Session(ABC):
         """
 
     def flush(self) -> NotFinite | None:
-        """Finish what is under way, so that state and `step` agree; called before a checkpoint. The next `run` reports it.
+        """Finish the steps in progress, so that state and `step` agree; called before a checkpoint. The next `run` reports them.
 
-        Returns where a loss was not finite meanwhile.
+        Returns the first loss of these steps that was not finite.
         """
         return None
 
     def fetch(self) -> None:  # noqa: B027 - see the class
-        """Bring the cluster's current state into `model` and `optimizer`; only the chief calls it."""
+        """Copy the cluster's current state into `model` and `optimizer`; only the chief calls it."""
 
     def hold(self, step: int) -> None:  # noqa: B027 - see the class
-        """Begin no step after `step` until the next call of this; every task calls it. The `run` that comes to it reports all steps."""
+        """Begin no step after `step` until the next call of `hold`; every task calls it. The `run` that reaches `step` reports all steps."""
 
     def flags_of_chief(self, flags: Sequence[bool]) -> list[bool]:
         """Return the chief's flags, at most three, on every task. Every task calls this before the first `run`.
@@ -138,23 +138,23 @@ class Session(ABC):
         return list(flags)
 
     def between_steps(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
-        """Call `hooks` between steps, only on the chief; return its answer on every task. Every task calls this.
+        """Call `hooks` between steps, only on the chief; return its result on every task. Every task calls this.
 
-        Its changes to the learning rate, and to the weights, hold on every task from the next step on. With `current`, model and
-        optimizer have the cluster's current state before, as after `flush` and `fetch`.
+        Its changes of the learning rate and the weights apply to every task from the next step on. With `current`, model and
+        optimizer first get the cluster's current state, as by `flush` and `fetch`.
 
         Raises:
             PeerLostError: a task that needs the answer is gone.
         """
-        del current  # here it always is
+        del current  # the state is always current here
         return hooks()
 
     @abstractmethod
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
         """Run `steps` global steps. Every task calls it with the same number.
 
-        `stop` informs the others that this task was asked to stop; the chief's `finish` that these steps are the last
-        ones, whatever is left of them; `next_steps` is the chief's proposal for the next call. All come back to every task.
+        `stop` informs the others that this task was asked to stop. The chief's `finish` ends the run after these steps, and its
+        `next_steps` proposes the steps of the next call. Every task gets all three in the result.
 
         Raises:
             PeerLostError: a task that the step needs is gone.
@@ -164,5 +164,5 @@ class Session(ABC):
         """End the cluster's work together: called once when every step is done, or when tasks of an all-reduce were asked to stop.
 
         Raises:
-            PeerLostError: a task went away before the chief had saved.
+            PeerLostError: a task was lost before the chief had saved.
         """

@@ -1,6 +1,6 @@
 """The chief's files for TensorBoard: scalars, the workload's own summaries, profiles.
 
-TensorFlow writes events to memory, its file system `ram://`; a FileWriter takes them from there to the volume.
+TensorFlow writes events to memory, its file system `ram://`; a FileWriter copies them from there to the volume.
 """
 
 import itertools
@@ -14,12 +14,12 @@ import tensorflow as tf
 from trainer.engine.file_writer import FileWriter
 from trainer.engine.session import Progress
 
-_MAX_BYTES = 16 * 2**20  # bytes in memory after which it is freed
+_MAX_BYTES = 16 * 2**20  # bytes in memory after which the file there is removed
 _count = itertools.count()
 
 
 class _Writer:
-    """A writer of events, whose file is in memory, and follows it on the volume."""
+    """Writes events to a file in memory, and copies that to a file on the volume."""
 
     def __init__(self, directory: Path, files: FileWriter) -> None:
         self._directory, self._files = directory, files
@@ -27,28 +27,28 @@ class _Writer:
         self._open()
 
     def _open(self) -> None:
-        directory, self._taken = f"ram://logs-{next(_count)}", 0
+        directory, self._copied = f"ram://logs-{next(_count)}", 0
         self.events = tf.summary.create_file_writer(directory)
         (name,) = tf.io.gfile.listdir(directory)
         self._memory = f"{directory}/{name}"
-        self._name = self._name or name  # a file of events may go on with another's
+        self._name = self._name or name  # one file on the volume for all of those in memory
 
-    def take(self) -> None:
-        """Hand over what was written."""
+    def flush(self) -> None:
+        """Pass new events to the FileWriter."""
         self.events.flush()
         with tf.io.gfile.GFile(self._memory, "rb") as file:
-            file.seek(self._taken)
+            file.seek(self._copied)
             new = file.read()
-        self._taken += len(new)
+        self._copied += len(new)
         if new:
             self._files.append(self._directory / self._name, new)
-        if self._taken > _MAX_BYTES:
+        if self._copied > _MAX_BYTES:
             tf.io.gfile.remove(self._memory)
             self._open()
 
 
 class Logs:
-    """Writers for `logs/train` and `logs/eval`, made when first used."""
+    """Writers for `logs/train` and `logs/eval`, created when first used."""
 
     def __init__(self, run_dir: Path, files: FileWriter) -> None:
         self._root, self._files = run_dir / "logs", files
@@ -65,7 +65,7 @@ class Logs:
             self._writers[name] = _Writer(self._root / name, self._files)
         with self._writers[name].events.as_default(step=step):
             yield
-        self._writers[name].take()
+        self._writers[name].flush()
 
     def progress(self, progress: Progress, optimizer: keras.optimizers.Optimizer, examples_per_second: float) -> None:
         """Write loss, metrics, learning rate and speed of training."""
@@ -99,6 +99,6 @@ class Logs:
             tf.profiler.experimental.stop()
 
     def close(self) -> None:
-        """Hand over what is buffered."""
+        """Pass all buffered events to the FileWriter."""
         for writer in self._writers.values():
-            writer.take()
+            writer.flush()

@@ -59,7 +59,7 @@ def main(index: int, addresses: list[str]) -> None:
         with tasks.translate_peer_errors():
             found, waited, total = means()
         variables = [tf.Variable(index), *(tf.Variable(tf.cast(100 * index + tf.range(count), kind)) for count, kind in SHARED)]
-        tasks.share_from_first(variables)
+        tasks.broadcast(variables)
         return {
             "shared": [variable.numpy().astype(float).tolist() for variable in variables],
             "means": [mean.numpy().tolist() for mean in found[:-1]],
@@ -108,7 +108,7 @@ def _two_models(index: int, tasks: Any) -> str:
     from trainer.workloads.errors import WorkloadError
 
     try:
-        tasks.share_from_first([tf.Variable(tf.zeros([3 + index]))])
+        tasks.broadcast([tf.Variable(tf.zeros([3 + index]))])
     except WorkloadError as error:
         return str(error)
     return ""

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from trainer.engine.callback_state import TrackedAttributes, more_of
+from trainer.engine.callback_state import TrackedAttributes, extra_values
 
 
 class Having(keras.callbacks.Callback):
@@ -98,6 +98,6 @@ def test_each_gets_its_own_by_class_and_place() -> None:
     remembered = TrackedAttributes(first := [Having(it=0), keras.callbacks.History(), Having(it=0)])
     first[0].it, first[2].it = 1, 2
     packed = remembered.pack(epoch=4, means={"loss": 0.5})
-    assert more_of(packed) == {"epoch": 4, "means": {"loss": 0.5}}
+    assert extra_values(packed) == {"epoch": 4, "means": {"loss": 0.5}}
     TrackedAttributes(second := [Having(it=0), Having(it=0), Having(it=0)]).restore(packed)
     assert [one.it for one in second] == [1, 2, 0]

@@ -8,7 +8,7 @@ import pytest
 from tests.trainer.engine.test_loop import train
 from trainer.engine import run_state
 from trainer.engine.checkpoints import Checkpoints
-from trainer.engine.early_stopping import no_better
+from trainer.engine.early_stopping import no_improvement
 from trainer.engine.evaluations import EvaluationResult
 from trainer.settings import EarlyStopping
 from trainer.workloads.errors import WorkloadError
@@ -35,7 +35,7 @@ def evaluated(*losses: float) -> list[EvaluationResult]:
     ],
 )
 def test_it_is_enough_when_nothing_got_better_for_so_long(rule: dict[str, object], losses: list[float], *, stops: bool) -> None:
-    assert (no_better(evaluated(*losses), EarlyStopping.model_validate(rule)) is not None) == stops
+    assert (no_improvement(evaluated(*losses), EarlyStopping.model_validate(rule)) is not None) == stops
 
 
 def test_a_run_that_gets_no_better_ends_as_done_after_a_checkpoint(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.engine.small import Small
-from trainer.engine.epochs import Pass, with_steps
+from trainer.engine.epochs import EpochLength, with_steps
 from trainer.engine.job import Job, job
 from trainer.settings import TrainerSettings
 from trainer.workloads.errors import WorkloadError
@@ -38,7 +38,7 @@ def test_epochs_are_as_many_steps_as_all_replicas_need(epochs: int, batch_size: 
     assert known.steps == 0
     known = with_steps(known, Sized({}), replicas)
     assert known.steps == steps == int(np.ceil(epochs * 400 / (batch_size * accumulate * replicas)))
-    assert known.one_pass == Pass(400, batch_size * accumulate * replicas)
+    assert known.epoch_length == EpochLength(400, batch_size * accumulate * replicas)
 
 
 def test_steps_stay_what_they_are() -> None:

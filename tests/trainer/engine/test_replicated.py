@@ -15,13 +15,13 @@ from trainer.engine.replicated import LocalSession
 
 
 class Second(AllReduce):
-    """The second place of a ring whose first has the very same state, as after `share_from_first`."""
+    """The second place of a ring whose first has the very same state, as after `broadcast`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.index = 1
 
-    def share_from_first(self, variables: Sequence[tf.Variable]) -> None:
+    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
         assert any(v.dtype == tf.int64 and v.shape.rank for v in variables), "the random layers' states are shared too"
 
 

@@ -20,7 +20,7 @@ from trainer.tf_config import split_address
 from trainer.workloads.errors import WorkloadError
 
 _GROUP, _ON_CPUS = 1, 2  # of the devices that train, and of a CPU in each task
-_GRADIENTS, _CONTROL, _ENDPOINTS, _CONNECTED, _COMPATIBLE, _AGREED, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one per call site
+_GRADIENTS, _CONTROL, _ENDPOINTS, _CONNECTED, _COMPATIBLE, _NUMBERS, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one per call site
 _NAMED = 5  # tasks that a message names
 _CONNECT_TIMEOUT = 15.0  # seconds for all tasks to connect to each other
 
@@ -48,8 +48,8 @@ class AllReduce:
         self._wire = tf.as_dtype(wire)  # the type in which float32 gradients travel
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy() if size > 1 else None
         self._hint = "nccl" if tf.config.list_logical_devices("GPU") else "ring"
-        self._exchange: TcpAllReduce | None = None
-        self._agreed = tf.function(lambda vector: self._total(vector, _AGREED), autograph=False)
+        self._tcp: TcpAllReduce | None = None
+        self._sum_of_numbers = tf.function(lambda vector: self._total(vector, _NUMBERS), autograph=False)
 
     def connect(self, names: Sequence[str], addresses: Sequence[str]) -> str:
         """Connect all tasks on CPUs to each other, so that they need TensorFlow's slower all-reduce no more; all call it.
@@ -75,12 +75,14 @@ class AllReduce:
             listener = Listener(addresses[self.index])
             rows[self.index] = [listener.endpoint.port, *np.frombuffer(listener.endpoint.token, np.int64)]
         with self.translate_peer_errors():
-            endpoints = [Endpoint(int(port), token.tobytes()) for port, token in ((row[0], row[1:]) for row in self._now(rows, _ENDPOINTS))]
+            endpoints = [
+                Endpoint(int(port), token.tobytes()) for port, token in ((row[0], row[1:]) for row in self._sum_on_cpus(rows, _ENDPOINTS))
+            ]
             hosts = [split_address(address)[0] for address in addresses]
             connections = listener.connect(self.index, hosts, endpoints, _CONNECT_TIMEOUT) if listener else None
-            reached = int(self._now(np.array([connections is not None], np.int64), _CONNECTED)[0])
+            reached = int(self._sum_on_cpus(np.array([connections is not None], np.int64), _CONNECTED)[0])
         if connections is not None and reached == self.size:
-            self._exchange = TcpAllReduce(self.index, names, connections, HeartbeatProbe(names))
+            self._tcp = TcpAllReduce(self.index, names, connections, HeartbeatProbe(names))
             return ""
         ports = ", ".join(f"{name} {endpoint.port}" for name, endpoint in zip(names, endpoints, strict=True))
         return (
@@ -96,7 +98,7 @@ class AllReduce:
         own = np.zeros([self.size], np.int64)
         own[self.index] = 2 * trainer_version() + (self._hint == "nccl")
         with self.translate_peer_errors():
-            answers = self._now(own, _COMPATIBLE)
+            answers = self._sum_on_cpus(own, _COMPATIBLE)
         _check_versions(names, [int(one) // 2 for one in answers])
         has_gpu = answers % 2
         if 0 < has_gpu.sum() < self.size:
@@ -108,7 +110,7 @@ class AllReduce:
                 "Give chief and workers the same `gpus`, or none, and see that the GPUs are free and their drivers there"
             )
 
-    def _now(self, values: np.ndarray[Any, Any], instance: int) -> np.ndarray[Any, Any]:
+    def _sum_on_cpus(self, values: np.ndarray[Any, Any], instance: int) -> np.ndarray[Any, Any]:
         """Return the sum over all tasks of an array, at once, whatever they train on."""
 
         @tf.function(autograph=False)
@@ -131,9 +133,9 @@ class AllReduce:
         """
         if self.size == 1:
             return [*gradients, *rows], tf.constant(0.0)
-        if rows and self._exchange:
+        if rows and self._tcp:
             dense, waited = self.mean_gradients(gradients) if gradients else ([], tf.constant(0.0))
-            means, longer = self._mean_rows(self._exchange, rows)
+            means, longer = self._mean_rows(self._tcp, rows)
             return [*dense, *means], waited + longer
         gradients = [*gradients, *rows]
         dense = [tf.convert_to_tensor(g) for g in gradients]
@@ -143,40 +145,40 @@ class AllReduce:
             indices = [i for i, g in enumerate(dense) if g.dtype.name == dtype]
             packs.append((indices, tf.concat([tf.reshape(dense[i], [-1]) for i in indices], 0)))
         vectors = [packed for _, packed in packs]
-        means, waited = self._exchanged(self._exchange, vectors) if self._exchange else self._collected(vectors)
+        means, waited = self._mean_by_tcp(self._tcp, vectors) if self._tcp else self._mean_by_collectives(vectors)
         for (indices, _), mean in zip(packs, means, strict=True):
             for i, part in zip(indices, tf.split(mean, [int(np.prod(dense[i].shape)) for i in indices]), strict=True):
                 result[i] = tf.reshape(part, dense[i].shape)
         return result, waited
 
-    def _mean_rows(self, exchange: TcpAllReduce, rows: Sequence[tf.IndexedSlices]) -> tuple[list[tf.IndexedSlices], tf.Tensor]:
-        sent = [tensor for one in rows for tensor in (one.indices, self._shortened(one.values))]
-        *gathered, waited = tf.numpy_function(exchange.all_gather, sent, [*(tensor.dtype for tensor in sent), tf.float32])
+    def _mean_rows(self, tcp: TcpAllReduce, rows: Sequence[tf.IndexedSlices]) -> tuple[list[tf.IndexedSlices], tf.Tensor]:
+        sent = [tensor for one in rows for tensor in (one.indices, self._to_wire(one.values))]
+        *gathered, waited = tf.numpy_function(tcp.all_gather, sent, [*(tensor.dtype for tensor in sent), tf.float32])
         means = []
         for one, indices, values in zip(rows, gathered[::2], gathered[1::2], strict=True):
             mean = tf.cast(tf.ensure_shape(values, [None, *one.values.shape[1:]]), one.values.dtype) / self.size
             means.append(tf.IndexedSlices(mean, tf.ensure_shape(indices, [None]), one.dense_shape))
         return means, tf.ensure_shape(waited, []) if clock.is_allowed() else clock.since(clock.now())
 
-    def _exchanged(self, exchange: TcpAllReduce, vectors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def _mean_by_tcp(self, tcp: TcpAllReduce, vectors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
         means, waits = [], []
         for vector in vectors:
-            short = self._shortened(vector)
+            short = self._to_wire(vector)
             sums = short.dtype if short.dtype.size > tf.float16.size else tf.float32
-            mean, waited = tf.numpy_function(exchange.mean, [short], [sums, tf.float32])
+            mean, waited = tf.numpy_function(tcp.mean, [short], [sums, tf.float32])
             means.append(tf.cast(tf.ensure_shape(mean, vector.shape), vector.dtype))
             waits.append(tf.ensure_shape(waited, []))
         return means, tf.add_n(waits) if clock.is_allowed() else clock.since(clock.now())
 
-    def _collected(self, vectors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def _mean_by_collectives(self, vectors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
         with tf.control_dependencies(vectors):
             began = clock.now()
-        sums = [tf.cast(self._reduce(self._shortened(v), _GRADIENTS * 10 + offset), v.dtype) for offset, v in enumerate(vectors)]
+        sums = [tf.cast(self._reduce(self._to_wire(v), _GRADIENTS * 10 + offset), v.dtype) for offset, v in enumerate(vectors)]
         with tf.control_dependencies(sums):
             waited = clock.since(began)
         return [total / tf.cast(self.size, total.dtype) for total in sums], waited
 
-    def _shortened(self, vector: tf.Tensor) -> tf.Tensor:
+    def _to_wire(self, vector: tf.Tensor) -> tf.Tensor:
         return tf.cast(vector, self._wire) if vector.dtype == tf.float32 else vector
 
     def total(self, vector: tf.Tensor) -> tf.Tensor:
@@ -186,38 +188,38 @@ class AllReduce:
     def _total(self, vector: tf.Tensor, instance: int) -> tf.Tensor:
         if self.size == 1:
             return vector
-        if self._exchange:
-            return tf.ensure_shape(tf.numpy_function(self._exchange.total, [vector], vector.dtype), vector.shape)
+        if self._tcp:
+            return tf.ensure_shape(tf.numpy_function(self._tcp.total, [vector], vector.dtype), vector.shape)
         return self._reduce(vector, instance)  # whose vectors are all of one size
 
-    def agree(self, numbers: Sequence[float]) -> list[float]:
+    def sum_numbers(self, numbers: Sequence[float]) -> list[float]:
         """Return the sums over all tasks of a few numbers, as float32 has them, between steps; all give as many."""
         vector = np.array(numbers, np.float32)
         if self.size > 1:
             with self.translate_peer_errors():
-                vector = self._agreed(tf.constant(vector)).numpy()
+                vector = self._sum_of_numbers(tf.constant(vector)).numpy()
         return [float(number) for number in vector]
 
-    def share_from_first(self, variables: Sequence[tf.Variable]) -> None:
+    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
         """Give every task the values that the first task's variables hold, a part at a time: all at once would need their memory many times."""
         if self.size == 1:
             return
         with self.translate_peer_errors():
-            if self._exchange is None:
-                _share(self, variables)
+            if self._tcp is None:
+                _broadcast_as_sum(self, variables)
                 return
-            self._check_same_form(self._exchange, variables)
+            self._check_same_variables(self._tcp, variables)
             for variable in variables:
                 if self.index == 0:
-                    self._exchange.from_first(variable.numpy().reshape(-1))
+                    self._tcp.broadcast(variable.numpy().reshape(-1))
                 else:
                     values = np.empty(variable.shape.num_elements(), variable.dtype.as_numpy_dtype)
-                    variable.assign(self._exchange.from_first(values).reshape(variable.shape))
+                    variable.assign(self._tcp.broadcast(values).reshape(variable.shape))
 
-    def _check_same_form(self, exchange: TcpAllReduce, variables: Sequence[tf.Variable]) -> None:
+    def _check_same_variables(self, tcp: TcpAllReduce, variables: Sequence[tf.Variable]) -> None:
         """Check that all tasks have variables of the same types and shapes: others could not be shared as a whole."""
         form = hashlib.sha256(repr([(v.dtype.name, v.shape.as_list()) for v in variables]).encode()).digest()
-        forms, _ = exchange.all_gather(np.frombuffer(form[:8], np.int64))
+        forms, _ = tcp.all_gather(np.frombuffer(form[:8], np.int64))
         others = [name for name, its in zip(self.names, forms, strict=True) if its != forms[0]]
         if others:
             raise WorkloadError(
@@ -233,8 +235,8 @@ class AllReduce:
 
     def close(self) -> None:
         """End the connections; call it when no task sends any more."""
-        if self._exchange:
-            self._exchange.close()
+        if self._tcp:
+            self._tcp.close()
 
     @contextmanager
     def translate_peer_errors(self) -> Iterator[None]:
@@ -247,8 +249,8 @@ class AllReduce:
         except PeerUnreachableError as error:
             raise PeerLostError(str(error)) from error
         except tf.errors.OpError as error:
-            if self._exchange and self._exchange.problem:
-                raise PeerLostError(self._exchange.problem) from error
+            if self._tcp and self._tcp.problem:
+                raise PeerLostError(self._tcp.problem) from error
             if isinstance(error, _LOST):
                 raise PeerLostError(cause(error)) from error
             if "Collective ops is aborted" not in str(error.message):
@@ -289,7 +291,7 @@ def _check_versions(names: Sequence[str], numbers: Sequence[int]) -> None:
     )
 
 
-def _share(all_reduce: AllReduce, variables: Sequence[tf.Variable]) -> None:
+def _broadcast_as_sum(all_reduce: AllReduce, variables: Sequence[tf.Variable]) -> None:
     @tf.function(autograph=False)
     def share() -> None:
         done: list[tf.Operation] = []

@@ -77,9 +77,9 @@ class TcpAllReduce:
         """Return the sum over all tasks; otherwise as `mean`."""
         return self._guarded(self._reduce, vector, 1)
 
-    def from_first(self, vector: Vector) -> Vector:
+    def broadcast(self, vector: Vector) -> Vector:
         """Replace what is in `vector` by what the first task's has, and return it; otherwise as `mean`. The first sends it to each of the others."""
-        return self._guarded(self._from_first, vector)
+        return self._guarded(self._broadcast, vector)
 
     def all_gather(self, *arrays: Array) -> list[Any]:
         """Return each array with those of all tasks, one after another in the tasks' order, and the seconds as `mean`. First axes may differ.
@@ -145,7 +145,7 @@ class TcpAllReduce:
         self._swap(dict.fromkeys(self._peers, done), {peer: full[parts[peer]] for peer in self._peers})
         return full.astype(_sum_type(vector.dtype), copy=False)
 
-    def _from_first(self, vector: Vector) -> Vector:
+    def _broadcast(self, vector: Vector) -> Vector:
         if self._index == 0:
             self._swap(dict.fromkeys(self._peers, vector), {})
         else:

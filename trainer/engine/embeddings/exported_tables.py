@@ -17,11 +17,11 @@ from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from trainer.engine.checkpoints import InMemoryCheckpoint, read_file, write_file
 from trainer.engine.embeddings import layers
-from trainer.engine.embeddings.layers import Table, part_of
+from trainer.engine.embeddings.layers import Table, slice_spec
 from trainer.engine.embeddings.server_rows import RowRange, check_ids
 from trainer.engine.embeddings.spread_tables import Tables
-from trainer.engine.embeddings.table_files import Streamed, by_file, object_graph
-from trainer.engine.export_formats import FORMATS, unless_refused
+from trainer.engine.embeddings.table_files import StreamedCheckpoint, by_file, object_graph
+from trainer.engine.export_formats import FORMATS, save_if_possible
 from trainer.settings import Export
 
 _VARIABLES = "variables"  # the directory of a SavedModel with its checkpoint, and how that is called
@@ -34,7 +34,7 @@ _FORMAT = "saved_model"
 _exports = itertools.count()
 
 
-def left_out(export: Export) -> str:
+def omitted_formats(export: Export) -> str:
     """Return a notice about formats that a model with tables is not exported in; nothing where there are none."""
     if "keras" not in export.formats:
         return ""
@@ -46,12 +46,12 @@ def left_out(export: Export) -> str:
     )
 
 
-class _Matrix(UninitializedVariable):
+class _TableVariable(UninitializedVariable):
     """Stands for a table in a model that is exported: has its shape, and one row."""
 
     def __init__(self, table: Table, name: str, first_row: tf.Tensor) -> None:
         super().__init__(shape=[table.rows, table.dimension], dtype=table.dtype, trainable=bool(table.layer.trainable), name=name)
-        self._key, self._first_row = part_of(table.rows, table.dimension, 0, 1), first_row
+        self._key, self._first_row = slice_spec(table.rows, table.dimension, 0, 1), first_row
 
     def _serialize_to_tensors(self) -> dict[str, dict[str, tf.Tensor]]:
         return {"VARIABLE_VALUE": {self._key: self._first_row}}
@@ -83,10 +83,10 @@ class ExportedModel:
             raise
         self._progress_at = time.monotonic()  # when a piece was on the disk
 
-    def _made(self, model: keras.Model, tables: Tables) -> Streamed:
+    def _made(self, model: keras.Model, tables: Tables) -> StreamedCheckpoint:
         """Write all but the rows into memory; return what writes the variables."""
         names = {table: f"tables/{number}" for number, table in enumerate(tables.all)}
-        matrices = {table: _Matrix(table, name, tables.read(RowRange(table, "", 0, 1))) for table, name in names.items()}
+        matrices = {table: _TableVariable(table, name, tables.read(RowRange(table, "", 0, 1))) for table, name in names.items()}
         with layers.looking_up(lambda table, ids: tf.gather(matrices[table], check_ids(table, ids))):
             model.export(self._directory, format="tf_saved_model", verbose=False)
         tf.io.gfile.remove(f"{self._directory}/{_FINGERPRINT}")
@@ -98,7 +98,7 @@ class ExportedModel:
             (name, tf.io.gfile.stat(f"{variables_directory}/{name}").length) for name in sorted(tf.io.gfile.listdir(variables_directory))
         ]
         rows = {(table, ""): key for table, key in used.items()}
-        return Streamed.of(InMemoryCheckpoint(0, variables_directory, files), tables, by_file(parts), rows)
+        return StreamedCheckpoint.of(InMemoryCheckpoint(0, variables_directory, files), tables, by_file(parts), rows)
 
     @property
     def bytes(self) -> int:
@@ -148,7 +148,7 @@ def save(tables: Tables, model: keras.Model, formats: Sequence[str], notify: Cal
         OSError: there is no space for it in memory.
         PeerLostError: a server is gone.
     """
-    return unless_refused(_FORMAT, partial(ExportedModel, model, tables), notify) if _FORMAT in formats else None
+    return save_if_possible(_FORMAT, partial(ExportedModel, model, tables), notify) if _FORMAT in formats else None
 
 
 def _keys(path: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ from trainer.workloads.errors import WorkloadError
 Rows = Callable[["Table", tf.Tensor], tf.Tensor]
 
 _NAMED = 4  # layers in a message
-GIVEN = "_given_rows"  # the attribute of a layer that has the rows which the model gives it
+INITIAL_ROWS = "_given_rows"  # the attribute of a layer that has the rows which the model gives it
 _WEIGHTS = 6  # index of `weights` among the arguments of Keras's layer
 # Options of Keras's layer for its matrix that a layer with rows elsewhere cannot have.
 _UNSHARDED_ONLY = {
@@ -53,7 +53,7 @@ class RemoteRows(tf.__internal__.tracking.Trackable):
 
     def _serialize_to_tensors(self) -> dict[str, dict[str, tf.Tensor]]:
         row = tf.zeros([1, self.dimension], self.dtype) if self._first_row is None else self._first_row
-        return {"VARIABLE_VALUE": {part_of(self.rows, self.dimension, 0, 1): row}}
+        return {"VARIABLE_VALUE": {slice_spec(self.rows, self.dimension, 0, 1): row}}
 
     def _restore_from_tensors(self, _: Any) -> None:
         """Do nothing: rows are streamed."""
@@ -77,7 +77,7 @@ class Table(RemoteRows):
         )
 
 
-def part_of(rows: int, dimension: int, first: int, count: int) -> str:
+def slice_spec(rows: int, dimension: int, first: int, count: int) -> str:
     """Return how a checkpoint calls `count` rows of a table from `first` on: its shape, then start and length of each axis."""
     return f"{rows} {dimension} {first},{count}:0,{dimension}"
 
@@ -128,7 +128,7 @@ def gather_rows(layer: keras.layers.Embedding) -> None:
     def gather(ids: tf.Tensor) -> tf.Tensor:
         return tf.gather(variable, tf.where(ids < 0, ids + tf.cast(rows, ids.dtype), ids))  # as Keras takes them
 
-    object.__setattr__(layer, "call", _Call(layer, gather))
+    object.__setattr__(layer, "call", _LookupCall(layer, gather))
 
 
 def check_all_sharded(model: keras.Model, settings: Embeddings) -> None:
@@ -176,7 +176,7 @@ def sharding(settings: Embeddings) -> Iterator[None]:
         layer._embeddings = table = Table(layer)  # noqa: SLF001 - in the place of the layer's own variable
         layer.built = True
         # Past Keras, which would track them.
-        object.__setattr__(layer, "call", _Call(layer, lambda ids: (_thread_state.rows or table.look_up)(table, ids)))
+        object.__setattr__(layer, "call", _LookupCall(layer, lambda ids: (_thread_state.rows or table.look_up)(table, ids)))
         for name in ("save_own_variables", "load_own_variables", "enable_lora", "quantize"):
             object.__setattr__(layer, name, _refuse_files(layer))
 
@@ -188,12 +188,12 @@ def sharding(settings: Embeddings) -> Iterator[None]:
             return
         rows = weights if isinstance(weights, list) and len(weights) == 1 else [weights]
         if _is_large(layer, settings):  # Keras would build the layer at once
-            object.__setattr__(layer, GIVEN, rows[0])
+            object.__setattr__(layer, INITIAL_ROWS, rows[0])
         else:
             layer.build()
             layer.set_weights(rows)
 
-    with _replaced(build=build_or_take, __init__=init_with_rows):
+    with _patched(build=build_or_take, __init__=init_with_rows):
         yield
     _check_names(seen, settings)
 
@@ -210,12 +210,12 @@ def checked(settings: Embeddings, check: Callable[[Sequence[keras.layers.Embeddi
             check(found)
         build(layer, input_shape)
 
-    with _replaced(build=check_and_build):
+    with _patched(build=check_and_build):
         yield
 
 
 @contextmanager
-def _replaced(**methods: Callable[..., None]) -> Iterator[None]:
+def _patched(**methods: Callable[..., None]) -> Iterator[None]:
     """Let Keras's embedding layers have other methods inside."""
     own = {name: getattr(keras.layers.Embedding, name) for name in methods}
     try:
@@ -265,7 +265,7 @@ def _refuse_files(layer: keras.layers.Embedding) -> Callable[..., None]:
     return refuse
 
 
-class _Call:
+class _LookupCall:
     """Stands in for Keras's `call` in a layer whose rows are looked up by `rows`."""
 
     def __init__(self, layer: keras.layers.Embedding, rows: Callable[[tf.Tensor], tf.Tensor]) -> None:
@@ -307,7 +307,7 @@ def looking_up(rows: Rows) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """One call of a layer: its table, the ids that it was given, and what it got for them."""
 
     table: Table
@@ -315,13 +315,13 @@ class Call:
     rows: tf.Tensor
 
 
-def calls_of(run: Callable[[], object]) -> list[Call]:
+def record_calls(run: Callable[[], object]) -> list[LayerCall]:
     """Return the calls of tables that `run` makes, which gets zeros for rows; TensorFlow drops what else it computes from the graph.
 
     Raises:
         WorkloadError: ids depend on rows, or a table is looked up in a loop or a branch.
     """
-    calls: list[Call] = []
+    calls: list[LayerCall] = []
     graph = tf.compat.v1.get_default_graph()
 
     def note(table: Table, ids: tf.Tensor) -> tf.Tensor:
@@ -331,7 +331,7 @@ def calls_of(run: Callable[[], object]) -> list[Call]:
                 f"on parameter servers cannot be had; look all of them up before it, or keep it whole with train.embeddings.whole: [{table.name}]"
             )
         rows = _zeros(table, ids)
-        calls.append(Call(table, ids, rows))
+        calls.append(LayerCall(table, ids, rows))
         return rows
 
     with looking_up(note):
@@ -348,7 +348,7 @@ def calls_of(run: Callable[[], object]) -> list[Call]:
 _DRAWS = frozenset(["RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "Multinomial", "RandomShuffle"])
 
 
-def _dependent(calls: Sequence[Call]) -> Table | None:
+def _dependent(calls: Sequence[LayerCall]) -> Table | None:
     """Return a table whose ids depend on the rows of a call."""
     rows = {call.rows.op for call in calls}
     seen: set[Any] = set()
@@ -369,7 +369,7 @@ def _dependent(calls: Sequence[Call]) -> Table | None:
     return None
 
 
-def replay(calls: Sequence[Call], rows: Sequence[tf.Tensor]) -> Rows:
+def replay(calls: Sequence[LayerCall], rows: Sequence[tf.Tensor]) -> Rows:
     """Return what gives the same calls, in their order, these rows, each like those of its call."""
     left = iter(zip(calls, rows, strict=True))
 

@@ -16,7 +16,7 @@ from trainer.engine.parameter_server import fused_updates
 from trainer.settings import Embeddings
 
 # The means over all tasks of gradients, each shaped like its variable, and of rows, in that order; and the seconds that took.
-Exchange = Callable[[Sequence[Any], Sequence[tf.IndexedSlices]], tuple[list[Any], tf.Tensor]]
+MeanGradients = Callable[[Sequence[Any], Sequence[tf.IndexedSlices]], tuple[list[Any], tf.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ class LocalTables:
         """Return what leaves errors as they are: TensorFlow names an id outside of a table."""
         return nullcontext()
 
-    def apply(self, gradients: Sequence[Any], exchange: Exchange) -> tf.Tensor:
+    def apply(self, gradients: Sequence[Any], mean_gradients: MeanGradients) -> tf.Tensor:
         """Update the model by one gradient a trainable variable of it; return the seconds of the exchange."""
         optimizer, variables = self._optimizer, self._model.trainable_variables  # a callback may have frozen some
         others = [v for v in variables if id(v.value) not in self._rows]
         dense = [g for v, g in zip(variables, gradients, strict=True) if id(v.value) not in self._rows]
         tables = [(self._rows[id(v.value)], g) for v, g in zip(variables, gradients, strict=True) if id(v.value) in self._rows]
-        reduced, waited = exchange(dense, [row_updates.summed(gradient) for _, gradient in tables])
+        reduced, waited = mean_gradients(dense, [row_updates.summed(gradient) for _, gradient in tables])
         # Of several tasks: a row that two of them used is there twice.
         means = [row_updates.summed(one) for one in reduced[len(dense) :]]
         dense, values = row_updates.clipped(optimizer, reduced[: len(dense)], [one.values for one in means])

@@ -114,7 +114,7 @@ _RULES: dict[type[keras.optimizers.Optimizer], Rule] = {
     keras.optimizers.AdamW: _ADAM,
 }
 # Options of an optimizer beyond its formula that rows do not get.
-_NOT = {
+_UNSUPPORTED_OPTIONS = {
     "use_ema": "moving averages (use_ema) read every row in every step",
     "gradient_accumulation_steps": "it accumulates gradients of its own (gradient_accumulation_steps)",
     "loss_scale_factor": "it scales the loss (loss_scale_factor)",
@@ -124,7 +124,7 @@ _NOT = {
 
 def unsupported(optimizer: keras.optimizers.Optimizer) -> list[str]:
     """Return why an optimizer cannot update rows; nothing where it can."""
-    reasons = [why for name, why in _NOT.items() if getattr(optimizer, name, None)]
+    reasons = [why for name, why in _UNSUPPORTED_OPTIONS.items() if getattr(optimizer, name, None)]
     if type(optimizer) not in _RULES:
         known = ", ".join(kind.__name__ for kind in _RULES)
         reasons.append(f"expected one of Keras's {known}, not {type(optimizer).__name__}")

@@ -45,7 +45,7 @@ def check(wanted: int, servers: int) -> None:
             )
 
 
-def check_of_evaluator(copies: int) -> Callable[[Sequence[keras.layers.Embedding]], None]:
+def evaluator_check(copies: int) -> Callable[[Sequence[keras.layers.Embedding]], None]:
     """Return what raises WorkloadError where an evaluator has not the memory, as it is now, for layers' matrices, `copies` of each."""
     free, _ = _free({path: _local_lines(path) for path in _FILES})
 

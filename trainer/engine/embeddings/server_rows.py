@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from trainer.engine.embeddings import start_rows
-from trainer.engine.embeddings.layers import Call, Table
+from trainer.engine.embeddings.layers import LayerCall, Table
 from trainer.engine.embeddings.row_updates import UsedRows
 from trainer.engine.parameter_server.state import device
 
@@ -49,7 +49,7 @@ class ServerRows:
         self._first_reader: Any = None
         self._readers: dict[str, Any] = {}
         self._writers: dict[str, Any] = {}
-        self._draws = [(table, start_rows.draw_of(table), start_rows.given_rows(table)) for table in tables]
+        self._draws = [(table, start_rows.draw_of(table), start_rows.initial_rows(table)) for table in tables]
 
     @property
     def slots(self) -> Sequence[str]:
@@ -192,7 +192,7 @@ class ServerRows:
 
     # Steps
 
-    def look_up(self, calls: Sequence[Call]) -> "Lookup":
+    def look_up(self, calls: Sequence[LayerCall]) -> "Lookup":
         """Return the rows of all `calls` of these tables; on the caller's device."""
         unique, inverse = tf.unique(self._keys(calls), tf.int32)
         if self.servers == 1:
@@ -209,7 +209,7 @@ class ServerRows:
         rows = tf.reshape(rows, [-1, self.dimension])
         return Lookup(self, rows, inverse, local, positions, [call.ids for call in calls])
 
-    def _keys(self, calls: Sequence[Call]) -> tf.Tensor:
+    def _keys(self, calls: Sequence[LayerCall]) -> tf.Tensor:
         """Return keys for the ids of all calls, one after the other; see `check_ids`."""
         if len(calls) == 1:
             (call,) = calls

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from trainer.engine.byte_sizes import byte_size
 from trainer.engine.embeddings import layers, row_updates, server_memory
-from trainer.engine.embeddings.layers import Call, Table
+from trainer.engine.embeddings.layers import LayerCall, Table
 from trainer.engine.embeddings.server_rows import Lookup, RowRange, ServerRows
 from trainer.engine.embeddings.table_parts import TableParts
 from trainer.engine.job import Job
@@ -39,7 +39,7 @@ class RowGradients:
 class Lookups:
     """All rows that a batch uses. `rows` are what gradients are taken of."""
 
-    def __init__(self, calls: Sequence[Call], lookups: Sequence[tuple[Lookup, Sequence[int]]]) -> None:
+    def __init__(self, calls: Sequence[LayerCall], lookups: Sequence[tuple[Lookup, Sequence[int]]]) -> None:
         self._calls, self._lookups = calls, lookups
         self.rows = [lookup.rows for lookup, _ in lookups]
 
@@ -140,7 +140,7 @@ class Tables:
 
     def look_up(self, run: Callable[[], object]) -> Lookups:
         """Return the rows that the model needs in `run`, which calls it."""
-        calls = layers.calls_of(run)
+        calls = layers.record_calls(run)
         lookups = []
         for group in self._groups:
             indices = [index for index, call in enumerate(calls) if self._group_of[call.table] is group]
@@ -163,7 +163,7 @@ class Tables:
 
     def _rows_of(self, table: Table, ids: tf.Tensor) -> tf.Tensor:
         """Return rows at once, where a model is called to be evaluated."""
-        lookup = self._group_of[table].look_up([Call(table, ids, ids)])
+        lookup = self._group_of[table].look_up([LayerCall(table, ids, ids)])
         return lookup.each(lookup.rows)[0]
 
     @property

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.embeddings.layers import GIVEN, Table
+from trainer.engine.embeddings.layers import INITIAL_ROWS, Table
 from trainer.workloads.errors import WorkloadError
 
 # Of a shape and a seed, int32 [2], the values.
@@ -35,9 +35,9 @@ def draw_of(table: Table) -> Draw:
     return draw
 
 
-def given_rows(table: Table) -> np.ndarray[Any, Any] | None:
+def initial_rows(table: Table) -> np.ndarray[Any, Any] | None:
     """Return the rows that a model gives its table, [rows, dimension]; None where they are drawn."""
-    made, given = table.layer.embeddings_initializer, getattr(table.layer, GIVEN, None)
+    made, given = table.layer.embeddings_initializer, getattr(table.layer, INITIAL_ROWS, None)
     if given is None:
         if not isinstance(made, keras.initializers.Constant) or np.ndim(made.value) == 0:
             return None

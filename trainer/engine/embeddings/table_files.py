@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from trainer.engine.checkpoints import InMemoryCheckpoint
-from trainer.engine.embeddings.layers import RemoteRows, part_of
+from trainer.engine.embeddings.layers import RemoteRows, slice_spec
 from trainer.engine.embeddings.server_rows import RowRange
 from trainer.engine.embeddings.spread_tables import Tables
 
@@ -49,11 +49,11 @@ class TableFiles:
         for (index, slot), remote in self._remote_rows.items():
             remote.take_first_row(first[self._tables.all[index], slot])
 
-    def streamed(self, checkpoint: InMemoryCheckpoint, saved: tf.train.Checkpoint) -> "Streamed":
+    def streamed(self, checkpoint: InMemoryCheckpoint, saved: tf.train.Checkpoint) -> "StreamedCheckpoint":
         """Return a checkpoint whose other parts are `checkpoint`, of `saved`, with the rows."""
         paths = _paths(saved)
         keys = {(self._tables.all[index], slot): _name(paths[remote]) for (index, slot), remote in self._remote_rows.items()}
-        return Streamed.of(checkpoint, self._tables, by_file(self._tables.parts()), keys)
+        return StreamedCheckpoint.of(checkpoint, self._tables, by_file(self._tables.parts()), keys)
 
     def mismatch(self, path: str, saved: tf.train.Checkpoint) -> str:
         """Return which table has other rows in a checkpoint; nothing where all fit, or it cannot be seen."""
@@ -71,7 +71,7 @@ class TableFiles:
         keys = {(self._tables.all[index], slot): _key(graph, paths[remote]) for (index, slot), remote in self._remote_rows.items()}
         for part in self._tables.parts():
             table = part.table
-            name = part_of(table.rows, table.dimension, part.first, part.count)
+            name = slice_spec(table.rows, table.dimension, part.first, part.count)
             (rows,) = tf.raw_ops.RestoreV2(
                 prefix=path, tensor_names=[keys[table, part.slot]], shape_and_slices=[name], dtypes=[table.dtype]
             )
@@ -119,7 +119,7 @@ def _key(graph: Any, path: Sequence[Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Streamed(InMemoryCheckpoint):
+class StreamedCheckpoint(InMemoryCheckpoint):
     """A checkpoint of which all but the rows is in memory; these come from the servers while it is written, file by file."""
 
     skeleton: str = ""
@@ -128,7 +128,9 @@ class Streamed(InMemoryCheckpoint):
     keys: dict[Any, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, checkpoint: InMemoryCheckpoint, tables: Tables, contents: Sequence[Sequence[RowRange]], keys: dict[Any, str]) -> "Streamed":
+    def of(
+        cls, checkpoint: InMemoryCheckpoint, tables: Tables, contents: Sequence[Sequence[RowRange]], keys: dict[Any, str]
+    ) -> "StreamedCheckpoint":
         """Return `checkpoint` with rows: `contents` are the parts of each file, `keys` the names of tensors by table and slot."""
         (data, size), (index, index_size) = checkpoint.files
         name, count = index.removesuffix(".index"), len(contents) + 1
@@ -161,7 +163,7 @@ class Streamed(InMemoryCheckpoint):
             if part.count == known:
                 continue
             names.append(self.keys[part.table, part.slot])
-            slices.append(part_of(part.table.rows, part.table.dimension, part.first + known, part.count - known))
+            slices.append(slice_spec(part.table.rows, part.table.dimension, part.first + known, part.count - known))
             tensors.append(self.tables.read(part)[known:])
             if not tf.reduce_all(tf.math.is_finite(tensors[-1])):  # others go on training after what is dense was checked
                 raise NotFiniteError(f"rows of the layer {part.table.name} are not finite")

@@ -41,10 +41,10 @@ _DEVICES = "devices"  # the table of which device ran what, in results/
 
 # TensorFlow's errors for a server that is gone. One that came back in its place does not know the chief's context.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
-_FORGOTTEN = "context_id"
+_UNKNOWN_CONTEXT = "context_id"
 _SHUTDOWN_SECONDS = 2.0  # seconds after its connections in which a server that was killed still listens
 _TARGET = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
-_FOREIGN = tuple(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (tf, trainer))
+_LIBRARIES = tuple(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (tf, trainer))
 _CONNECT_TIMEOUT = 2.0
 _POLL_INTERVAL = 0.1
 
@@ -130,11 +130,11 @@ def _raise_if_lost(error: Any, task: TaskConfig, ended: Callable[[], Sequence[st
 
     One that the program raised itself is its own, whatever kind it is of; the trainer's own code raises none.
     """
-    is_loss = isinstance(error, _LOST) or _FORGOTTEN in str(error.message)
+    is_loss = isinstance(error, _LOST) or _UNKNOWN_CONTEXT in str(error.message)
     if not is_loss and not isinstance(error, tf.errors.UnknownError):
         return
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    if not frame.f_code.co_filename.startswith(_FOREIGN):
+    if not frame.f_code.co_filename.startswith(_LIBRARIES):
         return
     peers = task.peers()
     named_tasks = [task_name(role, int(index)) for role, index in _TARGET.findall(str(error.message))]

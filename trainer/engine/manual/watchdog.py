@@ -68,7 +68,7 @@ class ServerWatchdog:
     def ended(self) -> list[str]:
         """Return the servers whose processes have ended since the program began, as far as their kernels have shown."""
         with self._lock:
-            self._ended |= {name for name, connection in self._connections.items() if broken(connection)}
+            self._ended |= {name for name, connection in self._connections.items() if closed_by_peer(connection)}
             return [name for name in self.servers if name in self._ended]
 
     def _run(self) -> None:
@@ -142,7 +142,7 @@ def connect(address: str, timeout: float) -> tuple[socket.socket | None, str | N
     return connection, None
 
 
-def broken(connection: socket.socket) -> bool:
+def closed_by_peer(connection: socket.socket) -> bool:
     """Return whether the other end has closed a connection; what it sent before, such as gRPC's greeting, is dropped."""
     try:
         while connection.recv(1024):

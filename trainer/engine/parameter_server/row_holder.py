@@ -38,7 +38,7 @@ def _restart_process() -> None:
     os.execve(sys.executable, sys.orig_argv, environment)  # noqa: S606 - this very program
 
 
-class RowHolder:
+class ChiefWatch:
     """Checks, at each `poll`, whether the chief is there whose rows this ps holds."""
 
     def __init__(self, task: TaskConfig, scratch_dir: str) -> None:
@@ -49,7 +49,7 @@ class RowHolder:
 
     def poll(self) -> None:
         """Run this process again where the chief's has ended."""
-        if self._connection is not None and watchdog.broken(self._connection):
+        if self._connection is not None and watchdog.closed_by_peer(self._connection):
             self._file.unlink(missing_ok=True)
             sys.stdout.flush()
             sys.stderr.flush()

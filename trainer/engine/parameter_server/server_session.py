@@ -73,7 +73,7 @@ class ServerSession(Session):
         self._hold_at = job.steps
         self._has_non_finite = False
         first = workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers))
-        data_length.checked(first, job, among=1 if per_server else connection.workers)  # in rounds each worker takes every step
+        data_length.checked(first, job, workers=1 if per_server else connection.workers)  # in rounds each worker takes every step
         batches = job.train.gradients.accumulate
         self._data = WorkerData(
             lambda worker, start: workload.train_data(

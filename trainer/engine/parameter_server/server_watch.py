@@ -116,7 +116,7 @@ class ServerWatch:
         known_ip, connect_at, suspect_until = "", 0.0, math.inf
         while not self._done.wait(_POLL_INTERVAL):
             now = time.monotonic()
-            if connection is not None and watchdog.broken(connection):
+            if connection is not None and watchdog.closed_by_peer(connection):
                 connection.close()
                 connection, connect_at, suspect_until = None, now, now + _SHUTDOWN_SECONDS
             if now < connect_at:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from trainer.engine.parameter_server.bare_server import server_class
-from trainer.engine.parameter_server.row_holder import RowHolder
+from trainer.engine.parameter_server.row_holder import ChiefWatch
 from trainer.socket_filter import restrict_to_loopback
 from trainer.tf_config import TaskConfig
 
@@ -48,7 +48,7 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
     if os.environ.get("TRAINER_ATTEMPT", "1") == "1":
         stop_path.unlink(missing_ok=True)  # of an earlier run; a later attempt may find its own
     cluster = {role: list(addresses) for role, addresses in task.cluster.items()}
-    rows = RowHolder(task, scratch_dir) if task.role == "ps" else None  # before a chief can say that this has any
+    rows = ChiefWatch(task, scratch_dir) if task.role == "ps" else None  # before a chief can say that this has any
     # The name keeps it alive: TensorFlow takes a server down that has no reference.
     _server = server_class()(cluster, job_name=task.role, task_index=task.index, protocol="grpc", start=True)
     restrict_to_loopback(task.address)

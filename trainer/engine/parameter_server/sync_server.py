@@ -23,7 +23,7 @@ _NEVER = -3  # a step that no gradient is of
 _REQUEST_HEADER, _REPLY_HEADER = 2, 1  # numbers in front of a request (worker, step), and of a reply (step)
 
 
-class Server:
+class SyncServer:
     """The queues of one server, and what is run on it and against it.
 
     A message is a list of vectors of bytes, one for each tensor: first the group's packs, then `non_trainable`. A request also has, for each of
@@ -51,9 +51,9 @@ class Server:
 
     def request_values(self, worker: tf.Tensor) -> None:
         """Ask for the current values without a gradient; replies to an earlier process of this worker are thrown away."""
-        self._ask([write_message([worker, tf.constant(_FIRST_REQUEST)], tf.zeros([0])) for _ in self._sent])
+        self._enqueue_request([write_message([worker, tf.constant(_FIRST_REQUEST)], tf.zeros([0])) for _ in self._sent])
 
-    def replies_to(self, worker: tf.Tensor) -> tf.Tensor:
+    def reply_queue(self, worker: tf.Tensor) -> tf.Tensor:
         """Return the handle of the queue that `receive` waits at."""
         with tf.device(self._device):
             return tf.stack([one.queue_ref for one in self._replies])[worker]
@@ -71,9 +71,9 @@ class Server:
         of_tables = {one.lookup.group: one for one in rows}
         for held in self._rows:
             tensors = [*tensors, *(of_tables[held].of_server(self._group.server) if held in of_tables else held.no_rows())]
-        self._ask([write_message([worker, step], tf.cast(t, sent)) for t, sent in zip(tensors, self._sent, strict=True)])
+        self._enqueue_request([write_message([worker, step], tf.cast(t, sent)) for t, sent in zip(tensors, self._sent, strict=True)])
 
-    def _ask(self, parts: list[tf.Tensor]) -> None:
+    def _enqueue_request(self, parts: list[tf.Tensor]) -> None:
         with tf.device(self._device):
             self._requests.enqueue([tf.identity(part) for part in parts])
 
@@ -81,7 +81,7 @@ class Server:
 
     def interrupt(self) -> None:
         """Let `rounds` return before it has done all of them, and `answering` at once."""
-        self._ask([write_message([tf.constant(-1), tf.constant(0)], tf.zeros([0])) for _ in self._sent])
+        self._enqueue_request([write_message([tf.constant(-1), tf.constant(0)], tf.zeros([0])) for _ in self._sent])
 
     def end(self, worker: int) -> None:
         """Notify a worker that there is nothing more to compute."""
@@ -123,7 +123,7 @@ class Server:
                 return self._reply(tf.cast(self._group.step.read_value(), tf.int32))
 
             reply = tf.cond(ended, lambda: reply, update)
-            _each(tf.where(asked)[:, 0], lambda worker: self._answer(worker, reply))
+            _for_each(tf.where(asked)[:, 0], lambda worker: self._answer(worker, reply))
             return tf.where(ended, done, done + 1), dropped + late, ended, reply
 
         @tf.function(autograph=False)
@@ -146,7 +146,7 @@ class Server:
         """
 
         def body(count: tf.Tensor, late: tf.Tensor, _: tf.Tensor, asked: tf.Tensor, sums: list[tf.Tensor]) -> Any:
-            parts = _listed(self._requests.dequeue())
+            parts = _as_list(self._requests.dequeue())
             worker, step = read_numbers(parts[0], _REQUEST_HEADER)
             here = tf.range(self._workers) == worker
 
@@ -161,7 +161,7 @@ class Server:
 
             def answer() -> tuple[Any, ...]:
                 first = step == _FIRST_REQUEST
-                with tf.control_dependencies([tf.cond(first, lambda: self._forget(worker), lambda: tf.constant(0))]):
+                with tf.control_dependencies([tf.cond(first, lambda: self._clear_replies(worker), lambda: tf.constant(0))]):
                     self._answer(worker, reply)
                 return count, late + tf.cast(step >= 0, tf.int32), tf.constant(False), asked & ~here, sums
 
@@ -208,28 +208,28 @@ class Server:
         return [write_message([step], value) for value in values or [tf.zeros([0])]]
 
     def _answer(self, worker: tf.Tensor, reply: Sequence[tf.Tensor]) -> None:
-        queue = self.replies_to(worker)
+        queue = self.reply_queue(worker)
         tf.raw_ops.QueueEnqueueV2(handle=queue, components=reply)
 
-    def _forget(self, worker: tf.Tensor) -> tf.Tensor:
+    def _clear_replies(self, worker: tf.Tensor) -> tf.Tensor:
         """Throw away what waits for a worker that has been started again; return how much that was."""
-        queue = self.replies_to(worker)
+        queue = self.reply_queue(worker)
 
         def body(count: tf.Tensor) -> tf.Tensor:
             dropped = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=self._replied)
-            with tf.control_dependencies(_listed(dropped)):
+            with tf.control_dependencies(_as_list(dropped)):
                 return count + 1
 
         waiting = tf.raw_ops.QueueSizeV2(handle=queue)
         return tf.while_loop(lambda count: count < waiting, body, (tf.constant(0),), parallel_iterations=1)[0]
 
 
-def _listed(parts: Any) -> list[tf.Tensor]:
+def _as_list(parts: Any) -> list[tf.Tensor]:
     """Return a queue's element as a list, also of one component."""
     return list(parts) if isinstance(parts, list | tuple) else [parts]
 
 
-def _each(indices: tf.Tensor, act: Any) -> None:
+def _for_each(indices: tf.Tensor, act: Any) -> None:
     def body(position: tf.Tensor) -> tf.Tensor:
         act(indices[position])
         return position + 1

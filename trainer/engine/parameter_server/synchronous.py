@@ -14,7 +14,7 @@ from trainer.engine.embeddings.spread_tables import RowGradients
 from trainer.engine.job import Job
 from trainer.engine.parameter_server.server_session import ServerSession
 from trainer.engine.parameter_server.servers import disable_blocking_enqueue
-from trainer.engine.parameter_server.sync_server import LAST, Server
+from trainer.engine.parameter_server.sync_server import LAST, SyncServer
 from trainer.engine.parameter_server.worker_pool import (
     IN_FLIGHT,
     Assignment,
@@ -47,7 +47,7 @@ class SynchronousSession(ServerSession):
         non_trainable = [self._state.non_trainable, *([] for _ in self._state.groups[1:])]
         with translate_peer_errors():
             self._servers = [
-                Server(group, own, connection.workers, wire, self.tables)
+                SyncServer(group, own, connection.workers, wire, self.tables)
                 for group, own in zip(self._state.groups, non_trainable, strict=True)
             ]
         self._rounds = [server.rounds(self._needed) for server in self._servers]
@@ -118,50 +118,50 @@ class SynchronousSession(ServerSession):
 
     def _rounds_of(self, counts: list[int]) -> list[int]:
         """Do so many rounds on each server and return how many were done: fewer when too few workers are left, or on a stop."""
-        under_way = [self._threads.submit(_counts, run, count) for run, count in zip(self._rounds, counts, strict=True)]
-        for one in under_way:
+        pending = [self._threads.submit(_counts, run, count) for run, count in zip(self._rounds, counts, strict=True)]
+        for one in pending:
             one.add_done_callback(lambda _: self._workers.wake())
         answering: dict[int, Future[int]] = {}
         deadline, moving = math.inf, time.monotonic()
-        while not all(one.done() for one in under_way):
-            if not any(one.done() for one in under_way):
+        while not all(one.done() for one in pending):
+            if not any(one.done() for one in pending):
                 moving = time.monotonic()
             if time.monotonic() - moving > _POLL_INTERVAL:
                 # Workers wait for each server: one that is done continues to answer them.
-                for server in self._starving(under_way, counts) - answering.keys():
+                for server in self._starving(pending, counts) - answering.keys():
                     answering[server] = self._threads.submit(_late, self._answering[server])
             # A call's gradients may all come too late, so there is always another one.
             while self._workers.in_flight < self._workers.count * IN_FLIGHT:
                 self._workers.schedule(max(counts))
             result = self._workers.take_within(_POLL_INTERVAL)
             self._results += [result] if result else []
-            if any(one.done() and one.exception() for one in under_way):
+            if any(one.done() and one.exception() for one in pending):
                 break
             self._workers.check_errors()
-            deadline = self._interrupted(under_way, deadline)
-        return self._done(under_way, answering)
+            deadline = self._interrupted(pending, deadline)
+        return self._done(pending, answering)
 
-    def _done(self, under_way: list[Future[tuple[int, int]]], answering: dict[int, Future[int]]) -> list[int]:
+    def _done(self, pending: list[Future[tuple[int, int]]], answering: dict[int, Future[int]]) -> list[int]:
         try:
             with translate_peer_errors():
                 for server in answering:
                     self._servers[server].interrupt()
                 self._dropped += sum(one.result(_INTERRUPT_TIMEOUT) for one in answering.values())
-                results = [one.result(_INTERRUPT_TIMEOUT) for one in under_way]
+                results = [one.result(_INTERRUPT_TIMEOUT) for one in pending]
         except TimeoutError:
             raise PeerLostError(f"a parameter server did not end its round within {_INTERRUPT_TIMEOUT:.0f} s of the request to") from None
         self._dropped += results[0][1]
         return [done for done, _ in results]
 
-    def _starving(self, under_way: list[Future[tuple[int, int]]], counts: list[int]) -> set[int]:
+    def _starving(self, pending: list[Future[tuple[int, int]]], counts: list[int]) -> set[int]:
         """Return the servers that have done their rounds and may keep workers from others that need their gradients.
 
         Where every worker is needed each sends to all servers in each round; so only a server that had none to do does.
         """
-        done = [server for server, one in enumerate(under_way) if one.done()]
+        done = [server for server, one in enumerate(pending) if one.done()]
         return {server for server in done if self._needed < self._workers.count or counts[server] == 0}
 
-    def _interrupted(self, under_way: list[Future[tuple[int, int]]], deadline: float) -> float:
+    def _interrupted(self, pending: list[Future[tuple[int, int]]], deadline: float) -> float:
         """Interrupt rounds that lack workers, or that a stop has waited for until `deadline`; return the deadline now."""
         if self._stopped():
             deadline = min(deadline, time.monotonic() + _STOP_TIMEOUT)
@@ -170,14 +170,14 @@ class SynchronousSession(ServerSession):
         if self._stopped():
             disable_blocking_enqueue()
         with translate_peer_errors():
-            for server, one in zip(self._servers, under_way, strict=True):
+            for server, one in zip(self._servers, pending, strict=True):
                 if not one.done():
                     server.interrupt()
         return time.monotonic() + _STOP_TIMEOUT  # until it is repeated, should it not arrive
 
     def _end_calls(self) -> None:
         """Let every worker end its call, and begin its next one with a first request."""
-        self._workers.drop_waiting()
+        self._workers.drop_queued()
         with translate_peer_errors():
             for server in self._servers:
                 for worker in range(self._workers.count):
@@ -208,7 +208,7 @@ class SynchronousSession(ServerSession):
                 return tf.constant(0)
 
             tf.cond(first, request_values, lambda: tf.constant(0))
-            queues = [server.replies_to(worker) for server in servers]
+            queues = [server.reply_queue(worker) for server in servers]
 
             def body(done: tf.Tensor, _: tf.Tensor, totals: tf.Tensor, first_non_finite: tf.Tensor) -> tuple[tf.Tensor, ...]:
                 with tf.control_dependencies([totals]):  # of the step before: its gradients are on their way

@@ -301,7 +301,7 @@ class Workers:
         results: list[Result] = []
         while self.in_flight and (result := self.take()):
             results.append(result)
-        self.drop_waiting()
+        self.drop_queued()
         until = time.monotonic() + _END_TIMEOUT
         while self.in_flight and time.monotonic() < until:
             result = self._take_or_check()
@@ -311,7 +311,7 @@ class Workers:
             self._drop(started=True)
         return results + self.drain()
 
-    def drop_waiting(self) -> None:
+    def drop_queued(self) -> None:
         """Let calls that no worker has begun do nothing, and count as ended: there may be no worker left to take them."""
         self._drop(started=False)
 
@@ -333,7 +333,7 @@ class Workers:
 
     def close(self) -> None:
         """Let calls that no worker has begun do nothing, and give the others some seconds to end: no result is wanted any more."""
-        self.drop_waiting()
+        self.drop_queued()
         with translate_peer_errors():
             # The public `join` has no deadline, and calls that no worker is there to take stay in the queue.
             self._coordinator._cluster.closure_queue.wait(timeout=_END_TIMEOUT)  # noqa: SLF001

@@ -102,7 +102,7 @@ def test_totals_and_means_of_several_forms_one_after_the_other(group: Groups) ->
 @pytest.mark.parametrize("size,elements", [(2, 0), (2, 1), (3, 2_000_000)])
 def test_everybody_gets_what_the_first_has(group: Groups, size: int, elements: int) -> None:
     vectors = [np.full(elements, i).astype(BFLOAT16) for i in range(size)]
-    for received in at_once([partial(task.from_first, vector) for task, vector in zip(group(size), vectors, strict=True)]):
+    for received in at_once([partial(task.broadcast, vector) for task, vector in zip(group(size), vectors, strict=True)]):
         np.testing.assert_array_equal(received, vectors[0])
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.engine.embeddings.exported_tables import left_out
+from trainer.engine.embeddings.exported_tables import omitted_formats
 from trainer.settings import Export
 
 
@@ -15,5 +15,5 @@ from trainer.settings import Export
     ],
 )
 def test_a_keras_file_is_left_out_and_told(formats: list[str], told: str) -> None:
-    assert left_out(Export.model_validate({"formats": formats})).startswith(told)
-    assert bool(left_out(Export.model_validate({"formats": formats}))) == bool(told)
+    assert omitted_formats(Export.model_validate({"formats": formats})).startswith(told)
+    assert bool(omitted_formats(Export.model_validate({"formats": formats}))) == bool(told)

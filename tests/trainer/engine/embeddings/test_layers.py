@@ -127,7 +127,7 @@ def test_calls_are_noted_in_their_order_and_get_rows_in_it() -> None:
         def run() -> tf.Tensor:
             return tf.concat([one.call(ids), other.call(ids + 1), one.call(ids + 2)], 1)
 
-        calls = layers.calls_of(run)
+        calls = layers.record_calls(run)
         assert [call.table.name for call in calls] == ["one", "other", "one"]
         with layers.looking_up(layers.replay(calls, [tf.ones([2, 3]) * number for number in (1.0, 2.0, 3.0)])):
             return run()
@@ -141,10 +141,10 @@ def test_ids_that_depend_on_rows_or_come_from_a_loop_are_refused() -> None:
         layer.build()
 
     def dependent(ids: tf.Tensor) -> None:
-        layers.calls_of(lambda: layer.call(tf.cast(tf.argmax(layer.call(ids), -1), tf.int32)))
+        layers.record_calls(lambda: layer.call(tf.cast(tf.argmax(layer.call(ids), -1), tf.int32)))
 
     def looped(ids: tf.Tensor) -> None:
-        layers.calls_of(lambda: tf.map_fn(layer.call, ids, fn_output_signature=tf.float32))
+        layers.record_calls(lambda: tf.map_fn(layer.call, ids, fn_output_signature=tf.float32))
 
     spec = tf.TensorSpec([4], tf.int32)
     with pytest.raises(WorkloadError, match="computed from rows of another large layer"):
@@ -159,7 +159,7 @@ def test_ids_that_the_model_draws_are_refused() -> None:
         layer.build()
 
     def drawn(ids: tf.Tensor) -> None:
-        layers.calls_of(lambda: layer.call(ids + tf.random.uniform([4], maxval=3, dtype=tf.int32)))
+        layers.record_calls(lambda: layer.call(ids + tf.random.uniform([4], maxval=3, dtype=tf.int32)))
 
     with pytest.raises(WorkloadError, match="drawn at random in the model"):
         tf.function(drawn, autograph=False).get_concrete_function(tf.TensorSpec([4], tf.int32))
@@ -173,7 +173,7 @@ def test_rows_that_a_model_gives_stay_with_their_layer(*, positional: bool) -> N
             arguments = (3, 2, "uniform", None, None, False, rows) if positional else (3, 2)
             layer = keras.layers.Embedding(*arguments, name="it", **({} if positional else {"weights": [rows]}))
             layer.build()
-        found = start_rows.given_rows(layer._embeddings) if wanted else layer.get_weights()[0]
+        found = start_rows.initial_rows(layer._embeddings) if wanted else layer.get_weights()[0]
         np.testing.assert_array_equal(found, rows)
 
 

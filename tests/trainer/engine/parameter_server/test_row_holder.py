@@ -13,9 +13,9 @@ from trainer.engine.parameter_server.row_holder import rows_file
 
 PS = """
 import os, sys, time
-from trainer.engine.parameter_server.row_holder import RowHolder
+from trainer.engine.parameter_server.row_holder import ChiefWatch
 from trainer.tf_config import parse
-holder = RowHolder(parse(sys.argv[1]), sys.argv[2])
+holder = ChiefWatch(parse(sys.argv[1]), sys.argv[2])
 print("begins", os.getpid(), flush=True)
 while True:
     holder.poll()
