@@ -2,8 +2,8 @@
 
 The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=..., step=..., seeds=[...], learning_rate=..., callbacks=...)`, and parts
 of large embedding layers' tables.
-A checkpoint is complete before the `checkpoint` file names it, so a kill at any moment leaves the one before. It is made in memory first (`capture`), and
-`write` needs nothing of TensorFlow's state: another thread can do that while training continues. Rows on parameter servers are read as they
+A checkpoint is complete before the `checkpoint` file names it, so a kill at any moment leaves the previous one. `capture` creates it in memory, and
+`write` needs no state of TensorFlow: another thread can call it while training continues. Rows on parameter servers are read while they
 are written (table_files.py).
 
 `learning_rate` is the rate that the optimizer was built with, as text (see `schedules.described`). The checkpoint also has the optimizer's
@@ -43,7 +43,7 @@ _FSYNC_EVERY = 16 * 2**20  # bytes after which a file is flushed to the disk, so
 _captures = itertools.count()
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _UNWRITABLE = _NO_SPACE | {errno.EROFS}
-# Remedies where a checkpoint's large embedding layers were updated by rows and are not now, and the reverse.
+# Remedies if a checkpoint's large embedding layers were updated by rows and are not now, and the reverse.
 _BY_ROWS_HINT = (
     "; its large embedding layers were updated by rows: go on with strategy single, multi_worker_mirrored or parameter_server, and the optimizer, "
     "clipping and train.embeddings that it was saved with"
@@ -63,7 +63,7 @@ class NoSpaceError(CheckpointError):
 
 @dataclass(frozen=True)
 class InMemoryCheckpoint:
-    """A checkpoint in memory, in TensorFlow's file system of that kind, until it is discarded. `files` are the names and sizes of its files."""
+    """A checkpoint in TensorFlow's in-memory file system, until it is discarded. `files` are the names and sizes of its files."""
 
     step: int
     directory: str
@@ -101,7 +101,7 @@ def list_checkpoints(directory: Path) -> list[str]:
     """Return the paths of the complete checkpoints, in the order in which they were saved; changes nothing."""
     try:
         state = tf.train.get_checkpoint_state(str(directory))
-    except ValueError:  # the file that names them is there, and empty
+    except ValueError:  # the file that names them is empty
         return []
     return list(state.all_model_checkpoint_paths) if state else []
 
@@ -129,7 +129,7 @@ class Checkpoints:
         self._directory, self._keep = directory, keep
         self._notices = [notice for notice in (_remove_incomplete(directory), _recover(directory)) if notice]
         self._paths = list_checkpoints(directory) or _on_disk(directory)
-        self.written = 0  # bytes, of all that were ever written: shows whether a save moves on
+        self.written = 0  # bytes written so far, of all checkpoints: shows whether a save makes progress
 
     @property
     def directory(self) -> Path:
@@ -142,13 +142,13 @@ class Checkpoints:
         return self._paths[-1] if self._paths else None
 
     def restore(self, notice: Callable[[str], None]) -> Restored | None:
-        """Load the newest checkpoint that can be read, or return None where there is none.
+        """Load the newest checkpoint that can be read, or return None if there is none.
 
-        `notice` is called for each that cannot be read, which is left in place, and for a learning rate other than the checkpoint's optimizer was
-        built with: the new one holds.
+        `notice` is called for each that cannot be read, which is left in place, and if the learning rate differs from the one that the
+        checkpoint's optimizer was built with: the new one applies.
 
         Raises:
-            CheckpointError: a checkpoint is there and fits another model, or none of them can be read; to continue would lose them.
+            CheckpointError: a checkpoint fits another model, or none of them can be read; to continue would lose them.
         """
         for message in self._notices:
             notice(message)
@@ -160,18 +160,18 @@ class Checkpoints:
                 self._load(path, optimizer)
             except (CheckpointError, PeerLostError):
                 raise
-            except Exception as error:  # noqa: BLE001 - a damaged file shows as whatever the reader stumbles over
+            except Exception as error:  # noqa: BLE001 - a damaged file may raise any error
                 notice(_skipped_notice(path, error))
                 continue
             if optimizer is not self._optimizer:
                 _copy_all_but_rate(optimizer, self._optimizer)
             step = int(self._step.numpy())
             # A checkpoint of an earlier version has only the optimizer's own rate, which was never lowered then.
-            known = reader.has_tensor(_BUILT_WITH)
-            before = reader.get_tensor(_BUILT_WITH).decode() if known else schedules.described(self._optimizer)
-            if before != self._rate:
+            has_rate = reader.has_tensor(_BUILT_WITH)
+            saved_rate = reader.get_tensor(_BUILT_WITH).decode() if has_rate else schedules.described(self._optimizer)
+            if saved_rate != self._rate:
                 schedules.set_rate(self._optimizer, self._constant)
-                notice(f"learning rate {before} -> {self._rate} from step {step}")
+                notice(f"learning rate {saved_rate} -> {self._rate} from step {step}")
             callbacks = reader.get_tensor(_CALLBACKS) if reader.has_tensor(_CALLBACKS) else b""
             return Restored(step, path, callbacks)
         if paths:
@@ -194,7 +194,7 @@ class Checkpoints:
             self._rows.restore(path, saved)
 
     def _optimizer_like_that_in(self, reader: Any) -> keras.optimizers.Optimizer:
-        """Return this optimizer; where the checkpoint's has a schedule and this one a constant rate, or the reverse, another to load it into."""
+        """Return this optimizer; if only one of it and the checkpoint's has a schedule, return another into which the checkpoint can be loaded."""
         part = "inner_optimizer/" if schedules.inner(self._optimizer) is not self._optimizer else ""
         constant = reader.has_tensor(_VALUE.format(f"optimizer/{part}_learning_rate"))
         if constant == (self._constant is not None):
@@ -208,7 +208,7 @@ class Checkpoints:
                 f"made again with such a one to load its state ({error}); let its get_config return all that its constructor takes"
             ) from error
         other = keras.optimizers.LossScaleOptimizer(other) if part else other
-        other.build(own._trainable_variables)  # noqa: SLF001 - not those whose rows are updated by themselves
+        other.build(own._trainable_variables)  # noqa: SLF001 - without tables, which are updated by rows
         return other
 
     @staticmethod
@@ -218,10 +218,10 @@ class Checkpoints:
         )
 
     def free_space_notice(self) -> str:
-        """Return a notice where the volume lacks the space for `keep` checkpoints of this size; nothing where it has it, or does not say.
+        """Return a notice if the volume lacks the space for `keep` checkpoints of this size; nothing if it has it, or does not report it.
 
         Raises:
-            NoSpaceError: there is none yet, and not even one fits, or the volume is read-only.
+            NoSpaceError: there is no checkpoint yet, and not even one fits, or the volume is read-only.
         """
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -238,7 +238,7 @@ class Checkpoints:
         if not disk.f_blocks:
             return ""
         size += self._tables.bytes if self._tables else 0
-        size += 2 * disk.f_frsize  # the blocks that its two files begin
+        size += 2 * disk.f_frsize  # each of its two files may begin another block
         free = disk.f_bavail * disk.f_frsize
         taken = sum(file.stat().st_size for path in self._paths for file in _files_of(path))
         fitting = (free + taken) // max(1, size)
@@ -251,7 +251,7 @@ class Checkpoints:
         return f"{space}: there is room for {fitting} of the {self._keep} that train.checkpoint.keep asks for{also}"
 
     def capture(self, step: int, callbacks: bytes = b"") -> InMemoryCheckpoint:
-        """Return the checkpoint of global step `step`, made of the state as it is now."""
+        """Return the checkpoint of global step `step`, a copy of the current state."""
         self._step.assign(step)
         self._callbacks.assign(callbacks)
         self._saved.save_counter.assign_add(1)  # as tf.train.CheckpointManager does; a part of each checkpoint
@@ -266,10 +266,10 @@ class Checkpoints:
     def write(self, checkpoint: InMemoryCheckpoint) -> str:
         """Write a checkpoint to the disk, delete those beyond `keep`, and return its path.
 
-        Where there is no space beside `keep` others, the oldest goes before instead of afterwards, never the last one.
+        If there is no space beside `keep` others, the oldest is deleted before the write instead of afterwards, but never the last one.
 
         Raises:
-            OSError: the disk does not take it. Earlier checkpoints are there, except those that were deleted to make space, and nothing of this one.
+            OSError: the disk does not take it. Earlier checkpoints remain, except those that were deleted to make space; no part of this one does.
             PeerLostError: a parameter server that has rows of it is lost.
         """
         path = str(self._directory / f"ckpt-{checkpoint.step}")
@@ -335,12 +335,12 @@ def write_file(path: Path, chunks: Iterable[bytes]) -> Iterator[int]:
     with path.open("wb", buffering=0) as file:
         unsynced = 0
         for chunk in itertools.chain(chunks, [b""]):
-            left = memoryview(chunk)
-            while left:
-                left = left[os.write(file.fileno(), left) :]
+            remaining = memoryview(chunk)
+            while remaining:
+                remaining = remaining[os.write(file.fileno(), remaining) :]
             unsynced += len(chunk)
             if unsynced >= _FSYNC_EVERY or not chunk:
-                os.fsync(file.fileno())  # some file systems say only now that there is no space
+                os.fsync(file.fileno())  # some file systems report only now that there is no space
                 yield unsynced
                 unsynced = 0
 
@@ -359,9 +359,9 @@ def _delete(paths: Sequence[str]) -> None:
 
 
 def _remove_incomplete(directory: Path) -> str:
-    """Remove the remains of saves that a kill, or a full disk, ended; return a notice of that, or nothing."""
+    """Remove the files of saves that a kill or a full disk interrupted; return a notice of that, or nothing."""
     incomplete = {*directory.glob(f"ckpt-*{_PART}*"), *directory.glob("ckpt-*_temp"), *directory.glob(".checkpoint.*")}
-    # The data comes before the index, and goes after it.
+    # The data is written before the index, and deleted after it.
     incomplete |= {
         path for path in directory.glob("ckpt-*.data-*-of-*") if path.suffix != _PART and not path.with_suffix(".index").exists()
     }
@@ -380,39 +380,39 @@ def _skipped_notice(path: str, error: Exception) -> str:
 
 def _copy_all_but_rate(source: keras.optimizers.Optimizer, target: keras.optimizers.Optimizer) -> None:
     rates = [schedules.inner(optimizer)._learning_rate for optimizer in (source, target)]  # noqa: SLF001 - see schedules
-    left, right = ([v for v in optimizer.variables if all(v is not rate for rate in rates)] for optimizer in (source, target))
-    for one, other in zip(left, right, strict=True):
+    sources, targets = ([v for v in optimizer.variables if all(v is not rate for rate in rates)] for optimizer in (source, target))
+    for one, other in zip(sources, targets, strict=True):
         other.value.assign(one.value)
 
 
 def _recover(directory: Path) -> str:
-    """Write the `checkpoint` file again, which names the checkpoints, where it is missing or damaged; return a notice of that, or nothing."""
+    """Write the `checkpoint` file, which names the checkpoints, again if it is missing or damaged; return a notice of that, or nothing."""
     try:
         if tf.train.get_checkpoint_state(str(directory)):
             return ""
-    except ValueError:  # there, and empty
+    except ValueError:  # it is empty
         pass
-    found = _on_disk(directory)
+    paths = _on_disk(directory)
     with suppress(OSError):  # a volume that is full or read-only: the next save writes it
-        if not found:
+        if not paths:
             (directory / "checkpoint").unlink(missing_ok=True)
             return ""
-        _write_names(directory, found)
+        _write_names(directory, paths)
     return (
-        f"{directory / 'checkpoint'} was missing or damaged; the {len(found)} checkpoints beside it are taken by their steps"
-        if found
+        f"{directory / 'checkpoint'} was missing or damaged; the {len(paths)} checkpoints beside it are taken by their steps"
+        if paths
         else ""
     )
 
 
 def _on_disk(directory: Path) -> list[str]:
-    """Return the paths of all complete checkpoints, named or not, by their steps."""
-    found = sorted((step_of(path.stem), path) for path in directory.glob("ckpt-[0-9]*.index") if _PART not in path.name)
-    return [str(path.with_suffix("")) for _, path in found]
+    """Return the paths of all complete checkpoints in the order of their steps, whether the `checkpoint` file names them or not."""
+    indices = sorted((step_of(path.stem), path) for path in directory.glob("ckpt-[0-9]*.index") if _PART not in path.name)
+    return [str(path.with_suffix("")) for _, path in indices]
 
 
 def _write_names(directory: Path, paths: Sequence[str]) -> None:
-    """Write the `checkpoint` file: a CheckpointState in protobuf's text format. TensorFlow's own manager passes over checkpoints that have no time."""
+    """Write the `checkpoint` file: a CheckpointState in protobuf's text format. TensorFlow's own manager ignores checkpoints without a time."""
     names = [json.dumps(Path(path).name) for path in paths]
     lines = [f"model_checkpoint_path: {names[-1]}"]
     lines += [f"all_model_checkpoint_paths: {name}" for name in names]

@@ -1,10 +1,10 @@
-"""Exports models for use elsewhere: the best so far, `export/best` in the run directory, and `export/last` where nothing was evaluated.
+"""Exports models for use elsewhere: the best so far, `export/best` in the run directory, and `export/last` if nothing was evaluated.
 
-Each is a link to a directory beside it and is replaced in one step, so a reader finds a whole model. The directory before stays until
-the next one: a reader that has just opened it can finish. Links are relative, so that they hold wherever the run directory is mounted.
+Each is a link to a directory beside it and is replaced atomically, so a reader finds a complete model. The previous directory stays until
+the next export: a reader that has just opened it can finish. Links are relative, so that they hold wherever the run directory is mounted.
 
-A model is saved first, see `export_formats`, and a thread of its own takes it to the run directory, whose volume may hang or be full.
-Tables that are spread over servers are not saved before: that thread has their rows from there, see `exported_tables`.
+A model is first saved to temporary files (`export_formats`), and a thread copies them to the run directory, whose volume may hang or be full.
+For tables that are spread over servers, that thread reads the rows from the servers (`exported_tables`).
 """
 
 import errno
@@ -41,10 +41,10 @@ _BETTER: dict[str, Callable[[float, float], bool]] = {"max": operator.gt, "min":
 
 BEST, LAST = "best", "last"
 _EXPORTS = "export"  # the directory of both
-_LAST_RETRY = 10.0  # seconds at the end for what a volume did not take
+_LAST_RETRY = 10.0  # seconds at the end for the retry of failed writes
 _POLL_INTERVAL = 0.2  # seconds between checks whether a wait is to end
 
-# A model that was saved, to be written into the run directory: one that `can_wait` whenever that is possible, another at once or not at all.
+# A saved model, to be written to the run directory: one that `can_wait` is retried until it is written, another is written at once or not at all.
 _Saved = SavedFiles | ExportedModel
 
 
@@ -57,12 +57,12 @@ class _Candidate:
 
 
 class BestModel:
-    """Keeps the best model that it is offered, and writes it, weights without the optimizer's state.
+    """Writes the best of the models that it is offered: their weights, without the optimizer's state.
 
-    It saves with `model`, which has its own weights again afterwards. Saves take at most the `share` of time: one takes a second or so, and
-    early in training each model is the best so far. Weights that come too soon, or while the ones before are not written yet, wait in
-    memory for the next evaluation or the end. Rows of spread tables cannot wait: a model that comes too soon is skipped, unless it is that
-    of the end.
+    It saves with `model`, and restores that model's own weights afterwards. Saves take at most the fraction `share` of the time: one takes
+    about a second, and early in training each model is the best so far. Weights that come too soon, or while earlier ones are not written
+    yet, wait in memory for the next evaluation or the end. Rows of spread tables cannot wait: a model that comes too soon is skipped,
+    unless it is the last one.
     """
 
     def __init__(
@@ -76,15 +76,15 @@ class BestModel:
         share: float,
         tables: Tables | None = None,
     ) -> None:
-        """Take up an earlier attempt's best. `names` are those of the workload's measures, and are needed where the settings name a metric.
+        """Continue from an earlier attempt's best model. `names` are the workload's measures, required if the settings name a metric.
 
-        `tables` are the model's that are spread over servers.
+        `tables` are those of the model that are spread over servers.
 
         Raises:
             WorkloadError: the settings' metric is none of `names`, or it is not known whether more or less of it is better.
         """
         self._export = export
-        # By loss or accuracy nothing can be wrong: which it is shows at the first evaluation, so that the start need not find out.
+        # The default, accuracy or loss, needs no check: the first evaluation shows which of them there is.
         self._goal = _goal(export, names) if export.metric or names else None
         self._share = share
         self._files = _ModelWriter(export, run_dir, BEST, model, report, tables)
@@ -95,14 +95,14 @@ class BestModel:
     def offer(
         self, step: int, metrics: Mapping[str, float], weights: Sequence[keras.Variable], stopped: Callable[[], bool] = lambda: False
     ) -> None:
-        """Take over `weights`, all of the model's, if the model with these metrics is the best so far; save what waits if it is time.
+        """Keep `weights`, all of the model's, if its metrics are the best so far; save the model that waits if a save is due.
 
-        Rows that change in rounds are waited for, until the task is `stopped`.
+        An export that blocks training is waited for, until the task is `stopped`.
         """
         self._goal = metric, mode = self._goal or _goal(self._export, tuple(metrics))
         value = metrics[metric]
         if not self._can_wait:
-            self._waiting = None  # the rows that were offered with it are others by now
+            self._waiting = None  # its rows on the servers have changed since then
         best = self._waiting.value if self._waiting else self._files.value(metric, mode)
         if math.isfinite(value) and (best is None or _BETTER[mode](value, best)):
             self._waiting = _Candidate(step, value, dict(metrics), [keras.ops.convert_to_numpy(w) for w in weights])
@@ -112,7 +112,7 @@ class BestModel:
         self._files.complete(stopped)
 
     def _save(self) -> None:
-        """Save what waits, unless the one before is still to be written. An error is reported as a notice: training is worth more."""
+        """Save the model that waits, unless the previous one is still to be written. An error is only reported as a notice: training continues."""
         candidate = self._waiting
         if candidate is None or self._goal is None or not self._files.is_idle:
             return
@@ -122,15 +122,15 @@ class BestModel:
             self._waiting = None
 
     def wait(self, seconds: float) -> None:
-        """Wait until what was saved is written, for so long at most; a write that fails is not waited for, one that hangs is."""
+        """Wait until the saved model is written, for so long at most; a write that fails is not waited for, one that hangs is."""
         end = time.monotonic() + seconds
         self._files.wait(lambda: end)
 
     def finish(self, until: Callable[[], float], step: int | None = None, *, finished: bool) -> None:
-        """Write what waits, and report the best model where an earlier attempt has written it.
+        """Write the model that waits, and report the best one if an earlier attempt has written it.
 
-        `until` returns when to wait no more, of time.monotonic. Where `step` is that of the last offer, rows of spread tables are still those
-        that were offered.
+        `until` returns the deadline, by time.monotonic. If `step` is that of the last offer, the rows of spread tables have not changed
+        since.
 
         Raises:
             PeerLostError: the run has `finished`, and a server is gone that has rows of the model: the next attempt exports it.
@@ -174,7 +174,7 @@ def write_last(
 
 @contextmanager
 def _reporting_peer_loss(finished: bool, notify: Callable[[str], None]) -> Iterator[None]:
-    """Report a PeerLostError instead of raising it, unless the run has finished: what was not exported then never is."""
+    """Report a PeerLostError instead of raising it, unless the run has finished: no later attempt would export the model."""
     try:
         yield
     except PeerLostError as error:
@@ -184,35 +184,37 @@ def _reporting_peer_loss(finished: bool, notify: Callable[[str], None]) -> Itera
 
 
 def clear_last(run_dir: Path) -> None:
-    """Remove what a killed attempt left half written of `export/last`."""
+    """Remove incomplete models of `export/last` that a killed attempt left."""
     _clear(run_dir / _EXPORTS, LAST)
 
 
 class _ModelWriter:
-    """The exported models of one run under one `name`, below `<run_dir>/export`."""
+    """Writes the exported models of one run to `<run_dir>/export/<name>`."""
 
     def __init__(
         self, export: Export, run_dir: Path, name: str, model: keras.Model, report: Reporter, tables: Tables | None = None
     ) -> None:
-        """Remove what a killed attempt left half written."""
+        """Remove incomplete models that a killed attempt left."""
         self._root, self._name = run_dir / _EXPORTS, name
         self._link = self._root / name
         self._model, self._report = model, report
         self._save: Callable[..., _Saved | None] = partial(exported_tables.save, tables) if tables else export_formats.save
-        # A model that is none of Keras's kinds may know that only some formats can hold it; what is asked for by name is tried.
-        known: Sequence[str] = getattr(model, "export_formats", export.formats)
-        self._formats = [name for name in export.formats if "formats" in export.model_fields_set or name in known]
+        # A model that is not one of Keras's kinds may list the formats that it supports; those that the settings name are tried anyway.
+        supported: Sequence[str] = getattr(model, "export_formats", export.formats)
+        self._formats = [name for name in export.formats if "formats" in export.model_fields_set or name in supported]
         self._saved: _Saved | None = None
-        self._lost_peer: PeerLostError | None = None  # that had a part of the last one
-        self.began = self.ended = 0.0  # when the last one was saved, and, where it cannot wait, written
+        self._lost_peer: PeerLostError | None = None  # it had a part of the last model
+        self.began = self.ended = 0.0  # of the last save, and of the write of a model that cannot wait
         self._reported: set[str] = set()
-        self._found = self._newest = self._facts()  # of the model that is written, by an earlier attempt at first; of what was saved last
-        self._written = False
+        self._written_facts = self._saved_facts = (
+            self._read_facts()
+        )  # of the last model that was written, also by an earlier attempt, or saved
+        self._has_written = False
         self._writer = FileWriter(report)
         _clear(self._root, name)
 
     def save(self, facts: Mapping[str, Any], weights: Sequence[Any]) -> bool:
-        """Save the model with these weights in whatever format can hold it, to be written; return False where there is no space for that."""
+        """Save the model with these weights in each format that supports it, to be written; return False if there is no space for that."""
         step, self.began = facts["step"], time.monotonic()
         try:
             with _temporary_values(self._model.weights, weights):
@@ -222,7 +224,7 @@ class _ModelWriter:
             return False
         finally:
             self.ended = time.monotonic()
-        self._newest = dict(facts)
+        self._saved_facts = dict(facts)
         if saved:
             self._saved, self._lost_peer = saved, None
             new = self._root / f"{self._name}-{step}-{secrets.token_hex(4)}"
@@ -234,24 +236,24 @@ class _ModelWriter:
         """Write a saved model at once or not at all. An error is reported as a notice."""
         try:
             self._write(saved, new, facts)
-        except Exception as error:  # noqa: BLE001 - whatever the volume's file system comes up with, or a server that is gone
-            self._lost_peer, self._newest = error if isinstance(error, PeerLostError) else None, self._found
+        except Exception as error:  # noqa: BLE001 - any error of the volume's file system, or a lost server
+            self._lost_peer, self._saved_facts = error if isinstance(error, PeerLostError) else None, self._written_facts
             self.notify(f"the model of step {facts['step']} could not be exported to {self._root}: {one_line(error)}")
             with suppress(Exception):
                 saved.discard()
         self.ended = time.monotonic()
 
     def _write(self, saved: _Saved, new: Path, facts: Mapping[str, Any]) -> None:
-        """Write a saved model to the directory `new`, and let the link lead to it. Raises OSError: the volume does not take it."""
+        """Write a saved model to the directory `new`, and point the link to it. Raises OSError: the volume does not take it."""
         before, link = _target(self._link), self._root / f".{new.name}"
         if self._link.is_dir() and not self._link.is_symlink():
             raise OSError(errno.EEXIST, "it is a directory and no link; move it away")
-        described = json.dumps(finite(facts), indent=2) + "\n"
-        self._check_free_space(saved.bytes + len(described))
+        metrics_json = json.dumps(finite(facts), indent=2) + "\n"
+        self._check_free_space(saved.bytes + len(metrics_json))
         try:
             new.mkdir(exist_ok=True)
             saved.write(new)
-            (new / "metrics.json").write_text(described, encoding="utf-8")
+            (new / "metrics.json").write_text(metrics_json, encoding="utf-8")
             link.unlink(missing_ok=True)
             link.symlink_to(new.name)
             link.replace(self._link)
@@ -265,12 +267,12 @@ class _ModelWriter:
                 _clear(self._root, LAST)
         with suppress(Exception):
             saved.discard()
-        self._written, self._found = True, dict(facts)
+        self._has_written, self._written_facts = True, dict(facts)
         with suppress(OSError):
             self._report_exported(facts)
 
     def _check_free_space(self, size: int) -> None:
-        """Make the directory; raise OSError where the volume lacks the space for `size` bytes, before anything takes it from checkpoints."""
+        """Create the directory; raise OSError if the volume lacks the space for `size` bytes, so that a part of a model takes none from checkpoints."""
         self._root.mkdir(parents=True, exist_ok=True)
         disk = shutil.disk_usage(self._root)
         if disk.total and size > disk.free:
@@ -283,7 +285,7 @@ class _ModelWriter:
         return self._writer.is_idle
 
     def wait(self, until: Callable[[], float], *, retried: float = 0.0) -> None:
-        """Wait until everything is written, as long as `until` says; for what has failed `retried` seconds alone."""
+        """Wait until everything is written, or the deadline that `until` returns; for failed writes only `retried` seconds."""
         retry_until = time.monotonic() + retried
         while not self.is_idle and (now := time.monotonic()) < until():
             failing = self._writer.is_failing
@@ -292,20 +294,20 @@ class _ModelWriter:
             self._writer.wait(_POLL_INTERVAL, failed=failing)
 
     def complete(self, stopped: Callable[[], bool]) -> None:
-        """Wait until what blocks training is written; a task that is `stopped` has no time for it."""
+        """Wait for an export that blocks training, until the task is `stopped`."""
         while not self.is_idle and self._saved is not None and self._saved.blocks_training(stopped):
             self._writer.wait(_POLL_INTERVAL)
 
     def close(self, until: Callable[[], float]) -> None:
-        """Wait until everything is written, and report the model that an earlier attempt has written where this one has written none.
+        """Wait until everything is written, and report the model that an earlier attempt has written if this one has written none.
 
         Raises:
-            PeerLostError: a server is gone that had rows of the last one.
+            PeerLostError: a server is gone that had rows of the last model.
         """
         self.wait(until, retried=_LAST_RETRY)
         self._writer.close(0.0)
-        if not self._written and isinstance(self._found.get("step"), int):
-            self._report_exported(self._found)
+        if not self._has_written and isinstance(self._written_facts.get("step"), int):
+            self._report_exported(self._written_facts)
         if self._lost_peer is not None:
             raise self._lost_peer
 
@@ -319,14 +321,14 @@ class _ModelWriter:
         self._report("exported", step=facts["step"], path=str(self._link), metric=facts.get("metric"), value=facts.get("value"))
 
     def value(self, metric: str, mode: str) -> float | None:
-        """Return the value of the model that is written or was saved for that, if it was chosen by this measure."""
-        newest = self._newest
+        """Return the value of the model that was saved or written last, if it was chosen by this metric."""
+        saved = self._saved_facts
         try:
-            return float(newest["value"]) if (newest["metric"], newest["mode"]) == (metric, mode) else None
+            return float(saved["value"]) if (saved["metric"], saved["mode"]) == (metric, mode) else None
         except (KeyError, TypeError, ValueError):
             return None
 
-    def _facts(self) -> dict[str, Any]:
+    def _read_facts(self) -> dict[str, Any]:
         try:
             facts = json.loads((self._link / "metrics.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -335,7 +337,7 @@ class _ModelWriter:
 
 
 def _clear(root: Path, name: str, *keep: Path | None) -> None:
-    """Remove what was exported before what the link leads to and `keep`, and what a killed attempt left half written."""
+    """Remove all exports but the link's target and `keep`, and incomplete ones that a killed attempt left."""
     keep = (*keep, _target(root / name))
     for path in root.glob(f"{name}-*"):
         if path not in keep:

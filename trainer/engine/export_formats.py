@@ -29,7 +29,7 @@ def _save_saved_model(model: keras.Model, path: Path) -> str:
     return ""
 
 
-# Format -> what it is called in the directory, and what writes it and returns a notice of what it had to leave out.
+# Format -> its file's name in the directory, and a function that writes it and returns a notice of the parts that it left out.
 FORMATS: dict[str, tuple[str, Callable[[keras.Model, Path], str]]] = {
     "keras": ("model.keras", _save_keras),
     "saved_model": ("saved_model", _save_saved_model),
@@ -42,11 +42,11 @@ class SavedFiles:
     can_wait = True
 
     def __init__(self) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="export-"))  # its parent removes it where this is killed
+        self._directory = Path(tempfile.mkdtemp(prefix="export-"))  # the parent process removes it if this one is killed
         self.formats: list[str] = []
 
     def add(self, name: str, model: keras.Model, notify: Callable[[str], None]) -> None:
-        """Save the model in a format as well, where that can hold it; see save_if_possible."""
+        """Save the model in one more format, if that supports it; see save_if_possible."""
         file, write_format = FORMATS[name]
         left_out = save_if_possible(name, lambda: write_format(model, self._directory / file), notify)
         if left_out is None:
@@ -58,7 +58,7 @@ class SavedFiles:
 
     @property
     def bytes(self) -> int:
-        """Return what it takes on a disk."""
+        """Return its size on a disk."""
         return sum(file.stat().st_size for file in self._directory.rglob("*"))
 
     def write(self, destination: Path) -> None:
@@ -75,12 +75,12 @@ class SavedFiles:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def blocks_training(self, _: Callable[[], bool]) -> bool:
-        """Return that training goes on while it is written."""
+        """Return False: training continues while it is written."""
         return False
 
 
 def save(model: keras.Model, formats: Sequence[str], notify: Callable[[str], None]) -> SavedFiles | None:
-    """Save a model in those of `formats` that can hold it, and `notify` of the others; return None where none can.
+    """Save a model in those of `formats` that support it, and `notify` of the others; return None if none does.
 
     Raises:
         OSError: the temporary directory does not take it.
@@ -99,10 +99,10 @@ def save(model: keras.Model, formats: Sequence[str], notify: Callable[[str], Non
 
 
 def save_if_possible(name: str, save: Callable[[], Result], notify: Callable[[str], None]) -> Result | None:
-    """Return what `save` returns; None, and `notify` why, where the model's own code raises when it is to be saved in the format `name`.
+    """Return the result of `save`. If the model's own code raises, `notify` why it cannot be saved in the format `name`, and return None.
 
     Raises:
-        OSError: there is no space for it, or whatever else the system says.
+        OSError: there is no space for it, or the system reports another error.
         PeerLostError: a server is gone that has a part of it.
     """
     try:
@@ -111,9 +111,9 @@ def save_if_possible(name: str, save: Callable[[], Result], notify: Callable[[st
         raise
     except tf.errors.OpError as error:  # TensorFlow writes a SavedModel, and has errors of its own
         raise OSError(one_line(error)) from error
-    except Exception as error:  # noqa: BLE001 - whatever a user's own layer raises
+    except Exception as error:  # noqa: BLE001 - a user's own layer may raise any error
         why = f"{type(error).__name__}: {one_line(error)}"
-        notify(f"the model cannot be exported as {name}: {why}; train.export.formats says what is written")
+        notify(f"the model cannot be exported as {name}: {why}; train.export.formats chooses the formats")
         return None
 
 
@@ -126,15 +126,15 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _fresh_optimizer(model: keras.Model) -> Iterator[str]:
-    """Let a compiled model have an optimizer inside that has taken no step: what is saved goes on from its weights alone.
+    """Give a compiled model a new optimizer inside: training of the saved model continues from the weights only.
 
-    Yields a notice where the model is not compiled inside, as what its `compile` was given could not be read again; else nothing.
+    Yields a notice if the model is not compiled inside, because the arguments of its `compile` could not be loaded again; else nothing.
     """
     if not getattr(model, "compiled", False):
         yield ""
         return
     fresh, problem = _fresh(model)
-    # Past Keras's own way of setting it, which would make it a part of the model's checkpoints.
+    # Bypasses Keras, which would make it a part of the model's checkpoints.
     attributes = vars(model)
     own, attributes["optimizer"] = model.optimizer, fresh
     model.compiled = not problem
@@ -145,22 +145,22 @@ def _fresh_optimizer(model: keras.Model) -> Iterator[str]:
 
 
 def _fresh(model: keras.Model) -> tuple[keras.optimizers.Optimizer | None, str]:
-    """Return a new optimizer like a compiled model's, or why what its `compile` was given cannot be saved."""
+    """Return a new optimizer like a compiled model's, or why the arguments of its `compile` cannot be saved."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Keras warns of a lambda
-            given = json.dumps(model.get_compile_config(), default=str)
-        if '"__lambda__"' in given:
+            config = json.dumps(model.get_compile_config(), default=str)
+        if '"__lambda__"' in config:
             return None, "compile was given a lambda, which Keras does not load again; give it a function with a name"
         own = model.optimizer
         fresh = None if own is None else type(own).from_config(own.get_config())
         if fresh is not None:
             fresh.build(model.trainable_variables)
-    except Exception as error:  # noqa: BLE001 - whatever a user's own loss or optimizer raises
+    except Exception as error:  # noqa: BLE001 - a user's own loss or optimizer may raise any error
         return None, f"{type(error).__name__}: {one_line(error)}"
     return fresh, ""
 
 
 def one_line(error: Exception) -> str:
-    """Return an error's words in one line that is not too long."""
+    """Return an error's message in one line, cut to a limit."""
     return " ".join(str(error).split())[:_MAX_CHARACTERS]  # Keras breaks its lines within sentences

@@ -21,12 +21,12 @@ from trainer.workloads.protocol import Agent, Composing, HeldOutMetrics, Steppin
 if TYPE_CHECKING:
     from trainer.engine.embeddings.spread_tables import Tables
 
-_TRACED = "_traced_for"  # the attribute of a model that has a workload and what `traced` returns of both
+_TRACED = "_traced_for"  # the attribute of a model with a workload and the result of `traced` for both
 
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A workload's model and optimizer, with all their variables made; `tables` are what the optimizer leaves to be updated by rows."""
+    """A workload's model and optimizer, with all their variables created; `tables` are the layers that are updated by rows, not by the optimizer."""
 
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
@@ -34,10 +34,10 @@ class BuiltModel:
 
 
 def build(workload: Workload | Agent, job: Job, replicas: int = 1, *, by_rows: bool = False) -> BuiltModel:
-    """Make the model and the optimizer as the job's settings ask, with start weights from its seed.
+    """Build the model and the optimizer by the job's settings, with initial weights from its seed.
 
-    Workloads whose optimizer asks for it get the number of examples of a step, of all `replicas` together; see `Scheduling`. With `by_rows` the
-    model's large embedding layers are LocalTables, where they can be.
+    Workloads that implement `Scheduling` get the number of examples of a step, of all `replicas` together. With `by_rows` the model's large
+    embedding layers become LocalTables, if possible.
 
     Raises:
         WorkloadError: the model has no weights to train.
@@ -78,12 +78,12 @@ def metric_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, .
 
 
 def traced(workload: Workload, model: keras.Model) -> tuple[tuple[str, ...], int]:
-    """Return the same, and the number of operations that the model and its metrics take; a model is traced once."""
-    of, found = getattr(model, _TRACED, (None, ((), 0)))
-    if of is not workload:
-        found = _trace(workload, model)
-        object.__setattr__(model, _TRACED, (workload, found))  # past Keras, which would track them
-    return found
+    """Return the names of the metrics, and the number of operations of the model and its metrics; a model is traced once."""
+    traced_workload, result = getattr(model, _TRACED, (None, ((), 0)))
+    if traced_workload is not workload:
+        result = _trace(workload, model)
+        object.__setattr__(model, _TRACED, (workload, result))  # bypasses Keras, which would track them
+    return result
 
 
 def _trace(workload: Workload, model: keras.Model) -> tuple[tuple[str, ...], int]:
@@ -92,7 +92,7 @@ def _trace(workload: Workload, model: keras.Model) -> tuple[tuple[str, ...], int
 
     @tf.function(autograph=False)
     def trace(inputs: Any, targets: Any) -> None:
-        # Traced again where the workload makes variables.
+        # TensorFlow traces this twice if the workload creates variables.
         if isinstance(workload, Stepping) and user_step.own_steps(workload):
             names[:] = (name for name in workload.test_step(inputs, targets) if name != "loss")
             return
@@ -108,12 +108,12 @@ def batch_size_of(inputs: Any) -> tf.Tensor:
 
 
 def training_argument(model: keras.Model, *, training: bool) -> dict[str, bool]:
-    """Return `training` as the keyword argument of a model's call; empty where its `call` takes none, as Keras's own trainer has it."""
+    """Return `training` as the keyword argument of a model's call; empty if its `call` takes none, as Keras's own trainer does."""
     return {"training": training} if model._call_has_training_arg else {}  # noqa: SLF001 - Keras has no public name for it
 
 
 def in_float32(outputs: Any) -> Any:
-    """Return a model's outputs with those of half precision in float32, masks and all: losses and metrics need the bits."""
+    """Return a model's outputs with those of half precision in float32, masks included: losses and metrics need the precision."""
     return tf.nest.map_structure(lambda t: _widened(t) if t.dtype in (tf.float16, tf.bfloat16) else t, outputs)
 
 
@@ -131,9 +131,9 @@ def measures(workload: Workload, loss: tf.Tensor, targets: Any, outputs: Any) ->
 
 
 def total_loss(workload: Workload, batch: tuple[Any, Any], outputs: Any, own: Sequence[tf.Tensor], values: Values = ()) -> tf.Tensor:
-    """Return what training makes small, of a batch (inputs, targets): the workload's loss, and the model's `own` (weight decay and the like).
+    """Return the loss that training minimizes for a batch (inputs, targets): the workload's, and the model's `own` losses, e.g. weight decay.
 
-    `values` are what its variables count as where they are not read, as on a worker of parameter servers.
+    `values` replace the values of variables that are not read, as on a worker of parameter servers.
     """
     if isinstance(workload, Composing):
         return tf.cast(workload.total_loss(batch, outputs, own, values, training=True), tf.float32)
@@ -142,18 +142,18 @@ def total_loss(workload: Workload, batch: tuple[Any, Any], outputs: Any, own: Se
 
 
 def held_out_loss(workload: Workload, model: keras.Model, batch: tuple[Any, Any], outputs: Any) -> tf.Tensor:
-    """Return the loss of a batch of an evaluation: the workload's alone, where it does not say otherwise."""
+    """Return the loss of a batch in an evaluation: only the workload's, unless it composes another."""
     if isinstance(workload, Composing):
         return tf.cast(workload.total_loss(batch, outputs, model.losses, (), training=False), tf.float32)
     return tf.cast(workload.loss(batch[1], outputs), tf.float32)
 
 
 def repeat(steps: tf.Tensor, step: Callable[[tf.Tensor], tf.Tensor], width: int, *, unrolled: int = 1) -> tf.Tensor:
-    """Run `step` `steps` times in one TensorFlow loop, each called with the number before it; return the sum of its float32 vectors [width].
+    """Run `step` `steps` times in one TensorFlow loop, called with the number of steps so far; return the sum of its float32 vectors [width].
 
-    The last element, of width + 1, counts the steps before the first whose loss, the vector's first element, was not finite.
-    The loop takes `unrolled` steps at a time, while there are as many: each turn of a loop over several tasks costs every one of them a message.
-    Written out rather than left to AutoGraph, which takes half a second to read this and Keras's code at every start.
+    One more element, the last, counts the steps before the first whose loss, the vector's first element, was not finite.
+    An iteration runs `unrolled` steps, while as many remain: each iteration of a loop over several tasks costs each task a message.
+    Written without AutoGraph, which takes half a second to read this and Keras's code at every start.
     """
 
     def loop(count: int, state: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
@@ -174,12 +174,12 @@ def repeat(steps: tf.Tensor, step: Callable[[tf.Tensor], tf.Tensor], width: int,
 
 
 def finite_until(before: tf.Tensor, done: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
-    """Return how many steps in a row had a finite loss from the start: `before`, of `done` steps, and one of this loss. int32 scalars."""
+    """Return how many steps had a finite loss before the first that had not: `before` of `done` steps, then one with `loss`. int32 scalars."""
     return before + tf.cast((before == done) & tf.math.is_finite(loss), tf.int32)
 
 
 def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int, tables: "Tables | None" = None) -> "Evaluator":
-    """Return what evaluates the model, of whose large layers `tables` has the rows."""
+    """Return the model's evaluator; `tables` has the rows of its large layers."""
     if isinstance(workload, Agent):
         return AgentEvaluator(workload, model)
     if isinstance(workload, Stepping) and user_step.own_steps(workload):
@@ -188,12 +188,12 @@ def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int, t
 
 
 def held_out_data(workload: Workload, batch_size: int) -> tf.data.Dataset:
-    """Return the held-out set, of which an iterator ends with each evaluation."""
+    """Return the held-out set, over which each evaluation iterates once."""
     return pipeline.untuned(workload.eval_data(batch_size))
 
 
 def _of_any_size(batch: Callable[[Any, Any], Any], data: tf.data.Dataset) -> Any:
-    """Return a function of a batch of `data` as a TensorFlow function, traced once; where it needs to know the batch's size, once for each size."""
+    """Return a function of a batch of `data` as a TensorFlow function, traced once; if it needs to know the batch's size, once for each size."""
     try:
         return tf.function(batch, autograph=False).get_concrete_function(*data.element_spec)
     except WorkloadError:
@@ -209,7 +209,7 @@ class Evaluator(ABC):
 
     @abstractmethod
     def run(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        """Return loss and metrics; None when `stopped` said so before all examples were seen."""
+        """Return loss and metrics; None if `stopped` returned True before all examples were seen."""
 
     def __call__(self) -> dict[str, float]:
         """Return loss and metrics."""
@@ -217,7 +217,7 @@ class Evaluator(ABC):
 
 
 class AgentEvaluator(Evaluator):
-    """Evaluates an agent by what it does."""
+    """Evaluates an agent by its actions."""
 
     def __init__(self, agent: Agent, model: keras.Model) -> None:
         self.names = ("loss", *agent.evaluated)
@@ -248,10 +248,10 @@ class StepEvaluator(Evaluator):
 
 
 class ModelEvaluator(Evaluator):
-    """Evaluates a model by means over the workload's held-out set, or what the workload says of all of it; traced once, with its data open."""
+    """Evaluates a model by means over the held-out set, and by metrics that the workload computes over all of it; traced once."""
 
     def __init__(self, workload: Workload, model: keras.Model, batch_size: int, tables: "Tables | None" = None) -> None:
-        self.names = ("loss", *metric_names(workload, model))  # a compiled model knows of what is held out once its metrics are traced
+        self.names = ("loss", *metric_names(workload, model))  # first: a compiled model has its held-out metrics only after a trace
         self._data = held_out_data(workload, batch_size)
         self._held_out: HeldOutMetrics | None = workload.held_out_metrics() if hasattr(workload, "held_out_metrics") else None
         held_out = self._held_out

@@ -87,7 +87,7 @@ def report(here: Any, scratch: Path, connection: Any) -> dict[str, Any]:
     for name in CASES:
         found["cases"][name] = compared(name, scratch, connection)
     server_rows._BLOCK = 5 * 16
-    table_files._FILE = 200
+    table_files._FILE_BYTES = 200
     adam = job_of(scratch, {"model": "functional", "optimizer": "Adam"})
     one = trained(session(adam, connection))
     found["files"] = files(scratch, one, adam)

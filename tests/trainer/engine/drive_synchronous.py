@@ -285,7 +285,7 @@ def compare(here: Any) -> dict[str, Any]:  # noqa: PLR0915 - one thing after the
     # Two servers that differ about which gradients came first, as at the end of some call of hundreds: workers wait for the one
     # that has done its rounds, and the other for them.
     before = backed_up.step
-    uneven = [backed_up._rounds_of(counts) for counts in DIFFERING]
+    uneven = [backed_up._run_rounds(counts) for counts in DIFFERING]
     backed_up._step += sum(counts[0] for counts in DIFFERING)
     backed_up.run(20, finish=True)
     report["differing"] = {"done": uneven, "steps": backed_up.step - before}

@@ -28,7 +28,7 @@ def memory(scratch: Path, connection: Any) -> dict[str, int]:
     """Return the bytes of a table, and what this process takes more than before while it is exported, at most; 0 where that cannot be seen."""
     from trainer.engine.embeddings import exported_tables, server_rows, table_files
 
-    exported_tables._READ, table_files._FILE, server_rows._BLOCK = 2**19, 2**20, 2**24
+    exported_tables._READ, table_files._FILE_BYTES, server_rows._BLOCK = 2**19, 2**20, 2**24
     one = session(job_of(scratch, {"model": "large"}), connection)
     one.begin_at(0)
     status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -128,7 +128,7 @@ def frozen(scratch: Path, connection: Any, *, held: bool) -> dict[str, Any]:
     from trainer.events import Reporter
     from trainer.settings import Export
 
-    exported_tables._READ, table_files._FILE, exported_tables._SILENT = 64, 200, 1.0
+    exported_tables._READ, table_files._FILE_BYTES, exported_tables._SILENT = 64, 200, 1.0
     one = session(job_of(scratch, {"model": "functional"}, steps=1000), connection)
     one.begin_at(0)
     read, is_frozen, thawed = one.tables.read, threading.Event(), threading.Event()

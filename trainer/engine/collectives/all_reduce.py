@@ -35,10 +35,10 @@ _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Cancelled
 class AllReduce:
     """The tasks that reduce together: `size` of them, this one at `index`. One task alone needs no collective.
 
-    Tasks on GPUs reduce by NCCL. Tasks on CPUs do by TensorFlow's collectives until they `connect`, and by a TcpAllReduce then.
-    `MultiWorkerMirroredStrategy` is made because it starts TensorFlow's collective runtime; models and optimizers stay
-    outside its scope, where Keras is three times as fast. The runtime drops, for good, a task that has been silent for ten
-    seconds; tasks that are connected do without it, and wait for as long as HeartbeatProbe says.
+    Tasks on GPUs reduce by NCCL, tasks on CPUs by TensorFlow's collectives until they `connect`, and by a TcpAllReduce afterwards.
+    `MultiWorkerMirroredStrategy` is created only because it starts TensorFlow's collective runtime; models and optimizers stay
+    outside its scope, where Keras is three times as fast. The runtime permanently drops a task that has been silent for ten
+    seconds; connected tasks do not use it, and wait for as long as HeartbeatProbe allows.
     """
 
     def __init__(self, size: int = 1, index: int = 0, wire: str = "float32") -> None:
@@ -52,13 +52,13 @@ class AllReduce:
         self._sum_of_numbers = tf.function(lambda vector: self._total(vector, _NUMBERS), autograph=False)
 
     def connect(self, names: Sequence[str], addresses: Sequence[str]) -> str:
-        """Connect all tasks on CPUs to each other, so that they need TensorFlow's slower all-reduce no more; all call it.
+        """Connect all tasks on CPUs to each other, so that they no longer need TensorFlow's slower all-reduce; every task calls it.
 
-        `names` and `addresses`, host:port of TensorFlow's servers, are in the order of the tasks. Returns a notice
-        where they cannot connect: then all stay with TensorFlow's.
+        `names` and `addresses`, host:port of TensorFlow's servers, are in the order of the tasks. Returns a notice if they cannot connect:
+        then all continue with TensorFlow's.
 
         Raises:
-            PeerLostError: a task went away.
+            PeerLostError: a task was lost.
             WorkloadError: some tasks have a GPU, and others none.
         """
         if self.size == 1:
@@ -91,7 +91,7 @@ class AllReduce:
         )
 
     def _check_compatible(self, names: Sequence[str]) -> None:
-        """Check that all tasks have one trainer, and can reduce gradients in one way: by NCCL where all have a GPU. Else they would wait forever.
+        """Check that all tasks have the same trainer, and that all of them have a GPU, or none. Else they would wait forever.
 
         Tasks exchange this first, so its form must never change: an int64 per task, 2 * version + whether it has a GPU.
         """
@@ -111,7 +111,7 @@ class AllReduce:
             )
 
     def _sum_on_cpus(self, values: np.ndarray[Any, Any], instance: int) -> np.ndarray[Any, Any]:
-        """Return the sum over all tasks of an array, at once, whatever they train on."""
+        """Return the sum of an array over all tasks, computed on their CPUs, whatever they train on."""
 
         @tf.function(autograph=False)
         def summed() -> tf.Tensor:
@@ -128,8 +128,8 @@ class AllReduce:
     def mean_gradients(self, gradients: Sequence[Any], rows: Sequence[tf.IndexedSlices] = ()) -> tuple[list[Any], tf.Tensor]:
         """Return the mean over all tasks of each gradient, sent as one vector per data type, then those of `rows`; and the seconds that took.
 
-        Each task sends only the rows that it has, and a row that several tasks have comes as often; TensorFlow's collectives send all rows.
-        The seconds, a float32 scalar, run from this task's gradients to everybody's: the slowest task waits least.
+        Each task sends only its own rows, and a row of several tasks is returned as often; TensorFlow's collectives send all rows.
+        The seconds, a float32 scalar, count from this task's gradients until those of all tasks: the slowest task waits least.
         """
         if self.size == 1:
             return [*gradients, *rows], tf.constant(0.0)
@@ -190,10 +190,10 @@ class AllReduce:
             return vector
         if self._tcp:
             return tf.ensure_shape(tf.numpy_function(self._tcp.total, [vector], vector.dtype), vector.shape)
-        return self._reduce(vector, instance)  # whose vectors are all of one size
+        return self._reduce(vector, instance)  # all vectors of one instance have one size
 
     def sum_numbers(self, numbers: Sequence[float]) -> list[float]:
-        """Return the sums over all tasks of a few numbers, as float32 has them, between steps; all give as many."""
+        """Return the sums of a few numbers over all tasks, in float32 precision, between steps; all tasks give as many."""
         vector = np.array(numbers, np.float32)
         if self.size > 1:
             with self.translate_peer_errors():
@@ -201,7 +201,7 @@ class AllReduce:
         return [float(number) for number in vector]
 
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:
-        """Give every task the values that the first task's variables hold, a part at a time: all at once would need their memory many times."""
+        """Assign the first task's values to the variables of every task, a part at a time: all at once would need several times their memory."""
         if self.size == 1:
             return
         with self.translate_peer_errors():
@@ -217,7 +217,7 @@ class AllReduce:
                     variable.assign(self._tcp.broadcast(values).reshape(variable.shape))
 
     def _check_same_variables(self, tcp: TcpAllReduce, variables: Sequence[tf.Variable]) -> None:
-        """Check that all tasks have variables of the same types and shapes: others could not be shared as a whole."""
+        """Check that all tasks have variables of the same types and shapes, as a broadcast needs."""
         form = hashlib.sha256(repr([(v.dtype.name, v.shape.as_list()) for v in variables]).encode()).digest()
         forms, _ = tcp.all_gather(np.frombuffer(form[:8], np.int64))
         others = [name for name, its in zip(self.names, forms, strict=True) if its != forms[0]]
@@ -308,10 +308,10 @@ def _broadcast_as_sum(all_reduce: AllReduce, variables: Sequence[tf.Variable]) -
 
 
 def _packs(variables: Sequence[tf.Variable]) -> Iterator[tuple[str, list[tf.Variable]]]:
-    """Return the variables by the type in which they travel, as many together as _PACK_BYTES allow, or one alone."""
+    """Yield groups of variables with the type in which they are sent, each of at most _PACK_BYTES or of one variable."""
     by_type: dict[str, list[tf.Variable]] = {}
     for variable in variables:
-        # Integers of any kind travel as int64, which the collective knows.
+        # Integers of any kind are sent as int64, which the collective supports.
         by_type.setdefault(variable.dtype.name if variable.dtype.is_floating else "int64", []).append(variable)
     for dtype in sorted(by_type):
         pack: list[tf.Variable] = []
@@ -328,7 +328,7 @@ def _all_reduced(vector: tf.Tensor, size: int, group: int, instance: int, hint: 
     if size == 2 and hint == "ring":
         # A ring of two reduces in two hops, each of half the vector. Exchanging it whole takes one: the
         # bytes are the same, the waiting is half. Both add in the same order, so both get the same sum.
-        # The operation does not know bfloat16; to carry the bits, float16 is as good.
+        # The operation does not support bfloat16; float16 can carry its bits.
         short = vector.dtype == tf.bfloat16
         both = tf.raw_ops.CollectiveGatherV2(
             input=tf.bitcast(vector, tf.float16) if short else vector,

@@ -1,7 +1,7 @@
-"""Heartbeats: whether the tasks that another one waits for are alive, asked of TensorFlow's server in each of them.
+"""Heartbeats: a task asks TensorFlow's server in each task that it waits for whether that is alive.
 
-A process that is stopped, or on a machine that hangs, leaves its connections open: the kernel answers for it. Its server does not.
-One that computes, or evaluates for an hour, has threads that answer at once.
+A process that is stopped, or on a machine that hangs, keeps its connections open: the kernel answers for it. Its server does not answer.
+A process that computes, or evaluates for an hour, has threads that answer at once.
 """
 
 import time
@@ -12,15 +12,15 @@ import tensorflow as tf
 
 _ANSWER_TIMEOUT = 1.0  # seconds
 
-# Of checks that come a second after each other and take as long as an answer may: half a minute, where nobody is there to answer,
-# to a minute. Counted rather than timed, so that no task that was stopped itself gives the others up when it goes on.
+# Checks come a second after each other, and each takes up to _ANSWER_TIMEOUT: half a minute to a minute in all. Counted rather than
+# timed, so that a task that was stopped itself does not give up the others when it resumes.
 _MAX_UNANSWERED = 30
-# Checks of one silence follow each other within a few seconds; what others found, before steps went on, does not count.
+# Seconds between checks of one silence, at most; unanswered checks of an earlier silence do not count.
 _SAME_SILENCE = 5.0
 
 
 class HeartbeatProbe:
-    """Asks tasks whether they live, and remembers for how many times in a row one did not answer."""
+    """Asks tasks whether they are alive, and counts how many times in a row one did not answer."""
 
     def __init__(self, names: Sequence[str], monotonic: Callable[[], float] = time.monotonic) -> None:
         """Ask tasks of these `names`, such as chief and worker-1. TensorFlow's collective runtime must have been started."""
@@ -30,7 +30,7 @@ class HeartbeatProbe:
         self._last_check = monotonic()
 
     def __call__(self, waiting: AbstractSet[int]) -> bool:
-        """Ask the tasks at these indices of `names`; return whether there is hope. To be called after a second of silence."""
+        """Ask the tasks at these indices of `names`; return whether to wait for them any longer. To be called after each second of silence."""
         if self._monotonic() - self._last_check > _SAME_SILENCE:
             self._unanswered = 0
         self._unanswered = 0 if all(_answers(self._tasks[index]) for index in sorted(waiting)) else self._unanswered + 1
@@ -48,6 +48,6 @@ def _answers(task: str) -> bool:
 
     try:
         context().check_collective_ops_peer_health(task, timeout_in_ms=int(_ANSWER_TIMEOUT * 1000))
-    except tf.errors.OpError:  # also a restarted one is not who we were connected to
+    except tf.errors.OpError:  # also from a restarted task, which is another process
         return False
     return True

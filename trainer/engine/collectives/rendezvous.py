@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from trainer.socket_filter import is_loopback, listen
 from trainer.tf_config import split_address
 
-MAX_TASKS = 64  # each connects to every other; with more of them, a ring has less to do
+MAX_TASKS = 64  # each connects to every other; for more of them, a ring costs less
 _HANDSHAKE_TIMEOUT = 2.0  # seconds in which a task that connects has to identify itself
 _RETRY_INTERVAL = 0.05  # seconds between tries to connect
 TOKEN = 16  # bytes
@@ -32,9 +32,9 @@ class Listener:
     """Listens for a task's peers until they are all there."""
 
     def __init__(self, address: str) -> None:
-        """Listen beside `address`, host:port of the task's TensorFlow server: on the next port, or any where that is taken.
+        """Listen beside `address`, host:port of the task's TensorFlow server: on the next port, or on any if that is taken.
 
-        On this machine's loopback it is any port, and only of that address: the next may be another task's. Raises OSError.
+        On loopback it is any port, and only of that address: the next port may be another task's. Raises OSError.
         """
         host, port = split_address(address)
         try:
@@ -44,9 +44,9 @@ class Listener:
         self.endpoint = Endpoint(self._socket.getsockname()[1], secrets.token_bytes(TOKEN))
 
     def connect(self, index: int, hosts: Sequence[str], endpoints: Sequence[Endpoint], seconds: float) -> dict[int, socket.socket] | None:
-        """Connect this task, `index`, with each other; return a connection a peer, None where not all are reached in `seconds`.
+        """Connect this task, `index`, with each other one; return peer -> connection, None if not all are reached in `seconds`.
 
-        Each connects to those before it, and waits for those after it.
+        Each task connects to those before it, and accepts those after it.
         """
         deadline = time.monotonic() + seconds
         connections: dict[int, socket.socket] = {}
@@ -66,8 +66,8 @@ class Listener:
         return None
 
     def _accept(self, expected: range, endpoints: Sequence[Endpoint], connections: dict[int, socket.socket], deadline: float) -> None:
-        while any(peer not in connections for peer in expected) and (left := deadline - time.monotonic()) > 0:
-            self._socket.settimeout(left)
+        while any(peer not in connections for peer in expected) and (remaining := deadline - time.monotonic()) > 0:
+            self._socket.settimeout(remaining)
             with contextlib.suppress(OSError):
                 connection, _ = self._socket.accept()
                 peer = self._authenticate(connection, expected, endpoints)
@@ -77,7 +77,7 @@ class Listener:
                     connections[peer] = connection
 
     def _authenticate(self, connection: socket.socket, expected: range, endpoints: Sequence[Endpoint]) -> int | None:
-        """Return the index of the task that connected, once it is known to be one of us; else None."""
+        """Return the index of the task that connected, if it proves to be one of this run; else None."""
         with contextlib.suppress(OSError):
             message = _receive(connection, _HANDSHAKE.size, time.monotonic() + _HANDSHAKE_TIMEOUT)
             if len(message) == _HANDSHAKE.size:
@@ -89,10 +89,10 @@ class Listener:
 
 
 def _connect(index: int, host: str, endpoints: Sequence[Endpoint], peer: int, deadline: float) -> socket.socket | None:
-    """Connect to a peer, and see that it is the one; None at the deadline."""
-    while (left := deadline - time.monotonic()) > 0:
+    """Connect to a peer, and authenticate it; return None at the deadline."""
+    while (remaining := deadline - time.monotonic()) > 0:
         with contextlib.suppress(OSError):
-            connection = socket.create_connection((host, endpoints[peer].port), timeout=left)
+            connection = socket.create_connection((host, endpoints[peer].port), timeout=remaining)
             with contextlib.suppress(OSError):
                 connection.sendall(_HANDSHAKE.pack(endpoints[peer].token, index))
                 if hmac.compare_digest(_receive(connection, TOKEN, deadline), endpoints[index].token):
@@ -104,8 +104,8 @@ def _connect(index: int, host: str, endpoints: Sequence[Endpoint], peer: int, de
 
 def _receive(connection: socket.socket, count: int, deadline: float) -> bytes:
     received = b""
-    while len(received) < count and (left := deadline - time.monotonic()) > 0:
-        connection.settimeout(left)
+    while len(received) < count and (remaining := deadline - time.monotonic()) > 0:
+        connection.settimeout(remaining)
         if not (more := connection.recv(count - len(received))):
             break
         received += more

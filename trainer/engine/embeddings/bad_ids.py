@@ -1,4 +1,4 @@
-"""Errors of look-ups, in training steps and evaluations, as what they are: an id outside of a table, or a server that is gone."""
+"""Translates TensorFlow's errors of look-ups, in training steps and evaluations: an id outside of a table, or a lost server."""
 
 import re
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ def translate_bad_ids(job: Job) -> Iterator[None]:
         with translate_peer_errors():
             yield
     except tf.errors.InvalidArgumentError as error:
-        found = re.search(re.escape(OUTSIDE) + r"(the layer .*?)\] \[(-?\d+)\]", str(error.message), re.DOTALL)
-        if not found:
+        match = re.search(re.escape(OUTSIDE) + r"(the layer .*?)\] \[(-?\d+)\]", str(error.message), re.DOTALL)
+        if not match:
             raise
         raise WorkloadError(
-            f"train.workload {job.train.workload}: {found[1]} {found[2]}; ids are from 0 to the rows less one. Hash them into that range, "
+            f"train.workload {job.train.workload}: {match[1]} {match[2]}; ids are from 0 to the rows less one. Hash them into that range, "
             "or make the layer larger"
         ) from error

@@ -1,7 +1,7 @@
 """SavedModels of models whose tables are spread over parameter servers: rows are streamed into them, so that no process holds a table.
 
-A SavedModel has a checkpoint of its variables. It is written into memory with a variable of each table's full shape that has no value: it takes no
-memory, and in that checkpoint it has the first row alone. The others come from the servers while the files go to a disk; see `table_files`.
+A SavedModel has a checkpoint of its variables. It is written to memory with a variable of each table's full shape that has no value, and so takes no
+memory: that checkpoint has only its first row. The other rows are read from the servers while the files are written to a disk; see `table_files`.
 """
 
 import itertools
@@ -24,18 +24,18 @@ from trainer.engine.embeddings.table_files import StreamedCheckpoint, by_file, o
 from trainer.engine.export_formats import FORMATS, save_if_possible
 from trainer.settings import Export
 
-_VARIABLES = "variables"  # the directory of a SavedModel with its checkpoint, and how that is called
-# TensorFlow tells models apart by it, and loads one without it; it would be that of the checkpoint with the first rows alone.
+_VARIABLES = "variables"  # the directory of a SavedModel with its checkpoint, and the name of that
+# TensorFlow distinguishes models by it, but needs none. It is removed, as it would be that of the checkpoint with only the first rows.
 _FINGERPRINT = "fingerprint.pb"
-# Bytes of rows that are read at once, and that a file has, about: what is in memory meanwhile is a few times as much.
+# Bytes of rows that are read at once, about the size of a file: a few times as much is in memory meanwhile.
 _READ = 4 * 2**20
-_SILENT = 10.0  # seconds of a disk's after which rows are no longer written: training has gone on meanwhile
+_SILENT = 10.0  # seconds without an answer of the disk after which the export is given up: training has continued meanwhile
 _FORMAT = "saved_model"
 _exports = itertools.count()
 
 
 def omitted_formats(export: Export) -> str:
-    """Return a notice about formats that a model with tables is not exported in; nothing where there are none."""
+    """Return a notice about formats in which a model with tables cannot be exported; nothing if there are none."""
     if "keras" not in export.formats:
         return ""
     why = "a Keras file would need all rows of its large embedding layers in this process's memory"
@@ -47,7 +47,7 @@ def omitted_formats(export: Export) -> str:
 
 
 class _TableVariable(UninitializedVariable):
-    """Stands for a table in a model that is exported: has its shape, and one row."""
+    """A variable that replaces a table in an exported model: it has the table's shape, and only its first row."""
 
     def __init__(self, table: Table, name: str, first_row: tf.Tensor) -> None:
         super().__init__(shape=[table.rows, table.dimension], dtype=table.dtype, trainable=bool(table.layer.trainable), name=name)
@@ -58,33 +58,33 @@ class _TableVariable(UninitializedVariable):
 
 
 class ExportedModel:
-    """A SavedModel with tables that is to be written: in memory until it is discarded, but for the rows.
+    """A SavedModel with tables that is to be written: in memory until it is discarded, except the rows.
 
-    Loaded, each table is one variable, and `serve` raises InvalidArgumentError for an id that it has not.
+    Once loaded, each table is one variable, and `serve` raises InvalidArgumentError for an id outside of it.
     """
 
-    can_wait = False  # the servers change the rows
+    can_wait = False  # the servers continue to change the rows
     formats = (_FORMAT,)
 
     def __init__(self, model: keras.Model, tables: Tables) -> None:
-        """Make it of the model as it is; rows are read when it is written.
+        """Create it from the model's current state; rows are read when it is written.
 
         Raises:
             PeerLostError: a server is gone.
-            Exception: whatever the model's own code raises when it is to be exported.
+            Exception: any error that the model's own code raises during the export.
         """
         self._directory = f"ram://exports-{next(_exports)}"
         self._blocks, self._cancelled = tables.blocked_while_saved, False
         try:
-            self._variables = self._made(model, tables)
+            self._variables = self._export(model, tables)
         except Exception:
             with suppress(tf.errors.NotFoundError):  # nothing was written yet
                 self.discard()
             raise
-        self._progress_at = time.monotonic()  # when a piece was on the disk
+        self._progress_at = time.monotonic()  # when the last piece was on the disk
 
-    def _made(self, model: keras.Model, tables: Tables) -> StreamedCheckpoint:
-        """Write all but the rows into memory; return what writes the variables."""
+    def _export(self, model: keras.Model, tables: Tables) -> StreamedCheckpoint:
+        """Write the model without rows to memory; return the checkpoint of its variables."""
         names = {table: f"tables/{number}" for number, table in enumerate(tables.all)}
         matrices = {table: _TableVariable(table, name, tables.read(RowRange(table, "", 0, 1))) for table, name in names.items()}
         with layers.looking_up(lambda table, ids: tf.gather(matrices[table], check_ids(table, ids))):
@@ -92,7 +92,7 @@ class ExportedModel:
         tf.io.gfile.remove(f"{self._directory}/{_FINGERPRINT}")
         variables_directory = f"{self._directory}/{_VARIABLES}"
         keys = _keys(f"{variables_directory}/{_VARIABLES}")
-        used = {table: keys[name] for table, name in names.items() if name in keys}  # a model may have one that it does not call
+        used = {table: keys[name] for table, name in names.items() if name in keys}  # a model may not call some
         parts = (part for table in used for part in tables.rows(table, _READ))
         files = [
             (name, tf.io.gfile.stat(f"{variables_directory}/{name}").length) for name in sorted(tf.io.gfile.listdir(variables_directory))
@@ -102,7 +102,7 @@ class ExportedModel:
 
     @property
     def bytes(self) -> int:
-        """Return what its variables take on a disk, about."""
+        """Return about how many bytes its variables take on a disk."""
         return self._variables.size
 
     def write(self, destination: Path) -> None:
@@ -132,7 +132,7 @@ class ExportedModel:
             yield from self._variables.write(name, destination / _VARIABLES / name)
 
     def blocks_training(self, stopped: Callable[[], bool]) -> bool:
-        """Return whether training waits for it: where rows change in rounds, as long as the disk answers. It is cancelled once `stopped`."""
+        """Return whether training waits for it: in synchronous training, while the disk answers. It is cancelled once `stopped` returns True."""
         self._cancelled = self._blocks and (self._cancelled or stopped())
         return self._blocks and time.monotonic() - self._progress_at < _SILENT
 
@@ -142,7 +142,7 @@ class ExportedModel:
 
 
 def save(tables: Tables, model: keras.Model, formats: Sequence[str], notify: Callable[[str], None]) -> ExportedModel | None:
-    """Return the model to be written as a SavedModel; `notify` why, and return None, where it cannot be one, and where `formats` lack that.
+    """Return the model, to be written as a SavedModel; return None if `formats` lack that, or, after `notify` of the reason, if it cannot be one.
 
     Raises:
         OSError: there is no space for it in memory.
@@ -152,5 +152,5 @@ def save(tables: Tables, model: keras.Model, formats: Sequence[str], notify: Cal
 
 
 def _keys(path: str) -> dict[str, str]:
-    """Return how a checkpoint calls its tensors, by the names of the variables."""
+    """Return name of a variable -> name of its tensor in a checkpoint."""
     return {attribute.full_name: attribute.checkpoint_key for node in object_graph(path).nodes for attribute in node.attributes}

@@ -1,7 +1,7 @@
-"""Finds the large `keras.layers.Embedding` layers of a model: takes their tables out of it as it is built, or has rows read where they are.
+"""Finds the large `keras.layers.Embedding` layers of a model: replaces their matrices by tables as it is built, or has single rows read from them.
 
-A layer whose table is taken out has a `Table` where Keras keeps the matrix. It has no variable: no chief and no worker ever holds rows that
-it does not use. Calls of the layer ask `lookup` for rows.
+A sharded layer has a `Table` in the place of Keras's matrix. It has no variable: no chief and no worker ever holds rows that
+it does not use. Calls of the layer get rows by `Table.look_up` or `looking_up`.
 """
 
 import threading
@@ -21,9 +21,9 @@ from trainer.workloads.errors import WorkloadError
 Rows = Callable[["Table", tf.Tensor], tf.Tensor]
 
 _NAMED = 4  # layers in a message
-INITIAL_ROWS = "_given_rows"  # the attribute of a layer that has the rows which the model gives it
+INITIAL_ROWS = "_initial_rows"  # the attribute of a layer with the initial rows that the model gives it
 _WEIGHTS = 6  # index of `weights` among the arguments of Keras's layer
-# Options of Keras's layer for its matrix that a layer with rows elsewhere cannot have.
+# Options of Keras's layer that need the whole matrix -> why.
 _UNSHARDED_ONLY = {
     "embeddings_regularizer": "a regularizer reads every row in every step",
     "embeddings_constraint": "a constraint changes every row in every step",
@@ -33,9 +33,9 @@ _UNSHARDED_ONLY = {
 
 
 class RemoteRows(tf.__internal__.tracking.Trackable):
-    """Rows of `dimension` numbers that are not here, in a checkpoint of what is.
+    """Stands for rows of `dimension` numbers, which are on servers, in a checkpoint of this process.
 
-    TensorFlow writes the first row alone, as it was at the last `take_first_row`; the others are streamed.
+    TensorFlow writes only the first row, as of the last `take_first_row`; the others are streamed.
     """
 
     def __init__(self, rows: int, dimension: int, dtype: tf.DType) -> None:
@@ -62,7 +62,7 @@ class RemoteRows(tf.__internal__.tracking.Trackable):
 class Table(RemoteRows):
     """A layer's table. In a checkpoint it has the path and the name of the layer's own variable.
 
-    `look_up` has the rows that the layer gets outside of training steps: zeros while the model is being built.
+    `look_up` returns the rows that the layer gets outside of training steps: zeros while the model is being built.
     """
 
     def __init__(self, layer: keras.layers.Embedding) -> None:
@@ -78,15 +78,15 @@ class Table(RemoteRows):
 
 
 def slice_spec(rows: int, dimension: int, first: int, count: int) -> str:
-    """Return how a checkpoint calls `count` rows of a table from `first` on: its shape, then start and length of each axis."""
+    """Return TensorFlow's `shape_and_slice` of `count` rows of a table from `first` on: its shape, then start and length of each axis."""
     return f"{rows} {dimension} {first},{count}:0,{dimension}"
 
 
 def tables(model: keras.Model) -> list[Table]:
     """Return the tables of a model, each once, in its layers' order."""
     layers = model._flatten_layers()  # noqa: SLF001 - Keras has no public way to all of them
-    found = {id(table): table for layer in layers if isinstance(table := getattr(layer, "_embeddings", None), Table)}
-    return list(found.values())
+    by_id = {id(table): table for layer in layers if isinstance(table := getattr(layer, "_embeddings", None), Table)}
+    return list(by_id.values())
 
 
 def bytes_of(layer: keras.layers.Embedding) -> int:
@@ -107,7 +107,7 @@ def _embedding_layers(model: keras.Model) -> list[keras.layers.Embedding]:
 
 
 def _unsharded_layers(model: keras.Model) -> list[keras.layers.Embedding]:
-    """Return the layers whose matrix is here, not spread over servers."""
+    """Return the layers whose matrix is in this process, not spread over servers."""
     return [layer for layer in _embedding_layers(model) if layer.built and not isinstance(layer._embeddings, Table)]  # noqa: SLF001
 
 
@@ -122,8 +122,8 @@ def large(model: keras.Model, settings: Embeddings) -> list[keras.layers.Embeddi
 
 
 def gather_rows(layer: keras.layers.Embedding) -> None:
-    """Let a layer read the rows of its matrix that it is asked for. Keras reads the matrix, and copies it once rows are written."""
-    variable, rows = layer._embeddings._value, int(layer.input_dim)  # noqa: SLF001 - past Keras's cast of the whole of it
+    """Let a layer read only the rows of its matrix that a call needs. Keras reads the whole matrix, and copies it once rows are written."""
+    variable, rows = layer._embeddings._value, int(layer.input_dim)  # noqa: SLF001 - without Keras's cast of the whole matrix
 
     def gather(ids: tf.Tensor) -> tf.Tensor:
         return tf.gather(variable, tf.where(ids < 0, ids + tf.cast(rows, ids.dtype), ids))  # as Keras takes them
@@ -132,7 +132,7 @@ def gather_rows(layer: keras.layers.Embedding) -> None:
 
 
 def check_all_sharded(model: keras.Model, settings: Embeddings) -> None:
-    """Raise WorkloadError where a large layer of a model that was built inside `sharding` is whole: it was made before that."""
+    """Raise WorkloadError if a large layer of a model that was built inside `sharding` is whole: the layer was built before that."""
     for layer in _unsharded_layers(model):
         if _is_large(layer, settings):
             raise WorkloadError(
@@ -156,11 +156,11 @@ def refuse_all_weights(model: keras.Model) -> None:
 
 @contextmanager
 def sharding(settings: Embeddings) -> Iterator[None]:
-    """Take the tables of large layers out of models that are built meanwhile.
+    """Shard the large layers of models that are built inside: replace their matrices by tables.
 
     Raises:
-        WorkloadError: a layer is large, or was asked for by name, and does what only a whole matrix can; or no layer has a name that
-            the settings give.
+        WorkloadError: a layer is large, or named in the settings, and has a feature that needs the whole matrix; or no layer has a name
+            that the settings give.
     """
     build, init = keras.layers.Embedding.build, keras.layers.Embedding.__init__
     seen: set[str] = set()
@@ -175,7 +175,7 @@ def sharding(settings: Embeddings) -> Iterator[None]:
         _check_shardable(layer)
         layer._embeddings = table = Table(layer)  # noqa: SLF001 - in the place of the layer's own variable
         layer.built = True
-        # Past Keras, which would track them.
+        # Bypasses Keras, which would track them.
         object.__setattr__(layer, "call", _LookupCall(layer, lambda ids: (_thread_state.rows or table.look_up)(table, ids)))
         for name in ("save_own_variables", "load_own_variables", "enable_lora", "quantize"):
             object.__setattr__(layer, name, _refuse_files(layer))
@@ -200,14 +200,14 @@ def sharding(settings: Embeddings) -> Iterator[None]:
 
 @contextmanager
 def checked(settings: Embeddings, check: Callable[[Sequence[keras.layers.Embedding]], None]) -> Iterator[None]:
-    """Call `check` with the large layers of models that are built meanwhile, before the last of them gets its matrix."""
+    """Call `check` with the large layers so far of models that are built inside, before each of them gets its matrix."""
     build = keras.layers.Embedding.build
-    found: list[keras.layers.Embedding] = []
+    large_layers: list[keras.layers.Embedding] = []
 
     def check_and_build(layer: keras.layers.Embedding, input_shape: Any = None) -> None:
         if not layer.built and _is_large(layer, settings):
-            found.append(layer)
-            check(found)
+            large_layers.append(layer)
+            check(large_layers)
         build(layer, input_shape)
 
     with _patched(build=check_and_build):
@@ -216,7 +216,7 @@ def checked(settings: Embeddings, check: Callable[[Sequence[keras.layers.Embeddi
 
 @contextmanager
 def _patched(**methods: Callable[..., None]) -> Iterator[None]:
-    """Let Keras's embedding layers have other methods inside."""
+    """Replace methods of Keras's embedding layers inside."""
     own = {name: getattr(keras.layers.Embedding, name) for name in methods}
     try:
         for name, method in methods.items():
@@ -266,13 +266,13 @@ def _refuse_files(layer: keras.layers.Embedding) -> Callable[..., None]:
 
 
 class _LookupCall:
-    """Stands in for Keras's `call` in a layer whose rows are looked up by `rows`."""
+    """Replaces Keras's `call` in a layer whose rows are looked up by `rows`."""
 
     def __init__(self, layer: keras.layers.Embedding, rows: Callable[[tf.Tensor], tf.Tensor]) -> None:
         self._layer, self._rows = layer, rows
 
     def __call__(self, inputs: Any) -> Any:
-        """Return the rows of `inputs`, ids of any shape: [..., dimension]. Ragged ids have ragged rows; what is sparse counts as 0."""
+        """Return the rows of `inputs`, ids of any shape: [..., dimension]. Ragged ids have ragged rows; a missing id of a sparse tensor is 0."""
         if isinstance(inputs, tf.RaggedTensor):
             return inputs.with_flat_values(self(inputs.flat_values))
         if isinstance(inputs, tf.SparseTensor):
@@ -283,7 +283,7 @@ class _LookupCall:
 
 
 def _zeros(table: Table, ids: tf.Tensor) -> tf.Tensor:
-    """Return the rows of a table that is nowhere yet: a model is being built."""
+    """Return zeros for the rows of a table that does not exist yet: a model is being built."""
     zeros = tf.zeros(tf.concat([tf.shape(ids), [table.dimension]], 0), table.dtype)
     zeros.set_shape([*ids.shape, table.dimension])
     return zeros
@@ -308,7 +308,7 @@ def looking_up(rows: Rows) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One call of a layer: its table, the ids that it was given, and what it got for them."""
+    """One call of a layer: its table, the ids that it was given, and the rows that it got for them."""
 
     table: Table
     ids: tf.Tensor
@@ -316,7 +316,7 @@ class LayerCall:
 
 
 def record_calls(run: Callable[[], object]) -> list[LayerCall]:
-    """Return the calls of tables that `run` makes, which gets zeros for rows; TensorFlow drops what else it computes from the graph.
+    """Return the calls of layers with tables in `run`, which gets zeros for rows; TensorFlow removes its unused operations from the graph.
 
     Raises:
         WorkloadError: ids depend on rows, or a table is looked up in a loop or a branch.
@@ -324,7 +324,7 @@ def record_calls(run: Callable[[], object]) -> list[LayerCall]:
     calls: list[LayerCall] = []
     graph = tf.compat.v1.get_default_graph()
 
-    def note(table: Table, ids: tf.Tensor) -> tf.Tensor:
+    def record(table: Table, ids: tf.Tensor) -> tf.Tensor:
         if tf.compat.v1.get_default_graph() is not graph:
             raise WorkloadError(
                 f"the model looks up its layer {table.name!r} in a loop or a branch (a recurrent layer's step, tf.cond, a tf.function), where rows "
@@ -334,7 +334,7 @@ def record_calls(run: Callable[[], object]) -> list[LayerCall]:
         calls.append(LayerCall(table, ids, rows))
         return rows
 
-    with looking_up(note):
+    with looking_up(record):
         run()
     if dependent := _dependent(calls):
         raise WorkloadError(
@@ -344,7 +344,7 @@ def record_calls(run: Callable[[], object]) -> list[LayerCall]:
     return calls
 
 
-# Operations that draw others each time; Keras's own layers draw by their seeds.
+# Operations that draw other numbers each time; Keras's own layers draw by their seeds.
 _DRAWS = frozenset(["RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "Multinomial", "RandomShuffle"])
 
 
@@ -370,12 +370,12 @@ def _dependent(calls: Sequence[LayerCall]) -> Table | None:
 
 
 def replay(calls: Sequence[LayerCall], rows: Sequence[tf.Tensor]) -> Rows:
-    """Return what gives the same calls, in their order, these rows, each like those of its call."""
-    left = iter(zip(calls, rows, strict=True))
+    """Return a look-up that gives the same calls, in the same order, these rows, each shaped like those of its call."""
+    remaining = iter(zip(calls, rows, strict=True))
 
     def take(table: Table, _: tf.Tensor) -> tf.Tensor:
-        call, given = next(left)
+        call, call_rows = next(remaining)
         assert call.table is table  # noqa: S101 - the same code ran on the same tensors
-        return given
+        return call_rows
 
     return take

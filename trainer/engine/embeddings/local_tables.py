@@ -1,4 +1,4 @@
-"""Tables of large embedding layers that are whole in this process: a step reads and updates the rows of its batch alone."""
+"""Tables of large embedding layers that are whole in this process: a step reads and updates only the rows of its batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +15,7 @@ from trainer.engine.job import Job
 from trainer.engine.parameter_server import fused_updates
 from trainer.settings import Embeddings
 
-# The means over all tasks of gradients, each shaped like its variable, and of rows, in that order; and the seconds that took.
+# (gradients shaped like their variables, gradients of rows) -> (their means over all tasks, in that order, the seconds that this took)
 MeanGradients = Callable[[Sequence[Any], Sequence[tf.IndexedSlices]], tuple[list[Any], tf.Tensor]]
 
 
@@ -29,7 +29,7 @@ class _Rows:
 
 
 class LocalTables:
-    """Updates a model whose large layers have rows: see `of`. Checkpoints have the slots of rows where those of spread tables are."""
+    """Updates a model whose large layers are updated by rows: see `of`. Checkpoints have their slots in the place of those of spread tables."""
 
     blocked_while_saved = False
 
@@ -37,7 +37,7 @@ class LocalTables:
         self._optimizer, self._layers = optimizer, list(found)
         self._model, self._rule = model, row_updates.rule_of(optimizer, [layer.name for layer in found])
         starts = self._rule.slots(optimizer)
-        self._rows: dict[int, _Rows] = {}  # by the id of the variable that a layer has
+        self._rows: dict[int, _Rows] = {}  # by the id() of a layer's variable
         of_layers = {}
         for number, layer in enumerate(found):
             matrix = layer.embeddings
@@ -46,7 +46,7 @@ class LocalTables:
                 for name, start in (starts if layer.trainable else {}).items()
             }
             if layer.trainable:
-                # As Keras asks it; nothing decays without a weight_decay.
+                # The same condition as Keras's; nothing decays without a weight_decay.
                 decays = optimizer.weight_decay is not None and optimizer._use_weight_decay(matrix)  # noqa: SLF001
                 self._rows[id(matrix.value)] = _Rows(matrix.value, slots, decays)
             of_layers[str(number)] = tf.train.Checkpoint(**slots)
@@ -56,13 +56,13 @@ class LocalTables:
 
     @classmethod
     def of(cls, model: keras.Model, optimizer: keras.optimizers.Optimizer, settings: Embeddings) -> "LocalTables | None":
-        """Build the optimizer of a model whose large layers' rows it can update; return None, and build nothing, where there are none.
+        """Build the optimizer of a model with large layers, if it can update rows; else, or if there are none, build nothing and return None.
 
         Raises:
-            WorkloadError: the settings name a layer that is not there.
+            WorkloadError: the settings name a layer that the model does not have.
         """
-        found = layers.large(model, settings)
-        return cls(model, found, optimizer) if found and not row_updates.unsupported(optimizer) else None
+        large_layers = layers.large(model, settings)
+        return cls(model, large_layers, optimizer) if large_layers and not row_updates.unsupported(optimizer) else None
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -74,17 +74,17 @@ class LocalTables:
         return f"embedding layers updated by the rows that a step uses: {layers.described(self._layers)}"
 
     def translate_errors(self, _: Job) -> AbstractContextManager[None]:
-        """Return what leaves errors as they are: TensorFlow names an id outside of a table."""
+        """Return a context that changes no errors: TensorFlow's own name an id outside of a table."""
         return nullcontext()
 
     def apply(self, gradients: Sequence[Any], mean_gradients: MeanGradients) -> tf.Tensor:
-        """Update the model by one gradient a trainable variable of it; return the seconds of the exchange."""
+        """Update the model by one gradient for each trainable variable; return the seconds that their exchange took."""
         optimizer, variables = self._optimizer, self._model.trainable_variables  # a callback may have frozen some
         others = [v for v in variables if id(v.value) not in self._rows]
         dense = [g for v, g in zip(variables, gradients, strict=True) if id(v.value) not in self._rows]
         tables = [(self._rows[id(v.value)], g) for v, g in zip(variables, gradients, strict=True) if id(v.value) in self._rows]
         reduced, waited = mean_gradients(dense, [row_updates.summed(gradient) for _, gradient in tables])
-        # Of several tasks: a row that two of them used is there twice.
+        # A row that two tasks have used occurs twice.
         means = [row_updates.summed(one) for one in reduced[len(dense) :]]
         dense, values = row_updates.clipped(optimizer, reduced[: len(dense)], [one.values for one in means])
         rate, count = row_updates.rate_and_count(optimizer)
@@ -95,5 +95,5 @@ class LocalTables:
         return waited
 
     def files(self) -> TableParts:
-        """Return what checkpoints have of the tables beside the model: slots."""
+        """Return the parts of checkpoints beside the model: the slots of the tables."""
         return TableParts(self._parts, sum(int(v.shape.num_elements()) * int(v.dtype.size) for v in self.variables))

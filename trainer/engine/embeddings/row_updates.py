@@ -1,8 +1,8 @@
-"""Updates of the rows that a step used, where they are, by the formulas of Keras's optimizers.
+"""Updates of the rows that a step used, in place, by the formulas of Keras's optimizers.
 
-SGD without momentum and Adagrad do what the dense optimizer does: a row without a gradient does not move. All others are the lazy form: slots
-and weight decay of a row move in the steps that use it alone. Sums are added to, so that workers that update a row at the same time
-lose nothing of each other; other slots are read and written, as Keras's own asynchronous updates do.
+SGD without momentum and Adagrad do the same as the dense optimizer: a row without a gradient does not change. All others are lazy: slots
+and weight decay of a row change only in the steps that use it. Sums are updated by atomic additions, so that workers that update a row at the
+same time lose no update; other slots are read and written, as Keras's own asynchronous updates do.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,19 +18,19 @@ from trainer.workloads.errors import WorkloadError
 class UsedRows:
     """Some rows of a variable and of its slots, each [_, dimension], for one update.
 
-    `at` are their indices, each once; more often where a rule adds alone, as Adagrad's.
+    `at` are their indices, each once; more often if a rule only adds, as Adagrad's.
     """
 
     def __init__(self, variable: tf.Variable, slots: Mapping[str, tf.Variable], at: tf.Tensor) -> None:
         self._variables, self._at = {"": variable, **slots}, at
 
     def get(self, slot: str = "") -> tf.Tensor:
-        """Return rows of a slot, of the variable itself without a name."""
+        """Return rows of a slot, or of the variable itself without a name."""
         variable = self._variables[slot]
         return tf.raw_ops.ResourceGather(resource=variable.handle, indices=self._at, dtype=variable.dtype)
 
     def put(self, slot: str, rows: tf.Tensor) -> tf.Tensor:
-        """Replace rows; returns them."""
+        """Replace rows; return them."""
         tf.raw_ops.ResourceScatterUpdate(resource=self._variables[slot].handle, indices=self._at, updates=rows)
         return rows
 
@@ -39,13 +39,13 @@ class UsedRows:
         tf.raw_ops.ResourceScatterAdd(resource=self._variables[slot].handle, indices=self._at, updates=rows)
 
 
-# Of an optimizer, rows, their gradients, the learning rate and the number of this step from 1 on, a float.
+# Takes an optimizer, rows, their gradients, the learning rate and the number of this step from 1 on, a float.
 Apply = Callable[[Any, UsedRows, tf.Tensor, tf.Tensor, tf.Tensor], None]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How an optimizer updates rows: its `slots`, each with the value that it begins with, by Keras's names; see the formulas there."""
+    """How an optimizer updates rows: its `slots`, by Keras's names, with their initial values; see Keras for the formulas."""
 
     slots: Callable[[Any], dict[str, float]]
     apply: Apply
@@ -113,7 +113,7 @@ _RULES: dict[type[keras.optimizers.Optimizer], Rule] = {
     keras.optimizers.Adam: _ADAM,
     keras.optimizers.AdamW: _ADAM,
 }
-# Options of an optimizer beyond its formula that rows do not get.
+# Options of an optimizer beyond its formula that are not supported for rows -> why.
 _UNSUPPORTED_OPTIONS = {
     "use_ema": "moving averages (use_ema) read every row in every step",
     "gradient_accumulation_steps": "it accumulates gradients of its own (gradient_accumulation_steps)",
@@ -123,11 +123,11 @@ _UNSUPPORTED_OPTIONS = {
 
 
 def unsupported(optimizer: keras.optimizers.Optimizer) -> list[str]:
-    """Return why an optimizer cannot update rows; nothing where it can."""
+    """Return why an optimizer cannot update rows; nothing if it can."""
     reasons = [why for name, why in _UNSUPPORTED_OPTIONS.items() if getattr(optimizer, name, None)]
     if type(optimizer) not in _RULES:
-        known = ", ".join(kind.__name__ for kind in _RULES)
-        reasons.append(f"expected one of Keras's {known}, not {type(optimizer).__name__}")
+        supported = ", ".join(kind.__name__ for kind in _RULES)
+        reasons.append(f"expected one of Keras's {supported}, not {type(optimizer).__name__}")
     return reasons
 
 
@@ -146,13 +146,13 @@ def rule_of(optimizer: keras.optimizers.Optimizer, layers: Sequence[str]) -> Rul
 
 
 def decays(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Return whether the optimizer lets weights decay, those called as Keras calls a table's among them (see exclude_from_weight_decay)."""
+    """Return whether the optimizer's weight decay applies to a table, by the name of Keras's variable (see exclude_from_weight_decay)."""
     excluded = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     return optimizer.weight_decay is not None and not (excluded and excluded.search("embeddings"))
 
 
 def rate_and_count(optimizer: keras.optimizers.Optimizer) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the learning rate of the step that comes, and its number from 1 on: what Apply takes, on the caller's device."""
+    """Return the learning rate of the next step, and its number from 1 on, as Apply takes them; on the caller's device."""
     return tf.convert_to_tensor(optimizer.learning_rate), tf.cast(optimizer.iterations.value.read_value() + 1, tf.float32)
 
 
@@ -176,7 +176,7 @@ def update(
 def clipped(
     optimizer: keras.optimizers.Optimizer, dense: Sequence[tf.Tensor], rows: Sequence[tf.Tensor]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Return the gradients of a step clipped as the optimizer is to: by value, or by the norm of all together.
+    """Return the gradients of a step, clipped by the optimizer's options: by value, or by the norm of all together.
 
     The optimizer then clips the dense gradients again, which changes nothing: their values, or their norm, are within the limit already.
     """
@@ -191,7 +191,7 @@ def clipped(
 
 
 def summed(gradient: Any) -> tf.IndexedSlices:
-    """Return the gradient of a matrix as that of its rows which it is not 0 for, each once."""
+    """Return the gradient of a matrix as gradients of the rows for which it is not 0, each row once."""
     if not isinstance(gradient, tf.IndexedSlices):  # the model uses the whole matrix, or several batches make a step
         used = tf.where(tf.reduce_any(tf.not_equal(gradient, 0), 1))[:, 0]
         return tf.IndexedSlices(tf.gather(gradient, used), used, tf.shape(gradient))

@@ -1,7 +1,7 @@
 """The rows of tables on parameter servers: row `id` of a table is on server `id % servers`.
 
-Tables of one dimension are one variable on each server, one below the other, so that a step has one look-up and one update a server, whatever
-the number of tables. An id within all of them, a key, is the sum of the id within its table and the table's `base`, a multiple of the servers.
+Tables of one dimension are concatenated in one variable on each server, so that a step has one look-up and one update a server for any
+number of tables. The key of a row among all tables is the sum of its id in its table and the table's `base`, a multiple of the servers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from trainer.engine.embeddings.layers import LayerCall, Table
 from trainer.engine.embeddings.row_updates import UsedRows
 from trainer.engine.parameter_server.state import device
 
-_BLOCK = 16 * 2**20  # bytes of rows that are made, read or written at once
+_BLOCK = 16 * 2**20  # bytes of rows that are drawn, read or written at once
 
 
 @dataclass(frozen=True)
@@ -53,64 +53,64 @@ class ServerRows:
 
     @property
     def slots(self) -> Sequence[str]:
-        """Return the names of what is kept for each row: "" for the row itself, then the optimizer's."""
+        """Return the names of the slots of each row: "" for the row itself, then the optimizer's."""
         return ["", *self._initial_slots]
 
     @property
     def bytes_of_server(self) -> int:
-        """Return what each server holds."""
+        """Return the bytes that each server holds."""
         return self._rows_per_server * self.dimension * int(self.dtype.size) * len(self.slots)
 
     def create(self) -> None:
-        """Allocate all rows on the servers that hold them; slots have their first values."""
+        """Allocate all rows on their servers; slots get their initial values."""
         shape = [self._rows_per_server, self.dimension]
 
         def allocated(server: int) -> tf.Variable:
             with tf.device(device(server)):
                 return UninitializedVariable(shape=shape, dtype=self.dtype, trainable=False)
 
-        # The shape is an argument: of a constant one TensorFlow would make the rows a constant of the function, and keep it beside the rows that change.
+        # The shape is an argument: with a constant shape TensorFlow would fold the rows to a constant of the function, a second copy.
         def fill(server: int, shape: tf.Tensor) -> None:
             for slot, variables in self._variables.items():
                 variables[server].assign(tf.fill(shape, tf.cast(self._initial_slots.get(slot, 0.0), self.dtype)))
 
         self._variables = {slot: [allocated(server) for server in range(self.servers)] for slot in self.slots}
-        self._on_each(fill, tf.constant(shape))
+        self._on_all_servers(fill, tf.constant(shape))
 
     def draw(self, seed: Sequence[int]) -> None:
-        """Let all rows be as they are before training, on the servers that hold them."""
+        """Set all rows to their initial values, on their servers."""
         fills = []
-        for index, (table, draw, given) in enumerate(self._draws):
-            if given is not None:
+        for index, (table, draw, initial) in enumerate(self._draws):
+            if initial is not None:
                 for part in self.parts(table, ""):
-                    self.write(part, tf.constant(given[part.first : part.first + part.count], self.dtype))
+                    self.write(part, tf.constant(initial[part.first : part.first + part.count], self.dtype))
             else:
-                of_table = int(np.random.SeedSequence([*seed, index]).generate_state(1)[0]) % 2**30
-                fills.append(partial(self._fill, table, draw, of_table))
+                table_seed = int(np.random.SeedSequence([*seed, index]).generate_state(1)[0]) % 2**30
+                fills.append(partial(self._fill, table, draw, table_seed))
 
         def fill_all(server: int) -> None:
             for fill in fills:
                 fill(self._variables[""][server], server)
 
-        self._on_each(fill_all)
-        self._draws = []  # given rows may be many
+        self._on_all_servers(fill_all)
+        self._draws = []  # frees the initial rows, which may be many
 
-    def _on_each(self, work: Callable[..., None], *arguments: tf.Tensor) -> None:
+    def _on_all_servers(self, work: Callable[..., None], *arguments: tf.Tensor) -> None:
         """Call `work` with the number of each server and `arguments`, on all servers at the same time.
 
-        In a function a variable takes over a tensor's memory, so there is no second copy. One function does it for all servers: to start one takes
-        longer than to fill a few rows.
+        In a TensorFlow function a variable takes over a tensor's memory, so there is no second copy. One function serves all servers: to start
+        a function takes longer than to fill a few rows.
         """
 
-        def on_each(*given: tf.Tensor) -> None:
+        def on_all_servers(*inner: tf.Tensor) -> None:
             for server in range(self.servers):
                 with tf.device(device(server)):
-                    work(server, *given)
+                    work(server, *inner)
 
-        _function(on_each, *map(tf.TensorSpec.from_tensor, arguments))(*arguments)
+        _function(on_all_servers, *map(tf.TensorSpec.from_tensor, arguments))(*arguments)
 
     def _fill(self, table: Table, draw: start_rows.Draw, seed: int, variable: tf.Variable, server: int) -> None:
-        """Draw the rows that a server has of a table, a block at a time."""
+        """Draw a server's rows of a table, a block at a time."""
         count, block = -(-table.rows // self.servers), max(1, _BLOCK // (self.dimension * self.dtype.size))
         first = self._bases[table] // self.servers
 
@@ -123,7 +123,7 @@ class ServerRows:
             put(done, size)
             return done + size
 
-        if count * len(self.tables) <= block:  # those of all tables may be drawn at once
+        if count * len(self.tables) <= block:  # all tables together fit in a block
             put(0, count)
         else:
             tf.while_loop(lambda done: done < count, body, (tf.constant(0),), parallel_iterations=1)
@@ -137,7 +137,7 @@ class ServerRows:
             yield RowRange(table, slot, first, min(block, table.rows - first))
 
     def read(self, part: RowRange) -> tf.Tensor:
-        """Return the rows of a part, [count, dimension], as they are on their way through the servers."""
+        """Return the rows of a part, [count, dimension]; each server's are of another moment."""
         first, count = self._range(part)
         if part.slot not in self._readers:
             self._readers[part.slot] = self._reader(part.slot)
@@ -177,7 +177,7 @@ class ServerRows:
                     rows.append(UsedRows(variable, {}, tf.range(first, first + count)).get())
             return tf.reshape(tf.stack(rows, 1), [-1, self.dimension])
 
-        return _function(read, _NUMBER, _NUMBER)
+        return _function(read, _INT32_SCALAR, _INT32_SCALAR)
 
     def _writer(self, slot: str) -> Any:
         variables = self._variables[slot]
@@ -188,7 +188,7 @@ class ServerRows:
                 with tf.device(device(server)):
                     UsedRows(variable, {}, tf.range(first, first + count)).put("", each[server])
 
-        return _function(write, _NUMBER, _NUMBER, tf.TensorSpec([None, self.dimension], self.dtype))
+        return _function(write, _INT32_SCALAR, _INT32_SCALAR, tf.TensorSpec([None, self.dimension], self.dtype))
 
     # Steps
 
@@ -201,11 +201,11 @@ class ServerRows:
             owner = tf.cast(unique % self.servers, tf.int32)
             local = tf.dynamic_partition(unique // self.servers, owner, self.servers)
             positions = tf.dynamic_partition(tf.range(tf.size(unique)), owner, self.servers)
-        found = []
+        by_server = []
         for server, at in enumerate(local):
             with tf.device(device(server)):
-                found.append(UsedRows(self._variables[""][server], {}, at).get())
-        rows = found[0] if self.servers == 1 else tf.dynamic_stitch(positions, found)
+                by_server.append(UsedRows(self._variables[""][server], {}, at).get())
+        rows = by_server[0] if self.servers == 1 else tf.dynamic_stitch(positions, by_server)
         rows = tf.reshape(rows, [-1, self.dimension])
         return Lookup(self, rows, inverse, local, positions, [call.ids for call in calls])
 
@@ -222,7 +222,7 @@ class ServerRows:
         return tf.cast(ids, self.key_dtype) + tf.gather(bases, of_call)
 
     def no_rows(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the indices of no rows on a server, and their gradients."""
+        """Return empty indices of rows on a server, and their empty gradients."""
         return tf.zeros([0], self.key_dtype), tf.zeros([0, self.dimension], self.dtype)
 
     def used(self, server: int, at: tf.Tensor) -> UsedRows:
@@ -230,7 +230,7 @@ class ServerRows:
         return UsedRows(self._variables[""][server], {slot: self._variables[slot][server] for slot in self._initial_slots}, at)
 
 
-_NUMBER = tf.TensorSpec([], tf.int32)
+_INT32_SCALAR = tf.TensorSpec([], tf.int32)
 
 
 def _function(python: Callable[..., Any], *arguments: tf.TensorSpec) -> Any:
@@ -238,7 +238,7 @@ def _function(python: Callable[..., Any], *arguments: tf.TensorSpec) -> Any:
     return tf.function(python, autograph=False).get_concrete_function(*arguments)
 
 
-OUTSIDE = "embedding id outside of its table: "  # begins what a step raises for one
+OUTSIDE = "embedding id outside of its table: "  # begins the message of a step's error
 
 
 def check_ids(table: Table, ids: tf.Tensor) -> tf.Tensor:
@@ -250,19 +250,19 @@ def check_ids(table: Table, ids: tf.Tensor) -> tf.Tensor:
     low, high = tf.reduce_min(ids), tf.reduce_max(ids)
     wrong = tf.where(low < 0, low, high)
     valid = tf.logical_or(tf.equal(tf.size(ids), 0), tf.logical_and(low >= 0, tf.cast(high, tf.int64) < table.rows))
-    # Not tf.debugging.Assert, which makes a branch of it: that takes longer to trace than all else of a look-up.
+    # Not tf.debugging.Assert, which adds a branch: that takes longer to trace than the rest of a look-up.
     with tf.control_dependencies([tf.raw_ops.Assert(condition=valid, data=[_outside(table), wrong])]):
         return tf.identity(ids)
 
 
 def _check_ids_of(tables: Sequence[Table], of_table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """Return int64 `ids`, each of the table at its place in `of_table`, as `check_ids` does, but by a few operations for all tables."""
+    """Do the same for int64 `ids`, each of the table with the index in `of_table`, by a few operations for all tables."""
     rows = tf.constant([table.rows for table in tables], tf.int64)
     outside = (ids < 0) | (ids >= tf.gather(rows, of_table))
-    first = tf.argmax(tf.cast(tf.concat([outside, [True]], 0), tf.int32))  # past the end where there is none
+    first = tf.argmax(tf.cast(tf.concat([outside, [True]], 0), tf.int32))  # past the end if there is none
     table, wrong = (tf.gather(tf.concat([values, tf.zeros([1], values.dtype)], 0), first) for values in (of_table, ids))
-    told = tf.gather(tf.constant([_outside(table) for table in tables]), table)
-    with tf.control_dependencies([tf.raw_ops.Assert(condition=~tf.reduce_any(outside), data=[told, wrong])]):
+    message = tf.gather(tf.constant([_outside(table) for table in tables]), table)
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=~tf.reduce_any(outside), data=[message, wrong])]):
         return tf.identity(ids)
 
 
@@ -282,11 +282,11 @@ class Lookup:
     ids: Sequence[tf.Tensor]
 
     def each(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Return the rows of each call, shaped like its ids, out of `rows`, which stand for the unique ones."""
+        """Return the rows of each call, shaped like its ids, gathered from `rows`, those of the unique ids."""
         sizes = tf.stack([tf.size(ids) for ids in self.ids])
-        found = []
+        by_call = []
         for ids, inverse in zip(self.ids, tf.split(self.inverse, sizes, num=len(self.ids)), strict=True):
             taken = tf.gather(rows, tf.reshape(inverse, tf.shape(ids)))
             taken.set_shape([*ids.shape, self.group.dimension])
-            found.append(taken)
-        return found
+            by_call.append(taken)
+        return by_call

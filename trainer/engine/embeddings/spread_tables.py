@@ -32,12 +32,12 @@ class RowGradients:
 
     def of_server(self, server: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the indices of a server's rows on it, and their gradients."""
-        alone = self.lookup.group.servers == 1
-        return self.lookup.local[server], self.values if alone else tf.gather(self.values, self.lookup.positions[server])
+        is_single = self.lookup.group.servers == 1
+        return self.lookup.local[server], self.values if is_single else tf.gather(self.values, self.lookup.positions[server])
 
 
 class Lookups:
-    """All rows that a batch uses. `rows` are what gradients are taken of."""
+    """All rows that a batch uses. Gradients are taken of `rows`."""
 
     def __init__(self, calls: Sequence[LayerCall], lookups: Sequence[tuple[Lookup, Sequence[int]]]) -> None:
         self._calls, self._lookups = calls, lookups
@@ -45,7 +45,7 @@ class Lookups:
 
     @contextmanager
     def given(self) -> Iterator[None]:
-        """Let the layers get their rows, in the calls that were looked up, in the same order."""
+        """Give the layers their rows inside, in the calls that were looked up, in the same order."""
         rows: list[Any] = [None] * len(self._calls)
         for lookup, indices in self._lookups:
             for index, each in zip(indices, lookup.each(lookup.rows), strict=True):
@@ -60,7 +60,7 @@ class Lookups:
 
 @contextmanager
 def _translate_server_errors() -> Iterator[None]:
-    """Turn every error of TensorFlow into PeerLostError: a server that starts again knows nothing of what it held."""
+    """Turn every error of TensorFlow into PeerLostError: a server that was started again has lost its state."""
     try:
         with translate_peer_errors():
             yield
@@ -75,23 +75,23 @@ class Tables:
     """The tables of a model, on `servers` parameter servers, which update them together or, with `per_server`, each by itself in rounds."""
 
     def __init__(self, found: Sequence[Table], optimizer: keras.optimizers.Optimizer, job: Job, servers: int, *, per_server: bool) -> None:
-        """Look whether they can be trained; nothing is made yet.
+        """Check that they can be trained; nothing is created yet.
 
         Raises:
-            WorkloadError: the optimizer, or a setting, cannot be had with tables.
+            WorkloadError: the optimizer, or a setting, is not supported with tables.
         """
         names = [table.name for table in found]
         self.all = list(found)
         self._seed, self._scratch_dir, self._written = job.seed, job.scratch_dir, False
         self.blocked_while_saved = per_server  # the next round waits for the rows of a checkpoint
         self._rule = row_updates.rule_of(optimizer, names)
-        self._decays = row_updates.decays(optimizer)  # not the servers': a copy does not know what is excluded
-        asked = {
+        self._decays = row_updates.decays(optimizer)  # not the servers' optimizer: a copy does not know what is excluded
+        unsupported = {
             "gradients.accumulate": job.train.gradients.accumulate > 1,
             "gradients.clip_global_norm": per_server and servers > 1 and bool(optimizer.global_clipnorm),
             "jit_compile": job.train.jit_compile,
         }
-        for setting in (name for name, wanted in asked.items() if wanted):
+        for setting in (name for name, is_set in unsupported.items() if is_set):
             raise WorkloadError(
                 f"train.{setting} is not possible beside embedding layers on {'synchronous ' if per_server else ''}parameter servers "
                 f"({', '.join(names)}); leave it out, or keep the layers whole with train.embeddings.whole"
@@ -111,7 +111,7 @@ class Tables:
         """Allocate the rows, on the servers.
 
         Raises:
-            WorkloadError: they have not enough memory.
+            WorkloadError: the servers have not enough memory.
         """
         servers = self._groups[0].servers
         server_memory.check(sum(group.bytes_of_server for group in self._groups), servers)
@@ -124,7 +124,7 @@ class Tables:
             table.look_up = self._rows_of
 
     def start(self) -> None:
-        """Draw the rows as they are before training, unless a checkpoint's were written."""
+        """Set the rows to their initial values, unless those of a checkpoint were written."""
         if not self._written:
             for group in self._groups:
                 group.draw([self._seed, self._groups.index(group)])
@@ -139,7 +139,7 @@ class Tables:
     # Steps
 
     def look_up(self, run: Callable[[], object]) -> Lookups:
-        """Return the rows that the model needs in `run`, which calls it."""
+        """Return the rows that the model needs in `run`, which calls the model."""
         calls = layers.record_calls(run)
         lookups = []
         for group in self._groups:
@@ -150,19 +150,19 @@ class Tables:
 
     @contextmanager
     def look_up_for_evaluation(self, run: Callable[[], object]) -> Iterator[None]:
-        """Let `run`, called inside, get the rows of all its calls by one look-up; one by one where that cannot be.
+        """Let `run`, called inside, get the rows of all its calls by one look-up, or one by one if that is not possible.
 
-        For that it is called once more, in which no variable of Keras's changes.
+        To find its calls, `run` is called once more, which changes no variable of Keras.
         """
         given: AbstractContextManager[None] = nullcontext()
-        # A step could not look that up at once; a layer or AutoGraph may have wrapped the error. `run` raises others again.
+        # Of calls that cannot be looked up at once; a layer or AutoGraph may have wrapped the error. `run` raises others again.
         with suppress(Exception), keras.StatelessScope():
             given = self.look_up(run).given()
         with given:
             yield
 
     def _rows_of(self, table: Table, ids: tf.Tensor) -> tf.Tensor:
-        """Return rows at once, where a model is called to be evaluated."""
+        """Return the rows of one call by a look-up of its own, in evaluations."""
         lookup = self._group_of[table].look_up([LayerCall(table, ids, ids)])
         return lookup.each(lookup.rows)[0]
 
@@ -174,14 +174,14 @@ class Tables:
     def update(
         self, group: ServerRows, server: int, at: tf.Tensor, gradient: tf.Tensor, optimizer: Any, rate: tf.Tensor, count: tf.Tensor
     ) -> None:
-        """Update the rows at indices `at` of a server, each there once, on the caller's device."""
+        """Update the rows at indices `at` of a server, each of them once, on the caller's device."""
         row_updates.update(self._rule, optimizer, group.used(server, at), gradient, rate, count, decays=self._decays)
 
     def apply(self, gradients: Sequence[Any], dense: Group, sent: Callable[[tf.Tensor, int], tf.Tensor]) -> list[tf.Tensor]:
         """Update the rows that a step used, by the RowGradients among `gradients`; return the others.
 
-        `dense` are the other variables on the servers, whose optimizer knows the learning rate and counts steps; `sent` lets a tensor travel
-        to a server.
+        `dense` are the other variables on the servers, whose optimizer has the learning rate and counts steps; `sent` sends a tensor to a
+        server.
         """
         optimizer = dense.optimizer
         used = [one for one in gradients if isinstance(one, RowGradients) and one.lookup.group.trained]
@@ -200,7 +200,7 @@ class Tables:
         return others
 
     def apply_mean(self, dense: Group, gradients: Sequence[tf.Tensor], rows: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
-        """Update rows on the server of `dense` by their mean gradients of all workers, those of `trained` in turn; return `gradients`, clipped."""
+        """Update rows on the server of `dense` by the means of all workers, `rows` in the order of `trained`; return `gradients`, clipped."""
         optimizer = dense.optimizer
         others, values = row_updates.clipped(optimizer, gradients, [one.values for one in rows])
         rate, count = row_updates.rate_and_count(optimizer)
@@ -211,20 +211,20 @@ class Tables:
     # Checkpoints
 
     def files(self) -> TableParts:
-        """Return what checkpoints have of the tables, and what writes rows into them and reads them."""
+        """Return the parts of checkpoints for the tables, with the object that writes and reads rows there."""
         from trainer.engine.embeddings.table_files import TableFiles
 
         files = TableFiles(self)
         return TableParts(files.parts, sum(table.bytes * len(self.slots(table)) for table in self.all), files)
 
     def translate_errors(self, job: Job) -> AbstractContextManager[None]:
-        """Turn TensorFlow's errors in what follows into what they are; see bad_ids."""
+        """Translate TensorFlow's errors inside; see bad_ids."""
         from trainer.engine.embeddings.bad_ids import translate_bad_ids
 
         return translate_bad_ids(job)
 
     def slots(self, table: Table) -> Sequence[str]:
-        """Return what is kept for each row of a table: see ServerRows.slots."""
+        """Return the slots of each row of a table: see ServerRows.slots."""
         return self._group_of[table].slots
 
     def parts(self) -> Iterator[RowRange]:
@@ -245,7 +245,7 @@ class Tables:
     def first_rows(self) -> dict[tuple[Table, str], tf.Tensor]:
         """Return the first row of each table and slot, [1, dimension]."""
         with _translate_server_errors():
-            return {which: row for group in self._groups for which, row in group.first_rows().items()}
+            return {table_and_slot: row for group in self._groups for table_and_slot, row in group.first_rows().items()}
 
     def write(self, part: RowRange, rows: tf.Tensor) -> None:
         """Replace the rows of a part."""

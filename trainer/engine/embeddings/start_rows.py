@@ -1,4 +1,4 @@
-"""Rows of a table before training: what Keras's initializers draw, a block at a time, on the server that holds them."""
+"""Initial rows of a table: drawn as by Keras's initializers, a block at a time, on the server that holds them."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import tensorflow as tf
 from trainer.engine.embeddings.layers import INITIAL_ROWS, Table
 from trainer.workloads.errors import WorkloadError
 
-# Of a shape and a seed, int32 [2], the values.
+# (shape, seed int32 [2]) -> values
 Draw = Callable[[Any, tf.Tensor], tf.Tensor]
 _TRUNCATED = (
     0.87962566103423978  # standard deviation of a normal distribution cut off at two of its own (keras.initializers.VarianceScaling)
@@ -19,16 +19,16 @@ _TRUNCATED = (
 
 
 def draw_of(table: Table) -> Draw:
-    """Return what draws the rows of `table` as its layer's initializer does, each element by itself.
+    """Return a function that draws rows of `table` as its layer's initializer does, each element by itself.
 
     Raises:
         WorkloadError: the initializer needs all rows at once, or is not known.
     """
-    made = table.layer.embeddings_initializer
-    draw = _draw(made, (table.rows, table.dimension), table.dtype)
+    initializer = table.layer.embeddings_initializer
+    draw = _draw(initializer, (table.rows, table.dimension), table.dtype)
     if draw is None:
         raise WorkloadError(
-            f"the layer {table.name!r} has the initializer {getattr(made, '__name__', type(made).__name__)}, which cannot draw some of the rows by "
+            f"the layer {table.name!r} has the initializer {getattr(initializer, '__name__', type(initializer).__name__)}, which cannot draw some of the rows by "
             "themselves; expected RandomUniform, RandomNormal, TruncatedNormal, VarianceScaling or one of its kinds, Constant, Zeros or Ones; "
             f"or keep the layer whole with train.embeddings.whole: [{table.name}]"
         )
@@ -36,13 +36,13 @@ def draw_of(table: Table) -> Draw:
 
 
 def initial_rows(table: Table) -> np.ndarray[Any, Any] | None:
-    """Return the rows that a model gives its table, [rows, dimension]; None where they are drawn."""
-    made, given = table.layer.embeddings_initializer, getattr(table.layer, INITIAL_ROWS, None)
-    if given is None:
-        if not isinstance(made, keras.initializers.Constant) or np.ndim(made.value) == 0:
+    """Return the rows that a model gives its table, [rows, dimension]; None if they are drawn."""
+    initializer, values = table.layer.embeddings_initializer, getattr(table.layer, INITIAL_ROWS, None)
+    if values is None:
+        if not isinstance(initializer, keras.initializers.Constant) or np.ndim(initializer.value) == 0:
             return None
-        given = made.value
-    rows = np.asarray(given)
+        values = initializer.value
+    rows = np.asarray(values)
     if rows.shape != (table.rows, table.dimension):
         raise WorkloadError(
             f"the layer {table.name!r} is given start values of shape {list(rows.shape)}; expected {[table.rows, table.dimension]}"
@@ -69,7 +69,7 @@ def _draw(made: Any, shape: tuple[int, int], dtype: tf.DType) -> Draw | None:
 
 
 def _scaled(made: Any, shape: tuple[int, int], dtype: tf.DType) -> Draw:
-    """Return what keras.initializers.VarianceScaling draws: its scale follows from the shape of the whole table."""
+    """Return a function that draws as keras.initializers.VarianceScaling: the scale depends on the shape of the whole table."""
     rows, dimension = shape
     fan = {"fan_in": rows, "fan_out": dimension}.get(made.mode, (rows + dimension) / 2)
     variance = made.scale / max(1.0, fan)

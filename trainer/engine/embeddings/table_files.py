@@ -1,7 +1,7 @@
 """The rows of tables in a checkpoint: streamed from the servers to the disk, and back, in pieces that fit into memory.
 
-The checkpoint is an ordinary one: what is not a table is written by `tf.train.Checkpoint`, with the first row of each table, and each further
-piece by SaveV2 as a slice of its tensor, a file of its own on the disk. MergeV2Checkpoints makes one index of theirs, in memory; it looks at no data.
+The checkpoint is an ordinary one: `tf.train.Checkpoint` writes everything but the tables, with the first row of each, and SaveV2 each further
+piece as a slice of its tensor, in a file of its own on the disk. MergeV2Checkpoints merges their indices in memory; it reads no data.
 """
 
 import errno
@@ -20,17 +20,17 @@ from trainer.engine.embeddings.layers import RemoteRows, slice_spec
 from trainer.engine.embeddings.server_rows import RowRange
 from trainer.engine.embeddings.spread_tables import Tables
 
-_FILE = 16 * 2**20  # bytes of rows in a file, about, which are on the disk before more are written: progress shows on a slow one
-_NUMBERS = {os.strerror(number): number for number in errno.errorcode}
+_FILE_BYTES = 16 * 2**20  # of rows in a file, about. A file is on the disk before the next is written: progress shows on a slow one
+_ERRNOS = {os.strerror(number): number for number in errno.errorcode}
 _ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
 
 
 class NotFiniteError(Exception):
-    """Rows that are to be saved are not finite, and never are."""
+    """Rows to be saved are not finite; such rows are never saved."""
 
 
 class TableFiles:
-    """Writes and reads the rows of `tables` as parts of checkpoints; `parts` are what stands for their slots in these."""
+    """Writes and reads the rows of `tables` as parts of checkpoints; `parts` stand for their slots there."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -50,13 +50,13 @@ class TableFiles:
             remote.take_first_row(first[self._tables.all[index], slot])
 
     def streamed(self, checkpoint: InMemoryCheckpoint, saved: tf.train.Checkpoint) -> "StreamedCheckpoint":
-        """Return a checkpoint whose other parts are `checkpoint`, of `saved`, with the rows."""
+        """Return `checkpoint`, which was written of `saved`, together with the rows."""
         paths = _paths(saved)
         keys = {(self._tables.all[index], slot): _name(paths[remote]) for (index, slot), remote in self._remote_rows.items()}
         return StreamedCheckpoint.of(checkpoint, self._tables, by_file(self._tables.parts()), keys)
 
     def mismatch(self, path: str, saved: tf.train.Checkpoint) -> str:
-        """Return which table has other rows in a checkpoint; nothing where all fit, or it cannot be seen."""
+        """Return which table has another shape in a checkpoint; nothing if all fit, or the checkpoint lacks one."""
         paths, graph, shapes = _paths(saved), object_graph(path), tf.train.load_checkpoint(path).get_variable_to_shape_map()
         for (index, _), remote in self._remote_rows.items():
             with suppress(StopIteration, IndexError):  # it has no such table: TensorFlow reports that
@@ -79,12 +79,12 @@ class TableFiles:
 
 
 def by_file(parts: Iterable[RowRange]) -> list[list[RowRange]]:
-    """Return the parts of each file, of _FILE bytes together, about."""
+    """Return the parts of each file, together of about _FILE_BYTES."""
     files: list[list[RowRange]] = []
-    size = _FILE
+    size = _FILE_BYTES
     for part in parts:
         rows = part.count * part.table.dimension * part.table.dtype.size
-        if size + rows > _FILE:
+        if size + rows > _FILE_BYTES:
             files.append([])
             size = 0
         files[-1].append(part)
@@ -93,25 +93,25 @@ def by_file(parts: Iterable[RowRange]) -> list[list[RowRange]]:
 
 
 def _paths(saved: tf.train.Checkpoint) -> Any:
-    """Return the way to each object of a checkpoint: the names of its attributes."""
+    """Return the path to each object of a checkpoint: the names of the attributes on it."""
     _, paths = tf.__internal__.tracking.ObjectGraphView(saved).breadth_first_traversal()
     return paths
 
 
 def _name(path: Sequence[Any]) -> str:
-    """Return what TensorFlow calls the tensor of the object at `path`, in a checkpoint that it writes."""
+    """Return TensorFlow's name of the tensor of the object at `path`, in a checkpoint that it writes."""
     return "/".join([*(step.name.replace(".", "..").replace("/", ".S") for step in path), _ATTRIBUTE])
 
 
 def object_graph(path: str) -> Any:
     """Return the objects of a checkpoint, with the names of their tensors."""
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
-    graph.ParseFromString(tf.compat.v1.train.NewCheckpointReader(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))  # in memory, too
+    graph.ParseFromString(tf.compat.v1.train.NewCheckpointReader(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))  # reads from memory, too
     return graph
 
 
 def _key(graph: Any, path: Sequence[Any]) -> str:
-    """Return what a checkpoint calls the tensor of the object at `path`: the first way to an object that its writer found names it."""
+    """Return a checkpoint's name of the tensor of the object at `path`: it is named by the first path to it that its writer found."""
     node = graph.nodes[0]
     for step in path:
         node = graph.nodes[next(child.node_id for child in node.children if child.local_name == step.name)]
@@ -120,7 +120,7 @@ def _key(graph: Any, path: Sequence[Any]) -> str:
 
 @dataclass(frozen=True)
 class StreamedCheckpoint(InMemoryCheckpoint):
-    """A checkpoint of which all but the rows is in memory; these come from the servers while it is written, file by file."""
+    """A checkpoint in memory, except its rows: they are read from the servers while it is written, file by file."""
 
     skeleton: str = ""
     tables: Tables | None = None
@@ -139,7 +139,7 @@ class StreamedCheckpoint(InMemoryCheckpoint):
         return cls(checkpoint.step, checkpoint.directory, [*files, (index, index_size)], data, tables, contents, keys)
 
     def write(self, name: str, path: Path) -> Iterator[int]:
-        """Write a file to `path`; the index when the others are written."""
+        """Write a file to `path`; the index after all others."""
         number = [one for one, _ in self.files].index(name)
         if 0 < number < len(self.files) - 1:
             yield self._write_rows(number, path)
@@ -155,38 +155,38 @@ class StreamedCheckpoint(InMemoryCheckpoint):
         tf.io.gfile.rmtree(self.directory)
 
     def _write_rows(self, number: int, path: Path) -> int:
-        """Write a file of rows, and return its size. It goes to the disk at once: each way through memory takes longer than the disk does."""
+        """Write a file of rows, and return its size. It is written directly to the disk: a copy through memory would take longer than the disk."""
         assert self.tables is not None  # noqa: S101 - see `of`
         names, slices, tensors = [], [], []
         for part in self.contents[number - 1]:
-            known = 1 if part.first == 0 else 0  # the skeleton has it
-            if part.count == known:
+            skipped = 1 if part.first == 0 else 0  # the skeleton has the first row
+            if part.count == skipped:
                 continue
             names.append(self.keys[part.table, part.slot])
-            slices.append(slice_spec(part.table.rows, part.table.dimension, part.first + known, part.count - known))
-            tensors.append(self.tables.read(part)[known:])
-            if not tf.reduce_all(tf.math.is_finite(tensors[-1])):  # others go on training after what is dense was checked
+            slices.append(slice_spec(part.table.rows, part.table.dimension, part.first + skipped, part.count - skipped))
+            tensors.append(self.tables.read(part)[skipped:])
+            if not tf.reduce_all(tf.math.is_finite(tensors[-1])):  # workers continue after the dense variables were checked
                 raise NotFiniteError(f"rows of the layer {part.table.name} are not finite")
         written = path.with_name(f"{path.name}.data-00000-of-00001")
         try:
             with _translate_to_os_errors(path):
                 tf.raw_ops.SaveV2(prefix=str(path), tensor_names=names, shape_and_slices=slices, tensors=tensors)
-            with written.open("ab") as file:  # there is none where there are no rows
+            with written.open("ab") as file:  # created empty if there are no rows
                 os.fsync(file.fileno())
-                if hasattr(os, "posix_fadvise"):  # gigabytes would push out what the machine works with
+                if hasattr(os, "posix_fadvise"):  # gigabytes would displace the rest of the page cache
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             tf.io.gfile.copy(f"{path}.index", f"{self.directory}/{number}.index", overwrite=True)
             return written.replace(path).stat().st_size
         finally:
-            for left in path.parent.glob(f"{path.name}.*"):
+            for temporary in path.parent.glob(f"{path.name}.*"):
                 with suppress(OSError):
-                    left.unlink(missing_ok=True)
+                    temporary.unlink(missing_ok=True)
 
     def _index(self) -> Iterator[bytes]:
         index, _ = self.files[-1]
-        # Merging takes the files of what it merges away, and this may be asked for again.
+        # Merging removes the files that it merges, and this may be called again.
         tf.io.gfile.copy(f"{self.directory}/{index}", f"{self.directory}/0.index", overwrite=True)
-        for number in range(len(self.contents) + 1):  # merging looks for them, and at nothing in them
+        for number in range(len(self.contents) + 1):  # merging needs the files, but reads none
             _empty(f"{self.directory}/{number}.data-00000-of-00001")
         tf.raw_ops.MergeV2Checkpoints(
             checkpoint_prefixes=[f"{self.directory}/{number}" for number in range(len(self.contents) + 1)],
@@ -198,16 +198,16 @@ class StreamedCheckpoint(InMemoryCheckpoint):
 
 @contextmanager
 def _translate_to_os_errors(path: Path) -> Iterator[None]:
-    """Turn an error of TensorFlow's, which ends with the operating system's words for its cause, into one of Python's."""
+    """Turn an error of TensorFlow, which ends with the operating system's message, into an OSError."""
     try:
         yield
     except tf.errors.OpError as error:
         cause = error.message.partition(" [Op:")[0].rpartition("; ")[2]
-        raise OSError(_NUMBERS.get(cause, errno.EIO), cause, str(path)) from error
+        raise OSError(_ERRNOS.get(cause, errno.EIO), cause, str(path)) from error
 
 
 def _empty(path: str) -> None:
-    if tf.io.gfile.exists(path):  # opening one to write leaves what it has
+    if tf.io.gfile.exists(path):  # opening it for writing would not truncate it
         tf.io.gfile.remove(path)
     with tf.io.gfile.GFile(path, "wb") as file:
         file.write(b"")

@@ -11,28 +11,28 @@ if TYPE_CHECKING:
 
 
 class RowFiles(Protocol):
-    """The rows of large embedding layers, which no machine holds together, in checkpoints."""
+    """The rows of large embedding layers, which no machine holds all of, in checkpoints."""
 
     def take_first_rows(self) -> None:
-        """Prepare for a checkpoint of what is not rows."""
+        """Prepare for a checkpoint of everything but the rows."""
 
     def streamed(self, checkpoint: "InMemoryCheckpoint", saved: tf.train.Checkpoint) -> "InMemoryCheckpoint":
         """Return `checkpoint`, of `saved`, with rows, which are read while it is written."""
 
     def mismatch(self, path: str, saved: tf.train.Checkpoint) -> str:
-        """Return what rows a checkpoint of `saved` has that are not those wanted here; nothing where it fits."""
+        """Return how the rows in a checkpoint of `saved` differ from those of this model; nothing if they fit."""
 
     def restore(self, path: str, saved: tf.train.Checkpoint) -> None:
-        """Load the rows of a checkpoint of `saved`, one that fits.
+        """Load the rows of a checkpoint of `saved` that fits.
 
         Raises:
-            PeerLostError: a ps that is to hold them is gone.
+            PeerLostError: a ps is gone.
         """
 
 
 @dataclass(frozen=True)
 class TableParts:
-    """The `parts` of a tf.train.Checkpoint beside its model, by name, and the `bytes` that the tables take there. `rows` are those that are streamed."""
+    """The `parts` of a tf.train.Checkpoint beside its model, by name, and the `bytes` of the tables there. `rows` streams those on servers."""
 
     parts: Mapping[str, tf.train.Checkpoint]
     bytes: int

@@ -1,7 +1,7 @@
-"""Runs a program with manual placement: connects the chief to every ps and worker, calls the program, keeps what it came to.
+"""Runs a program with manual placement: connects the chief to every ps and worker, calls the program, records its result.
 
-Nothing of a program is saved midway. When a server is lost, or the chief, the program runs again from its beginning; so what it writes
-replaces what was there.
+A program has no checkpoints. When a server or the chief is lost, it runs again from its beginning; so its files replace those of the
+earlier attempt.
 """
 
 import math
@@ -62,11 +62,11 @@ def run(
 ) -> Outcome:
     """Connect to the cluster and run `program` on it to its end. A stop that is asked for meanwhile ends this process.
 
-    `port` is the task's until TensorFlow has it; `began` is when the process started, in seconds since the epoch.
+    `port` holds the task's port until TensorFlow opens it; `began` is when the process started, in seconds since the epoch.
 
     Raises:
         PeerLostError: a server was lost, and is named.
-        WorkloadError: the program returned what is no result.
+        WorkloadError: the program returned neither metrics nor None.
     """
     log = DeviceLog()
     progress = _ProgressReporter(report)
@@ -74,7 +74,7 @@ def run(
     watch = ServerWatchdog(task.peers(), stopped, lambda: record.update("running", progress.step), _make_exit(record, progress))
     watch.start()
     try:
-        peer_wait.wait(task, job.strategy, port, lambda: False, job.start_timeout)  # `watch` sees to a stop
+        peer_wait.wait(task, job.strategy, port, lambda: False, job.start_timeout)  # `watch` handles a stop
         chief, *others = _connect(task)
         watch.all_connected()
         record.update("running", None)
@@ -87,9 +87,9 @@ def run(
             progress=progress,
         )
         report("ready", seconds=time.time() - began)
-        logs = tf.summary.create_file_writer(str(job.run_dir / "logs" / "train"))  # not before it is connected: this starts TensorFlow up
+        logs = tf.summary.create_file_writer(str(job.run_dir / "logs" / "train"))  # once it is connected: this starts TensorFlow up
         with logs.as_default(step=0), log.watch():
-            metrics = _metrics(_returned(program, cluster), job.train.workload)
+            metrics = _metrics(_call(program, cluster), job.train.workload)
         progress.flush()
         _show_devices(cluster)  # waits for calls that the program has not waited for
     except tf.errors.OpError as error:
@@ -111,13 +111,13 @@ def _connect(task: TaskConfig) -> list[Task]:
     cluster = tf.train.ClusterSpec({role: list(addresses) for role, addresses in task.cluster.items()})
     with restricted_to_loopback(task.address):
         tf.config.experimental_connect_to_cluster(cluster, job_name=task.role, task_index=task.index, protocol="grpc")
-        found_devices = tf.config.list_logical_devices()  # the first thing asked for: it listens, and connects, only now
-    found: dict[str, list[tuple[devices.Device, str]]] = {name: [] for name in task.tasks()}
+        found_devices = tf.config.list_logical_devices()  # its first use: TensorFlow listens, and connects, only now
+    by_task: dict[str, list[tuple[devices.Device, str]]] = {name: [] for name in task.tasks()}
     for one in found_devices:
         if one.device_type.lower() in devices.KINDS:
             device = devices.parse(one.name)
-            found[device.task or task.name].append((device, one.name))
-    return [Task(name, tuple(full for _, full in sorted(own, key=_by_kind))) for name, own in found.items()]
+            by_task[device.task or task.name].append((device, one.name))
+    return [Task(name, tuple(full for _, full in sorted(own, key=_by_kind))) for name, own in by_task.items()]
 
 
 def _by_kind(named: tuple[devices.Device, str]) -> tuple[int, int]:
@@ -126,9 +126,9 @@ def _by_kind(named: tuple[devices.Device, str]) -> tuple[int, int]:
 
 
 def _raise_if_lost(error: Any, task: TaskConfig, ended: Callable[[], Sequence[str]]) -> None:
-    """Raise PeerLostError, with the server's name, where TensorFlow's error is of one that is gone.
+    """Raise PeerLostError, with the server's name, if TensorFlow's error is due to a lost server.
 
-    One that the program raised itself is its own, whatever kind it is of; the trainer's own code raises none.
+    An error that the program's own code raised is not, whatever its class; the trainer's own code raises none of these classes.
     """
     is_loss = isinstance(error, _LOST) or _UNKNOWN_CONTEXT in str(error.message)
     if not is_loss and not isinstance(error, tf.errors.UnknownError):
@@ -139,21 +139,21 @@ def _raise_if_lost(error: Any, task: TaskConfig, ended: Callable[[], Sequence[st
     peers = task.peers()
     named_tasks = [task_name(role, int(index)) for role, index in _TARGET.findall(str(error.message))]
     until = time.monotonic() + _SHUTDOWN_SECONDS
-    # An error may name a task that waited for a server that died, too, or alone; one that has ended, or is not there, is the one.
+    # The error may name a task that only waited for the lost server. So that server is one that has ended, or accepts no connection.
     while not (lost := ended() or [name for name, address in peers.items() if unreachable(address, _CONNECT_TIMEOUT)]):
         if (is_loss and named_tasks) or time.monotonic() > until:
             break
         time.sleep(_POLL_INTERVAL)
     if not lost and not is_loss:
         return
-    # It may have come back meanwhile.
+    # It may be back already: then the names in the error are taken.
     lost = lost or [name for name in dict.fromkeys(named_tasks) if name in peers]
     who = ", ".join(f"{name} ({peers[name]})" for name in lost) or "a worker or ps"
     raise PeerLostError(f"{who} was lost while the program ran, which starts again from its beginning: {cause(error)}") from error
 
 
-def _returned(program: Program, cluster: Cluster) -> Any:
-    """Run a program; return what it returns, None where it ends by `sys.exit(0)`, as a script may."""
+def _call(program: Program, cluster: Cluster) -> Any:
+    """Run a program; return its result, None if it ends by `sys.exit(0)`, as a script may."""
     try:
         return program(cluster)
     except SystemExit as error:
@@ -163,7 +163,7 @@ def _returned(program: Program, cluster: Cluster) -> Any:
 
 
 def _metrics(returned: Any, workload: str) -> dict[str, float]:
-    """Return what a program returned as metrics. Raises WorkloadError where that is no mapping of names to numbers, nor None."""
+    """Return a program's result as metrics. Raises WorkloadError if it is neither a mapping of names to numbers nor None."""
     if returned is None:
         return {}
     try:
@@ -185,7 +185,7 @@ def _show_devices(cluster: Cluster) -> None:
 
 
 def _make_exit(record: Record, progress: "_ProgressReporter") -> Callable[[ExitCode, str], NoReturn]:
-    """Return what ends this process from the watch's thread: the program's own thread may never come back from TensorFlow."""
+    """Return a function that ends this process from the watchdog's thread: the program's own thread may never return from TensorFlow."""
 
     def exit_process(code: ExitCode, reason: str) -> NoReturn:
         try:
@@ -197,14 +197,14 @@ def _make_exit(record: Record, progress: "_ProgressReporter") -> Callable[[ExitC
                 error_file.write(line)
             sys.stdout.flush()
             sys.stderr.flush()
-        finally:  # whatever could not be written
+        finally:  # even if something could not be written
             os._exit(code)
 
     return exit_process
 
 
 class _ProgressReporter:
-    """Passes on how far a program is: the last word always, others about twice a second."""
+    """Reports the progress of a program: the last step always, others about twice a second."""
 
     def __init__(self, report: Reporter) -> None:
         self._report = report
@@ -220,7 +220,7 @@ class _ProgressReporter:
             self.flush()
 
     def flush(self) -> None:
-        """Pass on the last report, if it was not."""
+        """Report the last step, unless it was reported."""
         if self.step is None or self.step == self._reported_step:
             return
         now = time.monotonic()

@@ -1,10 +1,10 @@
-"""Watches over a program that the chief runs: a stop that was asked for, servers that are gone, and that run.json stays fresh.
+"""Watches over a program that the chief runs: ends it on a stop or if a server is gone, and keeps run.json up to date.
 
 The program's own thread may be inside TensorFlow, waiting for a task that is gone forever, and cannot be interrupted there. So this
 is a thread beside it, which calls `exit_process` when the program is to end; that does not return.
 
-It keeps the connection by which it last saw a server: where that breaks the server's process has ended, though another may serve
-in its place a second later.
+It keeps its last connection to each server: if that breaks, the server's process has ended, though another may serve in its place a
+second later.
 """
 
 import socket
@@ -27,20 +27,20 @@ Exit = Callable[[ExitCode, str], None]
 
 @dataclass
 class ServerWatchdog:
-    """A thread that watches from `start` to `stop`. A server is gone when it gave no connection for `timeout` seconds.
+    """A thread that watches from `start` to `stop`. A server is gone if it accepted no connection for `timeout` seconds.
 
-    Before a server was there once, it is awaited, as long as it takes: somebody else sees to that.
+    A server that was never reached does not count as gone: `peer_wait` limits the wait for it.
     """
 
     servers: Mapping[str, str]  # name -> address
     stopped: Callable[[], bool]
-    alive: Callable[[], None]  # called every few seconds, once all are there
+    alive: Callable[[], None]  # called every few seconds, once all are connected
     exit_process: Exit
     timeout: float = 20.0
-    poll_interval: float = 2.0  # seconds between rounds of asking every server for a connection
+    poll_interval: float = 2.0  # seconds between rounds of connecting to every server
     alive_interval: float = 5.0  # seconds after which run.json says again that the run is alive
     _reached: set[str] = field(default_factory=set)
-    _connections: dict[str, socket.socket] = field(default_factory=dict)  # name -> the connection that it gave last
+    _connections: dict[str, socket.socket] = field(default_factory=dict)  # name -> the last connection to it
     _ended: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)  # of the two above
     _started: bool = False
@@ -53,7 +53,7 @@ class ServerWatchdog:
         self._thread.start()
 
     def all_connected(self) -> None:
-        """Note that every server is connected, and the program begins."""
+        """Record that every server is connected, and the program begins."""
         self._reached |= set(self.servers)
         self._started = True
 
@@ -66,7 +66,7 @@ class ServerWatchdog:
             connection.close()
 
     def ended(self) -> list[str]:
-        """Return the servers whose processes have ended since the program began, as far as their kernels have shown."""
+        """Return the servers whose processes have ended since the program began, as far as their connections have broken."""
         with self._lock:
             self._ended |= {name for name, connection in self._connections.items() if closed_by_peer(connection)}
             return [name for name in self.servers if name in self._ended]
@@ -92,7 +92,7 @@ class ServerWatchdog:
                 last_poll = time.monotonic()
 
     def _find_lost(self, silent: dict[str, float]) -> str | None:
-        """Ask every server; return a message about the one that has been silent for too long, if one has."""
+        """Connect to every server; return a message about one that has not answered for too long, if there is one."""
         for name, address in self.servers.items():
             if self._done.is_set() or self.stopped():
                 return None
@@ -107,7 +107,7 @@ class ServerWatchdog:
         return None
 
     def _replace_connection(self, name: str, connection: socket.socket | None) -> None:
-        """Keep a connection that a server gave, in place of the one before: gRPC ends one on which nothing was said for two minutes."""
+        """Keep a new connection to a server in place of the previous one: gRPC closes one that is idle for two minutes."""
         if connection is None:
             return
         if not self._started:
@@ -121,7 +121,7 @@ class ServerWatchdog:
 
 
 def unreachable(address: str, timeout: float) -> str | None:
-    """Return why `address` gives no connection within `timeout` seconds, None when it gives one."""
+    """Return why `address` accepts no connection within `timeout` seconds, None if it does."""
     connection, reason = connect(address, timeout)
     if connection is not None:
         connection.close()
@@ -129,7 +129,7 @@ def unreachable(address: str, timeout: float) -> str | None:
 
 
 def connect(address: str, timeout: float) -> tuple[socket.socket | None, str | None]:
-    """Return a connection that `address` gives within `timeout` seconds, or why it gives none."""
+    """Return a connection that `address` accepts within `timeout` seconds, or why it accepts none."""
     try:
         connection = socket.create_connection(split_address(address), timeout=timeout)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)

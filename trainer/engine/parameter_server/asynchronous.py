@@ -24,7 +24,7 @@ from trainer.engine.parameter_server.worker_pool import (
 from trainer.engine.session import NotFinite, Progress
 from trainer.workloads.protocol import Workload
 
-# A call's loop is unrolled: four steps a turn, which saves messages. A model of more operations gains little by that, and starts seconds later.
+# The loop of a call runs four steps an iteration, which saves messages. A model of more operations gains little, and would start seconds later.
 _UNROLLED, FEW_OPERATIONS = 4, 300
 
 
@@ -35,7 +35,7 @@ class AsynchronousSession(ServerSession):
         super().__init__(workload, job, connection, stopped, replicas=1, per_server=False)
         self._wire = tf.as_dtype(job.train.gradients.wire)
         self._reported_step = self._scheduled = 0
-        self._flushed: list[Result] = []  # what came in `flush`, which took `_flush_seconds`
+        self._flushed: list[Result] = []  # results of `flush`, which took `_flush_seconds`
         self._flush_seconds = 0.0
         self._call = self._make_call()
 
@@ -52,11 +52,10 @@ class AsynchronousSession(ServerSession):
         return not_finite(self._flushed)
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
-        """Return when at least `steps` more global steps are done than the last call reported; see Session.run.
+        """Run until at least `steps` more global steps are done than the last call reported; see Session.run.
 
-        Calls overlap: workers already compute the next steps when this returns; not so with `stop` or `finish`, as
-        what is saved then must be the state at the step that is reported. Fewer steps are done when the task is asked to stop
-        meanwhile: no worker may be left.
+        Calls overlap: workers already compute the next steps when this returns, except with `stop` or `finish`: the state that is saved then
+        must be that of the reported step. Fewer steps are done if the task is asked to stop meanwhile: there may be no worker left.
         """
         began, start = time.perf_counter() - self._flush_seconds, self._reported_step
         results, self._flushed, self._flush_seconds = self._flushed, [], 0.0
@@ -113,7 +112,7 @@ class AsynchronousSession(ServerSession):
         *totals, from_finite_weights, finite, start, done, global_step = self._call(
             iterator, constant(steps), constant(assignment.worker)
         ).numpy()
-        first_non_finite = round(start + finite) + 1 if finite < done else None  # others have taken steps meanwhile: not before this one
+        first_non_finite = round(start + finite) + 1 if finite < done else None  # at the earliest: others have taken steps meanwhile
         numbers = np.array(totals, np.float32)
         return CallResult(
             totals=numbers,
@@ -142,7 +141,7 @@ class AsynchronousSession(ServerSession):
                     group.apply([_over_wire(g, wire, pack.server) for g, pack in zip(packed, group.packs, strict=True)])
                 for variable, old, new in zip(state.non_trainable, non_trainable, new_non_trainable, strict=True):
                     variable.assign_add(new - old)
-                # Training diverged here where the weights still were finite.
+                # Training diverged on this worker if the weights still were finite.
                 from_finite_weights = tf.cond(tf.math.is_finite(measured[0]), lambda: tf.constant(False), lambda: _all_finite(values))
                 return tf.concat([measured, [tf.cast(from_finite_weights, tf.float32)]], 0)
 
@@ -159,7 +158,7 @@ def _all_finite(values: list[tf.Tensor]) -> tf.Tensor:
 
 
 def _over_wire(gradient: tf.Tensor, wire: tf.DType, server: int) -> tf.Tensor:
-    """Let a float32 gradient travel to its server as `wire`."""
+    """Send a float32 gradient to its server as `wire`."""
     if wire == tf.float32 or gradient.dtype != tf.float32:
         return gradient
     short = tf.cast(gradient, wire)

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def server_class() -> Any:
-    """Return `tf.distribute.Server`, imported alone where nothing has imported TensorFlow yet."""
+    """Return `tf.distribute.Server`, imported without the rest of TensorFlow if nothing has imported that yet."""
     if "tensorflow" not in sys.modules:
         _stand_in("tensorflow")
     from tensorflow.python.training.server_lib import Server

@@ -1,4 +1,4 @@
-"""Applies gradients with a Keras optimizer, by TensorFlow's fused kernel, or to the rows in use alone, where the arithmetic is the same.
+"""Applies gradients with a Keras optimizer: by TensorFlow's fused kernel, or only to the rows in use, if the arithmetic is the same.
 
 Keras writes Adam as a dozen operations a variable; ResourceApplyAdam does the same in one. Formula:
 keras.optimizers.Adam.update_step and tf.raw_ops.ResourceApplyAdam both compute
@@ -58,7 +58,7 @@ def _adagrad_rows(
 ) -> tuple[list[Any], list[keras.Variable]]:
     """Update rows by gradients of rows, IndexedSlices, as keras.optimizers.Adagrad.update_step does; return the other gradients and variables.
 
-    A row that is there twice adds two squares. Keras reads the whole matrix, and writes two conditions a variable, of which 50 take seconds to trace.
+    A row that occurs twice adds two squares. Keras reads the whole matrix, and adds two tf.cond a variable: for 50 variables they take seconds to trace.
     """
     rule, (rate, count) = row_updates.rule_of(optimizer, ()), row_updates.rate_and_count(optimizer)
     others = []
@@ -73,7 +73,7 @@ def _adagrad_rows(
 
 
 def apply(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
-    """Update `variables` as `optimizer.apply(gradients, variables)` does; the optimizer must be built on them. Without any this counts a step, too."""
+    """Update `variables` as `optimizer.apply(gradients, variables)` does; the optimizer must be built on them. Without gradients it only counts a step."""
     if type(optimizer) is keras.optimizers.Adagrad and _plain(optimizer) and any(isinstance(g, tf.IndexedSlices) for g in gradients):
         gradients, variables = _adagrad_rows(optimizer, gradients, variables)
     if not gradients and not fuses(optimizer, variables):

@@ -14,7 +14,7 @@ import tensorflow as tf
 from trainer.engine.parameter_server.fused_updates import ELEMENTWISE
 
 _VECTOR_BYTES = 64 * 2**20  # a larger model gets several vectors, so that no message nears gRPC's 2 GiB
-SINGLE_SERVER_BYTES = 64 * 2**10  # a model of so little has one vector on one server: to send another takes longer than what it holds
+SINGLE_SERVER_BYTES = 64 * 2**10  # a smaller model is one vector on one server: another message would cost more than its content
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Pack:
 
 
 def lay_out(variables: Sequence[keras.Variable], servers: int, *, flattened: bool) -> list[Pack]:
-    """Share variables out over the servers, the largest first, each to the one that holds the fewest bytes; few bytes stay together where they are `flattened`."""
+    """Distribute variables over the servers, the largest first, each to the one with the fewest bytes; a small model stays on one if `flattened`."""
     sizes = [int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size for v in variables]
     load = [0] * (1 if flattened and sum(sizes) <= SINGLE_SERVER_BYTES else servers)
     owned: dict[tuple[int, str], list[int]] = {}
@@ -79,7 +79,7 @@ def elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
         and optimizer.clipnorm is None
         and optimizer.gradient_accumulation_steps is None
         and not (optimizer.use_ema and optimizer.ema_overwrite_frequency)
-        # Kept by variable name, which a vector of many has not.
+        # By variable name, which a vector of many does not have.
         and not getattr(optimizer, "_exclude_from_weight_decay", None)
     )
 
@@ -98,22 +98,22 @@ class Slots:
 def find_slots(optimizer: keras.optimizers.Optimizer, count: int) -> Slots:
     """Find the slots of an optimizer built on `count` variables.
 
-    Keras lists a slot kind by kind or variable by variable, moving averages before all others; which of them is seen by
-    building a probe on two variables of different length.
+    Keras orders slots by kind or by variable, moving averages before all others; a probe, built on two variables of different length,
+    shows which.
     """
     probe = type(optimizer).from_config(optimizer.get_config())
     probe.build([keras.Variable(np.zeros(length, np.float32)) for length in (2, 3)])
     owners = [{(2,): 0, (3,): 1}.get(tuple(v.shape)) for v in probe.variables]
     scalars: list[int] = []
     slots: list[tuple[int, ...]] = []
-    here = index = 0  # in the probe's list, and in the optimizer's
-    while here < len(owners):
-        if owners[here] is None:
+    probe_index = index = 0  # in the probe's list, and in the optimizer's
+    while probe_index < len(owners):
+        if owners[probe_index] is None:
             scalars.append(index)
-            here, index = here + 1, index + 1
+            probe_index, index = probe_index + 1, index + 1
             continue
-        # A block of slots: so many of the first variable's, then as many of the second's.
-        kinds = owners.index(1, here) - here
+        # A block of slots: all of the first variable, then as many of the second.
+        kinds = owners.index(1, probe_index) - probe_index
         slots += [tuple(index + j * kinds + kind for j in range(count)) for kind in range(kinds)]
-        here, index = here + 2 * kinds, index + count * kinds
+        probe_index, index = probe_index + 2 * kinds, index + count * kinds
     return Slots(tuple(scalars), tuple(slots))

@@ -1,8 +1,8 @@
-"""A ps that holds rows of tables starts over when its chief's process ends.
+"""Restarts the process of a ps that holds rows of tables when its chief's process ends.
 
-TensorFlow keeps the resources of a chief on a ps for ten minutes after the chief's end, and the next chief makes all of them again: for that
-time a ps would hold its tables twice. So it watches the chief by a connection, which the kernel closes with the process at its other end, and runs
-itself again in its own place. The ps is not needed meanwhile, and the rows are in the last checkpoint.
+TensorFlow keeps the resources of a chief on a ps for ten minutes after the chief's end, and the next chief creates all of them again: for
+that time a ps would hold its tables twice. So the ps watches a connection to the chief, which the kernel closes when the chief's process ends,
+and then re-executes itself. No task needs the ps meanwhile, and the rows are in the last checkpoint.
 """
 
 import os
@@ -18,8 +18,8 @@ from trainer.tf_config import TaskConfig
 
 _RENEW_INTERVAL = 10.0  # seconds; gRPC ends a connection on which nothing was said for two minutes
 _CONNECT_TIMEOUT = 1.0  # seconds for the chief to take a connection
-# Of a chief whose machine is gone without a word: seconds until it is asked, between questions, and how many go unanswered.
-_KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))  # those that the system has
+# For a chief whose machine vanished: seconds until the first probe, between probes, and how many go unanswered. A system may lack some.
+_KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 def rows_file(scratch_dir: str, task_name: str) -> Path:
@@ -28,18 +28,18 @@ def rows_file(scratch_dir: str, task_name: str) -> Path:
 
 
 def _restart_process() -> None:
-    """Begin this process from its start, with all that its parent gave it."""
+    """Re-execute this process with the arguments, environment and events pipe that its parent gave it."""
     environment = dict(os.environ)
-    with suppress(OSError):  # where there is no /proc its parent learns less of it
-        first = Path("/proc/self/environ").read_bytes()
-        environment = dict(os.fsdecode(one).split("=", 1) for one in first.split(b"\0") if b"=" in one)
+    with suppress(OSError):  # without /proc the events pipe is lost
+        initial = Path("/proc/self/environ").read_bytes()
+        environment = dict(os.fsdecode(one).split("=", 1) for one in initial.split(b"\0") if b"=" in one)
         if (pipe := environment.get(EVENTS_FD, "")).isdecimal():
             os.set_inheritable(int(pipe), True)
     os.execve(sys.executable, sys.orig_argv, environment)  # noqa: S606 - this very program
 
 
 class ChiefWatch:
-    """Checks, at each `poll`, whether the chief is there whose rows this ps holds."""
+    """Checks, at each `poll`, whether the chief is alive whose rows this ps holds."""
 
     def __init__(self, task: TaskConfig, scratch_dir: str) -> None:
         self._file, self._chief = rows_file(scratch_dir, task.name), task.cluster.get("chief", [""])[0]
@@ -48,7 +48,7 @@ class ChiefWatch:
         self._renew_at = 0.0
 
     def poll(self) -> None:
-        """Run this process again where the chief's has ended."""
+        """Restart this process if the chief's has ended."""
         if self._connection is not None and watchdog.closed_by_peer(self._connection):
             self._file.unlink(missing_ok=True)
             sys.stdout.flush()

@@ -44,18 +44,18 @@ class ServerSession(Session):
         self._last_step, self._stopped = job.steps, stopped
         with translate_peer_errors():
             with tf.device(CHIEF):
-                wanted = job.train.embeddings or Embeddings()
-                with layers.sharding(wanted):
+                settings = job.train.embeddings or Embeddings()
+                with layers.sharding(settings):
                     built = model_ops.build(workload, job, replicas)
-                layers.check_all_sharded(built.model, wanted)
+                layers.check_all_sharded(built.model, settings)
                 if steps := user_step.own_steps(workload):
                     raise WorkloadError(
                         f"train.workload {job.train.workload} has {', '.join(steps)} of its own, which parameter_server does not run: there servers "
                         "apply what workers compute. Use strategy single, mirrored or multi_worker_mirrored, or give loss and metrics to compile"
                     )
-                found = layers.tables(built.model)
+                tables = layers.tables(built.model)
                 self.tables: Tables | None = (
-                    Tables(found, built.optimizer, job, connection.servers, per_server=per_server) if found else None
+                    Tables(tables, built.optimizer, job, connection.servers, per_server=per_server) if tables else None
                 )
                 self._replica = Replica(workload, built.model, built.optimizer, job, tables=self.tables)
             self.model: keras.Model = built.model
@@ -73,7 +73,9 @@ class ServerSession(Session):
         self._hold_at = job.steps
         self._has_non_finite = False
         first = workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers))
-        data_length.checked(first, job, workers=1 if per_server else connection.workers)  # in rounds each worker takes every step
+        data_length.checked(
+            first, job, workers=1 if per_server else connection.workers
+        )  # of synchronous training each worker takes every step
         batches = job.train.gradients.accumulate
         self._data = WorkerData(
             lambda worker, start: workload.train_data(
@@ -116,13 +118,13 @@ class ServerSession(Session):
         return stop
 
     def close(self) -> None:
-        """End what is still under way; `servers.stop_all` stops the servers."""
+        """End the workers' calls; `servers.stop_all` stops the servers."""
         self._workers.close()
 
     def _first_non_finite(self, results: Iterable[Result]) -> bool:
-        """Return whether a loss was not finite here for the first time: whose was is known when every worker has reported its call.
+        """Return whether `results` have the session's first loss that was not finite. Then the calls of all workers are to be waited for.
 
-        The servers have given the others what came of it, and one of these may be the first to report.
+        The servers have passed its weights on to other workers, and one of these may report before the worker that diverged.
         """
         first = not self._has_non_finite and not_finite(results) is not None
         self._has_non_finite |= first
@@ -130,7 +132,7 @@ class ServerSession(Session):
 
     @abstractmethod
     def _worker_step(self) -> int:
-        """Return the step of its own stream of batches from which a worker that starts now goes on."""
+        """Return the step at which a worker that starts now begins in its own stream of batches."""
 
     @abstractmethod
     def _run(self, iterator: Any, steps: int, assignment: Assignment) -> CallResult:
@@ -141,14 +143,14 @@ class ServerSession(Session):
 
 
 class WorkerData:
-    """`make`, of (worker, step it starts from), both int64 scalars, as a TensorFlow function, as workers run no Python.
+    """`make(worker, first step)`, of int64 scalars, as a TensorFlow function, since workers run no Python.
 
-    Its arrays are inputs of that function, which a worker is given once, not constants of its graph: TensorFlow copies a graph at each stage
+    Its arrays are inputs of that function, which each worker gets once, not constants of its graph: TensorFlow copies a graph at each stage
     of its preparation, on the chief and on each worker, about ten times in all (docs/decisions/0023).
     """
 
     def __init__(self, make: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]) -> None:
-        # Graph and data set are kept: with them TensorFlow would take the functions of their stages from the workers.
+        # References to graph and data set: if they were freed, TensorFlow would remove the functions of their stages from the workers.
         self._graph = _Graph("data")
         with self._graph.as_default():
             self._arguments = [tf.compat.v1.placeholder(tf.int64, []) for _ in range(2)]
@@ -168,7 +170,7 @@ class WorkerData:
 
 
 class _Graph(tf.__internal__.FuncGraph):
-    """A graph whose large constants are inputs of it."""
+    """A graph whose large constants become its inputs."""
 
     def _create_op_internal(self, op_type: str, *arguments: Any, **options: Any) -> Any:
         value = options["attrs"]["value"].tensor if op_type == "Const" else None

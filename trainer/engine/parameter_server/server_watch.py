@@ -1,9 +1,9 @@
-"""The chief's watch over its servers: a ps that was asked to stop, or whose process has ended, and a server that is at another address.
+"""The chief's watch over its servers: a ps that was asked to stop, or whose process has ended, and a server that has another address.
 
-TensorFlow notices a lost ps late, or not at all: its coordinator takes three errors of workers for passing ones, and each time gRPC
-tries for 20 s to reach an address that no longer exists. So a thread holds a connection to each ps, which the kernel closes with the
-process at its other end, and asks for another one now and then. A call to a worker whose machine fell silent hangs as long, too; where the worker's
-name has another address, a thread ends the connections to the one before, and so the call.
+TensorFlow notices a lost ps late, or not at all: its coordinator treats three errors of workers as transient, and each time gRPC tries
+for 20 s to reach an address that no longer exists. So a thread holds a connection to each ps, which the kernel closes when the process at
+its other end ends, and renews it now and then. A call to a worker whose machine vanished hangs as long, too: if the worker's name has
+another address, a thread ends the connections to the previous one, and so the call.
 """
 
 import glob
@@ -34,19 +34,19 @@ from trainer.tf_config import split_address
 _POLL_INTERVAL = 0.25  # seconds between checks of the open connections
 _RENEW_INTERVAL = 10.0  # seconds; gRPC ends a connection on which nothing was said for two minutes
 _CONNECT_TIMEOUT = 1.0  # seconds for a ps to take a connection
-# Seconds after the end of a connection in which a ps that gives no other has ended: one that was killed may listen for a moment more.
+# Seconds after a broken connection until a ps that accepts no other counts as ended: one that was killed may still listen for a moment.
 _SHUTDOWN_SECONDS = 2.0
 _REFUSED = "connection refused"  # the answer of a machine's kernel if no process listens
 _FOLLOW_INTERVAL = 5.0  # seconds between checks of the workers' addresses
-_ASK_INTERVAL = 1.0  # seconds between questions whether a ps was asked to stop, and between tries to connect to one
+_ASK_INTERVAL = 1.0  # seconds between checks whether a ps was asked to stop, and between tries to connect to one
 _CALL_TIMEOUT = 3.0  # seconds that a call into TensorFlow may take once a ps that it may wait for is gone
 
-_calls: dict[int, float] = {}  # threads that are inside a call into TensorFlow, and since when
+_calls: dict[int, float] = {}  # id of a thread that is inside a call into TensorFlow -> since when
 
 
 @contextmanager
 def tracked_call() -> Iterator[None]:
-    """Note that this thread is inside a call into TensorFlow, which may wait for a ps without end."""
+    """Record that this thread is inside a call into TensorFlow, which may wait for a ps forever."""
     thread = threading.get_ident()
     before = _calls.get(thread)
     _calls[thread] = time.monotonic()
@@ -63,27 +63,27 @@ def file_check(path: Path, device: str) -> Callable[[], bool]:
     """Return a function that asks the task of a device whether it has a file. TensorFlow must be connected."""
 
     @tf.function(autograph=False)
-    def found(path: tf.Tensor) -> tf.Tensor:
+    def exists(path: tf.Tensor) -> tf.Tensor:
         with tf.device(device):
             return tf.size(tf.io.matching_files(path)) > 0
 
     with tf.device("CPU:0"):
         argument = tf.constant(glob.escape(os.fspath(path)))
-    ask = found.get_concrete_function(tf.TensorSpec([], tf.string))
-    return lambda: bool(ask(argument).numpy())
+    check = exists.get_concrete_function(tf.TensorSpec([], tf.string))
+    return lambda: bool(check(argument).numpy())
 
 
 class ServerWatch:
     """Watches `servers`, name -> address, until `stop`, from threads of its own: ps, and workers.
 
-    `asked` has, for each ps, a function that returns whether it was asked to stop. If a call into TensorFlow does not return once a ps is
+    `stop_checks` has, for each ps, a function that returns whether it was asked to stop. If a call into TensorFlow does not return once a ps is
     gone, `exit_process(reason)` is to end this process.
     """
 
     def __init__(
         self,
         servers: Mapping[str, str],
-        asked: Mapping[str, Callable[[], bool]],
+        stop_checks: Mapping[str, Callable[[], bool]],
         notice: Callable[[str], None],
         exit_process: Callable[[str], None],
     ) -> None:
@@ -91,23 +91,23 @@ class ServerWatch:
         self.leaving: set[str] = set()
         self._failure = ""
         self._done = threading.Event()
-        for name in asked:
-            self._begin(self._watch_process, name, servers[name])
-        self._begin(self._follow, {name: address for name, address in servers.items() if name not in asked})
-        for name, ask in asked.items():
-            self._begin(self._ask, name, ask)
+        for name in stop_checks:
+            self._start_thread(self._watch_process, name, servers[name])
+        self._start_thread(self._watch_addresses, {name: address for name, address in servers.items() if name not in stop_checks})
+        for name, check in stop_checks.items():
+            self._start_thread(self._watch_stop, name, check)
 
     def stop(self) -> None:
         """Watch no longer."""
         self._done.set()
 
     def check(self) -> None:
-        """Raise PeerLostError where a ps is gone."""
+        """Raise PeerLostError if a ps is gone."""
         if self._failure:
             self.stop()
             raise PeerLostError(self._failure)
 
-    def _begin(self, watch: Callable[..., None], *arguments: Any) -> None:
+    def _start_thread(self, watch: Callable[..., None], *arguments: Any) -> None:
         threading.Thread(target=watch, args=arguments, name="server watch", daemon=True).start()
 
     def _watch_process(self, name: str, address: str) -> None:
@@ -139,7 +139,7 @@ class ServerWatch:
         if connection is not None:
             connection.close()
 
-    def _follow(self, workers: Mapping[str, str]) -> None:
+    def _watch_addresses(self, workers: Mapping[str, str]) -> None:
         """Look up the workers' addresses; end the connections to one that has moved."""
         known_ips: dict[str, str] = {}
         while not self._done.wait(_FOLLOW_INTERVAL):
@@ -153,17 +153,17 @@ class ServerWatch:
                 if ip and before != ip and _moved_to(address, before) and end_connections(before, port):
                     self._notice(f"{name} is at {ip}, no longer at {before}; this task connects to it again")
 
-    def _ask(self, name: str, ask: Callable[[], bool]) -> None:
-        """Ask a ps, again and again, whether it was asked to stop."""
+    def _watch_stop(self, name: str, check: Callable[[], bool]) -> None:
+        """Check repeatedly whether a ps was asked to stop."""
         while not self._done.wait(_ASK_INTERVAL):
-            with suppress(tf.errors.OpError):  # it is gone, or a worker that is makes TensorFlow connect again
-                if ask():
+            with suppress(tf.errors.OpError):  # the ps is gone, or a worker is, and TensorFlow connects again
+                if check():
                     self.leaving.add(name)
                     self._notice(f"{name} was asked to stop: this task saves, and starts again when {name} is back")
                     return
 
     def _fail(self, reason: str) -> None:
-        """Let `check` raise; end this process where it is inside TensorFlow and stays there."""
+        """Let `check` raise; end this process if it is inside TensorFlow and stays there."""
         self._failure = self._failure or reason
         since = time.monotonic()
         while not self._done.wait(_POLL_INTERVAL):
@@ -173,7 +173,7 @@ class ServerWatch:
 
 
 def _peer(connection: socket.socket) -> tuple[str, int]:
-    """Return the address at the other end; none where that has ended it meanwhile."""
+    """Return IP address and port of the other end; empty if that has closed the connection meanwhile."""
     try:
         host, port, *_ = connection.getpeername()
     except OSError:
@@ -182,7 +182,7 @@ def _peer(connection: socket.socket) -> tuple[str, int]:
 
 
 def exit_process(report: Reporter, reason: str) -> None:
-    """End this process as one whose peer was lost: it waits inside TensorFlow, which nothing interrupts. A save that is under way may end."""
+    """End this process with the exit code of a lost peer: it waits inside TensorFlow, which nothing interrupts. A save in progress may end first."""
     saving.wait_for_saves()
     print(reason, file=sys.stderr)
     error_file.write(reason, "" if report.start is None else str(report.start))
@@ -193,39 +193,39 @@ def exit_process(report: Reporter, reason: str) -> None:
 
 
 def _moved_to(address: str, ip: str) -> str:
-    """Return the address to which the name in `address` leads now, if that is not `ip`; nothing if it is, or the name is unknown."""
+    """Return the IP address to which the name in `address` resolves now, if no longer to `ip`; else, or if it is unknown, nothing."""
     try:
-        found = {str(one[4][0]) for one in socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)}
+        current_ips = {str(one[4][0]) for one in socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)}
     except OSError:
         return ""
-    return "" if ip in found else min(found)
+    return "" if ip in current_ips else min(current_ips)
 
 
 def end_connections(host: str, port: int) -> int:
-    """End this process's connections to an address, all of them; returns how many there were. Only on Linux."""
+    """End all of this process's connections to an address; return how many there were. Only on Linux."""
     ended = 0
     with suppress(FileNotFoundError):
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the names are numbers, not paths
             with suppress(OSError):
-                ended += _end_if_to(int(name), host, port)
+                ended += _shut_down_if_to(int(name), host, port)
     return ended
 
 
-def _end_if_to(fd: int, host: str, port: int) -> bool:
+def _shut_down_if_to(fd: int, host: str, port: int) -> bool:
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         return False
     with socket.socket(fileno=os.dup(fd)) as one:
         if one.family not in (socket.AF_INET, socket.AF_INET6):
             return False
         peer = one.getpeername()
-        if peer[1] != port or _plain(peer[0]) != _plain(host):
+        if peer[1] != port or _unmapped(peer[0]) != _unmapped(host):
             return False
         one.shutdown(socket.SHUT_RDWR)
         return True
 
 
-def _plain(host: str) -> str:
-    """Return an address as IPv4 where it is one inside IPv6."""
+def _unmapped(host: str) -> str:
+    """Return an address, an IPv4-mapped IPv6 one as IPv4."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return str(getattr(address, "ipv4_mapped", None) or address)
 
@@ -233,5 +233,5 @@ def _plain(host: str) -> str:
 def watch(servers: Mapping[str, str], scratch_dir: str, report: Reporter) -> ServerWatch:
     """Watch the ps and workers of the cluster, name -> address, that this process is connected to."""
     devices = {name: f"/job:ps/replica:0/task:{name.rpartition('-')[2]}/device:CPU:0" for name in servers if name.startswith("ps-")}
-    asked = {name: file_check(leaving_file(scratch_dir, name), device) for name, device in devices.items()}
-    return ServerWatch(servers, asked, lambda message: report("notice", message=message), lambda reason: exit_process(report, reason))
+    stop_checks = {name: file_check(leaving_file(scratch_dir, name), device) for name, device in devices.items()}
+    return ServerWatch(servers, stop_checks, lambda message: report("notice", message=message), lambda reason: exit_process(report, reason))

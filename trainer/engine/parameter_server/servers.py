@@ -17,10 +17,10 @@ from trainer.tf_config import TaskConfig
 _POLL_INTERVAL = 0.1  # seconds between checks of the stop file
 _TRIES = 3  # to notify a server
 _DELIVERY_TIMEOUT = 10.0  # seconds; a server that has not read it by then ends by its orphan timeout
-# Texts of a stop file: the run is done; or its chief has saved, and needs this server, which was asked to stop, no longer.
+# Contents of a stop file: the run is done; or its chief has saved, and no longer needs this server, which was asked to stop.
 _DONE, _SAVED = "done", "saved"
-# Seconds that a server serves on when it was asked to stop: a worker holds nothing of the run, but a chief that is asked at the same
-# time ends its calls first; a ps waits for its chief, as long as its parent lets it.
+# Seconds that a server continues after it was asked to stop. A worker has no state, but a chief that is asked at the same time ends its
+# calls first; a ps waits for its chief, as long as its parent allows.
 _STOP_DELAY = {"worker": 3.0, "ps": math.inf}
 
 
@@ -37,10 +37,10 @@ def leaving_file(scratch_dir: str, task_name: str) -> Path:
 def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bool:
     """Serve until the chief writes the stop file, or `stopped` returns True: this task is to end.
 
-    A task that is asked to stop gets SIGURG first, by its parent: it informs its chief, and continues. Returns whether the run is done.
+    A task that is asked to stop first gets SIGURG from its parent: it informs its chief, and continues. Returns whether the run is done.
     """
-    asked = threading.Event()
-    signal.signal(signal.SIGURG, lambda _number, _frame: asked.set())
+    stop_requested = threading.Event()
+    signal.signal(signal.SIGURG, lambda _number, _frame: stop_requested.set())
     stop_path, leaving = stop_file(scratch_dir, task.name), leaving_file(scratch_dir, task.name)
     stop_path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError):
@@ -48,27 +48,27 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
     if os.environ.get("TRAINER_ATTEMPT", "1") == "1":
         stop_path.unlink(missing_ok=True)  # of an earlier run; a later attempt may find its own
     cluster = {role: list(addresses) for role, addresses in task.cluster.items()}
-    rows = ChiefWatch(task, scratch_dir) if task.role == "ps" else None  # before a chief can say that this has any
-    # The name keeps it alive: TensorFlow takes a server down that has no reference.
+    chief_watch = ChiefWatch(task, scratch_dir) if task.role == "ps" else None  # before a chief can write the file that it looks for
+    # The name keeps it alive: TensorFlow shuts down a server that has no reference.
     _server = server_class()(cluster, job_name=task.role, task_index=task.index, protocol="grpc", start=True)
     restrict_to_loopback(task.address)
     until: float | None = None
     while not (message := _read_message(stop_path)):
-        if asked.is_set() and until is None:
+        if stop_requested.is_set() and until is None:
             until = time.monotonic() + _STOP_DELAY[task.role]
-            with contextlib.suppress(OSError):  # a disk that takes no file: the chief learns of it by its own stop, or not before the end
+            with contextlib.suppress(OSError):  # on a full disk: the chief learns of it by its own stop, or only at the end
                 leaving.touch()
         if stopped() or (until is not None and time.monotonic() > until):
             return False
-        if rows is not None:
-            rows.poll()
+        if chief_watch is not None:
+            chief_watch.poll()
         time.sleep(_POLL_INTERVAL)
     stop_path.unlink(missing_ok=True)
     return message == _DONE
 
 
 def _read_message(file: Path) -> str:
-    """Return the text of a file; empty while it is not there, or not written yet."""
+    """Return the content of a file; empty while it does not exist, or is not written yet."""
     try:
         return file.read_text()
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def notify_saved(leaving: Collection[str], scratch_dir: str) -> list[str]:
 def _notify_all(names: Collection[str], scratch_dir: str, message: str) -> list[str]:
     disable_blocking_enqueue()
     notified: set[str] = set()
-    # Each on a thread of its own: one that hangs, or was cut off, is waited for without end.
+    # Each on a thread of its own: the call to a server that hangs, or is cut off, never returns.
     threads = [
         threading.Thread(
             target=_notify, args=(name, stop_file(scratch_dir, name), message, lambda name=name: notified.add(name)), daemon=True
@@ -105,9 +105,9 @@ def _notify_all(names: Collection[str], scratch_dir: str, message: str) -> list[
 
 
 def disable_blocking_enqueue() -> None:
-    """Let TensorFlow wait no more, from now on, until every task has received a function, or the first operation of a kind.
+    """Let TensorFlow no longer wait until every task has received a function, or the first operation of a kind.
 
-    It sends it to all of them, and waits by the wish of the coordinator of parameter servers: without end for one that hangs.
+    It sends these to all tasks, and the coordinator of parameter servers has it wait for all of them: forever for one that hangs.
     """
     os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "True"  # TensorFlow reads it each time
 
@@ -117,15 +117,15 @@ def _notify(name: str, file: Path, message: str, done: Callable[[], None]) -> No
     import tensorflow as tf
 
     role, _, index = name.partition("-")
-    # Made on the chief: on a task that hangs, no other thread would run until it has them.
+    # Created on the chief: on a task that hangs, their creation would block all other threads.
     path, content = tf.constant(os.fspath(file)), tf.constant(message)
-    # TensorFlow informs every task of the first operation of a kind: one that has just ended, as it was to, makes that of another fail.
+    # TensorFlow sends the first operation of a kind to every task: it fails if one of them has just ended, as it was asked to.
     for _ in range(_TRIES):
         with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:{role}/replica:0/task:{index}/device:CPU:0"):
-            tf.identity(content).numpy()  # it is there
+            tf.identity(content).numpy()  # the server answers
             tf.io.write_file(path, content)
-            # A chief that leaves at once would take with it what is under way. A server that answers has the write, too; it may also have
-            # ended before it could answer.
+            # A chief that exits at once would cancel the write. A server that answers has received it; it may also have ended before it
+            # could answer.
             with contextlib.suppress(tf.errors.OpError):
                 tf.identity(content).numpy()
             done()

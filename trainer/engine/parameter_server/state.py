@@ -28,7 +28,7 @@ class Group:
                 self.variables.append(keras.Variable(value, dtype=pack.dtype, name=name))
                 self.variables[-1].constraint = None if pack.flattened else members[0].constraint
         with tf.device(device(server)):
-            # Slots stand beside their variables; Keras makes them like the variable they belong to.
+            # Slots are placed beside their variables, whose shapes and types Keras gives them.
             self.optimizer = type(optimizer).from_config(optimizer.get_config())
             self._build_slots()
             self._update_colocated()
@@ -38,7 +38,7 @@ class Group:
             self.step = self.optimizer.iterations.value if self._counts else tf.Variable(0, dtype=tf.int64)
 
     def _build_slots(self) -> None:
-        # Keras makes a slot where the current device is, so each server's are made under its device.
+        # Keras creates a slot on the current device, so each server's are created under its device.
         add = self.optimizer.add_variable_from_reference
 
         def add_colocated(reference_variable: keras.Variable, *args: Any, **kwargs: Any) -> keras.Variable:
@@ -50,7 +50,7 @@ class Group:
         del self.optimizer.add_variable_from_reference
 
     def _update_colocated(self) -> None:
-        """Let each variable be updated where it is: else its slots would travel to `server`, and the changes back."""
+        """Update each variable on its own server: else its slots would be sent to `server`, and the changes back."""
         update = self.optimizer.update_step
 
         def update_step(gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
@@ -82,7 +82,7 @@ class Group:
 
     @cached_property
     def _slots(self) -> tuple[packing.Slots, packing.Slots]:
-        """The slots of the chief's optimizer and of the servers', whose indices do not change; to find them takes as long as to copy a small model."""
+        """The slots of the chief's optimizer and of the servers'. Cached: to find them takes as long as to copy a small model."""
         return packing.find_slots(self._original, len(self._model.trainable_variables)), packing.find_slots(self.optimizer, len(self.packs))
 
     def _copy_optimizer(self, *, to_servers: bool) -> None:
@@ -168,7 +168,7 @@ class ServerState:
             group.assign_from_chief(step)
 
     def set_rate(self, rate: float | None) -> None:
-        """Let the servers go on with this learning rate; None leaves a schedule as it is."""
+        """Set the servers' learning rate; None leaves a schedule as it is."""
         for group in self.groups:
             schedules.set_rate(group.optimizer, rate)
 

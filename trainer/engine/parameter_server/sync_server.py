@@ -2,8 +2,8 @@
 
 A worker asks with its gradient and gets the new values in reply, one message each way. A request names the worker and
 the step of its gradient. The first `needed` gradients of the current step are added up on the server; then their mean is
-applied once and those workers get the new values. A worker that comes with an older step is a back-up that was not needed: its
-gradient is dropped and counted, and it gets the current values at once. So a slow worker holds up no other, and every
+applied once and those workers get the new values. A worker that sends an older step is a back-up that was not needed: its
+gradient is dropped and counted, and it gets the current values at once. So a slow worker delays no other, and every
 worker has at most one reply to wait for.
 """
 
@@ -16,15 +16,15 @@ from trainer.engine.embeddings.row_updates import summed
 from trainer.engine.embeddings.spread_tables import RowGradients, Tables
 from trainer.engine.parameter_server.state import Group, device
 
-_FIRST_REQUEST = -1  # instead of the step: a worker's, without a gradient
-LAST = -2  # instead of the step: after the end, nothing that wants an answer
+_FIRST_REQUEST = -1  # instead of the step: a worker's first request, without a gradient
+LAST = -2  # instead of the step: a worker's last request, which gets no reply
 _ENDED = -1  # instead of the step of a reply: there is nothing more to compute
-_NEVER = -3  # a step that no gradient is of
+_NEVER = -3  # a step that no gradient has
 _REQUEST_HEADER, _REPLY_HEADER = 2, 1  # numbers in front of a request (worker, step), and of a reply (step)
 
 
 class SyncServer:
-    """The queues of one server, and what is run on it and against it.
+    """The queues of one server, with the operations that workers and the chief run on it.
 
     A message is a list of vectors of bytes, one for each tensor: first the group's packs, then `non_trainable`. A request also has, for each of
     `tables` that is trained, the indices of its rows on the server and their gradients.
@@ -38,23 +38,23 @@ class SyncServer:
         self._device = device(group.server)
         self._shapes = [tuple(v.value.shape) for v in group.variables] + [tuple(a.shape) for a in non_trainable]
         self._types = [v.value.dtype for v in group.variables] + [a.dtype for a in non_trainable]
-        # Gradients of float32 may travel shorter; changes of `non_trainable` never do.
+        # Gradients of float32 may be sent in a shorter type; changes of `non_trainable` never are.
         self._sent = [wire if t == tf.float32 and i < len(group.variables) else t for i, t in enumerate(self._types)]
         self._sent += [kind for rows in self._rows for kind in (rows.key_dtype, wire if rows.dtype == tf.float32 else rows.dtype)]
-        self._replied = [tf.uint8] * max(1, len(self._types))  # the step, where it has nothing else
+        self._replied = [tf.uint8] * max(1, len(self._types))  # only the step if it has nothing else
         with tf.device(self._device):
-            # Without bounds: a worker that is never waited for cannot be blocked. A worker has one request under way at a time.
+            # Unbounded: a worker that no round waits for must not block. A worker has one request in progress at a time.
             self._requests = tf.queue.FIFOQueue(-1, [tf.uint8] * len(self._sent))
             self._replies = [tf.queue.FIFOQueue(-1, self._replied) for _ in range(workers)]
 
     # Run by workers
 
     def request_values(self, worker: tf.Tensor) -> None:
-        """Ask for the current values without a gradient; replies to an earlier process of this worker are thrown away."""
+        """Ask for the current values without a gradient; replies to an earlier process of this worker are discarded."""
         self._enqueue_request([write_message([worker, tf.constant(_FIRST_REQUEST)], tf.zeros([0])) for _ in self._sent])
 
     def reply_queue(self, worker: tf.Tensor) -> tf.Tensor:
-        """Return the handle of the queue that `receive` waits at."""
+        """Return the handle of the queue from which `receive` takes this worker's replies."""
         with tf.device(self._device):
             return tf.stack([one.queue_ref for one in self._replies])[worker]
 
@@ -67,10 +67,10 @@ class SyncServer:
         return step, [read_tensor(p, _REPLY_HEADER, t, s) for p, t, s in zip(parts, self._types, self._shapes, strict=False)]
 
     def send(self, worker: tf.Tensor, step: tf.Tensor, tensors: Sequence[tf.Tensor], rows: Sequence[RowGradients] = ()) -> None:
-        """Ask with the gradients of `step`, one tensor a pack, the changes of `non_trainable`, and gradients of rows."""
-        of_tables = {one.lookup.group: one for one in rows}
-        for held in self._rows:
-            tensors = [*tensors, *(of_tables[held].of_server(self._group.server) if held in of_tables else held.no_rows())]
+        """Send the gradients of `step`, one tensor a pack, the changes of `non_trainable`, and gradients of rows; the reply has new values."""
+        by_tables = {one.lookup.group: one for one in rows}
+        for tables in self._rows:
+            tensors = [*tensors, *(by_tables[tables].of_server(self._group.server) if tables in by_tables else tables.no_rows())]
         self._enqueue_request([write_message([worker, step], tf.cast(t, sent)) for t, sent in zip(tensors, self._sent, strict=True)])
 
     def _enqueue_request(self, parts: list[tf.Tensor]) -> None:
@@ -89,14 +89,14 @@ class SyncServer:
             self._replies[worker].enqueue(self._reply(tf.constant(_ENDED)))
 
     def clear(self) -> None:
-        """Throw away what waits in the queues; for when no worker computes."""
+        """Empty the queues; to be called while no worker computes."""
         with tf.device(self._device):
             for queue in (self._requests, *self._replies):
                 for _ in range(int(queue.size().numpy())):
                     queue.dequeue()
 
     def answering(self) -> Any:
-        """Return a TensorFlow function that answers with the current values until `interrupt`, and returns the gradients dropped.
+        """Return a TensorFlow function that answers with the current values until `interrupt`, and returns how many gradients it dropped.
 
         For a server that has done its rounds while another one still needs gradients of workers that wait for both.
         """
@@ -104,7 +104,7 @@ class SyncServer:
         @tf.function(autograph=False)
         def run() -> tf.Tensor:
             with tf.device(self._device):
-                # No step is the current one, and no number of gradients enough.
+                # No gradient is of this step, so there are never enough.
                 reply = self._reply(tf.cast(self._group.step.read_value(), tf.int32))
                 _, _, late, _ = self._gather(reply, 1, tf.constant(_NEVER))
                 return late
@@ -116,14 +116,14 @@ class SyncServer:
 
         def body(done: tf.Tensor, dropped: tf.Tensor, ended: tf.Tensor, reply: list[tf.Tensor]) -> tuple[Any, ...]:
             (now,) = read_numbers(reply[0], _REPLY_HEADER)
-            sums, asked, late, ended = self._gather(reply, needed, now)
+            sums, contributors, late, ended = self._gather(reply, needed, now)
 
             def update() -> list[tf.Tensor]:
                 self._apply(sums, needed)
                 return self._reply(tf.cast(self._group.step.read_value(), tf.int32))
 
             reply = tf.cond(ended, lambda: reply, update)
-            _for_each(tf.where(asked)[:, 0], lambda worker: self._answer(worker, reply))
+            _for_each(tf.where(contributors)[:, 0], lambda worker: self._answer(worker, reply))
             return tf.where(ended, done, done + 1), dropped + late, ended, reply
 
         @tf.function(autograph=False)
@@ -140,36 +140,36 @@ class SyncServer:
         return run
 
     def _gather(self, reply: list[tf.Tensor], needed: int, now: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Take requests until `needed` gradients are of step `now`; return sums, who sent them, the late ones, whether ended.
+        """Take requests until `needed` gradients are of step `now`; return their sums, a mask of their workers, the count of late ones, whether ended.
 
-        Rows are not added up: they come one after the other, their indices before them.
+        Rows are not added up but concatenated, and their indices before them.
         """
 
-        def body(count: tf.Tensor, late: tf.Tensor, _: tf.Tensor, asked: tf.Tensor, sums: list[tf.Tensor]) -> Any:
+        def body(count: tf.Tensor, late: tf.Tensor, _: tf.Tensor, contributors: tf.Tensor, sums: list[tf.Tensor]) -> Any:
             parts = _as_list(self._requests.dequeue())
             worker, step = read_numbers(parts[0], _REQUEST_HEADER)
-            here = tf.range(self._workers) == worker
+            is_worker = tf.range(self._workers) == worker
 
             def accept() -> tuple[Any, ...]:
                 arrived = [read_tensor(p, _REQUEST_HEADER, t, s) for p, t, s in zip(parts, self._sent, shapes, strict=True)]
-                known = len(self._types)
-                added = [total + tf.cast(one, total.dtype) for total, one in zip(sums[:known], arrived[:known], strict=True)]
+                dense = len(self._types)
+                added = [total + tf.cast(one, total.dtype) for total, one in zip(sums[:dense], arrived[:dense], strict=True)]
                 added += [
-                    tf.concat([before, tf.cast(one, before.dtype)], 0) for before, one in zip(sums[known:], arrived[known:], strict=True)
+                    tf.concat([before, tf.cast(one, before.dtype)], 0) for before, one in zip(sums[dense:], arrived[dense:], strict=True)
                 ]
-                return count + 1, late, tf.constant(False), asked | here, added
+                return count + 1, late, tf.constant(False), contributors | is_worker, added
 
             def answer() -> tuple[Any, ...]:
                 first = step == _FIRST_REQUEST
                 with tf.control_dependencies([tf.cond(first, lambda: self._clear_replies(worker), lambda: tf.constant(0))]):
                     self._answer(worker, reply)
-                return count, late + tf.cast(step >= 0, tf.int32), tf.constant(False), asked & ~here, sums
+                return count, late + tf.cast(step >= 0, tf.int32), tf.constant(False), contributors & ~is_worker, sums
 
             def end() -> tuple[Any, ...]:
-                return count, late, tf.constant(True), asked, sums
+                return count, late, tf.constant(True), contributors, sums
 
             def skip() -> tuple[Any, ...]:
-                return count, late, tf.constant(False), asked, sums
+                return count, late, tf.constant(False), contributors, sums
 
             kind = tf.where(worker < 0, 2, tf.where(step == LAST, 3, tf.where(step == now, 0, 1)))
             return tf.switch_case(kind, [accept, answer, end, skip])
@@ -179,24 +179,24 @@ class SyncServer:
         shapes = [*self._shapes, *(shape for rows in self._rows for shape in ([-1], [-1, rows.dimension]))]
         start = (tf.constant(0), tf.constant(0), tf.constant(False), tf.zeros([self._workers], tf.bool), zeros)
         grows = [tf.TensorShape([None if size == -1 else size for size in shape]) for shape in shapes]
-        _, late, ended, asked, sums = tf.while_loop(
+        _, late, ended, contributors, sums = tf.while_loop(
             lambda count, _, ended, *__: (count < needed) & ~ended,
             body,
             start,
             shape_invariants=(*(one.shape for one in start[:4]), grows),
             parallel_iterations=1,
         )
-        return sums, asked, late, ended
+        return sums, contributors, late, ended
 
     def _apply(self, sums: Sequence[tf.Tensor], needed: int) -> None:
-        known = len(self._types)
-        means = [total / tf.cast(needed, total.dtype) for total in sums[:known]]
+        sum_count = len(self._types)
+        means = [total / tf.cast(needed, total.dtype) for total in sums[:sum_count]]
         packs = len(self._group.variables)
         dense = means[:packs]
         if self._tables:
             rows = [
                 summed(tf.IndexedSlices(values / tf.cast(needed, values.dtype), row_indices, tf.constant([0])))
-                for row_indices, values in zip(sums[known::2], sums[known + 1 :: 2], strict=True)
+                for row_indices, values in zip(sums[sum_count::2], sums[sum_count + 1 :: 2], strict=True)
             ]
             dense = self._tables.apply_mean(self._group, dense, rows)
         self._group.apply(dense)
@@ -212,7 +212,7 @@ class SyncServer:
         tf.raw_ops.QueueEnqueueV2(handle=queue, components=reply)
 
     def _clear_replies(self, worker: tf.Tensor) -> tf.Tensor:
-        """Throw away what waits for a worker that has been started again; return how much that was."""
+        """Discard the replies to a worker that has been started again; return how many there were."""
         queue = self.reply_queue(worker)
 
         def body(count: tf.Tensor) -> tf.Tensor:
@@ -237,7 +237,7 @@ def _for_each(indices: tf.Tensor, act: Any) -> None:
     tf.while_loop(lambda position: position < tf.size(indices), body, (tf.constant(0),), parallel_iterations=1)
 
 
-# Messages: numbers and tensors in one vector of bytes, so that they travel in one go.
+# Messages: numbers and tensors in one vector of bytes, so that they are sent together.
 
 
 def write_message(numbers: Sequence[tf.Tensor], tensor: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Synchronous training on parameter servers with back-up workers: a step is the mean of the first so many gradients."""
+"""Synchronous training on parameter servers with back-up workers: a step applies the mean of its first `replicas_to_aggregate` gradients."""
 
 import math
 import time
@@ -28,22 +28,22 @@ from trainer.engine.parameter_server.worker_pool import (
 from trainer.engine.session import PeerLostError, Progress
 from trainer.workloads.protocol import Workload
 
-_POLL_INTERVAL = 0.25  # seconds between checks for a stop, and for servers that may be gone, while rounds are under way
-_STOP_TIMEOUT = 2.0  # seconds that rounds may go on after a stop; so long, too, until an interruption is repeated
-_INTERRUPT_TIMEOUT = 10.0  # seconds after which a server that does not answer an interruption is taken for lost
+_POLL_INTERVAL = 0.25  # seconds between checks for a stop, and for lost servers, during rounds
+_STOP_TIMEOUT = 2.0  # seconds that rounds may continue after a stop, and until an interrupt is repeated
+_INTERRUPT_TIMEOUT = 10.0  # seconds after which a server that does not react to an interrupt counts as lost
 
 
 class SynchronousSession(ServerSession):
     """The chief's session. Servers gather gradients and update, see sync_server.py; workers answer them with gradients.
 
-    The state between calls of `run` is that after exactly `step` rounds: servers move only in `run`.
+    Between calls of `run`, the state is that after exactly `step` rounds: servers update only in `run`.
     """
 
     def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
         self._needed = job.train.sync.replicas_to_aggregate if job.train.sync else connection.workers
         super().__init__(workload, job, connection, stopped, replicas=self._needed, per_server=True)
         wire = tf.as_dtype(job.train.gradients.wire)
-        # Variables that are not trained, such as the moving averages of BatchNorm, are on the first server; what workers change of them is averaged there, too.
+        # Variables that are not trained, such as the moving averages of BatchNorm, are on the first server; the workers' changes of them are averaged there, too.
         non_trainable = [self._state.non_trainable, *([] for _ in self._state.groups[1:])]
         with translate_peer_errors():
             self._servers = [
@@ -53,30 +53,30 @@ class SynchronousSession(ServerSession):
         self._rounds = [server.rounds(self._needed) for server in self._servers]
         self._answering = [server.answering() for server in self._servers]
         self._dropped = 0
-        self._results: list[Result] = []  # what `run` has not reported yet
+        self._results: list[Result] = []  # those that `run` has not reported yet
         self._call = self._make_call()
         self._threads = ThreadPoolExecutor(2 * len(self._servers), thread_name_prefix="rounds")
 
     def flush(self) -> None:
-        """Do nothing: no round outlasts `run`. Nor does one begin that was not asked for, whatever `hold` says."""
+        """Do nothing: no round outlasts `run`. For the same reason `hold` needs nothing: no round begins by itself."""
 
     def between_steps(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
-        """See Session.between_steps. Workers, which wait for the next round, end their calls where none follows."""
+        """See Session.between_steps. Workers wait for the next round; if none follows, their calls are ended."""
         stop = super().between_steps(hooks, current=current)
         if stop:
             self._end_calls()
         return stop
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
-        """Do `steps` rounds; see Session.run. Fewer when the task is asked to stop meanwhile: too few workers may be left."""
+        """Do `steps` rounds; see Session.run. Fewer if the task is asked to stop meanwhile: too few workers may be left."""
         began = time.perf_counter()
         before = self._step
-        left = [steps] * len(self._servers)  # of each server
-        while any(left) and not self._stopped() and self._enough_workers():
-            done = self._rounds_of(left)
-            left = [one - of for one, of in zip(left, done, strict=True)]
+        remaining = [steps] * len(self._servers)  # of each server
+        while any(remaining) and not self._stopped() and self._wait_for_workers():
+            done = self._run_rounds(remaining)
+            remaining = [count - done_count for count, done_count in zip(remaining, done, strict=True)]
         # A stop may come in the middle of a round, which is then lost; of several servers, some may have done it.
-        self._step += steps - max(left)
+        self._step += steps - max(remaining)
         stop = stop or self._stopped()
         self._results += self._workers.drain()
         if stop or finish or self._step >= min(self._last_step, self._hold_at) or self._first_non_finite(self._results):
@@ -99,10 +99,10 @@ class SynchronousSession(ServerSession):
             workers=workers,
         )
 
-    def _enough_workers(self) -> bool:
-        """Return true once there are as many workers as a round needs, false when asked to stop before.
+    def _wait_for_workers(self) -> bool:
+        """Wait until there are as many workers as a round needs; return False if the task is asked to stop before.
 
-        Nothing may be under way meanwhile: the coordinator takes a worker back only while no call is.
+        Calls are ended for that: the coordinator takes a worker back only while none is in progress.
         """
         if self._workers.alive >= self._needed:
             return True
@@ -116,21 +116,21 @@ class SynchronousSession(ServerSession):
             time.sleep(_POLL_INTERVAL)
         return True
 
-    def _rounds_of(self, counts: list[int]) -> list[int]:
-        """Do so many rounds on each server and return how many were done: fewer when too few workers are left, or on a stop."""
+    def _run_rounds(self, counts: list[int]) -> list[int]:
+        """Do so many rounds on each server and return how many were done: fewer if too few workers are left, or on a stop."""
         pending = [self._threads.submit(_counts, run, count) for run, count in zip(self._rounds, counts, strict=True)]
         for one in pending:
             one.add_done_callback(lambda _: self._workers.wake())
         answering: dict[int, Future[int]] = {}
-        deadline, moving = math.inf, time.monotonic()
+        deadline, all_pending_at = math.inf, time.monotonic()
         while not all(one.done() for one in pending):
             if not any(one.done() for one in pending):
-                moving = time.monotonic()
-            if time.monotonic() - moving > _POLL_INTERVAL:
+                all_pending_at = time.monotonic()
+            if time.monotonic() - all_pending_at > _POLL_INTERVAL:
                 # Workers wait for each server: one that is done continues to answer them.
                 for server in self._starving(pending, counts) - answering.keys():
                     answering[server] = self._threads.submit(_late, self._answering[server])
-            # A call's gradients may all come too late, so there is always another one.
+            # A call's gradients may all come too late, so another call is always scheduled.
             while self._workers.in_flight < self._workers.count * IN_FLIGHT:
                 self._workers.schedule(max(counts))
             result = self._workers.take_within(_POLL_INTERVAL)
@@ -139,9 +139,9 @@ class SynchronousSession(ServerSession):
                 break
             self._workers.check_errors()
             deadline = self._interrupted(pending, deadline)
-        return self._done(pending, answering)
+        return self._done_rounds(pending, answering)
 
-    def _done(self, pending: list[Future[tuple[int, int]]], answering: dict[int, Future[int]]) -> list[int]:
+    def _done_rounds(self, pending: list[Future[tuple[int, int]]], answering: dict[int, Future[int]]) -> list[int]:
         try:
             with translate_peer_errors():
                 for server in answering:
@@ -154,15 +154,15 @@ class SynchronousSession(ServerSession):
         return [done for done, _ in results]
 
     def _starving(self, pending: list[Future[tuple[int, int]]], counts: list[int]) -> set[int]:
-        """Return the servers that have done their rounds and may keep workers from others that need their gradients.
+        """Return the servers that have done their rounds, and block workers whose gradients other servers need.
 
-        Where every worker is needed each sends to all servers in each round; so only a server that had none to do does.
+        If every worker is needed, each sends to all servers in each round; then only a server without rounds to do blocks any.
         """
         done = [server for server, one in enumerate(pending) if one.done()]
         return {server for server in done if self._needed < self._workers.count or counts[server] == 0}
 
     def _interrupted(self, pending: list[Future[tuple[int, int]]], deadline: float) -> float:
-        """Interrupt rounds that lack workers, or that a stop has waited for until `deadline`; return the deadline now."""
+        """Interrupt rounds that lack workers, or that have not ended by the `deadline` of a stop; return the new deadline."""
         if self._stopped():
             deadline = min(deadline, time.monotonic() + _STOP_TIMEOUT)
         if self._workers.alive >= self._needed and time.monotonic() < deadline:
@@ -211,16 +211,16 @@ class SynchronousSession(ServerSession):
             queues = [server.reply_queue(worker) for server in servers]
 
             def body(done: tf.Tensor, _: tf.Tensor, totals: tf.Tensor, first_non_finite: tf.Tensor) -> tuple[tf.Tensor, ...]:
-                with tf.control_dependencies([totals]):  # of the step before: its gradients are on their way
+                with tf.control_dependencies([totals]):  # of the previous step: its gradients are sent
                     began = clock.now()
                 received = [server.receive(queue) for server, queue in zip(servers, queues, strict=True)]
-                steps = [step for step, _ in received]  # before it has sent this, a server's rows are of an earlier step
+                steps = [step for step, _ in received]  # until a server has sent this, its rows are of an earlier step
                 with tf.control_dependencies(steps):
                     waited = clock.since(began)
                 ended = tf.reduce_any([step < 0 for step in steps])
                 non_trainable = received[0][1][len(state.groups[0].packs) :]
                 values = state.unpacked([tensors[: len(g.packs)] for (_, tensors), g in zip(received, state.groups, strict=True)])
-                # After the end this computes once more, in vain: cheaper than a condition around every step.
+                # After the end this computes once more, without use: that costs less than a condition around every step.
                 measured, gradients, after = replica.stateless_step(iterator, values, non_trainable, worker, steps[0], rows_after=steps)
                 rows = [one for one in gradients if isinstance(one, RowGradients)]
                 changes = [[new - old for new, old in zip(after, non_trainable, strict=True)], *([] for _ in servers[1:])]
@@ -228,7 +228,7 @@ class SynchronousSession(ServerSession):
                 for server, (step, _), packs, extra in zip(servers, received, packed, changes, strict=True):
                     server.send(worker, tf.where(ended, LAST, step), [*packs, *extra], rows)
                 with tf.control_dependencies([pack for packs in packed for pack in packs]):
-                    # Not times 0: what is computed after the end may be no number.
+                    # Not multiplied by 0: values that are computed after the end may be NaN.
                     added = tf.where(ended, 0.0, tf.concat([measured, [waited]], 0))
                 first_non_finite = tf.where(
                     (first_non_finite < 0) & ~ended & ~tf.math.is_finite(measured[0]), received[0][0], first_non_finite
@@ -243,8 +243,8 @@ class SynchronousSession(ServerSession):
 
 
 def _counts(run: Any, count: int) -> tuple[int, int]:
-    # Not under the server's device, though all of it runs there: as an operation of the server's it would hold up whatever
-    # else the chief asks of it, the functions that workers are about to call among it.
+    # Not under the server's device, though all of it runs there: as an operation of the server it would block all other requests of the
+    # chief to it, e.g. for functions that workers are about to call.
     done, dropped = run(tf.constant(count)).numpy()
     return int(done), int(dropped)
 

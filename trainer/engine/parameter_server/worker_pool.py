@@ -1,4 +1,4 @@
-"""The workers of parameter_server as the chief sees them: it schedules calls of some steps, they report what they did."""
+"""The chief's side of the workers of parameter_server: it schedules calls of some steps on them, and collects the results."""
 
 import logging
 import queue
@@ -27,13 +27,13 @@ IN_FLIGHT = 2  # calls scheduled per worker, so that none waits for the chief
 _RESULT_TIMEOUT = 1.0  # seconds without a result before the chief checks whether a server is gone, or it was asked to stop
 _CONNECT_TIMEOUT = 1.0  # seconds for a server to take a connection
 _SHUTDOWN_SECONDS = 1.0  # seconds after its connections in which a worker that was killed still listens
-_ASK_INTERVAL = 0.5  # seconds between questions whether a worker is back
-_END_TIMEOUT = 10.0  # seconds for workers to end the calls that they have begun, once no more are wanted; well below a stop's grace
+_ASK_INTERVAL = 0.5  # seconds between checks whether a worker is back
+_END_TIMEOUT = 10.0  # seconds for workers to end the calls that they have begun, once no more are needed; well below a stop's grace period
 
-# TensorFlow's messages for a call on a worker that came back and is not connected again yet, or lacks tensors of the worker before it.
+# TensorFlow's messages for a call on a worker that came back and is not connected again yet, or lacks tensors of the worker's earlier process.
 _NOT_CONNECTED = ("Primary device is not remote", "Unable to find the relevant tensor remote_handle")
 
-# Of Python numbers, as tf.constant has them.
+# Type of a Python number -> that of its tensor, as tf.constant chooses it.
 _NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int32, float: np.float32}
 
 # A ps or the whole cluster is gone. Workers' own failures never surface: the coordinator reschedules.
@@ -47,7 +47,7 @@ _REPEATED = (
 )
 
 
-class _Repeated(logging.Filter):
+class _RepeatedErrorFilter(logging.Filter):
     """Drops messages that are reported elsewhere."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -65,12 +65,12 @@ class Connection:
 
 
 def connect(task: TaskConfig) -> Connection:
-    """Connect the chief to all ps and workers; returns when every one of them answers.
+    """Connect the chief to all ps and workers; return when every one of them answers.
 
     Raises:
-        PeerLostError: one of them went away meanwhile.
+        PeerLostError: one of them was lost meanwhile.
     """
-    tf.get_logger().addFilter(_Repeated())
+    tf.get_logger().addFilter(_RepeatedErrorFilter())
     cluster = tf.train.ClusterSpec({role: list(addresses) for role, addresses in task.cluster.items()})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type=task.role, task_id=task.index, rpc_layer="grpc")
     with translate_peer_errors(), restricted_to_loopback(task.address):
@@ -85,8 +85,8 @@ def connect(task: TaskConfig) -> Connection:
 def constant(value: Any, dtype: Any = None) -> tf.Tensor:
     """Return a tensor on the chief, for a call on a worker.
 
-    Made under the worker's device it would be sent there at once, while no other Python runs: a worker that hangs would stop the chief.
-    TensorFlow also caches one tensor for each Python number. Where a worker dies during its copy, the cached tensor keeps that error, and
+    Created under the worker's device it would be sent there at once, while no other Python runs: a worker that hangs would stop the chief.
+    TensorFlow also caches one tensor for each Python number. If a worker dies during its copy, the cached tensor keeps that error, and
     every later call with the number fails, also on the worker's replacement. A tensor of a new array is not cached.
     """
     kind = _NUMBERS.get(type(value)) if dtype is None else tf.as_dtype(dtype).as_numpy_dtype
@@ -105,10 +105,10 @@ def translate_peer_errors() -> Iterator[None]:
 
 
 def is_lost_worker_error(error: Exception, servers: Sequence[str]) -> bool:
-    """Return whether a call on a worker, or connecting to it again, failed because the worker is lost, where the error does not name it.
+    """Return whether a call on a worker, or a new connection to it, failed because the worker is lost, if the error does not name it.
 
-    gRPC reports some connections that break when a process dies without the task at the other end. That is a worker where each of
-    `servers`, their addresses, takes a connection.
+    For some connections that break when a process dies, gRPC does not report the task at the other end. It is a worker if each of
+    `servers`, the addresses of all ps, accepts a connection.
     """
     message = str(error)
     if isinstance(error, tf.errors.UnavailableError) and "/job:" not in message:
@@ -117,8 +117,8 @@ def is_lost_worker_error(error: Exception, servers: Sequence[str]) -> bool:
 
 
 def _recognise_lost_workers(coordinator: Any, servers: Sequence[str]) -> None:
-    """Have the coordinator take a worker for lost, and wait for it, also after errors in which it does not find the worker's name."""
-    cluster = coordinator._cluster  # noqa: SLF001 - the coordinator has no public say in this
+    """Have the coordinator treat a worker as lost, and wait for it, also after errors in which it does not find the worker's name."""
+    cluster = coordinator._cluster  # noqa: SLF001 - the coordinator has no public option for this
     by_name = cluster.failure_handler._validate_preemption_failure  # noqa: SLF001
 
     def validate(error: Exception) -> None:
@@ -130,12 +130,12 @@ def _recognise_lost_workers(coordinator: Any, servers: Sequence[str]) -> None:
 
 
 def _await_lost_workers(coordinator: Any, workers: Sequence[str]) -> None:
-    """Have the coordinator connect again to lost workers when all of them are there, and not before.
+    """Have the coordinator connect again to lost workers only when all workers accept connections.
 
-    Its gRPC looks a name up when it connects first, and then every 30 s only: a worker that has come back at another address would be
+    Its gRPC resolves a name at the first connection, and then only every 30 s: a worker that has come back at another address would be
     found that late.
     """
-    handler = coordinator._cluster.failure_handler  # noqa: SLF001 - the coordinator has no public say in this
+    handler = coordinator._cluster.failure_handler  # noqa: SLF001 - the coordinator has no public option for this
     by_tensorflow = handler.wait_on_failure
 
     def wait_on_failure(on_failure_fn: Callable[[Exception], None] | None = None, **others: Any) -> Any:
@@ -169,7 +169,7 @@ class Measures(Protocol):
 
 @dataclass
 class _Call:
-    """Steps for a worker. Once `ended`, a call does nothing on any worker: it was lost with its worker, or is not wanted any more."""
+    """Steps for a worker. Once `ended`, a call does nothing on any worker: it was lost with its worker, or is no longer needed."""
 
     steps: int
     started: bool = False
@@ -180,9 +180,9 @@ class _Call:
 class CallResult:
     """Result of a call: `totals`, float32 [Measures.width], are sums over its `steps`.
 
-    `global_step` is the cluster's after it, `waited` the seconds that it waited for others' gradients, where it reports that; `first_non_finite` the
-    first global step whose loss was not finite, `weights_not_finite` whether weights that were not finite made each such loss, `payload` whatever
-    else it has for the chief.
+    `global_step` is the cluster's after the call, `waited` the seconds that it waited for others' gradients, if it reports that; `first_non_finite`
+    is the first global step whose loss was not finite, `weights_not_finite` whether weights that were not finite caused each such loss, `payload`
+    any other result for the chief.
     """
 
     totals: np.ndarray[Any, np.dtype[np.float32]]
@@ -196,7 +196,7 @@ class CallResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Result(CallResult):
-    """Work of one worker in a call of so many seconds."""
+    """Result of a call on one worker, which took `seconds`."""
 
     worker: int
     seconds: float
@@ -204,12 +204,12 @@ class Result(CallResult):
 
 def not_finite(results: Iterable[Result]) -> NotFinite | None:
     """Return the first loss that was not finite, by global step, those from finite weights before others; None where all were finite."""
-    found = [
+    non_finite = [
         (result.weights_not_finite, NotFinite(result.first_non_finite, f"worker-{result.worker}"))
         for result in results
         if result.first_non_finite is not None
     ]
-    return min(found)[1] if found else None
+    return min(non_finite)[1] if non_finite else None
 
 
 @dataclass(frozen=True)
@@ -220,16 +220,16 @@ class Assignment:
     first: bool
 
 
-# Makes a worker's iterator, under its device.
+# Creates a worker's iterator, under its device.
 MakeIterator = Callable[[int], Any]
-# Runs so many steps there.
+# Runs so many steps with that iterator, under the worker's device.
 Run = Callable[[Any, int, Assignment], CallResult]
 
 
 class Workers:
     """Schedules calls on workers and collects their results, those of lost workers included.
 
-    `stopped` returns whether this task was asked to stop: then no wait for workers, of which there may be none, is without end.
+    `stopped` returns whether this task was asked to stop: then waits for workers end, since there may be none left.
     Every method raises PeerLostError when a server is gone.
     """
 
@@ -240,8 +240,8 @@ class Workers:
         self._make_iterator, self._run, self._measures, self._stopped = make_iterator, run, measures, stopped
         self._nothing_done = CallResult(totals=np.zeros(measures.width, np.float32), steps=0)
         self._iterators: dict[int, Any] = {}
-        # The objects that lived on workers that are lost, iterators and, in the frames of an error, arguments. Let go, TensorFlow would ask the process that
-        # comes in their place to destroy them, and a request beside that refusal may never be answered: the worker's thread here then waits for good.
+        # Objects on lost workers: iterators and, in the frames of an error, arguments. If they were freed, TensorFlow would ask the new process of
+        # the worker to destroy them. It refuses, and a request beside that may never be answered: the worker's thread here would wait forever.
         self._kept_alive: list[Any] = []
         self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes a waiting thread
         self._calls: dict[int, _Call] = {}  # that have not ended
@@ -254,7 +254,7 @@ class Workers:
         self._metrics: dict[str, float] = {}
 
     def schedule(self, steps: int) -> None:
-        """Give `steps` steps to whichever worker is free first; a call of no steps only shows that one is there."""
+        """Schedule `steps` steps on the first free worker; a call of no steps only shows that there is one."""
         call = _Call(steps)
         self._calls[id(call)] = call
         self.in_flight += 1
@@ -263,14 +263,14 @@ class Workers:
             self._coordinator._cluster.schedule(self._work, args=(call,), kwargs={})  # noqa: SLF001
 
     def take(self) -> Result | None:
-        """Wait for a call to end and return what it did, no steps when its worker was lost; None once this task is asked to stop."""
+        """Wait for a call to end and return its result, of no steps if its worker was lost; None once this task is asked to stop."""
         while not self._stopped():
             if result := self._take_or_check():
                 return result
         return None
 
     def take_within(self, seconds: float) -> Result | None:
-        """Do the same for so long, or until `wake`; None when no call has ended."""
+        """Do the same for so long, or until `wake`; return None if no call has ended."""
         try:
             result = self._results.get(timeout=seconds)
         except queue.Empty:
@@ -285,7 +285,7 @@ class Workers:
         self._results.put(None)
 
     def drain(self) -> list[Result]:
-        """Return every result that is there."""
+        """Return all results so far, without a wait."""
         results: list[Result] = []
         while not self._results.empty():
             result = self.take_within(0)
@@ -312,12 +312,12 @@ class Workers:
         return results + self.drain()
 
     def drop_queued(self) -> None:
-        """Let calls that no worker has begun do nothing, and count as ended: there may be no worker left to take them."""
+        """Drop calls that no worker has begun, and count them as ended: there may be no worker left to take them."""
         self._drop(started=False)
 
     @property
     def alive(self) -> int:
-        """Return how many workers are not known to be lost; one that comes back is known by a call that it ends."""
+        """Return how many workers are not known to be lost; one that is back counts again when it begins a call."""
         return self.count - len(self._lost)
 
     def start_over(self) -> None:
@@ -325,23 +325,23 @@ class Workers:
         self._called.clear()
 
     def check_errors(self) -> None:
-        """Raise what went wrong for good, if anything did."""
+        """Raise a permanent error of the cluster, if there is one."""
         if self._watch is not None:
             self._watch.check()
         with translate_peer_errors():
             self._coordinator.done()
 
     def close(self) -> None:
-        """Let calls that no worker has begun do nothing, and give the others some seconds to end: no result is wanted any more."""
+        """Drop calls that no worker has begun, and give the others some seconds to end: no result is needed any more."""
         self.drop_queued()
         with translate_peer_errors():
-            # The public `join` has no deadline, and calls that no worker is there to take stay in the queue.
+            # The public `join` has no deadline, and calls stay in the queue if there is no worker to take them.
             self._coordinator._cluster.closure_queue.wait(timeout=_END_TIMEOUT)  # noqa: SLF001
 
     def summarise(self, results: list[Result]) -> tuple[float | None, dict[str, float], list[WorkerProgress]]:
         """Return loss and metrics, means over the steps of `results`, and each worker's progress.
 
-        Where there are none, the last known ones; before any call has ended no loss and no metrics.
+        Without steps they are the last known ones; before any call has ended there is no loss and no metric.
         """
         results = [r for r in results if r.steps]  # without those that were lost
         if results:
@@ -386,14 +386,14 @@ class Workers:
             self._end(call, Result(**vars(done), worker=worker, seconds=time.perf_counter() - began))
 
     def _take_or_check(self) -> Result | None:
-        """Wait a moment for a call to end; where none does, check whether something is wrong for good."""
+        """Wait a moment for a call to end; if none does, check for permanent errors."""
         result = self.take_within(_RESULT_TIMEOUT)
         if result is None:
             self.check_errors()
         return result
 
     def _drop(self, *, started: bool) -> None:
-        """Let calls count as ended, and do nothing if they have not begun."""
+        """Count calls as ended; those that have not begun will do nothing."""
         with self._lock:
             for call in [one for one in self._calls.values() if started or not one.started]:
                 self._end(call, self._nothing(0))
