@@ -1,4 +1,4 @@
-"""Conditions of each test: the environment it starts from, and where real data is."""
+"""Options and fixtures of all tests: a clean environment, forked test processes, the path of the real MNIST."""
 
 import ctypes
 import gc
@@ -20,48 +20,51 @@ from tests import forked
 from tests.costs import Costs
 from tests.golden_messages import GoldenMessages
 
-# Where this is set, each of thousands of processes compiles every module again, and pytest rewrites each test file.
+# With PYTHONDONTWRITEBYTECODE each of thousands of processes would compile every module again, and pytest would rewrite each test file.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# On a busy machine an example takes as long as it takes: Hypothesis's limit of 0.2 s would fail tests by chance. CI has none anyway.
+# Hypothesis's limit of 0.2 s for each example would fail tests by chance on a busy machine. Its profile for CI has no limit anyway.
 hypothesis.settings.register_profile("tests", hypothesis.settings.default, deadline=None)
 hypothesis.settings.load_profile("tests")
 
-# Marks whose tests are all below one directory: asked for alone, the others need not even be imported, TensorFlow with them.
-OF_THEIR_OWN = {mark: Path(__file__).parent / "e2e" / mark for mark in ("docker", "kubernetes")}
+# Marks whose tests are all in one directory. `-m MARK` then imports no other test, and so no TensorFlow.
+MARK_DIRECTORIES = {mark: Path(__file__).parent / "e2e" / mark for mark in ("docker", "kubernetes")}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Look only where tests are that are asked for: `pytest -m docker` says at once why it skips them, "not docker" imports none of them.
+    """Skip files without a test that `-m` selects, so that they are not imported.
 
     Few modules have a slow test; to import all others takes ten seconds.
     """
-    asked: str = config.getoption("markexpr")
-    wanted = OF_THEIR_OWN.get(asked)
-    if wanted is not None:
-        return None if collection_path.is_relative_to(wanted) or wanted.is_relative_to(collection_path) else True
-    terms = re.split(r"\s+and\s+", asked)
-    if any(f"not {mark}" in terms and collection_path.is_relative_to(path) for mark, path in OF_THEIR_OWN.items()):
+    expression: str = config.getoption("markexpr")
+    directory = MARK_DIRECTORIES.get(expression)
+    if directory is not None:
+        return None if collection_path.is_relative_to(directory) or directory.is_relative_to(collection_path) else True
+    terms = re.split(r"\s+and\s+", expression)
+    if any(f"not {mark}" in terms and collection_path.is_relative_to(path) for mark, path in MARK_DIRECTORIES.items()):
         return True
     module = collection_path.suffix == ".py" and collection_path.name != "conftest.py"
     return True if "slow" in terms and module and "mark.slow" not in collection_path.read_text(encoding="utf-8") else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `--costs=FILE` tell what each test costs, and `--write-messages` write the messages that tests compare."""
+    """Add `--costs=FILE`, which writes the cost of each test, and `--write-messages`, which writes the messages that tests compare."""
     parser.addoption(
-        "--costs", metavar="FILE", type=Path, help="write processor seconds and seconds to FILE, and print the dearest modules and tests"
+        "--costs",
+        metavar="FILE",
+        type=Path,
+        help="write processor seconds and seconds to FILE, and print the most costly modules and tests",
     )
     parser.addoption("--write-messages", action="store_true", help="write tests/*/messages.txt again, as `make golden` does")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hear signals also when started in the background or by nohup, where they are ignored for us and so for what tests start."""
+    """Register the plugins, and handle signals. A shell's `&` and nohup let them be ignored, by this process and by all that it starts."""
     if hasattr(config, "workerinput"):
         forked.shared.directory = config.workerinput["forked"]
     elif not forked.shared.directory:
-        forked.shared.make()
+        forked.shared.create()
     config.pluginmanager.register(GoldenMessages(write=config.getoption("write_messages")))
     if config.getoption("costs") and not config.getoption("collectonly"):
         config.pluginmanager.register(Costs())
@@ -73,38 +76,38 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """Fork the test processes from one that has collected the tests."""
-    given = config.invocation_params
-    asked = {"arguments": [str(word) for word in given.args], "directory": str(given.dir)}
-    Path(forked.shared.directory, forked.ASKED).write_text(json.dumps(asked), encoding="utf-8")
+    invocation = config.invocation_params
+    arguments = {"arguments": [str(argument) for argument in invocation.args], "directory": str(invocation.dir)}
+    Path(forked.shared.directory, forked.PYTEST_ARGUMENTS).write_text(json.dumps(arguments), encoding="utf-8")
     for spec in specs:
         spec.python = shlex.join([sys.executable, str(Path(__file__).with_name("worker.py")), forked.shared.directory])
     if config.args_source is not pytest.Config.ArgsSource.ARGS and not config.getoption("keyword"):
-        # All tests are asked for, and collecting them leaves a core idle for ten seconds: what forks tasks imports TensorFlow meanwhile.
+        # All tests are selected, and collecting them leaves a core idle for ten seconds: the fork server imports TensorFlow meanwhile.
         threading.Thread(target=forked.shared.prepare, args=(forked.TENSORFLOW,), daemon=True).start()
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_configure_node(node: Any) -> None:
-    """Let all test processes have what forks tasks in common: one of them imports TensorFlow for it."""
+    """Let all test processes share the fork servers, so that TensorFlow is imported only once."""
     node.workerinput["forked"] = forked.shared.directory
 
 
 pytest.register_assert_rewrite("tests.integration.example_runs")
 
-# Modules of short tests: in the rest of the time that longer ones leave.
+# Modules of short tests, which run last.
 _SHORT = Path(__file__).parent / "launcher"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put modules that take long first: where several processes share the tests, none is left with a long one at the end."""
+    """Put modules that take long first, so that no process starts a long one at the end."""
     items.sort(key=lambda item: (item.get_closest_marker("takes_minutes") is None, item.path.is_relative_to(_SHORT)))
 
 
 def pytest_collection_finish() -> None:
-    """Leave the garbage collector with what tests make: what TensorFlow's import and the tests are made of stays anyway.
+    """Exclude the objects of all imports from garbage collection: they stay anyway.
 
-    It comes less often than it would by itself: tracing makes thousands of objects at a time, most of which stay for a while.
+    Collections are rarer than by default, because tracing creates thousands of objects at a time, most of which live for a while.
     """
     gc.collect()
     gc.freeze()
@@ -113,45 +116,45 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start each test without the variables by which tasks are told what to do."""
+    """Remove the variables that configure tasks."""
     for name in list(os.environ):
-        if name.startswith(forked.FOREIGN):
+        if name.startswith(forked.CLEARED_PREFIXES):
             monkeypatch.delenv(name)
     for name, value in forked.IMPORT_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 
 
-# capget(2), version 3: a head of version and process, then effective, permitted and inheritable rights, 32 at a time.
+# capget(2), version 3: a header of version and process, then effective, permitted and inheritable capabilities, 32 at a time.
 _CAPABILITIES = 0x20080522
-_EVERY_FILE = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of capabilities(7)
+_DAC_OVERRIDE = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of capabilities(7)
 
 
 @pytest.fixture
-def bound_by_rights() -> Iterator[None]:
-    """Have root, where it runs the test, read and write what the rights of a file let its owner do, and no more."""
+def without_dac_override() -> Iterator[None]:
+    """Apply file permissions to root, too, by dropping CAP_DAC_OVERRIDE for a test."""
     if os.geteuid() != 0:
         yield
         return
     if sys.platform != "linux":
-        pytest.skip("root reads and writes every file here; on Linux alone it can leave that off")
+        pytest.skip("root reads and writes every file here; only on Linux it can drop that capability")
     libc = ctypes.CDLL(None, use_errno=True)
-    head, rights = (ctypes.c_uint32 * 2)(_CAPABILITIES, 0), (ctypes.c_uint32 * 6)()
-    assert libc.capget(head, rights) == 0, os.strerror(ctypes.get_errno())
-    before = rights[0]
-    rights[0] = before & ~_EVERY_FILE
-    assert libc.capset(head, rights) == 0, os.strerror(ctypes.get_errno())
+    header, capabilities = (ctypes.c_uint32 * 2)(_CAPABILITIES, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, capabilities) == 0, os.strerror(ctypes.get_errno())
+    before = capabilities[0]
+    capabilities[0] = before & ~_DAC_OVERRIDE
+    assert libc.capset(header, capabilities) == 0, os.strerror(ctypes.get_errno())
     yield
-    rights[0] = before
-    assert libc.capset(head, rights) == 0, os.strerror(ctypes.get_errno())
+    capabilities[0] = before
+    assert libc.capset(header, capabilities) == 0, os.strerror(ctypes.get_errno())
 
 
 @pytest.fixture(scope="session")
 def mnist_dir() -> Path:
-    """Return the directory with the four published MNIST files, named by MNIST_DIR; skip where there is none."""
-    named = os.environ.get("MNIST_DIR")
-    if not named:
+    """Return the directory with the four published MNIST files, named by MNIST_DIR; skip if MNIST_DIR is not set."""
+    variable = os.environ.get("MNIST_DIR")
+    if not variable:
         pytest.skip("MNIST_DIR names no directory with the published MNIST files")
-    directory = Path(named)
+    directory = Path(variable)
     files = sorted(path.name for path in directory.glob("*-ubyte*"))
-    assert len(files) == 4, f"MNIST_DIR={named} holds {files}, not the four published files"
+    assert len(files) == 4, f"MNIST_DIR={variable} holds {files}, not the four published files"
     return directory

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def end(process: "subprocess.Popen[bytes]", seconds: float = 20) -> None:
-    """Ask a process to end, and kill it where it has not after `seconds`."""
+    """Ask a process to end, and kill it if it still runs after `seconds`."""
     process.terminate()
     try:
         process.wait(seconds)
@@ -25,7 +25,7 @@ def free_port() -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead and not yet reaped does not."""
+    """Return whether a process runs; a zombie does not."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     if not Path("/proc/self").exists():

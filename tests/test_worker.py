@@ -59,4 +59,4 @@ def test_a_test_process_that_does_not_end_is_killed(tmp_path: Path) -> None:
     done = run(tmp_path, STAYING)
     assert done.returncode == 0, done.stdout + done.stderr
     pid = int((tmp_path / "pid").read_text())
-    until("the test process to be killed", lambda: not is_alive(pid), told=lambda: pid)
+    until("the test process to be killed", lambda: not is_alive(pid), seen=lambda: pid)

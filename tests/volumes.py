@@ -1,4 +1,4 @@
-"""A small disk of a test's own, which can be full, read-only, or frozen: a process that writes to it then hangs, deaf to signals."""
+"""A small disk of a test's own, which can be full, read-only, or frozen: a process that writes to a frozen disk hangs and ignores signals."""
 
 import os
 import shutil
@@ -14,27 +14,27 @@ from typing import Any
 
 import pytest
 
-# Of a disk, and how the trainer's `save_failed` begins to name the cause.
+# Faults of a disk, and the beginning of the cause in the trainer's `save_failed`.
 FAULTS = {"full": "No space left on device", "read-only": "Read-only file system", "frozen": "it has not answered since"}
 _TOOLS = ("mkfs.ext4", "fsfreeze", "losetup")
 
 
 @dataclass(frozen=True)
 class Volume:
-    """An ext4 file system in a file, mounted at `place`."""
+    """An ext4 file system in a file, mounted at `path`."""
 
-    place: Path
+    path: Path
 
     def fill(self) -> None:
-        """Leave no byte, but for what a file gives back that was being written: see `of_full`."""
-        with (self.place / "filler").open("ab", buffering=0) as file, suppress(OSError):
+        """Leave no free byte, except those that a file being written releases when it fails: see `is_disk_full`."""
+        with (self.path / "filler").open("ab", buffering=0) as file, suppress(OSError):
             while file.write(bytes(4096)):
                 pass
             file.write(b"0")
 
     @contextmanager
     def _full(self) -> Iterator[None]:
-        """Leave no byte, and none that is given back, for a `with` block."""
+        """Leave no free byte for a `with` block, not even those that failed writes release."""
         ended = threading.Event()
 
         def refill() -> None:
@@ -51,27 +51,27 @@ class Volume:
                 try:
                     refilling.result()
                 finally:
-                    (self.place / "filler").unlink()  # makes room again
+                    (self.path / "filler").unlink()  # makes room again
 
-    def remount(self, how: str) -> None:
-        """Make it read-only (`ro`) once nobody writes, or writable (`rw`)."""
+    def remount(self, option: str) -> None:
+        """Make it read-only (`ro`) once no file is being written, or writable (`rw`)."""
         end = time.monotonic() + 30
         while subprocess.run(
-            ["mount", "-o", f"remount,{how}", self.place], check=time.monotonic() > end, stderr=subprocess.DEVNULL
+            ["mount", "-o", f"remount,{option}", self.path], check=time.monotonic() > end, stderr=subprocess.DEVNULL
         ).returncode:
             time.sleep(0.02)  # a file is being written just now
 
     def freeze(self) -> None:
-        """Have who writes wait."""
-        subprocess.run(["fsfreeze", "--freeze", self.place], check=True)
+        """Block all writes."""
+        subprocess.run(["fsfreeze", "--freeze", self.path], check=True)
 
     def thaw(self) -> None:
-        """Have them go on."""
-        subprocess.run(["fsfreeze", "--unfreeze", self.place], check=True)
+        """Unblock writes."""
+        subprocess.run(["fsfreeze", "--unfreeze", self.path], check=True)
 
     @contextmanager
     def failing(self, fault: str) -> Iterator[None]:
-        """Have one of FAULTS for a `with` block."""
+        """Cause one of FAULTS for a `with` block."""
         with {"full": self._full, "read-only": self._read_only, "frozen": self._frozen}[fault]():
             yield
 
@@ -92,46 +92,46 @@ class Volume:
             self.thaw()
 
 
-def of_full(report: dict[str, Any]) -> bool:
-    """Return whether a `save_failed` is of a disk that was full before: a file that was being written then has failed, too, and its bytes are free again."""
+def is_disk_full(report: dict[str, Any]) -> bool:
+    """Return whether a `save_failed` reports a full disk. The save that fails as the disk fills up does not: its bytes are free again."""
     return bool(report["free"] is not None and report["free"] < report["size"])
 
 
 @contextmanager
-def mounted(device: str, place: Path) -> Iterator[Volume]:
-    """Mount a device; another place where it is mounted has the same file system."""
-    place.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", device, place], check=True)
-    # A frozen disk must not outlive this process, however that ends: whatever reads it would wait for good, `rm` of its directory as well.
+def mounted(device: str, path: Path) -> Iterator[Volume]:
+    """Mount a device. It may be mounted at several paths, which then show the same file system."""
+    path.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", device, path], check=True)
+    # A frozen disk must not outlive this process, however that ends: every reader would wait forever, even `rm` of its directory.
     script = 'cat; fsfreeze --unfreeze "$0" 2>/dev/null; exec umount --lazy "$0"'
-    guard = subprocess.Popen(["sh", "-c", script, place], stdin=subprocess.PIPE, start_new_session=True)
+    guard = subprocess.Popen(["sh", "-c", script, path], stdin=subprocess.PIPE, start_new_session=True)
     try:
-        yield Volume(place)
+        yield Volume(path)
     finally:
         guard.communicate()
-        assert guard.returncode == 0, f"{place} is still mounted"
+        assert guard.returncode == 0, f"{path} is still mounted"
 
 
 @contextmanager
-def volume(place: Path, image: Path, size: int = 8_000_000, owner: int = 0) -> Iterator[Volume]:
-    """Mount a disk of so many bytes, kept in the file `image`; skip the test where that cannot be done."""
-    with device(image, size, owner) as disk, mounted(disk, place) as made:
-        yield made
+def volume(path: Path, image: Path, size: int = 8_000_000, owner: int = 0) -> Iterator[Volume]:
+    """Mount a disk of `size` bytes, stored in the file `image`; skip the test if that is impossible."""
+    with device(image, size, owner) as disk, mounted(disk, path) as mount:
+        yield mount
 
 
 @contextmanager
 def device(image: Path, size: int, owner: int = 0) -> Iterator[str]:
-    """Return the path of a block device of so many bytes, kept in the file `image`, with an ext4 of a user's; skip where that cannot be done."""
+    """Return the path of a block device of `size` bytes, stored in the file `image`, with an ext4 that `owner` owns; skip if that is impossible."""
     with image.open("wb") as file:
         file.truncate(size)
     missing = next((tool for tool in _TOOLS if shutil.which(tool) is None), "")
     if os.geteuid() or missing:
-        pytest.skip(f"only root can make a disk of the test's own{', with ' if missing else ''}{missing}")
+        pytest.skip(f"only root can create a disk for a test{', with ' if missing else ''}{missing}")
     subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-E", f"root_owner={owner}:{owner}", image], check=True)
-    made = subprocess.run(["losetup", "--find", "--show", image], capture_output=True, text=True, check=False)
-    if made.returncode:
-        pytest.skip(f"there is no loop device for a disk of the test's own: {made.stderr.strip()}")
+    loop = subprocess.run(["losetup", "--find", "--show", image], capture_output=True, text=True, check=False)
+    if loop.returncode:
+        pytest.skip(f"there is no loop device for a disk of the test's own: {loop.stderr.strip()}")
     try:
-        yield made.stdout.strip()
+        yield loop.stdout.strip()
     finally:
-        subprocess.run(["losetup", "--detach", made.stdout.strip()], check=True)  # once nobody mounts it
+        subprocess.run(["losetup", "--detach", loop.stdout.strip()], check=True)  # takes effect when nothing mounts it any more

@@ -1,5 +1,5 @@
-"""How much longer tests on an engine and a cluster wait than a machine with nothing else to do takes."""
+"""The factor for all deadlines of tests on an engine and a cluster, which are those of an idle machine."""
 
-# With fifty processes that want two cores, importing TensorFlow took 160 s, and tasks that are there in seconds were there in minutes.
-# A test that passes waits no longer for it.
+# With fifty processes on two cores, importing TensorFlow took 160 s, and tasks that start in seconds took minutes.
+# The factor does not make a passing test slower.
 BUSY = 3.0

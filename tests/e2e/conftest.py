@@ -1,7 +1,7 @@
-"""Tests on an engine and on a cluster: of the modules in which TensorFlow trains, one runs at a time on this machine.
+"""Runs one module at a time, on this machine, of those on an engine or a cluster in which TensorFlow trains (mark `trains`).
 
 Each of them starts up to eight processes that import TensorFlow, which takes 4 seconds of a core and twice that on a slow day. `.ci/run` shares these
-tests among nine processes, so that without this, twenty such tasks may start at once on two cores, and none in time.
+tests among nine processes. Without this rule twenty such tasks might start at once on two cores, all of them too late.
 """
 
 import fcntl
@@ -20,7 +20,7 @@ _turn = pytest.StashKey[TextIO]()
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of pytest-timeout's: a test's own time begins with its turn
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Take the turn before the first test of a module that trains, and give it away after the last one."""
+    """Take the lock before the first test of a module that trains, and release it after the last one."""
     if _trains(item) and _turn not in item.config.stash:
         item.config.stash[_turn] = _take_turn()
     try:

@@ -1,4 +1,4 @@
-"""Run an example as a user does, and check what every run of one leaves."""
+"""Run an example as a user does, and check the files that every run writes."""
 
 import json
 import re
@@ -37,15 +37,15 @@ def up(name: str, tmp_path: Path, changes: tuple[str, ...] = ()) -> Done:
     file, runs = EXAMPLES / f"{name}.yaml", tmp_path / "runs"
     settings = [word for change in changes for word in ("--set", change)]
     try:
-        done = forked.launcher("up", str(file), "--json", "--runs", str(runs), *settings, timeout=300, engine=forked.TENSORFLOW)
+        done = forked.launcher("up", str(file), "--json", "--runs", str(runs), *settings, timeout=300, preload=forked.TENSORFLOW)
     finally:
         leftovers.assert_none(runs / name)
     assert done.returncode == 0, f"{name} ended with {done.returncode}:\n{done.stdout[-6000:]}\n{done.stderr}"
     return Done(yaml.safe_load(file.read_text()), runs / name, [json.loads(line) for line in done.stdout.splitlines()])
 
 
-def assert_kept(done: Done) -> None:
-    """Check what every run leaves: a summary without restarts, and a log of each task, its lines dated."""
+def assert_recorded(done: Done) -> None:
+    """Check that a run has written a summary without restarts, and a log of each task with dated lines."""
     assert done.summary["name"] == done.spec["name"] == done.directory.name
     assert not done.of("stalled")
     assert (done.summary["state"], done.summary["exit_code"], done.summary["restarts"]) == ("succeeded", 0, {})
@@ -63,8 +63,8 @@ def assert_kept(done: Done) -> None:
 
 
 def assert_trained(done: Done, expected: Bounds, changes: tuple[str, ...] = ()) -> None:
-    """Check what the trainer promises: every step, the metrics, checkpoints, run.json, TensorBoard's logs."""
-    assert_kept(done)
+    """Check the results of training: every step, the metrics, checkpoints, run.json, TensorBoard's logs."""
+    assert_recorded(done)
     changed = dict(change.removeprefix("train.").split("=") for change in changes)
     summary, steps = done.summary, int(changed.get("steps", done.spec["train"]["steps"]))
     assert (summary["step"], summary["steps"], summary["checkpoint_step"]) == (steps, steps, steps)

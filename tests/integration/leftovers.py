@@ -1,4 +1,4 @@
-"""Finds the processes of a run, wherever they went: what no run may leave behind."""
+"""Finds processes that a run has left behind, also those that have left their session."""
 
 import os
 import subprocess
@@ -12,22 +12,22 @@ from launcher.runs.paths import RunPaths
 
 def running(directory: Path) -> list[int]:
     """Return every process of the run in `directory`: its supervisor, its tasks, and all that those have started."""
-    found = {pid for pid in _kept(directory) if process_identity.identify(pid) is not None}
-    if sys.platform == "linux":  # also what has left its session: every process inherits RUN_DIR
-        found |= {int(name) for name in os.listdir("/proc") if name.isdecimal() and _told(int(name), directory)}  # noqa: PTH208
-    return sorted(found - {os.getpid()})
+    pids = {pid for pid in _recorded(directory) if process_identity.identify(pid) is not None}
+    if sys.platform == "linux":  # also those that have left their session: every process inherits RUN_DIR
+        pids |= {int(name) for name in os.listdir("/proc") if name.isdecimal() and _belongs(int(name), directory)}  # noqa: PTH208
+    return sorted(pids - {os.getpid()})
 
 
 def assert_none(directory: Path, timeout: float = 30) -> None:
-    """Fail if processes of the run stay; those that are just ending get `timeout` seconds."""
+    """Fail if processes of the run still exist after `timeout` seconds."""
     deadline = time.monotonic() + timeout
-    while (left := running(directory)) and time.monotonic() < deadline:
+    while (remaining := running(directory)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    shown = subprocess.run(["ps", "-o", "pid,ppid,stat,args", "-p", ",".join(map(str, left)) or "0"], capture_output=True, check=False)
-    assert not left, f"processes of {directory} are left:\n{shown.stdout.decode()}"
+    ps = subprocess.run(["ps", "-o", "pid,ppid,stat,args", "-p", ",".join(map(str, remaining)) or "0"], capture_output=True, check=False)
+    assert not remaining, f"processes of {directory} remain:\n{ps.stdout.decode()}"
 
 
-def _kept(directory: Path) -> list[int]:
+def _recorded(directory: Path) -> list[int]:
     snapshot = state_file.read(RunPaths(directory).state)
     if snapshot is None:
         return []
@@ -37,5 +37,5 @@ def _kept(directory: Path) -> list[int]:
     return supervisor_pid + [pid for leader in leaders for pid in process_identity.session(leader.pid)]
 
 
-def _told(pid: int, directory: Path) -> bool:
+def _belongs(pid: int, directory: Path) -> bool:
     return process_identity.identify(pid) is not None and process_identity.belongs(pid, run_dir=str(directory))

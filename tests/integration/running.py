@@ -25,14 +25,14 @@ NEVER = 1_000_000  # steps that no test waits for
 
 
 class _LogEvents:
-    """The events in a log, of which a test that waits for one asks ten times a second: only what is new is read."""
+    """The events in a log. A waiting test reads it ten times a second, so only new lines are parsed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._start, self._read, self._events = b"", 0, list[Event]()
 
     def read(self) -> list[Event]:
-        """Return the events so far, which the caller does not change."""
+        """Return the events so far. The caller must not change the list."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -43,8 +43,8 @@ class _LogEvents:
             file.seek(self._read)
             lines, newline, _ = file.read().rpartition(b"\n")
         self._read += len(lines + newline)
-        found = (parse(line.partition(" ")[2]) for line in lines.decode().splitlines())
-        self._events += [event for event in found if event]
+        parsed = (parse(line.partition(" ")[2]) for line in lines.decode().splitlines())
+        self._events += [event for event in parsed if event]
         return self._events
 
 
@@ -67,7 +67,7 @@ class Run:
         """Run the launcher on this runs directory."""
         command = [arguments[0], "--runs", str(self.runs), *arguments[1:]]
         trains = arguments[0] == "up" and "stand_in" not in Path(arguments[1]).read_text()
-        done = forked.launcher(*command, timeout=timeout, engine=forked.TENSORFLOW if trains else "")
+        done = forked.launcher(*command, timeout=timeout, preload=forked.TENSORFLOW if trains else "")
         assert not check or done.returncode == 0, f"launcher {command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         return done
 
@@ -95,16 +95,16 @@ class Run:
         return steps[-1] if steps else 0
 
     def until(self, what: str, condition: Callable[[], Any], timeout: float = 60) -> Any:
-        """Wait for `condition` to give something true, and return that."""
-        return until(what, condition, timeout, told=self._last_lines, every=0.1)
+        """Wait for a true result of `condition`, and return that."""
+        return until(what, condition, timeout, seen=self._last_lines, every=0.1)
 
     def _last_lines(self) -> str:
-        """Return what each task has written last."""
+        """Return the last lines of each task."""
         logs = self.directory.glob("launcher/tasks/*.log")
         return "".join(f"\n--- {path.name}\n" + "\n".join(path.read_text().splitlines()[-15:]) for path in logs)
 
     def kill_training_process(self, task: str) -> float:
-        """Kill -9 the process that trains or serves for `task`; return when."""
+        """Kill -9 the process that trains or serves for `task`; return the time."""
         pid = self.events(task, "started")[-1]["pid"]
         now = time.time()
         os.kill(pid, signal.SIGKILL)
@@ -112,15 +112,15 @@ class Run:
 
 
 def paced(steps: int = NEVER, seconds: float = 0.02, **train: Any) -> dict[str, Any]:
-    """Return the sections `code` and `train` of a spec that trains a small model and sleeps between steps, in every task that trains.
+    """Return the sections `code` and `train` of a spec that trains a small model, whose training tasks sleep between steps.
 
-    Real sessions, servers and checkpoints, whose steps cost next to nothing while a test waits for something.
+    Sessions, servers and checkpoints are real, but steps cost next to nothing while a test waits.
     """
     params = {"seconds": seconds, "slower": 1}
-    watched: dict[str, Any] = {"checkpoint": {"every_steps": NEVER}, "export": {"formats": []}}
-    watched |= {kind: {"every_steps": 0} for kind in ("evaluate", "summaries")}
+    nothing_else: dict[str, Any] = {"checkpoint": {"every_steps": NEVER}, "export": {"formats": []}}
+    nothing_else |= {kind: {"every_steps": 0} for kind in ("evaluate", "summaries")}
     model = {"workload": "small:Delayed", "params": params, "steps": steps, "batch_size": 16}
-    return {"code": str(ROOT / "tests" / "trainer" / "engine"), "train": {**model, **watched, **train}}
+    return {"code": str(ROOT / "tests" / "trainer" / "engine"), "train": {**model, **nothing_else, **train}}
 
 
 def checkpoints(directory: Path) -> list[int]:
@@ -129,7 +129,7 @@ def checkpoints(directory: Path) -> list[int]:
 
 
 def updates(run: Run, step: int) -> int:
-    """Return how many updates the checkpoint of a step has seen."""
+    """Return the number of updates before the checkpoint of a step."""
     import tensorflow as tf
 
     saved = tf.train.load_checkpoint(str(run.directory / "checkpoints" / f"ckpt-{step}"))
@@ -137,7 +137,7 @@ def updates(run: Run, step: int) -> int:
 
 
 def assert_saved(run: Run) -> int:
-    """Check that a run has stopped, of which nothing is left but what it has saved; return the step of that."""
+    """Check that a run has stopped, has left no process, and has saved its last step; return that step."""
     leftovers.assert_none(run.directory)
     status = run.status()
     assert status["state"] == "stopped"
@@ -151,7 +151,7 @@ def assert_saved(run: Run) -> int:
 
 
 def stop(run: Run) -> int:
-    """Stop the run gracefully; return the step of the checkpoint that it says it saved."""
+    """Stop the run gracefully; return the step of the checkpoint that it has saved."""
     run.launcher("down", run.name)
     step = assert_saved(run)
     assert updates(run, step) == step
@@ -167,7 +167,7 @@ def kill_with_parent(run: Run, task: str) -> int:
     """Kill the parent process of a task and its training process at once; return the parent's process id."""
     parent = pid_of(run, task)
     for group in (parent, run.events(task, "started")[-1]["pid"]):
-        with contextlib.suppress(ProcessLookupError):  # it may just be dying with its parent
+        with contextlib.suppress(ProcessLookupError):  # it may already be dying with its parent
             os.killpg(group, signal.SIGKILL)
     assert isinstance(parent, int)
     return parent
@@ -175,7 +175,7 @@ def kill_with_parent(run: Run, task: str) -> int:
 
 @contextlib.contextmanager
 def started(spec: dict[str, Any], directory: Path) -> Iterator[Run]:
-    """Start a run of `spec` detached; whatever happens, nothing of it is left."""
+    """Start a run of `spec` detached, and kill it at the end of the block."""
     file = directory / f"{spec['name']}.yaml"
     file.write_text(yaml.safe_dump(spec))
     run = Run(spec["name"], directory / "runs")

@@ -31,7 +31,7 @@ def test_the_pages_model_is_trained_exported_and_served_as_it_stands_there(tmp_p
     (tmp_path / "my_model.py").write_text(block("python", "def model("))
     (tmp_path / "cluster.yaml").write_text(block("yaml", "name: recommender"))
     smaller = ["--set", f"train.steps={STEPS}", "--set", "roles.worker.replicas=1", "--set", "train.evaluate.every_steps=0"]
-    done = forked.launcher("up", "cluster.yaml", *smaller, cwd=tmp_path, timeout=200, engine=forked.TENSORFLOW)
+    done = forked.launcher("up", "cluster.yaml", *smaller, cwd=tmp_path, timeout=200, preload=forked.TENSORFLOW)
     assert done.returncode == 0, done.stdout + done.stderr
     told = [event["message"] for event in Run("recommender", tmp_path / "runs").events("chief", "notice")]
     assert any("embedding layers on 2 ps: users (1,000,000 x 16, 64 MB); 128 MB with the optimizer's slots" in one for one in told), told
@@ -42,5 +42,5 @@ def test_the_pages_model_is_trained_exported_and_served_as_it_stands_there(tmp_p
     restored = block("python", "tf.train.Checkpoint").replace("ckpt-100000", f"ckpt-{STEPS}")
     (tmp_path / "read.py").write_text("import sys\n" + block("python", "tf.saved_model.load") + restored + COMPARED)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    read = forked.run([sys.executable, str(tmp_path / "read.py")], cwd=tmp_path, env=environment, timeout=100, engine=forked.TENSORFLOW)
+    read = forked.run([sys.executable, str(tmp_path / "read.py")], cwd=tmp_path, env=environment, timeout=100, preload=forked.TENSORFLOW)
     assert read.returncode == 0, read.stdout + read.stderr

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration import test_larger_examples
-from tests.integration.example_runs import Bounds, assert_kept, assert_trained, up
+from tests.integration.example_runs import Bounds, assert_recorded, assert_trained, up
 from tests.integration.running import EXAMPLES, Run
 from tests.integration.test_tensorboard import assert_written_by_servers
-from tests.trainer.exported import assert_export_is_what_it_says
+from tests.trainer.exported import assert_export_matches_metrics
 from tests.trainer.tensorboard_reader import read_events
 from trainer.workloads.mnist_mlp import MnistMlp
 
@@ -87,7 +87,7 @@ def test_mnist_evaluator(tmp_path: Path) -> None:
     evaluated = [event for event in done.of("evaluated") if event["task"] == "evaluator"]
     assert evaluated[-1]["step"] == done.summary["steps"]
     assert {event["step"] for event in evaluated} <= {event["step"] for event in done.of("checkpoint")}
-    best = assert_export_is_what_it_says(done.directory, MnistMlp({}, "synthetic", 0), tmp_path)
+    best = assert_export_matches_metrics(done.directory, MnistMlp({}, "synthetic", 0), tmp_path)
     assert (best["metric"], best["value"]) == ("loss", min(event["metrics"]["loss"] for event in evaluated))
 
 
@@ -131,7 +131,7 @@ def test_the_small_agent_learns_from_its_workers_and_they_from_it(tmp_path: Path
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "placement" else pytest.mark.slow) for name in PROGRAMS])
 def test_programs_with_manual_placement(name: str, tmp_path: Path) -> None:
     done = up(name, tmp_path)
-    assert_kept(done)
+    assert_recorded(done)
     expected, files = PROGRAMS[name]
     for metric, (low, high) in expected.items():
         assert low <= done.summary["metrics"][metric] <= high, done.summary["metrics"]
@@ -157,7 +157,7 @@ def test_programs_with_manual_placement(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_own_programs(name: str, tmp_path: Path) -> None:
     done = up(name, tmp_path)
-    assert_kept(done)
+    assert_recorded(done)
     said = [found[1] for line in done.of("output") if (found := OWN_PROGRAM.search(line["text"]))]
     assert len(said) == 1  # the chief alone
     assert float(said[0]) >= ACCURACY

@@ -44,7 +44,7 @@ def test_a_chief_exports_what_it_found_best(strategy: str, roles: dict[str, Any]
     spec = {"version": 1, "name": "best", "strategy": strategy, "roles": roles, "code": str(EXAMPLE), "train": TRAIN}
     file = tmp_path / "best.yaml"
     file.write_text(yaml.safe_dump(spec))
-    done = forked.launcher("up", str(file), "--runs", str(tmp_path / "runs"), timeout=150, engine=forked.TENSORFLOW)
+    done = forked.launcher("up", str(file), "--runs", str(tmp_path / "runs"), timeout=150, preload=forked.TENSORFLOW)
     assert done.returncode == 0, done.stdout + done.stderr
     run = Run("best", tmp_path / "runs")
     assert re.search(rf"^  model +{re.escape(str(run.directory))}/export/best$", done.stdout, re.MULTILINE), done.stdout
@@ -57,7 +57,7 @@ def test_a_chief_exports_what_it_found_best(strategy: str, roles: dict[str, Any]
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE)}
     (tmp_path / "read.py").write_text(READ)
     read = forked.run(
-        [sys.executable, str(tmp_path / "read.py"), str(best)], cwd=tmp_path, env=environment, timeout=100, engine=forked.TENSORFLOW
+        [sys.executable, str(tmp_path / "read.py"), str(best)], cwd=tmp_path, env=environment, timeout=100, preload=forked.TENSORFLOW
     )
     assert read.returncode == 0, read.stdout + read.stderr
     assert json.loads(read.stdout.splitlines()[-1]) == pytest.approx(facts["metrics"], rel=1e-3)

@@ -34,7 +34,7 @@ def assert_near(run: Run) -> None:
 
 def test_two_workers_hold_the_same_line_at_every_step_also_after_a_stop_midway(tmp_path: Path) -> None:
     steps = 10_000  # more than are done before it is stopped
-    shape = spec("multi_worker_mirrored", {"worker": {"replicas": 2}}, workload="line_told:Told", steps=steps, batch_size=1)
+    shape = spec("multi_worker_mirrored", {"worker": {"replicas": 2}}, workload="printed_line:PrintedLine", steps=steps, batch_size=1)
     shape["train"]["params"] = {"learning_rate": 0.001}
     with started(shape, tmp_path) as run:
         run.until("step 500", lambda: run.chief_step("worker-0") >= 500, timeout=90)

@@ -29,7 +29,7 @@ sys.path.insert(0, {root!r})
 from tests import forked
 forked.shared.directory = {directory!r}
 words = [sys.executable, "-m", "launcher", *sys.argv[1:]]
-process = forked.Process(words, cwd=pathlib.Path.cwd(), env=os.environ, fds=(0, 1, 2), engine=forked.TENSORFLOW)
+process = forked.Process(words, cwd=pathlib.Path.cwd(), env=os.environ, fds=(0, 1, 2), preload=forked.TENSORFLOW)
 signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))  # at the deadline: the launcher is of another session
 sys.exit(process.wait())
 """
@@ -59,7 +59,7 @@ def fresh_copy(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(DEADLINE + 60)
 def test_the_commands_of_the_readme_work_one_after_the_other(fresh_copy: Path, tmp_path: Path) -> None:
-    forked.launcher("--version", engine=forked.TENSORFLOW)  # what forks others is there
+    forked.launcher("--version", preload=forked.TENSORFLOW)  # what forks others is there
     (client := tmp_path / "client.py").write_text(CLIENT.format(root=str(ROOT), directory=forked.shared.directory))
     prepared = FORKED.format(python=shlex.quote(sys.executable), client=shlex.quote(str(client)))
     script = "\n".join(["set -euo pipefail", prepared, *commands()])

@@ -52,11 +52,11 @@ def test_the_chiefs_port_is_closed_also_while_peers_do_not_answer(
             "TRAINER_SETTINGS": json.dumps(settings),
         }
         words = [sys.executable, "-P", "-m", "trainer.task"]
-        task = forked.Process(words, cwd=ROOT, env=environment, fds=(0, 1, 2), engine=forked.TENSORFLOW)
+        task = forked.Process(words, cwd=ROOT, env=environment, fds=(0, 1, 2), preload=forked.TENSORFLOW)
         stack.callback(task.wait)
         stack.callback(task.kill)
         port = int(addresses[0].rpartition(":")[2])
         # TensorFlow itself opens it, where nobody is missing.
-        until("the port to be opened", lambda: _listens_everywhere(port) if silent else reachable("127.0.0.1", port), told=task.poll)
+        until("the port to be opened", lambda: _listens_everywhere(port) if silent else reachable("127.0.0.1", port), seen=task.poll)
         # The watcher looks fifty times a second, on a machine that does much else.
-        until("the port to be closed to other machines", lambda: not reachable(own, port), 2, told=task.poll)
+        until("the port to be closed to other machines", lambda: not reachable(own, port), 2, seen=task.poll)

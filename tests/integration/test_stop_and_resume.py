@@ -192,7 +192,7 @@ def up(file: Path, *before: str, runs: Path | None = None, timeout: float = 120)
         command = [*before, sys.executable, "-m", "launcher", *words]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
     else:
-        done = forked.launcher(*words, timeout=timeout, engine=forked.TENSORFLOW)
+        done = forked.launcher(*words, timeout=timeout, preload=forked.TENSORFLOW)
     assert "Traceback" not in done.stderr, done.stderr
     leftovers.assert_none(runs / "own")
     lines = done.stdout.splitlines()

@@ -12,7 +12,7 @@ import pytest
 from tests import forked
 from tests.integration import leftovers
 from tests.integration.running import Run, checkpoints, paced, started, updates
-from tests.volumes import Volume, of_full, volume
+from tests.volumes import Volume, is_disk_full, volume
 from trainer.events import Event
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -39,7 +39,7 @@ class Life:
     run: Run
     chief: str
     disk: Volume
-    failed: dict[str, Event] = field(default_factory=dict)  # fault -> the first that was told of it, see of_full
+    failed: dict[str, Event] = field(default_factory=dict)  # fault -> the first that was told of it, see is_disk_full
     saved_again: dict[str, Event] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
 
@@ -57,7 +57,7 @@ class Life:
 
     def suffer(self) -> None:
         """Have the disk full and read-only for a while."""
-        for fault, such in ("full", of_full), ("read-only", bool):
+        for fault, such in ("full", is_disk_full), ("read-only", bool):
             began = time.time()
             with self.disk.failing(fault):
                 self.failed[fault] = self.wait("save_failed", began, such)
@@ -76,7 +76,7 @@ class Life:
         self.disk.thaw()
         leftovers.assert_none(self.run.directory)
         # A process counts as gone whose last thread waits in the kernel: that makes its file when the disk answers, perhaps a moment later.
-        self.run.until(f"remains in {self.disk.place}", lambda: [*self.disk.place.glob("ckpt-*.part")], AT_MOST)
+        self.run.until(f"remains in {self.disk.path}", lambda: [*self.disk.path.glob("ckpt-*.part")], AT_MOST)
 
     def fill_for_good(self) -> None:
         """Have the run go on, and the disk full from then on."""
@@ -112,7 +112,7 @@ def live(name: str, directory: Path) -> Life:
 
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Life]]]:
-    forked.launcher("--version", engine=forked.TENSORFLOW)  # what forks the others is there before two ask for it
+    forked.launcher("--version", preload=forked.TENSORFLOW)  # what forks the others is there before two ask for it
     with ThreadPoolExecutor(AT_ONCE) as pool:  # each waits most of the time
         yield {name: pool.submit(live, name, tmp_path_factory.mktemp(name)) for name in SHAPES}
 
@@ -126,7 +126,7 @@ def test_each_failure_is_told_with_path_and_free_bytes(life: Life) -> None:
     for fault, cause in FAULTS.items():
         event = life.failed[fault]
         assert event["cause"].startswith(cause)
-        assert (event["path"], event["free"] is None) == (str(life.disk.place), fault == "frozen")
+        assert (event["path"], event["free"] is None) == (str(life.disk.path), fault == "frozen")
         assert event["saved"] < event["step"]
     assert life.failed["full"]["free"] < life.failed["full"]["size"]
 
@@ -147,7 +147,7 @@ def test_a_stop_on_a_frozen_disk_says_what_is_lost(life: Life) -> None:
 def test_a_run_goes_on_from_the_last_checkpoint_and_removes_what_is_not_whole(life: Life) -> None:
     assert life.seen["restored"] == life.failed["frozen"]["saved"]
     assert any("remains of checkpoints that were never complete are removed" in message for message in life.seen["notices"])
-    assert not list(life.disk.place.glob("*.part"))
+    assert not list(life.disk.path.glob("*.part"))
 
 
 def test_a_disk_without_room_for_all_that_are_to_be_kept_is_told_before_the_first_step(life: Life) -> None:
@@ -158,7 +158,7 @@ def test_a_disk_without_room_for_all_that_are_to_be_kept_is_told_before_the_firs
 def test_a_disk_that_stays_full_ends_the_run_with_that_reason_and_keeps_the_last_checkpoint(life: Life) -> None:
     failed = life.seen["failed"]
     assert (life.seen["code"], failed["state"], life.seen["starts"]) == (1, "failed", 1)
-    reason = f"the last checkpoint is of step {life.seen['last']}: nothing could be saved to {life.disk.place} (No space left on device)"
+    reason = f"the last checkpoint is of step {life.seen['last']}: nothing could be saved to {life.disk.path} (No space left on device)"
     assert reason in failed["reason"]
     assert next(task["exit_code"] for task in failed["tasks"] if task["name"] == life.chief) == 2
     assert list(life.seen["checkpoints"])[-1] == life.seen["last"]

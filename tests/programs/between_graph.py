@@ -47,7 +47,7 @@ def main() -> int:
             global_step, loss, train, optimizer = build(v1, replicas)
         hooks = [optimizer.make_session_run_hook(is_chief), v1.train.StopAtStepHook(last_step=STEPS)]
         directory = str(Path(os.environ["RUN_DIR"], "checkpoints")) if is_chief else None
-        # At its end the thread that waits for the workers' gradients is not ended by TensorFlow, which waits two minutes for it by default.
+        # TensorFlow does not end the thread that waits for the workers' gradients, and by default waits two minutes for it.
         session = v1.train.MonitoredTrainingSession(
             server.target, is_chief=is_chief, checkpoint_dir=directory, hooks=hooks, stop_grace_period_secs=1
         )

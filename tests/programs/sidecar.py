@@ -19,9 +19,9 @@ EPOCHS = 3
 
 def model() -> tf_keras.Model:
     """Make a model of one neuron, compiled."""
-    made = tf_keras.Sequential([tf_keras.layers.InputLayer((4,)), tf_keras.layers.Dense(1)])
-    made.compile(optimizer=tf_keras.optimizers.SGD(0.1), loss="mse", metrics=["mae"])
-    return made
+    neuron = tf_keras.Sequential([tf_keras.layers.InputLayer((4,)), tf_keras.layers.Dense(1)])
+    neuron.compile(optimizer=tf_keras.optimizers.SGD(0.1), loss="mse", metrics=["mae"])
+    return neuron
 
 
 def numbers(seed: int) -> tf.data.Dataset:

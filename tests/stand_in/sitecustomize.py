@@ -1,6 +1,6 @@
-"""Puts the engine of `stand_in.py` in the place of TensorFlow's in every training process that finds this directory on PYTHONPATH.
+"""Replaces TensorFlow's engine by that of `stand_in.py` in every training process that has this directory on PYTHONPATH.
 
-Python imports this module when it starts. All else of a task stays what it is: its parent, its settings, its events, its exit codes.
+Python imports this module when it starts. The rest of a task is real: its parent, its settings, its events, its exit codes.
 """
 
 import sys

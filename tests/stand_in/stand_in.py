@@ -1,9 +1,9 @@
 """An engine without TensorFlow: tasks that keep a training process's promises, start in a fifth of a second and compute nothing.
 
-For tests of what surrounds training: a spec names this directory as its `code` and `stand_in:Steps` as its workload (`spec` below).
-A step is a wait of `params.step_seconds`. Tasks connect to each other as the strategy has it, lose each other as TensorFlow's tasks do
-(PeerLostError; a peer that says nothing for `params.silent_seconds` is lost, too), save checkpoints that are files of the right names, go on
-from them, report what the real loop reports, write run.json, and hear a stop. They do not train: no model, no TensorBoard logs, no exports.
+For tests of everything except training: a spec names this directory as its `code` and `stand_in:Steps` as its workload (`spec` below).
+A step is a wait of `params.step_seconds`. Tasks connect to each other as the strategy requires, lose each other as TensorFlow's tasks do
+(PeerLostError; a peer that is silent for `params.silent_seconds` is lost, too), save checkpoints that are files of the right names, resume
+from them, report what the real loop reports, write run.json, and react to a stop. They do not train: no model, no TensorBoard logs, no exports.
 
 Every task listens at its address. A connection carries lines: `ask` is answered by `here`, `end` by `here` and ends a server;
 a follower of multi_worker_mirrored sends `step` or `stop` and gets the step to be at, `stop` or `done`.
@@ -32,7 +32,7 @@ from trainer.tf_config import split_address
 from trainer.workloads.errors import WorkloadError
 
 HERE = Path(__file__).parent
-_SILENT = 120.0  # seconds, where a spec says nothing else; a peer that is only paused is waited for
+_SILENT = 120.0  # seconds, the default: long enough to wait for a peer that is only paused
 _POLL_INTERVAL = 0.05
 _LEAVE_WITHIN = 5.0  # seconds that a leader gives followers to take its last answer and end
 
@@ -40,14 +40,14 @@ _LEAVE_WITHIN = 5.0  # seconds that a leader gives followers to take its last an
 def spec(steps: int = 1_000_000, step_seconds: float = 0.05, **train: Any) -> dict[str, Any]:
     """Return the sections `code` and `train` of a spec whose tasks run this engine.
 
-    With `params={"wrong": TEXT}` the workload is one that cannot be used, for that reason.
+    With `params={"wrong": TEXT}` the workload cannot be used, for that reason.
     """
     train["params"] = {"step_seconds": step_seconds} | train.get("params", {})
     return {"code": str(HERE), "train": {"workload": "stand_in:Steps", "steps": steps, "batch_size": 1} | train}
 
 
 class Steps:
-    """The name of a workload; nobody makes one."""
+    """The name of a workload; no instance is created."""
 
 
 def import_for(_strategy: str, _role: str) -> None:
@@ -57,7 +57,7 @@ def import_for(_strategy: str, _role: str) -> None:
 def run(context: Context) -> ExitCode:
     """Do the task's work and return how it ended."""
     task, job = context.task, context.job
-    assert "tensorflow" not in sys.modules, "a task imports TensorFlow before its engine does: tests with this one are to start in no time"
+    assert "tensorflow" not in sys.modules, "a task imports TensorFlow before its engine does: tasks of this engine must start at once"
     if wrong := job.train.params.get("wrong"):
         raise WorkloadError(str(wrong))
     if task.role == "evaluator":
@@ -93,7 +93,7 @@ class _Listener:
 
 
 class _Peer:
-    """A connection to another task. Raises PeerLostError when that is gone."""
+    """A connection to another task. Raises PeerLostError if that is lost."""
 
     def __init__(self, name: str, address: str, silent: float) -> None:
         self._name, self._address = name, address
@@ -119,14 +119,14 @@ class _Peer:
 
 @dataclass
 class _Worker:
-    """A worker of parameter servers as its chief sees it: asked for a step again and again, on a thread, and again when it is back."""
+    """A worker of parameter servers as its chief sees it. A thread asks it for one step after another, and reconnects when it is back."""
 
     name: str
     address: str
     seconds: float
     silent: float
     steps: int = 0
-    told: int = 0
+    reported_steps: int = 0
 
     def start(self) -> None:
         threading.Thread(target=self._drive, daemon=True).start()
@@ -135,7 +135,7 @@ class _Worker:
         while True:
             with contextlib.suppress(PeerLostError):
                 peer = _Peer(self.name, self.address, self.silent)
-                self.steps = self.told = 0
+                self.steps = self.reported_steps = 0
                 while peer.ask("ask"):
                     self.steps += 1
                     time.sleep(self.seconds)
@@ -186,7 +186,7 @@ def _evaluate(context: Context) -> ExitCode:
 
 
 def _follow(context: Context) -> ExitCode:
-    """Keep to the steps of the leader of multi_worker_mirrored, and tell it of a stop."""
+    """Follow the steps of the leader of multi_worker_mirrored, and report a stop to it."""
     task = context.task
     _Listener(task.address, lambda _connection, _line: "here")
     leader = _Peer(task.chief_name, task.tasks()[task.chief_name], _silent(context.job))
@@ -207,7 +207,7 @@ def _follow(context: Context) -> ExitCode:
 
 @dataclass
 class _Barrier:
-    """Has the followers of multi_worker_mirrored wait for each other's step. One that goes away leaves the others without."""
+    """Lets the followers of multi_worker_mirrored wait for each other at each step."""
 
     followers: int
     silent: float
@@ -217,14 +217,14 @@ class _Barrier:
     round: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def come(self, connection: socket.socket, line: str) -> str:
-        """Say that a follower is there, and return what the leader answers to all."""
+    def arrive(self, connection: socket.socket, line: str) -> str:
+        """Register a follower's arrival, and return the leader's answer to all."""
         with self.changed:
-            mine = self.round
+            current = self.round
             self.members.add(connection)
             self.arrived[connection] = line
             self.changed.notify_all()
-            self.changed.wait_for(lambda: self.round > mine)
+            self.changed.wait_for(lambda: self.round > current)
             return self.answer
 
     def gather(self, stopped: Callable[[], bool]) -> bool:
@@ -234,11 +234,11 @@ class _Barrier:
             while len(self.arrived) < self.followers:
                 self.changed.wait(_POLL_INTERVAL)
                 if len(self.members) == self.followers and time.monotonic() - began > self.silent:
-                    raise PeerLostError(f"a worker was lost: it has said nothing for {self.silent:.0f} s")
+                    raise PeerLostError(f"a worker was lost: it has been silent for {self.silent:.0f} s")
                 if any(_closed(connection) for connection in self.members):
                     raise PeerLostError("a worker was lost: the connection was closed")
                 if stopped() and not self.arrived and not self.round:
-                    return True  # nobody has come yet
+                    return True  # no follower has arrived yet
             return "stop" in self.arrived.values()
 
     def release(self, answer: str) -> None:
@@ -249,7 +249,7 @@ class _Barrier:
             self.changed.notify_all()
 
     def empty(self) -> None:
-        """Wait until all followers have left with the last answer; a follower that hangs does not keep the leader."""
+        """Wait until all followers have left with the last answer, but not for a follower that hangs."""
         until = time.monotonic() + _LEAVE_WITHIN
         while time.monotonic() < until and not all(_closed(connection) for connection in list(self.members)):
             time.sleep(_POLL_INTERVAL)
@@ -282,15 +282,15 @@ class _Chief:
         self._report_due = Interval(self.job.report_every, None if self.job.report_every else REPORT_INTERVAL)
         for due in (self._save_due, self._report_due):
             due.start(self.step)
-        self._keep("running")
+        self._write_state("running")
 
     def after(self, workers: list[_Worker]) -> None:
         """Do what is due after a step."""
         if self._report_due(self.step) or self.step >= self.job.steps or self.step == self._first + 1:
             _progress(self._context, self.step, (time.monotonic() - self._began) / max(1, self.step - self._first))
             for worker in workers:
-                if worker.steps > worker.told:
-                    worker.told = worker.steps
+                if worker.steps > worker.reported_steps:
+                    worker.reported_steps = worker.steps
                     _progress(self._context, self.step, worker.seconds, task=worker.name, local_step=worker.steps)
         if self._save_due(self.step):
             self.save()
@@ -309,25 +309,25 @@ class _Chief:
         lines += [f"all_model_checkpoint_paths: {json.dumps(_path(self.job, step).name)}" for step in _saved(self.job)]
         run_state.write_atomically(path.with_name("checkpoint"), "\n".join(lines) + "\n")
         self._saved_step = self.step
-        self._keep("running", checkpoint=str(path))
+        self._write_state("running", checkpoint=str(path))
         self._context.report("checkpoint", step=self.step, path=str(path), seconds=0.0)
 
     def finish(self, *, finished: bool) -> ExitCode:
-        """Save for the last time, and say how it ended."""
+        """Save for the last time, and record the end in run.json."""
         self.save()
         metrics = {"loss": 1 / (1 + self.step), "accuracy": 1.0} if finished else {}
         if finished:
             if not self.job.has_evaluator:
                 evaluations.append(self.job.run_dir, self.step, metrics)
             self._context.report("evaluated", step=self.step, metrics=metrics, seconds=0.0)
-        self._keep("succeeded" if finished else "stopped", metrics=metrics)
+        self._write_state("succeeded" if finished else "stopped", metrics=metrics)
         return ExitCode.DONE if finished else ExitCode.STOPPED
 
     def done(self) -> None:
-        """Say that all is done, at last."""
+        """Report the end."""
         self._context.report("done", step=self.step, seconds=time.time() - self._context.began, metrics={"accuracy": 1.0})
 
-    def _keep(self, state: run_state.RunState, **facts: Any) -> None:
+    def _write_state(self, state: run_state.RunState, **facts: Any) -> None:
         self._facts |= {**facts, "state": state, "step": self.step, "updated": time.time()}
         run_state.write_atomically(self.job.run_dir / "run.json", json.dumps(self._facts))
 
@@ -337,7 +337,7 @@ def _lead(context: Context) -> ExitCode:
     seconds = float(job.train.params.get("step_seconds", 0.05))
     silent = _silent(job)
     barrier = _Barrier(len(task.tasks()) - 1 if job.strategy == "multi_worker_mirrored" else 0, silent)
-    _Listener(task.address, lambda connection, line: barrier.come(connection, line) if line in {"step", "stop"} else "here")
+    _Listener(task.address, lambda connection, line: barrier.arrive(connection, line) if line in {"step", "stop"} else "here")
     served = job.strategy in SERVER_STRATEGIES
     servers = [_Peer(name, address, silent) for name, address in task.peers().items() if served and name.startswith("ps-")]
     peers = task.peers().items()

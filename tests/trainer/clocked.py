@@ -1,4 +1,4 @@
-"""A loop whose time the test lets pass, and addresses that answer as the test says: nothing is waited for."""
+"""An event loop and a connection prober that a test controls, so that no test waits: it advances the clock, and says which addresses answer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,7 +8,7 @@ from trainer.peers import Answer, ConnectionProber
 
 
 class Clocked(EventLoop):
-    """Timers are called when the test has let their time pass."""
+    """An event loop with a fake clock: timers are called when the test advances it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class Clocked(EventLoop):
         return self._now
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass, and make the calls that are due meanwhile, each at its time."""
+        """Advance the clock, and make the calls that are due meanwhile, each at its time."""
         end = self._now + seconds
         self._running = True
         while self._until_next() is not None and self._timers[0][0] <= end:
@@ -29,14 +29,14 @@ class Clocked(EventLoop):
 
 
 class Answers(ConnectionProber):
-    """Every address refuses connections but those in `there`."""
+    """A prober for which every address refuses connections, except those in `reachable`."""
 
     def __init__(self, loop: EventLoop) -> None:
         super().__init__(loop)
-        self.there: set[str] = set()
-        self.asked: list[str] = []
+        self.reachable: set[str] = set()
+        self.probed: list[str] = []
 
     def ask(self, address: str, then: Callable[[Answer], None]) -> None:
         """See ConnectionProber.ask."""
-        self.asked.append(address)
-        self._loop.call_later(0, partial(then, None if address in self.there else "connection refused"))
+        self.probed.append(address)
+        self._loop.call_later(0, partial(then, None if address in self.reachable else "connection refused"))

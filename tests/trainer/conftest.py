@@ -1,4 +1,4 @@
-"""Real trainer processes for tests: started, listened to, and gone at the end of the test."""
+"""Fixtures that start real trainer processes, read their output, and kill them at the end of the test."""
 
 import contextlib
 import json
@@ -20,12 +20,12 @@ from trainer.events import Event, parse
 
 REPOSITORY = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_name("drive_parent.py")
-DEADLINE = 60.0  # seconds for whatever a test waits for
+DEADLINE = 60.0  # seconds for each wait
 
 
 @pytest.fixture(autouse=True)
 def float32_afterwards() -> Iterator[None]:
-    """Put Keras's precision back, which is one for the whole process, and which a job with another one sets."""
+    """Reset Keras's precision, which a job may set for the whole process."""
     yield
     if keras := sys.modules.get("keras"):
         keras.config.set_dtype_policy("float32")
@@ -34,12 +34,12 @@ def float32_afterwards() -> Iterator[None]:
 class Running:
     """One trainer process and what it has printed so far."""
 
-    def __init__(self, argv: list[str], env: dict[str, str], pass_fds: tuple[int, ...], engine: str) -> None:
+    def __init__(self, argv: list[str], env: dict[str, str], pass_fds: tuple[int, ...], preload: str) -> None:
         self.lines: list[str] = []
         self.process: subprocess.Popen[str] | forked.Process
-        if engine:
+        if preload:
             assert not pass_fds, "a forked process gets no more than stdin, stdout and stderr"
-            self.process, self._output = forked.piped(argv, cwd=REPOSITORY, env=env, engine=engine)
+            self.process, self._output = forked.piped(argv, cwd=REPOSITORY, env=env, preload=preload)
         else:
             self.process = subprocess.Popen(
                 argv, cwd=REPOSITORY, env=env, pass_fds=pass_fds, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -58,16 +58,16 @@ class Running:
 
     def event(self, kind: str, number: int = 1) -> Event:
         """Wait for the `number`-th event of a kind."""
-        found: list[Event] = until(f"{number} x {kind}", lambda: len(e := self.events(kind)) >= number and e, told=lambda: self.lines)
+        found: list[Event] = until(f"{number} x {kind}", lambda: len(e := self.events(kind)) >= number and e, seen=lambda: self.lines)
         return found[number - 1]
 
     def line(self, start: str) -> str:
-        """Wait for a line of output that starts so; return the rest of it."""
+        """Wait for a line of output that begins with `start`; return the rest of the line."""
 
-        def found() -> str:
+        def find() -> str:
             return next((line for line in list(self.lines) if line.startswith(start)), "")
 
-        text: str = until(f"a line that starts with {start!r}", found, told=lambda: self.lines)
+        text: str = until(f"a line that starts with {start!r}", find, seen=lambda: self.lines)
         return text.removeprefix(start).strip()
 
     def send(self, number: signal.Signals) -> None:
@@ -98,15 +98,15 @@ class Trainers:
     def __init__(self) -> None:
         self.running: list[Running] = []
 
-    def start(self, argv: list[str], env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), engine: str = "") -> Running:
-        ours = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINER_", "TF_CONFIG"))}
-        running = Running(argv, {**ours, "TRAINER_EVENTS": "json", "PYTHONPATH": str(REPOSITORY), **(env or {})}, pass_fds, engine)
+    def start(self, argv: list[str], env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), preload: str = "") -> Running:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINER_", "TF_CONFIG"))}
+        running = Running(argv, {**inherited, "TRAINER_EVENTS": "json", "PYTHONPATH": str(REPOSITORY), **(env or {})}, pass_fds, preload)
         self.running.append(running)
         return running
 
-    def trainer(self, *arguments: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), engine: str = "") -> Running:
-        """Start the trainer command; `engine` has it and its training process forked, as in tests/forked.py."""
-        return self.start([sys.executable, "-m", "trainer", *arguments], env, pass_fds, engine)
+    def trainer(self, *arguments: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), preload: str = "") -> Running:
+        """Start the trainer command; `preload` forks it and its training process, see tests/forked.py."""
+        return self.start([sys.executable, "-m", "trainer", *arguments], env, pass_fds, preload)
 
     def start_parent(self, *command: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), **job: Any) -> Running:
         """Start trainer.parent with a command in the training process's place."""
@@ -156,9 +156,9 @@ class Ports:
 
 @pytest.fixture
 def ports() -> Iterator[Ports]:
-    made = Ports()
-    yield made
-    made.close_all()
+    opened = Ports()
+    yield opened
+    opened.close_all()
 
 
 @pytest.fixture

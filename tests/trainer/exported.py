@@ -28,10 +28,10 @@ assert used <= {".".join(module.split(".")[:depth]) for module in modules for de
 """
 
 
-def assert_export_is_what_it_says(run_dir: Path, workload: Workload, scratch: Path, *modules: str) -> dict[str, Any]:
-    """Check that every format gives the loss and accuracy that stand beside it; return those facts.
+def assert_export_matches_metrics(run_dir: Path, workload: Workload, scratch: Path, *modules: str) -> dict[str, Any]:
+    """Check that every format gives the loss and accuracy of metrics.json; return the content of that file.
 
-    `modules` have what the Keras file needs to be read: layers that are not Keras's own. A SavedModel needs nothing.
+    `modules` define the layers that the Keras file needs beyond Keras's own. A SavedModel needs none.
     """
     best = run_dir / "export" / "best"
     facts: dict[str, Any] = json.loads((best / "metrics.json").read_text())
@@ -41,7 +41,7 @@ def assert_export_is_what_it_says(run_dir: Path, workload: Workload, scratch: Pa
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     (scratch / "predict.py").write_text(_PREDICT)
     command = [sys.executable, str(scratch / "predict.py"), str(best), str(file), *modules]
-    done = forked.run(command, cwd=scratch, env=environment, timeout=100, engine=forked.TENSORFLOW)
+    done = forked.run(command, cwd=scratch, env=environment, timeout=100, preload=forked.TENSORFLOW)
     assert done.returncode == 0, done.stdout + done.stderr
     outputs = np.load(f"{file}.npz")
     assert set(outputs) == {"keras", "serve", "signature"}

@@ -79,13 +79,13 @@ def profiles(logdir: Path) -> list[Path]:
 
 
 class TensorBoard:
-    """A TensorBoard that serves; each question to it has a deadline."""
+    """A running TensorBoard; each request to it has a deadline."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     def get(self, path: str, **query: str) -> bytes:
-        """Return what TensorBoard answers for `data/<path>`. Raises HTTPError for an answer that is an error."""
+        """Return TensorBoard's response to `data/<path>`. Raises HTTPError if that is an error."""
         address = f"{self._address}/data/{path}" + (f"?{urlencode(query)}" if query else "")
         with urlopen(address, timeout=20) as answer:
             content: bytes = answer.read()

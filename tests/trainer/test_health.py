@@ -41,7 +41,7 @@ def begun(run: Any, program: str) -> int:
     def words() -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
-    until(f"{program} to be process {pid}", lambda: words()[0] == program, told=words)
+    until(f"{program} to be process {pid}", lambda: words()[0] == program, seen=words)
     return pid
 
 

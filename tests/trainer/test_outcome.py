@@ -30,7 +30,7 @@ def settings(run_dir: Path, **more: Any) -> str:
 
 
 def test_a_wrong_configuration_is_in_the_record(trainers: Any, tmp_path: Path) -> None:
-    run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path, train={"workload": "no.such:Model"})}, engine=forked.TENSORFLOW)
+    run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path, train={"workload": "no.such:Model"})}, preload=forked.TENSORFLOW)
     assert run.code(90) == 2
     found = run_state.read(tmp_path)
     assert (found["state"], found["name"], found["step"]) == ("failed", "small", 0)
@@ -40,8 +40,8 @@ def test_a_wrong_configuration_is_in_the_record(trainers: Any, tmp_path: Path) -
 
 @pytest.mark.timeout(240)
 def test_a_run_that_fails_for_good_says_so_and_one_that_goes_on_says_that(trainers: Any, tmp_path: Path) -> None:
-    run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)}, engine=forked.TENSORFLOW)
-    saved = until("a checkpoint", lambda: run.events("checkpoint"), 90, told=lambda: run.lines)[0]
+    run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)}, preload=forked.TENSORFLOW)
+    saved = until("a checkpoint", lambda: run.events("checkpoint"), 90, seen=lambda: run.lines)[0]
     assert run_state.read(tmp_path)["state"] == "running"
     os.kill(run.event("started")["pid"], signal.SIGKILL)
     assert run.code() == 1
@@ -53,8 +53,8 @@ def test_a_run_that_fails_for_good_says_so_and_one_that_goes_on_says_that(traine
     assert Path(found["checkpoint"] + ".index").is_file()
     assert found["versions"]["tensorflow"]
 
-    again = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)}, engine=forked.TENSORFLOW)
-    until("a checkpoint", lambda: again.events("checkpoint"), 90, told=lambda: again.lines)
+    again = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)}, preload=forked.TENSORFLOW)
+    until("a checkpoint", lambda: again.events("checkpoint"), 90, seen=lambda: again.lines)
     assert again.events("restored")
     assert (run_state.read(tmp_path)["state"], run_state.read(tmp_path).get("reason")) == ("running", None)
     again.send(signal.SIGTERM)
@@ -110,5 +110,5 @@ def starting(run: Any, address: str) -> None:
         with socket.socket() as client:
             return client.connect_ex((host, int(port))) == 0
 
-    until(f"a server at {address}", answers, 90, told=lambda: run.lines, every=0.05)
+    until(f"a server at {address}", answers, 90, seen=lambda: run.lines, every=0.05)
     time.sleep(0.5)

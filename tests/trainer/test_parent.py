@@ -12,7 +12,7 @@ import pytest
 
 from tests.golden_messages import Golden
 from tests.processes import is_alive
-from tests.trainer.stand_ins import DEAF, DONE, GRACEFUL, shell
+from tests.trainer.stand_ins import DONE, GRACEFUL, IGNORES_SIGTERM, shell
 from tests.waiting import until
 
 
@@ -133,7 +133,7 @@ class TestEnds:
         run = trainers.start_parent(*shell(f"sleep 60 & echo left $!; {DONE}"))
         grandchild = int(run.line("left"))
         assert run.code() == 0
-        until("the grandchild is gone", lambda: not is_alive(grandchild), told=lambda: run.lines)
+        until("the grandchild is gone", lambda: not is_alive(grandchild), seen=lambda: run.lines)
 
     def test_nothing_is_left_in_the_temporary_directory(self, trainers: Any, tmp_path: Path) -> None:
         run = trainers.start_parent(*shell('echo x > "$TRAINER_ERROR_FILE"; exit 2'), env={"TMPDIR": str(tmp_path)})
@@ -196,7 +196,7 @@ class TestStops:
         assert run.code() == 143
 
     def test_the_second_signal_kills(self, trainers: Any) -> None:
-        run = trainers.start_parent(*DEAF)
+        run = trainers.start_parent(*IGNORES_SIGTERM)
         child = int(run.line("ready"))
         run.send(signal.SIGTERM)
         run.event("stopping")
@@ -223,7 +223,7 @@ class TestStops:
         assert len(run.events("started")) == 1
 
     def test_it_stops_soon_while_peers_are_missing(self, trainers: Any, ports: Any) -> None:
-        run = trainers.start_parent(*DEAF, awaited={"ps-0": ports.address()}, timeouts={"ending": 0.3})
+        run = trainers.start_parent(*IGNORES_SIGTERM, awaited={"ps-0": ports.address()}, timeouts={"ending": 0.3})
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143
@@ -253,7 +253,7 @@ class TestLifelines:
 
     def test_without_its_supervisor_it_does_not_wait_for_ever(self, trainers: Any, pipe: tuple[int, int]) -> None:
         reading, writing = pipe
-        run = trainers.start_parent(*DEAF, lifeline=reading, pass_fds=(reading,), timeouts={"supervisor_lost": 0.3})
+        run = trainers.start_parent(*IGNORES_SIGTERM, lifeline=reading, pass_fds=(reading,), timeouts={"supervisor_lost": 0.3})
         run.line("ready")
         os.close(writing)
         assert run.code() == 137
@@ -272,11 +272,11 @@ class TestLifelines:
             program = "import os, time; from trainer import parent_death; parent_death.die_with_parent(); print('ready', os.getpid()); time.sleep(60)"
             run = trainers.start_parent(sys.executable, "-uc", program)
         else:
-            run = trainers.start_parent(*DEAF, built_in=False)
+            run = trainers.start_parent(*IGNORES_SIGTERM, built_in=False)
         child = int(run.line("ready"))
         assert is_alive(child)
         run.process.kill()
-        until("the child is gone", lambda: not is_alive(child), told=lambda: run.lines)
+        until("the child is gone", lambda: not is_alive(child), seen=lambda: run.lines)
 
     def test_output_that_nobody_reads_does_not_keep_it_from_stopping_well(self, tmp_path: Path) -> None:
         saved = tmp_path / "saved"

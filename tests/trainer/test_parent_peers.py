@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.golden_messages import Golden
 from tests.processes import is_alive
-from tests.trainer.stand_ins import DEAF, DONE, GRACEFUL, shell
+from tests.trainer.stand_ins import DONE, GRACEFUL, IGNORES_SIGTERM, shell
 
 
 def stops(run: Any) -> None:
@@ -69,7 +69,7 @@ class TestPeers:
 
     def test_at_the_deadline_it_ends_and_names_who_is_missing(self, trainers: Any, ports: Any, golden: Golden) -> None:
         address = ports.address()
-        run = trainers.start_parent(*DEAF, awaited={"ps-1": address}, timeouts={"start": 0.5, "ending": 0.2})
+        run = trainers.start_parent(*IGNORES_SIGTERM, awaited={"ps-1": address}, timeouts={"start": 0.5, "ending": 0.2})
         child = int(run.line("ready"))
         assert run.code() == 75
         failed = run.event("failed")

@@ -184,7 +184,7 @@ class Watched:
 
     def __init__(self, loop: Clocked, addresses: list[str], timeout: float) -> None:
         self.prober, self.told = Answers(loop), list[str]()
-        self.prober.there |= set(addresses)
+        self.prober.reachable |= set(addresses)
         self.watch = AddressWatch(
             loop,
             self.prober,
@@ -206,7 +206,7 @@ def test_an_address_that_is_silent_for_too_long_is_gone_and_told_of_before(clock
     watched = Watched(clocked, ["c:1"], timeout=600)
     clocked.pass_time(10_000)
     assert watched.told == []
-    watched.prober.there.clear()
+    watched.prober.reachable.clear()
     clocked.pass_time(59)
     assert watched.told == []
     clocked.pass_time(12)
@@ -215,34 +215,34 @@ def test_an_address_that_is_silent_for_too_long_is_gone_and_told_of_before(clock
     assert len(watched.told) == 1
     clocked.pass_time(20)
     assert watched.told[1:] == ["gone: connection refused"]
-    asked = len(watched.prober.asked)
+    asked = len(watched.prober.probed)
     clocked.pass_time(1000)
-    assert len(watched.prober.asked) == asked
+    assert len(watched.prober.probed) == asked
 
 
 def test_an_address_that_answers_again_in_time_is_not_gone(clocked: Clocked) -> None:
     watched = Watched(clocked, ["c:1"], timeout=4)
-    watched.prober.there.clear()
+    watched.prober.reachable.clear()
     clocked.pass_time(3)
-    watched.prober.there.add("c:1")
+    watched.prober.reachable.add("c:1")
     clocked.pass_time(100)
     assert watched.told == ["lost: connection refused", "back"]
-    watched.prober.there.clear()
+    watched.prober.reachable.clear()
     clocked.pass_time(3.9)  # its time begins again
     assert watched.told[2:] == ["lost: connection refused"]
 
 
 def test_of_several_addresses_one_that_answers_is_enough(clocked: Clocked) -> None:
     watched = Watched(clocked, ["w0:1", "w1:1"], timeout=2)
-    watched.prober.there -= {"w0:1"}
+    watched.prober.reachable -= {"w0:1"}
     clocked.pass_time(100)
     assert watched.told == []
-    watched.prober.there.clear()
+    watched.prober.reachable.clear()
     clocked.pass_time(1)
-    watched.prober.there.add("w0:1")
+    watched.prober.reachable.add("w0:1")
     clocked.pass_time(100)
     assert watched.told == ["lost: connection refused", "back"]
-    watched.prober.there.clear()
+    watched.prober.reachable.clear()
     clocked.pass_time(3)
     assert watched.told[2:] == ["lost: connection refused", "gone: connection refused"]
 
@@ -261,7 +261,7 @@ def test_once_all_are_there_it_is_told_again_and_again_that_no_step_follows_unti
         stalled=60,
     )
     clocked.pass_time(3)
-    prober.there.add("a:1")
+    prober.reachable.add("a:1")
     clocked.pass_time(130)
     assert told == [([], 60), ([], 120)]
     wait.stepped()
@@ -284,7 +284,7 @@ def test_missing_peers_are_told_first_soon_then_seldom_and_at_each_change_until_
     assert told == []
     clocked.pass_time(12)
     assert told == [(5, ["ps-0", "ps-1"]), (15, ["ps-0", "ps-1"])]
-    prober.there.add("a:1")
+    prober.reachable.add("a:1")
     clocked.pass_time(3)
     (changed, missing) = told[2]
     assert missing == ["ps-1"]

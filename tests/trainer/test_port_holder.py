@@ -59,7 +59,7 @@ def test_it_answers_for_its_time_at_most(address: str) -> None:
     port = PortHolder(address, 0.5)
     assert port.open()
     assert unreachable(address, 1) is None
-    until("it to answer no more", lambda: unreachable(address, 1) == "connection refused", told=lambda: unreachable(address, 1))
+    until("it to answer no more", lambda: unreachable(address, 1) == "connection refused", seen=lambda: unreachable(address, 1))
     assert port.open()  # it has had its time: it is not the port that is wrong
     assert unreachable(address, 1) == "connection refused"
     port.close()

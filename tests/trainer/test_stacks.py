@@ -87,7 +87,7 @@ def test_a_python_below_a_shell_and_what_it_forks(supervise: Any, program: Path,
     def both() -> bool:
         return sum("in in_the_main_one" in one["stacks"] for one in ask(tmp_path)) >= 2
 
-    until("the stacks of both", both, told=lambda: ask(tmp_path), every=0.1)
+    until("the stacks of both", both, seen=lambda: ask(tmp_path), every=0.1)
 
 
 def test_all_who_ask_at_the_same_time_get_the_same(supervise: Any, program: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_program_that_has_taken_the_place_of_a_python_is_not_signalled(supervi
     run = supervise(sys.executable, str(program))
     pid = int(run.line("python"))
     words = Path(f"/proc/{pid}/cmdline")
-    until("another program", lambda: "sleep" in words.read_text(encoding="utf-8"), told=words.read_text)
+    until("another program", lambda: "sleep" in words.read_text(encoding="utf-8"), seen=words.read_text)
     (found,) = ask(tmp_path)
     assert "runs another program now" in found["problem"]
     os.kill(pid, 0)
@@ -130,7 +130,7 @@ def test_a_stopped_process_is_named(supervise: Any, program: Path, tmp_path: Pat
     pid = int(run.line("python"))
     os.kill(pid, signal.SIGSTOP)
     try:
-        until("it to be named", lambda: "is stopped by a signal" in ask(tmp_path)[0]["problem"], told=lambda: ask(tmp_path))
+        until("it to be named", lambda: "is stopped by a signal" in ask(tmp_path)[0]["problem"], seen=lambda: ask(tmp_path))
     finally:
         os.kill(pid, signal.SIGCONT)
 

@@ -120,10 +120,10 @@ def test_who_waits_for_its_peers_answers_and_hears_a_stop(strategy: str, role: s
             if role == "chief":
                 process = stack.enter_context(subprocess.Popen(command, env=environment, cwd=ROOT))
             else:
-                process = forked.Process(command, cwd=ROOT, env=environment, fds=(0, 1, 2), engine=forked.TENSORFLOW)
+                process = forked.Process(command, cwd=ROOT, env=environment, fds=(0, 1, 2), preload=forked.TENSORFLOW)
                 stack.callback(process.close)
             try:
-                until("its port to answer", lambda: unreachable(own, 1) is None, 60, told=lambda: (unreachable(own, 1), process.poll()))
+                until("its port to answer", lambda: unreachable(own, 1) is None, 60, seen=lambda: (unreachable(own, 1), process.poll()))
                 gate.touch()
                 if role == "chief":
                     worker.accept()[0].close()
@@ -157,7 +157,7 @@ def test_a_gpus_memory_is_taken_as_it_is_needed(tmp_path: Path) -> None:
     }
     (tmp_path / "with_a_gpu.py").write_text(with_a_gpu, encoding="utf-8")
     command = [sys.executable, str(tmp_path / "with_a_gpu.py"), str(tmp_path / "devices")]
-    done = forked.run(command, env=environment, timeout=100, engine=forked.TENSORFLOW)
+    done = forked.run(command, env=environment, timeout=100, preload=forked.TENSORFLOW)
     assert done.returncode == 2
     assert "growth is true" in done.stderr
     assert "TensorFlow uses no GPU, and this task has 1: " in done.stdout
@@ -182,7 +182,7 @@ def test_code_that_ends_the_process_has_not_done_the_work(how: str, trainers: An
     module = tmp_path / "leaves.py"
     module.write_text(text, encoding="utf-8")
     settings = {"run": "leaves", "run_dir": str(tmp_path), "scratch_dir": str(tmp_path), "train": {"workload": "leaves:model", "steps": 1}}
-    run = trainers.trainer(env={"TRAINER_SETTINGS": json.dumps(settings), "PYTHONPATH": str(tmp_path)}, engine=forked.TENSORFLOW)
+    run = trainers.trainer(env={"TRAINER_SETTINGS": json.dumps(settings), "PYTHONPATH": str(tmp_path)}, preload=forked.TENSORFLOW)
     assert run.code(90) == 2
     assert expected.format(module) in run.event("failed")["detail"]
     assert not run.events("restarting")

@@ -41,7 +41,7 @@ def frozen(tmp_path: Path) -> Iterator[Volume]:
 
 
 def start(trainers: Any, frozen: Volume, code: int, when: str) -> Any:
-    run = trainers.start_parent(sys.executable, "-c", WRITES, str(frozen.place / "file"), str(code), when)
+    run = trainers.start_parent(sys.executable, "-c", WRITES, str(frozen.path / "file"), str(code), when)
     run.line("it writes")
     return run
 

@@ -6,7 +6,7 @@ from typing import Any
 from launcher.images import DEFAULT_IMAGE
 
 UNFINISHED = "3/10 [==>.......] - loss: 0.5"
-# A Python program is killed in the middle of a progress bar, once: its parent tells of that behind the bar.
+# The program is killed once in the middle of a progress bar; its parent reports that after the unfinished bar.
 KILLED_ONCE = f"os.environ['TRAINER_ATTEMPT'] != '1' or (sys.stdout.write({UNFINISHED!r}), sys.stdout.flush(), os.kill(os.getpid(), 9)); time.sleep(5)"
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -26,6 +26,6 @@ def bare(strategy: str, roles: dict[str, Any], code: str, *words: str) -> dict[s
     }
 
 
-# An init container's program, which writes a file for the task, and a sidecar's, which stays until it is asked to end.
+# The program of an init container, which writes a file for the task, and that of a sidecar, which runs until SIGTERM.
 TELLS = "import os; open('/out/told', 'w').write('told ' + os.environ['TOKEN'][::-1])"
 STAYS = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('it is over', flush=True))); time.sleep(900)"

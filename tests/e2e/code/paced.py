@@ -1,4 +1,4 @@
-"""Workloads that train at a walking pace: a run that only has to be under way leaves the cores to what is tested beside it."""
+"""Workloads that train slowly: a run that only has to be in progress leaves the cores to the rest of the test."""
 
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ class Paced(MnistMlp):
     microseconds: ClassVar[int] = 50_000  # for each batch
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:
-        """Return the digits' batches, each after a wait. An operation waits: workers of parameter servers run no Python."""
+        """Return the digits' batches, each after a wait. A TensorFlow operation waits, because workers of parameter servers run no Python."""
         return super().train_data(shard).apply(sleep(self.microseconds))
 
 

@@ -1,4 +1,4 @@
-"""Questions to an image that a test has built, and a package to build one with."""
+"""Inspects an image that a test has built, and creates a package to build one with."""
 
 import json
 import zipfile
@@ -10,23 +10,23 @@ from launcher.docker_cli import docker
 
 def layers(facts: dict[str, Any]) -> list[str]:
     """Return the digests of an image's layers, the base image's first."""
-    found: list[str] = facts["RootFS"]["Layers"]
-    return found
+    digests: list[str] = facts["RootFS"]["Layers"]
+    return digests
 
 
 def inspected(name: str) -> dict[str, Any]:
-    """Return what the engine says of an image."""
+    """Return the engine's description of an image."""
     facts: dict[str, Any] = json.loads(docker("image", "inspect", name))[0]
     return facts
 
 
 def output(name: str, *words: str, options: tuple[str, ...] = ()) -> str:
-    """Return what a container of the image writes to stdout."""
+    """Return the stdout of a container of the image."""
     return docker("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", *options, name, *words, deadline=120)
 
 
 def wheel(directory: Path, name: str) -> Path:
-    """Write a wheel with one module that says hello."""
+    """Write a wheel with one module that prints hello."""
     path = directory / f"{name}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"{name}.py", "print('hello')\n")
@@ -37,5 +37,5 @@ def wheel(directory: Path, name: str) -> Path:
 
 
 def greets(name: str, package: Path) -> None:
-    """Check that an image has a package of `wheel`'s."""
+    """Check that an image has a package that `wheel` has written."""
     assert output(name, "-c", f"import {package.name.split('-')[0]}", options=("--entrypoint", "python")) == "hello\n"

@@ -1,4 +1,4 @@
-"""A real Docker engine, and the trainer's image in it, for each test here; skipped where no engine answers."""
+"""Fixtures: a real Docker engine with the trainer's image. Tests are skipped if no engine answers."""
 
 import json
 import os
@@ -25,7 +25,7 @@ Build = Callable[..., subprocess.CompletedProcess[str]]
 
 @dataclass(frozen=True)
 class Built:
-    """The image that `launcher image build` made: its name, and what the engine says of it."""
+    """The image of `launcher image build`: its name, and the engine's description."""
 
     name: str
     facts: dict[str, Any]
@@ -33,7 +33,7 @@ class Built:
 
 @pytest.fixture(scope="session", autouse=True)
 def engine() -> None:
-    """Skip, saying why, where no engine answers."""
+    """Skip with the reason if no engine answers."""
     try:
         docker("info", deadline=20)
     except DockerError as error:
@@ -42,11 +42,11 @@ def engine() -> None:
 
 def launcher_image_build(*arguments: str, project: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run `launcher image build ARGUMENTS --json` of the project in a directory."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
     return subprocess.run(
         [sys.executable, "-m", "launcher", "image", "build", "--json", *arguments],
         cwd=project,
-        env=kept | {"PYTHONPATH": str(project)},
+        env=inherited | {"PYTHONPATH": str(project)},
         capture_output=True,
         text=True,
         timeout=BUILD_DEADLINE,
@@ -56,14 +56,14 @@ def launcher_image_build(*arguments: str, project: Path = ROOT) -> subprocess.Co
 
 @pytest.fixture(scope="session")
 def build(engine: None) -> Build:
-    """Return what builds images."""
+    """Return the function that builds images."""
     del engine
     return launcher_image_build
 
 
 @pytest.fixture(scope="session")
 def image(build: Build) -> Built:
-    """Build the trainer's image, once; seconds when the engine has it."""
+    """Build the trainer's image once, which takes seconds if the engine has it."""
     done = build()
     assert done.returncode == 0, done.stderr
     name = json.loads(done.stdout)["image"]
@@ -72,7 +72,7 @@ def image(build: Build) -> Built:
 
 @pytest.fixture
 def tag() -> Iterator[str]:
-    """Return a name for an image of the test's own, which is removed afterwards."""
+    """Return a name for an image of the test, which is removed afterwards."""
     name = f"tf-launcher/test:{uuid.uuid4().hex[:12]}"
     yield name
     if docker("image", "ls", "--quiet", name).strip():
@@ -81,7 +81,7 @@ def tag() -> Iterator[str]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Return a copy of the project, as far as building is concerned, that a test may change."""
+    """Return a copy of the project's files that a build needs, which a test may change."""
     copy = tmp_path / "project"
     for name in FILES:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def relay() -> Iterator["subprocess.Popen[str]"]:
-    """Start a relay to the engine, which `by_relay` names."""
+    """Start a relay to the engine, see `by_relay`."""
     engine = docker("context", "inspect", "--format", "{{.Endpoints.docker.Host}}").strip()
     if not engine.startswith("unix://"):
         pytest.skip(f"the engine is at {engine}, not at a socket to forward")
@@ -105,14 +105,14 @@ def relay() -> Iterator["subprocess.Popen[str]"]:
 
 @pytest.fixture
 def by_relay(relay: "subprocess.Popen[str]") -> dict[str, str]:
-    """Return the environment in which the engine is at the other end of the relay."""
+    """Return the environment by which docker reaches the engine through the relay."""
     assert relay.stdout is not None
     return {"DOCKER_HOST": f"tcp://127.0.0.1:{relay.stdout.readline().strip()}"}
 
 
 @pytest.fixture
 def lose(relay: "subprocess.Popen[str]") -> Callable[[], None]:
-    """Return what makes the relay lose its connections: once it returns, they are lost."""
+    """Return a function that makes the relay lose its connections, and returns once they are lost."""
 
     def lose() -> None:
         os.kill(relay.pid, signal.SIGUSR1)

@@ -1,4 +1,4 @@
-"""A package index of a test's own: one tiny package, over HTTPS with a certificate that nobody knows, or through a proxy."""
+"""A package index of a test's own: one tiny package, over HTTPS with a private certificate, or through a proxy."""
 
 import base64
 import subprocess
@@ -10,21 +10,21 @@ from pathlib import Path
 
 
 class Index(ThreadingHTTPServer):
-    """Serves one wheel as a package index; `asked` holds the request lines, absolute where it is asked as a proxy."""
+    """Serves one wheel as a package index; `requested` has the requests' paths, or URLs if it serves as a proxy."""
 
     def __init__(self, host: str, package: Path, user: str = "") -> None:
         super().__init__((host, 0), _Handler)
-        self.package, self.user, self.asked = package, user, list[str]()
+        self.package, self.user, self.requested = package, user, list[str]()
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Index
 
     def do_GET(self) -> None:
-        """Answer with the wheel or the page that names it, to who may ask."""
-        self.server.asked.append(self.path)
-        wanted = base64.b64encode(self.server.user.encode()).decode()
-        if wanted and self.headers.get("Authorization") != f"Basic {wanted}":
+        """Answer with the wheel or the page that names it, if the client is authorized."""
+        self.server.requested.append(self.path)
+        credentials = base64.b64encode(self.server.user.encode()).decode()
+        if credentials and self.headers.get("Authorization") != f"Basic {credentials}":
             self._answer(401, b"", ("WWW-Authenticate", "Basic"))
         elif self.path.endswith(".whl"):
             self._answer(200, self.server.package.read_bytes(), ("Content-Type", "application/zip"))
@@ -57,7 +57,7 @@ def serving(index: Index) -> Iterator[Index]:
 
 
 def certified(host: str, directory: Path, name: str) -> tuple[Path, Path]:
-    """Make a certificate for a host that its own key has signed; return both."""
+    """Create a self-signed certificate for a host; return certificate and key."""
     certificate, key = directory / f"{name}.pem", directory / f"{name}.key"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}", "-addext",

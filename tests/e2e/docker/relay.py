@@ -1,7 +1,6 @@
-"""Makes an engine's socket answer on a TCP port of loopback: `python relay.py SOCKET` prints the port, and relays until it is killed.
+"""Relays a TCP port of loopback to an engine's socket: `python relay.py SOCKET` prints the port, and runs until it is killed.
 
-SIGUSR1 makes it lose every connection that there is, without a word to either side, as a network does, and print "lost". New ones are
-relayed.
+On SIGUSR1 it silently stops relaying all current connections, as a failed network does, and prints "lost". New connections are relayed.
 """
 
 import contextlib
@@ -16,14 +15,14 @@ lost_at = 0.0
 
 
 def lose(*_: object) -> None:
-    """Pass nothing on any more of the connections that there are, and say so."""
+    """Stop relaying all current connections, and print that."""
     global lost_at  # noqa: PLW0603 - a signal handler has nowhere else to leave it
     lost_at = time.monotonic()
     os.write(1, b"lost\n")
 
 
 def pump(reading: socket.socket, writing: socket.socket) -> None:
-    """Pass on what comes, and that it ends."""
+    """Relay the data of one direction, and its end."""
     began = time.monotonic()
     with contextlib.suppress(OSError):
         while data := reading.recv(65536):

@@ -1,4 +1,4 @@
-"""Drives runs of containers: starts them, watches their tasks, does to them what happens to containers."""
+"""Drives runs of containers: starts them, watches their tasks, pauses and kills their containers."""
 
 import contextlib
 import json
@@ -27,14 +27,14 @@ ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
 
 
-def until(what: str, condition: Callable[[], Any], timeout: float = 60, *, told: Callable[[], object]) -> Any:
-    """Wait for `condition` to give something true, and return that; fail after `timeout`, times BUSY, with what `told` says it was at last."""
-    return waiting.until(what, condition, timeout * BUSY, told=told, every=0.5)
+def until(what: str, condition: Callable[[], Any], timeout: float = 60, *, seen: Callable[[], object]) -> Any:
+    """Wait for a true result of `condition`, and return that; fail after `timeout`, times BUSY, with the result of `seen`."""
+    return waiting.until(what, condition, timeout * BUSY, seen=seen, every=0.5)
 
 
 @contextlib.contextmanager
 def paused(*containers: str) -> Iterator[None]:
-    """Pause containers for a `with` block. On a busy machine runc may be "unable to freeze" one, and has to be asked again."""
+    """Pause containers for a `with` block. On a busy machine runc may be "unable to freeze" one, so this is retried."""
     refused: list[DockerError] = []
 
     def pause(container: str) -> bool:
@@ -45,10 +45,10 @@ def paused(*containers: str) -> Iterator[None]:
             return False
         return True
 
-    with contextlib.ExitStack() as let_go:
+    with contextlib.ExitStack() as unpausing:
         for container in containers:
-            until(f"{container} to be paused", lambda: pause(container), told=lambda: refused[-1:])  # noqa: B023
-            let_go.callback(docker, "unpause", container)
+            until(f"{container} to be paused", lambda: pause(container), seen=lambda: refused[-1:])  # noqa: B023
+            unpausing.callback(docker, "unpause", container)
         yield
 
 
@@ -62,22 +62,22 @@ def launch(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command line of the launcher from the repository's root."""
     words = (arguments[0], "--on", "docker", "--runs", str(runs), *arguments[1:])
-    return forked.launcher(*words, env=os.environ | (environment or {}), timeout=timeout, engine=forked.DOCKER)
+    return forked.launcher(*words, env=os.environ | (environment or {}), timeout=timeout, preload=forked.DOCKER)
 
 
 def get(url: str, within: float = 60) -> Any:
-    """Return the JSON that an address answers, once it does."""
-    seen: list[OSError] = []
+    """Wait for an answer from a URL, and return its JSON."""
+    errors: list[OSError] = []
 
     def answer() -> list[Any]:
         try:
-            with urlopen(url, timeout=20) as answered:
-                return [json.load(answered)]
+            with urlopen(url, timeout=20) as response:
+                return [json.load(response)]
         except OSError as error:
-            seen.append(error)
+            errors.append(error)
             return []
 
-    return until(f"an answer of {url}", answer, within, told=lambda: seen[-1:])[0]
+    return until(f"an answer of {url}", answer, within, seen=lambda: errors[-1:])[0]
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,11 @@ class Run:
         return status
 
     def tasks_status(self) -> dict[str, dict[str, Any]]:
-        """Return what `launcher status` says of each task."""
+        """Return the status of each task by its name."""
         return {task["name"]: task for task in self.status()["tasks"]}
 
     def supervisor(self) -> Supervisor:
-        """Return the process that keeps the run."""
+        """Return the run's supervisor."""
         state = json.loads((self.runs / ".docker" / self.name / "launcher" / "state.json").read_text())
         return Supervisor(int(state["supervisor"]["pid"]))
 
@@ -128,60 +128,61 @@ class Run:
         return f"{self.name}-{task}-1"
 
     def inspect(self, task: str) -> dict[str, Any]:
-        """Return what the engine says of a task's container."""
+        """Return the engine's description of a task's container."""
         described = json.loads(docker("container", "inspect", self.container(task)))[0]
         assert isinstance(described, dict)
         return described
 
     def events(self, task: str, kind: str | None = None) -> list[Event]:
         """Return the events that a task has reported, by the engine's logs."""
-        found = (parse(line) for line in docker("logs", self.container(task)).splitlines())
-        return [event for event in found if event and (kind is None or event["event"] == kind)]
+        parsed = (parse(line) for line in docker("logs", self.container(task)).splitlines())
+        return [event for event in parsed if event and (kind is None or event["event"] == kind)]
 
     def step(self, leader: str = "chief") -> int:
         """Return the last step that was reported."""
-        told = [event["step"] for event in self.events(leader, "progress") if event["task"] == leader]
-        return told[-1] if told else 0
+        steps = [event["step"] for event in self.events(leader, "progress") if event["task"] == leader]
+        return steps[-1] if steps else 0
 
-    def until(self, what: str, condition: Callable[[], Any], timeout: float = 120, told: Callable[[], object] | None = None) -> Any:
-        """Wait for `condition` to give something true, and return that; fail with what `told` says, or with the tasks' last lines."""
-        return until(what, condition, timeout, told=told or self.last_lines)
+    def until(self, what: str, condition: Callable[[], Any], timeout: float = 120, seen: Callable[[], object] | None = None) -> Any:
+        """Wait for a true result of `condition`, and return that; fail with the result of `seen`, or with the tasks' last lines."""
+        return until(what, condition, timeout, seen=seen or self.last_lines)
 
     def last_lines(self) -> str:
-        """Return what each task has written last, by the engine's logs."""
+        """Return the last lines of each task, by the engine's logs."""
         return "".join(f"\n--- {task}\n{docker('logs', '--tail', '12', self.container(task))}" for task in self.tasks())
 
-    def shown(self, port: int, plugin: str, *parts: str) -> None:
-        """Wait until TensorBoard shows parts of the run: it looks for what is new every few seconds."""
+    def await_tensorboard(self, port: int, plugin: str, *parts: str) -> None:
+        """Wait until TensorBoard shows parts of the run: it reads new events every few seconds."""
         tags = f"http://127.0.0.1:{port}/data/plugin/{plugin}/tags"
-        self.until(f"TensorBoard to show {', '.join(parts)}", lambda: all(map(get(tags).get, parts)), told=lambda: get(tags))
+        self.until(f"TensorBoard to show {', '.join(parts)}", lambda: all(map(get(tags).get, parts)), seen=lambda: get(tags))
 
     def tasks(self) -> list[str]:
         """Return the tasks that have a container."""
         listed = docker("ps", "--all", "--filter", f"label={labels.RUN}={self.name}", "--format", f'{{{{.Label "{labels.TASK}"}}}}')
         return [task for task in listed.split() if task]
 
-    def computed(self, task: str, leader: str = "chief") -> int:
-        """Return how often a task has told, or its leader of it, that it computed something: steps, or an evaluation."""
+    def progress_count(self, task: str, leader: str = "chief") -> int:
+        """Return the number of reports of a task's steps or evaluations, by the task or its leader."""
         if task == "evaluator":
             return len(self.events(task, "evaluated"))
-        # The chief tells what a worker of parameter servers does; a ps serves every step of the chief's.
-        about = leader if task.startswith("ps") else task
-        tellers = {leader, about}
-        return sum(event["task"] == about for teller in tellers for event in self.events(teller, "progress"))
+        # The chief reports the steps of parameter_server's workers; a ps serves each step of the chief.
+        subject = leader if task.startswith("ps") else task
+        return sum(event["task"] == subject for reporter in {leader, subject} for event in self.events(reporter, "progress"))
 
-    def goes_on(self, *tasks: str, leader: str = "chief", timeout: float = 240) -> None:
-        """Wait until each of `tasks`, the leader when left out, has computed more than it has now, and twice: one may be told late."""
-        before = {task: self.computed(task, leader) for task in tasks or (leader,)}
-        for task, times in before.items():
-            # A restored run goes on from an earlier step: that it makes steps is what counts.
-            self._until_computed(task, leader, times + 2, timeout)
+    def await_progress(self, *tasks: str, leader: str = "chief", timeout: float = 240) -> None:
+        """Wait for two more reports of progress by each of `tasks`, by default the leader: the first may be a late one.
 
-    def _until_computed(self, task: str, leader: str, times: int, timeout: float) -> None:
-        def told() -> str:
-            return f"{self.computed(task, leader)} of {times} times{self.last_lines()}"
+        The step does not matter, because a restored run continues from an earlier step.
+        """
+        before = {task: self.progress_count(task, leader) for task in tasks or (leader,)}
+        for task, count in before.items():
+            self._await_progress_count(task, leader, count + 2, timeout)
 
-        self.until(f"{task} of {self.name} to go on", lambda: self.computed(task, leader) >= times, timeout, told)
+    def _await_progress_count(self, task: str, leader: str, count: int, timeout: float) -> None:
+        def seen() -> str:
+            return f"{self.progress_count(task, leader)} of {count} reports{self.last_lines()}"
+
+        self.until(f"progress of {task} of {self.name}", lambda: self.progress_count(task, leader) >= count, timeout, seen)
 
     def python(self, task: str, program: str) -> None:
         """Run a program in a task's container, beside its trainer."""
@@ -189,12 +190,12 @@ class Run:
 
 
 def left(name: str) -> dict[str, list[str]]:
-    """Return what the engine still has of a run."""
-    wanted = ("--filter", f"label={labels.RUN}={name}")
+    """Return the objects of a run that are left on the engine."""
+    of_run = ("--filter", f"label={labels.RUN}={name}")
     return {
-        "containers": docker("ps", "--all", "--quiet", *wanted).split(),
-        "networks": docker("network", "ls", "--quiet", *wanted).split(),
-        "volumes": docker("volume", "ls", "--quiet", *wanted).split(),
+        "containers": docker("ps", "--all", "--quiet", *of_run).split(),
+        "networks": docker("network", "ls", "--quiet", *of_run).split(),
+        "volumes": docker("volume", "ls", "--quiet", *of_run).split(),
     }
 
 
@@ -203,12 +204,12 @@ NOTHING: dict[str, list[str]] = {"containers": [], "networks": [], "volumes": []
 
 @contextlib.contextmanager
 def cleaned(name: str, runs: Path) -> Iterator[Run]:
-    """Give a run; whatever happens, nothing of it is left."""
+    """Yield a run, and remove it at the end of the block."""
     run = Run(name, runs)
     try:
         yield run
     finally:
-        if left(name) != NOTHING or locks.held(RunPaths(runs / ".docker" / name).lock):  # not where the test has removed it by itself
+        if left(name) != NOTHING or locks.held(RunPaths(runs / ".docker" / name).lock):  # false if the test has removed it
             launch("down", name, "--now", "--delete-data", "--yes", runs=runs)
         for container in left(name)["containers"]:
             docker("rm", "--force", container)
@@ -231,18 +232,18 @@ def started(spec: dict[str, Any], directory: Path) -> Iterator[Run]:
         yield run
 
 
-# Of the two clusters below, by name, the task that tells of steps.
+# The task that reports steps in each of the two clusters below, by the cluster's name.
 LEADERS = {"servers": "chief", "peers": "worker-0"}
 
 
 @contextlib.contextmanager
 def two_clusters(training: dict[str, Any], directory: Path) -> Iterator[dict[str, Run]]:
-    """Run parameter servers with an evaluator, and an all-reduce, at the same time; yield both, by name, once they make steps."""
+    """Run parameter servers with an evaluator, and an all-reduce, at the same time; yield both by name once they report steps."""
     roles = {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 2}, "evaluator": {}}
     servers = {"name": "servers", "strategy": "parameter_server", "roles": roles, **training}
     peers = {"name": "peers", "strategy": "multi_worker_mirrored", "roles": {"worker": {"replicas": 2}}, **training}
     with contextlib.ExitStack() as both:
-        found = {str(spec["name"]): both.enter_context(started(spec, directory)) for spec in (servers, peers)}
-        for name, run in found.items():
+        runs = {str(spec["name"]): both.enter_context(started(spec, directory)) for spec in (servers, peers)}
+        for name, run in runs.items():
             run.until(f"{name} to make steps", lambda run=run, name=name: run.step(LEADERS[name]) > 20, 300)  # type: ignore[misc]
-        yield found
+        yield runs

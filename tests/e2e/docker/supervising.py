@@ -1,4 +1,4 @@
-"""Runs supervised in the test's own process, of programs that need no TensorFlow: what a supervisor decides, seen in seconds."""
+"""Runs that are supervised in the test's own process, of programs without TensorFlow, to test a supervisor's decisions within seconds."""
 
 import contextlib
 import signal
@@ -23,12 +23,12 @@ from launcher.runs.run_controller import RunController
 from launcher.runs.status import RunStatus
 from tests.e2e.docker.running import Run, unique
 
-_WITHIN = 60.0
+_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run of which all is there but its containers."""
+    """A run that is prepared, but whose containers are not created."""
 
     run: Run
     plan: Plan
@@ -49,19 +49,19 @@ class Prepared:
 
 @contextlib.contextmanager
 def prepared(directory: Path, **spec: Any) -> Iterator[Prepared]:
-    """Give a run of `spec` without TensorBoard, which takes seconds to start; whatever happens, nothing of it is left."""
-    name = unique("kept")
+    """Prepare a run of `spec` without TensorBoard, which takes seconds to start; remove the run at the end of the block."""
+    name = unique("supervised")
     file = directory / f"{name}.yaml"
     file.write_text(yaml.safe_dump({"version": 1, "name": name, **spec}))
     read, plan = plan_file(file, [], "docker", directory / "runs")
     paths = RunPaths(directory / "runs" / ".docker" / name)
     paths.tasks.mkdir(parents=True)
     paths.lock.touch()
-    found = Prepared(Run(name, directory / "runs"), plan, paths, Engine(endpoint()))
-    found.file.write_text(render(Source(read, plan, paths.directory, "a test")))
-    found.write(lambda document: document["services"].pop(TENSORBOARD, None))
+    result = Prepared(Run(name, directory / "runs"), plan, paths, Engine(endpoint()))
+    result.file.write_text(render(Source(read, plan, paths.directory, "a test")))
+    result.write(lambda document: document["services"].pop(TENSORBOARD, None))
     try:
-        yield found
+        yield result
     finally:
         engine = Engine(endpoint())
         engine.remove(name)
@@ -70,8 +70,8 @@ def prepared(directory: Path, **spec: Any) -> Iterator[Prepared]:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A run that a controller keeps, on a thread."""
+class Supervised:
+    """A run that a controller supervises on a thread."""
 
     of: Prepared
     containers: RunContainers
@@ -83,33 +83,33 @@ class Kept:
         return self.of.run
 
     def status(self) -> RunStatus:
-        """Return what the controller has written of it."""
+        """Return the status that the controller has written."""
         snapshot = state_file.read(self.of.paths.state)
         assert snapshot is not None
         return snapshot.status
 
     def ask(self, number: int | None = signal.SIGTERM) -> None:
-        """Ask the controller to stop the run, as a signal does; None is a launcher that is gone."""
+        """Ask the controller to stop the run, as a signal does; None means that the launcher has ended."""
         self.containers.request_stop(number)
 
     def ended(self) -> RunStatus:
-        """Wait for the controller to end by itself, and return what it has written at last."""
-        self.thread.join(_WITHIN)
-        assert not self.thread.is_alive(), f"not within {_WITHIN:g} s: {self.status()}"
+        """Wait for the controller to end by itself, and return the last status that it has written."""
+        self.thread.join(_TIMEOUT)
+        assert not self.thread.is_alive(), f"not ended within {_TIMEOUT:g} s: {self.status()}"
         return self.status()
 
 
 @contextlib.contextmanager
-def kept(directory: Path, **spec: Any) -> Iterator[Kept]:
-    """Start and keep a run of `spec` for a `with` block."""
-    with prepared(directory, **spec) as there:
-        containers = RunContainers(there.paths, there.plan, there.engine)
-        run = RunController(there.paths, there.plan, containers.tasks, containers)
-        run.start()
-        found = Kept(there, containers, threading.Thread(target=run.run, name=f"supervisor of {there.run.name}", daemon=True))
-        found.thread.start()
+def supervised(directory: Path, **spec: Any) -> Iterator[Supervised]:
+    """Start and supervise a run of `spec` for a `with` block."""
+    with prepared(directory, **spec) as run:
+        containers = RunContainers(run.paths, run.plan, run.engine)
+        controller = RunController(run.paths, run.plan, containers.tasks, containers)
+        controller.start()
+        result = Supervised(run, containers, threading.Thread(target=controller.run, name=f"supervisor of {run.run.name}", daemon=True))
+        result.thread.start()
         try:
-            yield found
+            yield result
         finally:
-            found.ask(signal.SIGQUIT)
-            found.thread.join(_WITHIN)
+            result.ask(signal.SIGQUIT)
+            result.thread.join(_TIMEOUT)

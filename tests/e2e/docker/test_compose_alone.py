@@ -29,7 +29,7 @@ def test_compose_alone_goes_on_where_it_was_taken_down(tmp_path: Path) -> None:
         subprocess.run(render, cwd=ROOT, check=True, timeout=60)
         compose = ("compose", "--file", str(rendered))
         docker(*compose, "up", "--detach", deadline=120)
-        run.goes_on("chief")
+        run.await_progress("chief")
         docker(*compose, "stop", deadline=120)
         codes = {task: run.inspect(task)["State"]["ExitCode"] for task in run.tasks()}
         assert codes["chief"] == 143
@@ -39,4 +39,4 @@ def test_compose_alone_goes_on_where_it_was_taken_down(tmp_path: Path) -> None:
         docker(*compose, "up", "--detach", deadline=120)
         (restored,) = run.until("the chief to go on", lambda: run.events("chief", "restored"))
         assert restored["step"] == saved["step"] > 0
-        run.goes_on("chief")
+        run.await_progress("chief")

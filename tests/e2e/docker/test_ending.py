@@ -59,7 +59,7 @@ def test_all_containers_end_as_done_when_the_chief_is_by_compose_alone(tmp_path:
     with cleaned(name, tmp_path / "runs") as run:
         docker(*composed(file), "up", "--detach", deadline=120)
         done = dict.fromkeys(("chief", "ps-0", "worker-0", "evaluator"), 0)
-        run.until("every container to end with exit code 0", lambda: codes(run) == done, told=lambda: codes(run))
+        run.until("every container to end with exit code 0", lambda: codes(run) == done, seen=lambda: codes(run))
 
 
 @pytest.mark.usefixtures("image")
@@ -70,7 +70,7 @@ def test_no_container_ends_as_done_when_the_chief_fails_by_compose_alone(tmp_pat
     with cleaned(name, tmp_path / "runs") as run:
         docker(*composed(file), "up", "--detach", deadline=120)
         failed = {"chief": 1, "ps-0": 75, "worker-0": 75}
-        run.until("every container to end as failed", lambda: codes(run) == failed, 240, told=lambda: codes(run))
+        run.until("every container to end as failed", lambda: codes(run) == failed, 240, seen=lambda: codes(run))
 
 
 @pytest.mark.usefixtures("image")

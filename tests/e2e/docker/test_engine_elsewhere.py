@@ -11,7 +11,7 @@ import yaml
 from launcher.backend.docker import event_stream, run_containers
 from launcher.docker_cli import docker
 from tests.e2e.docker.running import cleaned, launch, unique
-from tests.e2e.docker.supervising import kept
+from tests.e2e.docker.supervising import supervised
 from tests.processes import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(720), pytest.mark.usefixtures("image")]
@@ -63,7 +63,7 @@ def test_a_network_that_goes_silent_is_noticed(
     with contextlib.ExitStack() as until_cleaned:
         with monkeypatch.context() as elsewhere:
             elsewhere.setenv("DOCKER_HOST", by_relay["DOCKER_HOST"])
-            there = until_cleaned.enter_context(kept(tmp_path, command=["python", "-c", program]))
+            there = until_cleaned.enter_context(supervised(tmp_path, command=["python", "-c", program]))
         log = there.of.paths.log("chief")
 
         def seconds() -> list[int]:
@@ -73,10 +73,10 @@ def test_a_network_that_goes_silent_is_noticed(
         lose()
         lost = seconds()[-1]
         # The log goes on, and has every line.
-        there.run.until("the log to go on", lambda: seconds()[-1] > lost + 10, told=seconds)
+        there.run.until("the log to go on", lambda: seconds()[-1] > lost + 10, seen=seconds)
         found = seconds()
         assert found == list(range(len(found)))
         # And the end is heard of.
         docker("kill", "--signal", "KILL", there.run.container("chief"))
-        there.run.until("the supervisor to start it again", lambda: there.status().tasks[0].restarts, told=there.status)
-        there.run.until("it to begin again", lambda: seconds().count(0) == 2, told=seconds)
+        there.run.until("the supervisor to start it again", lambda: there.status().tasks[0].restarts, seen=there.status)
+        there.run.until("it to begin again", lambda: seconds().count(0) == 2, seen=seconds)

@@ -54,7 +54,7 @@ class Engine:
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         # If one engine runs as root, another can: that it does not start is no reason to leave the test out.
-        until("the engine to answer", self._answers, within, told=lambda: (self.directory / "log").read_text()[-2000:])
+        until("the engine to answer", self._answers, within, seen=lambda: (self.directory / "log").read_text()[-2000:])
 
     def _answers(self) -> bool:
         assert self._process is not None
@@ -111,7 +111,7 @@ FAILING = {
 def test_a_run_goes_on_when_its_engine_is_started_again_and_one_that_failed_does_not(engine_of_its_own: Engine, tmp_path: Path) -> None:
     with started(FAILING, tmp_path) as failed, started(SPEC, tmp_path) as run:
         run.until("it to be on its way", lambda: run.step() > 20)
-        failed.until("it to fail", lambda: failed.status()["state"] == "failed", told=failed.status)
+        failed.until("it to fail", lambda: failed.status()["state"] == "failed", seen=failed.status)
         ends = {task: failed.inspect(task)["State"]["FinishedAt"] for task in failed.tasks()}
         assert min(failed.inspect(task)["State"]["ExitCode"] for task in ends) == 2
         assert all(failed.inspect(task)["State"]["ExitCode"] for task in ends)  # none ended well
@@ -124,7 +124,7 @@ def test_a_run_goes_on_when_its_engine_is_started_again_and_one_that_failed_does
         # From the checkpoint that the chief saved when the engine asked it to stop.
         restored = run.until("the chief to go on from a checkpoint", lambda: run.events("chief", "restored"), 150)
         assert restored[-1]["step"] > 0
-        run.goes_on(timeout=150)
+        run.await_progress(timeout=150)
         status = run.status()
         assert status["state"] == "running"
         assert all(task["state"] == "running" for task in status["tasks"])

@@ -37,7 +37,7 @@ def test_the_launcher_runs_a_program_and_every_verb_tells_of_it_until_nothing_is
         assert logs
         assert run.status()["metrics"]["period"] == 30  # as the gun in the pattern is known to have
         assert run.launcher("tensorboard", own).strip() == f"http://127.0.0.1:{port}"
-        run.shown(port, "images", "train")
+        run.await_tensorboard(port, "images", "train")
         # Again: it is complete. Down: its results stay, then they go.
         again = launch(*up, runs=runs)
         assert (again.returncode, "is complete" in again.stdout) == (0, True), again.stdout + again.stderr
@@ -74,7 +74,7 @@ def _its_logs_are_shown_again(run: Run) -> None:
     """TensorBoard of a run that was taken down answers where one says, and goes with the next `down`."""
     for port in (free_port(), free_port()):
         assert run.launcher("tensorboard", run.name, "--port", str(port)).strip() == f"http://127.0.0.1:{port}"
-        run.shown(port, "images", "train")
+        run.await_tensorboard(port, "images", "train")
     assert run.launcher("tensorboard", run.name, "--port", "0").startswith("http://127.0.0.1:")  # where it is, or at a free port
     run.launcher("down", run.name)
     assert left(run.name) == NOTHING | {"volumes": [f"{run.name}_run"]}
@@ -101,7 +101,7 @@ def test_compose_alone_trains_it_and_the_launcher_finds_it(tmp_path: Path) -> No
         assert project in run.launcher("ls")
         assert {line.split()[0] for line in run.launcher("logs", project).splitlines()} == set(tasks)
         assert status["tensorboard"] == f"http://127.0.0.1:{port}", get(f"http://127.0.0.1:{port}/data/environment")
-        run.shown(port, "scalars", "train", "eval")
+        run.await_tensorboard(port, "scalars", "train", "eval")
         # Its data stays when its containers go.
         docker(*compose, "down", deadline=120)
         assert left(project) == NOTHING | {"volumes": [f"{project}_run"]}

@@ -62,7 +62,7 @@ def test_a_pause_of_twenty_seconds_is_waited_out(runs: dict[str, Run], group: Gr
             run.until(f"{task} to be seen paused", lambda: "paused" in run.tasks_status()[task]["reason"], 60)  # noqa: B023
         time.sleep(max(0.0, began + 20 - time.monotonic()))  # the fault itself takes that long
     for kind, task in group:
-        runs[kind].goes_on(task, LEADERS[kind], leader=LEADERS[kind])
+        runs[kind].await_progress(task, LEADERS[kind], leader=LEADERS[kind])
 
 
 @pytest.mark.parametrize("group", CUT_OFF, ids=named)
@@ -75,7 +75,7 @@ def test_a_task_that_was_cut_off_from_the_network_takes_part_again(runs: dict[st
         with contextlib.suppress(DockerError):  # a container that was started again meanwhile is connected
             docker("network", "connect", "--alias", task, network, container)
     for kind, task in group:
-        runs[kind].goes_on(task, LEADERS[kind], leader=LEADERS[kind])
+        runs[kind].await_progress(task, LEADERS[kind], leader=LEADERS[kind])
 
 
 def test_down_saves_what_servers_and_what_peers_have_learned(runs: dict[str, Run], image: Built) -> None:

@@ -13,7 +13,7 @@ from launcher.docker_cli import docker
 from launcher.render import labels
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import ROOT, cleaned, unique
-from tests.volumes import FAULTS, of_full, volume
+from tests.volumes import FAULTS, is_disk_full, volume
 from trainer.events import Event
 
 pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.timeout(600)]
@@ -37,7 +37,7 @@ def test_a_volume_that_takes_nothing_for_a_while_costs_no_step(image: Built, tmp
     with volume(tmp_path / "disk", tmp_path / "image", 32_000_000, owner=USER) as disk, cleaned(name, tmp_path / "runs") as run:
         ours = {labels.RUN: name, "com.docker.compose.project": name, "com.docker.compose.volume": "run"}
         words = [word for label in ours.items() for word in ("--label", "=".join(label))]
-        bound = ("--opt", "type=none", "--opt", "o=bind", "--opt", f"device={disk.place}")
+        bound = ("--opt", "type=none", "--opt", "o=bind", "--opt", f"device={disk.path}")
         docker("volume", "create", *words, *bound, f"{name}_run")
         run.launcher("up", str(file), "--resume", "--detach")
 
@@ -49,7 +49,7 @@ def test_a_volume_that_takes_nothing_for_a_while_costs_no_step(image: Built, tmp
         for fault, cause in FAULTS.items():
             before, since = len(run.events("chief", "save_failed")), time.monotonic()
             with disk.failing(fault):
-                failed = wait(f"the {fault} volume to be told of", "save_failed", before, of_full if fault == "full" else bool)
+                failed = wait(f"the {fault} volume to be told of", "save_failed", before, is_disk_full if fault == "full" else bool)
                 print(f"{fault}: told after {time.monotonic() - since:.1f} s: {failed['cause']}")
                 assert (failed["path"], failed["cause"][: len(cause)]) == (f"/runs/{name}/checkpoints", cause)
                 assert fault != "full" or failed["free"] < failed["size"]
@@ -60,6 +60,6 @@ def test_a_volume_that_takes_nothing_for_a_while_costs_no_step(image: Built, tmp
             assert saved["step"] > failed["step"] > failed["saved"]
         assert len(run.events("chief", "started")) == 1
         run.launcher("down", name)
-        record = json.loads((disk.place / name / "run.json").read_text())
+        record = json.loads((disk.path / name / "run.json").read_text())
         assert (record["state"], record["checkpoint"]) == ("stopped", f"/runs/{name}/checkpoints/ckpt-{record['step']}")
-        assert (disk.place / name / "checkpoints" / f"ckpt-{record['step']}.index").exists()
+        assert (disk.path / name / "checkpoints" / f"ckpt-{record['step']}.index").exists()

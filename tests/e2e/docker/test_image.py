@@ -197,7 +197,7 @@ def test_it_runs_any_program_and_hands_on_its_end(run: Run) -> None:
 
 def test_docker_stop_is_a_stop(container: Callable[..., str]) -> None:
     one = container(words=("--", "python", "-c", "import time; print('up', flush=True); time.sleep(100)"))
-    until("the program to be up", lambda: "up" in docker("logs", one).split(), told=lambda: state(one))
+    until("the program to be up", lambda: "up" in docker("logs", one).split(), seen=lambda: state(one))
     docker("stop", "--time", "60", one)
     assert state(one)["ExitCode"] == 143  # one that has to be killed ends with 137
 
@@ -205,10 +205,10 @@ def test_docker_stop_is_a_stop(container: Callable[..., str]) -> None:
 def test_the_engine_knows_how_the_task_is(container: Callable[..., str]) -> None:
     often = ("--health-interval", "1s", "--health-start-period", "0s", "--health-retries", "1")
     one = container(*often, words=("--", "sleep", "100"))
-    until("it to be healthy", lambda: state(one)["Health"]["Status"] == "healthy", told=lambda: state(one))
+    until("it to be healthy", lambda: state(one)["Health"]["Status"] == "healthy", seen=lambda: state(one))
     line = state(one)["Health"]["Log"][-1]["Output"]
     assert "attempt 1, runs" in line
     pid = line.split("process ")[1].split(",")[0]
     docker("exec", one, "python", "-c", f"import os, signal; os.kill({pid}, signal.SIGSTOP)")
-    until("it to be unhealthy", lambda: state(one)["Health"]["Status"] == "unhealthy", told=lambda: state(one))
+    until("it to be unhealthy", lambda: state(one)["Health"]["Status"] == "unhealthy", seen=lambda: state(one))
     assert "stopped by a signal" in state(one)["Health"]["Log"][-1]["Output"]

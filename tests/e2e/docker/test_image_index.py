@@ -66,7 +66,7 @@ def test_an_index_with_a_certificate_and_a_password_of_its_own(
 
         done = build("--pip-config", str(config), "--ca-file", str(certificate), "--tag", tag, project=project)
         assert done.returncode == 0, done.stderr
-        assert any(path.endswith(".whl") for path in index.asked)
+        assert any(path.endswith(".whl") for path in index.requested)
     greets(tag, package)
     # Neither secret is left: not in the history, not in a file.
     assert "s3cret" not in docker("image", "history", "--no-trunc", tag) + docker("image", "inspect", tag)
@@ -108,8 +108,8 @@ def test_an_index_behind_a_proxy(build: Build, project: Path, package: Path, hos
             "--tag", tag, project=project,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert proxy.asked
-        assert all(path.startswith("http://packages.invalid/") for path in proxy.asked)
+        assert proxy.requested
+        assert all(path.startswith("http://packages.invalid/") for path in proxy.requested)
     greets(tag, package)
     assert host not in json.dumps(inspected(tag)["Config"])
 

@@ -7,7 +7,7 @@ import pytest
 
 from launcher.docker_cli import docker
 from tests.e2e.docker.running import launch, started
-from tests.hook import serving
+from tests.webhook import serving
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(360), pytest.mark.usefixtures("image")]
 
@@ -37,9 +37,9 @@ def test_a_program_and_a_webhook_are_told_by_the_supervisor_and_its_containers_d
         monkeypatch.setenv("NOTIFY_WEBHOOK", f"{server.address}/T0KEN")
         with started(document, tmp_path) as run:
             assert launch("wait", run.name, runs=run.runs).returncode == 1
-            run.until("both to be told", lambda: server.got and len(run.status()["notified"]) == 2)
+            run.until("both to be told", lambda: server.received and len(run.status()["notified"]) == 2)
             assert "T0KEN" not in run.launcher("logs", run.name)
-    [(path, _, message)] = server.got
+    [(path, _, message)] = server.received
     assert (path, message["event"], message["backend"]) == ("/T0KEN", "failed", "docker")
     assert json.loads(told.read_text()) == message
 
@@ -47,7 +47,7 @@ def test_a_program_and_a_webhook_are_told_by_the_supervisor_and_its_containers_d
 def test_the_stacks_of_a_program_are_asked_inside_its_container(tmp_path: Path) -> None:
     program = ["python", "-c", "import time\ndef waits():\n    print('waits', flush=True)\n    time.sleep(600)\nwaits()"]
     with started({"name": "asked", "command": program, "limits": {"grace_period": "1s"}}, tmp_path) as run:
-        run.until("the program to wait", lambda: "waits" in run.launcher("logs", run.name), told=lambda: run.launcher("logs", run.name))
+        run.until("the program to wait", lambda: "waits" in run.launcher("logs", run.name), seen=lambda: run.launcher("logs", run.name))
         assert 'File "<string>", line 4 in waits' in run.launcher("stacks", run.name)
         docker("pause", run.container("chief"))
         paused = launch("stacks", run.name, runs=run.runs)

@@ -88,7 +88,7 @@ def test_an_engine_that_goes_silent_is_not_waited_for(
     def written() -> list[str]:
         return [line.text for _, line in log_stream.read(far.client, container, "chief")]
 
-    until("its line", lambda: written() == ["up"], told=written)
+    until("its line", lambda: written() == ["up"], seen=written)
     lose()
     with pytest.raises(ERRORS):
         list(log_stream.read(far.client, container, "chief"))

@@ -99,7 +99,7 @@ def test_trainers_that_are_killed_come_back_with_their_containers(runs: dict[str
         until_its_container(run, task, "is started again by the engine", lambda facts: facts["RestartCount"] > count)  # noqa: B023
         until_its_container(run, task, "runs", lambda facts: facts["State"]["Running"])
     for kind, task in group:
-        runs[kind].goes_on(task, LEADERS[kind], leader=LEADERS[kind])
+        runs[kind].await_progress(task, LEADERS[kind], leader=LEADERS[kind])
         told = runs[kind].tasks_status()[task]["restarts"][earlier[kind, task] :]
         assert 137 in [restart["exit_code"] for restart in told]  # a peer that is not back yet may cost one more
 
@@ -113,7 +113,7 @@ def test_containers_that_are_killed_outright_are_started_again_by_the_launcher(r
         run, began = runs[kind], before[kind, task]
         until_its_container(run, task, "runs again", lambda facts: facts["State"]["StartedAt"] != began)  # noqa: B023
     for kind, task in group:
-        runs[kind].goes_on(task, LEADERS[kind], leader=LEADERS[kind])
+        runs[kind].await_progress(task, LEADERS[kind], leader=LEADERS[kind])
 
 
 def test_an_evaluator_that_is_paused_or_cut_off_goes_on(runs: dict[str, Run]) -> None:
@@ -123,7 +123,7 @@ def test_an_evaluator_that_is_paused_or_cut_off_goes_on(runs: dict[str, Run]) ->
     with paused(container):
         run.until("it to be seen paused", lambda: "paused" in run.tasks_status()["evaluator"]["reason"], 60)
     docker("network", "connect", "--alias", "evaluator", network, container)
-    run.goes_on("evaluator", "chief")
+    run.await_progress("evaluator", "chief")
 
 
 def test_down_leaves_nothing(runs: dict[str, Run]) -> None:
@@ -137,7 +137,7 @@ def test_down_leaves_nothing(runs: dict[str, Run]) -> None:
     run.launcher("down", run.name, "--delete-data", "--yes")
     assert left(run.name) == NOTHING
     # The other one goes on.
-    runs["servers"].goes_on()
+    runs["servers"].await_progress()
 
 
 def test_without_its_supervisor_a_run_goes_on_and_can_be_stopped(runs: dict[str, Run], image: Built, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_without_its_supervisor_a_run_goes_on_and_can_be_stopped(runs: dict[str,
     other = Run(run.name, tmp_path / "elsewhere")
     assert other.status()["state"] == "running"
     assert any(line.startswith("chief") for line in other.launcher("logs", run.name, "--tail", "3").splitlines())
-    run.goes_on()
+    run.await_progress()
     # As a supervisor leaves it that the engine did not answer for long: it does not know that the run goes on.
     file = run.runs / ".docker" / run.name / "launcher" / "state.json"
     told = json.loads(file.read_text())

@@ -17,7 +17,7 @@ from launcher.docker_cli import docker
 from launcher.runs.status import ENDED, State
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import NOTHING, launch, left, started
-from tests.e2e.docker.supervising import Kept, kept
+from tests.e2e.docker.supervising import Supervised, supervised
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(360), pytest.mark.usefixtures("image")]
 
@@ -25,7 +25,7 @@ SLEEPS = {"command": ["sleep", "1000"]}
 SERVERS = {"strategy": "parameter_server", "roles": {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 1}}}
 
 
-def nothing_restarts(there: Kept) -> bool:
+def nothing_restarts(there: Supervised) -> bool:
     """Return whether nothing of a run's containers runs, nor comes back with the engine."""
     found = [there.run.inspect(task) for task in there.run.tasks()]
     assert found
@@ -46,7 +46,7 @@ def nothing_restarts(there: Kept) -> bool:
     ids=["deadline", "start timeout"],
 )
 def test_a_run_that_is_late_is_ended(spec: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    with kept(tmp_path, **spec) as there:
+    with supervised(tmp_path, **spec) as there:
         status = there.ended()
         assert (status.state, status.reason[: len(reason)]) == (State.FAILED, reason)
         assert nothing_restarts(there)
@@ -56,7 +56,7 @@ def test_a_run_that_is_late_is_ended(spec: dict[str, Any], reason: str, tmp_path
 def test_what_fails_too_often_fails_for_good(tmp_path: Path, image: Built, own: dict[str, Any]) -> None:
     program = ["sh", "-c", "echo so many times; exit 7"]
     other = {"image": image.facts["Config"]["Labels"]["org.opencontainers.image.base.name"]} if own else {}
-    with kept(tmp_path, command=program, limits={"max_restarts": 1}, **own, **other) as there:
+    with supervised(tmp_path, command=program, limits={"max_restarts": 1}, **own, **other) as there:
         status = there.ended()
         assert (status.state, status.tasks[0].state, status.tasks[0].exit_code) == (State.FAILED, State.FAILED, 7)
         assert "chief failed on attempt 2 (exit code 7)" in status.reason
@@ -66,7 +66,7 @@ def test_what_fails_too_often_fails_for_good(tmp_path: Path, image: Built, own: 
 
 
 def test_an_image_without_python_fails_at_once_and_the_field_for_it_named(tmp_path: Path, image: Built) -> None:
-    with kept(tmp_path, command=["true"], image=image.name, env={"PATH": "/nowhere"}) as there:
+    with supervised(tmp_path, command=["true"], image=image.name, env={"PATH": "/nowhere"}) as there:
         status = there.ended()
         assert status.state is State.FAILED
         assert "its image has no python3" in status.reason
@@ -75,7 +75,7 @@ def test_an_image_without_python_fails_at_once_and_the_field_for_it_named(tmp_pa
 
 
 def test_a_task_that_may_not_be_started_again_is_not(tmp_path: Path) -> None:
-    with kept(tmp_path, **SLEEPS, limits={"max_restarts": 0}) as there:
+    with supervised(tmp_path, **SLEEPS, limits={"max_restarts": 0}) as there:
         docker("kill", there.run.container("chief"))
         status = there.ended()
         assert (status.state, status.reason[:28]) == (State.FAILED, "chief failed on attempt 1 (e")
@@ -84,7 +84,7 @@ def test_a_task_that_may_not_be_started_again_is_not(tmp_path: Path) -> None:
 
 
 def test_a_container_that_somebody_removes_is_the_end_of_the_run(tmp_path: Path) -> None:
-    with kept(tmp_path, **SLEEPS, strategy="multi_worker_mirrored", roles={"worker": {"replicas": 2}}) as there:
+    with supervised(tmp_path, **SLEEPS, strategy="multi_worker_mirrored", roles={"worker": {"replicas": 2}}) as there:
         docker("rm", "--force", there.run.container("worker-1"))
         status = there.ended()
         assert (status.state, status.reason) == (State.FAILED, "the container of worker-1 was removed")
@@ -94,7 +94,7 @@ def test_a_container_that_somebody_removes_is_the_end_of_the_run(tmp_path: Path)
 
 def test_servers_are_let_go_when_the_work_is_done(tmp_path: Path) -> None:
     program = ["sh", "-c", 'case $TF_CONFIG in *\'"type": "chief"\'*|*\'"type":"chief"\'*) echo done ;; *) exec sleep 1000 ;; esac']
-    with kept(tmp_path, **SERVERS, command=program) as there:
+    with supervised(tmp_path, **SERVERS, command=program) as there:
         status = there.ended()
         assert (status.state, status.reason) == (State.SUCCEEDED, "")
         # Whether their parents have heard of the end or the supervisor has stopped them first.
@@ -103,7 +103,7 @@ def test_servers_are_let_go_when_the_work_is_done(tmp_path: Path) -> None:
 
 
 def test_a_launcher_in_the_foreground_that_is_gone_takes_its_run_along(tmp_path: Path) -> None:
-    with kept(tmp_path, **SLEEPS) as there:
+    with supervised(tmp_path, **SLEEPS) as there:
         there.ask(None)
         status = there.ended()
         assert (status.state, status.reason) == (State.STOPPED, "the launcher that ran it in the foreground is gone")
@@ -112,7 +112,7 @@ def test_a_launcher_in_the_foreground_that_is_gone_takes_its_run_along(tmp_path:
 
 def test_who_asks_twice_does_not_wait_for_what_does_not_stop(tmp_path: Path) -> None:
     program = ["python", "-c", "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(1000)"]
-    with kept(tmp_path, command=program, limits={"grace_period": "100s"}) as there:
+    with supervised(tmp_path, command=program, limits={"grace_period": "100s"}) as there:
         there.run.until("the program to run", lambda: "up" in docker("logs", there.run.container("chief")), 30)
         there.ask()
         there.ask()
@@ -128,7 +128,7 @@ def test_an_engine_that_stays_away_is_not_waited_for_and_its_run_goes_on(
     with contextlib.ExitStack() as until_cleaned:
         with monkeypatch.context() as elsewhere:
             elsewhere.setenv("DOCKER_HOST", by_relay["DOCKER_HOST"])
-            there = until_cleaned.enter_context(kept(tmp_path, **SLEEPS))
+            there = until_cleaned.enter_context(supervised(tmp_path, **SLEEPS))
         relay.kill()
         status = there.ended()
         assert (status.state, status.reason[:32]) == (State.INTERRUPTED, "the engine has not answered for ")
@@ -150,11 +150,11 @@ def test_a_run_whose_directory_is_removed_is_stopped_and_none_starts_beside_it(t
 
 
 def test_who_follows_a_run_is_told_that_its_directory_was_removed(tmp_path: Path) -> None:
-    with kept(tmp_path, **SLEEPS, limits={"grace_period": "1s"}) as there:
+    with supervised(tmp_path, **SLEEPS, limits={"grace_period": "1s"}) as there:
         name, backend = there.run.name, DockerBackend(there.run.runs)
         backend._supervised.hold_lifeline(name, os.open(os.devnull, os.O_RDONLY))
         shutil.rmtree(there.of.paths.run_dir)
-        there.run.until("the run to end", lambda: backend.status(name).state in ENDED, told=lambda: backend.status(name))
+        there.run.until("the run to end", lambda: backend.status(name).state in ENDED, seen=lambda: backend.status(name))
         there.thread.join(60)
         for volume in [*there.of.engine.volumes(name), None]:  # of which `up` goes on, or nothing
             status = backend.status(name)
@@ -167,7 +167,7 @@ def test_who_follows_a_run_is_told_that_its_directory_was_removed(tmp_path: Path
 
 
 def test_a_supervisor_that_lost_its_directory_lets_a_run_alone_that_was_started_in_its_place(tmp_path: Path) -> None:
-    with kept(tmp_path, **SLEEPS, limits={"grace_period": "1s"}) as there:
+    with supervised(tmp_path, **SLEEPS, limits={"grace_period": "1s"}) as there:
         before, paths, text = there.run.inspect("chief")["Id"], there.of.paths, there.of.file.read_text()
         watch = there.containers.watch
         assert watch is not None

@@ -141,7 +141,7 @@ def test_a_copy_that_is_cut_short_leaves_the_old_one(client: Engine, stored: Sto
 
     try:
         with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as copying:
-            until("a copy to begin", lambda: docker("ps", "--quiet", "--filter", f"ancestor={slow}"), told=seen)
+            until("a copy to begin", lambda: docker("ps", "--quiet", "--filter", f"ancestor={slow}"), seen=seen)
             copying.send_signal(by)
         if by == signal.SIGKILL:
             assert stored.volumes == {f"{stored.name}_run", f"{stored.new_name}_run"}

@@ -1,4 +1,4 @@
-"""A real cluster, by kubectl as a user has it; what tests look at again and again they ask of the API server without it."""
+"""A real cluster, through the user's kubectl. Tests that poll ask the API server directly."""
 
 import functools
 import json
@@ -22,13 +22,13 @@ from tests.stand_in import stand_in
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
 
-# Pod Security `restricted` asks this of a pod, and nothing more.
+# All that Pod Security `restricted` requires of a pod.
 _RESTRICTED = {
     "automountServiceAccountToken": False,
     "restartPolicy": "Never",
     "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
 }
-# Again and again: a network learns of a new pod, and of what it may reach, a moment after the pod has started.
+# It retries, because the network applies its policies a moment after the pod has started.
 _CONNECT = """
 import socket, sys, time
 for _ in range(int(sys.argv[3])):
@@ -43,25 +43,25 @@ sys.exit(f"{type(last).__name__}: {last}")
 
 
 def kubectl(*arguments: str, check: bool = True, text: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run kubectl; `text` is its stdin. With `check` a failure fails the test, with what kubectl said."""
+    """Run kubectl; `text` is its stdin. With `check` a failure fails the test with kubectl's output."""
     done = subprocess.run(["kubectl", *arguments], capture_output=True, text=True, input=text, timeout=timeout, check=False, cwd=ROOT)
     assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
     return done
 
 
-def standing_in(steps: int = 1_000_000, step_seconds: float = 0.2, **train: Any) -> str:
-    """Return the lines of a spec whose tasks do all but train (tests/stand_in), for what concerns the launcher and the cluster.
+def stand_in_spec(steps: int = 1_000_000, step_seconds: float = 0.2, **train: Any) -> str:
+    """Return the lines of a spec whose tasks do everything but train (tests/stand_in), for tests of the launcher and the cluster.
 
-    They start in a fifth of a second and leave the cores to others. `train` is what else that section has, such as `checkpoint`.
+    The tasks start in a fifth of a second and need little of a core. `train` has more fields of that section, such as `checkpoint`.
     """
     params = {"step_seconds": step_seconds, "silent_seconds": 15}
     return yaml.safe_dump(stand_in.spec(steps, params=params, report_every_steps=2, **train))
 
 
 def paced(every_seconds: float) -> str:
-    """Return the lines of a spec by which TensorFlow trains for as long as a test needs it, at a pace that leaves the cores to others.
+    """Return the lines of a spec by which TensorFlow trains slowly, for as long as a test needs it, and saves a checkpoint `every_seconds`.
 
-    For tests of what TensorFlow does, no others: it takes seconds to start. `every_seconds` it saves a checkpoint.
+    Only for tests of TensorFlow's behaviour, because its start takes seconds.
     """
     settings = f"steps: 100000000, steps_per_execution: 1, report_every_steps: 5, checkpoint: {{every_seconds: {every_seconds}}}"
     return f"code: {ROOT / 'tests' / 'e2e' / 'code'}\ntrain: {{workload: 'paced:Slow', {settings}}}\n"
@@ -82,23 +82,23 @@ class Namespace:
         return kubectl("-n", self.name, *arguments, check=check, text=text, timeout=timeout).stdout
 
     def signal(self, pod: str, file: str) -> None:
-        """Make a file in a pod, whose program may end as it sees that, and take the command along before it has ended: exit code 137."""
+        """Create a file in a pod. If the program ends as soon as it sees the file, the command may be killed with it: exit code 137."""
         done = kubectl("-n", self.name, "exec", pod, "--", "touch", file, check=False)
         assert done.returncode in {0, 137}, done.stderr
 
     def status(self, run: str) -> RunStatus | None:
-        """Return how a run is, as `launcher status` finds it, without a process for each look; None where it has no Jobs."""
+        """Return the status of a run as `launcher status` shows it, without a process for each call; None if it has no Jobs."""
         return status_source.Watcher(self._cluster, run).status()
 
     def runs(self, run: str) -> bool:
         """Return whether the status of a run is `running`."""
-        found = self.status(run)
-        return found is not None and found.state == "running"
+        status = self.status(run)
+        return status is not None and status.state == "running"
 
     def step(self, run: str) -> int:
-        """Return the last step that a run has told of, 0 before the first."""
-        found = self.status(run)
-        return (found.step if found else None) or 0
+        """Return the last step that a run has reported, 0 before the first."""
+        status = self.status(run)
+        return (status.step if status else None) or 0
 
     def objects(self, kind: str, run: str) -> list[dict[str, Any]]:
         """Return the objects of a kind, such as Job, that belong to a run."""
@@ -110,30 +110,30 @@ class Namespace:
         return self._cluster.listed("Pod", {"app.kubernetes.io/instance": run, "tf-launcher/cluster": run} | component)
 
     def ends(self, run: str) -> dict[str, str]:
-        """Return how each Job of a run has ended: Complete or Failed, empty while it has not."""
+        """Return how each Job of a run has ended: Complete or Failed, or empty while it runs."""
         return {job["metadata"]["name"].removeprefix(f"{run}-"): _end(job) for job in self.objects("Job", run)}
 
     def describe(self, run: str) -> str:
-        """Return what a person would look at first, for the message of a failed test."""
+        """Return objects, events and logs for the message of a failed test."""
         logs = [self.kubectl("logs", f"job/{job['metadata']['name']}", "--tail=15", check=False) for job in self.objects("Job", run)]
         return "\n".join([self.kubectl("get", "jobs,pods,pvc", "-o", "wide"), self.kubectl("get", "events", check=False)[-3000:], *logs])
 
     def events(self, run: str, role: str) -> list[dict[str, Any]]:
-        """Return the progress events that the tasks of a role have written, of pods that are there."""
+        """Return the progress events of a role's tasks, from the pods that exist."""
         return [event for pod in self.pods(run, role) for event in self.events_of(pod)]
 
     def events_of(self, pod: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the progress events that one pod has written; nothing before it has started, or while its node does not answer."""
+        """Return the progress events of one pod; none before it has started, or while its node does not answer."""
         try:
             return _events(self._cluster.log(pod["metadata"]["name"], "trainer", [], timeout=10).decode())
         except LauncherError as error:
-            # Its container has not started; it is gone meanwhile; its node is silent.
+            # Its container has not started, it was deleted, or its node does not answer.
             if status_of(error) in {400, 404} or isinstance(error, UnreachableError):
                 return []
             raise
 
     def try_to_reach(self, host: str, port: int, image: str, labels: dict[str, str], tries: int) -> str:
-        """Return what a pod of its own sees when it connects, once in so many tries: `connected`, or the last error."""
+        """Connect from a new pod, with up to so many tries; return `connected`, or the last error."""
         name = f"stranger-{time.monotonic_ns()}"
         container = {
             "name": "stranger",
@@ -159,13 +159,13 @@ class Namespace:
             self.kubectl("delete", "pod", name, "--wait=false", "--grace-period=1")
 
 
-def until(true: Callable[[], bool], seconds: float, what: str, told: Callable[[], object]) -> None:
-    """Wait until something is true; fail after `seconds`, times BUSY, with what was waited for, and with what `told` returns: what is there instead."""
+def until(condition: Callable[[], bool], seconds: float, what: str, seen: Callable[[], object]) -> None:
+    """Wait until `condition` holds; fail after `seconds`, times BUSY, with `what` and the result of `seen`."""
     began, seconds = time.monotonic(), seconds * BUSY
-    while not true():
+    while not condition():
         waited = time.monotonic() - began
-        assert waited < seconds, f"waited {seconds:.0f} s for {what}\n{told()}"
-        time.sleep(min(max(0.5, waited / 20), 1.0))  # to look takes time of those that are waited for
+        assert waited < seconds, f"waited {seconds:.0f} s for {what}\n{seen()}"
+        time.sleep(min(max(0.5, waited / 20), 1.0))  # polling takes processor time from the tasks
 
 
 def _end(job: dict[str, Any]) -> str:

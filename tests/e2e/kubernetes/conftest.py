@@ -14,14 +14,14 @@ import pytest
 from launcher.images import DEFAULT_IMAGE
 from tests.e2e.kubernetes.cluster import Namespace, kubectl
 from tests.e2e.kubernetes.launching import Launcher
-from tests.e2e.kubernetes.nodes import apart, held
+from tests.e2e.kubernetes.nodes import apart, reserved
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put those first that take minutes: the short ones fill what is left where several processes share them.
+    """Run modules that take minutes first, so that no process starts a long one at the end.
 
-    Modules that change nodes wait for each other where there are fewer groups of nodes apart: one that takes minutes comes first of all, a
-    short one last. Where no nodes are set apart, all of them come last: the process that runs them waits for the others to be done.
+    Modules that change nodes wait for a free group of nodes: those that take minutes come first of all, short ones last. If no nodes are
+    set apart, all modules that change nodes come last, because the process that runs them waits for all others.
     """
     items.sort(key=_turn)
 
@@ -33,12 +33,12 @@ def _turn(item: pytest.Item) -> tuple[bool, bool, bool]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let a module that changes nodes have a group that is set apart to itself; where the nodes are everybody's, run while no other module does."""
+    """Reserve a group of nodes for a module that changes nodes. If none are set apart, run the module while no other module runs."""
     changes = _changes_nodes(request.node)
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     if apart():
-        with held(shared) if changes else contextlib.nullcontext():
+        with reserved(shared) if changes else contextlib.nullcontext():
             yield
         return
     with (shared / "nodes.lock").open("w") as file:
@@ -52,9 +52,9 @@ def _changes_nodes(node: pytest.Item | pytest.Collector) -> bool:
 
 @pytest.fixture(scope="session")
 def cluster() -> str:
-    """Return the cluster's version; skip where no cluster answers."""
+    """Return the cluster's version; skip if no cluster answers."""
     if shutil.which("kubectl") is None:
-        pytest.skip("there is no kubectl here")
+        pytest.skip("kubectl is not installed")
     try:
         done = subprocess.run(["kubectl", "get", "--raw", "/version"], capture_output=True, text=True, timeout=20, check=False)
     except subprocess.TimeoutExpired:
@@ -66,24 +66,24 @@ def cluster() -> str:
 
 @pytest.fixture(scope="session")
 def image() -> str:
-    """Return the image that the nodes have: TRAINER_IMAGE, or what `launcher image build` makes."""
+    """Return the image that the nodes have: TRAINER_IMAGE, or that of `launcher image build`."""
     return os.environ.get("TRAINER_IMAGE", DEFAULT_IMAGE)
 
 
 @pytest.fixture(scope="module")
 def namespace(cluster: str) -> Iterator[Namespace]:
-    """Return a namespace that enforces Pod Security `restricted`, deleted with all in it when the module is done."""
+    """Return a namespace that enforces Pod Security `restricted`, deleted with its content at the end of the module."""
     assert cluster
-    with _namespace() as made:
-        yield made
+    with _namespace() as created:
+        yield created
 
 
 @pytest.fixture(scope="module")
 def other_namespace(cluster: str) -> Iterator[Namespace]:
-    """Return another one."""
+    """Return another namespace of that kind."""
     assert cluster
-    with _namespace() as made:
-        yield made
+    with _namespace() as created:
+        yield created
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +97,8 @@ def launcher(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> 
 def _namespace() -> Iterator[Namespace]:
     name = f"e2e-{uuid.uuid4().hex[:8]}"
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
-    made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
-    kubectl("create", "-f", "-", text=json.dumps(made))
+    manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    kubectl("create", "-f", "-", text=json.dumps(manifest))
     try:
         yield Namespace(name)
     finally:

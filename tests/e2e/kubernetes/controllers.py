@@ -1,4 +1,4 @@
-"""Controllers that others write, built from their Go modules, beside a cluster that runs on this machine."""
+"""The controllers of JobSet and Kueue, built from their Go modules, and run beside a cluster on this machine."""
 
 import base64
 import contextlib
@@ -20,8 +20,8 @@ import yaml
 from tests.e2e.kubernetes.cluster import kubectl, until
 from tests.processes import end, free_port
 
-BUILT = 900.0  # seconds for a build with nothing cached
-# Kueue looks for the certificate of its metrics there, also where it shows none: https://github.com/kubernetes-sigs/kueue/blob/v0.17.0/cmd/kueue/main.go
+BUILD_TIMEOUT = 900.0  # seconds for a build with nothing cached
+# Kueue needs the certificate of its metrics at this path, also if it serves no metrics: https://github.com/kubernetes-sigs/kueue/blob/v0.17.0/cmd/kueue/main.go
 _WITH_CERTIFICATE = """
 mount -t tmpfs tmpfs /mnt && cp -a /etc /mnt && mkdir -p /mnt/etc/kueue/metrics/certs && cp "$0"/tls.* /mnt/etc/kueue/metrics/certs &&
 mount --bind /mnt/etc /etc && exec "$@"
@@ -30,9 +30,9 @@ mount --bind /mnt/etc /etc && exec "$@"
 
 @dataclass(frozen=True)
 class Controller:
-    """A controller of a module at a version: the package of its program, what its configuration says beside where it listens, its webhooks.
+    """A controller: its Go module and version, the package of its program, and its configuration except for addresses.
 
-    Of the webhooks that it comes with, those whose names are `webhooks` are registered, or all.
+    Only those of its webhooks that are named in `webhooks` are registered, or all if that is empty.
     """
 
     module: str
@@ -44,7 +44,7 @@ class Controller:
 
     @property
     def name(self) -> str:
-        """Return how others call it."""
+        """Return the last part of its module's name."""
         return self.module.rpartition("/")[2]
 
 
@@ -59,16 +59,16 @@ KUEUE = Controller(
         "integrations": {"frameworks": ["batch/job", "jobset.x-k8s.io/jobset"]},
         "featureGates": {"VisibilityOnDemand": False, "MultiKueue": False, "TopologyAwareScheduling": False},
     },
-    # Of what a queue admits, with a namespace; those of queues and flavors are for all namespaces.
+    # The webhooks of namespaced objects that a queue admits. Those of queues and flavors would apply to all namespaces.
     ("mjob.kb.io", "mjobset.kb.io", "mworkload.kb.io", "vjob.kb.io", "vjobset.kb.io", "vworkload.kb.io"),
     ("unshare", "--mount", "sh", "-c", _WITH_CERTIFICATE),
 )
 
 
 def source(module: str, version: str, directory: Path) -> Path:
-    """Return the directory of a Go module; skip where there is no Go to fetch it."""
+    """Return the directory of a Go module; skip if it cannot be fetched."""
     if shutil.which("go") is None:
-        pytest.skip(f"there is no go here, which fetches {module}")
+        pytest.skip(f"go is not installed, which fetches {module}")
     done = subprocess.run(
         ["go", "mod", "download", "-json", f"{module}@{version}"], cwd=directory, capture_output=True, text=True, timeout=120, check=False
     )
@@ -79,7 +79,7 @@ def source(module: str, version: str, directory: Path) -> Path:
 
 @dataclass(frozen=True)
 class Build:
-    """A build of a controller from its module at `source`, which goes on beside other things."""
+    """A build of a controller in the background, from its module at `source`."""
 
     of: Controller
     source: Path
@@ -87,16 +87,16 @@ class Build:
     process: "subprocess.Popen[str]"
 
     def program(self) -> Path:
-        """Wait for its end and return the program; skip where it cannot be built."""
-        _, said = self.process.communicate(timeout=BUILT)
+        """Wait for its end and return the program; skip if it cannot be built."""
+        _, errors = self.process.communicate(timeout=BUILD_TIMEOUT)
         if self.process.returncode:
-            pytest.skip(f"{self.of.name} cannot be built here: {said.strip()[-300:]}")
+            pytest.skip(f"{self.of.name} cannot be built here: {errors.strip()[-300:]}")
         return self.directory / self.of.name
 
 
 @contextlib.contextmanager
 def building(controller: Controller, directory: Path) -> Iterator[Build]:
-    """Build a controller for a block, for minutes where nothing is cached; give it up at the end of the block."""
+    """Build a controller during a block, which takes minutes if nothing is cached; kill the build at the end of the block."""
     path = source(controller.module, controller.version, directory)
     words = [
         "nice",
@@ -116,15 +116,15 @@ def building(controller: Controller, directory: Path) -> Iterator[Build]:
         try:
             yield Build(controller, path, directory, process)
         finally:
-            if process.poll() is None:  # else its number may be another's by now
+            if process.poll() is None:  # otherwise its process group may belong to another process by now
                 os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def running(build: Build, namespace: str) -> Iterator[Path]:
-    """Run a controller, with its webhooks for one namespace; yield the file with what it writes. Skip where it cannot be built.
+    """Run a controller, with its webhooks for one namespace; yield the file with its output. Skip if it cannot be built.
 
-    The API server calls the webhooks on the loopback of this machine, so it has to run here.
+    The API server calls the webhooks on the loopback of this machine, so it has to run on this machine.
     """
     program, directory = build.program(), build.directory
     certificate = _certificate(directory)
@@ -149,26 +149,26 @@ def running(build: Build, namespace: str) -> Iterator[Path]:
         kubectl("create", "-f", "-", text=registered)
         yield log
     finally:
-        # First who would be asked: else nothing could be made in the namespace any more.
+        # The webhooks are deleted before the controller ends: otherwise nothing could be created in the namespace any more.
         kubectl("delete", "--ignore-not-found", "-f", "-", text=registered, check=False)
         end(process)
 
 
 def _registered(build: Build, namespace: str, caller: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the registrations of the webhooks as the controller has them, but by address and for one namespace."""
-    made = list(yaml.safe_load_all((build.source / "config" / "components" / "webhook" / "manifests.yaml").read_text()))
-    for one in made:
+    """Return the controller's own registrations of its webhooks, changed to its address here and to one namespace."""
+    registrations = list(yaml.safe_load_all((build.source / "config" / "components" / "webhook" / "manifests.yaml").read_text()))
+    for one in registrations:
         one["metadata"]["name"] = f"{namespace}-{build.of.name}-{one['metadata']['name']}"
         one["webhooks"] = [webhook for webhook in one["webhooks"] if webhook["name"] in (build.of.webhooks or {webhook["name"]})]
         for webhook in one["webhooks"]:
             path = webhook["clientConfig"]["service"]["path"]
             webhook["clientConfig"] = {**caller, "url": caller["url"] + path}
             webhook["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
-    return made
+    return registrations
 
 
 def _certificate(directory: Path) -> bytes:
-    """Make a key and a certificate for 127.0.0.1, valid for a day, and return the certificate."""
+    """Create a key and a certificate for 127.0.0.1, valid for a day, and return the certificate."""
     key, certificate = directory / "tls.key", directory / "tls.crt"
     names = ["-subj", "/CN=controller", "-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-keyout", str(key), "-out", str(certificate)]
@@ -186,18 +186,18 @@ def _answers(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def known(*definitions: Path) -> Iterator[None]:
-    """Have the cluster know the kinds of these files for a block; skip where it knows one of them already."""
+def installed_crds(*definitions: Path) -> Iterator[None]:
+    """Install the CustomResourceDefinitions of these files for a block; skip if the cluster has one of them already."""
     names = [yaml.safe_load(file.read_text())["metadata"]["name"] for file in definitions]
-    if there := [name for name in names if kubectl("get", "crd", name, check=False).returncode == 0]:
-        pytest.skip(f"the cluster has {', '.join(there)} already")
+    if existing := [name for name in names if kubectl("get", "crd", name, check=False).returncode == 0]:
+        pytest.skip(f"the cluster has {', '.join(existing)} already")
     files = [word for file in definitions for word in ("-f", str(file))]
     kubectl("create", *files)
     try:
         until(
             lambda: all(map(_is_served, names)),
             30,
-            f"the cluster to know {names}",
+            f"the cluster to serve {names}",
             lambda: kubectl("get", "crd", *names, "-o", "yaml").stdout,
         )
         yield
@@ -211,12 +211,12 @@ def _is_served(definition: str) -> bool:
 
 
 def main() -> None:
-    """Build all controllers into Go's cache, while nothing else computes; the tests of one that cannot be built say why."""
+    """Build all controllers into Go's cache before the tests. If one cannot be built, its tests report why."""
     with contextlib.ExitStack() as stack:
         builds = []
         for one in (JOBSET, KUEUE):
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            with contextlib.suppress(pytest.skip.Exception):  # its tests say why
+            with contextlib.suppress(pytest.skip.Exception):
                 builds.append(stack.enter_context(building(one, directory)))
         for build in builds:
             with contextlib.suppress(pytest.skip.Exception):

@@ -1,4 +1,4 @@
-"""A run to which something is done, and what it tells meanwhile: its newest pods, its checkpoints, its steps."""
+"""A run that a test disturbs and observes: its newest pods, its checkpoints, its steps."""
 
 import contextlib
 import json
@@ -11,13 +11,13 @@ from typing import Any
 from tests.e2e.kubernetes.cluster import kubectl, until
 from tests.e2e.kubernetes.launching import Launcher
 
-ALIVE = 180.0  # seconds for steps to flow again, on a machine that does much else
+RECOVERY_TIMEOUT = 180.0  # seconds until steps flow again on a busy machine
 INDEX = "batch.kubernetes.io/job-completion-index"
 # Kills the process that trains, the trainer's one child.
 KILL = "import os, signal, pathlib; os.kill(int(pathlib.Path('/proc/1/task/1/children').read_text().split()[0]), signal.SIGKILL)"
 
 # Two tasks of an all-reduce, as lines of a spec.
-ALIKE = """\
+ALL_REDUCE = """\
 strategy: multi_worker_mirrored
 roles: {chief: {}, worker: {replicas: 1}}
 kubernetes: {tensorboard: false}
@@ -28,14 +28,14 @@ Pod = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run, `tasks` by their names."""
+    """One run and the names of its tasks."""
 
     launcher: Launcher
     name: str
     tasks: tuple[str, ...]
 
     def start(self, options: str, directory: Path) -> None:
-        """Start it, detached; `options` is its spec but for what all of them have."""
+        """Start it, detached; `options` are the lines of its spec after the common ones."""
         directory.mkdir()
         head = f"version: 1\nname: {self.name}\nlimits: {{node_lost: 5s}}\n"
         (directory / "spec.yaml").write_text(head + options)
@@ -43,14 +43,14 @@ class Run:
 
     def await_steady(self) -> None:
         """Wait until all its pods run and it has saved a checkpoint."""
-        until(lambda: self.is_steady() and self.saved() > 0, ALIVE, f"{self.name} to save a checkpoint", self.describe)
+        until(lambda: self.is_steady() and self.saved() > 0, RECOVERY_TIMEOUT, f"{self.name} to save a checkpoint", self.describe)
 
     def describe(self) -> str:
-        """Return what a person would look at first."""
+        """Return objects, events and logs for the message of a failed test."""
         return self.launcher.namespace.describe(self.name)
 
     def status(self) -> dict[str, Any]:
-        """Return what `launcher status --json` tells."""
+        """Return `launcher status --json`."""
         return self.launcher.status(self.name)
 
     def pods(self, task: str) -> list[Pod]:
@@ -68,30 +68,30 @@ class Run:
         return str(self.pod(task)["spec"]["nodeName"])
 
     def events(self, task: str) -> list[dict[str, Any]]:
-        """Return what the newest pod of a task has told; nothing while its node does not answer."""
+        """Return the events of a task's newest pod; none while its node does not answer."""
         pods = self.pods(task)
         return self.launcher.namespace.events_of(pods[-1]) if pods else []
 
     def saved(self) -> int:
-        """Return the step of the last checkpoint that the chief's newest pod has told of."""
+        """Return the step of the last checkpoint that the chief's newest pod has reported."""
         return max((event["step"] for event in self.events("chief") if event["event"] == "checkpoint"), default=0)
 
     def replaced(self, task: str, old: Pod) -> bool:
-        """Return whether a task has another pod; between the two there may be none."""
+        """Return whether a task has a new pod. Between the two there may be none."""
         return bool({one["metadata"]["uid"] for one in self.pods(task)} - {old["metadata"]["uid"]})
 
     def is_steady(self) -> bool:
-        """Return whether all its pods run, and none is about to go or to come."""
+        """Return whether all its pods run, and none is being deleted or created."""
         pods = self.launcher.namespace.pods(self.name)
-        going = [one for one in pods if one["metadata"].get("deletionTimestamp")]
-        return not going and sum(one["status"]["phase"] == "Running" for one in pods) == len(self.tasks)
+        terminating = [one for one in pods if one["metadata"].get("deletionTimestamp")]
+        return not terminating and sum(one["status"]["phase"] == "Running" for one in pods) == len(self.tasks)
 
     def kill(self, task: str) -> None:
-        """Kill the process that trains in a task, and wait until its trainer has told of it."""
+        """Kill the process that trains in a task, and wait until its trainer has reported that."""
         pod = self.pod(task)
         self.launcher.namespace.kubectl("exec", pod["metadata"]["name"], "--", "python", "-c", KILL)
         events = self.launcher.namespace.events_of
-        killed = "the trainer to tell that its process was killed"
+        killed = "the trainer to report that its process was killed"
         until(lambda: any(e["event"] == "restarting" and e["exit_code"] == 137 for e in events(pod)), 60, killed, self.describe)
 
     def evict(self, task: str) -> None:
@@ -104,22 +104,22 @@ class Run:
         """Delete a task's pod."""
         self.launcher.namespace.kubectl("delete", "pod", self.pod(task)["metadata"]["name"], "--wait=false")
 
-    def flows(self, task: str, after: float) -> list[float]:
-        """Return when a task has told that it works, since `after`: steps, evaluations, of a ps the chief's steps."""
-        of, kind = ("chief" if task.startswith("ps") else task), ("evaluated" if task == "evaluator" else "progress")
-        told = [*self.events("chief"), *(() if of == "chief" else self.events(of))]
-        return sorted(e["time"] for e in told if e["event"] == kind and e["task"] == of and e["time"] > after)
+    def progress_times(self, task: str, after: float) -> list[float]:
+        """Return the times after `after` at which a task reported a step or an evaluation; for a ps, the chief's steps count."""
+        subject, kind = ("chief" if task.startswith("ps") else task), ("evaluated" if task == "evaluator" else "progress")
+        events = [*self.events("chief"), *(() if subject == "chief" else self.events(subject))]
+        return sorted(e["time"] for e in events if e["event"] == kind and e["task"] == subject and e["time"] > after)
 
 
 @contextlib.contextmanager
-def going_on(runs: tuple[Run, ...], fault: str, *tasks: str) -> Iterator[None]:
-    """Do something to `tasks` of runs in the block: then each of them works again, from the last checkpoint before or later.
+def recovering(runs: tuple[Run, ...], fault: str, *tasks: str) -> Iterator[None]:
+    """Check that the runs recover from a fault that the block causes to `tasks`: each works again, from the last checkpoint before or later.
 
-    Progress from before the fault may be told a moment after it: so a task has to tell twice. Prints how long it took since the
-    fault, as the clocks of the pods have it.
+    Each task has to report twice, because progress from before the fault may be reported shortly after it. Prints the seconds since the
+    fault, by the pods' clocks.
     """
     for run in runs:
-        until(lambda run=run: run.saved() > 0, ALIVE, "a checkpoint", run.describe)  # type: ignore[misc]
+        until(lambda run=run: run.saved() > 0, RECOVERY_TIMEOUT, "a checkpoint", run.describe)  # type: ignore[misc]
     before, began = {run: run.saved() for run in runs}, time.time()
     yield
     now = time.time()
@@ -127,9 +127,9 @@ def going_on(runs: tuple[Run, ...], fault: str, *tasks: str) -> Iterator[None]:
         for task in ("chief", *(task for task in tasks if task in run.tasks and task != "chief")):
 
             def works(run: Run = run, task: str = task) -> bool:
-                return len(run.flows(task, now)) > 1
+                return len(run.progress_times(task, now)) > 1
 
-            until(works, ALIVE, f"{task} of {run.name} to work again", run.describe)
-            print(f"{run.name}: {fault}: {task} works again {run.flows(task, now)[0] - began:.1f} s after it began")
+            until(works, RECOVERY_TIMEOUT, f"{task} of {run.name} to work again", run.describe)
+            print(f"{run.name}: {fault}: {task} works again {run.progress_times(task, now)[0] - began:.1f} s after it began")
         assert min(e["step"] for e in run.events("chief") if e["event"] == "progress" and e["time"] > now) > before[run]
         assert set(run.launcher.namespace.ends(run.name).values()) == {""}

@@ -19,7 +19,7 @@ from tests import forked
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl
 from tests.e2e.kubernetes.relay import Relay
 
-UP = 900.0  # seconds within which a run of mnist has trained, on a machine that does much else
+TRAINING_TIMEOUT = 900.0  # seconds within which a run of mnist has trained on a busy machine
 
 
 @dataclass(frozen=True)
@@ -29,40 +29,40 @@ class Launcher:
     namespace: Namespace
     runs: Path
     env: dict[str, str]
-    said: bool = True  # the namespace is on the command line
+    names_namespace: bool = True  # on the command line
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start the launcher; its output goes to a pipe."""
         return subprocess.Popen(self._words(arguments), cwd=ROOT, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def __call__(self, *arguments: str, code: int = 0, timeout: float = 120) -> str:
-        """Run the launcher, check its exit code, and return what it wrote; what takes longer fails with what it wrote until then."""
+        """Run the launcher, check its exit code, and return its output; fail after `timeout` with the output so far."""
         command = f"launcher {' '.join(arguments)}"
         try:
-            done = forked.run(self._words(arguments), cwd=ROOT, env=self.env, timeout=timeout, engine=forked.KUBERNETES)
-        except subprocess.TimeoutExpired as late:
-            wrote = "".join(cast("tuple[str, str]", (late.stdout, late.stderr)))[-8000:]
+            done = forked.run(self._words(arguments), cwd=ROOT, env=self.env, timeout=timeout, preload=forked.KUBERNETES)
+        except subprocess.TimeoutExpired as error:
+            output = "".join(cast("tuple[str, str]", (error.stdout, error.stderr)))[-8000:]
             pods = ""
             with contextlib.suppress(subprocess.TimeoutExpired):
                 pods = self.namespace.kubectl("get", "pods", "-o", "wide", check=False)
-            raise AssertionError(f"{command}: not done after {timeout:.0f} s:\n{wrote}\n{pods}") from None
+            raise AssertionError(f"{command}: not done after {timeout:.0f} s:\n{output}\n{pods}") from None
         assert done.returncode == code, f"{command}:\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
     def status(self, name: str) -> dict[str, Any]:
-        """Return what `launcher status --json` tells."""
-        told = json.loads(self("status", name, "--json"))
-        assert isinstance(told, dict)
-        return told
+        """Return `launcher status --json`."""
+        status = json.loads(self("status", name, "--json"))
+        assert isinstance(status, dict)
+        return status
 
     def _words(self, arguments: tuple[str, ...]) -> list[str]:
         verb, *rest = arguments
-        namespace = ["--namespace", self.namespace.name] if self.said else []
+        namespace = ["--namespace", self.namespace.name] if self.names_namespace else []
         return [sys.executable, "-m", "launcher", verb, *rest, "--on", "kubernetes", *namespace, "--runs", str(self.runs)]
 
 
-def said_to_its_end(process: subprocess.Popen[str], within: float) -> str:
-    """Return what a process has written when it has ended; fail with that where it has not ended within so many seconds."""
+def output_at_end(process: subprocess.Popen[str], within: float) -> str:
+    """Wait for a process to end and return its output; fail with the output after `within` seconds."""
     try:
         written, _ = process.communicate(timeout=within)
     except subprocess.TimeoutExpired:
@@ -72,8 +72,8 @@ def said_to_its_end(process: subprocess.Popen[str], within: float) -> str:
     return written
 
 
-def far_away(launcher: Launcher, tmp_path: Path) -> tuple[Launcher, Relay]:
-    """Return the command line on a way to the API server that can be cut or slowed, and that way."""
+def through_relay(launcher: Launcher, tmp_path: Path) -> tuple[Launcher, Relay]:
+    """Return a command line that reaches the API server through a relay, and that relay."""
     config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout)
     server = urllib.parse.urlsplit(config["clusters"][0]["cluster"]["server"])
     relay = Relay(str(server.hostname), server.port or 443)
@@ -84,19 +84,19 @@ def far_away(launcher: Launcher, tmp_path: Path) -> tuple[Launcher, Relay]:
 
 
 def left(namespace: Namespace) -> list[str]:
-    """Return what is left in the namespace of what the launcher makes."""
+    """Return the launcher's objects that are left in the namespace."""
     kinds = "jobs,pods,deployments,services,networkpolicies,configmaps,persistentvolumeclaims,serviceaccounts,roles,rolebindings"
     names = namespace.kubectl("get", kinds, "-l", "app.kubernetes.io/name=tf-launcher", "-o", "name").split()
     return sorted(name.partition("/")[2] for name in names if not name.startswith("pod/"))
 
 
 def doctor(namespace: str, *arguments: str) -> tuple[int, dict[str, tuple[str, str]]]:
-    """Run `launcher doctor` in this process; return the exit code, and what was found: level and words of each."""
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    """Run `launcher doctor` in this process; return the exit code, and level and text of each finding."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         code = run(["doctor", *arguments, "--on", "kubernetes", "--namespace", namespace, "--json"])
-    return code, {one["what"]: (one["level"], one["words"]) for one in json.loads(told.getvalue())["findings"]}
+    return code, {one["what"]: (one["level"], one["words"]) for one in json.loads(output.getvalue())["findings"]}
 
 
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `doctor` time out soon where something keeps its pod from starting that may yet mend itself."""
+def short_probe_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the time for which `doctor` waits if a transient condition keeps its pod from starting."""
     monkeypatch.setattr(helper_pod, "_PROBE_TIMEOUTS", dict.fromkeys(helper_pod._PROBE_TIMEOUTS, 3.0))

@@ -1,4 +1,4 @@
-"""The nodes of a cluster, which some tests power off, cut off, taint, and give GPUs."""
+"""Nodes of the cluster that tests power off, cut off, taint, or give GPUs, and groups of them that are set apart for one module at a time."""
 
 import contextlib
 import fcntl
@@ -14,64 +14,64 @@ import pytest
 
 from tests.e2e.kubernetes.cluster import kubectl, until
 
-# A label of nodes that are set apart for these tests, whose value is the first of their group, and the key of the taint that keeps all others off.
+# The label of nodes that are set apart for these tests (its value is the group's first node), and the key of the taint that keeps other pods off.
 APART = "tf-launcher/apart"
 _LONGEST_WAIT = 900  # seconds, for a group
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes that a test may change. `apart` says that nobody else's pods are on them."""
+    """Nodes that a test may change. `apart` says that only this test's pods are on them."""
 
     names: tuple[str, ...]
     apart: bool
 
     def spec(self, options: str = "") -> str:
-        """Return the section `kubernetes` of a spec, as a line, by which its pods are on these nodes; `options` are others of it."""
-        here = f"node_selector: {{{APART}: {self.names[0]}}}, tolerations: [{{key: {APART}, operator: Exists}}]"
-        return f"kubernetes: {{{', '.join(filter(None, (options, here if self.apart else '')))}}}\n"
+        """Return the section `kubernetes` of a spec, as a line, that places its pods on these nodes; `options` are further options."""
+        selector = f"node_selector: {{{APART}: {self.names[0]}}}, tolerations: [{{key: {APART}, operator: Exists}}]"
+        return f"kubernetes: {{{', '.join(filter(None, (options, selector if self.apart else '')))}}}\n"
 
 
-_held: list[Nodes] = []  # what the module that runs in this process has to itself
+_reserved: list[Nodes] = []  # the group of the module that runs in this process
 
 
 def apart() -> tuple[Nodes, ...]:
-    """Return the groups of nodes that KUBE_APART names, a comma between two: set apart, by label and taint, for tests that change nodes."""
+    """Return the groups of nodes that KUBE_APART names, separated by commas: set apart, by label and taint, for tests that change nodes."""
     groups = (group.split() for group in os.environ.get("KUBE_APART", "").split(","))
     return tuple(Nodes(tuple(names), apart=True) for names in groups if names)
 
 
 @contextlib.contextmanager
-def held(directory: Path) -> Iterator[None]:
-    """Have a group to itself that no other process has, which locks a file in `directory`; wait while there is none."""
+def reserved(directory: Path) -> Iterator[None]:
+    """Reserve a group of nodes for this process, by a lock on a file in `directory`; wait while no group is free."""
     with contextlib.ExitStack() as stack:
         locks = {group: stack.enter_context((directory / f"{group.names[0]}.lock").open("w")) for group in apart()}
 
-        def taken() -> bool:
+        def reserve() -> bool:
             for group, file in locks.items():
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _held.append(group)
+                    _reserved.append(group)
                     return True
             return False
 
-        until(taken, _LONGEST_WAIT, "nodes that no other module has", apart)
+        until(reserve, _LONGEST_WAIT, "a group of nodes that no other module has reserved", apart)
         try:
             yield
         finally:
-            _held.pop()
+            _reserved.pop()
 
 
-def changeable() -> Nodes:
-    """Return the nodes that this module has to itself; where none are set apart, all."""
-    if _held:
-        return _held[-1]
+def reserved_nodes() -> Nodes:
+    """Return the nodes that this module has reserved, or all nodes if none are set apart."""
+    if _reserved:
+        return _reserved[-1]
     assert not apart(), "a module that changes nodes is marked changes_nodes"
     return Nodes(_all(), apart=False)
 
 
-def unchanged() -> str:
-    """Return a node that takes pods, and that no other module changes meanwhile."""
+def stable_node() -> str:
+    """Return a schedulable node that no other module changes."""
     others = {name for group in apart() for name in group.names}
     for node in json.loads(kubectl("get", "nodes", "-o", "json").stdout)["items"]:
         name, taints = node["metadata"]["name"], node["spec"].get("taints", ())
@@ -87,24 +87,24 @@ def _all() -> tuple[str, ...]:
 
 
 def node_tool() -> str:
-    """Return the program that changes nodes: powers them off and on, cuts them off, has them offer GPUs; skip where there is none."""
-    found = os.environ.get("KUBE_TESTBED")
-    if not found:
+    """Return the program that powers nodes off and on, cuts them off, and lets them offer GPUs; skip if there is none."""
+    program = os.environ.get("KUBE_TESTBED")
+    if not program:
         pytest.skip("KUBE_TESTBED names no program that changes nodes")
-    return found
+    return program
 
 
 def power_on(node: str) -> None:
-    """Start a node that was powered off, and wait until it is as good as any other: on a busy machine that takes minutes."""
+    """Start a node that was powered off, and wait until it is usable: on a busy machine that takes minutes."""
     start = [node_tool(), "node", "on", node]
-    told = subprocess.run(start, capture_output=True, text=True, timeout=300, check=False)
-    until(lambda: well(node), 240, f"{node} to be well", lambda: told.stdout + told.stderr)
-    if told.returncode:  # it has not waited so long, nor done what comes after that
+    done = subprocess.run(start, capture_output=True, text=True, timeout=300, check=False)
+    until(lambda: is_usable(node), 240, f"{node} to be usable", lambda: done.stdout + done.stderr)
+    if done.returncode:  # it gave up before the node was ready, and has not done its last steps
         subprocess.run(start, timeout=300, check=True)
 
 
-def well(node: str) -> bool:
+def is_usable(node: str) -> bool:
     """Return whether a node is ready, and the cluster keeps no pod off it."""
-    found = json.loads(kubectl("get", "node", node, "-o", "json").stdout)
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in found["status"]["conditions"])
-    return ready and not [taint for taint in found["spec"].get("taints", ()) if taint["key"].startswith("node.kubernetes.io/")]
+    described = json.loads(kubectl("get", "node", node, "-o", "json").stdout)
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in described["status"]["conditions"])
+    return ready and not [taint for taint in described["spec"].get("taints", ()) if taint["key"].startswith("node.kubernetes.io/")]

@@ -1,4 +1,4 @@
-"""A way to the API server that can be cut or slowed: a port of loopback which leads there, or nowhere."""
+"""A relay to the API server that can be cut or slowed: a port of loopback which is forwarded to it."""
 
 import contextlib
 import socket
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class Relay:
-    """Listens as long as it is up; what was connected is cut when it goes down. A request takes `slow` seconds more."""
+    """Listens while it is up, and closes its connections when it goes down. Each request is delayed by `slow` seconds."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
@@ -25,7 +25,7 @@ class Relay:
         self._listen()
 
     def down(self) -> None:
-        """Cut every connection and take no more."""
+        """Close every connection and the port."""
         for one in [self._server, *self._open]:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -33,7 +33,7 @@ class Relay:
         self._open.clear()
 
     def turn_away(self) -> None:
-        """Cut every connection, and each new one as soon as it is made, as a balancer does whose servers are away; `turned_away` counts them."""
+        """Close every connection, and each new one at once, as a load balancer without servers does; `turned_away` counts the new ones."""
         self._turns_away = True
         for one in [*self._open]:
             with contextlib.suppress(OSError):
@@ -46,16 +46,16 @@ class Relay:
         self._listen()
 
     def hold(self) -> None:
-        """Keep what is asked from now on, until `go`."""
+        """Hold back all further requests until `go`."""
         self._passes.clear()
 
     def go(self) -> None:
-        """Let what was kept pass, and all else at once."""
+        """Forward the requests that were held back, and all further ones without delay."""
         self.slow = 0.0
         self._passes.set()
 
     def lose(self) -> None:
-        """Cut the connection on which the next answer comes, in place of it."""
+        """Close the connection of the next response in place of forwarding that."""
         self._loses = True
 
     def _listen(self) -> None:

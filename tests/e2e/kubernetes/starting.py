@@ -1,4 +1,4 @@
-"""Specs of programs that go on for as long as a test needs them, and obstacles in the way of a start."""
+"""Specs of programs that run for as long as a test needs them, and conditions that delay or prevent a start."""
 
 import contextlib
 import json
@@ -22,19 +22,19 @@ def program(code: str) -> str:
     return f"command: [python, -c, {json.dumps(head + code)}]\n"
 
 
-# A program that goes on until `let_go`.
-HELD = "wait = lambda: [time.sleep(0.1) for _ in range(3000) if not os.path.exists('/tmp/go')]; "
+# Code that defines `wait`, which returns after `release`.
+WAIT_FOR_RELEASE = "wait = lambda: [time.sleep(0.1) for _ in range(3000) if not os.path.exists('/tmp/go')]; "
 
 
-def let_go(namespace: Namespace, run: str) -> None:
-    """Let the program of a run's one task end."""
+def release(namespace: Namespace, run: str) -> None:
+    """End the wait of the program of a run's only task."""
     (pod,) = namespace.pods(run)
     namespace.signal(pod["metadata"]["name"], "/tmp/go")
 
 
 @contextlib.contextmanager
-def held(namespace: Namespace, run: str) -> Iterator[None]:
-    """Keep the Jobs of a run that has ended from going for a `with` block: a start waits for that."""
+def deletion_blocked(namespace: Namespace, run: str) -> Iterator[None]:
+    """Block the deletion of an ended run's Jobs for a `with` block, by a finalizer: a new start waits for the deletion."""
     names = [f"job/{job['metadata']['name']}" for job in namespace.objects("Job", run)]
     for name in names:
         namespace.kubectl("patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":["tests.example.com/held"]}}')
@@ -47,11 +47,11 @@ def held(namespace: Namespace, run: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quota(namespace: Namespace, name: str, hard: str) -> Iterator[None]:
-    """Let the namespace have no more than that for a `with` block."""
+    """Limit the namespace by a quota for a `with` block."""
     namespace.kubectl("create", "quota", name, f"--hard={hard}")
     try:
-        told = ("get", "quota", name, "-o", "jsonpath={.status.hard}")
-        until(lambda: "0" in namespace.kubectl(*told), 30, "the quota to hold", lambda: namespace.kubectl(*told))
+        hard_limit = ("get", "quota", name, "-o", "jsonpath={.status.hard}")
+        until(lambda: "0" in namespace.kubectl(*hard_limit), 30, "the quota to take effect", lambda: namespace.kubectl(*hard_limit))
         yield
     finally:
         namespace.kubectl("delete", "quota", name)

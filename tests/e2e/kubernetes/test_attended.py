@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, standing_in, until
-from tests.e2e.kubernetes.faults import ALIVE, INDEX
-from tests.e2e.kubernetes.nodes import changeable, node_tool, power_on
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, stand_in_spec, until
+from tests.e2e.kubernetes.faults import INDEX, RECOVERY_TIMEOUT
+from tests.e2e.kubernetes.nodes import node_tool, power_on, reserved_nodes
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500), pytest.mark.changes_nodes, pytest.mark.takes_minutes]
 
@@ -35,7 +35,7 @@ class Applied:
         self.namespace, self.name, self.steps = namespace, name, steps
         options: dict[str, Any] = {"attendant": attended, "namespace": namespace.name, "placement": "spread"}
         options["overrides"] = {"attendant": {"spec": {"affinity": AFFINITY}}} if attended else {}
-        spec = yaml.safe_load(changeable().spec() + standing_in(steps, checkpoint={"every_seconds": 2}))
+        spec = yaml.safe_load(reserved_nodes().spec() + stand_in_spec(steps, checkpoint={"every_seconds": 2}))
         spec["kubernetes"] |= options
         spec |= {"version": 1, "name": name, "image": image, "strategy": "parameter_server"}
         spec |= {"roles": {"chief": {}, "ps": {}, "worker": {"replicas": 2}}, "storage": {"access": "ReadWriteMany"}}
@@ -80,11 +80,11 @@ def off() -> Iterator[list[str]]:
 def test_a_run_with_an_attendant_outlives_the_nodes_of_all_its_tasks_and_of_the_attendant(
     namespace: Namespace, image: str, tmp_path: Path, off: list[str]
 ) -> None:
-    power, most = node_tool(), len(changeable().names) - 1
+    power, most = node_tool(), len(reserved_nodes().names) - 1
     alone = Applied(namespace, "alone", image, 1_000_000, tmp_path, attended=False)
     run = Applied(namespace, "attended", image, 150 + 300 * (most - 1), tmp_path, attended=True)
     for one in (alone, run):
-        until(lambda one=one: one.at_work(without=[]), ALIVE, f"{one.name} to run", one.describe)  # type: ignore[misc]
+        until(lambda one=one: one.at_work(without=[]), RECOVERY_TIMEOUT, f"{one.name} to run", one.describe)  # type: ignore[misc]
     lost: set[str] = set()
     for task in ("attendant", "ps-0", "worker-0", "chief"):
         pods = run.pods()
@@ -96,14 +96,14 @@ def test_a_run_with_an_attendant_outlives_the_nodes_of_all_its_tasks_and_of_the_
         print(f"{node} is powered off: {', '.join(sorted(lost))} have been on such a node")
         assert namespace.ends(run.name)["chief"] == ""  # it has steps left to make
         subprocess.run([power, "node", "off", node], check=True, timeout=60)
-        until(lambda: run.at_work(without=off), ALIVE, f"its pods to run elsewhere than on {', '.join(off)}", run.describe)
+        until(lambda: run.at_work(without=off), RECOVERY_TIMEOUT, f"its pods to run elsewhere than on {', '.join(off)}", run.describe)
     assert "attendant" in lost
     assert most < 3 or lost >= {*TASKS[:3], "attendant"}
 
     def complete() -> bool:
         return set(namespace.ends(run.name).values()) == {"Complete"}
 
-    until(complete, ALIVE, "all its Jobs to be complete", run.describe)
+    until(complete, RECOVERY_TIMEOUT, "all its Jobs to be complete", run.describe)
     assert set(namespace.ends(run.name)) == {"chief", "ps", "worker", "attendant"}
     (done,) = [event for event in namespace.events_of(run.pods()["chief"]) if event["event"] == "done"]
     assert done["step"] == run.steps

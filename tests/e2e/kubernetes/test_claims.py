@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import Namespace, standing_in, until
-from tests.e2e.kubernetes.launching import UP, Launcher, left
+from tests.e2e.kubernetes.cluster import Namespace, stand_in_spec, until
+from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, left
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
 
@@ -24,7 +24,7 @@ version: 1
 name: guest
 roles: {chief: {cpu: 1, memory: 2Gi}}
 kubernetes: {claim: team}
-""" + standing_in(steps=20, step_seconds=0.01)
+""" + stand_in_spec(steps=20, step_seconds=0.01)
 
 
 def directories(namespace: Namespace) -> list[str]:
@@ -47,7 +47,7 @@ def test_a_run_on_a_claim_of_others_keeps_to_its_directory(launcher: Launcher, t
     file.write_text(SPEC)
     found = json.loads(launcher("doctor", str(file), "--json"))["findings"]
     assert {one["what"]: one["level"] for one in found}["image"] == "ok"
-    launcher("up", str(file), timeout=UP)
+    launcher("up", str(file), timeout=TRAINING_TIMEOUT)
     assert launcher.status("guest")["run_dir"].startswith("claim team in ")
     assert directories(namespace) == ["guest"]
     assert claim_found(launcher, file, 0) == ["ok", "user 1000 may write to team"]
@@ -58,7 +58,7 @@ def test_a_run_on_a_claim_of_others_keeps_to_its_directory(launcher: Launcher, t
         "/runs/guest of team belongs to user 1000, group 1000; user 2000 may not write there",
     ]
 
-    fresh = launcher("up", str(file), "--fresh", "--set", "train.steps=30", timeout=UP)
+    fresh = launcher("up", str(file), "--fresh", "--set", "train.steps=30", timeout=TRAINING_TIMEOUT)
     assert "guest starts from the first step; the old run is now claim team in " in fresh
     assert launcher.status("guest")["step"] == 30
     renamed, mine = sorted(directories(namespace), key=len, reverse=True)
@@ -69,7 +69,7 @@ def test_a_run_on_a_claim_of_others_keeps_to_its_directory(launcher: Launcher, t
     launcher("down", "guest", "--delete-data", "--yes")
     assert left(namespace) == []
     assert namespace.kubectl("get", "pvc", "-o", "name").split() == ["persistentvolumeclaim/team"]
-    launcher("up", str(file), "--set", "train.steps=5", timeout=UP)
+    launcher("up", str(file), "--set", "train.steps=5", timeout=TRAINING_TIMEOUT)
     assert launcher.status("guest")["step"] == 5  # from the start: what there was is gone
     assert directories(namespace) == sorted([renamed, "guest"])
 
@@ -82,7 +82,7 @@ def test_a_run_on_a_claim_of_others_keeps_to_its_directory(launcher: Launcher, t
     assert "add --fresh to start from the first step on a new claim" in launcher(*longer, code=2)
     namespace.kubectl("apply", "-f", "-", text=json.dumps(CLAIM))
     assert "the claim team was deleted and created again" in launcher(*longer, code=2)
-    launcher(*longer, "--resume", timeout=UP)
+    launcher(*longer, "--resume", timeout=TRAINING_TIMEOUT)
     assert launcher.status("guest")["data_lost"] is None
     assert directories(namespace) == ["guest"]
 
@@ -118,7 +118,7 @@ def test_a_pod_that_a_killed_launcher_has_left_does_not_keep_the_claim(launcher:
     namespace = launcher.namespace
     file = tmp_path / "spec.yaml"
     file.write_text(SPEC.replace("name: guest", "name: killed").replace("{claim: team}", "{tensorboard: false}"))
-    launcher("up", str(file), timeout=UP)
+    launcher("up", str(file), timeout=TRAINING_TIMEOUT)
     up = launcher.start("up", str(file), "--fresh", "--detach")
 
     def housekeeping() -> list[str]:

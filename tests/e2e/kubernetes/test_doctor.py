@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import Namespace, kubectl, standing_in
-from tests.e2e.kubernetes.launching import UP, Launcher, doctor, impatient
+from tests.e2e.kubernetes.cluster import Namespace, kubectl, stand_in_spec
+from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, doctor, short_probe_timeouts
 from tests.e2e.kubernetes.starting import quota
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
@@ -31,7 +31,7 @@ def test_a_cluster_that_runs_an_example_is_well(namespace: Namespace) -> None:
 
 
 def test_everything_that_a_spec_lacks_there_is_named(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    impatient(monkeypatch)
+    short_probe_timeouts(monkeypatch)
     spec = tmp_path / "spec.yaml"
     spec.write_text(
         "version: 1\nname: greedy\nroles: {chief: {cpu: 900}}\nimage: no-such/image:1\ntrain: {workload: mnist_mlp}\n"
@@ -105,7 +105,7 @@ def allow(name: str, pods: dict[str, Any], rule: dict[str, Any]) -> dict[str, An
 def test_policies_that_deny_all_are_named_until_what_a_run_has_to_send_is_allowed(launcher: Launcher, tmp_path: Path) -> None:
     namespace, file = launcher.namespace, tmp_path / "spec.yaml"
     file.write_text(
-        f"version: 1\nname: meets\nstrategy: parameter_server\nroles: {{chief: {{}}, ps: {{}}, worker: {{}}}}\n{standing_in(20, 0.05)}"
+        f"version: 1\nname: meets\nstrategy: parameter_server\nroles: {{chief: {{}}, ps: {{}}, worker: {{}}}}\n{stand_in_spec(20, 0.05)}"
     )
     namespace.kubectl("apply", "-f", "-", text=json.dumps(DENY))
     try:
@@ -115,14 +115,14 @@ def test_policies_that_deny_all_are_named_until_what_a_run_has_to_send_is_allowe
         own = ("--set", "kubernetes.egress=tasks")
         code, found = doctor(namespace.name, str(file), *own)
         assert code == 0, found
-        assert "meets succeeded" in launcher("up", str(file), *own, timeout=UP)
+        assert "meets succeeded" in launcher("up", str(file), *own, timeout=TRAINING_TIMEOUT)
         launcher("down", "meets", "--delete-data", "--yes")
         for one in (allow("ask", TASKS, ASK), allow("meet", TASKS, MEET)):
             namespace.kubectl("apply", "-f", "-", text=json.dumps(one))
         code, found = doctor(namespace.name, str(file))
         assert code == 0, found
         assert found["network policies"][0] == found["DNS"][0] == "ok"
-        assert "succeeded" in launcher("up", str(file), timeout=UP)
+        assert "succeeded" in launcher("up", str(file), timeout=TRAINING_TIMEOUT)
     finally:
         namespace.kubectl("delete", "networkpolicies", "deny-all", "ask", "meet", "--ignore-not-found")
     launcher("down", "meets", "--delete-data", "--yes")
@@ -138,7 +138,7 @@ spec: {limits: [{type: Container, min: {cpu: 250m}}]}
 
 def test_pods_that_the_namespace_does_not_admit_are_named_before_anything_is_made(launcher: Launcher, tmp_path: Path) -> None:
     namespace, file = launcher.namespace, tmp_path / "spec.yaml"
-    file.write_text(f"version: 1\nname: sized\nroles: {{chief: {{memory: 1Gi}}}}\ntensorboard: {{cpu: 0.5}}\n{standing_in(20, 0.05)}")
+    file.write_text(f"version: 1\nname: sized\nroles: {{chief: {{memory: 1Gi}}}}\ntensorboard: {{cpu: 0.5}}\n{stand_in_spec(20, 0.05)}")
     with quota(namespace, "cores", "limits.cpu=10"):
         namespace.kubectl("apply", "-f", "-", text=LIMITS)
         try:
@@ -155,7 +155,7 @@ def test_pods_that_the_namespace_does_not_admit_are_named_before_anything_is_mad
             assert found["admission"][1].startswith(told)
             fits = ("--set", "roles.chief.cpu=0.5", "--set", "kubernetes.helper.cpu=0.25")
             assert doctor(namespace.name, str(file), *fits)[0] == 0
-            assert "sized succeeded" in launcher("up", str(file), *fits, timeout=UP)
+            assert "sized succeeded" in launcher("up", str(file), *fits, timeout=TRAINING_TIMEOUT)
         finally:
             namespace.kubectl("delete", "limitrange", "sizes")
     launcher("down", "sized", "--delete-data", "--yes")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.kubernetes.cluster import until
-from tests.e2e.kubernetes.launching import Launcher, left, said_to_its_end
-from tests.e2e.kubernetes.starting import held, quota, write
+from tests.e2e.kubernetes.launching import Launcher, left, output_at_end
+from tests.e2e.kubernetes.starting import deletion_blocked, quota, write
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
 
@@ -50,7 +50,7 @@ def test_a_fresh_start_that_is_refused_is_not_taken_for_the_run_that_was_renamed
     assert "moved is complete" in launcher("up", str(spec))
     refused = launcher("up", str(spec), "--fresh", "--set", "storage.class=another", code=2)
     assert "a claim cannot be changed" in refused
-    anywhere = dataclasses.replace(launcher, said=False)
+    anywhere = dataclasses.replace(launcher, names_namespace=False)
     assert "moved succeeded" in anywhere("up", str(spec))
     launcher("down", "moved", "--delete-data", "--yes")
 
@@ -80,7 +80,7 @@ def test_how_a_run_has_ended_stays_known_where_it_cannot_be_renamed(launcher: La
 def test_ctrl_c_is_heard_while_a_start_waits_for_what_an_earlier_one_has_left(launcher: Launcher, image: str, tmp_path: Path) -> None:
     spec = ended_unseen(launcher, "impatient", image, tmp_path)
     namespace = launcher.namespace
-    with held(namespace, "impatient"):
+    with deletion_blocked(namespace, "impatient"):
         up = launcher.start("up", spec, "--resume", "--set", "limits.deadline=2h")
         try:
             until(
@@ -90,7 +90,7 @@ def test_ctrl_c_is_heard_while_a_start_waits_for_what_an_earlier_one_has_left(la
                 lambda: namespace.describe("impatient"),
             )
             up.send_signal(signal.SIGINT)
-            written = said_to_its_end(up, 20)
+            written = output_at_end(up, 20)
         finally:
             up.kill()
     assert up.returncode == 130, written

@@ -9,8 +9,8 @@ import yaml
 
 from tests.e2e.code.brought import KILLED_ONCE, STAYS, TELLS, UNFINISHED
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
-from tests.e2e.kubernetes.launching import UP, Launcher
-from tests.e2e.kubernetes.starting import HELD, program
+from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher
+from tests.e2e.kubernetes.starting import WAIT_FOR_RELEASE, program
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
@@ -45,7 +45,7 @@ def phases(namespace: Namespace, run: str) -> set[str]:
 
 def test_a_chief_whose_node_is_drained_ends_nobody_and_one_that_is_done_ends_all(namespace: Namespace, tmp_path: Path) -> None:
     """By kubectl alone. The first chief saves, as it were, and exits 143; the one in its place is let go."""
-    saves = f"import signal; signal.signal(15, lambda *_: os._exit(143)); {HELD}print('begun', flush=True); wait()"
+    saves = f"import signal; signal.signal(15, lambda *_: os._exit(143)); {WAIT_FOR_RELEASE}print('begun', flush=True); wait()"
     apply(namespace, write(tmp_path, "ended", WITH_CHIEF, "chief", saves))
 
     def chief() -> str:
@@ -103,7 +103,7 @@ def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_of_its_own
         "print('found', os.environ['LEVEL'], os.environ['TOKEN'][::-1], os.getcwd(), *sys.argv[1:], 'RUN_DIR' in os.environ, "
         "open('/ready/told').read(), flush=True); "
     )
-    launcher("up", write(tmp_path, "led", roles, "worker", says + KILLED_ONCE), timeout=UP)
+    launcher("up", write(tmp_path, "led", roles, "worker", says + KILLED_ONCE), timeout=TRAINING_TIMEOUT)
     told = launcher.status("led")
     assert told["state"] == "succeeded"
     assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(("worker-0", "worker-1", "ps-0"), "succeeded")
@@ -124,7 +124,7 @@ def test_who_watches_ends_what_is_not_supervised(launcher: Launcher, image: str,
     launcher.namespace.kubectl("label", "namespace", launcher.namespace.name, "pod-security.kubernetes.io/enforce=baseline", "--overwrite")
     roles = f"image: {image}\nsecurity: image\nsupervise: false\nroles: {{ps: {{}}, worker: {{replicas: 2}}, evaluator: {{}}}}\n"
     says = "time.sleep(5); print('over, read-only:', bool(os.statvfs('/').f_flag & os.ST_RDONLY))"
-    launcher("up", write(tmp_path, "bare", roles, "worker", says), timeout=UP)
+    launcher("up", write(tmp_path, "bare", roles, "worker", says), timeout=TRAINING_TIMEOUT)
     told = launcher.status("bare")
     assert told["state"] == "succeeded"
     assert {task["name"]: task["state"] for task in told["tasks"]} == dict.fromkeys(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import Namespace, standing_in, until
-from tests.e2e.kubernetes.launching import UP, Launcher, far_away, left
-from tests.e2e.kubernetes.starting import HELD, let_go, program
+from tests.e2e.kubernetes.cluster import Namespace, stand_in_spec, until
+from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, left, through_relay
+from tests.e2e.kubernetes.starting import WAIT_FOR_RELEASE, program, release
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
 
@@ -31,7 +31,7 @@ def test_a_run_whose_jobs_have_expired_is_told_as_it_ended(launcher: Launcher, i
     options = "limits: {grace_period: 2s}\nkubernetes: {tensorboard: false, ttl: 2s}\n"
     failing = program("time.sleep(2 if role == 'worker' else 600); sys.exit(2)")
     file.write_text(f"version: 1\nname: failing\nimage: {image}\nsupervise: false\n{roles}{options}{failing}")
-    launcher("up", str(file), code=1, timeout=UP)
+    launcher("up", str(file), code=1, timeout=TRAINING_TIMEOUT)
     # The failed Job goes; the others, which were suspended with the run, stay, and know nothing of it.
     others = ["failing-chief", "failing-ps"]
     until(
@@ -56,7 +56,7 @@ def test_a_run_whose_jobs_have_expired_while_nobody_watched_is_told_as_it_ended(
         return said
 
     # The trainer has written it to the volume: it is read once.
-    assert "read from its volume" in expire("alone", standing_in(steps=20, step_seconds=0.05))
+    assert "read from its volume" in expire("alone", stand_in_spec(steps=20, step_seconds=0.05))
     assert {one["name"]: one["state"] for one in json.loads(launcher("ls", "--json"))} == {"alone": "unknown"}
     assert "alone succeeded" in launcher("wait", "alone")
     assert (noted(launcher.namespace, "alone") or {})["step"] == 20
@@ -109,7 +109,7 @@ def test_tensorboard_of_a_run_that_ended_goes_with_the_next_start_and_all_that_e
     for name in ("first", "second"):
         options = "storage: {}\nkubernetes: {tensorboard_ttl: 1s}\n"
         file.write_text(f"version: 1\nname: {name}\nimage: {image}\nsupervise: false\n{options}{program('sys.exit(0)')}")
-        launcher("up", str(file), timeout=UP)
+        launcher("up", str(file), timeout=TRAINING_TIMEOUT)
         assert f"deployment.apps/{name}-tensorboard" in launcher.namespace.kubectl("get", "deployments", "-o", "name")
     there = launcher.namespace.kubectl("get", "deployments,services,networkpolicies", "-o", "name").split()
     assert [one for one in there if "tensorboard" in one] == [
@@ -149,7 +149,7 @@ def test_a_run_that_is_being_stopped_is_told_so_and_as_stopped_once_it_is(launch
     file = tmp_path / "spec.yaml"
     file.write_text(
         f"version: 1\nname: slow\nimage: {image}\nsupervise: false\nlimits: {{grace_period: 100s}}\nkubernetes: {{tensorboard: false}}\n"
-        + program(f"import signal; {HELD}signal.signal(signal.SIGTERM, lambda *_: (wait(), sys.exit(143))); time.sleep(600)")
+        + program(f"import signal; {WAIT_FOR_RELEASE}signal.signal(signal.SIGTERM, lambda *_: (wait(), sys.exit(143))); time.sleep(600)")
     )
     launcher("up", str(file), "--detach")
     until(lambda: launcher.namespace.runs("slow"), 120, "its start", lambda: launcher.namespace.describe("slow"))
@@ -161,7 +161,7 @@ def test_a_run_that_is_being_stopped_is_told_so_and_as_stopped_once_it_is(launch
         told = launcher.status("slow")
         assert (told["state"], told["reason"]) == ("running", "it is being stopped")
         assert [(task["name"], task["reason"]) for task in told["tasks"]] == [("chief", "is being stopped")]
-        let_go(launcher.namespace, "slow")
+        release(launcher.namespace, "slow")
         assert stopping.wait(60) == 0
     finally:
         stopping.kill()
@@ -175,11 +175,12 @@ def test_a_run_that_is_being_stopped_is_told_so_and_as_stopped_once_it_is(launch
 def test_a_down_that_was_killed_before_it_stopped_anything_has_stopped_nothing(launcher: Launcher, image: str, tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text(
-        f"version: 1\nname: spared\nimage: {image}\nsupervise: false\nkubernetes: {{tensorboard: false}}\n" + program(f"{HELD}wait()")
+        f"version: 1\nname: spared\nimage: {image}\nsupervise: false\nkubernetes: {{tensorboard: false}}\n"
+        + program(f"{WAIT_FOR_RELEASE}wait()")
     )
     launcher("up", str(file), "--detach")
     until(lambda: launcher.namespace.runs("spared"), 120, "its start", lambda: launcher.namespace.describe("spared"))
-    far, relay = far_away(launcher, tmp_path)
+    far, relay = through_relay(launcher, tmp_path)
     relay.slow = 2.0  # longer than it takes to see that it has begun
     stopping = far.start("down", "spared")
     try:
@@ -196,7 +197,7 @@ def test_a_down_that_was_killed_before_it_stopped_anything_has_stopped_nothing(l
         relay.down()  # what it asked for last is on its way
     assert jobs(launcher.namespace, "spared") == ["spared-chief"]
     assert launcher.status("spared")["state"] == "running"
-    let_go(launcher.namespace, "spared")
+    release(launcher.namespace, "spared")
     assert "succeeded" in launcher("wait", "spared")
     launcher("down", "spared")  # its Jobs, which told how it ended
     assert launcher.status("spared")["state"] == "succeeded"

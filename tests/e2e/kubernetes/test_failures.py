@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.kubernetes.cluster import until
-from tests.e2e.kubernetes.launching import UP, Launcher, said_to_its_end
+from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, output_at_end
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
 
@@ -54,7 +54,7 @@ def ups(launcher: Launcher, image: str, tmp_path_factory: pytest.TempPathFactory
 
 def written(up: subprocess.Popen[str]) -> str:
     """Return what an `up` has written by its end, which is the run's failure."""
-    said = said_to_its_end(up, UP)
+    said = output_at_end(up, TRAINING_TIMEOUT)
     assert up.returncode == 1, said
     return said
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import standing_in, until
-from tests.e2e.kubernetes.faults import ALIKE, ALIVE, Run, going_on
+from tests.e2e.kubernetes.cluster import stand_in_spec, until
+from tests.e2e.kubernetes.faults import ALL_REDUCE, RECOVERY_TIMEOUT, Run, recovering
 from tests.e2e.kubernetes.launching import Launcher
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
@@ -29,8 +29,8 @@ def runs(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         Run(launcher, "served", ("chief", "worker-0", "worker-1", "ps-0", "evaluator")),
         Run(launcher, "alike", ("chief", "worker-0")),
     )
-    for run, options in ((served, SERVED), (alike, ALIKE)):
-        run.start(options + standing_in(checkpoint={"every_seconds": 2}), tmp_path_factory.mktemp("specs") / run.name)
+    for run, options in ((served, SERVED), (alike, ALL_REDUCE)):
+        run.start(options + stand_in_spec(checkpoint={"every_seconds": 2}), tmp_path_factory.mktemp("specs") / run.name)
     for run in (served, alike):
         run.await_steady()
     yield served, alike
@@ -42,7 +42,7 @@ def runs(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_a_process_killed_comes_back_in_its_pod(task: str, runs: tuple[Run, Run]) -> None:
     hit = tuple(run for run in runs if task in run.tasks)
     before = [run.pod(task)["metadata"]["uid"] for run in hit]
-    with going_on(hit, "process killed", task):
+    with recovering(hit, "process killed", task):
         for run in hit:
             run.kill(task)
     assert [run.pod(task)["metadata"]["uid"] for run in hit] == before
@@ -51,10 +51,10 @@ def test_a_process_killed_comes_back_in_its_pod(task: str, runs: tuple[Run, Run]
 def test_pods_deleted_and_evicted_are_replaced(runs: tuple[Run, Run]) -> None:
     served, alike = runs
     before = {(run, task): run.pod(task) for run, task in ((served, "ps-0"), (served, "evaluator"), (served, "worker-0"), (alike, "chief"))}
-    with going_on(runs, "pods deleted and evicted", "ps-0", "evaluator", "worker-0", "chief"):
+    with recovering(runs, "pods deleted and evicted", "ps-0", "evaluator", "worker-0", "chief"):
         served.delete("ps-0")
         served.delete("evaluator")
         served.evict("worker-0")
         alike.delete("chief")
         for (run, task), old in before.items():
-            until(lambda run=run, task=task, old=old: run.replaced(task, old), ALIVE, f"another pod of {task}", run.describe)  # type: ignore[misc]
+            until(lambda run=run, task=task, old=old: run.replaced(task, old), RECOVERY_TIMEOUT, f"another pod of {task}", run.describe)  # type: ignore[misc]

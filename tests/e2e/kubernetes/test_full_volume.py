@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.kubernetes.cluster import Namespace, kubectl, paced, until
-from tests.e2e.kubernetes.launching import UP, Launcher
-from tests.e2e.kubernetes.nodes import node_tool, unchanged
-from tests.volumes import FAULTS, Volume, device, mounted, of_full
+from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher
+from tests.e2e.kubernetes.nodes import node_tool, stable_node
+from tests.volumes import FAULTS, Volume, device, is_disk_full, mounted
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.trains, pytest.mark.timeout(900)]
 
@@ -22,7 +22,7 @@ def disk(namespace: Namespace, tmp_path: Path) -> Iterator[Volume]:
     node_tool()
     volume = f"full-{namespace.name}"
     with device(tmp_path / "image", 32_000_000, owner=1000) as path:
-        node = unchanged()
+        node = stable_node()
         here = [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]
         shared: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
         made_of = shared | {
@@ -47,7 +47,7 @@ def test_a_claim_that_takes_nothing_for_a_while_costs_no_step(launcher: Launcher
     namespace, file = launcher.namespace, tmp_path / "spec.yaml"
     spec = f"version: 1\nname: full\nstrategy: single\nroles: {{chief: {{}}}}\ntensorboard: false\nkubernetes: {{claim: small}}\n{paced(2)}"
     file.write_text(spec)
-    launcher("up", str(file), "--detach", timeout=UP)
+    launcher("up", str(file), "--detach", timeout=TRAINING_TIMEOUT)
 
     def told(kind: str) -> list[dict[str, Any]]:
         lines = namespace.kubectl("logs", "job/full-chief", check=False).splitlines()
@@ -68,7 +68,7 @@ def test_a_claim_that_takes_nothing_for_a_while_costs_no_step(launcher: Launcher
     for fault, cause in FAULTS.items():
         before, since = len(told("save_failed")), time.monotonic()
         with disk.failing(fault):
-            failed = wait(f"the {fault} volume to be told of", "save_failed", before, of_full if fault == "full" else bool)
+            failed = wait(f"the {fault} volume to be told of", "save_failed", before, is_disk_full if fault == "full" else bool)
             print(f"{fault}: told after {time.monotonic() - since:.1f} s: {failed['cause']}")
             assert (failed["path"], failed["cause"][: len(cause)]) == ("/runs/full/checkpoints", cause)
             assert fault != "full" or failed["free"] < failed["size"]

@@ -17,7 +17,7 @@ import yaml
 
 from launcher.cli.main import run
 from tests.e2e.kubernetes import controllers
-from tests.e2e.kubernetes.cluster import EXAMPLES, ROOT, Namespace, kubectl, standing_in, until
+from tests.e2e.kubernetes.cluster import EXAMPLES, ROOT, Namespace, kubectl, stand_in_spec, until
 from tests.e2e.kubernetes.controllers import JOBSET, KUEUE, Build
 from tests.e2e.kubernetes.launching import Launcher
 from tests.e2e.kubernetes.nodes import node_tool
@@ -77,7 +77,7 @@ def jobset(request: pytest.FixtureRequest, cluster: str, tmp_path_factory: pytes
     """Have the cluster know JobSets of a version; skip where it knows some already, or the version cannot be had."""
     assert cluster
     source = controllers.source(JOBSET.module, request.param, tmp_path_factory.mktemp("go"))
-    with controllers.known(source / _BASES / "jobset.x-k8s.io_jobsets.yaml"):
+    with controllers.installed_crds(source / _BASES / "jobset.x-k8s.io_jobsets.yaml"):
         yield request.param
 
 
@@ -178,7 +178,7 @@ def controlled(jobset: str, builds: Callable[[controllers.Controller], Build], n
 def queue(controlled: Namespace, builds: Callable[[controllers.Controller], Build]) -> Iterator[str]:
     """Have Kueue admit what waits for a queue with room for one run; return the queue's name."""
     build = builds(KUEUE)
-    with controllers.known(*sorted((build.source / _BASES).glob("*.yaml"))), controllers.running(build, controlled.name):
+    with controllers.installed_crds(*sorted((build.source / _BASES).glob("*.yaml"))), controllers.running(build, controlled.name):
         # Its own webhooks for these are not asked.
         kubectl("create", "-f", "-", text=QUEUES.format(namespace=controlled.name))
         try:
@@ -221,7 +221,7 @@ class TestItsController:
     """JobSets where JobSet's controller runs."""
 
     def test_a_run_trains_to_its_end_and_all_of_it_ends(self, controlled: Namespace, launcher: Launcher, tmp_path: Path) -> None:
-        start(controlled, "trained", f"{SERVED}{standing_in(40, 0.05)}", tmp_path)
+        start(controlled, "trained", f"{SERVED}{stand_in_spec(40, 0.05)}", tmp_path)
         launcher("wait", "trained", "--timeout", "5m", timeout=320)
         assert ended(controlled, "trained")["terminalState"] == "Completed"
         status = launcher.status("trained")
@@ -251,7 +251,7 @@ class TestItsController:
         self, controlled: Namespace, launcher: Launcher, tmp_path: Path
     ) -> None:
         roles = "strategy: multi_worker_mirrored\nroles: {chief: {}, worker: {replicas: 1}}\nkubernetes: {tensorboard: false}\n"
-        start(controlled, "together", roles + standing_in(checkpoint={"every_seconds": 2}), tmp_path)
+        start(controlled, "together", roles + stand_in_spec(checkpoint={"every_seconds": 2}), tmp_path)
 
         def saved() -> int:
             return max((event["step"] for event in controlled.events("together", "chief") if event["event"] == "checkpoint"), default=0)
@@ -286,7 +286,7 @@ class TestItsController:
     ) -> None:
         file = tmp_path / "gang.yaml"
         options = SERVED.replace("{tensorboard: false}", "{gang: jobset, tensorboard: false}")
-        file.write_text(f"version: 1\nname: gang\n{options}{standing_in(checkpoint={'every_seconds': 2})}")
+        file.write_text(f"version: 1\nname: gang\n{options}{stand_in_spec(checkpoint={'every_seconds': 2})}")
         launcher("up", str(file), "--detach")
         trains(controlled, launcher)
         assert "checkpoint" in launcher("logs", "gang", "--role", "chief")
@@ -307,7 +307,7 @@ class TestItsController:
         self, controlled: Namespace, queue: str, launcher: Launcher, tmp_path: Path
     ) -> None:
         roles = "strategy: parameter_server\nroles: {chief: {cpu: 0.2}, ps: {cpu: 0.2}, worker: {replicas: 2, cpu: 0.2}}\n"
-        text = f"{roles}kubernetes: {{gang: jobset, queue: {queue}, tensorboard: false}}\n{standing_in()}"
+        text = f"{roles}kubernetes: {{gang: jobset, queue: {queue}, tensorboard: false}}\n{stand_in_spec()}"
         for name in ("first", "second"):
             file = tmp_path / f"{name}.yaml"
             file.write_text(f"version: 1\nname: {name}\n{text}")

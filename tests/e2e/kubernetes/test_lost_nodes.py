@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import kubectl, paced, standing_in, until
-from tests.e2e.kubernetes.faults import ALIVE, Run, going_on
-from tests.e2e.kubernetes.launching import Launcher, said_to_its_end
-from tests.e2e.kubernetes.nodes import changeable, node_tool, power_on, well
+from tests.e2e.kubernetes.cluster import kubectl, paced, stand_in_spec, until
+from tests.e2e.kubernetes.faults import RECOVERY_TIMEOUT, Run, recovering
+from tests.e2e.kubernetes.launching import Launcher, output_at_end
+from tests.e2e.kubernetes.nodes import is_usable, node_tool, power_on, reserved_nodes
 
 pytestmark = [
     pytest.mark.kubernetes,
@@ -39,8 +39,8 @@ roles: {chief: {}, worker: {replicas: 1}}
 def served(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Start the run of parameter servers, once for the tests below."""
     run = Run(launcher, "served", ("chief", "worker-0", "worker-1", "ps-0", "evaluator"))
-    engine = standing_in(checkpoint={"every_seconds": 3})
-    run.start(SERVED + changeable().spec("placement: spread") + engine, tmp_path_factory.mktemp("specs") / run.name)
+    engine = stand_in_spec(checkpoint={"every_seconds": 3})
+    run.start(SERVED + reserved_nodes().spec("placement: spread") + engine, tmp_path_factory.mktemp("specs") / run.name)
     yield run
     launcher("down", run.name, "--now", "--delete-data", "--yes")
 
@@ -49,7 +49,7 @@ def served(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def alike(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Start the run whose workers are alike, once for the tests below."""
     run = Run(launcher, "alike", ("chief", "worker-0"))
-    run.start(ALIKE + changeable().spec("tensorboard: false") + paced(every_seconds=3), tmp_path_factory.mktemp("specs") / run.name)
+    run.start(ALIKE + reserved_nodes().spec("tensorboard: false") + paced(every_seconds=3), tmp_path_factory.mktemp("specs") / run.name)
     yield run
     launcher("down", run.name, "--now", "--delete-data", "--yes")
 
@@ -67,8 +67,8 @@ def test_a_chief_evicted_waits_for_a_node_is_told_of_and_goes_on_from_its_checkp
     namespace = served.launcher.namespace
     until(lambda: namespace.runs(served.name), 60, "it to run", lambda: namespace.status(served.name))
     node_tool()  # it changes nodes: not of any cluster
-    with going_on((served,), "chief evicted, and no node for it", "chief"):
-        kubectl("cordon", *changeable().names)
+    with recovering((served,), "chief evicted, and no node for it", "chief"):
+        kubectl("cordon", *reserved_nodes().names)
         try:
             served.evict("chief")
 
@@ -78,7 +78,7 @@ def test_a_chief_evicted_waits_for_a_node_is_told_of_and_goes_on_from_its_checkp
 
             until(told, 90, "the status to say so", served.status)
         finally:
-            kubectl("uncordon", *changeable().names)
+            kubectl("uncordon", *reserved_nodes().names)
     restored = [event["step"] for event in served.events("chief") if event["event"] == "restored"]
     assert restored
     assert restored[-1] > 0
@@ -91,14 +91,14 @@ def test_a_node_that_is_cut_off_until_the_cluster_notices_is_waited_for(runs: tu
     served, _ = runs
     chiefs = served.node("chief")
     node = next((served.node(task) for task in ("worker-0", "worker-1") if served.node(task) != chiefs), chiefs)
-    with going_on(runs, f"{node} cut off", "worker-0"):
+    with recovering(runs, f"{node} cut off", "worker-0"):
         subprocess.run([node_tool(), "node", "cut", node], check=True, timeout=60)
         try:
-            until(lambda: not well(node), 60, f"the cluster to notice that {node} is silent", served.describe)
+            until(lambda: not is_usable(node), 60, f"the cluster to notice that {node} is silent", served.describe)
         finally:
             subprocess.run([node_tool(), "node", "heal", node], check=True, timeout=60)
         # Whether the cluster moves its pods all the same is a matter of how long it takes to see it again.
-        until(lambda: well(node) and all(run.is_steady() for run in runs), 120, "the cluster to be steady", served.describe)
+        until(lambda: is_usable(node) and all(run.is_steady() for run in runs), 120, "the cluster to be steady", served.describe)
 
 
 class Elsewhere:
@@ -112,7 +112,7 @@ class Elsewhere:
         roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {replicas: 2}}\n"
         command = f"image: {image}\nsupervise: false\ncommand: [python, -c, {json.dumps(self.PROGRAM)}]\n"
         # A pod on a lost node is waited for until it has had that time to save, and a minute.
-        options = "limits: {grace_period: 1s}\n" + changeable().spec("placement: spread, tensorboard: false")
+        options = "limits: {grace_period: 1s}\n" + reserved_nodes().spec("placement: spread, tensorboard: false")
         self.spec.write_text(f"version: 1\nname: {self.NAME}\n{roles}{command}{options}")
 
     def await_all(self) -> None:
@@ -121,14 +121,14 @@ class Elsewhere:
         def all_run() -> bool:
             return [pod["status"]["phase"] for pod in self.namespace.pods(self.NAME)] == ["Running"] * 4
 
-        until(all_run, ALIVE, "its pods to run", lambda: self.namespace.describe(self.NAME))
+        until(all_run, RECOVERY_TIMEOUT, "its pods to run", lambda: self.namespace.describe(self.NAME))
 
     def shares(self, node: str) -> None:
         """Have a pod on a node and another one elsewhere: the cluster promises neither where it spreads them."""
         there = [pod["spec"]["nodeName"] == node for pod in self.namespace.pods(self.NAME)]
         if any(there) and not all(there):
             return
-        closed = [node] if all(there) else [name for name in changeable().names if name != node]
+        closed = [node] if all(there) else [name for name in reserved_nodes().names if name != node]
         kubectl("cordon", *closed)
         try:
             pod, *_ = self.namespace.pods(self.NAME)
@@ -183,9 +183,9 @@ def test_a_node_of_a_chief_powered_off_is_told_of_and_its_tasks_go_on_and_a_run_
     spec = tmp_path / "spec.yaml"
     program = f"image: {image}\nsupervise: false\ncommand: [sleep, '3600']\nlimits: {{grace_period: 1s}}\n"
     there = f"overrides: {{all: {{spec: {{nodeName: {node}}}}}}}"
-    spec.write_text(f"version: 1\nname: unsaved\n{program}{changeable().spec(f'tensorboard: false, {there}')}")
+    spec.write_text(f"version: 1\nname: unsaved\n{program}{reserved_nodes().spec(f'tensorboard: false, {there}')}")
     launcher("up", str(spec), "--detach")
-    until(lambda: launcher.namespace.runs("unsaved"), ALIVE, "its pod to run", lambda: launcher.namespace.describe("unsaved"))
+    until(lambda: launcher.namespace.runs("unsaved"), RECOVERY_TIMEOUT, "its pod to run", lambda: launcher.namespace.describe("unsaved"))
 
     def stopped(_node: str) -> None:
         told = launcher("down", "unsaved", timeout=300)
@@ -206,7 +206,7 @@ def go_on_without(node: str, runs: tuple[Run, Run], meanwhile: Callable[[str], N
     power = node_tool()
     watchers = {run: run.launcher.start("wait", run.name) for run in hit}
     try:
-        with going_on(hit, f"{node} powered off", *{task: None for _, task in lost}):
+        with recovering(hit, f"{node} powered off", *{task: None for _, task in lost}):
             subprocess.run([power, "node", "off", node], check=True, timeout=60)
             untold = set(lost)
 
@@ -218,11 +218,11 @@ def go_on_without(node: str, runs: tuple[Run, Run], meanwhile: Callable[[str], N
 
             until(told, 120, "the status to say so", lambda: [(task, run.launcher.namespace.status(run.name)) for run, task in untold])
             for (run, task), old in lost.items():
-                until(lambda run=run, task=task, old=old: run.replaced(task, old), ALIVE, f"another pod of {task}", run.describe)  # type: ignore[misc]
+                until(lambda run=run, task=task, old=old: run.replaced(task, old), RECOVERY_TIMEOUT, f"another pod of {task}", run.describe)  # type: ignore[misc]
         meanwhile(node)
         for run, watcher in watchers.items():
             watcher.terminate()
-            written = said_to_its_end(watcher, 20)
+            written = output_at_end(watcher, 20)
             for (of, task), old in lost.items():
                 name = old["metadata"]["name"]
                 assert of is not run or f"{task}: the node {node} is lost; its pod {name} was marked as failed, and is replaced" in written

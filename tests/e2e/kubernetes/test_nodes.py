@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.kubernetes.cluster import Namespace, kubectl, until
-from tests.e2e.kubernetes.launching import UP, Launcher, doctor, impatient, said_to_its_end
-from tests.e2e.kubernetes.nodes import changeable, node_tool
+from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, doctor, output_at_end, short_probe_timeouts
+from tests.e2e.kubernetes.nodes import node_tool, reserved_nodes
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500), pytest.mark.changes_nodes]  # its turn has to come first
 
@@ -38,17 +38,17 @@ def tool() -> Iterator[str]:
     if any(number != "0" for number in offered):
         pytest.skip(f"the nodes offer GPUs already: {offered}")
     yield found
-    for node in changeable().names:
+    for node in reserved_nodes().names:
         subprocess.run([found, "gpus", "0", node], check=True, timeout=60)
 
 
 def test_a_run_waits_for_gpus_and_goes_on_when_there_are_enough(launcher: Launcher, tool: str, image: str, tmp_path: Path) -> None:
-    node, *_ = changeable().names
+    node, *_ = reserved_nodes().names
     subprocess.run([tool, "gpus", "2", node], check=True, timeout=60)
     file = tmp_path / "spec.yaml"
     file.write_text(
         "version: 1\nname: greedy\nstrategy: multi_worker_mirrored\nroles: {worker: {replicas: 2, gpus: 2}}\n"
-        f"image: {image}\nsupervise: false\ncommand: [python, -c, {json.dumps(MEET)}]\n{changeable().spec('tensorboard: false')}"
+        f"image: {image}\nsupervise: false\ncommand: [python, -c, {json.dumps(MEET)}]\n{reserved_nodes().spec('tensorboard: false')}"
     )
     up = launcher.start("up", str(file))
     try:
@@ -60,7 +60,7 @@ def test_a_run_waits_for_gpus_and_goes_on_when_there_are_enough(launcher: Launch
         until(told, 120, "the status to say so", lambda: launcher.namespace.status("greedy"))
         assert "greedy" in launcher("ls")
         subprocess.run([tool, "gpus", "4", node], check=True, timeout=60)
-        written = said_to_its_end(up, UP)
+        written = output_at_end(up, TRAINING_TIMEOUT)
     finally:
         up.kill()
     assert up.returncode == 0, written
@@ -69,11 +69,11 @@ def test_a_run_waits_for_gpus_and_goes_on_when_there_are_enough(launcher: Launch
 
 
 def test_a_taint_that_nobody_tolerates_is_named(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    impatient(monkeypatch)
+    short_probe_timeouts(monkeypatch)
     node_tool()  # it changes nodes: not of any cluster
     file = tmp_path / "spec.yaml"
-    file.write_text(f"version: 1\nname: kept-off\ntrain: {{workload: mnist_mlp}}\n{changeable().spec()}")
-    nodes = changeable().names
+    file.write_text(f"version: 1\nname: kept-off\ntrain: {{workload: mnist_mlp}}\n{reserved_nodes().spec()}")
+    nodes = reserved_nodes().names
     kubectl("taint", "nodes", *nodes, "dedicated=others:NoSchedule")
     try:
         code, found = doctor(namespace.name, str(file))
@@ -122,7 +122,7 @@ def test_a_pod_moved_off_a_node_that_answers_has_time_to_save_whatever_our_clock
         target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
         namespace.kubectl("patch", "pod", name, "--subresource=status", "-p", json.dumps({"status": {"conditions": [target]}}))
         namespace.kubectl("delete", "pod", name, "--wait=false")
-        written = said_to_its_end(up, UP)
+        written = output_at_end(up, TRAINING_TIMEOUT)
     finally:
         up.kill()
         launcher("down", "moved", "--now", "--delete-data", "--yes")

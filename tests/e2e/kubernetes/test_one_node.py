@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import kubectl, standing_in, until
-from tests.e2e.kubernetes.faults import ALIVE, Run
-from tests.e2e.kubernetes.launching import UP, Launcher
+from tests.e2e.kubernetes.cluster import kubectl, stand_in_spec, until
+from tests.e2e.kubernetes.faults import RECOVERY_TIMEOUT, Run
+from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
 
@@ -40,7 +40,7 @@ def storage(cluster: str) -> str:
 def spec(image: str, storage: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the file of the run."""
     file = tmp_path_factory.mktemp("specs") / "spec.yaml"
-    file.write_text(SPEC.format(image=image, storage=storage) + standing_in(checkpoint={"every_seconds": 2}))
+    file.write_text(SPEC.format(image=image, storage=storage) + stand_in_spec(checkpoint={"every_seconds": 2}))
     return str(file)
 
 
@@ -67,11 +67,11 @@ def nodes(run: Run) -> dict[str, str]:
 def test_those_that_mount_the_volume_are_on_one_node_and_a_new_chief_is_too(run: Run) -> None:
     (claim,) = run.launcher.namespace.objects("PersistentVolumeClaim", run.name)
     assert claim["status"]["accessModes"] == ["ReadWriteOnce"]
-    until(lambda: nodes(run).keys() == {"chief", "evaluator", "tensorboard"}, ALIVE, "all three to run", run.describe)
+    until(lambda: nodes(run).keys() == {"chief", "evaluator", "tensorboard"}, RECOVERY_TIMEOUT, "all three to run", run.describe)
     (node,) = set(nodes(run).values())
     old = run.pod("chief")
     run.delete("chief")
-    until(lambda: run.replaced("chief", old), ALIVE, "another chief", run.describe)
+    until(lambda: run.replaced("chief", old), RECOVERY_TIMEOUT, "another chief", run.describe)
     run.await_steady()
     assert nodes(run)["chief"] == node
     assert [event for event in run.events("chief") if event["event"] == "restored"]
@@ -81,7 +81,7 @@ def test_a_run_that_has_ended_is_read_where_its_volume_is(run: Run, spec: str, t
     launcher, node = run.launcher, nodes(run)["chief"]
     steps = run.saved() + 200
     launcher("down", run.name)
-    launcher("up", spec, "--set", f"train.steps={steps}", "--set", "train.params.step_seconds=0.01", "--resume", timeout=UP)
+    launcher("up", spec, "--set", f"train.steps={steps}", "--set", "train.params.step_seconds=0.01", "--resume", timeout=TRAINING_TIMEOUT)
     assert run.node("chief") == node
     launcher("get", run.name, "checkpoints", str(tmp_path / "got"))
     assert list((tmp_path / "got").rglob(f"ckpt-{steps}*"))
@@ -95,7 +95,7 @@ def test_a_run_that_has_ended_is_read_where_its_volume_is(run: Run, spec: str, t
             return nodes(run) == {"tensorboard": node}
 
         try:
-            until(is_there, ALIVE, "TensorBoard to be there again", run.describe)
+            until(is_there, RECOVERY_TIMEOUT, "TensorBoard to be there again", run.describe)
         finally:
             serving.kill()
 
@@ -105,7 +105,7 @@ def test_a_claim_for_many_nodes_is_kept(run: Run, image: str, tmp_path: Path) ->
     launcher, namespace = run.launcher, run.launcher.namespace
     file = tmp_path / "spec.yaml"
     text = SPEC.replace("storage: {{class: {storage}}}\n", "").replace("name: local", "name: earlier")
-    file.write_text(text.format(image=image) + standing_in(steps=20, step_seconds=0.01))
+    file.write_text(text.format(image=image) + stand_in_spec(steps=20, step_seconds=0.01))
     labels = {"app.kubernetes.io/name": "tf-launcher", "app.kubernetes.io/instance": "earlier"}
     claim = {
         "apiVersion": "v1",
@@ -114,7 +114,7 @@ def test_a_claim_for_many_nodes_is_kept(run: Run, image: str, tmp_path: Path) ->
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "10Gi"}}},
     }
     namespace.kubectl("apply", "--server-side", "--field-manager=launcher", "-f", "-", text=json.dumps(claim))
-    launcher("up", str(file), "--resume", timeout=UP)
+    launcher("up", str(file), "--resume", timeout=TRAINING_TIMEOUT)
     (kept,) = namespace.objects("PersistentVolumeClaim", "earlier")
     assert kept["spec"]["accessModes"] == ["ReadWriteMany"]
     assert "affinity" not in namespace.pods("earlier", "chief")[0]["spec"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.kubernetes.cluster import Namespace, kubectl
-from tests.e2e.kubernetes.launching import UP, Launcher, left
+from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, left
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
 
@@ -22,7 +22,7 @@ def test_runs_of_the_same_name_in_two_namespaces_are_two_runs(
             f"version: 1\nname: twin\nimage: {image}\nstorage: {{}}\ncommand: [python, -c, {json.dumps(f'print({word!r}, flush=True)')}]\n"
             "kubernetes: {tensorboard: false}\n"
         )
-        assert "twin succeeded" in one("up", str(file), timeout=UP)
+        assert "twin succeeded" in one("up", str(file), timeout=TRAINING_TIMEOUT)
     for one in places:  # the pods are gone; what was kept is of this run alone
         one("down", "twin")
     for one, word, not_said in zip(places, ("first", "second"), ("second", "first"), strict=True):
@@ -32,7 +32,7 @@ def test_runs_of_the_same_name_in_two_namespaces_are_two_runs(
         assert one.namespace.name in one.status("twin")["run_dir"]
 
     # The place where it was started last: also for `up` and `diff`, which then see the same spec.
-    anywhere = dataclasses.replace(places[1], said=False)
+    anywhere = dataclasses.replace(places[1], names_namespace=False)
     assert other_namespace.name in anywhere.status("twin")["run_dir"]
     assert "is complete" in anywhere("up", str(file))
     assert f"in {other_namespace.name}" in anywhere("diff", str(file), code=1)
@@ -48,7 +48,7 @@ def test_runs_of_the_same_name_in_two_namespaces_are_two_runs(
     assert left(launcher.namespace) == []
 
     # Where nothing is left in the place of the last start, the one before.
-    places[0]("up", str(file), timeout=UP)
+    places[0]("up", str(file), timeout=TRAINING_TIMEOUT)
     places[0]("down", "twin", "--delete-data", "--yes")
     assert other_namespace.name in anywhere.status("twin")["run_dir"]
     anywhere("down", "twin", "--delete-data", "--yes")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, standing_in
-from tests.e2e.kubernetes.launching import UP, left
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, stand_in_spec
+from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, left
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
 
@@ -25,7 +25,7 @@ def test_the_commands_of_the_readme_work_one_after_the_other(namespace: Namespac
     assert len(blocks) == 2
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     example = tmp_path / "examples" / "mnist-ps.yaml"
-    example.write_text(yaml.safe_dump(yaml.safe_load(example.read_text()) | yaml.safe_load(standing_in(20, 0.05))))
+    example.write_text(yaml.safe_dump(yaml.safe_load(example.read_text()) | yaml.safe_load(stand_in_spec(20, 0.05))))
     config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout)
     config["contexts"][0]["context"]["namespace"] = namespace.name
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
@@ -37,7 +37,9 @@ def test_the_commands_of_the_readme_work_one_after_the_other(namespace: Namespac
     render = [sys.executable, "-m", "launcher", "render", str(example), "--to", "kubernetes", "-o", str(tmp_path / "k8s" / "mnist-ps")]
     subprocess.run(render, cwd=ROOT, env=env, capture_output=True, check=True, timeout=60)
     for block, said in zip(blocks, ("mnist-ps succeeded", "job.batch/mnist-ps-chief condition met"), strict=True):
-        done = subprocess.run(["bash", "-exc", block], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=UP, check=False)
+        done = subprocess.run(
+            ["bash", "-exc", block], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TRAINING_TIMEOUT, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert said in done.stdout
         assert left(namespace) == []

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, standing_in, until
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, stand_in_spec, until
 from tests.e2e.kubernetes.faults import INDEX
 from tests.e2e.kubernetes.launching import Launcher
 
@@ -72,8 +72,8 @@ SPECS = {
     f"limits: {{start_timeout: 15s, grace_period: 2s}}\n{BARE}{command(LEFT)}",
     **{name: attempts(ends) for name, (ends, _) in LIMITED.items()},
     # Servers and workers wait that long for their chief from their start, too: on a busy machine its pod may come late.
-    "orphans": f"{SERVED}limits: {{orphan_timeout: 90s}}\n{BARE}{standing_in()}",
-    "lonely": f"{SERVED}limits: {{orphan_timeout: 90s}}\n{BARE}{standing_in(checkpoint={'every_seconds': 3600})}",
+    "orphans": f"{SERVED}limits: {{orphan_timeout: 90s}}\n{BARE}{stand_in_spec()}",
+    "lonely": f"{SERVED}limits: {{orphan_timeout: 90s}}\n{BARE}{stand_in_spec(checkpoint={'every_seconds': 3600})}",
 }
 
 
@@ -187,14 +187,14 @@ def robbed(under_way: Namespace) -> Namespace:
     return under_way
 
 
-def let_go(namespace: Namespace, run: str) -> None:
+def release(namespace: Namespace, run: str) -> None:
     """Wait until the Jobs that are left of a run have failed; none of their pods works any more."""
     await_ends(namespace, run, dict.fromkeys({"chief", "ps", "worker"} - {ROBBED[run]}, "Failed"))
     assert {pod["status"]["phase"] for pod in namespace.pods(run)} <= {"Failed", "Succeeded"}
 
 
 def test_a_chief_whose_workers_are_gone_for_good_saves_and_lets_its_node_go(robbed: Namespace) -> None:
-    let_go(robbed, "lonely")
+    release(robbed, "lonely")
     (failed,) = told(robbed, "lonely", "failed")
     assert (failed["exit_code"], failed["cause"]) == (75, "every worker was gone for 90 s")
     saved = max(event["step"] for event in told(robbed, "lonely", "checkpoint"))
@@ -265,7 +265,7 @@ def test_checkpoints_and_logs_stay_on_the_volume_which_tensorboard_only_reads(
 
 
 def test_servers_whose_chief_is_gone_for_good_let_their_nodes_go(robbed: Namespace) -> None:
-    let_go(robbed, "orphans")
+    release(robbed, "orphans")
     codes = {
         pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
         for pod in robbed.pods("orphans")

@@ -14,8 +14,8 @@ from launcher.cli.planning import plan_file
 from launcher.render.kubernetes import manifests
 from launcher.render.targets import Source
 from tests.e2e.kubernetes.cluster import Namespace, until
-from tests.e2e.kubernetes.launching import Launcher, far_away, left, said_to_its_end
-from tests.e2e.kubernetes.starting import held, write
+from tests.e2e.kubernetes.launching import Launcher, left, output_at_end, through_relay
+from tests.e2e.kubernetes.starting import deletion_blocked, write
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
 
@@ -51,17 +51,17 @@ def test_of_two_that_start_a_run_at_once_one_gets_it_and_the_other_changes_nothi
     launcher("up", str(spec))
     write(spec, name, image, rest)
     ups, relays = {}, []
-    with held(launcher.namespace, name):
+    with deletion_blocked(launcher.namespace, name):
         for hours in (1, 2):
             # So slow that each has looked at what is there before the other one has begun.
-            machine, relay = far_away(dataclasses.replace(launcher, runs=tmp_path / f"runs-{hours}"), tmp_path)
+            machine, relay = through_relay(dataclasses.replace(launcher, runs=tmp_path / f"runs-{hours}"), tmp_path)
             relay.slow = 0.7
             relays.append(relay)
             ups[hours] = machine.start("up", str(spec), "--detach", how, "--set", f"limits.deadline={hours}h")
         second = first_exit(ups)
         for relay in relays:
             relay.go()
-        said = said_to_its_end(ups[second], 30)
+        said = output_at_end(ups[second], 30)
         # It had found the run free, and while it did its part the other one, which cannot go on before the old Jobs are gone, was at it.
         assert "another `launcher up` is starting" in said or "is being started by" in said
         assert ups[second].returncode == 2
@@ -69,7 +69,7 @@ def test_of_two_that_start_a_run_at_once_one_gets_it_and_the_other_changes_nothi
         # Nor does one that comes later move anything.
         third = dataclasses.replace(launcher, runs=tmp_path / "runs-3")
         assert "is being started by `launcher up` on" in third("up", str(spec), "--detach", "--fresh", code=2)
-    winner = said_to_its_end(ups[3 - second], 120)
+    winner = output_at_end(ups[3 - second], 120)
     assert ups[3 - second].returncode == 0, winner
     assert deadlines(launcher, name) == {(3 - second) * 3600}
     record = json.loads(launcher.namespace.kubectl("get", "configmap", f"{name}-record", "-o", "json"))
@@ -98,7 +98,7 @@ def await_job(launcher: Launcher, job: str, up: subprocess.Popen[str]) -> None:
 
 def test_a_run_that_is_stopped_while_it_is_started_stays_stopped(launcher: Launcher, image: str, tmp_path: Path) -> None:
     spec = write(tmp_path / "spec.yaml", "halted", image, ROLES)
-    far, relay = far_away(launcher, tmp_path)
+    far, relay = through_relay(launcher, tmp_path)
     relay.slow = 0.3
     up = far.start("up", spec, "--detach")
     try:
@@ -106,7 +106,7 @@ def test_a_run_that_is_stopped_while_it_is_started_stays_stopped(launcher: Launc
         relay.hold()
         launcher("down", "halted")
         relay.go()
-        written = said_to_its_end(up, 120)
+        written = output_at_end(up, 120)
     finally:
         up.kill()
     assert up.returncode == 1, written
@@ -121,7 +121,7 @@ def test_a_run_that_is_stopped_while_it_is_started_stays_stopped(launcher: Launc
 
 def test_a_start_that_is_too_late_touches_nothing_of_the_one_that_came_after_it(launcher: Launcher, image: str, tmp_path: Path) -> None:
     spec = write(tmp_path / "spec.yaml", "late", image, ROLES)
-    far, relay = far_away(dataclasses.replace(launcher, runs=tmp_path / "runs"), tmp_path)
+    far, relay = through_relay(dataclasses.replace(launcher, runs=tmp_path / "runs"), tmp_path)
     relay.slow = 0.3
     up = far.start("up", spec, "--detach")
     try:
@@ -132,7 +132,7 @@ def test_a_start_that_is_too_late_touches_nothing_of_the_one_that_came_after_it(
         before = owned(launcher.namespace, "late")
         assert up.poll() is None
         relay.go()
-        written = said_to_its_end(up, 120)
+        written = output_at_end(up, 120)
     finally:
         up.kill()
     assert up.returncode == 1, written
@@ -152,7 +152,7 @@ def owned(namespace: Namespace, run: str) -> dict[str, str]:
 @pytest.mark.parametrize("job", ["chief", "ps"])  # the first that is made, and the last
 def test_up_goes_on_when_the_api_server_goes_away_while_it_applies(job: str, launcher: Launcher, image: str, tmp_path: Path) -> None:
     name = f"cut-{job}"
-    far, relay = far_away(launcher, tmp_path)
+    far, relay = through_relay(launcher, tmp_path)
     file = tmp_path / "spec.yaml"
     file.write_text(f"version: 1\nname: {name}\nimage: {image}\nsupervise: false\ncommand: [python, -c, \"print('last words')\"]\n{ROLES}")
     relay.slow = 0.3
@@ -166,7 +166,7 @@ def test_up_goes_on_when_the_api_server_goes_away_while_it_applies(job: str, lau
         assert up.poll() is None
         relay.slow = 0.0
         relay.up()
-        written = said_to_its_end(up, 120)
+        written = output_at_end(up, 120)
     finally:
         up.kill()
     assert up.returncode == 0, written
@@ -177,7 +177,7 @@ def test_up_goes_on_when_the_api_server_goes_away_while_it_applies(job: str, lau
 
 def test_a_launcher_that_is_killed_while_it_applies_leaves_a_run_that_is_found(launcher: Launcher, image: str, tmp_path: Path) -> None:
     spec = write(tmp_path / "spec.yaml", "orphan", image, ROLES)
-    far, relay = far_away(launcher, tmp_path)
+    far, relay = through_relay(launcher, tmp_path)
     relay.slow = 0.3
     up = far.start("up", spec)
     try:
@@ -185,7 +185,7 @@ def test_a_launcher_that_is_killed_while_it_applies_leaves_a_run_that_is_found(l
     finally:
         up.kill()
         up.communicate()
-    anywhere = dataclasses.replace(launcher, said=False)
+    anywhere = dataclasses.replace(launcher, names_namespace=False)
     assert launcher.namespace.name in anywhere.status("orphan")["run_dir"]
     anywhere("down", "orphan", "--now", "--delete-data", "--yes")
     assert left(launcher.namespace) == []
@@ -196,7 +196,7 @@ def test_a_start_that_does_not_hear_that_it_has_marked_the_run_is_not_in_its_own
 ) -> None:
     spec, plan = plan_file(Path(write(tmp_path / "spec.yaml", "unheard", image, "")), [], "kubernetes", tmp_path)
     run = manifests.run_of(Source(spec, plan, tmp_path))
-    far, relay = far_away(launcher, tmp_path)
+    far, relay = through_relay(launcher, tmp_path)
     monkeypatch.setenv("KUBECONFIG", far.env["KUBECONFIG"])
     cluster = Cluster(namespace=launcher.namespace.name)
     # The first one is made, which the client does not try again by itself; the second one replaces it.

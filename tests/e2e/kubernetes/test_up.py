@@ -21,15 +21,15 @@ from launcher.backend.model import ClusterRef
 from launcher.cli.follow import follow
 from launcher.cli.interrupts import Interrupts
 from launcher.runs.status import LogLine, RunStatus, RunUnreachableError
-from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, standing_in, until
-from tests.e2e.kubernetes.launching import UP, Launcher, far_away, left, said_to_its_end
-from tests.e2e.kubernetes.starting import HELD, let_go, program
+from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, stand_in_spec, until
+from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, left, output_at_end, through_relay
+from tests.e2e.kubernetes.starting import WAIT_FOR_RELEASE, program, release
 from trainer.events import Event
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
 
 ROLES = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}\n"
-LONG = f"version: 1\nname: long\n{ROLES}kubernetes: {{tensorboard: false}}\n" + standing_in(checkpoint={"every_seconds": 2})
+LONG = f"version: 1\nname: long\n{ROLES}kubernetes: {{tensorboard: false}}\n" + stand_in_spec(checkpoint={"every_seconds": 2})
 STEPS = 60
 
 
@@ -37,14 +37,14 @@ STEPS = 60
 def spec(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a spec with all that a run may have, which is soon done."""
     file = tmp_path_factory.mktemp("done") / "done.yaml"
-    file.write_text(f"version: 1\nname: done\n{ROLES}{standing_in(STEPS, 0.05)}")
+    file.write_text(f"version: 1\nname: done\n{ROLES}{stand_in_spec(STEPS, 0.05)}")
     return str(file)
 
 
 @pytest.fixture(scope="module")
 def followed(spec: str, launcher: Launcher) -> str:
     """Run that once for the tests below; return what `up` wrote."""
-    return launcher("up", spec, timeout=UP)
+    return launcher("up", spec, timeout=TRAINING_TIMEOUT)
 
 
 def test_up_follows_the_run_to_its_end(followed: str, spec: str, launcher: Launcher) -> None:
@@ -165,20 +165,20 @@ def test_a_run_goes_on_without_the_launcher_and_another_up_is_refused(long: Path
 
 
 def test_up_goes_on_when_an_api_server_that_was_away_is_back(launcher: Launcher, image: str, tmp_path: Path) -> None:
-    far, relay = far_away(launcher, tmp_path)
-    code = f"{HELD}print('first words', flush=True); wait(); print('last words', flush=True)"
+    far, relay = through_relay(launcher, tmp_path)
+    code = f"{WAIT_FOR_RELEASE}print('first words', flush=True); wait(); print('last words', flush=True)"
     file = tmp_path / "away.yaml"
     file.write_text(f"version: 1\nname: away\nimage: {image}\nsupervise: false\nkubernetes: {{tensorboard: false}}\n{program(code)}")
     up = far.start("up", str(file))
     try:
         assert any("first words" in line for line in up.stdout or ())
         relay.down()
-        let_go(launcher.namespace, "away")
+        release(launcher.namespace, "away")
         ends = launcher.namespace.ends
         until(lambda: ends("away") == {"chief": "Complete"}, 90, "its end, which `up` does not see", lambda: ends("away"))
         assert up.poll() is None
         relay.up()
-        written = said_to_its_end(up, 60)
+        written = output_at_end(up, 60)
     finally:
         up.kill()
     assert up.returncode == 0, written
@@ -210,7 +210,7 @@ def heard(process: subprocess.Popen[str]) -> Iterator[list[str]]:
 
 def test_an_api_server_that_is_away_ends_no_watch(long: Path, launcher: Launcher, tmp_path: Path) -> None:
     assert long.exists()
-    far, relay = far_away(launcher, tmp_path)
+    far, relay = through_relay(launcher, tmp_path)
     logs = far.start("logs", "-f", "long", "--role", "chief", "--tail", "1", "--json")
     status = far.start("status", "long", "--watch")
     with heard(logs) as lines, heard(status) as said:
@@ -286,7 +286,7 @@ def test_down_saves_a_checkpoint_from_which_up_goes_on(long: Path, launcher: Lau
     try:
         goes_on(launcher.namespace, told["checkpoint_step"])
         up.send_signal(2)
-        written = said_to_its_end(up, 120)
+        written = output_at_end(up, 120)
     finally:
         up.kill()
     assert up.returncode == 130, written
@@ -309,7 +309,7 @@ def test_the_last_checkpoint_is_heard_of_by_who_seldom_looks(long: Path, launche
     try:
         monkeypatch.setattr(run_objects, "_POLL_INTERVAL", 10.0)  # its pods are gone by then
         KubernetesBackend(launcher.runs, ClusterRef(namespace=launcher.namespace.name)).stop("long")
-        written = said_to_its_end(following, 60)
+        written = output_at_end(following, 60)
     finally:
         following.kill()
     events = [json.loads(line) for line in written.splitlines() if line.startswith("{")]
@@ -338,7 +338,7 @@ def test_the_documented_roles_are_enough_and_a_lacking_right_is_named(launcher: 
     kubeconfig = _kubeconfig_of(namespace, "ada", tmp_path)
     ada = Launcher(namespace, tmp_path / "runs", {**launcher.env, "KUBECONFIG": str(kubeconfig)})
     file = tmp_path / "small.yaml"
-    file.write_text("version: 1\nname: small\nkubernetes: {tensorboard: false}\n" + standing_in(steps=5))
+    file.write_text("version: 1\nname: small\nkubernetes: {tensorboard: false}\n" + stand_in_spec(steps=5))
     # It may be mistyped, and whether it is there nobody tells her: no Role would help.
     mistyped = f"you have no rights in the namespace {namespace.name}"
     for refused in (ada("up", str(file), code=1), ada("ls", code=1), ada("doctor", code=1)):
@@ -360,7 +360,7 @@ def test_the_documented_roles_are_enough_and_a_lacking_right_is_named(launcher: 
     assert "may not list nodes" in found["nodes"]["words"]
     assert "may not list storageclasses" in found["storage"]["words"]
     assert 'resources: ["storageclasses"], verbs: ["list"]' in found["storage"]["remedy"]
-    assert "small succeeded" in ada("up", str(file), timeout=UP)
+    assert "small succeeded" in ada("up", str(file), timeout=TRAINING_TIMEOUT)
     assert "small" in ada("ls")
     kubectl("--kubeconfig", str(kubeconfig), "-n", namespace.name, "wait", "--for=condition=complete", "job/small-chief", "--timeout=60s")
     ada("get", "small", "checkpoints", str(tmp_path / "copy"))
@@ -394,7 +394,7 @@ def _attended(ada: Launcher, namespace: Namespace, image: str, directory: Path) 
     """Have a user who may make runs make one with an attendant, before she may and then."""
     file = directory / "tended.yaml"
     file.write_text(
-        f"version: 1\nname: tended\nkubernetes: {{tensorboard: false, attendant: {{image: '{image}'}}}}\n" + standing_in(steps=40)
+        f"version: 1\nname: tended\nkubernetes: {{tensorboard: false, attendant: {{image: '{image}'}}}}\n" + stand_in_spec(steps=40)
     )
     assert "may not patch serviceaccounts in the namespace" in ada("up", str(file), code=1)
     found = {one["what"]: one for one in json.loads(ada("doctor", str(file), "--json", code=1))["findings"]}

@@ -1,4 +1,4 @@
-"""The command line as users run it: a process of its own, in a directory of its own. `cli` forks it, LAUNCHER starts it from nothing."""
+"""The command line as users run it: in its own process and directory. `cli` forks the process, LAUNCHER is the command to start it normally."""
 
 import json
 import os
@@ -19,21 +19,25 @@ LAUNCHER = (sys.executable, "-m", "launcher")
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    """The environment of a user: the package importable, nothing set that changes what is written."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LAUNCHER_", "TRAINER_", "NO_COLOR", "FORCE_COLOR"))}
-    return kept | {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "PYTHONWARNINGS": "error"}
+    """The environment of a user: the package is importable, and no variable changes the output."""
+    unset = ("LAUNCHER_", "TRAINER_", "NO_COLOR", "FORCE_COLOR")
+    return {name: value for name, value in os.environ.items() if not name.startswith(unset)} | {
+        "PYTHONPATH": str(ROOT),
+        "TERM": "xterm-256color",
+        "PYTHONWARNINGS": "error",
+    }
 
 
 @pytest.fixture
 def cli(tmp_path: Path, environment: dict[str, str]) -> Iterator[Cli]:
-    """Run a command line in an empty directory; whatever still runs at the end of the test is killed."""
+    """Run a command line in an empty directory; runs are killed at the end of the test."""
 
     def run(*arguments: str, stdin: str = "", env: dict[str, str] | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         return forked.launcher(*arguments, cwd=tmp_path, env=environment | (env or {}), stdin=stdin, timeout=timeout)
 
     yield run
-    for left in (tmp_path / "runs").glob("*/launcher/state.json"):
-        run("down", left.parent.parent.name, "--now")
+    for state in (tmp_path / "runs").glob("*/launcher/state.json"):
+        run("down", state.parent.parent.name, "--now")
 
 
 Spec = Callable[..., str]

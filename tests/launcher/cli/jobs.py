@@ -1,4 +1,4 @@
-"""A user's program for the tests: does what its arguments say, and reports as the trainer does."""
+"""A user's program for the tests: its arguments choose what it does, and it reports events as the trainer does."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def fail() -> NoReturn:
 
 
 def forever(seconds: float = 0) -> NoReturn:
-    """Run until asked to stop, then save, which takes `seconds`, and exit 143, as a trainer does."""
+    """Run until SIGTERM, then save for `seconds` and exit 143, as a trainer does."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         del number, frame
@@ -56,7 +56,7 @@ def forever(seconds: float = 0) -> NoReturn:
 
 
 def stubborn() -> NoReturn:
-    """Run on when asked to stop."""
+    """Ignore SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: print("not now", flush=True))
     print("up", flush=True)
     while True:

@@ -9,9 +9,9 @@ import pytest
 
 from launcher.cli.up import _background_notices
 from launcher.spec.models import ClusterSpec
-from tests.hook import serving
 from tests.launcher.cli.conftest import Cli
 from tests.waiting import until
+from tests.webhook import serving
 
 PLACE = "T0KEN-in-the-path"
 
@@ -29,7 +29,7 @@ def write(tmp_path: Path, command: str, notify: dict[str, Any], **more: Any) -> 
 
 def until_status(cli: Cli, words: str) -> None:
     """Wait until `launcher status` has some words."""
-    until(f"{words!r} in the status", lambda: words in cli("status", "toy").stdout, told=lambda: cli("status", "toy").stdout, every=0.05)
+    until(f"{words!r} in the status", lambda: words in cli("status", "toy").stdout, seen=lambda: cli("status", "toy").stdout, every=0.05)
 
 
 def told(tmp_path: Path) -> list[dict[str, Any]]:
@@ -40,7 +40,7 @@ def told(tmp_path: Path) -> list[dict[str, Any]]:
 def test_a_program_is_told_once_that_a_run_has_succeeded_by_any_number_of_watchers(cli: Cli, tmp_path: Path) -> None:
     done = cli("up", write(tmp_path, "exit 0", {"command": ["./tell"]}))
     assert done.returncode == 0, done.stderr
-    until("the message", lambda: told(tmp_path), told=lambda: cli("status", "toy").stdout)
+    until("the message", lambda: told(tmp_path), seen=lambda: cli("status", "toy").stdout)
     assert cli("wait", "toy").returncode == 0
     assert "is complete" in cli("up", "toy.yaml").stdout
     until_status(cli, "sent by command at")
@@ -57,9 +57,9 @@ def test_a_webhook_is_told_why_a_run_has_failed_and_its_url_is_nowhere(cli: Cli,
         program = "echo ${NOTIFY_WEBHOOK-unset} >&2; echo no data >&2; exit 3"
         done = cli("up", write(tmp_path, program, notify), env={"NOTIFY_WEBHOOK": url})
         assert done.returncode == 1, done.stderr
-        until("the message", lambda: server.got, told=lambda: cli("status", "toy").stdout)
+        until("the message", lambda: server.received, seen=lambda: cli("status", "toy").stdout)
     assert "chief | unset" in done.stdout.splitlines()
-    [(path, _, message)] = server.got
+    [(path, _, message)] = server.received
     assert path == f"/{PLACE}"
     assert (message["event"], message["state"]) == ("failed", "failed")
     assert message["reason"].startswith("chief failed on attempt 1 (exit code 3): ")
@@ -78,7 +78,7 @@ def test_an_url_may_be_in_the_env_file_and_a_run_starts_without_one(cli: Cli, tm
         (tmp_path / "team.env").write_text(f"NOTIFY_WEBHOOK={server.address}/{PLACE}\n")
         done = cli("up", spec, "--fresh", "--set", "env_file=team.env")
         assert done.returncode == 0, done.stderr
-        until("the message", lambda: server.got, told=lambda: cli("status", "toy").stdout)
+        until("the message", lambda: server.received, seen=lambda: cli("status", "toy").stdout)
 
 
 def test_a_failure_to_tell_changes_nothing_and_is_said_in_a_line(cli: Cli, tmp_path: Path) -> None:
@@ -93,14 +93,14 @@ def test_a_failure_to_tell_changes_nothing_and_is_said_in_a_line(cli: Cli, tmp_p
     assert cli("down", "toy", "--delete-data", "--yes").returncode == 0
     assert not (tmp_path / "runs/toy").exists()
     route.touch()
-    until("the next try, of a run that is deleted", arrived.exists, 120, told=lambda: list(tmp_path.iterdir()))
+    until("the next try, of a run that is deleted", arrived.exists, 120, seen=lambda: list(tmp_path.iterdir()))
 
 
 def test_a_stall_is_told_once_and_a_run_that_somebody_stops_is_not(cli: Cli, tmp_path: Path) -> None:
     spec = write(tmp_path, "echo begins; sleep 600", {"command": ["./tell"]}, stall_timeout="1s")
     started = cli("up", spec, "--detach")
     assert "notice: its supervisor on this machine sends messages by command" in started.stdout.splitlines()
-    until("the message", lambda: told(tmp_path), told=lambda: cli("status", "toy").stdout)
+    until("the message", lambda: told(tmp_path), seen=lambda: cli("status", "toy").stdout)
     time.sleep(6)  # it is looked at again meanwhile
     assert cli("down", "toy").returncode == 0
     [message] = told(tmp_path)

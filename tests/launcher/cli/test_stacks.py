@@ -34,7 +34,7 @@ def test_the_stacks_of_each_task(cli: Cli, tmp_path: Path) -> None:
         shown = cli("stacks", "toy").stdout
         return shown if "waits_for_nothing" in shown and "another program" in shown else ""
 
-    shown = until("the stacks of both", stacks, told=lambda: cli("stacks", "toy").stdout, every=0.2)
+    shown = until("the stacks of both", stacks, seen=lambda: cli("stacks", "toy").stdout, every=0.2)
     chief, worker = shown.split("\n\n")[:2]
     assert chief.startswith("chief  process ")
     assert f'File "{tmp_path / "train.py"}", line 5 in waits_for_nothing' in chief

@@ -213,7 +213,7 @@ def test_fresh_renames_also_what_cannot_be_read(lost: str, cli: Cli, spec: Spec,
 def test_fresh_waits_for_what_a_killed_supervisor_left_to_save_in_the_old_run(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     assert cli("up", spec("slow", "2"), "--detach").returncode == 0
     state = tmp_path / "runs" / "toy" / "launcher" / "state.json"
-    until("the chief to be up", lambda: "chief | up" in cli("logs", "toy").stdout, told=lambda: cli("logs", "toy").stdout)
+    until("the chief to be up", lambda: "chief | up" in cli("logs", "toy").stdout, seen=lambda: cli("logs", "toy").stdout)
     os.kill(json.loads(state.read_text())["supervisor"]["pid"], signal.SIGKILL)
     assert cli("up", spec("steps", "30", "0.1"), "--fresh").returncode == 0
     (old,) = old_runs(tmp_path)
@@ -261,7 +261,7 @@ def start(
 
     reading = threading.Thread(target=read)
     reading.start()
-    until(f"a line that ends with {last!r}", lambda: not reading.is_alive(), told=lambda: written)
+    until(f"a line that ends with {last!r}", lambda: not reading.is_alive(), seen=lambda: written)
     assert written, "it ended before it wrote anything"
     assert written[-1].strip().endswith(last), written
     return process

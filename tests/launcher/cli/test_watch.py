@@ -19,7 +19,7 @@ def until_written(tmp_path: Path, text: str, seconds: float = 60) -> None:
     def written() -> str:
         return log.read_text() if log.exists() else ""
 
-    until(f"{text!r} in {log}", lambda: text in written(), seconds, told=lambda: written()[-2000:], every=0.1)
+    until(f"{text!r} in {log}", lambda: text in written(), seconds, seen=lambda: written()[-2000:], every=0.1)
 
 
 def test_a_run_in_the_background_from_up_to_down(cli: Cli, spec: Spec, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ import pytest
 from launcher.notify import ledger, outbox, sender
 from launcher.notify.message import end_message
 from launcher.runs.status import RunStatus, State
-from tests.hook import serving
 from tests.processes import is_alive
 from tests.waiting import until
+from tests.webhook import serving
 
 PLACE = "T0KEN-in-the-path"
 END = end_message(RunStatus("digits", "local", State.FAILED, "boom", started=1.0, ended=2.0, step=3), 2.0)
@@ -51,13 +51,13 @@ def test_a_program_runs_in_its_directory_and_one_that_is_gone_is_named(tmp_path:
 def test_a_webhook_gets_the_message_as_json() -> None:
     with serving(204) as server:
         assert posted(f"{server.address}/{PLACE}") == ("", 1)
-    assert server.got == [(f"/{PLACE}", "application/json", PAYLOAD)]
+    assert server.received == [(f"/{PLACE}", "application/json", PAYLOAD)]
 
 
 def test_a_server_that_fails_for_a_while_is_told_once_it_does_not() -> None:
     with serving(503, 500, 200) as server:
         assert posted(server.address, seconds=30) == ("", 3)
-    assert len(server.got) == 3
+    assert len(server.received) == 3
 
 
 def test_a_server_that_fails_is_given_up_and_the_message_has_no_url(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_a_server_that_fails_is_given_up_and_the_message_has_no_url(monkeypatch:
     monkeypatch.setattr(sender, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None))
     with serving(404) as server:
         assert posted(f"{server.address}/{PLACE}", seconds=0.1) == ("the webhook answered 404 Not Found", 3)
-    assert len(server.got) == 3
+    assert len(server.received) == 3
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
@@ -74,7 +74,7 @@ def test_a_message_goes_nowhere_else_than_where_it_is_meant_to(code: int) -> Non
         why, _ = posted(f"{server.address}/{PLACE}")
     assert why.startswith(f"the webhook answered {code} ")
     assert "to another address, where no message is sent" in why
-    assert [path for path, _, _ in server.got] == [f"/{PLACE}"]
+    assert [path for path, _, _ in server.received] == [f"/{PLACE}"]
 
 
 def test_a_server_that_does_not_answer_and_one_that_drips_have_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_http_has_to_be_asked_for() -> None:
     with serving(200) as server:
         why, _ = posted(server.address, allow_http=False)
     assert "notify.webhook.allow_http allows it" in why
-    assert server.got == []
+    assert server.received == []
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate, and is not here")
@@ -134,10 +134,10 @@ def test_a_server_whose_certificate_nobody_vouches_for_is_told_nothing(tmp_path:
         url = f"https://localhost:{server.server_port}/{PLACE}"
         why, _ = posted(url, allow_http=False)
         assert "certificate verify failed" in why
-        assert server.got == []
+        assert server.received == []
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca"))
         assert posted(url, allow_http=False) == ("", 1)
-    assert len(server.got) == 1
+    assert len(server.received) == 1
 
 
 def test_a_program_gets_the_message_on_stdin_and_in_variables(tmp_path: Path) -> None:
@@ -162,11 +162,11 @@ def test_a_program_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path)
     script = f"sleep 100 & echo $! > {tmp_path}/pid; yes"
     assert called("sh", "-c", script, ends_within=1.0) == ("sh did not end within 1 s, and was killed", 1)
     child = int((tmp_path / "pid").read_text())
-    until("the end of the program's child", lambda: not is_alive(child), told=lambda: child)
+    until("the end of the program's child", lambda: not is_alive(child), seen=lambda: child)
 
 
 def ended(sending: outbox.Sending) -> ledger.Entry:
-    outcome: ledger.Entry = until("the end of the sender", sending.outcome, told=lambda: sending)
+    outcome: ledger.Entry = until("the end of the sender", sending.outcome, seen=lambda: sending)
     return outcome
 
 
@@ -177,7 +177,7 @@ def test_a_sender_is_a_process_that_tells_how_it_went_and_never_the_url() -> Non
         outcome = ended(sending)
     assert (outcome["state"], outcome["key"]) == (ledger.SENT, PAYLOAD["id"])
     assert outcome["words"].startswith("failed: sent by webhook at ")
-    assert server.got[0][2] == PAYLOAD
+    assert server.received[0][2] == PAYLOAD
 
 
 def test_the_url_is_read_from_its_file_at_each_try(tmp_path: Path) -> None:

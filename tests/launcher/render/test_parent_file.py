@@ -170,10 +170,10 @@ def test_it_is_well_while_its_program_runs_and_passes_the_signal_to_stop_on(star
 def test_no_program_outlives_it(start: Started, tmp_path: Path) -> None:
     process = start("--", "sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 600", TF_CONFIG=CHIEF)
     file = tmp_path / "pid"
-    until("the program", lambda: file.exists() and file.read_text().endswith("\n"), WITHIN, told=process.poll)
+    until("the program", lambda: file.exists() and file.read_text().endswith("\n"), WITHIN, seen=process.poll)
     process.kill()
     pid = int(file.read_text())
-    until("its end", lambda: not is_alive(pid), WITHIN, told=process.poll)
+    until("its end", lambda: not is_alive(pid), WITHIN, seen=process.poll)
 
 
 def test_every_module_of_it_can_be_imported(python: str, tmp_path: Path) -> None:

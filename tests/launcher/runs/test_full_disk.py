@@ -159,7 +159,7 @@ def test_a_run_on_a_full_disk_goes_on_is_seen_and_tells_what_it_lost(disk: Path,
     started = launcher("up", "toy.yaml", "--detach")
     log, own = disk / "toy/launcher/tasks/chief.log", disk / "toy/launcher/supervisor.log"
     try:
-        until("the program to write", lambda: "line" in log.read_text(), told=lambda: started)
+        until("the program to write", lambda: "line" in log.read_text(), seen=lambda: started)
         fill(disk)
         size = log.stat().st_size
         time.sleep(1)
@@ -168,17 +168,17 @@ def test_a_run_on_a_full_disk_goes_on_is_seen_and_tells_what_it_lost(disk: Path,
         until(
             "the restart to be seen",
             lambda: "exit code 1" in launcher("status", "toy", "--json"),
-            told=lambda: launcher("status", "toy"),
+            seen=lambda: launcher("status", "toy"),
             every=0.1,
         )
         (disk / "filler").unlink()
-        until("what was lost to be told", lambda: "lines could not be written here" in log.read_text(), told=own.read_text)
-        until("the supervisor to say so", lambda: "the state can be written again" in own.read_text(), told=own.read_text)
+        until("what was lost to be told", lambda: "lines could not be written here" in log.read_text(), seen=own.read_text)
+        until("the supervisor to say so", lambda: "the state can be written again" in own.read_text(), seen=own.read_text)
         (tmp_path / "end").touch()
         until(
             "its end",
             lambda: '"state": "succeeded"' in launcher("status", "toy", "--json"),
-            told=lambda: launcher("status", "toy"),
+            seen=lambda: launcher("status", "toy"),
             every=0.1,
         )
     finally:

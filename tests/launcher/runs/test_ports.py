@@ -95,5 +95,5 @@ os._exit(0)
 """)
     with ports.reserve_by_binding(1) as held:
         command, environment = [sys.executable, str(program), str(held.ports[0])], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-        finished = forked.run(command, env=environment, timeout=55, engine=forked.TENSORFLOW)
+        finished = forked.run(command, env=environment, timeout=55, preload=forked.TENSORFLOW)
     assert finished.stdout == "answers\n", finished.stderr

@@ -22,7 +22,7 @@ def test_a_process_is_known_until_it_ends_and_its_number_alone_is_not_enough() -
     finally:
         child.kill()
     # Dead though nobody has reaped it yet.
-    until("it to be known as dead", lambda: not process_identity.alive(identity), told=lambda: process_identity.identify(child.pid))
+    until("it to be known as dead", lambda: not process_identity.alive(identity), seen=lambda: process_identity.identify(child.pid))
     child.wait()
     assert process_identity.identify(child.pid) is None
 

@@ -29,7 +29,7 @@ def test_what_it_had_started_ends_with_it(then: str, tmp_path: Path, monkeypatch
     with pytest.raises(LauncherError, match="did not start within 5 s or ended at once"):
         spawn.start(paths, plan, {}, lock_fd=lock, detach=True, supervisor="waits", timeout=5.0)
     child = int((paths.run_dir / "child").read_text())
-    until("the end of what it had started", lambda: process_identity.identify(child) is None, told=lambda: child)
+    until("the end of what it had started", lambda: process_identity.identify(child) is None, seen=lambda: child)
 
 
 def test_what_holds_the_user_s_env_is_read_by_nobody_else(tmp_path: Path) -> None:

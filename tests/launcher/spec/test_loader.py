@@ -127,7 +127,7 @@ def test_a_directory_is_no_spec(tmp_path: Path) -> None:
     assert "mnist.yaml" in problem.remedy
 
 
-@pytest.mark.usefixtures("bound_by_rights")
+@pytest.mark.usefixtures("without_dac_override")
 def test_an_unreadable_file(tmp_path: Path) -> None:
     file = write(tmp_path, MINIMAL)
     file.chmod(0)

@@ -1,4 +1,4 @@
-"""Whether the pods of an imported spec are those of the TFJob: what a check compares, by rules of Kubernetes' own."""
+"""Compares the pods of an imported spec with those of the TFJob, by Kubernetes' own rules for defaults and expansion."""
 
 import json
 import posixpath
@@ -26,15 +26,15 @@ UNITS: dict[str, Decimal | int] = {"m": Decimal("0.001"), "k": 10**3, "M": 10**6
 def rendered(spec: ClusterSpec) -> dict[str, dict[str, Any]]:
     """Return the Job of each role."""
     plan = planner.plan(spec, "kubernetes", run_dir=TARGET_RULES["kubernetes"].run_dir(Path(), spec.name))
-    made = objects(Run(spec, plan, image_for(spec)))
-    return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one["spec"] for one in made if one["kind"] == "Job"}
+    manifests = objects(Run(spec, plan, image_for(spec)))
+    return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one["spec"] for one in manifests if one["kind"] == "Job"}
 
 
 def tfjob(data: bytes) -> dict[str, Any]:
-    """Return the only TFJob of a file, with octal numbers as Kubernetes reads them, which is as PyYAML does."""
-    found = [document for document in yaml.safe_load_all(data) if document]
-    found = [item for document in found for item in document.get("items", [document])]
-    [job] = [one for one in found if one["kind"] == "TFJob"]
+    """Return the only TFJob of a file. Kubernetes and PyYAML read octal numbers alike."""
+    documents = [document for document in yaml.safe_load_all(data) if document]
+    items = [item for document in documents for item in document.get("items", [document])]
+    [job] = [one for one in items if one["kind"] == "TFJob"]
     whole: dict[str, Any] = job
     return whole
 
@@ -54,11 +54,11 @@ def check(data: bytes, spec: ClusterSpec) -> None:
         assert now["containers"][0]["name"] == "trainer"
         assert len(now["containers"]) == 1
         first = was.get("initContainers", [])
-        stay = [one for one in first if one.get("restartPolicy") == "Always"]
-        stay += [one for one in was["containers"] if one["name"] != "tensorflow"]
-        beside = now.get("initContainers", [])
-        check_beside(was, [*(one for one in first if one.get("restartPolicy") != "Always"), *stay], now, beside)
-        assert [one["name"] for one in beside if one.get("restartPolicy") == "Always"] == [one["name"] for one in stay]
+        sidecars = [one for one in first if one.get("restartPolicy") == "Always"]
+        sidecars += [one for one in was["containers"] if one["name"] != "tensorflow"]
+        extra = now.get("initContainers", [])
+        check_extra(was, [*(one for one in first if one.get("restartPolicy") != "Always"), *sidecars], now, extra)
+        assert [one["name"] for one in extra if one.get("restartPolicy") == "Always"] == [one["name"] for one in sidecars]
         check_pod(replica["template"], jobs[role]["template"])
         has_tf_config = any(one["name"] == "TF_CONFIG" for one in now["containers"][0]["env"])
         assert has_tf_config is not alone
@@ -89,13 +89,13 @@ def check_main(was_pod: Pod, was: Pod, now_pod: Pod, now: Pod, *, alone: bool) -
     assert ports <= {port["containerPort"] for port in now.get("ports", [])}
 
 
-def check_beside(was_pod: Pod, was: list[Pod], now_pod: Pod, now: list[Pod]) -> None:
-    """Compare init containers and sidecars, which are the launcher's own kind of init container."""
+def check_extra(was_pod: Pod, was: list[Pod], now_pod: Pod, now: list[Pod]) -> None:
+    """Compare init containers and sidecars. The launcher renders both as init containers."""
     for before, after in zip(was, now, strict=True):
-        given, found = environment(before), environment(after)
-        assert found == given
+        expected, actual = environment(before), environment(after)
+        assert actual == expected
         for key in ("command", "args"):
-            assert expanded(after.get(key, []), found) == expanded(before.get(key, []), given), key
+            assert expanded(after.get(key, []), actual) == expanded(before.get(key, []), expected), key
         assert amounts(after) == amounts(before)
         assert mounts(was_pod, before) == mounts(now_pod, after)
         assert (before.get("securityContext") or {}).items() <= after["securityContext"].items()
@@ -108,7 +108,7 @@ def check_beside(was_pod: Pod, was: list[Pod], now_pod: Pod, now: list[Pod]) -> 
 
 
 def check_pod(was: Pod, now: Pod) -> None:
-    """Compare what the template says around containers."""
+    """Compare the template except for its containers."""
     skipped = {"containers", "initContainers", "volumes", "restartPolicy", "hostname", "priority", "serviceAccount", "securityContext"}
     for key, value in was["spec"].items():
         if key == "tolerations":
@@ -126,7 +126,7 @@ def check_pod(was: Pod, now: Pod) -> None:
 
 
 def environment(container: Pod) -> dict[str, str]:
-    """Return what the kubelet makes of `env`; a value that it looks up is written as where from."""
+    """Return the variables that the kubelet sets from `env`. For a value that it looks up the result has the `valueFrom`."""
     values: dict[str, str] = {}
     for entry in container.get("env", []):
         if entry["name"] == "TF_CONFIG":
@@ -140,7 +140,7 @@ def environment(container: Pod) -> dict[str, str]:
 
 
 def expanded(words: list[str], values: dict[str, str]) -> list[str]:
-    """Return words with $(NAME) replaced, letter by letter as Kubernetes does it."""
+    """Return words with $(NAME) replaced as Kubernetes does it."""
     return [_expanded(word, values) for word in words]
 
 
@@ -158,10 +158,10 @@ def _expanded(word: str, values: dict[str, str]) -> str:
 
 
 def amounts(container: Pod) -> dict[str, dict[str, Decimal]]:
-    """Return requests and limits as numbers; what has a limit alone requests as much."""
-    given = container.get("resources", {})
-    limits = {key: amount(value) for key, value in given.get("limits", {}).items()}
-    requests = {key: amount(value) for key, value in given.get("requests", {}).items()}
+    """Return requests and limits as numbers. The default of a request is the limit."""
+    resources = container.get("resources", {})
+    limits = {key: amount(value) for key, value in resources.get("limits", {}).items()}
+    requests = {key: amount(value) for key, value in resources.get("requests", {}).items()}
     return {"limits": limits, "requests": {**limits, **requests}}
 
 
@@ -173,10 +173,10 @@ def amount(value: object) -> Decimal:
 
 
 def mounts(pod: Pod, container: Pod) -> dict[str, tuple[Any, Any]]:
-    """Return what is mounted where: path -> the volume's source, and how."""
+    """Return the mounts of a container: path -> the volume's source, and the mount's other fields."""
     sources = {volume["name"]: {key: value for key, value in volume.items() if key != "name"} for volume in pod.get("volumes", [])}
-    found: dict[str, tuple[Any, Any]] = {}
+    mounted: dict[str, tuple[Any, Any]] = {}
     for mount in container.get("volumeMounts", []):
-        how = {key: value for key, value in mount.items() if key not in {"name", "mountPath"} and value is not False}
-        found[posixpath.normpath(mount["mountPath"])] = sources[mount["name"]], how
-    return found
+        fields = {key: value for key, value in mount.items() if key not in {"name", "mountPath"} and value is not False}
+        mounted[posixpath.normpath(mount["mountPath"])] = sources[mount["name"]], fields
+    return mounted

@@ -1,4 +1,4 @@
-"""A workload with Keras's callbacks, and one callback that changes what it may, for tests of each strategy."""
+"""A workload with Keras's callbacks, and a callback that changes weights and learning rate, for tests of each strategy."""
 
 # ruff: noqa: ARG002 - hooks have the arguments that Keras gives them
 
@@ -30,7 +30,7 @@ class Calling(Small):
 
 
 def calling_job(workload: Calling, run_dir: Path, replicas: int = 1, **train: Any) -> Job:
-    """Return a job of batches of 16, 25 steps an epoch, that saves and evaluates at its end, and as callbacks want it; it exports nothing."""
+    """Return a job with batches of 16, 25 steps an epoch, that saves and evaluates at its end and for its callbacks, and exports nothing."""
     base = {"workload": "small:Small", "batch_size": 16, "summaries": {"every_steps": 0, "profile_every_steps": 0}}
     base |= {"checkpoint": {"keep": 2}, "evaluate": {"batch_size": 100}, "export": {"formats": []}}
     settings = {"run": "small", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": {**base, **train}}
@@ -38,7 +38,7 @@ def calling_job(workload: Calling, run_dir: Path, replicas: int = 1, **train: An
 
 
 class Changing(keras.callbacks.Callback):
-    """Sets all weights to 0.5 after epoch 0, where it may, and the rate to 0 before epoch 2, with which it ends the run."""
+    """Sets all weights to 0.5 after epoch 0 (with `weights`) and the rate to 0 before epoch 2, after which it ends the run."""
 
     def __init__(self, *, weights: bool = True) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Trains with a callback that changes weights and rate, as one of two tasks of an all-reduce; prints JSON of what each has in the end.
+"""Trains with a callback that changes weights and rate, as one of two tasks of an all-reduce; prints the results as JSON.
 
 Usage: drive_callbacks.py INDEX ADDRESS ADDRESS.
 """
@@ -37,7 +37,7 @@ def main(index: int, addresses: list[str]) -> None:
 
 
 def resumed(sessions: Any) -> dict[str, Any]:
-    """Return what each run has in the end: one of 20 steps, and one of 10 that goes on to 20 from what this task's own directory has."""
+    """Return the results of two runs: one of 20 steps, and one of 10 that resumes to 20 from this task's own directory."""
     from tests.trainer.engine.calling import Calling, calling_job
     from tests.trainer.engine.test_loop import Output
     from trainer.engine import loop
@@ -61,7 +61,7 @@ def resumed(sessions: Any) -> dict[str, Any]:
 
 
 def trained(sessions: Any, cases: dict[str, bool | None], optimizer: str = "SGD") -> dict[str, Any]:
-    """Return what comes of each case: whether there is a callback that wants every batch beside the one that changes, None without any."""
+    """Return the result of each case: True adds a callback for every batch to the one that changes weights, None means no callbacks."""
     import keras
 
     from tests.trainer.engine.calling import Calling, Changing, calling_job, sum_of
@@ -73,9 +73,9 @@ def trained(sessions: Any, cases: dict[str, bool | None], optimizer: str = "SGD"
     with tempfile.TemporaryDirectory() as directory:
         for name, by_batch in cases.items():
             changing = Changing()
-            made: list[keras.callbacks.Callback] = [] if by_batch is None else [changing]
-            made += [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None)] if by_batch else []
-            workload = Calling(made.copy, optimizer=optimizer, dropout=True)
+            callbacks: list[keras.callbacks.Callback] = [] if by_batch is None else [changing]
+            callbacks += [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None)] if by_batch else []
+            workload = Calling(callbacks.copy, optimizer=optimizer, dropout=True)
             job = calling_job(workload, Path(directory, name), 2, epochs=10, batch_size=80)
             session = sessions(workload, job)
             outcome = loop.run(session, workload, job, Reporter("task", Output()), lambda: False)

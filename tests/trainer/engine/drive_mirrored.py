@@ -1,4 +1,4 @@
-"""Trains on two logical CPU devices and prints, as JSON, how that compares with one process and the double batch.
+"""Trains on two logical CPU devices and prints, as JSON, the difference from one process with twice the batch.
 
 It is a process of its own because devices are divided before TensorFlow starts.
 """
@@ -45,7 +45,7 @@ def main() -> None:
     names = devices(2)
     report: dict[str, Any] = {}
     for name, (params, train) in CASES.items():
-        keras.config.set_dtype_policy("float32")  # one that is asked for stays
+        keras.config.set_dtype_policy("float32")  # a case's own policy would stay
         sessions: list[Any] = [
             MirroredSession(Small(params), small_job(steps=STEPS, batch_size=BATCH, **train), names),
             LocalSession(Small(params), small_job(steps=STEPS, batch_size=2 * BATCH, **train), AllReduce()),
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def resumed(names: list[str]) -> float:
-    """Return how far the rate is from what it was built with, after a resume from a checkpoint of a run whose rate fell."""
+    """Return the difference of the rate from its configured value, after a resume from a checkpoint of a run with a falling rate."""
     from tests.trainer.engine.small import Small, small_job
     from trainer.engine import model_ops
     from trainer.engine.checkpoints import Checkpoints

@@ -1,4 +1,4 @@
-"""One of two tasks that take means first by TensorFlow's all-reduce, as their connection fails, and then by their own; prints JSON.
+"""One of two tasks that take means, first by TensorFlow's all-reduce because their connection fails, then by their connection; prints JSON.
 
 python drive_ring.py INDEX ADDRESS ADDRESS
 """
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 NAMES = ("worker-0", "worker-1")
-ROWS = ([1, 7], [7, 2, 3])  # that each task has a gradient of, of 9
+ROWS = ([1, 7], [7, 2, 3])  # the rows, of 9, for which each task has a gradient
 SHARED = (
     (100, "float32"),
     (400, "float32"),
@@ -34,7 +34,7 @@ def main(index: int, addresses: list[str]) -> None:
     from trainer.engine.collectives import all_reduce
     from trainer.workloads.errors import WorkloadError
 
-    # One in a process, as in a task: while another was made, TensorFlow could take this task for dead.
+    # One strategy in a process, as in a task: while a second one is created, TensorFlow may consider this task dead.
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     tf.distribute.MultiWorkerMirroredStrategy = lambda: strategy
 
@@ -44,27 +44,27 @@ def main(index: int, addresses: list[str]) -> None:
             setattr(all_reduce, number, getattr(all_reduce, number) + 1000)
         return all_reduce.AllReduce(2, index, wire)
 
-    all_reduce._PACK_BYTES = 1000  # of which some variables need more, and others less
+    all_reduce._PACK_BYTES = 1000  # some variables need more, and others less
     random = np.random.default_rng(7 + index)
     gradients = [random.normal(size=shape).astype(kind) for shape, kind in (((300, 200), "f4"), ((3,), "f2"), ((), "f4"), ((5,), "f8"))]
 
-    def told(tasks: all_reduce.AllReduce) -> dict[str, object]:
+    def measured(tasks: all_reduce.AllReduce) -> dict[str, object]:
         @tf.function(autograph=False)
         def means() -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
             at = tf.constant(ROWS[index])
             rows = tf.IndexedSlices(tf.cast(at[:, None] * [1, 2], tf.float32), at, tf.constant([9, 2]))
-            found, waited = tasks.mean_gradients([tf.constant(g) for g in gradients], [rows])
-            return [tf.convert_to_tensor(one) for one in found], waited, tasks.total(tf.constant([1.0, index]))
+            reduced, waited = tasks.mean_gradients([tf.constant(g) for g in gradients], [rows])
+            return [tf.convert_to_tensor(one) for one in reduced], waited, tasks.total(tf.constant([1.0, index]))
 
         with tasks.translate_peer_errors():
-            found, waited, total = means()
+            reduced, waited, total = means()
         variables = [tf.Variable(index), *(tf.Variable(tf.cast(100 * index + tf.range(count), kind)) for count, kind in SHARED)]
         tasks.broadcast(variables)
         return {
             "shared": [variable.numpy().astype(float).tolist() for variable in variables],
-            "means": [mean.numpy().tolist() for mean in found[:-1]],
-            "types": [mean.dtype.name for mean in found[:-1]],
-            "rows": found[-1].numpy().tolist(),
+            "means": [mean.numpy().tolist() for mean in reduced[:-1]],
+            "types": [mean.dtype.name for mean in reduced[:-1]],
+            "rows": reduced[-1].numpy().tolist(),
             "waited": float(waited),
             "total": total.numpy().tolist(),
         }
@@ -85,16 +85,16 @@ def main(index: int, addresses: list[str]) -> None:
     report: dict[str, object] = {"own": [g.tolist() for g in gradients], "one GPU": refused(index == 1), "two GPUs": refused(True)}
     report["two versions"] = refused(False, 10 + index)
     report["an old version"] = refused(False, index)
-    # The second task connects to the first one; where that is told to be nowhere, it cannot.
+    # The second task connects to the first one, and fails to at the address NOWHERE.
     for wire in ("float32", "bfloat16"):
         tasks = ring(wire)
         usual, all_reduce._CONNECT_TIMEOUT = all_reduce._CONNECT_TIMEOUT, 1.0
         report[f"{wire} notice"] = tasks.connect(NAMES, [NOWHERE, addresses[1]])
         all_reduce._CONNECT_TIMEOUT = usual
-        report[f"{wire} TensorFlow"] = told(tasks)
+        report[f"{wire} TensorFlow"] = measured(tasks)
         tasks.barrier()
         report[f"{wire} no notice"] = tasks.connect(NAMES, addresses)
-        report[f"{wire} own"] = told(tasks)
+        report[f"{wire} own"] = measured(tasks)
         tasks.barrier()
         tasks.close()
     tasks = ring()
@@ -115,7 +115,7 @@ def _two_models(index: int, tasks: Any) -> str:
 
 
 def _tables(index: int, tasks: Any) -> dict[str, object]:
-    """Train large embedding layers with the other task; return all weights and slots, and how far those are off that one process trains alone."""
+    """Train large embedding layers with the other task; return all weights and slots, and their difference from those of a single process."""
     from tests.trainer.engine.drive_embeddings import job_of
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.replicated import LocalSession

@@ -1,4 +1,4 @@
-"""One of three tasks that take means forever; prints the seconds since the last one whenever that took long, and how it ended.
+"""One of three tasks that take means forever; prints the seconds of each mean that took long, and the error that ended it.
 
 python drive_stopped.py INDEX ADDRESS ADDRESS ADDRESS
 """
@@ -13,7 +13,7 @@ NAMES = ("chief", "worker-0", "worker-1")
 LONG = 5.0  # seconds
 
 
-def tell(**facts: Any) -> None:
+def report(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
@@ -36,22 +36,22 @@ def main(index: int, addresses: list[str]) -> None:
 
     def step() -> float:
         with ring.translate_peer_errors():
-            found = float(mean()[0])
+            value = float(mean()[0])
         ring.barrier()  # as at the end of a run
-        return found
+        return value
 
     try:
-        found = step()
-        last = time.monotonic()  # before it tells: who hears of it may stop this task at once
-        tell(mean=found)
+        value = step()
+        last = time.monotonic()  # before the report, because the test may stop this task as soon as it reads that
+        report(mean=value)
         while True:
-            found = step()
+            value = step()
             before, last = last, time.monotonic()
             if (took := last - before) > LONG:
-                tell(mean=found, after=took)
+                report(mean=value, after=took)
             time.sleep(0.1)
     except PeerLostError as error:
-        tell(lost=str(error), after=time.monotonic() - last)
+        report(lost=str(error), after=time.monotonic() - last)
     finally:
         os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Trains synchronously on 2 real ps and 3 real workers and prints, as JSON, how that compares with one process.
+"""Trains synchronously on 2 real ps and 3 real workers and prints, as JSON, the differences from one process.
 
 Usage: drive_synchronous.py SCRATCH. It is a process of its own because a chief's connection is for the whole process.
 """
@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 WORKERS, BATCH, ROUNDS = 3, 8, 25
 DIFFERING = [[5, 20], [15, 0]]  # rounds that each of two servers has to do in a call
-LONGEST = 380  # seconds that a test waits for all of it
+LONGEST = 380  # seconds that a test waits for this program
 STEP_SECONDS = 0.05  # what the workers of the timed runs wait for each batch, in the place of computing for so long
 SLOWER = 10  # how many times that the slow worker waits
 
@@ -57,7 +57,7 @@ def main(scratch: str) -> None:
 
 
 def rows_compared(scratch: Path, params: dict[str, Any], connection: Any) -> dict[str, Any]:
-    """Train large embedding layers in rounds of all workers, and in one process on the batches of each round; return how far they are apart."""
+    """Train large embedding layers in rounds of all workers, and in one process on the batches of each round; return the difference."""
     from tests.trainer.engine.drive_embeddings import job_of
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.parameter_server.synchronous import SynchronousSession

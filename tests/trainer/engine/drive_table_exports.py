@@ -135,7 +135,7 @@ def frozen(scratch: Path, connection: Any, *, held: bool) -> dict[str, Any]:
     told = io.StringIO()
 
     def offer(step: int, accuracy: float) -> Any:
-        made = export.BestModel(Export(), disk.place, ("accuracy",), one.model, Reporter("chief", told), share=1, tables=one.tables)
+        made = export.BestModel(Export(), disk.path, ("accuracy",), one.model, Reporter("chief", told), share=1, tables=one.tables)
         made.offer(step, {"accuracy": accuracy}, one.model.weights)
         return made
 

@@ -1,4 +1,4 @@
-"""Drivers of an all-reduce: one process a task, each told its place and everybody's address."""
+"""Starts the tasks of an all-reduce, one process for each, and reads their reports."""
 
 import gc
 import json
@@ -17,7 +17,7 @@ from tests import forked
 
 @dataclass(frozen=True)
 class Task:
-    """A process of a driver, and what it writes."""
+    """A process of a driver, and its output."""
 
     process: forked.Process
     stdout: TextIO
@@ -31,13 +31,13 @@ class Task:
 
 @contextmanager
 def driven(module: str, count: int) -> Iterator[list[Task]]:
-    """Fork `count` processes of a driver beside this file; kill what is left of them at the end."""
+    """Fork `count` processes of a driver beside this file, with the index of each and all addresses as arguments; kill them at the end."""
     driver, addresses = Path(__file__).with_name(module), free_addresses(count)
     with ExitStack() as stack:
         tasks: list[Task] = []
         for index in range(count):
             words = [sys.executable, str(driver), str(index), *addresses]
-            process, stdout = forked.piped(words, cwd=Path.cwd(), env=os.environ, engine=forked.TENSORFLOW, errors=2)
+            process, stdout = forked.piped(words, cwd=Path.cwd(), env=os.environ, preload=forked.TENSORFLOW, errors=2)
             stack.enter_context(stdout)
             stack.callback(process.close)
             stack.callback(process.kill)
@@ -46,22 +46,22 @@ def driven(module: str, count: int) -> Iterator[list[Task]]:
 
 
 def keep_sessions() -> None:
-    """Collect no session, each of which is in a cycle of references: a mirrored one has an iterator for each device, whose end may take a minute.
+    """Keep the garbage collector from sessions: the iterators of a mirrored session may take a minute to end.
 
-    No options of ours reach those (docs/decisions/0022-datasets-are-not-tuned.md); the trainer itself leaves with its one session.
+    Options cannot prevent that (docs/decisions/0022-datasets-are-not-tuned.md); the trainer exits without ending its only session.
     """
     gc.disable()
 
 
 def report_and_stay(report: dict[str, Any]) -> NoReturn:
-    """Print what a driver has found, and stay until it is killed: another one may not have read yet what this one has sent last."""
+    """Print a driver's report, and wait to be killed: the other task may not have read this task's last message yet."""
     print(json.dumps(report), flush=True)
     while True:
         signal.pause()
 
 
 def reported(task: Task) -> dict[str, Any]:
-    """Return what a driver has found."""
+    """Return a driver's report."""
     report = json.loads(next((line for line in task.stdout if line.startswith("{")), "{}"))
     assert report, "the driver has ended without a report: see its error above"
     assert isinstance(report, dict)

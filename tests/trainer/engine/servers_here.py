@@ -46,19 +46,19 @@ class Servers:
 
 @contextmanager
 def servers(scratch: str, *, ps: int, workers: int) -> Iterator[Servers]:
-    """Start them on ports that are held meanwhile; kill them at the end. Sets the environment that they and the chief need."""
+    """Start servers on reserved ports; kill them at the end. Sets the environment variables that they and the chief need."""
     os.environ |= ENVIRONMENT
     held, addresses = free_ports(1 + ps + workers)
     by_role = {"chief": addresses[:1], "ps": addresses[1 : 1 + ps], "worker": addresses[1 + ps :]}
-    cluster = {role: there for role, there in by_role.items() if there}
-    here = Servers(json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}), scratch)
+    cluster = {role: members for role, members in by_role.items() if members}
+    started = Servers(json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}), scratch)
     try:
         for role, count in (("ps", ps), ("worker", workers)):
             for index in range(count):
-                here.start(role, index)
-        yield here
+                started.start(role, index)
+        yield started
     finally:
-        for process in here.processes.values():
+        for process in started.processes.values():
             process.kill()
             process.wait()
         for one in held:
@@ -66,7 +66,7 @@ def servers(scratch: str, *, ps: int, workers: int) -> Iterator[Servers]:
 
 
 def free_ports(count: int) -> tuple[list[socket.socket], list[str]]:
-    """Return so many addresses on this machine, and the sockets that hold them for who sets TF_GRPC_REUSE_PORT."""
+    """Return `count` addresses on this machine, and the sockets that reserve them for processes with TF_GRPC_REUSE_PORT."""
     held = []
     for _ in range(count):
         one = socket.socket()

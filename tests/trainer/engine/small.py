@@ -20,7 +20,7 @@ from trainer.workloads.protocol import Shard
 
 
 def small_job(seed: int = 0, **train: Any) -> Job:
-    """Return a job of 100 steps with batch 16 for what needs one and writes nothing."""
+    """Return a job of 100 steps with batch 16, for tests that write nothing."""
     settings = Train.model_validate({"workload": "small:Small", "batch_size": 16, "steps": 100, "seed": seed, **train})
     return job(TrainerSettings(run="small", run_dir="unused", scratch_dir="unused", train=settings))
 
@@ -76,10 +76,10 @@ def _slowly(inputs: Any, seconds: float) -> Any:
 
 
 class Delayed(Small):
-    """Waits for each batch as if it were computed for `seconds`, on the last of several readers `slower` times as long.
+    """Waits `seconds` for each batch, in place of computing, and `slower` times as long on the last of several readers.
 
-    Where `params` name a file, `hurry`, that exists when the data is made, nothing waits. A dataset sleeps, so that it does so in
-    workers, which run no Python.
+    Nothing waits if `params` name a file, `hurry`, that exists when the data set is created. A TensorFlow operation sleeps, because
+    workers run no Python.
     """
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:
@@ -99,7 +99,7 @@ class Delayed(Small):
 
 
 class Alike(Small):
-    """Gives every worker one batch again and again, and learns nothing: a step's loss depends on random layers alone."""
+    """Gives every worker the same batch again and again, and learns nothing: a step's loss depends only on random layers."""
 
     def optimizer(self) -> keras.optimizers.Optimizer:
         return keras.optimizers.SGD(0.0)
@@ -109,7 +109,7 @@ class Alike(Small):
 
 
 class Ending(Small):
-    """Gives 5 batches and no more; where `params` say `unknown`, nobody knows so before."""
+    """Gives only 5 batches; with `unknown` in `params` its cardinality is unknown."""
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:
         data = super().train_data(shard).take(5)
@@ -117,9 +117,9 @@ class Ending(Small):
 
 
 class Poisoned(Small):
-    """Gives one reader, the last of several, inputs that are no numbers from its batch `bad` on, counted from 0, or `once` alone.
+    """Gives the last reader inputs of NaN from its batch `bad` on, counted from 0, or only in that batch with `once`.
 
-    The loss is then none either with the activation tanh; relu makes 0 of it, and the gradients alone are not finite.
+    With the activation tanh the loss is NaN, too; with relu it is finite, and only the gradients are not.
     """
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:

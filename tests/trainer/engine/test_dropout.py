@@ -16,7 +16,7 @@ Losses = dict[str, dict[str, float]]  # of who by the number of the step
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Losses]:
     scratch = tmp_path_factory.mktemp("servers")
-    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=110, engine=forked.TENSORFLOW)
+    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=110, preload=forked.TENSORFLOW)
     assert done.stdout, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(result, dict)

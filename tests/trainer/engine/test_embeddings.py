@@ -30,7 +30,7 @@ def report(scratch: Path) -> dict[str, Any]:
 
 
 def driven(scratch: Path, *part: str) -> dict[str, Any]:
-    done = forked.run([sys.executable, str(DRIVER), str(scratch), *part], timeout=550, engine=forked.TENSORFLOW)
+    done = forked.run([sys.executable, str(DRIVER), str(scratch), *part], timeout=550, preload=forked.TENSORFLOW)
     assert done.stdout, done.stderr[done.stderr.find("Traceback (most") :][:5000]  # TensorFlow has much to say of servers that are gone
     result = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(result, dict)
@@ -115,7 +115,7 @@ def test_an_exported_model_serves_without_this_project_what_the_checkpoint_has(r
     assert report["files"]["files"]
     (scratch / "serve.py").write_text(SERVE)
     command = [sys.executable, str(scratch / "serve.py"), str(scratch), str(DRIVER.parents[3])]
-    done = forked.run(command, cwd=scratch, timeout=200, engine=forked.TENSORFLOW)
+    done = forked.run(command, cwd=scratch, timeout=200, preload=forked.TENSORFLOW)
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["serve"] == told["signature"] < 1e-6

@@ -40,7 +40,7 @@ def start(trainers: Any, run_dir: Path, role: str = "evaluator", params: dict[st
     environment = {"TRAINER_SETTINGS": told}
     if role == "evaluator":
         environment["TF_CONFIG"] = EVALUATOR
-    return trainers.trainer(env=environment, engine=forked.TENSORFLOW)
+    return trainers.trainer(env=environment, preload=forked.TENSORFLOW)
 
 
 def chief(run_dir: Path, until: int) -> Outcome:
@@ -56,7 +56,7 @@ def chief(run_dir: Path, until: int) -> Outcome:
 def evaluated(run: Any, step: int) -> None:
     """Wait until a step has been evaluated."""
     until(
-        f"step {step} to be evaluated", lambda: step in [event["step"] for event in run.events("evaluated")], LONG, told=lambda: run.lines
+        f"step {step} to be evaluated", lambda: step in [event["step"] for event in run.events("evaluated")], LONG, seen=lambda: run.lines
     )
 
 
@@ -74,7 +74,7 @@ def test_it_follows_survives_damage_and_its_own_death_and_sees_the_last(trainers
     whole = damaged.read_bytes()
     damaged.write_bytes(b"\0" * len(whole))
     os.kill(child, signal.SIGCONT)
-    notice = until("a notice", lambda: run.events("notice"), LONG, told=lambda: run.lines)[0]["message"]
+    notice = until("a notice", lambda: run.events("notice"), LONG, seen=lambda: run.lines)[0]["message"]
     assert "ckpt-20" in notice
     assert "cannot be read" in notice
     damaged.write_bytes(whole)
@@ -128,7 +128,7 @@ def test_a_slow_one_takes_the_newest_and_the_last_while_the_chief_deletes_old_on
 def test_it_stops_in_the_middle_of_an_evaluation(trainers: Any, tmp_path: Path) -> None:
     chief(tmp_path, 10)
     run = start(trainers, tmp_path, params={"slow": 3}, train={"evaluate": {"every_steps": 5, "batch_size": 10}})
-    until("a slow batch, of forty: two minutes", lambda: "a slow batch" in run.lines, LONG, told=lambda: run.lines)
+    until("a slow batch, of forty: two minutes", lambda: "a slow batch" in run.lines, LONG, seen=lambda: run.lines)
     run.send(signal.SIGTERM)
     assert run.code(LONG) == 143
     assert run.events("evaluated") == []

@@ -16,7 +16,7 @@ import pytest
 
 from tests.trainer.engine.small import Small
 from tests.trainer.engine.test_loop import Output, train
-from tests.trainer.exported import assert_export_is_what_it_says
+from tests.trainer.exported import assert_export_matches_metrics
 from trainer.engine.export import BestModel
 from trainer.events import Reporter
 from trainer.settings import Export, direction
@@ -69,7 +69,7 @@ def weight(run_dir: Path) -> float:
 )
 def test_a_run_exports_its_best_model_for_use_without_the_trainer(params: dict[str, Any], tmp_path: Path) -> None:
     _, outcome, output = train(tmp_path, 60, params, export={})
-    found = assert_export_is_what_it_says(tmp_path, Small(params), tmp_path)
+    found = assert_export_matches_metrics(tmp_path, Small(params), tmp_path)
     told = {event["step"]: event["metrics"]["accuracy"] for event in output.events("evaluated")}
     assert found["value"] == pytest.approx(max(told.values()))
     assert told[found["step"]] == found["value"]

@@ -18,7 +18,7 @@ TOLERANCE = {"float16": 5e-3}
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    done = forked.run([sys.executable, str(DRIVER)], timeout=110, engine=forked.TENSORFLOW)
+    done = forked.run([sys.executable, str(DRIVER)], timeout=110, preload=forked.TENSORFLOW)
     assert done.stdout, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -74,21 +74,21 @@ def test_a_chief_waits_for_all_its_servers_and_answers_meanwhile(chief: TaskConf
     *others, last = chief.peers().values()
     for address in others:
         ports.listen(address)
-    until("the chief's port to answer", lambda: answers(chief), told=one.state)
+    until("the chief's port to answer", lambda: answers(chief), seen=one.state)
     for _ in range(200):  # more than a socket keeps that nobody takes
         assert answers(chief)
         time.sleep(0.005)
     assert not one.results
     ports.listen(last)
-    assert until("the chief to go on", lambda: one.results, told=one.state) == [True]
+    assert until("the chief to go on", lambda: one.results, seen=one.state) == [True]
     assert not answers(chief)  # the port is TensorFlow's now
 
 
 def test_who_is_asked_to_stop_waits_no_longer(chief: TaskConfig, waiting: Any) -> None:
     one = waiting(chief, "manual")
-    until("the chief's port to answer", lambda: answers(chief), told=one.state)
+    until("the chief's port to answer", lambda: answers(chief), seen=one.state)
     one.asked.set()
-    assert until("it to hear", lambda: one.results, told=one.state) == [False]
+    assert until("it to hear", lambda: one.results, seen=one.state) == [False]
 
 
 def test_a_chief_that_was_asked_to_stop_before_does_not_go_on_though_all_are_there(chief: TaskConfig, ports: Any) -> None:
@@ -100,10 +100,10 @@ def test_a_chief_that_was_asked_to_stop_before_does_not_go_on_though_all_are_the
 def test_a_worker_among_its_like_waits_for_the_chief_alone(chief: TaskConfig, ports: Any, waiting: Any) -> None:
     worker = replace(chief, role="worker", index=1, cluster={role: chief.cluster[role] for role in ("chief", "worker")})
     one = waiting(worker, "multi_worker_mirrored")
-    until("the worker's port to answer", lambda: answers(worker), told=one.state)
+    until("the worker's port to answer", lambda: answers(worker), seen=one.state)
     assert not one.results
     ports.listen(chief.address)
-    assert until("the worker to go on", lambda: one.results, told=one.state) == [True]
+    assert until("the worker to go on", lambda: one.results, seen=one.state) == [True]
 
 
 @pytest.mark.parametrize("strategy", ["multi_worker_mirrored", "single", "mirrored"])
@@ -121,6 +121,6 @@ def test_who_is_not_there_in_time_is_named(chief: TaskConfig, ports: Any) -> Non
 
 def test_a_port_that_is_taken_is_for_tensorflow_to_tell(chief: TaskConfig, waiting: Any) -> None:
     one = waiting(chief, "parameter_server")
-    until("the chief's port to answer", lambda: answers(chief), told=one.state)
+    until("the chief's port to answer", lambda: answers(chief), seen=one.state)
     second = waiting(chief, "parameter_server")
-    assert until("it to go on", lambda: second.results, told=second.state) == [True]
+    assert until("it to go on", lambda: second.results, seen=second.state) == [True]

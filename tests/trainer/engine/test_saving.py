@@ -145,18 +145,18 @@ def test_a_volume_that_does_not_answer_holds_up_no_step(frozen: Volume, monkeypa
         frozen.freeze()
 
     def thaw() -> None:  # training has come so far meanwhile
-        until("the volume to be told of", told, told=output.getvalue)
+        until("the volume to be told of", told, seen=output.getvalue)
         frozen.thaw()
 
     # Its best model is exported, of every evaluation, also the one while nothing answers.
-    outcome = run(frozen.place, watched(s12=freeze, s45=thaw), steps=60, output=output, export=Export(formats=["keras"]))
+    outcome = run(frozen.path, watched(s12=freeze, s45=thaw), steps=60, output=output, export=Export(formats=["keras"]))
     assert outcome.step == 60
     assert output.events("exported")
     failed = told()[0]
     assert (failed["saved"], failed["free"]) == (10, None)
     assert failed["cause"].startswith("it has not answered since ")
-    assert saved(frozen.place)[-1] == 60
-    assert [one.step for one in evaluations.read(frozen.place)] == [20, 40, 60]
+    assert saved(frozen.path)[-1] == 60
+    assert [one.step for one in evaluations.read(frozen.path)] == [20, 40, 60]
 
 
 @pytest.mark.usefixtures("hurried")

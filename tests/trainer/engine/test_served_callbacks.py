@@ -16,7 +16,7 @@ DRIVER = Path(__file__).with_name("drive_served_callbacks.py")
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     scratch = tmp_path_factory.mktemp("servers")
-    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=180, engine=forked.TENSORFLOW)
+    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=180, preload=forked.TENSORFLOW)
     assert done.stdout, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -1,4 +1,4 @@
-"""Runs programs on three real workers and prints, as JSON, what they came to. Usage: drive_programs.py SCRATCH.
+"""Runs programs on three real workers and prints their results as JSON. Usage: drive_programs.py SCRATCH.
 
 It is a process of its own because a chief's connection is for the whole process.
 """
@@ -52,7 +52,7 @@ def report(tf_config: str, scratch: Path) -> dict[str, Any]:
     sys.stdout.flush()
     out, sys.stdout = sys.stdout, sys.stderr  # tables go there; the report alone to stdout
     chief, *tasks = program._connect(parse(tf_config))
-    told: dict[str, Any] = {"devices": {task.name: task.devices for task in (chief, *tasks)}}
+    results: dict[str, Any] = {"devices": {task.name: task.devices for task in (chief, *tasks)}}
 
     def run(workload: str, params: dict[str, Any], *, on: int = WORKERS, seed: int = 0) -> dict[str, Any]:
         notices: list[str] = []
@@ -65,44 +65,44 @@ def report(tf_config: str, scratch: Path) -> dict[str, Any]:
         files = {path.name: path.read_text() for path in results.glob("*.txt")} | {
             path.name: path.read_text() for path in results.glob("*.rle")
         }
-        told = {"metrics": metrics, "notices": notices, "rows": log.rows(), "elsewhere": log.elsewhere(), "files": files}
-        return told | {"received": _received() - before}
+        outcome = {"metrics": metrics, "notices": notices, "rows": log.rows(), "elsewhere": log.elsewhere(), "files": files}
+        return outcome | {"received": _received() - before}
 
-    told["placement"] = run("placement", {})
-    told["placement_on_one"] = run("placement", {"x": 3.5}, on=1)
+    results["placement"] = run("placement", {})
+    results["placement_on_one"] = run("placement", {"x": 3.5}, on=1)
     for slices in ("unequal", "speed"):
-        told[f"map_reduce_{slices}"] = run("map_reduce", {"count": 10_000_000, "slices": slices})
-    told["map_reduce_few"] = run("map_reduce", {"count": 2})
-    told["matmul"] = run("matmul", {"size": 1500, "repeats": 3})
-    told["matmul_fallback"] = run("matmul", {"size": 50, "devices": ["gpu:1", "worker-1", "worker-2/cpu:0", "worker-1/gpu:0"]})
+        results[f"map_reduce_{slices}"] = run("map_reduce", {"count": 10_000_000, "slices": slices})
+    results["map_reduce_few"] = run("map_reduce", {"count": 2})
+    results["matmul"] = run("matmul", {"size": 1500, "repeats": 3})
+    results["matmul_fallback"] = run("matmul", {"size": 50, "devices": ["gpu:1", "worker-1", "worker-2/cpu:0", "worker-1/gpu:0"]})
     for name, (text, height, width) in PATTERNS.items():
         file = scratch / f"{name}.rle"
         file.write_text(text)
-        told[f"life_{name}"] = run("life", {"pattern": str(file), "height": height, "width": width})
+        results[f"life_{name}"] = run("life", {"pattern": str(file), "height": height, "width": width})
         (scratch / "results" / "life.gif").rename(scratch / f"{name}.gif")
     for on in (1, 2, 3):
-        told[f"strips_{on}"] = run(
+        results[f"strips_{on}"] = run(
             "life", {"height": 13, "width": 17, "density": 0.4, "generations": STRIP_GENERATIONS, "frames": 0}, on=on, seed=5
         )
-    told["unfinished"] = run("life", {"generations": 3, "frames": 0})
+    results["unfinished"] = run("life", {"generations": 3, "frames": 0})
     sys.path.insert(0, str(scratch))
     (scratch / "documented.py").write_text((scratch / "example.txt").read_text())
-    told["documented"] = run("documented:averages", {"count": 100_000})
+    results["documented"] = run("documented:averages", {"count": 100_000})
     (scratch / "falling.py").write_text(FALLING)
-    told["falling"] = run("falling:back", {})
+    results["falling"] = run("falling:back", {})
     (scratch / "together.py").write_text(TOGETHER)
-    told["together"] = run("together:twice", {})
+    results["together"] = run("together:twice", {})
     sys.stdout = out
-    return told
+    return results
 
 
 def _received() -> int:
-    """Return how many bytes have come over the loopback, from whomever: https://man7.org/linux/man-pages/man5/proc_pid_net.5.html."""
+    """Return the bytes that all processes have received over loopback: https://man7.org/linux/man-pages/man5/proc_pid_net.5.html."""
     (line,) = [line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:")]
     return int(line.partition(":")[2].split()[0])
 
 
-# An operation goes to where its variable is, wherever it was asked to.
+# An operation runs where its variable is, even if another device is requested.
 FALLING = """
 import tensorflow as tf
 
@@ -114,7 +114,7 @@ def back(cluster):
     return {"total": float(total)}
 """
 
-# A call is under way on every task before the first one has ended.
+# A call runs on every task before the first one has ended.
 TOGETHER = """
 import time
 import tensorflow as tf

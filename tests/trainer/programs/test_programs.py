@@ -33,7 +33,7 @@ def report(scratch: Path) -> Report:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(example.splitlines()) <= 15
     (scratch / "example.txt").write_text(example)
-    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=280, engine=forked.TENSORFLOW)
+    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=280, preload=forked.TENSORFLOW)
     assert done.stdout, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(result, dict)

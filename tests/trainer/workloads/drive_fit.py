@@ -85,7 +85,7 @@ def train_all(strategy: str) -> dict[str, Any]:
         ours = by_trainer(session(made), made)
         if index == 0:
             theirs = by_keras(models[name])
-            report[name] = {**ours.differences(theirs), "told": abs(ours.told["loss"] - theirs.told["loss"])}
+            report[name] = {**ours.differences(theirs), "told": abs(ours.reported["loss"] - theirs.reported["loss"])}
     for name in REFUSED[strategy]:
         made = workload(models[name])
         try:

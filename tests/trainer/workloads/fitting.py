@@ -21,14 +21,14 @@ Source = tuple[Callable[[], keras.Model], Callable[[], Any]]
 
 @dataclass(frozen=True)
 class Fitted:
-    """Weights after STEPS steps, moving averages included; what the last step or all of them told; an evaluation of these weights."""
+    """Weights after STEPS steps, with moving averages; the metrics reported by training; an evaluation of these weights."""
 
     weights: list[np.ndarray[Any, Any]]
-    told: dict[str, float]
+    reported: dict[str, float]
     evaluated: dict[str, float]
 
     def differences(self, other: "Fitted") -> dict[str, float]:
-        """Return how far the weights and each number of the evaluation are from another's."""
+        """Return the differences of the weights and of each number of the evaluation from another's."""
         apart = {name: abs(value - other.evaluated[name]) for name, value in self.evaluated.items() if name in other.evaluated}
         pairs = zip(self.weights, other.weights, strict=True)
         return {**apart, "weights": max(float(np.max(np.abs(here - there))) for here, there in pairs)}

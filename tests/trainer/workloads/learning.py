@@ -1,4 +1,4 @@
-"""A plain training loop, to see that a workload learns with no engine around it."""
+"""A plain training loop, to test that a workload learns without the engine."""
 
 from typing import Any
 

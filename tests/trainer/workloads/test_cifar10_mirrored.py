@@ -15,7 +15,7 @@ DRIVER = Path(__file__).with_name("drive_mirrored.py")
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     scratch = tmp_path_factory.mktemp("mirrored")
-    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=110, engine=forked.TENSORFLOW)
+    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=110, preload=forked.TENSORFLOW)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(result, dict)

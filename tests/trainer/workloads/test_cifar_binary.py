@@ -99,7 +99,7 @@ def test_what_lies_there_instead_is_recognised(tmp_path: Path, there: str, advic
         cifar10_data.load(str(tmp_path))
 
 
-@pytest.mark.usefixtures("bound_by_rights")
+@pytest.mark.usefixtures("without_dac_override")
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     put(tmp_path)
     (tmp_path / TEST).chmod(0)

@@ -28,7 +28,7 @@ WORDS = {
 
 @pytest.fixture(scope="module", params=SAME)
 def reported(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    done = forked.run([sys.executable, str(DRIVER), request.param], timeout=580, engine=forked.TENSORFLOW)
+    done = forked.run([sys.executable, str(DRIVER), request.param], timeout=580, preload=forked.TENSORFLOW)
     assert done.stdout, done.stderr[-4000:]
     return request.param, json.loads(done.stdout.splitlines()[-1])
 

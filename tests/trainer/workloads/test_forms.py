@@ -39,7 +39,7 @@ class Reports:
         if strategy not in self._known:
             scratch = self._directory / strategy
             scratch.mkdir(exist_ok=True)
-            done = forked.run([sys.executable, str(DRIVER), strategy, str(scratch)], timeout=280, engine=forked.TENSORFLOW)
+            done = forked.run([sys.executable, str(DRIVER), strategy, str(scratch)], timeout=280, preload=forked.TENSORFLOW)
             assert done.stdout, f"{strategy}: {done.stderr[-4000:]}"
             self._known[strategy] = json.loads(done.stdout.splitlines()[-1])
         return self._known[strategy]

@@ -119,7 +119,7 @@ def test_a_missing_file_is_named_beside_what_is_there(tmp_path: Path) -> None:
         idx.read_pair(str(tmp_path), "train")
 
 
-@pytest.mark.usefixtures("bound_by_rights")
+@pytest.mark.usefixtures("without_dac_override")
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     put(tmp_path, GOOD_IMAGES, GOOD_LABELS)
     (tmp_path / IMAGES).chmod(0)

@@ -133,6 +133,6 @@ def test_batches_are_made_while_gpus_compute_and_only_then(gpus: list[str], ahea
     numbers = tf.data.Dataset.range(100).map(lambda n: tf.numpy_function(count, [n], tf.int64))
     batches = iter(in_memory.prefetched(numbers, gpus).with_options(in_memory.options()))
     assert int(next(batches)) == 0
-    until("what is made ahead", lambda: len(made) >= 1 + ahead, told=lambda: made)
+    until("what is made ahead", lambda: len(made) >= 1 + ahead, seen=lambda: made)
     assert made == list(range(1 + ahead))
     assert [int(number) for number in islice(batches, 5)] == [1, 2, 3, 4, 5]

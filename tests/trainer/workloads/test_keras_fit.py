@@ -62,10 +62,10 @@ def by_name(models: dict[str, Source]) -> Callable[[str], Fitted]:
 def test_training_and_evaluation_are_those_of_fit(models: dict[str, Source], by_name: Callable[[str], Fitted], name: str) -> None:
     theirs, ours = by_keras(models[name]), by_name(name)
     assert ours.evaluated.keys() == theirs.evaluated.keys() - {"side_loss", "first_loss"}  # the parts of a loss are not told
-    assert ours.told.keys() == ours.evaluated.keys()
+    assert ours.reported.keys() == ours.evaluated.keys()
     assert max(ours.differences(theirs).values()) < 1e-4
     if name not in ("nested", "perturbed"):  # of those `fit` tells the loss metric, which they do not update
-        assert ours.told["loss"] == pytest.approx(theirs.told["loss"], abs=1e-4)
+        assert ours.reported["loss"] == pytest.approx(theirs.reported["loss"], abs=1e-4)
 
 
 def test_one_replica_may_apply_gradients_as_often_as_it_likes(by_name: Callable[[str], Fitted]) -> None:
@@ -102,7 +102,7 @@ def test_what_a_step_of_its_own_cannot_have_is_refused(models: dict[str, Source]
 
 
 def test_what_layers_add_is_a_loss_for_evaluations(models: dict[str, Source]) -> None:
-    assert trained(models["pulled"]).told["loss"] > 0
+    assert trained(models["pulled"]).reported["loss"] > 0
 
 
 def test_clipping_and_the_learning_rate_of_the_spec_hold_for_a_step_of_its_own(

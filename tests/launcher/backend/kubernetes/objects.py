@@ -1,4 +1,4 @@
-"""Jobs, pods and events such as the API server gives them."""
+"""Jobs, pods and events as the API server returns them."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -17,10 +17,10 @@ from launcher.errors import LauncherError
 from launcher.notify.outbox import Channel
 from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
-from tests.hook import serving
 from tests.launcher.backend.kubernetes import objects
 from tests.launcher.backend.kubernetes.objects import COMPLETE, FAILED, NOW, job
 from tests.waiting import until
+from tests.webhook import serving
 
 NAME = "digits-attendant"
 
@@ -144,11 +144,11 @@ def test_it_is_done_when_the_webhook_was_told_and_another_one_tells_nothing_agai
             list(attendant.reconcile())
             return attendant.is_done()
 
-        until("it to be done", is_done, told=lambda: server.got)
+        until("it to be done", is_done, seen=lambda: server.received)
         another = Attendant(cast("Cluster", there), "digits", 5, 600, webhook)
         assert list(another.reconcile()) == []
         assert another.is_done()
-        assert [message["event"] for _, _, message in server.got] == ["succeeded", "succeeded"]  # of which the first was refused
+        assert [message["event"] for _, _, message in server.received] == ["succeeded", "succeeded"]  # of which the first was refused
     assert [entry["state"] for entry in entries_of(there.own)] == ["sent"]
 
 

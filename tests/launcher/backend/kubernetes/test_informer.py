@@ -120,7 +120,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
     until(
         "the end of the threads that watch",
         lambda: not any(thread.name.startswith("watch ") for thread in threading.enumerate()),
-        told=threading.enumerate,
+        seen=threading.enumerate,
     )
 
 
@@ -148,7 +148,7 @@ def watching(cluster: Cluster, state: State) -> Informer:
     """Return what has begun to watch pods."""
     made = Informer(cluster, "Pod", {"run": "digits"})
     assert names(made) == names(made)
-    until("a request", lambda: state.asked[-1].startswith("watch"), told=lambda: state.asked)
+    until("a request", lambda: state.asked[-1].startswith("watch"), seen=lambda: state.asked)
     return made
 
 
@@ -172,11 +172,11 @@ def test_who_asks_once_opens_no_watch_and_who_asks_again_is_told_what_changes(st
     pods = watching(cluster, state)
     before = len(state.asked)
     state.change("ADDED", SECOND)
-    until("the pods", lambda: names(pods) == [ONE, TWO], told=lambda: names(pods))
+    until("the pods", lambda: names(pods) == [ONE, TWO], seen=lambda: names(pods))
     state.change("MODIFIED", objects.ended("worker", 1, 1))
-    until("the pod to have failed", lambda: pods.objects()[1]["status"]["phase"] == "Failed", told=pods.objects)
+    until("the pod to have failed", lambda: pods.objects()[1]["status"]["phase"] == "Failed", seen=pods.objects)
     state.change("DELETED", FIRST)
-    until("the pods", lambda: names(pods) == [TWO], told=lambda: names(pods))
+    until("the pods", lambda: names(pods) == [TWO], seen=lambda: names(pods))
     assert len(state.asked) == before
 
 
@@ -185,26 +185,26 @@ def test_a_watch_that_ends_goes_on_where_it_was(state: State, cluster: Cluster) 
     pods = watching(cluster, state)
     state.tell({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}})
     state.change("ADDED", SECOND)
-    until("the pods", lambda: len(names(pods)) == 2, told=lambda: names(pods))
+    until("the pods", lambda: len(names(pods)) == 2, seen=lambda: names(pods))
     state.watches += 1
-    until("a request", lambda: state.asked[-1] == "watch 10", told=lambda: state.asked)
+    until("a request", lambda: state.asked[-1] == "watch 10", seen=lambda: state.asked)
     assert state.asked.count("pods") == 2
     state.change("DELETED", SECOND)
-    until("the pods", lambda: names(pods) == [ONE], told=lambda: names(pods))
+    until("the pods", lambda: names(pods) == [ONE], seen=lambda: names(pods))
 
 
 @pytest.mark.parametrize("within", [True, False])
 def test_what_the_api_server_has_forgotten_is_listed_again(within: bool, state: State, cluster: Cluster) -> None:
     pods = watching(cluster, state)
     state.change("ADDED", FIRST)
-    until("the pods", lambda: names(pods) == [ONE], told=lambda: names(pods))
+    until("the pods", lambda: names(pods) == [ONE], seen=lambda: names(pods))
     if within:
         state.tell({"type": "ERROR", "object": {"kind": "Status", "code": 410}})
         state.oldest = state.version
     else:
         state.version = state.oldest = 100
     state.watches += 1
-    until("a request", lambda: state.asked[-2:] == ["pods", f"watch {state.version}"], told=lambda: state.asked)
+    until("a request", lambda: state.asked[-2:] == ["pods", f"watch {state.version}"], seen=lambda: state.asked)
     assert names(pods) == [ONE]
 
 
@@ -219,11 +219,11 @@ def test_a_cluster_that_is_away_is_told_and_what_it_has_when_it_is_back(state: S
 
     state.is_away = True
     state.watches += 1
-    until("the pods, or what is told of them", lambda: told() == ["watching pods:"] or told() == ["listing pods:"], told=told)
+    until("the pods, or what is told of them", lambda: told() == ["watching pods:"] or told() == ["listing pods:"], seen=told)
     state.change("ADDED", FIRST)
     state.events.clear()
     state.is_away = False
-    until("the pods, or what is told of them", lambda: told() == [ONE], told=told)
+    until("the pods, or what is told of them", lambda: told() == [ONE], seen=told)
 
 
 def test_a_token_that_has_expired_is_renewed_when_the_watch_is_opened_again(state: State, cluster: Cluster, tmp_path: Path) -> None:
@@ -232,9 +232,9 @@ def test_a_token_that_has_expired_is_renewed_when_the_watch_is_opened_again(stat
     (tmp_path / "config").write_text(kubeconfig(port or 0, "second"))
     state.token = "second"  # noqa: S105  of this test
     state.watches += 1
-    until("a request", lambda: state.asked[-3:] == ["watch 7"] * 3, told=lambda: state.asked)  # opened, refused, opened
+    until("a request", lambda: state.asked[-3:] == ["watch 7"] * 3, seen=lambda: state.asked)  # opened, refused, opened
     state.change("ADDED", FIRST)
-    until("the pods", lambda: names(pods) == [ONE], told=lambda: names(pods))
+    until("the pods", lambda: names(pods) == [ONE], seen=lambda: names(pods))
 
 
 def test_who_may_not_watch_asks_seldom_while_nothing_changes(state: State, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_who_may_not_watch_asks_seldom_while_nothing_changes(state: State, clust
     until(
         "the end of the threads that watch",
         lambda: not any(thread.name.startswith("watch ") for thread in threading.enumerate()),
-        told=threading.enumerate,
+        seen=threading.enumerate,
     )
     now = [time.monotonic()]
     monkeypatch.setattr(informer, "time", SimpleNamespace(monotonic=lambda: now[0]))

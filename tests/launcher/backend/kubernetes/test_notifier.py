@@ -18,8 +18,8 @@ from launcher.notify.outbox import Channel
 from launcher.runs.status import RunStatus, State, TaskStatus
 from launcher.spec.models import ClusterSpec
 from launcher.spec.notification import Webhook
-from tests.hook import Server, serving
 from tests.waiting import until
+from tests.webhook import Server, serving
 
 FAILED = RunStatus("digits", "kubernetes", State.FAILED, "chief: boom", started=1.0, ended=2.0, step=7)
 
@@ -91,7 +91,7 @@ def look_until(one: Notifier, status: RunStatus, condition: Callable[[], object]
         said.extend(one.send_due(status))
         return None
 
-    until("what it is to send", looked, told=lambda: said)
+    until("what it is to send", looked, seen=lambda: said)
     return said
 
 
@@ -111,8 +111,8 @@ def test_an_end_is_told_once_by_all_who_watch_and_by_those_who_come_later(kept: 
             there.objects.pop(ATTENDANT, None)  # by kubernetes.ttl
         third = watching(there, server)
         assert list(third.finish(FAILED)) == []
-        assert (first.busy, third.busy, len(server.got)) == (False, False, 1)
-    assert server.got[0][2]["text"] == "digits has failed at step 7: chief: boom"
+        assert (first.busy, third.busy, len(server.received)) == (False, False, 1)
+    assert server.received[0][2]["text"] == "digits has failed at step 7: chief: boom"
     [entry] = entries(there, kept[0])
     assert (entry["key"], entry["state"]) == ("webhook ended 1", "sent")
     assert entry["words"].startswith("failed: sent by webhook at ")
@@ -129,7 +129,7 @@ def test_a_late_outcome_of_an_earlier_start_does_not_silence_the_next_one(is_ane
         assert list(earlier.finish(FAILED)) == ["failed: not sent by webhook: the webhook was not reached: Connection refused"]
         assert len(entries(there)) == (0 if is_anew else 1)
         assert list(later.finish(next_one)) == []
-        assert len(server.got) == 1
+        assert len(server.received) == 1
 
 
 def test_one_that_was_to_be_sent_by_somebody_who_is_gone_is_sent_by_another() -> None:
@@ -137,14 +137,14 @@ def test_one_that_was_to_be_sent_by_somebody_who_is_gone_is_sent_by_another() ->
     with serving(200) as server:
         gone = watching(there, None)
         assert list(gone.send_due(FAILED)) == []
-        until("the end of its sender", gone._sent[0].sending.outcome, told=lambda: entries(there))
+        until("the end of its sender", gone._sent[0].sending.outcome, seen=lambda: entries(there))
         other = watching(there, server)
         assert list(other.send_due(FAILED)) == []
-        assert server.got == []
+        assert server.received == []
         there.time += 200
         other._next.clear()
-        look_until(other, FAILED, lambda: server.got and not other.busy)
-        assert len(server.got) == 1
+        look_until(other, FAILED, lambda: server.received and not other.busy)
+        assert len(server.received) == 1
 
 
 def test_what_fails_is_said_in_a_line_and_noted() -> None:
@@ -162,14 +162,14 @@ def test_a_change_of_somebody_else_s_and_a_cluster_that_is_away_are_got_over() -
         one = watching(there, server)
         there.overtaken = 1
         assert list(one.send_due(FAILED)) == []
-        assert (server.got, one.busy) == ([], True)
+        assert (server.received, one.busy) == ([], True)
         there.fails = UnreachableError("it does not answer", "wait")
         one._next.clear()
         with pytest.raises(UnreachableError):
             list(one.send_due(FAILED))
         there.fails = None
-        look_until(one, FAILED, lambda: server.got and not one.busy)
-        assert len(server.got) == 1
+        look_until(one, FAILED, lambda: server.received and not one.busy)
+        assert len(server.received) == 1
 
 
 def test_without_the_right_to_note_it_nobody_is_told_and_that_is_said_once() -> None:
@@ -187,16 +187,16 @@ def test_a_stall_is_told_once() -> None:
     with serving(200) as server:
         one = watching(there, server)
         assert list(one.send_due(status)) == []
-        assert server.got == []
+        assert server.received == []
         there.time += STALL_GRACE
         look_until(one, status, lambda: entries(there) and entries(there)[0]["state"] == "sent")
         replaced = watching(there, server)
         assert [*replaced.send_due(status), *one.send_due(status)] == []
         there.time += STALL_GRACE
         assert list(replaced.send_due(status)) == []
-        assert (len(server.got), one.busy, replaced.busy) == (1, False, False)
-        assert server.got[0][2]["event"] == "stalled"
-        look_until(one, FAILED, lambda: len(server.got) == 2 and not one.busy)
+        assert (len(server.received), one.busy, replaced.busy) == (1, False, False)
+        assert server.received[0][2]["event"] == "stalled"
+        look_until(one, FAILED, lambda: len(server.received) == 2 and not one.busy)
 
 
 @pytest.mark.parametrize(

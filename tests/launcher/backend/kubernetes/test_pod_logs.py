@@ -192,7 +192,7 @@ def test_the_last_lines_are_read_without_looking_again(tmp_path: Path, monkeypat
 
 def taken(logs: PodLogs, pods: list[dict[str, Any]]) -> list[str]:
     """Return what comes next of pods that are streamed."""
-    found = until("lines that are streamed", lambda: logs.new_lines(pods), told=lambda: "none")
+    found = until("lines that are streamed", lambda: logs.new_lines(pods), seen=lambda: "none")
     return [line.text for line in found]
 
 

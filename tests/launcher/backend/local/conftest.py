@@ -1,4 +1,4 @@
-"""Runs that leave nothing behind, and a launcher in the foreground that can be killed."""
+"""Fixtures: runs that are cleaned up, and a launcher in the foreground that can be killed."""
 
 import json
 import os
@@ -19,23 +19,23 @@ from tests.launcher.backend.local.running import Runs
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Runs]:
-    """A directory of runs; whatever still runs when the test ends is killed."""
-    made = Runs(tmp_path / "runs")
-    yield made
-    directories = list(made.directory.iterdir()) if made.directory.is_dir() else []
+    """A directory of runs, whose processes are killed at the end of the test."""
+    started = Runs(tmp_path / "runs")
+    yield started
+    directories = list(started.directory.iterdir()) if started.directory.is_dir() else []
     for path in directories:
         snapshot = state_file.read(RunPaths(path).state)
         if snapshot and snapshot.supervisor and process_identity.alive(snapshot.supervisor):
             os.kill(snapshot.supervisor.pid, signal.SIGKILL)
-        for pid in made.processes(path.name):
+        for pid in started.processes(path.name):
             process_identity.send(pid, signal.SIGKILL)
-    for fd in made.backend._lifelines.values():
+    for fd in started.backend._lifelines.values():
         os.close(fd)
 
 
 @pytest.fixture
 def foreground() -> Iterator[Callable[[Plan], "subprocess.Popen[str]"]]:
-    """Start a run from another process, as `launcher up` does, which then waits."""
+    """Start a run from another process, which then waits as `launcher up` does."""
     started: list[subprocess.Popen[str]] = []
 
     def start(plan: Plan) -> "subprocess.Popen[str]":

@@ -17,7 +17,7 @@ from tests.waiting import until
 from trainer.strategies import Scope
 
 FOREVER = "print('up'); time.sleep(60)"
-# Ends as the trainer does: saves when asked, says when, and exits 143.
+# Ends as the trainer does: on SIGTERM it prints the time of its save, and exits 143.
 SAVES = """
 def save(*_):
     print(f'saved {time.time()}', flush=True)
@@ -78,8 +78,8 @@ class Runs:
         self.until(f"{task} to write {text!r}", lambda: text in self.lines(name, task), name)
 
     def until(self, what: str, condition: Callable[[], bool], name: str = "run", seconds: float = 60) -> None:
-        """Wait until something holds; fail, and tell the state of the run and what its tasks wrote last, when it does not in time."""
-        until(what, condition, seconds, told=lambda: self._last(name), every=0.03)
+        """Wait until `condition` holds. A failure reports the state of the run and the last lines of its tasks."""
+        until(what, condition, seconds, seen=lambda: self._last(name), every=0.03)
 
     def _last(self, name: str) -> str:
         """Return the state of a run and of its tasks, with their last lines."""
@@ -90,7 +90,7 @@ class Runs:
         return "\n".join([f"{name} is {status.state}, {status.reason or 'for no reason'}; processes {self.processes(name)}", *tasks])
 
     def paths(self, name: str = "run") -> RunPaths:
-        """Return where the run keeps its files."""
+        """Return the paths of the run's files."""
         return RunPaths(self.directory / name)
 
     def supervisor(self, name: str = "run") -> int:
@@ -101,12 +101,12 @@ class Runs:
         return snapshot.supervisor.pid
 
     def processes(self, name: str = "run") -> list[int]:
-        """Return every process that was started for the run, wherever it went, the supervisor not among them."""
-        mine = str(self.directory / name)
+        """Return every process of the run except the supervisor, also those that have left their session."""
+        run_dir = str(self.directory / name)
         return [
             pid
             for pid in process_identity._running()
-            if process_identity.session_of(pid) is not None and process_identity.belongs(pid, run_dir=mine)
+            if process_identity.session_of(pid) is not None and process_identity.belongs(pid, run_dir=run_dir)
         ]
 
 

@@ -183,7 +183,7 @@ def test_a_directory_with_files_of_others_becomes_no_runs(runs: Runs) -> None:
     assert runs.wait().state == State.SUCCEEDED
 
 
-@pytest.mark.usefixtures("bound_by_rights")
+@pytest.mark.usefixtures("without_dac_override")
 def test_directories_that_are_no_runs_or_closed_are_not_listed(runs: Runs) -> None:
     runs.start({"chief": "pass"})
     runs.wait()

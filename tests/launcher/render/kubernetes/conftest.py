@@ -1,4 +1,4 @@
-"""A spec rendered for Kubernetes, as the API server reads it."""
+"""Fixtures that render a spec for Kubernetes."""
 
 import textwrap
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ CLUSTER = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, wor
 
 @pytest.fixture
 def text(tmp_path: Path) -> Callable[..., str]:
-    """Render a spec, given without its head, to YAML text."""
+    """Render a spec to YAML text; the spec is given without its head."""
 
     def render(spec: str, to: str = "kubernetes", head: str = HEAD) -> str:
         file = tmp_path / "digits.yaml"
@@ -36,7 +36,7 @@ def text(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Callable[[str], Run]:
-    """Return what is rendered of a spec, given without its head."""
+    """Return the input of the renderers for a spec; the spec is given without its head."""
 
     def run(spec: str) -> Run:
         file = tmp_path / "digits.yaml"
@@ -52,10 +52,10 @@ def rendered(text: Callable[..., str]) -> Rendered:
     """Return the objects of a spec by kind and name."""
 
     def objects(spec: str = CLUSTER, to: str = "kubernetes", head: str = HEAD) -> Objects:
-        made = list(yaml.safe_load_all(text(spec, to, head)))
-        found = {(one["kind"], one["metadata"]["name"]): one for one in made}
-        assert len(found) == len(made)
-        return found
+        documents = list(yaml.safe_load_all(text(spec, to, head)))
+        by_name = {(one["kind"], one["metadata"]["name"]): one for one in documents}
+        assert len(by_name) == len(documents)
+        return by_name
 
     return objects
 

@@ -79,7 +79,7 @@ def test_servers_that_answer_are_left_alone(ports: Ports) -> None:
     ports.listen(here)
     with watched({"worker-0": here}, left) as alive:
         # Twice as long as the timeout of a silent one.
-        until("run.json to say three times that the run is alive", lambda: len(alive) >= 3 or left.said, told=lambda: alive)
+        until("run.json to say three times that the run is alive", lambda: len(alive) >= 3 or left.said, seen=lambda: alive)
     assert left.said == []
 
 
@@ -109,7 +109,7 @@ def test_a_server_whose_process_ended_is_known_though_another_serves_in_its_plac
         watch.start()
         try:
             watch.all_connected()
-            until("the third connection", lambda: len(taken) >= 3, told=lambda: taken)
+            until("the third connection", lambda: len(taken) >= 3, seen=lambda: taken)
             listener.shutdown(socket.SHUT_RDWR)
             serving.join()
             for one in (listener, *taken):

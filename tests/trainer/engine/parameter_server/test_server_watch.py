@@ -78,7 +78,7 @@ def lost(watch: ServerWatch) -> str:
             return str(error)
         return ""
 
-    found: str = until("a loss", reason, WITHIN, told=lambda: watch.leaving)
+    found: str = until("a loss", reason, WITHIN, seen=lambda: watch.leaving)
     return found
 
 
@@ -100,7 +100,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_ps_whose_process_has_ended_is_lost() -> None:
     server = Server()
     with watched(server) as (watch, _, left):
-        until("a connection", lambda: server.taken, told=lambda: server.taken)
+        until("a connection", lambda: server.taken, seen=lambda: server.taken)
         watch.check()
         server.end()
         assert lost(watch) == f"ps-0 ({server.address}) was lost: connection refused"
@@ -113,9 +113,9 @@ def test_a_ps_that_closes_connections_and_gives_others_is_not_lost() -> None:
     with watched(server) as (watch, _, _):
         for _ in range(3):
             more = len(server.taken) + 1
-            until("another connection", functools.partial(server.has_taken, more), told=lambda: server.taken)
+            until("another connection", functools.partial(server.has_taken, more), seen=lambda: server.taken)
             server.end_connections()
-        until("more connections", lambda: len(server.taken) > 6, told=lambda: server.taken)
+        until("more connections", lambda: len(server.taken) > 6, seen=lambda: server.taken)
         watch.check()
 
 
@@ -138,10 +138,10 @@ def test_a_ps_at_another_address_is_lost_though_its_connection_stands(monkeypatc
     server, name = Server(), Name(monkeypatch)
     server.address = there = server.address.replace("127.0.0.1", "server.test")
     with watched(server) as (watch, _, _):
-        until("a connection", lambda: server.taken, told=lambda: server.taken)
+        until("a connection", lambda: server.taken, seen=lambda: server.taken)
         name.ips = ["127.0.0.2", "127.0.0.1"]  # one more, which gives none
         before = len(server.taken)
-        until("another connection", lambda: len(server.taken) > before + 1, told=lambda: server.taken)
+        until("another connection", lambda: len(server.taken) > before + 1, seen=lambda: server.taken)
         watch.check()
         name.ips = ["127.0.0.2"]
         assert lost(watch) == f"ps-0 ({there}) was lost: its address was 127.0.0.1, and is 127.0.0.2"
@@ -151,9 +151,9 @@ def test_a_ps_at_another_address_is_lost_though_its_connection_stands(monkeypatc
 def test_a_call_that_does_not_come_back_ends_the_process() -> None:
     server = Server()
     with watched(server) as (_, _, left), server_watch.tracked_call():
-        until("a connection", lambda: server.taken, told=lambda: server.taken)
+        until("a connection", lambda: server.taken, seen=lambda: server.taken)
         server.end()
-        until("the end of the process", lambda: left, told=lambda: left)
+        until("the end of the process", lambda: left, seen=lambda: left)
         assert left[0] == f"ps-0 ({server.address}) was lost: connection refused"
 
 
@@ -161,7 +161,7 @@ def test_a_call_that_does_not_come_back_ends_the_process() -> None:
 def test_a_ps_that_was_asked_to_stop_is_told_once() -> None:
     answers = iter([False, True])
     with watched(Server(), lambda: next(answers)) as (watch, notices, _):
-        until("an answer", lambda: watch.leaving, told=lambda: notices)
+        until("an answer", lambda: watch.leaving, seen=lambda: notices)
         assert watch.leaving == {"ps-0"}
     assert notices == ["ps-0 was asked to stop: this task saves, and starts again when ps-0 is back"]
 
@@ -176,9 +176,9 @@ def test_connections_to_a_worker_that_is_at_another_address_are_ended(monkeypatc
         socket.create_connection(("127.0.0.2", port), timeout=WITHIN) as elsewhere,
     ):
         watch = ServerWatch({"worker-0": f"server.test:{port}"}, {}, notices.append, notices.append)
-        until("a look", lambda: len(server.taken) > 2, told=lambda: server.taken)
+        until("a look", lambda: len(server.taken) > 2, seen=lambda: server.taken)
         name.ips = ["127.0.0.2"]
-        until("a notice", lambda: notices, told=lambda: server.taken)
+        until("a notice", lambda: notices, seen=lambda: server.taken)
         ended(watch, server)
         assert mine.recv(100) == b"settings"
         assert mine.recv(100) == b""

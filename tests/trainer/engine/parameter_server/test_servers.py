@@ -62,7 +62,7 @@ def dismissed(here: servers_here.Servers, *pids: int, chief: str = CHIEF) -> sub
     (program := Path(here.scratch, "chief.py")).write_text(chief)
     command = [sys.executable, str(program), here.tf_config, here.scratch, *map(str, pids)]
     environment = {**os.environ, "PYTHONPATH": str(servers_here.ROOT)}
-    return forked.run(command, cwd=servers_here.ROOT, env=environment, timeout=90, engine=forked.TENSORFLOW)
+    return forked.run(command, cwd=servers_here.ROOT, env=environment, timeout=90, preload=forked.TENSORFLOW)
 
 
 def test_a_server_that_hangs_is_named_and_keeps_neither_the_chief_nor_the_others(here: servers_here.Servers) -> None:

@@ -22,7 +22,7 @@ DRIVER = Path(drive_synchronous.__file__)
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    done = forked.run([sys.executable, str(DRIVER), str(tmp_path_factory.mktemp("servers"))], timeout=LONGEST, engine=forked.TENSORFLOW)
+    done = forked.run([sys.executable, str(DRIVER), str(tmp_path_factory.mktemp("servers"))], timeout=LONGEST, preload=forked.TENSORFLOW)
     assert done.stdout, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(result, dict)

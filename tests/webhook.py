@@ -1,4 +1,4 @@
-"""A server on loopback that gets messages, as a webhook does."""
+"""A webhook on loopback, which stores the messages that it receives."""
 
 import contextlib
 import json
@@ -12,9 +12,9 @@ class _Hook(BaseHTTPRequestHandler):
     server: "Server"
 
     def do_POST(self) -> None:
-        """Keep what came, and answer as it is told."""
-        got = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.got.append((self.path, self.headers["Content-Type"], got))
+        """Store the message, and answer with the next code."""
+        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.received.append((self.path, self.headers["Content-Type"], message))
         code = self.server.codes.pop(0) if len(self.server.codes) > 1 else self.server.codes[0]
         self.send_response(code)
         if code in range(300, 400):
@@ -25,15 +25,15 @@ class _Hook(BaseHTTPRequestHandler):
     do_GET = do_POST  # noqa: N815  as its base calls it
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class Server(HTTPServer):
-    """Answers with these codes, one after the other, the last for good; `got` are path, content type and message of each request."""
+    """Answers with `codes` in turn, repeating the last one; `received` has path, content type and message of each request."""
 
     def __init__(self, *codes: int) -> None:
         super().__init__(("127.0.0.1", 0), _Hook)
-        self.codes, self.got = list(codes), list[tuple[str, str, Any]]()
+        self.codes, self.received = list(codes), list[tuple[str, str, Any]]()
         self.address = f"http://127.0.0.1:{self.server_port}"
 
 
