@@ -1,13 +1,13 @@
-# `make help` lists the targets. Each makes the environment itself, from the locks in requirements/.
+# `make help` lists the targets. Each creates the environment that it needs, from the locks in requirements/.
 
 VENV = .venv
 BENCH_VENV = .bench-venv
-# Programs installed there, by their path: nothing needs to be activated.
+# Programs are called by their path, so the environment need not be activated.
 BIN = $(VENV)/bin
 # Tests to run, or options for pytest: make test TESTS="tests/launcher -k quantities"
 TESTS =
-# How many processes share them, a module each: of `make test` many modules wait, so six keep two cores busy. Those of whole runs, the slow
-# ones and those in containers, start several TensorFlow processes of 0.4 GB each.
+# Number of processes that share the tests, module by module. Many modules of `make test` wait, so six processes keep two cores busy. The
+# slow tests and those in containers start whole runs, with several TensorFlow processes of 0.4 GB each.
 JOBS = 3
 test: JOBS = 6
 test-slow: JOBS = 4
@@ -15,7 +15,7 @@ KUBERNETES_JOBS = 6
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 # Options for the benchmark: make bench BENCH="--quick --json"
 BENCH =
-# make lock UPGRADE=--upgrade takes the newest versions; without it only what has to change does.
+# make lock UPGRADE=--upgrade takes the newest versions; without it only the necessary changes are made.
 UPGRADE =
 COMPILE = $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
 
@@ -26,7 +26,7 @@ help: ## show this list
 	@echo "make TARGET, where TARGET is"
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-17s %s\n", $$1, $$2 }'
 
-env: $(VENV)/.made ## make .venv with the commands launcher and trainer
+env: $(VENV)/.made ## create .venv with the commands launcher and trainer
 
 $(VENV)/.made: requirements/environment.sh requirements/uv.txt requirements/dev.txt requirements/keras2.txt pyproject.toml
 	@sh requirements/environment.sh $(VENV) requirements/dev.txt project
@@ -45,10 +45,10 @@ demo: env ## train on 1 chief, 1 parameter server and 2 workers, here, to at lea
 	sys.exit(accuracy < 0.97)'
 	@echo "See its curves, graph and images: $(BIN)/launcher tensorboard mnist-ps"
 
-test: env ## run the tests but the slow ones
+test: env ## run all but the slow tests
 	$(PYTEST) -m "not slow and not docker and not kubernetes" -n $(JOBS) $(TESTS)
 
-test-slow: env ## run the slow tests: whole runs that die and come back, every example, README commands
+test-slow: env ## run the slow tests: whole runs that fail and recover, every example, README commands
 	$(PYTEST) -m "slow and not docker and not kubernetes" -n $(JOBS) --timeout=600 $(TESTS)
 
 test-docker: env ## run the tests on the Docker engine that the docker command uses
@@ -62,7 +62,7 @@ lint: env ## check formatting, ruff's rules and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-fmt: env ## format the code and mend what ruff can mend
+fmt: env ## format the code and apply ruff's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -84,10 +84,10 @@ golden: env ## write the generated files again: the JSON Schema, docs/spec.md, c
 	$(BIN)/python -m tests.launcher.tfjob.test_cases --write
 	$(BIN)/python -m tests.golden_messages --write
 
-bench: env $(BENCH_VENV)/.made ## measure speed and time to the first step against other ways to do the same
+bench: env $(BENCH_VENV)/.made ## compare speed and time to the first step with other launchers and loops
 	$(BIN)/python -m benchmarks.run $(BENCH)
 
-clean: ## remove what make made; runs/ stays
+clean: ## remove the files that make has created; runs/ stays
 	rm -rf $(VENV) $(BENCH_VENV) .gpu-venv .hypothesis .mypy_cache .pytest_cache .ruff_cache .cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@if [ -d runs ]; then echo "runs/ stays: it holds your checkpoints and logs"; fi
