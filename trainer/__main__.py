@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from trainer import __version__
 from trainer.exit_codes import MEANING, ExitCode
-from trainer.strategies import STRATEGIES, likely
+from trainer.strategies import STRATEGIES, guess_strategy
 
 if typing.TYPE_CHECKING:
     from typing import Union
@@ -41,8 +41,8 @@ _ENVIRONMENT = {
 }
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# For how many seconds at least a stop lasts that ends with 143. Kubernetes has it: a pod that is evicted as it has outgrown its storage has 2 s to
-# end, and is killed then, which counts, where its exit code would be that of one that somebody has merely deleted.
+# The shortest time, in seconds, of a stop that ends with 143. Kubernetes sets it: a pod that is evicted for using too much storage gets only 2 s,
+# and must not end with 143 in that time, or its eviction would look like a mere deletion and not count as a failure.
 _STOP_SECONDS = "TRAINER_STOP_SECONDS"
 _MAX_STOP = 60
 _EXIT_DELAY = 1.0  # seconds; an engine on this machine reads a line of output in some milliseconds
@@ -75,27 +75,27 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _wait_stop(code: int, reported: dict[str, tuple[float, str]], stop_seconds: float) -> None:
     """Wait until a stop has lasted for `stop_seconds`."""
-    asked_at, _ = reported.get("stopping", (time.monotonic(), ""))
+    stopped_at, _ = reported.get("stopping", (time.monotonic(), ""))
     if code == ExitCode.STOPPED:
-        time.sleep(max(0.0, asked_at + stop_seconds - time.monotonic()))
+        time.sleep(max(0.0, stopped_at + stop_seconds - time.monotonic()))
 
 
 def _delay_exit(code: int, reported_at: float) -> None:
-    """Wait until a moment after `reported_at` where a container would only fail again; a request to stop ends that.
+    """Wait until a moment after `reported_at` if a container would only fail again; a request to stop ends the wait.
 
-    Its engine would start it again at once, unless anyone who reads why it failed is faster and tells the engine not to.
+    The engine restarts the container at once. The wait gives a supervisor time to read the failure and to stop that.
     """
-    of_a_container = 1 in {os.getpid(), os.getppid()}  # with `init` the engine's own is process 1
-    if not of_a_container or code in {ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.STOPPED}:
+    in_container = 1 in {os.getpid(), os.getppid()}  # with `init`, the engine's init is process 1
+    if not in_container or code in {ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.STOPPED}:
         return
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # the exit code is to say what was wrong
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # the exit code must show what was wrong
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     signal.sigtimedwait(_STOP_SIGNALS, max(0.0, reported_at + _EXIT_DELAY - time.monotonic()))
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """Part the trainer's own arguments from the user's command; None where there is no `--`."""
+    """Split the trainer's own arguments from the user's command; None if there is no `--`."""
     if "--" not in arguments:
         return arguments, None
     index = arguments.index("--")
@@ -115,7 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--settings", metavar="FILE", help="settings as YAML or JSON, - for stdin; default: the variable TRAINER_SETTINGS")
     parser.add_argument("--events", choices=("json", "text"), help="how progress is written; default: text on a terminal, else json")
     parser.add_argument("--check", action="store_true", help="check TF_CONFIG and settings, report every problem, start nothing")
-    parser.add_argument("--health", action="store_true", help="ask how the task is that runs here; exit 0 when it is well, else 1")
+    parser.add_argument(
+        "--health", action="store_true", help="report the health of the task that runs here; exit 0 if it is healthy, else 1"
+    )
     parser.add_argument("--version", action="version", version=f"trainer {__version__}")
     return parser
 
@@ -161,32 +163,32 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         _make_results(os.environ.get("RUN_DIR"))
     reported: dict[str, tuple[float, str]] = {}
     output = Output()
-    for number in _STOP_SIGNALS:  # where one comes when `run_parent` has returned, the exit code is to be the same
+    for number in _STOP_SIGNALS:  # one that comes after `run_parent` must not change the exit code
         signal.signal(number, lambda _number, _frame: None if reported else os._exit(ExitCode.STOPPED))
     code = run_parent(_job(task, settings, command, lifeline), _recording(Reporter(name, output), reported), output)
-    failed_at, why = reported.get("failed", (time.monotonic(), ""))
-    if settings is not None and not command and task.is_chief and (why or code != ExitCode.DONE):
+    failed_at, failure = reported.get("failed", (time.monotonic(), ""))
+    if settings is not None and not command and task.is_chief and (failure or code != ExitCode.DONE):
         from trainer.engine import run_state
 
-        run_state.mark_ended(settings, why)
+        run_state.mark_ended(settings, failure)
     _wait_stop(code, reported, stop_seconds)
-    if "stopping" not in reported:  # a request to stop has reached its engine too, which waits for it
+    if "stopping" not in reported:  # else the engine, too, was asked to stop, and waits for this container
         _delay_exit(code, failed_at)
-    # Not by sys.exit: a look-up of a name may hang in a thread, and a stdout that nobody reads would change the code.
+    # Not by sys.exit: a thread may hang in a DNS look-up, and a stdout without a reader would change the exit code.
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os._exit(code)
 
 
 def _make_results(run_dir: str | None) -> None:
-    """Make the directories that a program finds in RUN_DIR: a new volume is empty, and programs write there at once."""
+    """Create the directories that a program expects in RUN_DIR: a new volume is empty, and programs write there at once."""
     if run_dir:
-        with contextlib.suppress(OSError):  # the program's own error says it, if it writes there at all
+        with contextlib.suppress(OSError):  # if the program writes there, its own error reports it
             os.makedirs(os.path.join(run_dir, "results"), exist_ok=True)  # noqa: PTH103, PTH118 - pathlib is not imported yet
 
 
 def _recording(report: Report, reported: dict[str, tuple[float, str]]) -> Report:
-    """Return `report`, which also puts into `reported`, per kind of event, the time of the last, and of `failed` the cause."""
+    """Return a `report` that also stores in `reported` the time of the last event of each kind, and the cause of `failed`."""
 
     def record(kind: str, /, **fields: typing.Any) -> None:
         reported[kind] = time.monotonic(), f"{fields['cause']}: {fields['detail']}" if kind == "failed" else ""
@@ -196,30 +198,32 @@ def _recording(report: Report, reported: dict[str, tuple[float, str]]) -> Report
 
 
 def _settings(path: str | None, command: list[str] | None, problems: list[str]) -> Settings | None:
-    """Return the settings, for a user's program as far as an image without pydantic can check them; None where there are none, or wrong ones."""
+    """Return the settings; None if there are none, or wrong ones. Those of a user's program are checked without pydantic, which its image may lack."""
     from trainer import command_settings
     from trainer.tf_config import ConfigurationError
 
     try:
-        found = command_settings.given(path)
-        if found is None:
+        document = command_settings.load(path)
+        if document is None:
             return None
         if command is None:
             from trainer.configuration import validated
 
-            return validated(*found)
+            return validated(*document)
         if path:
-            os.environ[command_settings.VARIABLE] = json.dumps(found[0])  # the program gets them as they were given
-        return command_settings.settings_of(*found)
+            os.environ[command_settings.VARIABLE] = json.dumps(document[0])  # the program gets them unchanged
+        return command_settings.settings_of(*document)
     except ConfigurationError as error:
         problems += error.problems
     except ModuleNotFoundError as error:
-        problems.append(f"no program follows --, and {error.name}, which training needs, is not here; give the program: -- python train.py")
+        problems.append(
+            f"no program follows --, and {error.name}, which training needs, is not installed; give the program: -- python train.py"
+        )
     return None
 
 
 def _misuse(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> list[str]:
-    """Return why settings and command, each right by itself, cannot be run together or in this cluster."""
+    """Return why valid settings and a command cannot be run together or in this cluster."""
     from importlib.util import find_spec
 
     from trainer.command_settings import CommandSettings
@@ -241,7 +245,7 @@ def _misuse(task: TaskConfig, settings: Settings | None, command: list[str] | No
     if settings is not None and settings.train is not None:
         problems.append("the settings have a train section and a program follows --; expected one of them; remove the other")
     if not command:
-        problems.append("no program follows --; expected such as: trainer -- python train.py")
+        problems.append("no program follows --; expected for example: trainer -- python train.py")
     elif missing := missing_program(command):
         problems.append(missing)
     return problems
@@ -261,7 +265,7 @@ def _lifeline(problems: list[str]) -> int | None:
 
 
 def _stop_seconds(problems: list[str]) -> float:
-    """Return TRAINER_STOP_SECONDS, 0 where it is not set."""
+    """Return TRAINER_STOP_SECONDS, 0 if it is not set."""
     text = os.environ.get(_STOP_SECONDS) or "0"
     with contextlib.suppress(ValueError):
         if 0 <= float(text) <= _MAX_STOP:
@@ -277,10 +281,10 @@ def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None,
 
     environment = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
     if settings is not None and not isinstance(settings, CommandSettings):
-        environment["RUN_DIR"] = os.environ.get("RUN_DIR") or settings.run_dir  # callbacks of the user's own write there
-        # Settings that were left out stay so: the workload's defaults fill it in.
+        environment["RUN_DIR"] = os.environ.get("RUN_DIR") or settings.run_dir  # the user's callbacks write there
+        # Settings that were left out stay left out: the training process fills in the workload's defaults.
         environment["TRAINER_SETTINGS"] = settings.model_dump_json(exclude_unset=True)
-    strategy = settings.strategy if settings else likely(len(task.tasks()), has_ps="ps" in task.cluster)
+    strategy = settings.strategy if settings else guess_strategy(len(task.tasks()), has_ps="ps" in task.cluster)
     return ParentJob(
         command=tuple(command or TRAINING),
         role=task.role,
@@ -309,11 +313,11 @@ def _member(task: TaskConfig, settings: Settings) -> Member | None:
         has_evaluator=settings.has_evaluator,
         unsupervised=tuple(settings.unsupervised or ()),
     )
-    return member and replace(member, orphan=settings.orphan_timeout, first=settings.start_timeout)
+    return member and replace(member, orphan_timeout=settings.orphan_timeout, start_timeout=settings.start_timeout)
 
 
 def _policy(task: TaskConfig, settings: Settings | None, command: list[str] | None) -> Policy:
-    """Return how often the task is started again. For one that saves or reads checkpoints, they show that training comes further."""
+    """Return how often the task is restarted. A task that saves or reads checkpoints recovers by a newer one, other tasks by time."""
     from trainer.restarts import Policy
 
     own: typing.Any = (settings.restarts or {}).get(task.role, {}) if settings else {}

@@ -1,4 +1,4 @@
-"""The program of a task, one attempt at a time: started, asked to stop, killed, and its last error."""
+"""The process of a task's program, one attempt at a time: its start, its stop, SIGKILL, and its last error."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from trainer.stacks import SOCKET_ENV, Stacks
 
 
 def library_path() -> dict[str, str]:
-    """Return LD_LIBRARY_PATH with the cuSOLVER of this Python's packages behind what it has; nothing where they have none.
+    """Return LD_LIBRARY_PATH with the cuSOLVER of this Python's packages appended; nothing if it is not installed.
 
     TensorFlow 2.21 does not find that package, and without it uses no GPU: https://github.com/tensorflow/tensorflow/pull/112973
     """
-    found = importlib.util.find_spec("nvidia")  # imports nothing
-    places = [Path(place, "cusolver/lib") for place in (found and found.submodule_search_locations) or ()]
-    there = [str(place) for place in places if place.is_dir()]
-    given = os.environ.get("LD_LIBRARY_PATH")
-    return {"LD_LIBRARY_PATH": os.pathsep.join(([given] if given else []) + there)} if there else {}
+    package = importlib.util.find_spec("nvidia")  # imports nothing
+    candidates = [Path(location, "cusolver/lib") for location in (package and package.submodule_search_locations) or ()]
+    directories = [str(candidate) for candidate in candidates if candidate.is_dir()]
+    current = os.environ.get("LD_LIBRARY_PATH")
+    return {"LD_LIBRARY_PATH": os.pathsep.join(([current] if current else []) + directories)} if directories else {}
 
 
 class Child:
@@ -38,14 +38,14 @@ class Child:
         self, job: ParentJob, loop: EventLoop, output: Output, stacks: Stacks, directory: Path | None, stuck: Callable[[int], None]
     ) -> None:
         self._job, self._loop, self._output, self._stacks, self._stuck = job, loop, output, stacks, stuck
-        # Without a directory the last error line is missing from events, no more.
+        # Without a directory, events only lack the last error line.
         self._error_file = directory / "error" if directory else None
-        self.pid: int | None = None  # and the id of its process group; None where it does not run
-        self.killed_for = ""  # why it was sent SIGKILL
-        self.is_done = False  # it has reported that its work is
+        self.pid: int | None = None  # also the id of its process group; None if it does not run
+        self.killed_for = ""  # the reason for its SIGKILL
+        self.is_done = False  # whether it has reported `done`
 
     def start(self, attempt: int) -> None:
-        """Start it for the attempt of that number."""
+        """Start the process of this attempt."""
         self.killed_for, self.is_done = "", False
         if self._error_file:
             error_file.clear(self._error_file)
@@ -54,7 +54,7 @@ class Child:
         if self._error_file:
             environment[error_file.VARIABLE] = str(self._error_file)
             if self._job.built_in:
-                # TensorFlow writes a file for each function it converts, which no process takes away that is killed.
+                # TensorFlow writes a file for each function that it converts; a killed process does not remove them.
                 environment["TMPDIR"] = str(self._error_file.parent)
         for name in ("TRAINER_LIFELINE", SOCKET_ENV):
             environment.pop(name, None)
@@ -66,16 +66,16 @@ class Child:
         )
 
     def reap(self) -> int | None:
-        """Return how it ended, once it has: its exit code, or the signal as a negative number. Every child of this process is reaped."""
+        """Reap every child of this process; return the exit code of this one if it has ended, or the signal as a negative number."""
         code = reap(self.pid)
         if code is not None:
             self.pid = None
         return code
 
     def diagnose(self, code: int) -> tuple[int, str, str]:
-        """Return the exit code of the attempt that has ended, its error line and that line's fingerprint: those it left, else of what a program raised.
+        """Return the ended attempt's exit code, error line and fingerprint: from its error file, else from the traceback in a program's output.
 
-        A training process of ours that ends with DONE and has not reported it was ended by the user's code: WRONG_CONFIGURATION.
+        If a training process of ours ends with DONE without reporting it, the user's code has ended it: WRONG_CONFIGURATION.
         """
         if code == ExitCode.DONE and self._job.built_in and not self.is_done:
             detail = "its exit code was 0, and its work was not done: code in it has ended it, as os._exit does"
@@ -87,7 +87,7 @@ class Child:
         return (code, raised.line, raised.fingerprint) if raised else (code, "", "")
 
     def notify_stop(self) -> None:
-        """Tell a server that it is to stop: a ps when its chief has saved, a worker soon."""
+        """Inform a server of a request to stop: a ps stops when its chief has saved, a worker soon."""
         if self.pid is not None:
             os.kill(self.pid, signal.SIGURG)
 
@@ -97,13 +97,13 @@ class Child:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
-        # TensorFlow's collective runtime takes signals over while it starts, and forgets them. A user's program may
-        # take a second one for more than the first.
+        # While it starts, TensorFlow's collective runtime intercepts signals and drops them, so ours are repeated. A user's program
+        # may treat a second signal differently.
         if self._job.built_in:
-            self._loop.call_later(self._job.timeouts.again, self.terminate)
+            self._loop.call_later(self._job.timeouts.sigterm_interval, self.terminate)
 
     def kill(self, reason: str) -> None:
-        """End it, and what it has in its process group."""
+        """Kill its process group."""
         if self.pid is None or self.killed_for:
             return
         self.killed_for = reason
@@ -115,6 +115,6 @@ class Child:
             self._stuck(self.pid)
 
     def close(self) -> None:
-        """Leave nothing of it behind."""
+        """Kill its process group if it still runs."""
         if self.pid is not None:
             kill_group(self.pid)

@@ -1,7 +1,7 @@
-"""The settings of the parent of a user's program, from TRAINER_SETTINGS, read with the standard library alone.
+"""The settings of the parent of a user's program, from TRAINER_SETTINGS, read with only the standard library.
 
-The settings are those of trainer/settings.py, which names and describes them all; a program in an image of its own has no pydantic to
-read them with. Settings of the built-in trainer are passed on unchanged.
+trainer/settings.py describes the settings; its models need pydantic, which an image of a user's own lacks. Settings of the built-in
+trainer are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ _RESTARTS: dict[str, Callable[[Any], bool]] = {
 
 
 def _is_restarts(value: Any) -> bool:
-    """Return whether it is a mapping of roles to what _RESTARTS has."""
-    of_roles = value.values() if isinstance(value, dict) else [None]
-    return all(isinstance(of, dict) and all(key in _RESTARTS and _RESTARTS[key](of[key]) for key in of) for of in of_roles)
+    """Return whether it is a mapping of roles to mappings with the keys of _RESTARTS."""
+    per_role = value.values() if isinstance(value, dict) else [None]
+    return all(isinstance(rules, dict) and all(key in _RESTARTS and _RESTARTS[key](rules[key]) for key in rules) for rules in per_role)
 
 
-def _is_list_of_texts(value: Any) -> bool:
+def _is_list_of_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-# The annotation of a key -> what is expected of it, and whether a value is that; keys that expect more stand by their names.
+# Annotation or key -> the expectation as text, and the check of a value. A key's own entry comes before that of its annotation.
 _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "str": ("a text", lambda value: isinstance(value, str)),
     "bool": ("true or false", lambda value: isinstance(value, bool)),
@@ -93,33 +93,33 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
         ("a number of seconds above 0, or nothing", lambda value: value is None or _is_time(value)),
     ),
     "on_stall": (f"one of {', '.join(get_args(OnStall))}, or nothing", lambda value: value is None or value in get_args(OnStall)),
-    "unsupervised": ("a list of roles, or nothing", lambda value: value is None or _is_list_of_texts(value)),
+    "unsupervised": ("a list of roles, or nothing", lambda value: value is None or _is_list_of_strings(value)),
     "Any": ("", lambda _value: True),
 }
 
 
-def given(path: str | None) -> tuple[Any, str] | None:
-    """Return the document in a file, `-` for stdin, or else in TRAINER_SETTINGS, and which it is; None where there is none.
+def load(path: str | None) -> tuple[Any, str] | None:
+    """Return the document in a file, `-` for stdin, else in TRAINER_SETTINGS, and its origin; None if there is none.
 
     Raises ConfigurationError.
     """
     if path:
         file = "/dev/stdin" if path == "-" else path
-        return document_in(file), file
+        return read_document(file), file
     text = os.environ.get(VARIABLE)
-    return (document_of(text), VARIABLE) if text else None
+    return (parse_document(text), VARIABLE) if text else None
 
 
-def document_of(text: str) -> Any:
-    """Return what the text of TRAINER_SETTINGS says. Raises ConfigurationError."""
+def parse_document(text: str) -> Any:
+    """Parse the text of TRAINER_SETTINGS. Raises ConfigurationError."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError([f"{VARIABLE} is not valid JSON: {error}; correct it there"]) from None
 
 
-def document_in(path: str) -> Any:
-    """Return what a file of settings says, in YAML or in JSON. Raises ConfigurationError, also where the file cannot be read."""
+def read_document(path: str) -> Any:
+    """Read and parse a settings file, YAML or JSON. Raises ConfigurationError."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -157,8 +157,8 @@ def settings_of(document: Any, origin: str) -> CommandSettings:
 
 def _problem(path: str, value: Any, field: Field[Any] | None, known: list[str]) -> list[str]:
     if field is None:
-        near = difflib.get_close_matches(path.rpartition(".")[2], known, n=1)
-        remedy = f"did you mean {near[0]!r}?" if near else "remove it"
+        similar = difflib.get_close_matches(path.rpartition(".")[2], known, n=1)
+        remedy = f"did you mean {similar[0]!r}?" if similar else "remove it"
         return [f"{path} is an unknown key; expected one of {', '.join(known)}; {remedy}"]
     expected, fits = _EXPECTED.get(field.name) or _EXPECTED[str(field.type)]
     shown = repr(value)

@@ -1,4 +1,4 @@
-"""The trainer's settings, read and checked against the task's cluster before anything is started. No TensorFlow."""
+"""Checks the trainer's settings, also against the task's cluster, before anything is started. Imports no TensorFlow."""
 
 import difflib
 import typing
@@ -15,11 +15,11 @@ from trainer.workloads.catalog import CATALOG
 
 
 def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:
-    """Return what keeps this task from training with these settings in its cluster: one sentence each."""
+    """Return the reasons why this task cannot train with these settings in its cluster, a sentence each."""
     if settings.train is None:
         return []
     counts = {role: len(task.cluster.get(role, ())) for role in ("chief", "worker", "ps")}
-    problems = [message for wrong, message in _conflicts(settings.strategy, counts) if wrong]
+    problems = [message for is_broken, message in _conflicts(settings.strategy, counts) if is_broken]
     if not STRATEGIES[settings.strategy].trains and task.role == "evaluator":
         problems.append(
             f"strategy {settings.strategy} saves no checkpoints for an evaluator; TF_CONFIG.task.type is evaluator; leave that task out"
@@ -39,7 +39,7 @@ def check_fit(task: TaskConfig, settings: TrainerSettings) -> list[str]:
 
 
 def _conflicts(strategy: Strategy, counts: dict[str, int]) -> list[tuple[bool, str]]:
-    """Return, for one strategy, what a cluster may not be."""
+    """Return the rules of a strategy for its cluster: whether each is broken, and its message."""
     total = sum(counts.values())
     if STRATEGIES[strategy].variables_on_servers:
         return [
@@ -65,7 +65,7 @@ def validated(document: Any, origin: str) -> TrainerSettings:
         raise ConfigurationError(
             [f"{origin} is {type(document).__name__}; expected an object with the keys run, run_dir, scratch_dir, train"]
         )
-    # The workload is checked as it is written: its problems come with the others, not after they are mended.
+    # The workload is checked in the raw document, so that its problems are reported together with the others.
     problems = _workload_problems(origin, document)
     try:
         settings = TrainerSettings.model_validate(document)
@@ -83,8 +83,8 @@ def _workload_problems(origin: str, document: dict[str, Any]) -> list[str]:
         return []
     entry = CATALOG.get(name)
     if entry is None:
-        near = difflib.get_close_matches(name, CATALOG, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "give one of these"
+        similar = difflib.get_close_matches(name, CATALOG, n=1)
+        hint = f"did you mean {similar[0]!r}?" if similar else "give one of these"
         return [f"{origin}.train.workload is {name!r}; expected {', '.join(sorted(CATALOG))} or package.module:Class; {hint}"]
     problems = []
     strategy = document.get("strategy", TrainerSettings.model_fields["strategy"].default)
@@ -100,14 +100,16 @@ def _workload_problems(origin: str, document: dict[str, Any]) -> list[str]:
 
 
 def _explain(origin: str, model: type[Settings], problem: ErrorDetails) -> str:
-    """Say one of pydantic's errors as path, value, expectation and remedy."""
+    """Return a message for one of pydantic's errors: path, value, expectation and remedy."""
     *above, last = problem["loc"] or ("",)
     path = ".".join([origin, *map(str, problem["loc"])])
     parent = _model_at(model, above)
     fields = parent.model_fields if parent else {}
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(last), fields, n=1)
-        return f"{path} is an unknown key; expected one of {', '.join(fields)}; {f'did you mean {near[0]!r}?' if near else 'remove it'}"
+        similar = difflib.get_close_matches(str(last), fields, n=1)
+        return (
+            f"{path} is an unknown key; expected one of {', '.join(fields)}; {f'did you mean {similar[0]!r}?' if similar else 'remove it'}"
+        )
     field = fields.get(str(last))
     about = f" ({field.description.rstrip('.')})" if field and field.description else ""
     if problem["type"] == "missing":

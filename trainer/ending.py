@@ -1,6 +1,6 @@
 """The protocol by which the tasks of a user's program learn that their run has ended: each asks the leader, at a port of its parent.
 
-A parameter server never ends by itself, and an evaluator need not. Nobody can order a task to end: it asks, and its own parent ends it.
+A parameter server never ends by itself, and an evaluator need not. A task is never ordered to end: it asks, and its own parent ends it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from typing import Any
 from trainer.event_loop import EventLoop
 from trainer.tf_config import TaskConfig, split_address
 
-RUNNING, SUCCEEDED, FAILED = "running", "succeeded", "failed"  # how a run is, and a task that asks
+RUNNING, SUCCEEDED, FAILED = "running", "succeeded", "failed"  # states of a run, and of a task that asks
 
 _POLL_INTERVAL = 1.0  # seconds between two questions of a task
-_TASKS_PER_SECOND = 100  # that the leader answers at most: those of a larger cluster ask less often
-_TIMEOUT = 2.0  # seconds for an answer
+_TASKS_PER_SECOND = 100  # requests that the leader answers at most: the tasks of a larger cluster ask less often
+_TIMEOUT = 2.0  # seconds to wait for an answer
 _MAX_BYTES = 4096  # of a question or an answer
-# Seconds at most that a leader waits for tasks that do not know the end, or a failed required task for a silent leader.
+# Seconds at most for which a leader waits until all tasks know the end, or for which a failed required task asks a silent leader.
 NOTIFY_TIMEOUT = 60.0
-_SHORT_NOTIFY_TIMEOUT = 5.0  # the same where it is to stop, or has failed and all have asked before; longer where tasks ask less often
-_CHECK_INTERVAL = 0.1  # seconds between its checks whether all know
+_SHORT_NOTIFY_TIMEOUT = (
+    5.0  # the same if it is asked to stop, or if it has failed and all have asked before; longer if tasks ask less often
+)
+_CHECK_INTERVAL = 0.1  # seconds between the leader's checks whether all tasks know
 
 
 @dataclass(frozen=True)
 class Rules:
     """When the run of a program has ended, and what follows. Times in seconds.
 
-    `port` is that of the leader's parent. `success` says whose exit 0 the run needs: that of `chief`, the leader, or that of
-    `all_workers` too. Once it has succeeded a task gets what `graces` has for its role to end by itself. One that is asked to stop is
+    `port` is that of the leader's parent. `success` names the tasks whose exit 0 the run needs: `chief`, the leader, or `all_workers`
+    too. Once the run has succeeded, a task has the time of its role in `graces` to end by itself. A task that is asked to stop is
     killed after `grace_period`.
     """
 
@@ -60,11 +62,11 @@ class Status:
 class Member:
     """A task among those that learn of the end of their run. Addresses are host:port, times seconds.
 
-    `run` identifies the run. `address` is that of the leader's parent, `program` that of its program. The leader waits for the tasks in `required` to be done,
-    and stays until those in `followers` know; both are empty elsewhere. A follower ends `grace` after a run that has succeeded.
+    `run` identifies the run. `address` is that of the leader's parent, `program` that of its program. The leader waits until the tasks in `required` are done,
+    and stays until those in `followers` know the end; both are empty in other tasks. A follower ends `grace` after the run has succeeded.
     The leader of a failed run stays at most `short_notify_timeout` for tasks that have asked before, and `stop_notify_timeout` when asked to stop.
-    A task that `waits` stays when done until the run has succeeded, so that a replaced leader learns of it; when it
-    has failed, it asks a silent leader again for a minute. A task is taken for lost that does not answer for `orphan`, or for `first` from the start on.
+    A required task (`waits`) that is done stays until the run has succeeded, so that a replaced leader learns of it; one that
+    has failed asks a silent leader for a minute. A task counts as lost after `orphan_timeout` of silence, or `start_timeout` before its first answer.
     """
 
     run: str
@@ -79,8 +81,8 @@ class Member:
     interval: float = _POLL_INTERVAL
     short_notify_timeout: float = _SHORT_NOTIFY_TIMEOUT
     stop_notify_timeout: float = _SHORT_NOTIFY_TIMEOUT
-    orphan: float = 600.0
-    first: float = 600.0
+    orphan_timeout: float = 600.0
+    start_timeout: float = 600.0
 
     @property
     def is_leader(self) -> bool:
@@ -89,7 +91,7 @@ class Member:
 
 
 def member(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bool, unsupervised: tuple[str, ...] = ()) -> Member | None:
-    """Return a task as a member; None where a run ends with its one task, or no rules say how.
+    """Return a task as a member; None without rules, or if the run has only one task.
 
     The tasks of the roles in `unsupervised` have no parent that asks.
     """
@@ -118,7 +120,7 @@ def member(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bo
 
 
 class Leader:
-    """The leader: its parent answers all who ask, and exits last."""
+    """The leading task: its parent answers all others, and exits last."""
 
     def __init__(self, own: Member, loop: EventLoop) -> None:
         self._own, self._loop = own, loop
@@ -126,14 +128,14 @@ class Leader:
         self._done: set[str] = set()
         self._notified: set[str] = set()
         self._failed: set[str] = set()
-        self._asked: dict[str, float] = {}  # when a task asked last
-        self._awaited_from = math.inf  # when tasks that the run needs were first waited for
-        self._until, self._until_asked, self._exits_soon = 0.0, 0.0, False
+        self._last_asked: dict[str, float] = {}  # task -> time of its last request
+        self._awaited_from = math.inf  # the start of the wait for required tasks
+        self._deadline, self._deadline_if_all_asked, self._exits_soon = 0.0, 0.0, False
         self._answers = _server(self._answer, split_address(own.address)[1])
 
     @property
     def answers(self) -> bool:
-        """Whether others can ask; not where the port is another's."""
+        """Whether others can ask; False if another process has the port."""
         return self._answers is not None
 
     @property
@@ -142,52 +144,52 @@ class Leader:
         return self._own.required <= self._done
 
     def succeed(self, then: Callable[[Status], None]) -> None:
-        """Call `then`, once, when all others know how the run has ended, or have had time to: it has succeeded when those it needs are done.
+        """End the run with success once the required tasks are done; call `then`, once, when all others know, or a time-out has passed.
 
-        It has failed where one of these has failed for good, or has asked no more for as long as a lost task is waited for.
+        The run fails instead if a required task has failed for good, or has been silent for `orphan_timeout`.
         """
         now = time.monotonic()
         self._awaited_from = min(self._awaited_from, now)
         missing = self._own.required - self._done
-        silent = {one for one in missing if now - self._asked.get(one, self._awaited_from) > self._own.orphan}
+        silent = {name for name in missing if now - self._last_asked.get(name, self._awaited_from) > self._own.orphan_timeout}
         lost = silent | (missing & self._failed)
         if lost:
-            self._notified |= silent  # nobody waits for them
-            self.fail(f"{min(lost)} has failed" if self._failed else f"{min(lost)} was gone for {self._own.orphan:g} s", then)
+            self._notified |= silent  # no further wait for them
+            self.fail(f"{min(lost)} has failed" if self._failed else f"{min(lost)} was gone for {self._own.orphan_timeout:g} s", then)
         elif missing:
             self._loop.call_later(_CHECK_INTERVAL, lambda: self.succeed(then))
         else:
             self._end(Status(SUCCEEDED), NOTIFY_TIMEOUT, then)
 
     def fail(self, reason: str, then: Callable[[Status], None]) -> None:
-        """Do the same where the run has failed; a task that has not asked yet may be starting."""
+        """End the run with failure; call `then` as `succeed` does. A task that has not asked yet may be starting."""
         self._end(Status(FAILED, reason[: _MAX_BYTES // 8]), self._own.short_notify_timeout, then)
 
     def exit_soon(self) -> None:
-        """Exit soon: this task was asked to stop."""
+        """Shorten the wait for others: this task was asked to stop."""
         self._exits_soon = True
-        self._until = min(self._until, time.monotonic() + self._own.stop_notify_timeout)
+        self._deadline = min(self._deadline, time.monotonic() + self._own.stop_notify_timeout)
 
     def _end(self, status: Status, notify_timeout: float, then: Callable[[Status], None]) -> None:
         self._status, now = status, time.monotonic()
-        self._until = now + (self._own.stop_notify_timeout if self._exits_soon else NOTIFY_TIMEOUT)
-        self._until_asked = now + notify_timeout
+        self._deadline = now + (self._own.stop_notify_timeout if self._exits_soon else NOTIFY_TIMEOUT)
+        self._deadline_if_all_asked = now + notify_timeout
         self._check(then)
 
     def _check(self, then: Callable[[Status], None]) -> None:
         missing = self._own.followers - self._notified
-        until = min(self._until, self._until_asked) if missing <= self._asked.keys() else self._until
-        if not missing or time.monotonic() > until or not self.answers:
+        deadline = min(self._deadline, self._deadline_if_all_asked) if missing <= self._last_asked.keys() else self._deadline
+        if not missing or time.monotonic() > deadline or not self.answers:
             then(self._status)
         else:
             self._loop.call_later(_CHECK_INTERVAL, lambda: self._check(then))
 
     def _answer(self, question: Any) -> tuple[Status, Callable[[], None]] | None:
-        """Return what to answer a task, and what to call once it has the answer; None for one of another run. In a thread of the server's."""
+        """Return the answer to a task, and a callback for its receipt; None if the task is of another run. Runs in a thread of the server."""
         task, state = str(question["task"]), question["state"]
         if question["run"] != self._own.run:
             return None
-        self._asked[task] = time.monotonic()
+        self._last_asked[task] = time.monotonic()
         if state == SUCCEEDED:
             self._done.add(task)
         if state == FAILED:
@@ -199,7 +201,7 @@ class Leader:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Called in the loop's thread: when the run has `ended`, on `leader_lost`, and with a `notice` to show."""
+    """Callbacks in the loop's thread: the run has `ended`, the leader is lost, and a `notice` is to be shown."""
 
     ended: Callable[[Status], None]
     leader_lost: Callable[[str], None]
@@ -207,7 +209,7 @@ class Callbacks:
 
 
 class Follower:
-    """Another task: its parent asks the leader's until the run has ended."""
+    """Any other task: its parent asks the leader's until the run has ended."""
 
     def __init__(self, own: Member, loop: EventLoop, callbacks: Callbacks) -> None:
         self._own, self._loop, self._callbacks = own, loop, callbacks
@@ -216,12 +218,12 @@ class Follower:
         self._waiting: queue.SimpleQueue[Callable[[Status | None], None]] = queue.SimpleQueue()
         threading.Thread(target=self._poll, name="ending", daemon=True).start()
 
-    def has_ended(self, state: str) -> None:
-        """Say from now on that this task has ended, and how."""
+    def record_end(self, state: str) -> None:
+        """Report from now on that this task has ended with `state`."""
         self._state = state
 
     def ask_now(self, then: Callable[[Status | None], None]) -> None:
-        """Call `then`, in the loop's thread, with the status of this moment; None where the leader does not answer."""
+        """Call `then`, in the loop's thread, with the current status; None if the leader does not answer."""
         self._waiting.put(then)
         self._poll_now.set()
 
@@ -240,21 +242,21 @@ class Follower:
                 self._call(partial(then, status))
             if reported:
                 continue
-            # Its program may be reached where its parent is not.
+            # The leader's program may answer while its parent does not.
             if status is not None or (not answered and _connects(self._own.program)):
                 answered, seen = answered or status is not None, time.monotonic()
                 if silent:
                     silent = False
                     self._call(partial(self._callbacks.notice, message=f"{self._own.leader} answers again"))
                 continue
-            limit = self._own.orphan if answered else max(self._own.first, self._own.orphan)
+            limit = self._own.orphan_timeout if answered else max(self._own.start_timeout, self._own.orphan_timeout)
             silence = time.monotonic() - seen
             if silence >= limit:
                 reported = True
                 self._call(partial(self._callbacks.leader_lost, f"no answer for {limit:g} s"))
             elif silence >= limit / 10 and not silent and answered:
                 silent = True
-                message = f"{self._own.leader} ({self._own.address}) does not answer; this task ends when that lasts {limit:g} s"
+                message = f"{self._own.leader} ({self._own.address}) does not answer; this task ends if that lasts {limit:g} s"
                 self._call(partial(self._callbacks.notice, message=message))
 
     def _call(self, callback: Callable[[], None]) -> None:
@@ -262,9 +264,9 @@ class Follower:
 
 
 def ask(own: Member, state: str = RUNNING) -> Status | None:
-    """Ask the leader's parent for the state of the run, and send that of this task; None where that does not answer, or is another run's."""
+    """Send this task's state to the leader's parent; return the run's status, None if it does not answer or is of another run."""
     question = json.dumps({"run": own.run, "task": own.task, "state": state}).encode() + b"\n"
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, UnicodeError):  # noqa: SIM117 - Python 3.8 has no long form of it
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, UnicodeError):  # noqa: SIM117 - Python 3.8 lacks the long form
         with socket.create_connection(split_address(own.address), timeout=_TIMEOUT) as connection:
             connection.sendall(question)
             answer = json.loads(connection.makefile("rb").readline(_MAX_BYTES))
@@ -281,7 +283,7 @@ def _connects(address: str) -> bool:
 
 
 def _server(answer: Callable[[Any], Any], port: int) -> socketserver.BaseServer | None:
-    """Answer on `port` of every address, in threads of its own; None where the port is another's."""
+    """Start a server on `port` of every address, in threads of its own; None if another process has the port."""
 
     class Handler(socketserver.StreamRequestHandler):
         timeout = _TIMEOUT
@@ -293,7 +295,7 @@ def _server(answer: Callable[[Any], Any], port: int) -> socketserver.BaseServer 
                 if answered is not None:
                     status, on_received = answered
                     self.wfile.write(json.dumps({"run": question["run"], **vars(status)}).encode() + b"\n")
-                    if self.rfile.readline(_MAX_BYTES):  # else it asks again
+                    if self.rfile.readline(_MAX_BYTES):  # the receipt; without it the task asks again
                         on_received()
 
     class Server(socketserver.ThreadingTCPServer):
@@ -308,7 +310,7 @@ def _server(answer: Callable[[Any], Any], port: int) -> socketserver.BaseServer 
             super().server_bind()
 
         def handle_error(self, *_: Any) -> None:
-            """Say nothing: a client may be gone."""
+            """Print nothing: a client may be gone."""
 
     with contextlib.suppress(OSError):
         server = Server(("", port), Handler)

@@ -1,6 +1,6 @@
 """The error file that a failing training process leaves for its parent: the error line, and a fingerprint that identifies the failure.
 
-Beside TRAINER_ERROR_FILE, which has lines for people, stands a file with the fingerprint; a user's own program writes none.
+TRAINER_ERROR_FILE has lines for people; the fingerprint is in a file beside it, which a user's own program does not write.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import os
 from pathlib import Path
 
 VARIABLE = "TRAINER_ERROR_FILE"
-# In front of the cause, where a fingerprint says why another attempt is useless.
+# Prefix of a fingerprint that has the cause why another attempt is useless.
 FINAL = "for good: "
 _MAX_LINE = 2000
 
 
 def write(line: str, fingerprint: str = "") -> None:
-    """Leave the error line, and the fingerprint where there is one, for the parent; nothing where there is no parent."""
+    """Write the error line, and a fingerprint that is not empty, for the parent. Without a parent, write nothing."""
     if path := os.environ.get(VARIABLE):
         Path(path).write_text(line, encoding="utf-8")
         if fingerprint:
@@ -24,18 +24,18 @@ def write(line: str, fingerprint: str = "") -> None:
 
 
 def clear(path: Path) -> None:
-    """Forget what an earlier attempt left."""
+    """Delete the files of an earlier attempt."""
     for file in (path, _fingerprint_file(path)):
         file.unlink(missing_ok=True)
 
 
 def last_line(path: Path | None) -> str:
-    """Return the last error line that was written down, empty where there is none."""
+    """Return the last error line, empty if there is none."""
     return next((line.strip()[:_MAX_LINE] for line in reversed(_text(path).split("\n")) if line.strip()), "")
 
 
 def fingerprint(path: Path | None) -> str:
-    """Return the fingerprint that was left, empty where there is none."""
+    """Return the fingerprint, empty if there is none."""
     return _text(_fingerprint_file(path)) if path else ""
 
 

@@ -1,4 +1,4 @@
-"""One thread that waits for all of it at once: signals, sockets and pipes, timers, and results of other threads.
+"""An event loop in one thread, for signals, sockets and pipes, timers, and callbacks from other threads.
 
 It sleeps in one `select` until the next timer is due; nothing is polled.
 """
@@ -23,20 +23,20 @@ Callback = Callable[[], None]
 
 
 class Timer:
-    """A call to come; `cancel` makes it never happen."""
+    """A scheduled call."""
 
     def __init__(self, callback: Callback) -> None:
         self.callback: Callback | None = callback
 
     def cancel(self) -> None:
-        """Forget the call. Harmless when it was made already."""
+        """Drop the call. Harmless if it has already been made."""
         self.callback = None
 
 
 class EventLoop:
     """Runs callbacks in the thread that calls `run`. Only `call_from_thread` may be called from other threads.
 
-    A context manager: it takes over the signals it is asked to handle, and gives them back.
+    A context manager: it restores the handlers of the signals that it was asked to handle.
     """
 
     def __init__(self) -> None:
@@ -45,21 +45,21 @@ class EventLoop:
         self._order = itertools.count()
         self._calls: deque[Callback] = deque()
         self._signals: dict[int, Callback] = {}
-        self._before: dict[int, object] = {}
+        self._previous_handlers: dict[int, object] = {}
         self._wake_read, self._wake_write = socket.socketpair()
         self._running = False
 
     def __enter__(self) -> Self:
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        self._fd_before = signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        self._previous_wakeup_fd = signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         self.on_ready(self._wake_read, selectors.EVENT_READ, self._on_wakeup)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave is what it takes
-        signal.set_wakeup_fd(self._fd_before)
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # signal.signal returned it
+        signal.set_wakeup_fd(self._previous_wakeup_fd)
         self._selector.close()
         self._wake_read.close()
         self._wake_write.close()
@@ -67,19 +67,19 @@ class EventLoop:
     def on_signal(self, number: int, callback: Callback) -> None:
         """Call `callback` in the loop, not in a signal handler, each time the signal `number` arrives."""
         self._signals[number] = callback
-        self._before[number] = signal.signal(number, lambda _number, _frame: None)
+        self._previous_handlers[number] = signal.signal(number, lambda _number, _frame: None)
 
     def on_ready(self, file: socket.socket | int, events: int, callback: Callback) -> None:
-        """Call `callback` whenever `file` can be read or written, as `events` of `selectors` says."""
+        """Call `callback` whenever `file` is ready for `events`, EVENT_READ or EVENT_WRITE of `selectors`."""
         self._selector.register(file, events, callback)
 
     def forget(self, file: socket.socket | int) -> None:
-        """Wait for `file` no longer. Call it before the file is closed."""
+        """Stop watching `file`. Call it before the file is closed."""
         with contextlib.suppress(KeyError):
             self._selector.unregister(file)
 
     def now(self) -> float:
-        """Return the time that timers go by, in seconds."""
+        """Return the time in seconds, by the clock of the timers."""
         return time.monotonic()
 
     def call_later(self, delay: float, callback: Callback) -> Timer:
@@ -91,7 +91,7 @@ class EventLoop:
     def call_from_thread(self, callback: Callback) -> None:
         """Call `callback` soon, in the loop's thread."""
         self._calls.append(callback)
-        with contextlib.suppress(OSError):  # full: the loop wakes anyway; closed: nobody listens any more
+        with contextlib.suppress(OSError):  # full: the loop wakes anyway; closed: the loop has ended
             self._wake_write.send(b"\0")
 
     def stop(self) -> None:
@@ -99,7 +99,7 @@ class EventLoop:
         self._running = False
 
     def run(self) -> None:
-        """Wait and call until `stop`."""
+        """Wait for events and call their callbacks until `stop`."""
         self._running = True
         while self._running:
             self._dispatch()

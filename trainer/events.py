@@ -23,36 +23,36 @@ Event = Dict[str, Any]
 MARK = b'{"event":'  # how the line of an event begins
 EVENTS_FD = "TRAINER_EVENTS_FD"  # the pipe on which a training process writes its events, as JSON, for its parent to pass on
 
-# kind -> what the event carries besides event, time and task.
+# kind -> its fields besides event, time and task, and its meaning.
 FIELDS: dict[str, str] = {
     "started": "attempt (int, from 1), role, pid: a training process was started",
-    "waiting": "missing ([{task, address, reason}]), more (how many besides), seconds (waited so far), timeout: peers are not there yet. "
-    "With nobody missing: seconds since every peer was reached, and no step was made since; doing and place as in `stalled`",
-    "ready": "seconds: every peer answers and the model is built; training starts. Of a user's own program: every peer answers that was waited for",
-    "restored": "step, path: training goes on from a checkpoint",
+    "waiting": "missing ([{task, address, reason}]), more (number of others), seconds (waited so far), timeout: peers do not answer yet. "
+    "With none missing: seconds since every peer was reached, without a step; doing and place as in `stalled`",
+    "ready": "seconds: every peer answers and the model is built; training starts. Of a user's own program: all awaited peers answer",
+    "restored": "step, path: training continues from a checkpoint",
     "progress": "step, steps, loss (where known), metrics ({name: float}), examples_per_second, seconds_per_step; a worker adds local_step; "
     "input_wait, peer_wait (parts of the time, 0 to 1, spent waiting for input and for others' gradients), dropped (gradients that came too late)",
     "evaluated": "step, metrics ({name: float}), seconds",
     "exported": "step, path, metric, value: the best model so far, by that metric, is complete on disk; without a metric the last one",
     "checkpoint": "step, path, seconds: a checkpoint is complete on disk",
     "stalled": "seconds (without progress), step, doing (input, code, peers, servers, compiling, tensorflow, stopped, silent, unknown), place (the call, or the servers)",
-    "resumed": "seconds: there is progress again after so long without",
-    "busy": "phase (evaluating, saving, callbacks), seconds: it takes long, and goes on",
+    "resumed": "seconds: there is progress again, after so long without any",
+    "busy": "phase (evaluating, saving, callbacks), seconds: it takes long, and continues",
     "alive": "phase (starting, training, evaluating, saving, callbacks, waiting), step, steps, seconds (of so many steps or batches): from the training process to "
-    "its parent alone",
-    "save_failed": "step, path (of the directory), cause, seconds (for which nothing could be saved), timeout, size and free (bytes that it takes, and "
-    "that the volume has; null where it does not answer), saved (step of the last checkpoint; null without one): training goes on, and it is tried again",
-    "notice": "message: something a person should know",
-    "restarting": "attempt (the next), restarts (counted so far), left (how many more there may be), exit_code, cause, "
+    "its parent only",
+    "save_failed": "step, path (of the directory), cause, seconds (for which nothing could be saved), timeout, size and free (bytes that it needs, and "
+    "that the volume has; null if the volume does not answer), saved (step of the last checkpoint; null without one): training continues, and saving is retried",
+    "notice": "message: information for the user",
+    "restarting": "attempt (the next), restarts (counted so far), left (further restarts allowed), exit_code, cause, "
     "detail (the last error line), delay (seconds)",
-    "recovered": "restarts (0), left: those before count no more, as training has come further, or a program has run for long",
+    "recovered": "restarts (0), left: earlier restarts no longer count, as training has advanced, or a program has run for long",
     "stopping": "reason: asked to stop; the chief of a run that trains saves a checkpoint first",
-    "done": "step, seconds, metrics: the task's work is complete; ended_early: why it was before the last step, where it was",
-    "failed": "exit_code, cause, detail (the last error line; empty where the output has it), process_exit_code (of the training process, "
-    "where it ended by itself): the task fails for good",
+    "done": "step, seconds, metrics: the task's work is complete; ended_early: the reason for an end before the last step, if it was one",
+    "failed": "exit_code, cause, detail (the last error line; empty if the output has it), process_exit_code (of the training process, "
+    "if it ended by itself): the task fails for good",
 }
 
-# The kinds that a training process writes, or a user's program that wants to; only their parent writes the others.
+# The kinds that a training process writes, or optionally a user's program; only their parent writes the others.
 FORWARDED = frozenset({"ready", "restored", "progress", "evaluated", "exported", "checkpoint", "save_failed", "notice", "done"})
 
 FORMATS = ("json", "text")
@@ -63,13 +63,13 @@ class Stream(Protocol):
     """The destination of events."""
 
     def write(self, text: str, /) -> object:
-        """Take whole lines."""
+        """Accept whole lines."""
 
     def flush(self) -> object:
-        """Write what was taken."""
+        """Write all accepted lines."""
 
     def isatty(self) -> bool:
-        """Return whether people read it on a terminal."""
+        """Return whether it is a terminal."""
 
 
 def stream_format(stream: Stream | None = None) -> str:
@@ -89,9 +89,9 @@ def finite(value: Any) -> Any:
     return [finite(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-def listed(names: Sequence[str], most: int) -> str:
-    """Return names as a text: `most` of them, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def join_names(names: Sequence[str], limit: int) -> str:
+    """Join names by commas; after the first `limit`, only their number follows."""
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 class Reporter:
@@ -99,17 +99,17 @@ class Reporter:
 
     def __init__(self, task: str, stream: Stream | None = None) -> None:
         self.task = task
-        self.start: int | None = None  # the step that this attempt goes on from, once it does
+        self.start: int | None = None  # the step from which this attempt has continued
         parent = None if stream else _to_parent()
         self._stream: Stream = stream or parent or sys.stdout
-        self._lock = threading.Lock()  # saves are reported by their own thread
+        self._lock = threading.Lock()  # a thread of its own reports saves
         self._format = "json" if parent else stream_format(self._stream)
         self._has_parent = parent is not None
-        self.phase = ""  # what the task is at, for its parent
-        self._done: dict[str, tuple[float, int]] = {}  # phase -> since when so many steps were done
+        self.phase = ""  # the task's current phase, for its parent
+        self._unreported: dict[str, tuple[float, int]] = {}  # phase -> time of its last report, steps since
 
     def __call__(self, kind: str, /, *, task: str | None = None, **fields: Any) -> None:
-        """Write one event; `task` names another task than the reporter's own (the chief speaks for ps workers)."""
+        """Write one event; `task` names another task than the reporter's own (the chief reports for workers under parameter_server)."""
         event = {"event": kind, "time": round(time.time(), 3), "task": task or self.task, **fields}
         line = json.dumps(finite(event), separators=(",", ":"), allow_nan=False) if self._format == "json" else render(event)
         with self._lock:
@@ -117,25 +117,25 @@ class Reporter:
             self._stream.flush()
 
     def alive(self, phase: str, *, step: int | None = None, steps: int = 1) -> None:
-        """Inform the parent, at most once a second, that `steps` steps, or batches of an evaluation, are done; always where another phase begins."""
+        """Inform the parent that `steps` steps, or batches of an evaluation, are done: at most once a second, and whenever a phase begins."""
         now, begins = time.monotonic(), phase != self.phase
         self.phase = phase
-        since, done = self._done.get(phase, (now, 0))
+        since, done = self._unreported.get(phase, (now, 0))
         done += 0 if begins else steps
         if done and now - since >= _ALIVE_INTERVAL:
-            self._to_parent_alone(phase, step, seconds=round(now - since, 3), steps=done)
+            self._to_parent_only(phase, step, seconds=round(now - since, 3), steps=done)
             since, done = now, 0
         elif begins:
-            self._to_parent_alone(phase, step)
-        self._done[phase] = since, done
+            self._to_parent_only(phase, step)
+        self._unreported[phase] = since, done
 
-    def _to_parent_alone(self, phase: str, step: int | None, **fields: Any) -> None:
+    def _to_parent_only(self, phase: str, step: int | None, **fields: Any) -> None:
         if self._has_parent:
             self("alive", phase=phase, step=step, **fields)
 
 
 def _to_parent() -> Stream | None:
-    """Return the pipe to the parent, None where there is none. Processes that this one starts do not get it."""
+    """Return the pipe to the parent, None without one. Child processes do not inherit it."""
     number = os.environ.pop(EVENTS_FD, "")
     if not number.isdecimal():
         return None
@@ -144,22 +144,22 @@ def _to_parent() -> Stream | None:
 
 
 def escaped(line: bytes) -> bytes:
-    """Return a line of a program's output as it is written where events are: one that begins like an event has one space more before it."""
+    """Return a line of a program's output for a stream that has events, too: one that begins like an event gets another space before it."""
     return b" " + line if line.lstrip(b" ").startswith(MARK) else line
 
 
 def unescaped(line: bytes) -> bytes:
-    """Return a line as the program wrote it, from what `escaped` made of it."""
+    """Undo `escaped`: return the line as the program wrote it."""
     return line[1:] if line.startswith(b" ") and line.lstrip(b" ").startswith(MARK) else line
 
 
 def parse(line: str) -> Event | None:
-    """Return the event in a line of output, or None when the line is ordinary output, as one that only looks like an event is."""
+    """Return the event in a line of output; None for ordinary output, even if it looks like an event."""
     if not line.startswith(MARK.decode()):
         return None
     try:
         event = json.loads(line)
-        if "\\ud" in line.lower():  # half a character, by itself, could be neither written nor shown
+        if "\\ud" in line.lower():  # an unpaired surrogate can be neither written nor shown
             json.dumps(event, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
@@ -188,13 +188,13 @@ def _progress(event: Event) -> str:
 
 
 def first_step(seconds: float, doing: Activity) -> str:
-    """Return what a task waits for whose peers were all reached `seconds` ago, and what it does."""
-    words = f"waiting for the first step: every peer was reached {seconds:.0f} s ago, and none was made since"
-    return "; it is ".join(filter(None, (words, str(doing))))
+    """Return the message for a task without a first step `seconds` after all peers were reached, with its activity."""
+    text = f"waiting for the first step: every peer was reached {seconds:.0f} s ago, and no step has been made since"
+    return "; it is ".join(filter(None, (text, str(doing))))
 
 
 def stalled(event: Event) -> str:
-    """Return what an event `stalled` says."""
+    """Return the message of an event `stalled`."""
     return no_progress(event["seconds"], Activity(event["doing"], event["place"]))
 
 

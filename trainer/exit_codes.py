@@ -20,9 +20,9 @@ class ExitCode(IntEnum):
     STOPPED = 143
 
 
-# Codes from here on stand for a signal in shells and containers, and orchestrators restart what was killed.
+# In shells and containers, exit codes above this stand for a signal; orchestrators restart killed containers.
 SIGNAL_BASE = 128
-# After what a program is started again: also after exit code 0, after a failure, or after signals alone.
+# When a program is restarted: always also after exit code 0; on_failure; exit_code only after signals.
 RestartWhen = Literal["always", "on_failure", "exit_code"]
 
 # Reactions to a task that makes no progress.
@@ -39,7 +39,7 @@ MEANING: dict[int, str] = {
 
 
 def describe(code: int) -> str:
-    """Say in words why a task ended with `code`, not what follows, which others decide; negative numbers are signals, as in `subprocess`."""
+    """Describe why a task ended with `code`, without the consequence; negative numbers are signals, as in `subprocess`."""
     if code in MEANING:
         return MEANING[code].partition(";")[0]
     signal_number = -code if code < 0 else code - SIGNAL_BASE
@@ -53,10 +53,10 @@ def describe(code: int) -> str:
     return f"failed with exit code {code}"
 
 
-def unretried(code: int) -> int:
-    """Return the exit code of a task that has failed with `code` and is to be started no more, by anyone who runs its container.
+def final_exit_code(code: int) -> int:
+    """Return an exit code for a task that has failed with `code` and must not be restarted by its container engine or orchestrator.
 
-    Codes that ask for another start become a plain failure: 75, and those from 128 on, as of a container that was killed as a whole or could
+    Codes that ask for another start become a plain failure: 75, and those from 128 on, as of a container that was killed or could
     not be started. All others stay.
     """
     return int(ExitCode.FAILURE) if code == ExitCode.PEER_LOST or code >= SIGNAL_BASE else code

@@ -1,7 +1,7 @@
-"""Whether a task is well, for the health checks of containers: its training process runs, and its port answers.
+"""The health of a task, for the health checks of containers: its training process runs, and its port answers.
 
-Asked from outside, by a process of its own in the same container, so that a parent that hangs is noticed too. Linux
-alone: it reads /proc. Imports no TensorFlow.
+A process of its own in the same container checks it, so that a parent that hangs is noticed too. Only for
+Linux: it reads /proc. Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.tf_config import ConfigurationError, parse, split_address
 
 _PROC = Path("/proc")
 _CONNECT_TIMEOUT = 2.0
-# The strategies whose tasks serve others at their address; the others have an address and no server.
+# The strategies whose tasks run a server at their address.
 _SERVING = frozenset(name for name, kind in STRATEGIES.items() if kind.uses_servers or kind.all_reduces)
 
 
@@ -41,10 +41,10 @@ class _Process:
 
 
 def examine(proc: Path = _PROC) -> Health:
-    """Return how the task is that this process's TF_CONFIG names. Takes at most a few seconds.
+    """Return the health of the task that this process's TF_CONFIG names. Takes at most a few seconds.
 
-    A task whose training process is between two attempts is not well; nor is one whose server does not answer yet. Of a
-    user's own program no more is known than that it runs.
+    A task between two attempts is not healthy; nor is one whose server does not answer yet. A user's own program is
+    healthy if it runs.
     """
     try:
         task = parse(os.environ.get("TF_CONFIG"), has_master=True)
@@ -55,19 +55,19 @@ def examine(proc: Path = _PROC) -> Health:
     training = _training(proc)
     if training is None:
         return Health(healthy=False, line=f"{task.name}: no training process; it has ended, or is between two attempts")
-    what = f"{task.name}: process {training.pid}, attempt {training.environment['TRAINER_ATTEMPT']}"
+    process = f"{task.name}: process {training.pid}, attempt {training.environment['TRAINER_ATTEMPT']}"
     if training.state in STOPPED:
-        return Health(healthy=False, line=f"{what}, is stopped by a signal; SIGCONT continues it")
+        return Health(healthy=False, line=f"{process}, is stopped by a signal; SIGCONT continues it")
     if task.address is None or len(task.tasks()) < 2 or not _serves(training.environment):
-        return Health(healthy=True, line=f"{what}, runs")
+        return Health(healthy=True, line=f"{process}, runs")
     port = split_address(task.address)[1]
     if not _answers(port):
-        return Health(healthy=False, line=f"{what}, runs, and nothing answers on port {port}; it starts")
-    return Health(healthy=True, line=f"{what}, runs and answers on port {port}")
+        return Health(healthy=False, line=f"{process}, runs, and nothing answers on port {port}; it starts")
+    return Health(healthy=True, line=f"{process}, runs and answers on port {port}")
 
 
 def _training(proc: Path) -> _Process | None:
-    """Return the process that the parent of this task started last, None when there is none that lives."""
+    """Return the process that this task's parent started last, None if none lives."""
     own = os.environ.get("TF_CONFIG")
     started = {process.pid: process for process in _processes(proc) if "TRAINER_ATTEMPT" in process.environment}
     first = [process for process in started.values() if process.parent not in started and process.environment.get("TF_CONFIG") == own]
@@ -75,12 +75,12 @@ def _training(proc: Path) -> _Process | None:
 
 
 def _processes(proc: Path) -> Iterator[_Process]:
-    """Yield every process that lives and whose environment this one may read."""
+    """Yield every live process with a readable environment."""
     for directory in proc.iterdir():
         if not directory.name.isdecimal():
             continue
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            # After the name, which is in brackets and may hold anything: state, parent.
+            # The name is in brackets and may contain anything; state and parent follow it.
             state, parent = (directory / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
             raw = (directory / "environ").read_bytes().decode(errors="replace")
             environment = dict(entry.partition("=")[::2] for entry in raw.split("\0") if "=" in entry)
@@ -89,7 +89,7 @@ def _processes(proc: Path) -> Iterator[_Process]:
 
 
 def _serves(environment: dict[str, str]) -> bool:
-    """Return whether the trainer's own code runs there as a part of a cluster, and so has a server at the task's address."""
+    """Return whether a process with this environment is the built-in trainer's in a cluster, and so has a server at the task's address."""
     try:
         settings = json.loads(environment.get("TRAINER_SETTINGS") or "{}")
     except ValueError:

@@ -1,9 +1,9 @@
-"""A task's output: its program's and its events in one stream, where neither is ever taken for the other.
+"""A task's output: its program's output and its events in one stream, without confusion of the two.
 
-The program writes to a pipe, and only this process to the task's stdout: an event stands on a line of its own, and a line of the
-program's that begins like an event has one space more (events.escaped). All else passes byte by byte, as soon as it comes. A program
-that writes faster than is read waits; nothing is held without bound. If stdout is a terminal, the program writes
-to that itself, and nothing is escaped.
+The program writes to a pipe, and only this process writes to the task's stdout. Each event has a line of its own; a line of the
+program that begins like an event gets another space (events.escaped). All other bytes pass unchanged and at once. A program that
+writes faster than stdout is read has to wait: buffers are bounded. If stdout is a terminal, the program writes to it directly,
+and nothing is escaped.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from trainer.event_loop import EventLoop
 from trainer.events import MARK, Event, parse
 
 _READ = 64 * 1024
-_FULL = 64 * 1024  # bytes that wait, with which no more is read
-_MAX_BYTES = 1024 * 1024  # the same where all before an event, or before the end, is read; the largest pipe that a user may have
-_TAIL = 64 * 1024  # bytes of the last output that are kept
+_FULL = 64 * 1024  # bytes that wait to be written; with more, nothing is read
+_MAX_BYTES = 1024 * 1024  # the same while all output before an event, or before the end, is read; the largest pipe that a user may have
+_TAIL = 64 * 1024  # bytes of the last output to keep
 _MAX_EVENT = 1024 * 1024
-_STUCK_AFTER = 10.0  # seconds without a byte written after which an ended task waits no more
+_STUCK_AFTER = 10.0  # seconds without a byte written after which an ended task gives up
 
 _EVENT_LIKE = re.compile(rb"^( *)(?=" + re.escape(MARK) + rb")", re.MULTILINE)
 
 STDOUT, STDERR = 1, 2
 
 
-class Escaping:
-    """Escapes, in output in pieces, lines that begin like events (events.escaped). Pure.
+class LineEscaper:
+    """Escapes lines that begin like events (events.escaped), in output that comes in pieces. Pure.
 
-    A space before the mark does what one at the line's start does: only what may be the mark's beginning is held.
+    The space is inserted before the mark, which has the same effect as at the line's start: so only a possible beginning of a mark is held back.
     """
 
     def __init__(self) -> None:
-        self._held = b""  # the first bytes of a mark, after nothing but spaces
-        self._blank = True  # the line has nothing but spaces so far
-        self.in_line = False  # the line has something
+        self._held = b""  # the first bytes of a possible mark
+        self._blank = True  # the line has only spaces so far
+        self.in_line = False  # the line is not empty
 
     def feed(self, output: bytes) -> bytes:
-        """Return what is to be written for `output`."""
+        """Return the bytes to write for `output`."""
         data, self._held = self._held + output, b""
         head = b""
         if not self._blank:
@@ -65,13 +65,13 @@ class Escaping:
         return written
 
     def release(self) -> bytes:
-        """Return what is held."""
+        """Return the bytes held back."""
         held, self._held = self._held, b""
         self._blank, self.in_line = self._blank and not held, self.in_line or bool(held)
         return held
 
     def end_line(self) -> bytes:
-        """Return what ends the partial line."""
+        """Return the bytes that end the partial line."""
         rest = self.release()
         rest += b"\n" if self.in_line else b""
         self._blank, self.in_line = True, False
@@ -79,25 +79,25 @@ class Escaping:
 
 
 class Output:
-    """The stdout of a task: what the program gives to its pipe and the lines of events, in the order in which they were written.
+    """The stdout of a task: the program's output and the lines of events, in the order in which they were written.
 
-    Before `attach` and after `detach` it writes at once. If stdout is a terminal, the program writes to that itself.
+    Before `attach` and after `detach` it writes at once. If stdout is a terminal, the program writes to it directly.
     """
 
     def __init__(self, on_event: Callable[[Event], None] = lambda _event: None) -> None:
         self.on_event = on_event
-        self.on_output: Callable[[], None] = lambda: None  # when the program has written
+        self.on_output: Callable[[], None] = lambda: None  # called when the program has written
         self._is_terminal = os.isatty(STDOUT)
         self._pipe = None if self._is_terminal else _Pipe()
         self._events = _Pipe()
-        self._errors = _Sink(STDERR) if not self._is_terminal and _is_apart(STDERR) else None
+        self._errors = _Sink(STDERR) if not self._is_terminal and _is_separate_file(STDERR) else None
         self._error_pipe = _Pipe() if self._errors else None
         self._sink = _Sink(STDOUT)
-        self._escaping = Escaping()
-        self._partial = b""  # of an event of the training process
+        self._escaping = LineEscaper()
+        self._partial = b""  # the incomplete line of an event
         self._loop: EventLoop | None = None
         self._reading = False
-        self.tail = b""  # the attempt's last output, of stderr alone where that goes elsewhere
+        self.tail = b""  # the attempt's last output; only stderr if that goes elsewhere
 
     # For the program
 
@@ -125,27 +125,27 @@ class Output:
         return self._is_terminal
 
     def write(self, text: str) -> None:
-        """Write whole lines, after all that the program has written until now."""
+        """Write whole lines, after all that the program has written so far."""
         self._take(_MAX_BYTES)
         self._sink.add(self._escaping.end_line() + text.encode("utf-8", "backslashreplace"))
 
     def flush(self) -> None:
-        """Write what can be written at once; all where nothing does so later."""
+        """Write as much as possible without waiting; without a loop, which would write the rest, write all."""
         if self._loop is None:
             self._sink.drain()
         else:
             self._sink.push()
-            self._arrange()
+            self._register()
 
     # For the parent
 
     def attach(self, loop: EventLoop) -> None:
         """Pass output on while `loop` runs."""
         self._loop = loop
-        self._arrange()
+        self._register()
 
     def detach(self) -> None:
-        """Write what is left, in bounded time, and leave the loop."""
+        """Write the rest, in bounded time, and leave the loop."""
         self.take()
         self._sink.add(self._escaping.release())
         if self._loop is not None:
@@ -157,12 +157,12 @@ class Output:
             sink.drain()
 
     def take(self) -> None:
-        """Take in all that was written until now."""
+        """Read all output and events that were written so far."""
         self._take(_MAX_BYTES)
-        self._take_events(math.inf)  # one pipe's content at the most: it has how the task has ended
+        self._take_events(math.inf)  # at most one pipe's content; it says how the task has ended
 
     def begin(self) -> None:
-        """Note that another attempt begins."""
+        """Forget the output of an earlier attempt."""
         self._partial = self.tail = b""
 
     # Inside
@@ -178,10 +178,10 @@ class Output:
         self._take_events()
         for sink in self._sinks():
             sink.push()
-        self._arrange()
+        self._register()
 
     def _take(self, most: int) -> None:
-        """Read what the program has written until so many bytes wait."""
+        """Read the program's output until `most` bytes wait to be written."""
         while self._pipe and self._sink.waiting < most and (read := self._pipe.read()):
             self._sink.add(self._escaping.feed(read))
             self.on_output()
@@ -194,15 +194,15 @@ class Output:
 
     def _take_events(self, most: float = _MAX_BYTES) -> None:
         while self._sink.waiting < most and (read := self._events.read()):
-            self._take(_MAX_BYTES)  # what was printed before an event stands before it
+            self._take(_MAX_BYTES)  # output that was printed before an event comes before it
             *lines, partial = (self._partial + read).split(b"\n")
             self._partial = partial if len(partial) < _MAX_EVENT else b""
             for line in lines:
                 if event := parse(line.decode("utf-8", "replace")):
                     self.on_event(event)
 
-    def _arrange(self) -> None:
-        """Wait for space where something waits to be written, and for more where little does."""
+    def _register(self) -> None:
+        """Register for writing if bytes wait, and for reading unless too many do."""
         if self._loop is None:
             return
         waiting = max(sink.waiting for sink in self._sinks())
@@ -223,14 +223,14 @@ class Output:
 
 
 class _Pipe:
-    """A pipe whose ends stay open: what a program leaves running does not hold it, and can go on writing."""
+    """A pipe whose ends stay open: a process that a program leaves behind can still write to it, and does not delay the end."""
 
     def __init__(self) -> None:
         self.reading, self.writing = os.pipe()
         os.set_blocking(self.reading, False)
 
     def read(self) -> bytes:
-        """Return what is there."""
+        """Return the available bytes."""
         with contextlib.suppress(BlockingIOError):
             return os.read(self.reading, _READ)
         return b""
@@ -242,8 +242,8 @@ class _Sink:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._waiting = bytearray()
-        self._closed = False  # nobody reads any more: the program goes on
-        self._lost, self._since = 0, b""  # lines that a full disk did not take, and since when
+        self._closed = False  # the reader is gone; the program continues
+        self._lost, self._since = 0, b""  # lines lost to a full disk, and since when
         self._registered = False
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
@@ -254,21 +254,21 @@ class _Sink:
         return len(self._waiting)
 
     def add(self, output: bytes) -> None:
-        """Write this next."""
+        """Queue bytes."""
         if not self._closed:
             self._waiting += output
 
     def push(self, timeout: float = 0.0) -> None:
-        """Write until nothing waits, or there is no space for `timeout` seconds."""
+        """Write until the queue is empty, or there has been no space for `timeout` seconds."""
         written = 0
         while written < len(self._waiting) and self._poll.poll(1000 * timeout):
             try:
                 if self._lost:
                     note = b"\n%d lines could not be written here since %s\n" % (self._lost, self._since)
                     self._lost *= os.write(self._fd, note) < len(note)
-                # A pipe that has space has it for so many bytes.
+                # A writable pipe has space for PIPE_BUF bytes.
                 written += os.write(self._fd, self._waiting[written : written + select.PIPE_BUF])
-            except BlockingIOError:  # noqa: PERF203 - it costs before Python 3.11 alone
+            except BlockingIOError:  # noqa: PERF203 - costs only before Python 3.11
                 break
             except OSError as error:
                 del error  # the reader is gone, or the disk is full
@@ -281,11 +281,11 @@ class _Sink:
         del self._waiting[:written]
 
     def drain(self) -> None:
-        """Write all that waits."""
+        """Write the whole queue."""
         self.push(_STUCK_AFTER)
 
     def wait(self, loop: EventLoop, ready: Callable[[], None]) -> None:
-        """Call `ready` once there is space, where something waits."""
+        """If bytes wait, call `ready` once there is space."""
         if not self._waiting:
             self.stop_waiting(loop)
         elif not self._registered:
@@ -293,16 +293,16 @@ class _Sink:
             self._registered = True
 
     def stop_waiting(self, loop: EventLoop) -> None:
-        """Wait for space no longer."""
+        """Stop waiting for space."""
         if self._registered:
             loop.forget(self._fd)
         self._registered = False
 
 
-def _is_apart(fd: int) -> bool:
+def _is_separate_file(fd: int) -> bool:
     """Return whether stderr is a file, or a device such as /dev/null, apart from stdout.
 
-    Two pipes are written to one: an engine that reads two would put an event of the one into a long line of the other.
+    If both are pipes, the program's stderr goes to stdout: an engine that reads two pipes could put an event into a long line of the other.
     """
     file, out = os.fstat(fd), os.fstat(STDOUT)
     apart = stat.S_ISREG(file.st_mode) or (stat.S_ISCHR(file.st_mode) and not os.isatty(fd))

@@ -1,4 +1,4 @@
-"""The small parent of a training process: starts it, passes signals on, starts it again, and leaves none behind that a signal can end."""
+"""The small parent of a training process: starts and restarts it, passes signals on, and leaves no process behind that a signal can end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer import scratch
 from trainer.child import Child
 from trainer.ending import FAILED, NOTIFY_TIMEOUT, RUNNING, SUCCEEDED, Callbacks, Follower, Leader, Member, Status
 from trainer.event_loop import EventLoop, Timer
-from trainer.events import FORWARDED, Event, listed
+from trainer.events import FORWARDED, Event, join_names
 from trainer.exit_codes import SIGNAL_BASE, ExitCode
 from trainer.output import Output
 from trainer.parent_job import ParentJob
@@ -32,20 +32,20 @@ _CHECKPOINTS = frozenset({"restored", "checkpoint", "evaluated"})  # events abou
 
 # Exit code, beside 143, of a TensorFlow program that was asked to stop and has saved (PreemptionCheckpointHandler).
 _PREEMPTED = 42
-_ABOUT_TO_END = 10.0  # seconds before the end of a run in which its tasks may fail for want of each other
-_ASK_AGAIN = 0.5  # seconds between two questions meanwhile
-_RESTARTED = frozenset({int(ExitCode.STOPPED), int(ExitCode.PEER_LOST)})  # and signals: this is not the run's end
+_RUN_END_WINDOW = 10.0  # seconds at the end of a run in which tasks may fail because others have already ended
+_ASK_INTERVAL = 0.5  # seconds between two requests meanwhile
+_RESTARTED = frozenset({int(ExitCode.STOPPED), int(ExitCode.PEER_LOST)})  # after these, and signals, the task starts again
 
-# How a server goes on that is asked to stop, by role.
+# For servers, the end of the message `stopping`, by role.
 _SERVING = {"ps": "; serving until the chief has saved", "worker": "; serving the calls that have begun"}
-_CHIEF_TIMEOUT = 0.6  # seconds without a connection, when the chief is expected to go
+_CHIEF_TIMEOUT = 0.6  # seconds without a connection after which an expected end of the chief is assumed
 
 
 def run_parent(job: ParentJob, report: Report, output: Output) -> int:
     """Run `job` to its end, restarts included, and return the exit code for this process. `report` writes to `output`.
 
-    Takes over this process's signals and reaps its children while it runs. Whichever way it ends, what the training
-    process wrote is written, and it and its process group are gone, unless no signal ends them: they may wait for a dead disk.
+    Handles this process's signals and reaps its children while it runs. However it ends, the training process's output is
+    written, and its process group is gone, unless no signal ends it because it waits for a dead disk.
     """
     with scratch.directory() as own, EventLoop() as loop:
         try:
@@ -57,7 +57,7 @@ def run_parent(job: ParentJob, report: Report, output: Output) -> int:
 
 def _unbreakable(report: Report) -> Report:
     def safely(*arguments: Any, **fields: Any) -> None:
-        with contextlib.suppress(OSError):  # the reader of our output is gone; the training process must still be stopped well
+        with contextlib.suppress(OSError):  # the reader of our output is gone; the training process must still be stopped cleanly
             report(*arguments, **fields)
 
     return safely
@@ -73,24 +73,24 @@ class _Parent:
         self._attempt = 0
         self._began = 0.0
         self._history = History()
-        self._newest = -1  # step of the newest checkpoint that the task knows of
+        self._newest_checkpoint = -1  # step of the newest checkpoint that this task knows
         self._recovery: Timer | None = None
         self._backoff: Timer | None = None
-        self._wait: PeerWait | None = None
-        self._watch: AddressWatch | None = None  # of the chief, for as long as the task lives
-        self._workers: AddressWatch | None = None  # of all workers, for as long as an attempt lives that had reached them
+        self._peer_wait: PeerWait | None = None
+        self._chief_watch: AddressWatch | None = None  # until the task ends
+        self._workers_watch: AddressWatch | None = None  # until the end of an attempt that has reached all workers
         self._peers_missing = False
-        self._reached_at: float | None = None  # when every peer was reached, in this attempt
+        self._connected_at: float | None = None  # when this attempt had reached every peer
         self._stopping = False
         self._signals = 0
-        self._failure: tuple[str, str] | None = None  # when the parent has ended the task: cause, detail
+        self._end_cause: tuple[str, str] | None = None  # cause and detail, once the parent has decided to end the task
         self._stalls = StallWatch(job, report, loop, stacks, self._prober, self._kill_stalled)
-        self._stall = ""  # over which the attempt was killed
+        self._stall = ""  # the stall for which the attempt was killed
         self._exit_code = int(ExitCode.FAILURE)
         self._leader: Leader | None = None
         self._follower: Follower | None = None
-        self._succeeded = False  # the run has, however this task ends now
-        self._exiting = False  # it has ended, and stays until others know
+        self._succeeded = False  # the run has succeeded, however this task ends
+        self._exiting = False  # the task has ended, and stays until others know
 
     def run(self) -> int:
         """Run until the task has ended."""
@@ -129,11 +129,11 @@ class _Parent:
 
             Unreaped(self._child, self._loop, self._report, self._ended, self._abandon).watch(lambda: self._stopping)
         self._peers_missing = bool(self._job.awaited)
-        self._reached_at = None
+        self._connected_at = None
         if self._job.policy.recovers_after < math.inf:
             self._recovery = self._loop.call_later(self._job.policy.recovers_after, self._recover)
         timeouts = self._job.timeouts
-        self._wait = PeerWait(
+        self._peer_wait = PeerWait(
             self._loop,
             self._prober,
             self._job.awaited,
@@ -145,8 +145,8 @@ class _Parent:
             complete=self._peers_connected,
             timed_out=self._peers_timed_out,
         )
-        if self._watch is None and self._job.watched_chief is not None:
-            self._watch = self._watch_for("the chief", (self._job.watched_chief,), "the chief answers again", timeouts.ending)
+        if self._chief_watch is None and self._job.watched_chief is not None:
+            self._chief_watch = self._watch_for("the chief", (self._job.watched_chief,), "the chief answers again", timeouts.ending)
 
     def _reap(self) -> None:
         code = self._child.reap()
@@ -154,46 +154,47 @@ class _Parent:
             self._ended(code)
 
     def _ended(self, code: int) -> None:
-        for watching in (self._wait, self._workers, self._recovery, self._stalls):
-            if watching is not None:
-                watching.cancel()
+        for watch in (self._peer_wait, self._workers_watch, self._recovery, self._stalls):
+            if watch is not None:
+                watch.cancel()
         self._output.take()
-        # Killed for a stall: not for want of memory.
+        # SIGKILL after a stall does not mean that memory ran out.
         code, detail, fingerprint = (int(ExitCode.FAILURE), self._stall, "") if self._stall else self._child.diagnose(code)
         if self._succeeded:
             self._done()
-        elif self._failure is not None and (code != ExitCode.DONE or not self._job.built_in):
-            self._fail(ExitCode.PEER_LOST, *self._failure)
+        elif self._end_cause is not None and (code != ExitCode.DONE or not self._job.built_in):
+            self._fail(ExitCode.PEER_LOST, *self._end_cause)
         elif code == ExitCode.DONE and (self._stopping or self._job.policy.restart != "always"):
-            if self._stopping and not self._job.built_in:  # it stops because it is done: only the output shows that
+            if self._stopping and not self._job.built_in:  # the program is done: only its output shows that
                 self._done()
             else:
                 self._exit(ExitCode.DONE)
         elif self._stopping:
             self._ended_on_request(code, detail)
         elif code == ExitCode.PEER_LOST and self._job.role == "evaluator" and self._job.built_in:
-            self._fail(code, "the chief is gone", detail)  # it has waited for it, as a server's parent does: not once more
+            self._fail(code, "the chief is gone", detail)  # it has already waited for the chief, as a server's parent does: no restart
         else:
             now = time.monotonic()
-            connected = 0.0 if self._reached_at is None else now - self._reached_at
+            connected = 0.0 if self._connected_at is None else now - self._connected_at
             policy = self._job.policy
-            if self._stall:  # what ended it was a signal, which `restart: exit_code` retries
+            if self._stall:  # `restart: exit_code` retries signals
                 policy = replace(policy, restart="on_failure")
             self._apply(code, decide_restart(code, now - self._began, self._history, policy, fingerprint, connected), detail)
 
     def _on_event(self, event: Event) -> None:
-        """Pass on the events of the training process; a newer checkpoint is one that a restart goes on from."""
+        """Forward the events of the training process; note a newer checkpoint, from which a restart resumes."""
         self._stalls.on_event(event)
         if event["event"] not in FORWARDED:
             return
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # a program's own event may lack what makes a line of it
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # a program's own event may lack fields of its line
             self._report(event["event"], **{name: value for name, value in event.items() if name != "event"})
         self._child.is_done |= event["event"] == "done"
-        if event["event"] in {"progress", "done"} and self._wait is not None:
-            self._wait.stepped()
+        if event["event"] in {"progress", "done"} and self._peer_wait is not None:
+            self._peer_wait.stepped()
         step = event.get("step")
-        if event["event"] in _CHECKPOINTS and isinstance(step, int) and step > self._newest:
-            self._newest, self._history = step, replace(self._history, fingerprint="", repeats=0)  # its failure would be another one
+        if event["event"] in _CHECKPOINTS and isinstance(step, int) and step > self._newest_checkpoint:
+            self._newest_checkpoint = step
+            self._history = replace(self._history, fingerprint="", repeats=0)  # the next failure is a different one
             self._recover()
 
     def _kill_stalled(self, why: str) -> None:
@@ -202,7 +203,7 @@ class _Parent:
             self._child.kill(why)
 
     def _recover(self) -> None:
-        """Have restarts before count no more."""
+        """Reset the count of restarts."""
         if self._history.restarts:
             self._history = replace(self._history, restarts=0)
             self._report("recovered", restarts=0, left=self._job.policy.max_restarts)
@@ -243,38 +244,38 @@ class _Parent:
             self._report("failed", exit_code=int(code), cause=cause, detail=detail, **ended)
             self._exit(code, f"{cause}: {detail}" if detail else cause)
 
-        if self._follower is None or self._stopping or self._failure is not None:
+        if self._follower is None or self._stopping or self._end_cause is not None:
             fail()
-        else:  # a program may fail for want of its leader, which is about to be done
-            self._fail_unless_done(fail, time.monotonic() + _ABOUT_TO_END)
+        else:  # a program may fail because its leader is about to end
+            self._fail_unless_done(fail, time.monotonic() + _RUN_END_WINDOW)
 
     def _fail_unless_done(self, fail: Callable[[], None], until: float) -> None:
-        """Fail, unless the leader says within some seconds that the run has ended."""
+        """Fail, unless the leader reports within some seconds that the run has succeeded."""
         assert self._follower is not None  # noqa: S101 - only called where it is
 
         def answered(status: Status | None) -> None:
             if self._exiting:
                 return
             if status is not None and status.state == RUNNING and time.monotonic() < until:
-                self._loop.call_later(_ASK_AGAIN, lambda: None if self._exiting else self._fail_unless_done(fail, until))
+                self._loop.call_later(_ASK_INTERVAL, lambda: None if self._exiting else self._fail_unless_done(fail, until))
             elif status is None or status.state != SUCCEEDED:
                 fail()
 
         self._follower.ask_now(answered)
 
     def _done(self) -> None:
-        """Exit, and report what the output does not: that this task is done."""
+        """Exit, and report `done`, which this task's output does not."""
         self._report("done", seconds=round(time.monotonic() - self._began, 3))
         self._exit(ExitCode.DONE)
 
     def _exit(self, code: int, why: str = "") -> None:
-        """End with `code`: at once, or when those who wait for this task know."""
+        """Exit with `code`: at once, or when the tasks that wait for this one know."""
         self._exit_code, self._exiting = int(code), True
         restarted = code in _RESTARTED or code >= SIGNAL_BASE or (self._stopping and code != ExitCode.DONE)
         if self._leader is not None and not restarted:
             self._notify_all(self._leader, why)
         elif self._follower is not None and not restarted and not self._succeeded:
-            self._follower.has_ended(FAILED if code else SUCCEEDED)
+            self._follower.record_end(FAILED if code else SUCCEEDED)
             if code or not self._member.waits or self._stopping:
                 self._notify_leader(time.monotonic() + NOTIFY_TIMEOUT)
         else:
@@ -284,24 +285,24 @@ class _Parent:
 
     @property
     def _member(self) -> Member:
-        assert self._job.member is not None  # noqa: S101 - nobody else asks
+        assert self._job.member is not None  # noqa: S101 - only called if there is one
         return self._job.member
 
     def _join(self, member: Member) -> None:
         if member.is_leader:
             self._leader = Leader(member, self._loop)
             if not self._leader.answers:
-                message = f"port {member.address.rpartition(':')[2]} is another's: the other tasks cannot ask when the run has ended"
+                message = f"port {member.address.rpartition(':')[2]} is in use by another process: the other tasks cannot ask whether the run has ended"
                 self._report("notice", message=message)
             return
         callbacks = Callbacks(self._run_ended, self._leader_lost, partial(self._report, "notice"))
         self._follower = Follower(member, self._loop, callbacks)
 
     def _notify_all(self, leader: Leader, why: str) -> None:
-        """Inform the others how the run has ended: this is the leader."""
+        """Inform the other tasks, as the leader, how the run has ended."""
 
         def finish(status: Status) -> None:
-            if status.state == FAILED and self._exit_code == ExitCode.DONE:  # a worker that it needs
+            if status.state == FAILED and self._exit_code == ExitCode.DONE:  # a required worker has failed
                 self._fail_run(status.reason, "", ExitCode.FAILURE)
             self._loop.stop()
 
@@ -315,23 +316,23 @@ class _Parent:
             leader.succeed(finish)
 
     def _notify_leader(self, until: float) -> None:
-        """Exit once the leader knows of this task's end, or does not answer. Where silence would fail the run, ask again `until` then: it may be starting."""
+        """Exit once the leader knows of this task's end, or does not answer. If its silence would fail the run, ask `until` then: it may be starting."""
         follower = self._follower
         assert follower is not None  # noqa: S101 - only called where it is
 
         def answered(status: Status | None) -> None:
             if self._member.waits and self._exit_code == ExitCode.DONE:
                 if status is None or status.state == RUNNING:
-                    self._exit_code = int(ExitCode.STOPPED)  # it comes back, and says so again
+                    self._exit_code = int(ExitCode.STOPPED)  # the task starts again, and reports its end again
             elif self._member.waits and status is None and time.monotonic() < until:
-                self._loop.call_later(_ASK_AGAIN, lambda: follower.ask_now(answered))
+                self._loop.call_later(_ASK_INTERVAL, lambda: follower.ask_now(answered))
                 return
             self._loop.stop()
 
         follower.ask_now(answered)
 
     def _run_ended(self, status: Status) -> None:
-        """Follow the leader: it was done, or has failed for good."""
+        """End this task: the leader reports the end of the run."""
         member = self._member
         self._succeeded = status.state == SUCCEEDED
         if self._exiting:
@@ -349,14 +350,14 @@ class _Parent:
 
     def _leader_lost(self, reason: str) -> None:
         member = self._member
-        cause = f"{member.leader} was gone for {member.orphan:g} s"
+        cause = f"{member.leader} was gone for {member.orphan_timeout:g} s"
         if not self._exiting:
             self._end_task(cause, f"{member.address}: {reason}", self._job.timeouts.ending)
         elif self._exit_code == ExitCode.DONE:
             self._fail_run(cause, reason)
 
     def _fail_run(self, cause: str, detail: str, code: int = ExitCode.PEER_LOST) -> None:
-        """Fail where the program is done, and the run is not."""
+        """Fail although the program is done: the run has not succeeded."""
         self._report("failed", exit_code=int(code), cause=cause, detail=detail)
         self._exit_code = int(code)
         self._loop.stop()
@@ -368,7 +369,7 @@ class _Parent:
             self._loop.call_later(self._job.timeouts.after_success, lambda: self._child.kill("the run has succeeded"))
 
     def _exit_soon(self) -> None:
-        """Stay only until others know of the end: it is asked to stop when it has ended."""
+        """Handle a request to stop after the task has ended: wait a shorter time for the others."""
         unfinished = self._member.waits if self._leader is None else not self._leader.complete
         if self._exit_code == ExitCode.DONE and unfinished and not self._succeeded:
             self._exit_stopped()
@@ -378,7 +379,7 @@ class _Parent:
             self._leader.exit_soon()
 
     def _exit_stopped(self) -> None:
-        """Exit as one that is restarted: others are not done, and need it."""
+        """Exit with 143, to be restarted: other tasks are not done, and need this one."""
         self._exit_code = int(ExitCode.STOPPED)
         self._loop.stop()
 
@@ -421,13 +422,13 @@ class _Parent:
             self._terminate_after_chief(self._job.watched_chief)
             return
         self._child.terminate()
-        if self._peers_missing and self._job.built_in:  # training has not begun; TensorFlow may wait inside, deaf to signals
+        if self._peers_missing and self._job.built_in:  # training has not begun; TensorFlow may wait without handling signals
             self._loop.call_later(self._job.timeouts.ending, self._kill_unless_training)
 
     def _terminate_after_chief(self, address: str) -> None:
         """Stop a server once its chief, which saves its state, is gone."""
         self._child.notify_stop()
-        self._loop.call_later(self._job.timeouts.serve_on, self._child.terminate)
+        self._loop.call_later(self._job.timeouts.server_stop, self._child.terminate)
         AddressWatch(self._loop, self._prober, [address], timeout=_CHIEF_TIMEOUT, timed_out=lambda _reason: self._child.terminate())
 
     def _kill_unless_training(self) -> None:
@@ -435,16 +436,16 @@ class _Parent:
             self._child.kill("its peers were not there")
 
     def _end_task(self, cause: str, detail: str, within: float) -> None:
-        """End the task with exit code 75, and its process by SIGKILL where it has not ended `within` so many seconds."""
-        if self._stopping or self._failure is not None:
+        """End the task with exit code 75; kill its process if it has not ended `within` seconds."""
+        if self._stopping or self._end_cause is not None:
             return
         if self._child.pid is None:
             if self._backoff is not None:
                 self._backoff.cancel()
-            self._failure = (cause, detail)
+            self._end_cause = (cause, detail)
             self._fail(ExitCode.PEER_LOST, cause, detail)
             return
-        self._failure = (cause, detail)
+        self._end_cause = (cause, detail)
         self._child.terminate()
         self._loop.call_later(within, lambda: self._child.kill(cause))
 
@@ -463,27 +464,27 @@ class _Parent:
 
     def _peers_connected(self, seconds: float) -> None:
         self._peers_missing = False
-        self._reached_at = time.monotonic()
+        self._connected_at = time.monotonic()
         if self._job.watched_workers:
             within = max(self._job.timeouts.saving, self._job.timeouts.orphan)
-            self._workers = self._watch_for("every worker", self._job.watched_workers, "a worker answers again", within)
+            self._workers_watch = self._watch_for("every worker", self._job.watched_workers, "a worker answers again", within)
         if seconds >= self._job.timeouts.first_waiting:
             self._report("notice", message=f"every peer was reached, the last after {seconds:.1f} s")
-            if not self._job.built_in:  # a training process of ours says so itself, when its model is built
+            if not self._job.built_in:  # a training process of ours reports it itself, once its model is built
                 self._report("ready", seconds=round(seconds, 1))
 
     def _peers_timed_out(self, missing: list[dict[str, str]]) -> None:
         timeouts = self._job.timeouts
-        named = listed([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], MAX_LISTED)
+        named = join_names([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], MAX_LISTED)
         self._end_task(f"peers were not there after {timeouts.start:g} s", f"missing: {named}", timeouts.ending)
 
-    def _watch_for(self, who: str, addresses: tuple[str, ...], back: str, within: float) -> AddressWatch:
-        """End the task, whose process gets `within` seconds, when no address accepted a connection for limits.orphan_timeout."""
+    def _watch_for(self, name: str, addresses: tuple[str, ...], back: str, within: float) -> AddressWatch:
+        """End the task, as `_end_task` does, when no address has accepted a connection for limits.orphan_timeout."""
         orphan = self._job.timeouts.orphan
-        shown = listed(addresses, MAX_LISTED)
+        shown = join_names(addresses, MAX_LISTED)
 
         def lost(reason: str) -> None:
-            self._report("notice", message=f"{who} ({shown}) does not answer: {reason}; this task ends when that lasts {orphan:g} s")
+            self._report("notice", message=f"{name} ({shown}) does not answer: {reason}; this task ends if that lasts {orphan:g} s")
 
         return AddressWatch(
             self._loop,
@@ -492,5 +493,5 @@ class _Parent:
             timeout=orphan,
             lost=lost,
             back=lambda: self._report("notice", message=back),
-            timed_out=lambda reason: self._end_task(f"{who} was gone for {orphan:g} s", f"{shown}: {reason}", within),
+            timed_out=lambda reason: self._end_task(f"{name} was gone for {orphan:g} s", f"{shown}: {reason}", within),
         )

@@ -1,8 +1,8 @@
-"""No process outlives the one that started it, however that one ends.
+"""Ends a process when its parent ends, however that happens.
 
 The parent gives its child `child_environment`; the child calls `die_with_parent` before anything else. Linux signals a
 parent's death to its child (prctl PR_SET_PDEATHSIG); elsewhere the child reads a pipe whose other end only the
-parent holds. A program that knows nothing of this is started through this file: `python parent_death.py -- COMMAND`.
+parent holds. Any other program is started through this file: `python parent_death.py -- COMMAND`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _CANNOT_RUN = 2  # ExitCode.WRONG_CONFIGURATION; this file imports nothing of th
 
 
 def needs_pipe() -> bool:
-    """Whether the parent has to hold a pipe for its child on this system."""
+    """Return whether the parent has to hold a pipe for its child on this system."""
     return sys.platform != "linux"
 
 
 def child_environment(pipe: int | None = None) -> dict[str, str]:
-    """Return what the calling process puts into its child's environment; `pipe` is the read end it passes on."""
+    """Return the variables for the child's environment; `pipe` is the read end that the child inherits."""
     return {PARENT_PID: str(os.getpid()), **({} if pipe is None else {PARENT_PIPE: str(pipe)})}
 
 
 def die_with_parent() -> None:
-    """Make this process be killed (SIGKILL) when its parent is gone; leave at once when it is gone already.
+    """Have this process killed (SIGKILL) when its parent ends; kill it at once if the parent has already ended.
 
-    Does nothing in a process whose parent did not ask for it. The variable that it read is removed from the environment,
-    so that this process's own children do not see it.
+    Does nothing if the parent did not set the variables. They are removed from the environment, so that this process's own
+    children do not see them.
     """
     parent = os.environ.pop(PARENT_PID, "")
     pipe = os.environ.pop(PARENT_PIPE, "")
@@ -53,7 +53,7 @@ def die_with_parent() -> None:
 
 
 def watch(fd: int, on_eof: Callable[[], None]) -> threading.Thread:
-    """Call `on_eof` from a thread of its own once the other end of the pipe `fd` is closed by all that hold it."""
+    """Call `on_eof` from a thread of its own once all processes have closed the other end of the pipe `fd`."""
 
     def wait() -> None:
         with contextlib.suppress(OSError):
@@ -68,12 +68,12 @@ def watch(fd: int, on_eof: Callable[[], None]) -> threading.Thread:
 
 def wrapped(command: list[str]) -> list[str]:
     """Return the argv that runs `command` so that it dies with its parent, in the same process and environment."""
-    # -I and -S: nothing in the user's directory or PYTHONPATH can stand in for the standard library here.
+    # -I and -S: no module in the user's directory or PYTHONPATH can shadow the standard library here.
     return [sys.executable, "-I", "-S", *_this_program(), "--", *command]
 
 
 def _this_program() -> list[str]:
-    """Return Python's arguments that run this file; its text stands for it where the parent is one file (launcher/render/parent_file.py)."""
+    """Return Python's arguments that run this file, or its text if the parent is a single file (launcher/render/parent_file.py)."""
     if "__file__" in globals():
         return [__file__]
     loader: Any = __spec__.loader
@@ -81,9 +81,9 @@ def _this_program() -> list[str]:
 
 
 def _guard(pipe: int) -> None:
-    """Fork a process that kills its whole group once the pipe closes: exec takes threads away, not processes."""
+    """Fork a process that kills its whole group once the pipe closes: exec ends threads, but not child processes."""
     if (middle := os.fork()) == 0:
-        if os.fork():  # the guard is nobody's child: a program that waits for all its children must not wait for it
+        if os.fork():  # the guard has no parent here: a program that waits for all its children must not wait for it
             os._exit(0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
@@ -96,7 +96,7 @@ def _guard(pipe: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Bind this process to its parent, then become the command after `--`. Returns only when that cannot be run."""
+    """Bind this process to its parent, then become the command after `--`. Returns only if that cannot be run."""
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     if not command:
         print("expected: parent_death.py -- COMMAND ...", file=sys.stderr)
@@ -105,9 +105,9 @@ def main(arguments: list[str]) -> int:
         _guard(int(os.environ.pop(PARENT_PIPE)))
     die_with_parent()
     try:
-        os.execvp(command[0], command)  # noqa: S606 - a shell would stand between the program and its signals
+        os.execvp(command[0], command)  # noqa: S606 - a shell would get the program's signals
     except OSError as error:
-        print(f"{command[0]!r} cannot be run: {error.strerror}; give a program that is there and executable", file=sys.stderr)
+        print(f"{command[0]!r} cannot be run: {error.strerror}; give a program that exists and is executable", file=sys.stderr)
     return _CANNOT_RUN
 
 

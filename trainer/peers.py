@@ -1,7 +1,7 @@
-"""Whether a task's peers are there yet: each address is asked for a TCP connection until it gave one.
+"""Checks whether a task's peers are reachable: tries a TCP connection to each address until one succeeds.
 
-The parent does this beside the training process, which waits for the peer that it needs first (engine/peer_wait.py) and connects by itself. The
-parent names missing peers, and ends a start that will never succeed.
+The parent does this in parallel to the training process, which waits for the peer that it needs first (engine/peer_wait.py) and connects itself.
+The parent names missing peers, and ends a start that cannot succeed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from trainer.event_loop import EventLoop, Timer
 from trainer.strategies import SERVER_STRATEGIES, STRATEGIES, Strategy, is_server
 from trainer.tf_config import TaskConfig, split_address
 
-Answer = Optional[str]  # why an address gave no connection; None: it gave one
+ConnectError = Optional[str]  # the reason why a connection failed; None: it succeeded
 
 _CONNECT_TIMEOUT = 1.0
 _MAX_OPEN = 200  # open connections; a process may often have no more than 1,024 files
 _RESOLVERS = 8  # getaddrinfo blocks, so threads call it
 _RETRY = 1.0
-# Before the first look-up of a name. A pod starts a moment before its peers have names, and a cluster's DNS that is asked too early
-# says for 5 s that there is none. To import TensorFlow takes longer than this.
+# Before the first look-up of a name. A pod starts a moment before its peers have DNS names, and a cluster's DNS caches a failed
+# look-up for 5 s. Importing TensorFlow takes longer than this delay.
 _DNS_DELAY = 1.5
 MAX_LISTED = 25  # missing peers named in one event: with more, a line would no longer be written in one piece (PIPE_BUF)
 _REASONS = {
@@ -45,7 +45,7 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: no TIME_WAIT left 
 def awaited(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
     """Return the peers that a task needs before it can train: name -> address.
 
-    All-reduce needs everyone. Servers, those of parameter_server and manual, serve anyone who comes; only the chief needs them.
+    An all-reduce needs all peers. Under parameter_server and manual, only the chief needs its servers; these need no peer.
     """
     kind = STRATEGIES[strategy]
     needs = kind.all_reduces or (kind.uses_servers and task.is_chief)
@@ -53,19 +53,19 @@ def awaited(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
 
 
 def watched_chief(task: TaskConfig, strategy: Strategy) -> str | None:
-    """Return the chief's address where a task is of no use without the chief: on ps and workers that serve it."""
+    """Return the chief's address for a task that is useless without it: a ps or worker that serves it; else None."""
     return task.chief_address if is_server(strategy, task.role) and not task.is_chief else None
 
 
 def watched_workers(task: TaskConfig, strategy: Strategy) -> tuple[str, ...]:
-    """Return the addresses of the workers without any of which a task has nobody to send work to: on the chief that drives them."""
+    """Return the workers' addresses for a chief that sends them work, and is useless without any of them; else none."""
     if strategy not in SERVER_STRATEGIES or not task.is_chief:
         return ()
     return tuple(address for name, address in task.peers().items() if name.startswith("worker-"))
 
 
 class ConnectionProber:
-    """Asks addresses for TCP connections, many at once, and says of each what came of it."""
+    """Tries TCP connections to many addresses at once, and reports the result of each."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
@@ -76,94 +76,94 @@ class ConnectionProber:
         self._names_from = loop.now() + _DNS_DELAY
         self._filling = False
 
-    def ask(self, address: str, then: Callable[[Answer], None]) -> None:
-        """Call `then`, in the loop's thread, with why `address` gives no connection, or None when it gave one."""
+    def ask(self, address: str, then: Callable[[ConnectError], None]) -> None:
+        """Try a connection to `address`; call `then`, in the loop's thread, with the reason of a failure, or None."""
         self._waiting.append(_ConnectionAttempt(address, then))
         self._fill()
 
     def _fill(self) -> None:
-        if self._filling:  # an attempt that failed at once comes back here: the loop below goes on, nothing nests
+        if self._filling:  # an attempt that fails at once comes back here: the loop below continues, without recursion
             return
         self._filling = True
         while self._waiting and len(self._open) < _MAX_OPEN:
             attempt = self._waiting.popleft()
             self._open.add(attempt)
-            try:  # an address in numbers needs no look-up, and no thread
+            try:  # a numeric address needs no look-up, and no thread
                 self._connect(attempt, socket.getaddrinfo(attempt.host, attempt.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
             except OSError:
                 self._look_up(attempt)
         self._filling = False
 
     def _look_up(self, attempt: _ConnectionAttempt) -> None:
-        if (early := self._names_from - self._loop.now()) > 0:
-            self._loop.call_later(early, lambda: self._look_up(attempt))
+        if (delay := self._names_from - self._loop.now()) > 0:
+            self._loop.call_later(delay, lambda: self._look_up(attempt))
             return
         self._names.put(attempt)
         if self._threads < min(_RESOLVERS, len(self._open)):
             self._threads += 1
-            # Daemons: a look-up that hangs for half a minute must not keep the process.
+            # Daemons: a look-up that hangs for half a minute must not delay the end of the process.
             threading.Thread(target=self._resolve, name="resolver", daemon=True).start()
 
     def _resolve(self) -> None:
         while True:
             attempt = self._names.get()
-            found: list[Any] = []
+            addresses: list[Any] = []
             with contextlib.suppress(OSError, UnicodeError):
-                found = socket.getaddrinfo(attempt.host, attempt.port, type=socket.SOCK_STREAM)
-            self._loop.call_from_thread(partial(self._connect, attempt, found))
+                addresses = socket.getaddrinfo(attempt.host, attempt.port, type=socket.SOCK_STREAM)
+            self._loop.call_from_thread(partial(self._connect, attempt, addresses))
 
-    def _connect(self, attempt: _ConnectionAttempt, found: list[Any], reason: str = "name not known yet") -> None:
-        """Try the next of the addresses `found`; `reason` is why the one before gave nothing."""
-        if not found:
+    def _connect(self, attempt: _ConnectionAttempt, addresses: list[Any], reason: str = "name not known yet") -> None:
+        """Try the addresses of a look-up one after the other; `reason` is why the one before failed."""
+        if not addresses:
             self._finish(attempt, reason)
             return
-        family, kind, protocol, _, address = found[0]
+        family, kind, protocol, _, address = addresses[0]
         try:
             connection = socket.socket(family, kind, protocol)
         except OSError as error:
-            self._connect(attempt, found[1:], _describe(error.errno or 0))
+            self._connect(attempt, addresses[1:], _describe(error.errno or 0))
             return
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         code = connection.connect_ex(address)
         if code not in {0, errno.EINPROGRESS}:
             connection.close()
-            self._connect(attempt, found[1:], _describe(code))
+            self._connect(attempt, addresses[1:], _describe(code))
             return
 
-        def done(reason: Answer) -> None:
+        def done(reason: ConnectError) -> None:
             timer.cancel()
             self._loop.forget(connection)
             connection.close()
             if reason is None:
                 self._finish(attempt, None)
             else:
-                self._connect(attempt, found[1:], reason)
+                self._connect(attempt, addresses[1:], reason)
 
         timer = self._loop.call_later(_CONNECT_TIMEOUT, lambda: done("no answer"))
-        self._loop.on_ready(connection, selectors.EVENT_WRITE, lambda: done(outcome(connection)))
+        self._loop.on_ready(connection, selectors.EVENT_WRITE, lambda: done(connect_error(connection)))
 
-    def _finish(self, attempt: _ConnectionAttempt, answer: Answer) -> None:
+    def _finish(self, attempt: _ConnectionAttempt, answer: ConnectError) -> None:
         self._open.discard(attempt)
         attempt.then(answer)
         self._fill()
 
 
 class _ConnectionAttempt:
-    """One question to one address."""
+    """A connection attempt to one address."""
 
-    def __init__(self, address: str, then: Callable[[Answer], None]) -> None:
+    def __init__(self, address: str, then: Callable[[ConnectError], None]) -> None:
         self.host, self.port = split_address(address)
         self.then = then
 
 
-def outcome(connection: socket.socket) -> Answer:
-    """Return what came of a connection that was being made, now that its socket can be written."""
+def connect_error(connection: socket.socket) -> ConnectError:
+    """Return why a non-blocking connection failed, None if it succeeded, once its socket is writable."""
     code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
         return _describe(code)
     with contextlib.suppress(OSError):
-        # On a free local port the kernel may give the connection that very port: it has then reached itself.
+        # On a free local port the kernel may choose that very port as the source: the socket is then connected to itself.
         if connection.getsockname() == connection.getpeername():
             return "connection refused"
     return None
@@ -174,12 +174,12 @@ def _describe(code: int) -> str:
 
 
 class PeerWait:
-    """Waits until each of some peers was reached once, names those missing, and times out.
+    """Waits until each peer was reached once, reports those missing, and times out.
 
     `waiting(missing, seconds)` is called first after `first` seconds, then every `every` seconds and when the set
     changes; missing is a list of {task, address, reason}. Exactly one of `complete(seconds)` and `timed_out(missing)`
-    is called, unless `cancel` comes before. With `stalled`, `waiting([], seconds)` is called every so many seconds after
-    that, until `stepped`: seconds since all were reached.
+    is called, unless `cancel` comes before. After `complete`, `waiting([], seconds since)` is called every `stalled`
+    seconds until `stepped`.
     """
 
     def __init__(
@@ -213,17 +213,17 @@ class PeerWait:
 
     @property
     def missing(self) -> list[dict[str, str]]:
-        """The peers that were not reached yet, and the causes."""
+        """The peers that were not reached yet, and the reasons."""
         return [{"task": name, "address": address, "reason": self._reasons[name]} for name, address in self._missing.items()]
 
     def cancel(self) -> None:
-        """Wait for nobody any more and call nobody."""
+        """Stop waiting; make no further call."""
         self._done = True
         for timer in self._timers:
             timer.cancel()
 
     def stepped(self) -> None:
-        """Note that a step was made: what follows is no longer waited for."""
+        """Note that a step was made: no further report is due."""
         self._stalled = None
         if self._done:
             self.cancel()
@@ -232,12 +232,12 @@ class PeerWait:
         if not self._done:
             self._prober.ask(self._missing[name], partial(self._answered, name))
 
-    def _answered(self, name: str, reason: Answer) -> None:
+    def _answered(self, name: str, reason: ConnectError) -> None:
         if self._done:
             return
         if reason is not None:
             self._reasons[name] = reason
-            # Many missing peers are asked more slowly: each of a thousand tasks asks all the others.
+            # With many missing peers, retries are slower: each of a thousand tasks asks all the others.
             self._loop.call_later(max(_RETRY, len(self._missing) / _MAX_OPEN), partial(self._ask, name))
             return
         del self._missing[name]
@@ -269,10 +269,10 @@ class PeerWait:
 
 
 class AddressWatch:
-    """Watches addresses until it is cancelled; `timed_out(reason)` when none of them gave a connection for `timeout` seconds.
+    """Watches addresses until it is cancelled; calls `timed_out(reason)` when none has accepted a connection for `timeout` seconds.
 
-    `lost(reason)` is called once all stay silent for a tenth of that, `back()` when one answers after that. The reason is
-    that of one of them.
+    `lost(reason)` is called once all have been silent for a tenth of that, `back()` when one answers again. The reason is
+    that of one address.
     """
 
     def __init__(
@@ -297,16 +297,16 @@ class AddressWatch:
         self._ask()
 
     def cancel(self) -> None:
-        """Watch no longer and call nobody."""
+        """Stop watching; make no further call."""
         self._done = True
 
     def _ask(self) -> None:
-        """Ask the address that answered last; where it is silent, all the others at once."""
+        """Ask the address that answered last; if it is silent, ask all the others at once."""
         if self._done:
             return
         first, *others = self._addresses
 
-        def answered(reason: Answer) -> None:
+        def answered(reason: ConnectError) -> None:
             if reason is None or not others:
                 self._received(reason)
             else:
@@ -316,13 +316,13 @@ class AddressWatch:
 
     def _ask_all(self, addresses: list[str], reason: str) -> None:
         silent = 0
-        found = False
+        answered_once = False
 
-        def answered(address: str, answer: Answer) -> None:
-            nonlocal silent, found
+        def answered(address: str, answer: ConnectError) -> None:
+            nonlocal silent, answered_once
             silent += answer is not None
-            if answer is None and not found:
-                found = True
+            if answer is None and not answered_once:
+                answered_once = True
                 self._addresses.remove(address)
                 self._addresses.insert(0, address)
                 self._received(None)
@@ -332,7 +332,7 @@ class AddressWatch:
         for address in addresses:
             self._prober.ask(address, partial(answered, address))
 
-    def _received(self, reason: Answer) -> None:
+    def _received(self, reason: ConnectError) -> None:
         if self._done:
             return
         now = self._loop.now()

@@ -1,4 +1,4 @@
-"""A task's port before it is TensorFlow's: it answers, so that anyone who watches the task sees that it is there."""
+"""Holds a task's port until TensorFlow takes it: it answers, so that peers and health checks see that the task runs."""
 
 import contextlib
 import os
@@ -9,14 +9,14 @@ import time
 from trainer.socket_filter import listen
 from trainer.tf_config import split_address
 
-_BACKLOG = 1024  # connections that wait to be taken: all tasks of a cluster may ask at once
-_POLL_INTERVAL = 0.1  # seconds between checks whether it is closed: not everywhere does `shutdown` wake who accepts
+_BACKLOG = 1024  # connections that wait to be accepted: all tasks of a cluster may connect at once
+_POLL_INTERVAL = 0.1  # seconds between checks whether it is closed: not on every system does `shutdown` wake `accept`
 
 
 class PortHolder:
-    """Takes connections at an address and closes them, in a thread, from `open` to `close`. Both may be called more than once.
+    """Accepts connections at an address and closes them, in a thread, from `open` to `close`. Both may be called more than once.
 
-    It does so for some `seconds` at most: a task that hangs before TensorFlow serves is not there forever.
+    It does so for at most `seconds`, so that a task that hangs before TensorFlow serves does not answer forever.
     """
 
     def __init__(self, address: str | None, seconds: float) -> None:
@@ -24,11 +24,11 @@ class PortHolder:
         self._listener: socket.socket | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        # A process forked off must not keep the port from TensorFlow.
+        # A forked process must not keep the port from TensorFlow.
         os.register_at_fork(after_in_child=self._drop)
 
     def open(self) -> bool:
-        """Answer from now on; returns False where the port cannot be had."""
+        """Answer from now on; return False if another process has the port."""
         if self._thread is None and self._address is not None and not self._closed.is_set():
             with contextlib.suppress(OSError):
                 self._listener = listen(*split_address(self._address), backlog=_BACKLOG)
@@ -38,12 +38,12 @@ class PortHolder:
         return self._thread is not None and not self._closed.is_set()
 
     def close(self) -> None:
-        """Free the port, for good: `open` does nothing any more."""
+        """Free the port, for good: `open` then does nothing."""
         self._closed.set()
         if self._listener is None or self._thread is None:
             return
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # on Linux the thread waits for it no longer
+            self._listener.shutdown(socket.SHUT_RDWR)  # on Linux this ends the thread's `accept`
         self._thread.join()
 
     def _accept_and_close(self, listener: socket.socket) -> None:
@@ -51,7 +51,7 @@ class PortHolder:
         while not self._closed.is_set() and time.monotonic() < until:
             try:
                 connection, _ = listener.accept()
-                connection.close()  # in order: the client may not have seen yet that it was taken
+                connection.close()  # not by a reset: the client may not have seen the connection yet
             except TimeoutError:
                 continue
             except OSError:  # it was shut down; or, for example, there are no more files

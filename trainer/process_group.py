@@ -1,4 +1,4 @@
-"""Starting the training process in a group of its own, noticing its end, and clearing away what it leaves behind."""
+"""Starts a process in a process group of its own, reaps it, and kills the rest of its group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer import parent_death
 
-# Before Python 3.11 there is no other way that leaves the program in its session, where it may read from the terminal.
+# Before Python 3.11 only preexec_fn leaves the program in its session, where it may read from the terminal.
 _OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
 
 
@@ -27,10 +27,10 @@ def spawn(
     stderr: int | None = None,
     pass_fds: tuple[int, ...] = (),
 ) -> int:
-    """Start `command` as the leader of a new process group and return its pid; it dies when this process does.
+    """Start `command` as the leader of a new process group and return its pid; it dies with this process.
 
     `bound`: the command calls parent_death.die_with_parent itself; other programs are wrapped for it.
-    Standard input is this process's own, and output and error where None is given for them.
+    Standard input is this process's own; so are output and error if they are None.
     """
     pipe = _parent_pipe() if parent_death.needs_pipe() else None
     process = subprocess.Popen(
@@ -43,13 +43,13 @@ def spawn(
     )
     if pipe is not None:
         os.close(pipe)
-    # `reap` alone waits for children: the object must not, nor complain that nobody did.
+    # Only `reap` waits for children: the object must not, nor warn that the child still runs.
     process.returncode = 0
     return process.pid
 
 
 def _parent_pipe() -> int:
-    reading, writing = os.pipe()  # `writing` stays open, and is nobody else's, for as long as this process lives
+    reading, writing = os.pipe()  # only this process has `writing`, and keeps it open until it ends
     os.set_inheritable(writing, False)
     return reading
 
@@ -57,14 +57,14 @@ def _parent_pipe() -> int:
 def reap(child: int | None) -> int | None:
     """Take every child of this process that has ended from the process table; return how `child` ended, if it did.
 
-    Process 1 of a container has others than its own. A negative number is a signal, as in `subprocess`. The rest
+    Process 1 of a container also adopts other processes. A negative number is a signal, as in `subprocess`. The rest
     of the child's process group is killed.
     """
     code = None
     while True:
         try:
             if hasattr(os, "waitid"):
-                # Look first: while the dead leader is in the table, its group's number cannot be another's.
+                # Before reaping: while the dead leader is in the table, its group's number cannot be reused.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 if ended is not None and ended.si_pid == child:
                     kill_group(ended.si_pid)
@@ -79,17 +79,17 @@ def reap(child: int | None) -> int | None:
 
 
 def kill_group(child: int) -> None:
-    """Kill whatever runs in the child's process group. Harmless when nothing does."""
+    """Kill the child's process group. Harmless if it is empty."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: no permission for the dead
         os.killpg(child, signal.SIGKILL)
 
 
-# States of a process in /proc/PID/stat in which it does not run, nor will by itself (proc_pid_stat(5)).
+# States in /proc/PID/stat of processes that do not run, nor will by themselves (proc_pid_stat(5)).
 DEAD, STOPPED = frozenset("ZXx"), frozenset("Tt")
 
 
 def process_stat(pid: int) -> tuple[str, str]:
-    """Return the state of a process and when it started; X where it is gone, R where the system has no /proc."""
+    """Return the state and the start time of a process; X if it is gone, R if the system has no /proc."""
     if not Path("/proc/self/stat").exists():
         try:
             os.kill(pid, 0)
@@ -114,7 +114,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def missing_program(command: Sequence[str]) -> str | None:
-    """Return why `command` cannot be run, None when its program is there and executable."""
+    """Return why `command` cannot be run, None if its program exists and is executable."""
     if shutil.which(command[0]):
         return None
     what = "is not executable" if Path(command[0]).is_file() else "was not found"

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass, replace
 
 from trainer.error_file import FINAL
-from trainer.exit_codes import SIGNAL_BASE, ExitCode, RestartWhen, describe, unretried
+from trainer.exit_codes import SIGNAL_BASE, ExitCode, RestartWhen, describe, final_exit_code
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,15 @@ class Policy:
     first_delay: float = 1.0  # of the second restart in a row; the first one comes at once
     longest_delay: float = 30.0
     healthy_after: float = 60.0  # after an attempt that ran this long the delays begin again
-    recovers_after: float = 600.0  # after an attempt of this length earlier restarts no longer count; infinite where checkpoints decide
+    recovers_after: float = 600.0  # after an attempt of this length earlier restarts no longer count; infinite if checkpoints decide
 
 
 @dataclass(frozen=True)
 class History:
     """The history of a task: restarts counted against the limit, how the last one failed, lost peers.
 
-    `short_attempts`: consecutive attempts shorter than `healthy_after`; the first may have been longer. `lost_from`: the highest step from which an
-    attempt started that then lost a peer.
+    `short_attempts`: consecutive attempts shorter than `healthy_after`; the first may have been longer. `lost_from`: the highest start step of
+    the attempts that lost a peer.
     """
 
     restarts: int = 0
@@ -47,13 +47,13 @@ class Restart:
 
 @dataclass(frozen=True)
 class End:
-    """Start no more; leave with `exit_code`. `cause` is empty when the work is done."""
+    """Do not start again; exit with `exit_code`. `cause` is empty if the work is done."""
 
     exit_code: int
     cause: str = ""
 
 
-# A process that was asked to stop by somebody else than us: SIGTERM, whether it had time to say 143 or not.
+# The process was asked to stop, but not by its parent: SIGTERM, whether it had time to exit with 143 or not.
 _UNCOUNTED = frozenset({int(ExitCode.STOPPED), -signal.SIGTERM})
 _CAUSES = {
     int(ExitCode.DONE): "it was done, and `restart` is always",
@@ -70,20 +70,20 @@ SAME_AGAIN = "it failed the same way twice in a row, with no step forward betwee
 
 
 def cause_of(code: int) -> str:
-    """Say in words why a process ended with `code`; negative numbers are signals, as in `subprocess`."""
+    """Describe why a process ended with `code`; negative numbers are signals, as in `subprocess`."""
     return _CAUSES.get(code) or describe(code)
 
 
 def exit_code_of(code: int) -> int:
-    """Return the exit code for `code`: 128 + n for signal n, as a shell has it."""
+    """Return the exit code for `code`: 128 + n for signal n, as in a shell."""
     return 128 - code if code < 0 else code
 
 
 def _with_code(code: int) -> str:
-    """Say why a process ended; add its exit code if the task leaves with another one, and the reason does not name it."""
+    """Describe why a process ended; add its exit code if the task exits with another one, and the cause does not name it."""
     shown = exit_code_of(code)
     cause = cause_of(code)
-    return cause if unretried(shown) == shown or str(shown) in cause else f"{cause}, exit code {shown}"
+    return cause if final_exit_code(shown) == shown or str(shown) in cause else f"{cause}, exit code {shown}"
 
 
 def decide_restart(
@@ -92,36 +92,40 @@ def decide_restart(
     """Decide what follows when a process that its parent did not ask to stop ended with `code` after `ran_for` seconds.
 
     Final are:
-    - WRONG_CONFIGURATION; a `fingerprint` that begins with FINAL says why, where the code itself does not;
+    - WRONG_CONFIGURATION; a `fingerprint` that begins with FINAL has the cause;
     - a second failure with the `fingerprint` of the first and no step forward between (user_errors.py, tracebacks.py): a third would be the same.
       Attempts that each ran `recovers_after` are final only beyond `max_restarts` in a row;
     - with `policy.restart: exit_code`, exit codes below 128.
 
     All other failures count. Not counted are:
-    - a stop that somebody asked for (`_UNCOUNTED`);
-    - the end with DONE, where `policy.restart` is `always`;
-    - a lost peer (75), where the attempt had been `connected` longer than `healthy_after` to all its peers, and had gone on from a later
-      step (its `fingerprint`) than any attempt that lost a peer before: nodes come and go for as long as a run lasts.
+    - a requested stop (`_UNCOUNTED`);
+    - the end with DONE, if `policy.restart` is `always`;
+    - a lost peer (75), if the attempt had been `connected` to all its peers for longer than `healthy_after`, and had started from a later
+      step (its `fingerprint`) than any earlier attempt that lost a peer: nodes come and go during a long run.
     """
     if code == ExitCode.DONE:
         return _restart(code, ran_for, history, policy) if policy.restart == "always" else End(ExitCode.DONE)
     if code == ExitCode.WRONG_CONFIGURATION:
         return End(code, fingerprint[len(FINAL) :] if fingerprint.startswith(FINAL) else cause_of(code))
     if policy.restart == "exit_code" and 0 < code < SIGNAL_BASE:
-        return End(unretried(code), f"{_with_code(code)}; `restart: exit_code` makes exit codes below {SIGNAL_BASE} final")
+        return End(final_exit_code(code), f"{_with_code(code)}; `restart: exit_code` makes exit codes below {SIGNAL_BASE} final")
     lost_from = int(fingerprint) if code == ExitCode.PEER_LOST and fingerprint.strip().isdecimal() else history.lost_from
     repeats = history.repeats + 1 if fingerprint and fingerprint == history.fingerprint else 0
     if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:
-        last, repeats = history.fingerprint, history.repeats  # a peer that failed first, or a stop, says nothing of this task's own failure
+        last_fingerprint, repeats = history.fingerprint, history.repeats  # a lost peer or a stop is no failure of this task's own
     elif repeats and (ran_for < policy.recovers_after or repeats > policy.max_restarts):
         return End(ExitCode.WRONG_CONFIGURATION, SAME_AGAIN)
     else:
-        last = fingerprint
+        last_fingerprint = fingerprint
     counted = code not in _UNCOUNTED and not (lost_from > history.lost_from and connected > policy.healthy_after)
     if counted and history.restarts >= policy.max_restarts:
-        return End(unretried(exit_code_of(code)), f"{_with_code(code)}; the limit of {policy.max_restarts} restarts is reached")
+        return End(final_exit_code(exit_code_of(code)), f"{_with_code(code)}; the limit of {policy.max_restarts} restarts is reached")
     after = replace(
-        history, restarts=history.restarts + counted, fingerprint=last, lost_from=max(lost_from, history.lost_from), repeats=repeats
+        history,
+        restarts=history.restarts + counted,
+        fingerprint=last_fingerprint,
+        lost_from=max(lost_from, history.lost_from),
+        repeats=repeats,
     )
     return _restart(code, ran_for, after, policy)
 

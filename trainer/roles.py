@@ -1,6 +1,6 @@
-"""A task's role and strategy become what the training process does. One function for each kind of work: to serve, to evaluate, to train, to run a program.
+"""The work of a training process, by its role and strategy: a function each to serve, to evaluate, to train and to run a program.
 
-TensorFlow is imported by the roles that need all of it, not here: servers start without.
+Only the roles that need all of TensorFlow import it: servers start without.
 """
 
 import os
@@ -34,7 +34,7 @@ DEVICES = Path("/dev")  # has nvidia0 and so on, one for each GPU of the machine
 
 @dataclass(frozen=True)
 class Context:
-    """The input of every role: the task, the job, the port, held until TensorFlow takes it, and `stopped`, which returns whether a stop was asked for."""
+    """The input of every role: the task, the job, the port, held until TensorFlow takes it, and `stopped`, which returns whether a stop was requested."""
 
     task: TaskConfig
     job: Job
@@ -64,44 +64,44 @@ def run(context: Context) -> ExitCode:
 
 
 def unused_gpus(environ: Mapping[str, str] = os.environ) -> str:
-    """Return that TensorFlow uses none of this task's GPUs, NVIDIA's on Linux, why, and the remedy; nothing where it uses one, or there is none.
+    """Return a notice with cause and remedy if this task has GPUs (NVIDIA, Linux) and TensorFlow uses none; else an empty string.
 
-    TensorFlow itself goes on without GPUs, and its log, at the level of a task's, does not say so. Servers, which do not import
-    TensorFlow's Python, and programs of a `command` are not asked.
+    TensorFlow itself continues without GPUs, and does not log it at a task's log level. Not for servers, which do not import
+    TensorFlow's Python, nor for programs of a `command`.
     """
     import tensorflow as tf
 
     count = len(list(DEVICES.glob("nvidia[0-9]*")))
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if count and chosen is not None:
-        count = len([one for one in chosen.split(",") if one.strip() not in {"", "-1", "NoDevFiles"}])
+        count = len([gpu for gpu in chosen.split(",") if gpu.strip() not in {"", "-1", "NoDevFiles"}])
     if not count or tf.config.list_physical_devices("GPU"):
         return ""
     if tf.test.is_built_with_cuda():
-        cause = "it does not find the driver or a CUDA library; TF_CPP_MIN_LOG_LEVEL=0 and TF_CPP_MAX_VLOG_LEVEL=1 make it say which"
+        cause = "it does not find the driver or a CUDA library; TF_CPP_MIN_LOG_LEVEL=0 and TF_CPP_MAX_VLOG_LEVEL=1 show which"
     else:
         cause = "it is built without CUDA; install tensorflow[and-cuda], or take the image for GPUs"
     return f"TensorFlow uses no GPU, and this task has {count}: {cause}"
 
 
-# Keeps what talks to servers from being torn down, with errors in the log, once they are gone.
-_alive: list[Session] = []
+# References to sessions: if Python destroyed them after their servers are gone, errors would be logged.
+_sessions: list[Session] = []
 
 
 def _workload(context: Context) -> Workload | Agent:
     from trainer.workloads.loading import load_agent, load_workload
 
-    made = load_agent(context.job.train) or load_workload(context.job.train)
+    workload = load_agent(context.job.train) or load_workload(context.job.train)
     if unused := unused_gpus():  # after the user's module, which may say which GPUs are to be used
         context.report("notice", message=unused)
-    return made
+    return workload
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Devices and tasks that are ready to train: `replicas` batches make a step, `make` returns the session of a job whose steps are known.
+    """Devices and tasks that are ready to train: `replicas` batches make a step, `make` creates the session of a job whose steps are known.
 
-    `stopped` returns whether this task, or a ps that it needs, was asked to stop; `watch` is over its ps.
+    `stopped` returns whether this task, or a ps that it needs, was asked to stop; `watch` watches its ps.
     """
 
     replicas: int
@@ -119,7 +119,7 @@ def _single(context: Context, workload: Workload) -> Prepared:
 
 @contextmanager
 def _signals_restored() -> Iterator[None]:
-    """Put the handlers of signals back afterwards: TensorFlow's collective runtime takes SIGTERM over, and does nothing with it."""
+    """Restore the signal handlers afterwards: TensorFlow's collective runtime replaces that of SIGTERM by one that does nothing."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
@@ -161,7 +161,7 @@ def _parameter_server(context: Context, workload: Workload) -> Prepared:
 
 
 def _connected(context: Context) -> "tuple[Connection, Callable[[], bool]]":
-    """Connect the chief to its servers, and watch them; returns also a function: whether the chief, or a ps, was asked to stop."""
+    """Connect the chief to its servers, and watch them; also return a function that returns whether the chief, or a ps, was asked to stop."""
     from trainer.engine.parameter_server.server_watch import watch
     from trainer.engine.parameter_server.worker_pool import connect
 
@@ -207,10 +207,10 @@ def _train(context: Context) -> ExitCode:
     if not peer_wait.wait(context.task, strategy, context.port, context.stopped, context.job.start_timeout):
         return ExitCode.STOPPED
     ready = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
-    job = epochs.with_steps(context.job, workload, ready.replicas)  # not before: to look at a user's data may start TensorFlow
+    job = epochs.with_steps(context.job, workload, ready.replicas)  # not before: looking at a user's data may initialize TensorFlow
     with explaining(workload):
         session = ready.make(job)
-        _alive.append(session)
+        _sessions.append(session)
         context.report("ready", seconds=time.time() - context.began)
         outcome = loop.run(session, workload, job, context.report, ready.stopped, context.stopped if ready.watch else None)
     if ready.watch is not None:
@@ -219,20 +219,20 @@ def _train(context: Context) -> ExitCode:
         if ready.watch is not None:
             servers.notify_saved(ready.watch.leaving, context.job.scratch_dir)
         if STRATEGIES[strategy].all_reduces:
-            # Nobody leaves before the chief has saved; a peer that is lost now takes nothing with it.
+            # Every task waits until the chief has saved; a peer that is lost now does no harm.
             with suppress(PeerLostError):
                 session.close()
         return ExitCode.STOPPED
     session.close()
     if STRATEGIES[strategy].uses_servers:
         _stop_servers(context)
-    _done(context, outcome.step, outcome.metrics, outcome.ended_early)
+    _report_done(context, outcome.step, outcome.metrics, outcome.ended_early)
     return ExitCode.DONE
 
 
 @contextmanager
 def explaining(workload: Workload | Agent) -> Iterator[None]:
-    """Raise the error by which a workload explains another in the place of that; see Explaining."""
+    """Replace an error that the workload can explain by its explanation; see Explaining."""
     try:
         yield
     except Exception as error:
@@ -250,7 +250,7 @@ def _run_program(context: Context) -> ExitCode:
     _check_not_started(context)
     outcome = program.run(loaded, context.task, context.job, context.port, context.report, context.stopped, context.began)
     _stop_servers(context)
-    _done(context, outcome.step, outcome.metrics)
+    _report_done(context, outcome.step, outcome.metrics)
     return ExitCode.DONE
 
 
@@ -268,9 +268,9 @@ def _check_not_started(context: Context) -> None:
 
     if tensorflow_context()._context_handle is not None:  # noqa: SLF001 - TensorFlow has no public way to ask
         raise WorkloadError(
-            f"train.workload {context.job.train.workload} makes tensors, variables or a model where it is imported or its class is made, "
+            f"train.workload {context.job.train.workload} creates tensors, variables or a model while it is imported or its class is constructed, "
             f"which strategy {context.job.strategy} does not allow: it has to set up TensorFlow's devices first. "
-            "Make them in a function (def model(): ...) or in the workload's methods; NumPy arrays may stay where they are."
+            "Create them in a function (def model(): ...) or in the workload's methods; NumPy arrays may stay."
         )
 
 
@@ -278,7 +278,7 @@ def _serve(context: Context) -> ExitCode:
     finished = servers.serve(context.task, context.job.scratch_dir, context.stopped)
     if not finished:
         return ExitCode.STOPPED
-    _done(context, None, {})
+    _report_done(context, None, {})
     return ExitCode.DONE
 
 
@@ -290,10 +290,10 @@ def _evaluate(context: Context) -> ExitCode:
         last = evaluator.evaluate_checkpoints(workload, context.job, context.report, context.stopped)
     if last is None:
         return ExitCode.STOPPED
-    _done(context, *last)
+    _report_done(context, *last)
     return ExitCode.DONE
 
 
-def _done(context: Context, step: int | None, metrics: dict[str, float], ended_early: str | None = None) -> None:
+def _report_done(context: Context, step: int | None, metrics: dict[str, float], ended_early: str | None = None) -> None:
     early = {"ended_early": ended_early} if ended_early else {}
     context.report("done", step=step, seconds=time.time() - context.began, metrics=metrics, **early)

@@ -14,18 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX = "trainer-"
-# Its process holds a lock on this file for as long as it lives. A directory without the file is not ours, whatever its name.
+# A task's process holds a lock on this file until it ends. A directory without the file is not ours, whatever its name.
 _LOCK = ".held-by-a-trainer"
 
 
 @contextlib.contextmanager
 def directory() -> Iterator[Path | None]:
-    """Give a directory of this process's own for a `with` block; None where none can be made. Removes those of dead processes."""
+    """Create a directory of this process's own for a `with` block; None if that fails. Removes those of dead processes."""
     with contextlib.suppress(OSError):
         _remove_abandoned(Path(tempfile.gettempdir()))
     path, lock = None, -1
     with contextlib.suppress(OSError):
-        path, lock = _make()
+        path, lock = _create()
     try:
         yield path
     finally:
@@ -34,13 +34,13 @@ def directory() -> Iterator[Path | None]:
             os.close(lock)
 
 
-def _make() -> tuple[Path, int]:
-    """Return a new directory and the open file by which it is held. Raises OSError."""
+def _create() -> tuple[Path, int]:
+    """Create a directory; return it and its open lock file. Raises OSError."""
     while True:
         path, lock = Path(tempfile.mkdtemp(prefix=_PREFIX)), -1
         try:
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another start may be looking at it, and then removes it
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another start may have locked it first, and removes it
         except OSError:
             shutil.rmtree(path, ignore_errors=True)
             if lock >= 0:

@@ -10,23 +10,23 @@ from trainer.settings import LearningRate, Train, direction
 from trainer.strategies import STRATEGIES, TRAINING, Strategy
 from trainer.workloads.catalog import CATALOG
 
-# schedule -> the fields that belong to it, and those of them that it cannot do without.
-_OF_SCHEDULE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+# schedule -> its fields, and those of them that it requires.
+_SCHEDULE_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "constant": ((), ()),
     "cosine": (("decay_steps", "final"), ()),
     "linear": (("decay_steps", "final"), ()),
     "exponential": (("decay_steps", "decay_rate", "staircase"), ("decay_steps",)),
     "piecewise": (("boundaries", "factors"), ("boundaries", "factors")),
 }
-_SPECIAL = ("decay_steps", "decay_rate", "staircase", "final", "boundaries", "factors")
+_ALL_SCHEDULE_FIELDS = ("decay_steps", "decay_rate", "staircase", "final", "boundaries", "factors")
 _MAX_MIRRORED = 32  # batches a step
 _CLIPS = ("clip_value", "clip_norm", "clip_global_norm")
-_OF_PROGRAMS = ("workload", "params", "data", "seed")  # all the settings of a program with manual placement
+_PROGRAM_FIELDS = ("workload", "params", "data", "seed")  # all the settings of a program with manual placement
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two settings that do not fit: where below `train`, what is wrong, what was expected, what to do."""
+    """Settings that do not fit together: the path below `train`, the problem, the expectation and the remedy."""
 
     path: tuple[str, ...]
     message: str
@@ -40,7 +40,7 @@ def conflicts(train: Train, strategy: Strategy) -> list[Conflict]:
     return [one for rule in rules for one in rule(train, strategy)]
 
 
-def _one_length(train: Train, _: Strategy) -> Iterator[Conflict]:
+def _steps_or_epochs(train: Train, _: Strategy) -> Iterator[Conflict]:
     if train.steps is not None and train.epochs is not None:
         message = f"`epochs` ({train.epochs}) beside `steps` ({train.steps}): both say how long to train"
         yield Conflict(
@@ -52,21 +52,21 @@ def _schedule(train: Train, _: Strategy) -> Iterator[Conflict]:
     rate = train.learning_rate
     if rate is None:
         return
-    allowed, required = _OF_SCHEDULE[rate.schedule]
-    given = [name for name in _SPECIAL if getattr(rate, name) is not None]
+    allowed, required = _SCHEDULE_FIELDS[rate.schedule]
+    given = [name for name in _ALL_SCHEDULE_FIELDS if getattr(rate, name) is not None]
     for name in given:
         if name not in allowed:
-            owners = " or ".join(schedule for schedule, (fields, _) in _OF_SCHEDULE.items() if name in fields)
+            owners = " or ".join(schedule for schedule, (fields, _) in _SCHEDULE_FIELDS.items() if name in fields)
             message = f"`{name}` means nothing to the schedule {rate.schedule}"
             yield Conflict(("learning_rate", name), message, f"schedule {owners}", f"remove `{name}`, or set `schedule` to {owners}")
     for name in required:
         if name not in given:
             message = f"the schedule {rate.schedule} needs `{name}`, and there is none"
             yield Conflict(("learning_rate",), message, f"`{name}`", f"add `{name}`")
-    yield from _pieces(rate)
+    yield from _piecewise(rate)
 
 
-def _pieces(rate: LearningRate) -> Iterator[Conflict]:
+def _piecewise(rate: LearningRate) -> Iterator[Conflict]:
     boundaries, factors = rate.boundaries or [], rate.factors or []
     if rate.schedule != "piecewise" or not boundaries or not factors:
         return
@@ -114,14 +114,14 @@ def _determinism(train: Train, strategy: Strategy) -> Iterator[Conflict]:
         yield Conflict(("deterministic",), message, "another strategy", "remove `deterministic`, or change `strategy`")
 
 
-def _better(train: Train, _: Strategy) -> Iterator[Conflict]:
+def _early_stopping_direction(train: Train, _: Strategy) -> Iterator[Conflict]:
     rule = train.early_stopping
     if rule and direction(rule.metric, rule.mode) is None:
         message = f"{rule.metric!r} does not show whether more or less of it is better"
         yield Conflict(("early_stopping", "metric"), message, "`mode: max` or `mode: min` beside it", "add `mode: max`, if more is better")
 
 
-def _unrolled(train: Train, strategy: Strategy) -> Iterator[Conflict]:
+def _mirrored_accumulation(train: Train, strategy: Strategy) -> Iterator[Conflict]:
     if STRATEGIES[strategy].on_devices and train.gradients.accumulate > _MAX_MIRRORED:
         message = f"{train.gradients.accumulate} batches a step: with mirrored each is a part of the graph of its own"
         remedy = "use larger batches, or another strategy"
@@ -133,14 +133,14 @@ def _unused(train: Train, _: Strategy) -> Iterator[Conflict]:
     if entry is None:
         return
     # By the value, not by what is set: the settings that tasks get are complete.
-    plain = Train(workload=train.workload)
+    default = Train(workload=train.workload)
     for name in entry.unused:
-        if getattr(train, name) not in (getattr(plain, name), getattr(entry.defaults, name)):
+        if getattr(train, name) not in (getattr(default, name), getattr(entry.defaults, name)):
             message = f"`{name}` means nothing to {train.workload}"
             yield Conflict((name,), message, f"no `{name}`", f"remove `{name}`; docs/workloads.md has what it takes in `params`")
 
 
-def _never_learns(train: Train, _: Strategy) -> Iterator[Conflict]:
+def _random_steps(train: Train, _: Strategy) -> Iterator[Conflict]:
     entry = CATALOG.get(train.workload)
     if entry is None or not entry.agent:
         return
@@ -151,27 +151,27 @@ def _never_learns(train: Train, _: Strategy) -> Iterator[Conflict]:
         yield Conflict(("steps",), message, f"more than {first}", "raise `steps`, or lower `params.random_steps`")
 
 
-def _trains_nothing(train: Train, strategy: Strategy) -> Iterator[Conflict]:
+def _program_settings(train: Train, strategy: Strategy) -> Iterator[Conflict]:
     # By the value, not by what is set: the settings that tasks get are complete.
-    plain = Train(workload=train.workload)
+    default = Train(workload=train.workload)
     for name in Train.model_fields:
-        if name not in _OF_PROGRAMS and getattr(train, name) != getattr(plain, name):
+        if name not in _PROGRAM_FIELDS and getattr(train, name) != getattr(default, name):
             message = f"`{name}` means nothing to strategy {strategy}, which runs a program and trains no model"
             remedy = f"remove `{name}`; put the program's arguments into `params`"
-            yield Conflict((name,), message, f"{', '.join(_OF_PROGRAMS[:-1])} and {_OF_PROGRAMS[-1]} alone", remedy)
+            yield Conflict((name,), message, f"{', '.join(_PROGRAM_FIELDS[:-1])} and {_PROGRAM_FIELDS[-1]} alone", remedy)
 
 
 RULES: tuple[Callable[[Train, Strategy], Iterator[Conflict]], ...] = (
-    _one_length,
+    _steps_or_epochs,
     _schedule,
     _one_clip,
     _wire,
     _embeddings,
     _loss_scale,
     _determinism,
-    _better,
-    _unrolled,
+    _early_stopping_direction,
+    _mirrored_accumulation,
     _unused,
-    _never_learns,
+    _random_steps,
 )
-RULES_OF_PROGRAMS: tuple[Callable[[Train, Strategy], Iterator[Conflict]], ...] = (_trains_nothing,)
+RULES_OF_PROGRAMS: tuple[Callable[[Train, Strategy], Iterator[Conflict]], ...] = (_program_settings,)

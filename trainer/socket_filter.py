@@ -1,8 +1,8 @@
-"""Closes TensorFlow's port to other machines when a cluster is on this machine alone.
+"""Closes TensorFlow's port to other machines if all tasks of a cluster are on this machine.
 
-TensorFlow's gRPC server listens on every address, whatever TF_CONFIG says, and runs what anybody sends it. On Linux
-a socket can carry a filter (SO_ATTACH_FILTER, no privilege needed) that the kernel asks for each packet; sockets
-made by accept() inherit it. Packets from elsewhere than loopback are dropped as if nothing listened.
+TensorFlow's gRPC server listens on every address, whatever TF_CONFIG says, and runs any code that it is sent. On Linux
+a socket can have a filter (SO_ATTACH_FILTER, no privilege needed) that the kernel applies to each packet; sockets
+returned by accept() inherit it. Packets that are not from loopback are dropped as if nothing listened.
 Source: Linux, Documentation/networking/filter.rst; net/core/filter.c.
 """
 
@@ -54,7 +54,7 @@ class _Program(ctypes.Structure):
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether a task's address, host:port, is one of this machine's loopback."""
+    """Return whether a task's address, host:port, is a loopback address."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -63,7 +63,7 @@ def is_loopback(address: str) -> bool:
 
 
 def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
-    """Return a socket that listens at a port: on loopback alone where `host` is of that, else on every address. Raises OSError."""
+    """Return a socket that listens at a port: only on `host` if that is loopback, else on every address. Raises OSError."""
     if is_loopback(f"{host}:{port}"):
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=backlog)
     if socket.has_dualstack_ipv6():
@@ -73,10 +73,10 @@ def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
 
 
 def restrict_to_loopback(address: str | None) -> int:
-    """Let only loopback reach what this process listens on at `address`, if that is a loopback address.
+    """Restrict this process's listening sockets at `address` to loopback, if that is a loopback address.
 
-    Call it as soon as the server listens. Returns how many listening sockets were closed to others; 0 where there
-    is nothing to do, and on other systems than Linux.
+    Call it as soon as the server listens. Returns the number of sockets that were restricted; always 0 on systems other
+    than Linux.
     """
     if sys.platform != "linux" or address is None or not is_loopback(address):
         return 0
@@ -90,7 +90,7 @@ def restrict_to_loopback(address: str | None) -> int:
 
 @contextlib.contextmanager
 def restricted_to_loopback(address: str | None) -> Iterator[None]:
-    """Restrict the port to loopback as soon as the code inside listens on it; later where TensorFlow holds Python's lock until all peers are there."""
+    """Restrict the port to loopback as soon as the code inside listens on it; later if TensorFlow holds the GIL until all peers are connected."""
     done = threading.Event()
 
     def watch() -> None:
@@ -113,12 +113,12 @@ def restricted_to_loopback(address: str | None) -> Iterator[None]:
 def _filter_if_listening(fd: int, port: int) -> bool:
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         return False
-    with socket.socket(fileno=os.dup(fd)) as one:
-        if one.family not in (socket.AF_INET, socket.AF_INET6) or one.getsockname()[1] != port:
+    with socket.socket(fileno=os.dup(fd)) as sock:
+        if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.getsockname()[1] != port:
             return False
-        if not one.getsockopt(socket.SOL_SOCKET, _SO_ACCEPTCONN):
+        if not sock.getsockopt(socket.SOL_SOCKET, _SO_ACCEPTCONN):
             return False
         code = (_Instruction * len(_FROM_LOOPBACK))(*(_Instruction(*row) for row in _FROM_LOOPBACK))
         program = _Program(len(_FROM_LOOPBACK), ctypes.addressof(code))
-        one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, bytes(program))
+        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, bytes(program))
         return True

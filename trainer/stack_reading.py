@@ -1,4 +1,4 @@
-"""Reads from the stacks of a task what it does: its input, its own code, a wait for other tasks, or TensorFlow. Pure."""
+"""Determines a task's activity from its stacks: its input, its own code, a wait for other tasks, or TensorFlow. Pure."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 import re
 from dataclasses import dataclass
 
-# How faulthandler writes a thread and a frame of it.
+# A thread and a frame in faulthandler's format.
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'^ *File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 _LIBRARIES = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python\d[^/\\]*)[/\\]|^<")
-# Files of TensorFlow by which a dataset calls Python, or Python waits for one.
+# Files of TensorFlow on the stack when a dataset calls Python, or Python waits for a dataset.
 _INPUT = re.compile(r"[/\\]tensorflow[/\\]python[/\\]data[/\\]")
-_CALLS = re.compile(r"[/\\]tensorflow[/\\]python[/\\]ops[/\\]script_ops\.py$")  # a graph calls Python
-_TRACES = re.compile(r"[/\\]tensorflow[/\\]python[/\\]framework[/\\]func_graph\.py$")
+_PYTHON_CALLS = re.compile(r"[/\\]tensorflow[/\\]python[/\\]ops[/\\]script_ops\.py$")  # a graph calls Python
+_TRACING = re.compile(r"[/\\]tensorflow[/\\]python[/\\]framework[/\\]func_graph\.py$")
 _TENSORFLOW = re.compile(r"[/\\]tensorflow[/\\]")
-# The trainer's own files; a user's may be in a directory of that name. Of a parent that is one file, the program is a user's.
-_OWN = os.path.dirname(os.path.abspath(__file__)) if "__file__" in globals() else "-"  # noqa: PTH100, PTH120 - in images without the trainer, too
-_OF_PEERS = re.compile(re.escape(_OWN) + r"[/\\]engine[/\\](collectives[/\\]|parameter_server[/\\]worker_pool|peer_wait)")
+# The trainer's own directory, by its full path: a user's may have the same name. A parent that is a single file runs only users' programs.
+_TRAINER_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) if "__file__" in globals() else "-"  # noqa: PTH100, PTH120 - in images without the trainer, too
+_PEER_WAITS = re.compile(re.escape(_TRAINER_DIRECTORY) + r"[/\\]engine[/\\](collectives[/\\]|parameter_server[/\\]worker_pool|peer_wait)")
 
 WORDS = {
     "input": "in its input",
@@ -28,7 +28,7 @@ WORDS = {
     "tensorflow": "inside TensorFlow",
     "stopped": "stopped by a signal; SIGCONT continues it",
     "silent": "its process does not answer",
-    "unknown": "",  # none can be asked
+    "unknown": "",  # no process can be asked
 }
 
 
@@ -56,7 +56,7 @@ class Activity:
 
 
 def no_progress(seconds: float, doing: Activity) -> str:
-    """Return in words that a task makes no progress, and what it does."""
+    """Return the message that a task makes no progress, with its activity."""
     return ": ".join(filter(None, (f"no progress for {seconds:.0f} s", str(doing))))
 
 
@@ -69,31 +69,31 @@ def threads(stacks: str) -> list[list[Frame]]:
 
 
 def activity(stacks: str) -> Activity:
-    """Return what a process does whose stacks these are.
+    """Return the activity of the process with these stacks.
 
-    The main thread's own code comes first, then that of a thread by which TensorFlow calls Python, then a wait for other tasks.
+    The user's code in the main thread comes first, then that in a thread by which TensorFlow calls Python, then a wait for other tasks.
     """
-    every = [frames for frames in threads(stacks) if frames]
-    if not every:
+    all_threads = [frames for frames in threads(stacks) if frames]
+    if not all_threads:
         return Activity("silent")
-    *others, main = every
-    if any(_TRACES.search(frame.file) for frame in main):
-        return Activity("compiling", _call(main))
+    *others, main = all_threads
+    if any(_TRACING.search(frame.file) for frame in main):
+        return Activity("compiling", _innermost_call(main))
     for frames in [main, *others]:
         users = [frame for frame in frames if _is_users(frame)]
-        if users and (frames is main or any(_CALLS.search(frame.file) for frame in frames)):
+        if users and (frames is main or any(_PYTHON_CALLS.search(frame.file) for frame in frames)):
             return Activity("input" if any(_INPUT.search(frame.file) for frame in frames) else "code", str(users[0]))
     for frames in [main, *others]:
-        if any(_OF_PEERS.search(frame.file) for frame in frames[:12]):
+        if any(_PEER_WAITS.search(frame.file) for frame in frames[:12]):
             return Activity("peers")
     if any(_INPUT.search(frame.file) for frame in main):
-        return Activity("input", _call(main))
-    return Activity("tensorflow" if any(_TENSORFLOW.search(frame.file) for frame in main) else "code", _call(main))
+        return Activity("input", _innermost_call(main))
+    return Activity("tensorflow" if any(_TENSORFLOW.search(frame.file) for frame in main) else "code", _innermost_call(main))
 
 
-def _call(frames: list[Frame]) -> str:
+def _innermost_call(frames: list[Frame]) -> str:
     return str(next((frame for frame in frames if not frame.file.startswith("<frozen ")), frames[0]))
 
 
 def _is_users(frame: Frame) -> bool:
-    return not _LIBRARIES.search(frame.file) and not frame.file.startswith(_OWN)
+    return not _LIBRARIES.search(frame.file) and not frame.file.startswith(_TRAINER_DIRECTORY)

@@ -1,8 +1,8 @@
 """Lets the task's parent ask this Python process for its stacks: a signal makes it write them to a pipe.
 
-`faulthandler` writes them from the signal's handler itself, so a process answers that hangs in C. The signal ends those that have not registered.
+`faulthandler` writes them in the signal handler itself, so a process that hangs in C answers too. Without registration the signal ends a process.
 
-The parent puts this file, as `sitecustomize`, before a user's own modules (trainer/stacks.py): whatever Python imports it, it raises nothing.
+The parent puts this file, as `sitecustomize`, before a user's own modules (trainer/stacks.py). Any version of Python may import it, and it raises nothing.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 import os
 import sys
 
-DIRECTORY = "TRAINER_STACKS_DIRECTORY"  # where the pipes are
+DIRECTORY = "TRAINER_STACKS_DIRECTORY"  # directory of the pipes
 REGISTERED, STACKS = (
     "registered",
     "stacks",
-)  # pipes: for a line "PID DESCRIPTOR" of each process, the latter that of the other pipe; for stacks
+)  # names of pipes: for a line "PID DESCRIPTOR" of each process, with its descriptor of the second pipe; for stacks
 
 
 def stack_signal() -> int:
-    """Return the signal: one that programs hardly use for themselves, where there are such."""
+    """Return the signal: a real-time one that programs rarely use, if the system has them."""
     import signal
 
     return int(signal.SIGRTMIN) + 9 if hasattr(signal, "SIGRTMIN") else int(signal.SIGUSR2)
 
 
 def register() -> None:
-    """Have this process, and what it forks, answer the signal. Does nothing where no parent asked for that."""
+    """Have this process, and those that it forks, answer the signal. Does nothing without a parent that asked for it."""
     directory = os.environ.get(DIRECTORY)
     if not directory:
         return
@@ -33,7 +33,7 @@ def register() -> None:
         import faulthandler
 
         writing = _open(os.path.join(directory, STACKS))  # noqa: PTH118 - pathlib would be imported before every program
-        os.set_blocking(writing, True)  # what is longer than the pipe waits for the parent
+        os.set_blocking(writing, True)  # stacks longer than the pipe's buffer wait for the parent
         faulthandler.register(stack_signal(), file=writing, all_threads=True)
         _publish(directory, writing)
         os.register_at_fork(after_in_child=lambda: _publish(directory, writing))
@@ -57,7 +57,7 @@ def _open(path: str) -> int:
 
 
 def _import_shadowed_sitecustomize() -> None:
-    """Register, then let the `sitecustomize` that would have been imported without this file take its place."""
+    """Register, then import the `sitecustomize` that this file shadows in its place."""
     register()
     own = sys.modules.pop(__name__)
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - see above

@@ -1,10 +1,10 @@
-"""The Python stacks of a task, for anyone on its machine, or in its container, who asks the parent for them.
+"""The Python stacks of a task, which its parent serves to processes on its machine, or in its container.
 
-The parent listens on a loopback port, or on a socket in the run's directory, sends one line of JSON to each who connects, and closes:
+The parent listens on a loopback port, or on a socket in the run's directory, sends one line of JSON to each client, and closes:
 
     {"processes": [{"pid": 12, "command": "python train.py", "problem": "", "stacks": "Thread 0x..."}]}
 
-`problem` says why a process gave none. See trainer/stack_signal.py.
+`problem` says why a process has none. See trainer/stack_signal.py.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from trainer.process_group import is_dead, is_stopped, process_stat
 
 SOCKET_ENV = "TRAINER_STACKS"  # the path of a socket; without it, PORT of the loopback address
 PORT = 2225
-_FIRST = 3.0  # seconds within which a process has to begin
-_QUIET = 0.3  # seconds without more after which it has written all
-_ALL = 12.0  # seconds for all processes of a task
+_BEGIN_TIMEOUT = 3.0  # seconds for a process to begin to write
+_IDLE_TIMEOUT = 0.3  # seconds without output after which its stacks are complete
+_TOTAL_TIMEOUT = 12.0  # seconds for all processes of a task
 _MAX_BYTES = 4 * 1024 * 1024  # bytes of one process
 _READ = 64 * 1024
-_SEND = 10.0  # seconds for a client to read it all
+_SEND_TIMEOUT = 10.0  # seconds for a client to read the answer
 
 
 @dataclass(frozen=True)
@@ -45,52 +45,50 @@ class ProcessStacks:
 
 
 class Stacks:
-    """Asks the Python processes of a task for their stacks, one at a time, and answers those who ask."""
+    """Asks the Python processes of a task for their stacks, one at a time, and answers clients."""
 
     def __init__(self, loop: EventLoop, directory: Path | None) -> None:
         self._loop = loop
         self._directory: Path | None = None
-        self._registered: dict[
-            int, tuple[str, int]
-        ] = {}  # process -> when it started, as the kernel counts, and its descriptor of the pipe
-        self._until = 0.0  # when processes that are left are asked no more
+        self._registered: dict[int, tuple[str, int]] = {}  # process -> its start time, as in /proc, and its descriptor of the pipe
+        self._until = 0.0  # deadline for asking further processes
         self._waiting: list[Callable[[list[ProcessStacks]], None]] = []
         self._pipes: list[int] = []
         self._partial = b""
         self._reading: _Reading | None = None
         self._asking = False
         self._server: socket.socket | None = None
-        with contextlib.suppress(OSError):  # without pipes no process registers, and those who ask learn that
+        with contextlib.suppress(OSError):  # without pipes no process registers, and answers are empty
             if directory is not None:
                 self._make_pipes(directory)
-        with contextlib.suppress(OSError):  # the port is another's, or the file system has no sockets: nobody gets a connection
+        with contextlib.suppress(OSError):  # the port is in use, or the file system has no sockets: nothing is served
             self._server = _listen(os.environ.get(SOCKET_ENV, ""))
             loop.on_ready(self._server, selectors.EVENT_READ, self._accept)
 
     def _make_pipes(self, directory: Path) -> None:
         for name in (stack_signal.REGISTERED, stack_signal.STACKS):
             os.mkfifo(directory / name, 0o600)
-            # Open for writing too: it then has no end when the last process that writes to it does.
+            # Also open for writing: else the end of the last process that writes would be the pipe's end of file.
             self._pipes.append(os.open(directory / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
         self._loop.on_ready(self._pipes[0], selectors.EVENT_READ, self._register)
         self._loop.on_ready(self._pipes[1], selectors.EVENT_READ, self._take)
         self._directory = directory
 
     def environment(self, *, built_in: bool) -> dict[str, str]:
-        """Return what a task's program finds in its environment. A user's own imports the file that registers it before all else."""
+        """Return variables for a task's program. A user's own program imports the file that registers it before all else."""
         if self._directory is None:
             return {}
-        made = {stack_signal.DIRECTORY: str(self._directory)}
+        variables = {stack_signal.DIRECTORY: str(self._directory)}
         if not built_in:
             with contextlib.suppress(OSError):
                 site = self._directory / "python"
                 site.mkdir(exist_ok=True)
                 (site / "sitecustomize.py").write_text(_source(), encoding="utf-8")
-                made["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
-        return made
+                variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+        return variables
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._server is not None:
             self._loop.forget(self._server)
             self._server.close()
@@ -99,10 +97,10 @@ class Stacks:
                     Path(path).unlink()
 
     def ask(self, then: Callable[[list[ProcessStacks]], None]) -> None:
-        """Call `then`, in the loop's thread, with the stacks of every process that registered and lives."""
+        """Call `then`, in the loop's thread, with the stacks of every live process that has registered."""
         self._waiting.append(then)
         if not self._asking:
-            self._asking, self._until = True, time.monotonic() + _ALL
+            self._asking, self._until = True, time.monotonic() + _TOTAL_TIMEOUT
             self._register()
             self._next([pid for pid in self._registered if self._is_alive(pid)], [])
 
@@ -110,7 +108,7 @@ class Stacks:
         return not is_dead(pid) and process_stat(pid)[1] == self._registered[pid][0]
 
     def _register(self) -> None:
-        """Take in the numbers of processes that have registered."""
+        """Read the registrations of processes."""
         with contextlib.suppress(BlockingIOError):
             while self._pipes and (read := os.read(self._pipes[0], _READ)):
                 *lines, self._partial = (self._partial + read).split(b"\n")
@@ -119,27 +117,29 @@ class Stacks:
         for pid in [pid for pid in self._registered if not self._is_alive(pid)]:
             del self._registered[pid]
 
-    def _next(self, left: list[int], found: list[ProcessStacks]) -> None:
-        """Ask the first of the processes that are left; answer those who wait where none is."""
-        if not left:
+    def _next(self, remaining: list[int], results: list[ProcessStacks]) -> None:
+        """Ask the first of the remaining processes; if none remains, answer the clients."""
+        if not remaining:
             self._reading, self._asking = None, False
             waiting, self._waiting = self._waiting, []
             for then in waiting:
-                then(found)
+                then(results)
             return
 
-        def go_on(problem: str, stacks: str = "") -> None:
-            self._next(left[1:], [*found, ProcessStacks(left[0], _command(left[0]), problem, stacks)])
+        pid = remaining[0]
+
+        def finish(problem: str, stacks: str = "") -> None:
+            self._next(remaining[1:], [*results, ProcessStacks(pid, _command(pid), problem, stacks)])
 
         def ended(read: bytes) -> None:
-            go_on(
-                "" if read else "does not answer: it got no time of a processor, or uses the signal for itself",
+            finish(
+                "" if read else "does not answer: it got no processor time, or uses the signal itself",
                 read.decode("utf-8", "replace"),
             )
 
         self._reading = None
-        if problem := self._ask_by_signal(left[0]):
-            go_on(problem)
+        if problem := self._ask_by_signal(pid):
+            finish(problem)
         else:
             self._reading = _Reading(self._loop, ended)
 
@@ -161,7 +161,7 @@ class Stacks:
         return ""
 
     def _has_pipe(self, pid: int) -> bool:
-        """Return whether the descriptor by which a process would write its stacks is still our pipe: a process may have closed all that it had."""
+        """Return whether a process's descriptor is still our pipe: some processes close all their descriptors."""
         with contextlib.suppress(OSError):
             used, own = Path(f"/proc/{pid}/fd/{self._registered[pid][1]}").stat(), os.fstat(self._pipes[1])
             return (used.st_dev, used.st_ino) == (own.st_dev, own.st_ino)
@@ -183,7 +183,7 @@ class Stacks:
         with contextlib.suppress(OSError):
             connection, _ = self._server.accept()
             connection.setblocking(False)
-            self.ask(lambda found: self._send(connection, _answer(found)))
+            self.ask(lambda results: self._send(connection, _answer(results)))
 
     def _send(self, connection: socket.socket, left: bytes) -> None:
         def end() -> None:
@@ -202,30 +202,30 @@ class Stacks:
             if not left:
                 end()
 
-        deadline = self._loop.call_later(_SEND, end)
+        deadline = self._loop.call_later(_SEND_TIMEOUT, end)
         self._loop.on_ready(connection, selectors.EVENT_WRITE, push)
 
 
 class _Reading:
-    """Output of one process, until it has written nothing for a moment."""
+    """Collects the output of one process until it pauses."""
 
     def __init__(self, loop: EventLoop, ended: Callable[[bytes], None]) -> None:
         self._loop, self._ended = loop, ended
         self._read = b""
-        self._timer: Timer = loop.call_later(_FIRST, self._end)
+        self._timer: Timer = loop.call_later(_BEGIN_TIMEOUT, self._end)
 
     def add(self, read: bytes) -> None:
-        """Take in more."""
+        """Add output."""
         self._read = (self._read + read)[:_MAX_BYTES]
         self._timer.cancel()
-        self._timer = self._loop.call_later(_QUIET, self._end)
+        self._timer = self._loop.call_later(_IDLE_TIMEOUT, self._end)
 
     def _end(self) -> None:
         self._ended(self._read)
 
 
 def _listen(name: str) -> socket.socket:
-    """Return the socket on which the stacks are asked for. Raises OSError."""
+    """Return the listening socket. Raises OSError."""
     if not name:
         server = socket.create_server(("127.0.0.1", PORT))
     else:
@@ -243,7 +243,7 @@ def _listen(name: str) -> socket.socket:
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Any:
-    """Give the path of a socket such that its length does not matter, which is 107 bytes at most (unix(7)), where the system can do that."""
+    """Give a short alias of a socket's path, if the system has /proc: a socket's path may have at most 107 bytes (unix(7))."""
     if not Path("/proc/self/fd").is_dir():
         yield str(path)
         return
@@ -261,12 +261,12 @@ def _source() -> str:
     )  # which Python 3.6 does not know
 
 
-def _answer(found: list[ProcessStacks]) -> bytes:
-    return json.dumps({"processes": [asdict(one) for one in found]}).encode() + b"\n"
+def _answer(results: list[ProcessStacks]) -> bytes:
+    return json.dumps({"processes": [asdict(result) for result in results]}).encode() + b"\n"
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Return whether a process handles a signal: the default action ends it, and `exec` goes back to that."""
+    """Return whether a process handles a signal: the default action, which `exec` restores, would end it."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("SigCgt:"):

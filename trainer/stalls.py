@@ -1,4 +1,4 @@
-"""Notices a task that makes no progress, by what the training process says of it (`alive` of trainer/events.py); of a user's own program by its output."""
+"""Detects a task without progress: by the events `alive` of the training process (trainer/events.py), or by the output of a user's own program."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from trainer.peers import ConnectionProber
     from trainer.stacks import ProcessStacks, Stacks
 
-MIN_LIMIT = 60.0  # seconds: the limit where none is set, unless steps are slow
-_STEPS = 20  # or so many median steps, and at least three calls into TensorFlow
-_FIRST = 1200.0  # seconds at least for the first of its kind, which traces and compiles
-_MAX_CALLS = 100  # calls
+MIN_LIMIT = 60.0  # seconds: the default limit, unless steps are slow
+_STEPS = 20  # with slow steps: the limit in median steps, at least three calls into TensorFlow
+_MIN_FIRST_LIMIT = 1200.0  # seconds: the least limit of a phase's first call, which traces and compiles
+_MAX_CALLS = 100  # of a phase, whose times are stored
 _CHECK_INTERVAL = 5.0  # seconds between checks, or a fifth of the limit
 _LONG = frozenset({"evaluating", "saving", "callbacks"})
 _TIMED = frozenset({"starting", "training", "evaluating", "callbacks", "program"})
 _WAITS = frozenset({"peers", "servers"})
 _BUSY_AFTER = 30.0  # seconds
-_MAX_ASKED = 3  # times before the first step
-_ASK_AGAIN = 30.0  # seconds between two times that a process is asked by itself what it does
+_MAX_ASKED = 3  # requests for the activity before the first step
+_INVESTIGATION_INTERVAL = 30.0  # seconds between two investigations of a process
 _PROBE_TIMEOUT = 5.0  # seconds
 
 
 class StallWatch:
-    """Watches one attempt of a task after the other; reports `stalled`, `resumed`, and `busy` where something takes long and goes on.
+    """Watches one attempt of a task after the other; reports `stalled`, `resumed`, and `busy` if something takes long and continues.
 
-    `end(why)` is called where the user wants a stalled program ended: not where it only waits for another task, unless that is a server of its own.
-    A user's program is not judged without a limit of the user's.
+    `end(cause)` is called if `on_stall` is not `tell`, unless the program only waits for another task that is not its own server.
+    A user's program is only watched if the user has set a limit.
     """
 
     def __init__(
@@ -61,32 +61,32 @@ class StallWatch:
         self._timer: Timer | None = None
         self._phase, self._step = "", None  # type: str, int | None
         self._checked = self._investigate_from = 0.0
-        self._asked, self._doing = 0, Activity("unknown")
-        self._last = self._since = self._stopped_at = self._busy_at = 0.0
-        self._stalled = self._again = self._asking = False
-        self._seen: dict[str, deque[float]] = {}  # phase -> seconds of its last calls, or of a step of them
+        self._asked, self._activity = 0, Activity("unknown")
+        self._last_progress = self._phase_began = self._stopped_at = self._busy_at = 0.0
+        self._stalled = self._reported_again = self._investigating = False
+        self._call_times: dict[str, deque[float]] = {}  # phase -> seconds a step of its last calls
 
     def begin(self, pid: int | None) -> None:
         """Watch another attempt."""
         self.cancel()
-        if self._by_output and (self._limit is None or os.isatty(STDOUT)):  # what it writes to a terminal, this process does not see
+        if self._by_output and (self._limit is None or os.isatty(STDOUT)):  # this process does not see output to a terminal
             return
         self._pid = pid
-        self._seen = {}
+        self._call_times = {}
         self._step, self._stopped_at, self._investigate_from = None, 0.0, 0.0
         self._checked = time.monotonic()
-        self._asked, self._doing = 0, Activity("unknown")
+        self._asked, self._activity = 0, Activity("unknown")
         self._progress("program" if self._by_output else "")
         self._timer = self._loop.call_later(self._interval(), self._check)
 
     def cancel(self) -> None:
         """Watch nothing until `begin`."""
-        self._pid, self._stalled, self._again = None, False, False
+        self._pid, self._stalled, self._reported_again = None, False, False
         if self._timer is not None:
             self._timer.cancel()
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """Take in an event of the training process; `alive` says what it does."""
+        """Process an event of the training process; `alive` has its phase."""
         if self._by_output:
             self._progress("program")
         if event["event"] != "alive" or self._by_output:
@@ -95,7 +95,7 @@ class StallWatch:
         if isinstance(step, int):
             self._step = step
         if isinstance(seconds, (int, float)) and isinstance(steps, int) and steps > 0:
-            times = self._seen.setdefault(str(phase), deque(maxlen=_MAX_CALLS))
+            times = self._call_times.setdefault(str(phase), deque(maxlen=_MAX_CALLS))
             times.append(max(seconds / steps, seconds / _STEPS * 3))
         self._progress(str(phase))
 
@@ -105,36 +105,36 @@ class StallWatch:
             self._progress("program")
 
     def ask(self, then: Callable[[Activity], None]) -> None:
-        """Call `then` with what the attempt does, where it still lives then; with the last answer where it was asked a few times."""
+        """Call `then` with the attempt's activity, if it still lives then; after a few requests, with the last answer."""
         pid = self._pid
 
-        def read(found: list[ProcessStacks]) -> None:
-            self._doing = self._activity(found)
+        def read(stacks: list[ProcessStacks]) -> None:
+            self._activity = self._activity_of(stacks)
             if self._pid == pid:
-                then(self._doing)
+                then(self._activity)
 
         self._asked += 1
         if self._asked > _MAX_ASKED:
-            then(self._doing)
+            then(self._activity)
         else:
             self._stacks.ask(read)
 
     def _progress(self, phase: str) -> None:
         now = time.monotonic()
-        since, self._last = now - self._last, now
+        since, self._last_progress = now - self._last_progress, now
         if phase != self._phase:
-            self._phase, self._since = phase, now
+            self._phase, self._phase_began = phase, now
         if self._stalled:
-            self._stalled = self._again = False
+            self._stalled = self._reported_again = False
             self._emit("resumed", since)
 
     def limit(self) -> float:
-        """Return for how many seconds there may be no progress now."""
-        times = self._seen.get(self._phase)
-        usual = list(times or ())[1:] or times  # the first compiles
-        own = max(MIN_LIMIT, _STEPS * statistics.median(usual)) if usual else MIN_LIMIT
-        limit = own if self._limit is None else self._limit
-        return limit if times or self._phase == "program" else max(limit, _FIRST)
+        """Return the current limit: the seconds without progress that count as a stall."""
+        times = self._call_times.get(self._phase)
+        typical = list(times or ())[1:] or times  # the first call compiles
+        default = max(MIN_LIMIT, _STEPS * statistics.median(typical)) if typical else MIN_LIMIT
+        limit = default if self._limit is None else self._limit
+        return limit if times or self._phase == "program" else max(limit, _MIN_FIRST_LIMIT)
 
     def _interval(self) -> float:
         return min(_CHECK_INTERVAL, (self._limit or MIN_LIMIT) / 5)
@@ -143,74 +143,78 @@ class StallWatch:
         self._timer = self._loop.call_later(self._interval(), self._check)
         now = time.monotonic()
         checked, self._checked = self._checked, now
-        if self._pid is None or self._asking:
+        if self._pid is None or self._investigating:
             return
-        if now - checked > 3 * self._interval() + 1:  # this process itself was stopped, or frozen with all others
-            self._last = now
+        if now - checked > 3 * self._interval() + 1:  # this process itself was stopped or frozen
+            self._last_progress = now
         self._report_busy(now)
         if not is_stopped(self._pid):
-            self._last = now if self._stopped_at else self._last
+            self._last_progress = now if self._stopped_at else self._last_progress
             self._stopped_at = 0.0
         elif not self._stopped_at:
             self._stopped_at = now
         if self._stopped_at and now - self._stopped_at >= (self._limit or MIN_LIMIT):
             self._handle_stall(now - self._stopped_at, Activity("stopped"))
-        elif self._phase in _TIMED and now - self._last >= self.limit() * (1 + self._stalled) and not (self._stopped_at or self._again):
+        elif (
+            self._phase in _TIMED
+            and now - self._last_progress >= self.limit() * (1 + self._stalled)
+            and not (self._stopped_at or self._reported_again)
+        ):
             if now >= self._investigate_from:
-                self._investigate_from = now + _ASK_AGAIN
+                self._investigate_from = now + _INVESTIGATION_INTERVAL
                 self._investigate()
         elif self._stalled and self._phase not in _TIMED and not self._stopped_at:
-            self._progress(self._phase)  # a server that was stopped goes on
+            self._progress(self._phase)  # a stopped server has continued
 
     def _report_busy(self, now: float) -> None:
-        takes_long = self._phase in _LONG and now - max(self._since, self._busy_at) >= _BUSY_AFTER
-        if takes_long and now - self._last < self.limit():
+        takes_long = self._phase in _LONG and now - max(self._phase_began, self._busy_at) >= _BUSY_AFTER
+        if takes_long and now - self._last_progress < self.limit():
             self._busy_at = now
-            self._emit("busy", now - self._since, phase=self._phase)
+            self._emit("busy", now - self._phase_began, phase=self._phase)
 
     def _investigate(self) -> None:
-        """Ask the peers whether they are there, then the process what it does."""
-        self._asking = True
-        last, left = self._last, set(self._job.awaited)
+        """Probe the peers; if all answer, ask the process for its stacks."""
+        self._investigating = True
+        last, unanswered = self._last_progress, set(self._job.awaited)
 
         def answered(name: str, problem: str | None) -> None:
-            left.discard(name)
+            unanswered.discard(name)
             if problem is not None:
-                self._asking = False  # a peer is away, and others see to that
-            elif not left and self._asking:
-                self._stacks.ask(lambda found: self._read(found, last))
+                self._investigating = False  # a peer is gone, which PeerWait and AddressWatch handle
+            elif not unanswered and self._investigating:
+                self._stacks.ask(lambda stacks: self._on_stacks(stacks, last))
 
         for name, address in self._job.awaited.items():
             self._prober.ask(address, partial(answered, name))
         if not self._job.awaited:
-            self._stacks.ask(lambda found: self._read(found, last))
+            self._stacks.ask(lambda stacks: self._on_stacks(stacks, last))
 
-    def _read(self, found: list[ProcessStacks], last: float) -> None:
-        doing = self._activity(found)
+    def _on_stacks(self, stacks: list[ProcessStacks], last: float) -> None:
+        doing = self._activity_of(stacks)
         if doing.kind == "peers" and self._job.watched_workers:
-            threading.Thread(target=self._ask_servers, args=(last,), name="stall", daemon=True).start()
+            threading.Thread(target=self._probe_servers, args=(last,), name="stall", daemon=True).start()
         else:
             self._judge(doing, last)
 
-    def _activity(self, found: list[ProcessStacks]) -> Activity:
-        ordered = sorted(found, key=lambda one: one.pid != self._pid)  # the process itself before those that it has started
-        return next((activity(one.stacks) for one in ordered if one.stacks), Activity("silent" if found else "unknown"))
+    def _activity_of(self, stacks: list[ProcessStacks]) -> Activity:
+        ordered = sorted(stacks, key=lambda process: process.pid != self._pid)  # the process itself before those that it has started
+        return next((activity(process.stacks) for process in ordered if process.stacks), Activity("silent" if stacks else "unknown"))
 
-    def _ask_servers(self, last: float) -> None:
+    def _probe_servers(self, last: float) -> None:
         silent = [name for name, address in self._job.awaited.items() if not _responds(address)]
         doing = Activity("servers", ", ".join(silent)) if silent else Activity("peers")
         self._loop.call_from_thread(partial(self._judge, doing, last))
 
     def _judge(self, doing: Activity, last: float) -> None:
-        self._asking = False
+        self._investigating = False
         seconds = time.monotonic() - last
-        if self._pid is not None and self._last == last and (doing.kind != "compiling" or seconds >= _FIRST):
+        if self._pid is not None and self._last_progress == last and (doing.kind != "compiling" or seconds >= _MIN_FIRST_LIMIT):
             self._handle_stall(seconds, doing)
 
     def _handle_stall(self, seconds: float, doing: Activity) -> None:
         lasts = seconds >= 2 * self.limit()
-        if not self._stalled or (lasts and not self._again):
-            self._stalled, self._again = True, lasts
+        if not self._stalled or (lasts and not self._reported_again):
+            self._stalled, self._reported_again = True, lasts
             self._emit("stalled", seconds, step=self._step, doing=doing.kind, place=doing.detail)
             waits = doing.kind in _WAITS and not (lasts and self._job.watched_workers)
             if self._job.stalls.on_stall != "tell" and not waits:
@@ -221,7 +225,7 @@ class StallWatch:
 
 
 def _responds(address: str) -> bool:
-    """Return whether a server of gRPC takes a connection and sends what it begins each with; one that is stopped or frozen does not."""
+    """Return whether a gRPC server accepts a connection and sends its first bytes; one that is stopped or frozen does not."""
     with contextlib.suppress(OSError, ValueError), socket.create_connection(split_address(address), timeout=_PROBE_TIMEOUT) as connection:
         return bool(connection.recv(1))
     return False

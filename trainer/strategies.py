@@ -1,21 +1,21 @@
-"""The strategies, a row each: what sets them apart. Imports nothing else of the trainer: the parent of a user's program needs it, too."""
+"""The strategies and their properties, a row each. Imports nothing else of the trainer: the parent of a user's program needs it, too."""
 
 from __future__ import annotations
 
 from typing import Dict, Literal, Mapping, NamedTuple, Tuple
 
 Strategy = Literal["single", "mirrored", "multi_worker_mirrored", "parameter_server", "manual"]
-# When a task ends by itself, what follows. `alone`: only it is started again. `all`: its peers exit 75, too (a server's: the chief alone),
-# and training goes on from the last checkpoint; manual, which has none, begins again.
+# The consequence of a task's own end. `alone`: only this task is restarted. `all`: its peers exit 75, too (of a server, only the chief),
+# and training continues from the last checkpoint; manual, which has none, begins again.
 Scope = Literal["alone", "all"]
 
 
 class Traits(NamedTuple):
     """The properties of a strategy.
 
-    `mandatory` and `optional`: the roles that it must and may have. `restarts`: role -> who starts again with a task of it, "alone" or "all".
+    `mandatory` and `optional`: its roles. `restarts`: role -> which tasks restart with a task of the role, "alone" or "all".
     `threads`: the least TF_NUM_INTEROP_THREADS: with fewer, a task's data pipeline and the loop that reads it can wait for each other forever.
-    `trains`: a model; else it runs a program that says itself what runs where. `uses_servers`: its ps and workers are TensorFlow servers, which
+    `trains`: it trains a model; else it runs a program that places its operations itself. `uses_servers`: its ps and workers are TensorFlow servers, which
     run the chief's operations until it stops them. `all_reduces`: its tasks exchange gradients with each other in every step, by an all-reduce.
     `on_devices`: its replicas are devices of one task.
     """
@@ -40,7 +40,7 @@ class Traits(NamedTuple):
         return self.trains and self.uses_servers
 
 
-# Roles: https://www.tensorflow.org/guide/distributed_training; in multi_worker_mirrored worker-0 is the chief where none is named.
+# Roles: https://www.tensorflow.org/guide/distributed_training; in multi_worker_mirrored worker-0 is the chief if the cluster names none.
 STRATEGIES: Dict[Strategy, Traits] = {  # noqa: UP006
     "single": Traits(("chief",), ("evaluator",), {"chief": "alone", "evaluator": "alone"}, 1),
     "mirrored": Traits(("chief",), ("evaluator",), {"chief": "alone", "evaluator": "alone"}, 2, on_devices=True),
@@ -65,8 +65,8 @@ def is_server(strategy: str, role: str) -> bool:
     return strategy in SERVER_STRATEGIES and role in {"ps", "worker"}
 
 
-def likely(tasks: int, *, has_ps: bool) -> Strategy:
-    """Guess from a cluster how a user's program works, when no settings say it: from the number of its tasks, and whether there is a ps."""
+def guess_strategy(tasks: int, *, has_ps: bool) -> Strategy:
+    """Guess the strategy of a user's program without settings, from its number of tasks, and whether there is a ps."""
     if has_ps:
         return "parameter_server"
     return "multi_worker_mirrored" if tasks > 1 else "single"

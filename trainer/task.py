@@ -1,4 +1,4 @@
-"""The training process, `python -m trainer.task`: imports TensorFlow, does the task's work, ends with its exit code.
+"""The training process, `python -m trainer.task`: imports TensorFlow, does the task's work, exits with its exit code.
 
 Started by the parent process (`trainer`), which has checked TF_CONFIG and the settings before.
 """
@@ -29,46 +29,46 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stop:
-    """Remembers that this process was asked to stop, for any thread, also while the main one is inside TensorFlow.
+    """Records a request to stop this process, for any thread, also while the main thread is inside TensorFlow.
 
-    Python runs the handlers of signals in the main thread alone, once that is back from C; a signal's number is in the pipe at once.
+    Python runs signal handlers only in the main thread, once it returns from C; a signal's number is in the wake-up pipe at once.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._numbers, writing_end = os.pipe()
         for end in (self._numbers, writing_end):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(writing_end, warn_on_full_buffer=False)
-        # A process forked off has the same pipe: who ends it, as multiprocessing does by SIGTERM, does not mean us.
+        # A forked process shares the pipe: a SIGTERM for it, as multiprocessing sends, is not for us.
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         for number in _STOP_SIGNALS:
             signal.signal(number, self._handle)
 
     def __call__(self) -> bool:
-        """Return whether it was."""
-        with suppress(BlockingIOError):  # there is nothing
-            # Numbers of other signals are there, too, where the user's program handles some.
+        """Return whether a stop was requested."""
+        with suppress(BlockingIOError):  # the pipe is empty
+            # The pipe also has the numbers of signals that the user's code handles.
             if not set(_STOP_SIGNALS).isdisjoint(os.read(self._numbers, _PIPE)):
-                self.asked = True
-        return self.asked
+                self.requested = True
+        return self.requested
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        self.asked = True
+        self.requested = True
 
 
-# Set where the user has not said otherwise.
+# Defaults; the user's own values stay.
 ENVIRONMENT = {
     "KERAS_BACKEND": "tensorflow",
-    # A peer that is not there yet is waited for, not an error.
+    # Wait for a peer that is not there yet instead of failing.
     "GRPC_FAIL_FAST": "use_caller",
     "TF_CPP_MIN_LOG_LEVEL": "2",
-    # A GPU's memory is taken as it is needed, not all at once: tasks may share one. TensorFlow's servers know no other way to say so.
+    # Allocate a GPU's memory as needed, not all at once: tasks may share a GPU. TensorFlow's servers have no other setting for it.
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-    # TensorFlow's own default on x86. It is announced all the same, see importing_silently.
+    # TensorFlow's own default on x86. TensorFlow logs it nevertheless, see importing_silently.
     "TF_ENABLE_ONEDNN_OPTS": "1",
-    # Once a worker has come back, TensorFlow has the next call on each worker wait until nothing at all is under way. Synchronous rounds
-    # wait for each worker, so none of the two would ever end. Nothing here needs that wait: a call takes what is on its own worker.
+    # Once a worker has come back, TensorFlow has the next call on each worker wait until no call is in progress. Synchronous rounds
+    # wait for each worker, so there would be a deadlock. That wait is not needed: a call uses only resources of its own worker.
     "TF_ENABLE_ASYNC_WAIT_FOR_REMOTE_FUNCTION": "false",
 }
 
@@ -76,7 +76,7 @@ _ANNOUNCEMENTS = (b"WARNING: All log messages before absl::InitializeLog()", b"I
 
 
 def main() -> NoReturn:
-    """Run the task and leave by os._exit: TensorFlow's threads may wait for peers that are gone forever."""
+    """Run the task and exit by os._exit: TensorFlow's threads may wait for peers that are gone forever."""
     parent_death.die_with_parent()
     stack_signal.register()
     began = time.time()
@@ -90,7 +90,7 @@ def main() -> NoReturn:
         os.environ["TF_NUM_INTEROP_THREADS"] = str(least)
     report = Reporter(task.name)
     port = PortHolder(task.address, settings.start_timeout)
-    # The chief's servers end when it stays away: they need not wait for TensorFlow's import.
+    # The chief's servers end if it does not answer for long: so it answers before TensorFlow's import.
     if settings.strategy in SERVER_STRATEGIES and task.is_chief:
         port.open()
     code = _run(task, settings, port, report, stop, began)
@@ -118,25 +118,25 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
         return ExitCode.PEER_LOST
     except (DivergedError, SaveError) as error:
         _show_error(str(error), f"{error_file.FINAL}{error.reason}")
-        return ExitCode.WRONG_CONFIGURATION  # the code alone is final: there may be no file for the parent
+        return ExitCode.WRONG_CONFIGURATION  # the exit code is final by itself: there may be no error file
     except StopError as error:
         _show_error(str(error))
         return ExitCode.FAILURE
     except WorkloadError as error:
         if error.__cause__ is not None:
-            _show_traceback(error.__cause__, user_errors.user_frames(error.__cause__, users), task.name, otherwise=False)
+            _show_traceback(error.__cause__, user_errors.user_frames(error.__cause__, users), task.name, full_if_none=False)
         _show_error(str(error))
         return ExitCode.WRONG_CONFIGURATION
     except SystemExit as error:
         if os.getpid() != own:
-            raise  # of a process that the user's code has forked off
+            raise  # this is a process that the user's code has forked
         if stop():
-            return ExitCode.STOPPED  # by a handler of the user's
-        _show_error(_exited(error, users, trains=STRATEGIES[settings.strategy].trains))
+            return ExitCode.STOPPED  # by a signal handler of the user's
+        _show_error(_exit_message(error, users, trains=STRATEGIES[settings.strategy].trains))
         return ExitCode.WRONG_CONFIGURATION
-    except Exception as error:  # noqa: BLE001 - whatever it is becomes an exit code and an error line
+    except Exception as error:  # noqa: BLE001 - any error becomes an exit code and an error line
         frames = user_errors.user_frames(error, users) if users else []
-        _show_traceback(error, frames, task.name, otherwise=True)
+        _show_traceback(error, frames, task.name, full_if_none=True)
         line = error_line(error) + user_errors.location(error, frames) + _remedy(error)
         error_file.write(line, user_errors.fingerprint(error, frames, report.start or 0))
         return ExitCode.FAILURE
@@ -144,12 +144,12 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
 
 @contextmanager
 def importing_silently() -> Iterator[None]:
-    """Hold back what is written to stderr inside, then write it without TensorFlow's announcements.
+    """Hold back output to stderr inside, then write it without TensorFlow's announcements.
 
     These are absl's warning about its log and the line `I0000` about oneDNN. Both are written before any log level is read, and no setting
     silences them while oneDNN is on.
 
-    The garbage collector rests meanwhile: what an import makes stays, and looking through it again and again
+    The garbage collector is off meanwhile: objects of an import stay, and scanning them again and again
     takes a sixth of TensorFlow's import time.
     """
     sys.stderr.flush()
@@ -171,16 +171,16 @@ def importing_silently() -> Iterator[None]:
             gc.enable()
 
 
-def _show_traceback(error: BaseException, frames: list[user_errors.Frame], task: str, *, otherwise: bool) -> None:
-    """Print the frames of the user's code, all where the user asks for that, and without any of the user's all if `otherwise` says so."""
-    if os.environ.get("TRAINER_TRACEBACK") == "full" or (otherwise and not frames):
+def _show_traceback(error: BaseException, frames: list[user_errors.Frame], task: str, *, full_if_none: bool) -> None:
+    """Print the user's frames of a traceback; print all frames if TRAINER_TRACEBACK is full, or, with `full_if_none`, if none is the user's."""
+    if os.environ.get("TRAINER_TRACEBACK") == "full" or (full_if_none and not frames):
         traceback.print_exception(error)
     elif frames:
-        print(user_errors.shown(error, frames, task), file=sys.stderr)
+        print(user_errors.format_traceback(error, frames, task), file=sys.stderr)
 
 
-def _exited(error: SystemExit, users: str, *, trains: bool) -> str:
-    """Return that the user's code ends the process, where, and what to write in its place."""
+def _exit_message(error: SystemExit, users: str, *, trains: bool) -> str:
+    """Return the message that the user's code has called sys.exit: the location, and what to write instead."""
     called = (
         f"sys.exit({'' if error.code is None else repr(error.code)}){user_errors.location(error, user_errors.user_frames(error, users))}"
     )
@@ -192,7 +192,7 @@ def _exited(error: SystemExit, users: str, *, trains: bool) -> str:
 
 
 def _remedy(error: Exception) -> str:
-    """Return what to do about an error in making batches, if it is one."""
+    """Return the remedy for an error of batching, else nothing."""
     if "tensorflow" not in sys.modules:
         return ""
     from trainer.workloads import pipeline
@@ -201,7 +201,7 @@ def _remedy(error: Exception) -> str:
 
 
 def _show_error(line: str, fingerprint: str = "") -> None:
-    """Show the error line, and leave it for the parent to report."""
+    """Print the error line, and write it to the error file, which the parent reports."""
     print(line, file=sys.stderr)
     error_file.write(line, fingerprint)
 

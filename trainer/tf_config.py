@@ -1,7 +1,7 @@
-"""TF_CONFIG read strictly: which task this is, and where all the others are.
+"""Reads TF_CONFIG strictly: the role and index of this task, and the addresses of all.
 
-TF_CONFIG is TensorFlow's own: {"cluster": {role: [address]}, "task": {"type", "index"}}. TensorFlow takes much that
-cannot work and hangs later; here every problem is found before anything is started.
+TF_CONFIG is TensorFlow's own: {"cluster": {role: [address]}, "task": {"type", "index"}}. TensorFlow accepts much that
+cannot work, and hangs later; this module finds every problem before anything is started.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 ROLES = ("chief", "worker", "ps", "evaluator")
 CLUSTER_ROLES = ("chief", "worker", "ps")
 
-# People's names of roles that the nearest spelling would not find.
+# Other common names of roles, which difflib would not find.
 _ALIASES = {
     "master": "chief",
     "coordinator": "chief",
@@ -34,7 +34,7 @@ _IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]")
 
 
 class ConfigurationError(ValueError):
-    """TF_CONFIG or the settings cannot be used; `problems` has one sentence for each thing that is wrong."""
+    """TF_CONFIG or the settings cannot be used; `problems` has one sentence for each problem."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -85,7 +85,7 @@ class TaskConfig:
 
 
 def task_name(role: str, index: int) -> str:
-    """Return how a task is called: roles of which there is one go without an index."""
+    """Return the name of a task: chief and evaluator have no index, as a run has one of each."""
     return role if role in {"chief", "evaluator"} else f"{role}-{index}"
 
 
@@ -111,10 +111,10 @@ def parse(text: str | None, *, has_master: bool = False) -> TaskConfig:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port`, also `[IPv6]:port`, in host and port. Raises ValueError which says what is wrong."""
+    """Split `host:port`, also `[IPv6]:port`, in host and port. Raises ValueError with the problem as message."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port:
-        raise ValueError("is not host:port; expected such as worker-0:2222")
+        raise ValueError("is not host:port; expected for example worker-0:2222")
     if not (_HOST.fullmatch(host) or _IPV6.fullmatch(host)) or len(host) > 253:
         hint = "; an IPv6 address stands in brackets: [::1]:2222" if host.count(":") > 1 else ""
         raise ValueError(f"has {host!r} for a host; expected a host name or an IP address before the colon, no scheme and no path{hint}")
@@ -133,13 +133,13 @@ def _load(text: str) -> dict[str, Any]:
     try:
         document = json.loads(text, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
-        near = text[max(0, error.pos - 20) : error.pos + 20]
+        excerpt = text[max(0, error.pos - 20) : error.pos + 20]
         remedy = (
             "a $(NAME) was not replaced: declare that variable before TF_CONFIG in the pod"
             if re.search(r"\$\(\w+\)", text)
             else "correct it there; names and texts stand in double quotes"
         )
-        message = f"TF_CONFIG is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}, near {near!r}; {remedy}"
+        message = f"TF_CONFIG is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}, near {excerpt!r}; {remedy}"
         raise ConfigurationError([message]) from None
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets thousands deep
         raise ConfigurationError([f"TF_CONFIG is not usable JSON: {error}; write it again"]) from None
@@ -176,8 +176,8 @@ def _check_keys(document: dict[str, Any], problems: list[str]) -> None:
 def _unknown_keys(path: str, value: dict[str, Any], known: tuple[str, ...], problems: list[str]) -> None:
     for key in value:
         if key not in known:
-            near = difflib.get_close_matches(key.lower(), known, n=1)
-            remedy = f"did you mean {near[0]!r}?" if near else "remove it"
+            similar = difflib.get_close_matches(key.lower(), known, n=1)
+            remedy = f"did you mean {similar[0]!r}?" if similar else "remove it"
             problems.append(f"{path} has an unknown key {key!r}; expected {', '.join(known)}; {remedy}")
 
 
@@ -203,7 +203,7 @@ def _cluster(value: Any, problems: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _addresses(path: str, listed: Any, problems: list[str]) -> tuple[str, ...]:
-    """Return a job's addresses; what is no address is reported and left as an empty text, so that indexes hold."""
+    """Return a job's addresses. One that is not a string is reported, and becomes an empty string, so that indexes hold."""
     if isinstance(listed, dict):  # TensorFlow takes {index: address} too
         expected = [str(index) for index in range(len(listed))]
         if sorted(listed) != sorted(expected):
@@ -252,7 +252,7 @@ def _check_shared(cluster: dict[str, tuple[str, ...]], problems: list[str]) -> N
 
 
 def _task(value: Any, problems: list[str]) -> tuple[str, int]:
-    """Return the task's role and index; an empty role or -1 stands for what was reported as wrong."""
+    """Return the task's role and index. An invalid one is reported, and returned as an empty role or -1."""
     path = "TF_CONFIG.task"
     if not isinstance(value, dict):
         problems.append(f'{path} is {_kind(value)}; expected an object {{"type": "worker", "index": 0}}')
@@ -305,10 +305,10 @@ def _check_member(role: str, index: int, cluster: Any, problems: list[str]) -> N
 
 def _role_remedy(role: str) -> str:
     alias = _ALIASES.get(role.lower().replace("-", "_"))
-    near = [alias] if alias else difflib.get_close_matches(role.lower(), ROLES, n=1)
+    similar = [alias] if alias else difflib.get_close_matches(role.lower(), ROLES, n=1)
     if alias == "chief" and role.lower() == "master":
         return "TensorFlow 1's master is the chief now: write 'chief'"
-    return f"did you mean {near[0]!r}?" if near else "use one of those"
+    return f"did you mean {similar[0]!r}?" if similar else "use one of those"
 
 
 def _kind(value: Any) -> str:

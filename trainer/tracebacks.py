@@ -1,4 +1,4 @@
-"""Finds in a program's output the exception that ended it, for its parent, which sees no more of a program than that. Pure."""
+"""Finds the exception that ended a program in its output: its parent has no other information on it. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _IGNORED = "Exception ignored in"  # Python's prefix for an exception that it ig
 _ALSO = ("During handling of the above exception", "The above exception was the direct cause")
 # AutoGraph's version of a function, in a file of another name each time.
 _GENERATED = re.compile(r".*__autograph_generated_file.*")
-# Frames that are not the user's own: the standard library, what is installed, compiled or made of a function, what has no file.
+# Frames that are not the user's own: of the standard library, of installed, compiled or generated code, and without a file.
 _FOREIGN = re.compile(r"/(site|dist)-packages/|/lib/python\d|\.pyx$|^autograph$|^<")
 
-# A line of TensorFlow's log, which says when and is another each time.
+# A line of TensorFlow's log, which begins with the time and so differs each time.
 _LOG = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|[IWEF]\d{4} \d\d:\d\d|[IWEF]0000 ")
 
-# A time in a message, as gRPC has it: `"created":"@1795564701.013"`.
+# A time in a message of gRPC: `"created":"@1795564701.013"`.
 _TIME = re.compile(r"\d{9,}(?:\.\d+)?")
 
 # Transient errors, by exceptions' names and messages' words: other tasks, the network, memory, disks.
@@ -37,11 +37,11 @@ _TRANSIENT_TEXT = re.compile(
     r"[Cc]onnection (reset|refused|closed)|[Ss]ocket closed|[Ff]ailed to connect|[Bb]roken pipe|[Tt]imed out|[Oo]ut of memory|"
     r"No worker known as|uninitialized"
 )
-# Permanent errors of files: one that is not there, and what is not allowed.
+# Permanent errors of files: missing or not permitted.
 _PERMANENT = ("FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError")
-_READ_ONLY = f"[Errno {errno.EROFS}]"  # how an OSError begins for a file system that is mounted so, which has no class of its own
+_READ_ONLY = f"[Errno {errno.EROFS}]"  # the beginning of an OSError of a read-only file system, which has no class of its own
 
-# Remedies for errors that do not say them: of Keras 3's `fit` on several workers, as docs/keras.md has it, and of ours. A backend quotes a line's last 150
+# Remedies for errors that do not name one: those of Keras 3's `fit` on several workers (docs/keras.md), and our own. A backend quotes a line's last 150
 # characters.
 _REMEDIES = (
     (
@@ -77,7 +77,7 @@ _REMEDIES = (
 
 @dataclass(frozen=True)
 class ExceptionSummary:
-    """The exception that ended a program: its line for people, with what to do where that is known, and the fingerprint of user_errors.py.
+    """The exception that ended a program: its line for people, with the remedy if one is known, and a fingerprint as in user_errors.py.
 
     The fingerprint is empty for a transient error.
     """
@@ -87,41 +87,41 @@ class ExceptionSummary:
 
 
 def last(output: bytes) -> ExceptionSummary | None:
-    """Return the exception of the last traceback in a program's output, None where there is none."""
+    """Return the exception of the last traceback in a program's output, None if there is none."""
     return _last(output.decode("utf-8", "replace").replace("\r\n", "\n").split("\n"))
 
 
 def _last(lines: list[str]) -> ExceptionSummary | None:
-    where = _find(lines)
-    if where is None:
+    span = _find(lines)
+    if span is None:
         return None
-    first, end = where
+    first, end = span
     if first and lines[first - 1].startswith(_IGNORED):
         return _last(lines[: first - 1])
-    found = _EXCEPTION.match(lines[end])
-    assert found is not None  # noqa: S101 - _find says so
+    exception = _EXCEPTION.match(lines[end])
+    assert exception is not None  # noqa: S101 - _find says so
     frames = [(_GENERATED.sub("autograph", match[1]), match[2]) for line in lines[first:end] if (match := _FRAME.match(line))]
     own = next((frame for frame in reversed(frames) if not _FOREIGN.search(frame[0])), None)
-    kind = found[1].rpartition(".")[2]
-    line = line_of(kind, "\n".join([found[2] or "", *lines[end + 1 :]]))
+    kind = exception[1].rpartition(".")[2]
+    line = line_of(kind, "\n".join([exception[2] or "", *lines[end + 1 :]]))
     line = line[:-2] if line.endswith(": ") else line
-    remedy = next((words for known, words in _REMEDIES if known.match(line)), "")
+    remedy = next((text for pattern, text in _REMEDIES if pattern.match(line)), "")
     shown = (f"{line} ({':'.join(own)})" if own else line) + (f"; {remedy}" if remedy else "")
-    # The first of the exceptions that led to each other names a lost peer.
+    # In a chain of exceptions, the first one names a lost peer.
     printed = "\n".join(lines[_chain(lines, first) :])
     transient = _is_transient(kind) or any(map(_is_transient, _KIND.findall(printed))) or _TRANSIENT_TEXT.search(printed)
     fingerprint = f"{kind} at {':'.join(own or frames[-1])}, in {':'.join(frames[-1])}"
-    # The program may have logged this exception and continued: then its output since must be the same, too.
+    # The program may have logged this exception and continued: then the output after it must be the same, too.
     since = [one for one in lines[end + 1 :] if one.strip() and not _LOG.match(one)]
     fingerprint += f", {zlib.crc32(_TIME.sub('#', chr(10).join(since)).encode()):08x} since" if since and not remedy else ""
-    permanent = bool(remedy) or (found[2] or "").startswith(_READ_ONLY)
+    permanent = bool(remedy) or (exception[2] or "").startswith(_READ_ONLY)
     return ExceptionSummary(shown, "" if transient and not permanent else fingerprint)
 
 
 def _find(lines: list[str]) -> tuple[int, int] | None:
-    """Return where the last traceback begins and the line of its exception; None where the output ends in a traceback or has none.
+    """Return the lines at which the last traceback and its exception begin; None if the output has none or ends inside one.
 
-    Messages of TensorFlow list frames, too, below the exception: those of where an operation was made. No exception follows them.
+    TensorFlow's messages also list frames, below the exception: those that created an operation. No exception follows them.
     """
     for frame in (number for number in range(len(lines) - 1, -1, -1) if _FRAME.match(lines[number])):
         end = next((number for number in range(frame + 1, len(lines)) if not lines[number].startswith(" ")), None)
@@ -133,13 +133,13 @@ def _find(lines: list[str]) -> tuple[int, int] | None:
 
 
 def _beginning(lines: list[str], frame: int) -> int:
-    """Return the line where the traceback of a frame begins: its heading, or the frame alone, as errors of syntax have it."""
+    """Return the first line of a frame's traceback: its heading, or the frame itself, since syntax errors have no heading."""
     heading = next((number for number in range(frame, -1, -1) if lines[number].endswith(_HEADER)), None)
     return frame if heading is None or any(line and not line.startswith(" ") for line in lines[heading + 1 : frame]) else heading
 
 
 def _chain(lines: list[str], first: int) -> int:
-    """Return the line where the first of the tracebacks begins that led to the one that begins at `first`."""
+    """Return the first line of the chain of tracebacks that leads to the one at `first`."""
     before = next((number for number in range(first - 1, -1, -1) if lines[number]), None)
     if before is None or not lines[before].startswith(_ALSO):
         return first

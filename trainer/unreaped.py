@@ -1,4 +1,4 @@
-"""Notices a training process that has ended but for a thread that writes to a volume that does not answer: no signal ends it, and nobody can reap it."""
+"""Detects a training process that has ended except for a thread that writes to a dead volume: no signal ends it, and it cannot be reaped."""
 
 import os
 from collections.abc import Callable
@@ -10,16 +10,16 @@ from trainer.event_loop import EventLoop
 from trainer.exit_codes import ExitCode
 
 _POLL_INTERVAL = 0.5  # seconds
-_CONFIRMATIONS = 4  # in a row: threads end one after the other, and one that goes on may wait for a disk now and then
-_MAX_POLLS = 1200  # polls before a process is given up that another was to follow: the volume may answer again
+_CONFIRMATIONS = 4  # in a row: threads end one after the other, and a live one may wait for a disk now and then
+_MAX_POLLS = 1200  # polls before a process that is to be restarted is abandoned: the volume may answer again
 _FINAL = frozenset({ExitCode.DONE, ExitCode.WRONG_CONFIGURATION})
 
 
 @dataclass(frozen=True)
 class Unreaped:
-    """Reports such a process, and calls `ended(code)` where no attempt follows; else, after ten minutes, `abandon(pid)`.
+    """Reports such a process, and calls `ended(code)` if no attempt follows; else, after ten minutes, `abandon(pid)`.
 
-    A next attempt would wait for the same volume, and a server's port stays with the process.
+    Another attempt would wait for the same volume, and the process keeps a server's port.
     """
 
     child: Child
@@ -29,35 +29,37 @@ class Unreaped:
     abandon: Callable[[int], None]
 
     def watch(self, stopping: Callable[[], bool]) -> None:
-        """Watch the process that `child` has now until it is reaped. `stopping` says whether the task is asked to stop."""
+        """Watch the current process of `child` until it is reaped. `stopping` returns whether the task is asked to stop."""
         if self.child.pid is not None:
             self._poll_later(self.child.pid, 0, stopping)
 
-    def _poll_later(self, pid: int, seen: int, stopping: Callable[[], bool]) -> None:
-        self.loop.call_later(_POLL_INTERVAL, lambda: self._poll(pid, seen, stopping))
+    def _poll_later(self, pid: int, confirmations: int, stopping: Callable[[], bool]) -> None:
+        self.loop.call_later(_POLL_INTERVAL, lambda: self._poll(pid, confirmations, stopping))
 
-    def _poll(self, pid: int, seen: int, stopping: Callable[[], bool]) -> None:
+    def _poll(self, pid: int, confirmations: int, stopping: Callable[[], bool]) -> None:
         if self.child.pid != pid:
             return
         code = _code_of_dead_leader(pid)
-        if code is None or seen + 1 < _CONFIRMATIONS:
-            self._poll_later(pid, 0 if code is None else seen + 1, stopping)
+        if code is None or confirmations + 1 < _CONFIRMATIONS:
+            self._poll_later(pid, 0 if code is None else confirmations + 1, stopping)
             return
-        if seen + 1 == _CONFIRMATIONS:
-            self.report("notice", message=f"process {pid} has ended, but for a write to a volume that does not answer: no signal ends that")
+        if confirmations + 1 == _CONFIRMATIONS:
+            self.report(
+                "notice", message=f"process {pid} has ended, except for a write to a volume that does not answer, which no signal ends"
+            )
         if stopping() or code in _FINAL:
             self.child.pid = None
             self.ended(code)
-        elif seen < _MAX_POLLS:
-            self._poll_later(pid, seen + 1, stopping)
+        elif confirmations < _MAX_POLLS:
+            self._poll_later(pid, confirmations + 1, stopping)
         else:
             self.abandon(pid)
 
 
 def _code_of_dead_leader(pid: int) -> int | None:
-    """Return how a process has ended, a signal as a negative number, if a thread is left that no signal ends (state D); else None.
+    """Return the exit code of a dead process, a signal as a negative number, if one of its threads is in state D; else None.
 
-    Threads that are left may also free the memory of the process, or go on where the first one alone has ended.
+    Other remaining threads may free the memory of the process, or continue although the first one has ended.
     """
     try:
         fields = _fields(Path(f"/proc/{pid}/stat"))
@@ -69,5 +71,5 @@ def _code_of_dead_leader(pid: int) -> int | None:
 
 
 def _fields(stat: Path) -> list[str]:
-    """Return what follows the name in proc_pid_stat(5): the state first, the exit status at 49."""
+    """Return the fields after the name in proc_pid_stat(5): the state first, the exit status at 49."""
     return stat.read_text(errors="replace").rpartition(")")[2].split()

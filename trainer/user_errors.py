@@ -1,7 +1,7 @@
 """Shows an error of the user's code as the user wrote it, and recognises the same error of two attempts. Imports no TensorFlow.
 
-Frames of TensorFlow, Keras, the standard library and the trainer do not help the model's author; what AutoGraph made of
-a function is not what was written. So the frames of the user's own files are shown, in order, and nothing else.
+Frames of TensorFlow, Keras, the standard library and the trainer do not help the model's author, nor does code that AutoGraph
+generated. So only the frames of the user's own files are shown, in order.
 """
 
 import errno
@@ -17,21 +17,21 @@ from pathlib import Path
 from trainer.error_line import error_line
 from trainer.tf_config import task_name
 
-# Directories with nothing of the user's own: Python, what is installed into it, and the trainer.
+# Directories without the user's own code: Python, its packages, and the trainer.
 _FOREIGN = tuple({*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parent)})
 _GENERATED = "__autograph_generated_file"
-# The location in the source, in messages of AutoGraph and of errors of graphs.
+# The source location in messages of AutoGraph and of graph errors.
 _IN_MESSAGE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-# The task on which an operation of the chief's failed, in TensorFlow's messages.
+# The task on which the chief's operation failed, in TensorFlow's messages.
 _ON_TASK = re.compile(r"from remote target /job:(\w+)/replica:\d+/task:(\d+)")
 _NUMBER = re.compile(r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
-_EARLIER = 3  # errors that led to this one, at the most
+_EARLIER = 3  # causes of an error to follow, at most
 
 # Transient errors, by the names of their classes: the network, other tasks, memory and disks.
 _TRANSIENT = frozenset(
     {"OSError", "MemoryError", "UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "ResourceExhaustedError"}
 )
-# Of these, the permanent ones: a file that is not there, and what is not allowed.
+# The permanent ones among these: a file that is missing or not permitted.
 _PERMANENT = frozenset({"FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError"})
 
 
@@ -55,22 +55,22 @@ def user_frames(error: BaseException, module: str = "") -> list[Frame]:
     return list(dict.fromkeys(found))
 
 
-def failed_on(error: BaseException) -> str:
+def remote_task(error: BaseException) -> str:
     """Return the remote task on which the operation failed; empty if it failed here, or that is unknown."""
     found = _ON_TASK.search(str(error))
     return task_name(found[1], int(found[2])) if found else ""
 
 
 def location(error: BaseException, frames: list[Frame]) -> str:
-    """Return where it happened, as it stands behind an error line: the user's file and line, and the task if it was another one."""
+    """Return an error's location, to append to an error line: the user's file and line, and the task if it is another one."""
     parts = [f"{frames[-1].file}:{frames[-1].line}"] if frames else []
-    parts += [f"on {task}"] if (task := failed_on(error)) else []
+    parts += [f"on {task}"] if (task := remote_task(error)) else []
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def shown(error: BaseException, frames: list[Frame], task: str) -> str:
+def format_traceback(error: BaseException, frames: list[Frame], task: str) -> str:
     """Return the user's traceback as text, the error line last."""
-    where = failed_on(error)
+    where = remote_task(error)
     lines = [
         f"{task}: an error in your code{f', on {where}' if where else ''}; the frames of TensorFlow, Keras and the trainer are left out",
         "Traceback (most recent call last):",
@@ -83,9 +83,9 @@ def shown(error: BaseException, frames: list[Frame], task: str) -> str:
 
 
 def fingerprint(error: BaseException, frames: list[Frame], start: int) -> str:
-    """Return what is the same when two attempts fail the same way with no step forward between; empty for a transient error.
+    """Return a text that is equal if two attempts fail the same way without progress between them; empty for a transient error.
 
-    `start` is the step the attempt went on from: with a checkpoint between two failures, the second one is another one.
+    `start` is the step from which the attempt continued: with a checkpoint between two failures, their fingerprints differ.
     """
     names = {kind.__name__ for kind in type(error).__mro__}
     read_only = isinstance(error, OSError) and error.errno == errno.EROFS

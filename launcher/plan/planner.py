@@ -23,7 +23,7 @@ from launcher.spec.containers import Env, FromSecret
 from launcher.spec.models import ClusterSpec, Limits, Role
 from launcher.spec.quantities import parse_duration, parse_memory
 from launcher.spec.role_programs import Program
-from trainer.events import listed
+from trainer.events import join_names
 from trainer.settings import Ending, Restarts, Train, TrainerSettings
 from trainer.strategies import STRATEGIES
 from trainer.workloads.catalog import with_defaults
@@ -355,7 +355,7 @@ def _local_environments(
     requested = sum(member.resources.gpus for member in members)
     available = len(machine.gpus)
     return environments, (
-        f"the spec asks for {requested} GPU{'s' * (requested != 1)}, this machine has {available}: these run without a GPU: {listed(gpus.without, 5)}",
+        f"the spec asks for {requested} GPU{'s' * (requested != 1)}, this machine has {available}: these run without a GPU: {join_names(gpus.without, 5)}",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.golden_messages import Golden
-from trainer.command_settings import CommandSettings, document_in, document_of, settings_of
+from trainer.command_settings import CommandSettings, parse_document, read_document, settings_of
 from trainer.settings import TrainerSettings
 from trainer.tf_config import ConfigurationError
 
@@ -17,7 +17,7 @@ RIGHT: dict[str, Any] = {"run": "a", "run_dir": "/runs/a", "scratch_dir": "/tmp/
 
 def problems(**values: Any) -> list[str]:
     with pytest.raises(ConfigurationError) as raised:
-        settings_of(document_of(json.dumps({**RIGHT, **values})), "TRAINER_SETTINGS")
+        settings_of(parse_document(json.dumps({**RIGHT, **values})), "TRAINER_SETTINGS")
     return raised.value.problems
 
 
@@ -71,13 +71,13 @@ def test_every_problem_comes_at_once() -> None:
 )
 def test_what_is_no_object_is_refused(text: str, part: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^TRAINER_SETTINGS {part}"):
-        settings_of(document_of(text), "TRAINER_SETTINGS")
+        settings_of(parse_document(text), "TRAINER_SETTINGS")
 
 
 def test_a_file_may_be_yaml_or_json(tmp_path: Path) -> None:
     as_json, as_yaml = tmp_path / "a.json", tmp_path / "a.yaml"
     as_json.write_text(json.dumps(RIGHT))
     as_yaml.write_text("run: a\nrun_dir: /runs/a\nscratch_dir: /tmp/a\n")
-    assert document_in(str(as_json)) == document_in(str(as_yaml)) == RIGHT
+    assert read_document(str(as_json)) == read_document(str(as_yaml)) == RIGHT
     with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
-        document_in(str(tmp_path / "none"))
+        read_document(str(tmp_path / "none"))

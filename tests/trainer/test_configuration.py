@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.golden_messages import Golden
-from trainer.command_settings import VARIABLE, document_of, given
+from trainer.command_settings import VARIABLE, load, parse_document
 from trainer.configuration import check_fit, validated
 from trainer.settings import TrainerSettings
 from trainer.strategies import STRATEGIES, Strategy
@@ -17,11 +17,11 @@ RIGHT: dict[str, Any] = {"run": "a", "run_dir": "/runs/a", "scratch_dir": "/tmp/
 
 
 def from_json(text: str) -> TrainerSettings:
-    return validated(document_of(text), VARIABLE)
+    return validated(parse_document(text), VARIABLE)
 
 
 def from_file(path: Path) -> TrainerSettings:
-    found = given(str(path))
+    found = load(str(path))
     assert found is not None
     return validated(*found)
 

@@ -276,7 +276,7 @@ def test_a_chief_whose_port_is_taken_says_so(start: Start) -> None:
     with socket.create_server(("", 0)) as taken:
         chief = start("chief", "true", sizes=SERVED, port=taken.getsockname()[1])
         assert chief.code() == 0
-    assert "is another's" in chief.event("notice")["message"]
+    assert "is in use by another process" in chief.event("notice")["message"]
 
 
 def cluster(**sizes: int) -> dict[str, list[str]]:

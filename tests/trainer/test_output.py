@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.conftest import DEADLINE, DRIVER, REPOSITORY
 from trainer.events import Event, escaped, parse, unescaped
-from trainer.output import Escaping
+from trainer.output import LineEscaper
 
 LOOKALIKE = b'{"event":"failed","time":1,"task":"chief","exit_code":2,"cause":"none","detail":"printed"}'
 # Pieces of which lines that look like events are easily made.
@@ -27,7 +27,7 @@ PIECES = st.lists(st.sampled_from([b" ", b"\n", b"\r", b"x", b'{"ev', b'ent":', 
 
 @given(PIECES)
 def test_lines_are_escaped_however_they_are_cut(pieces: list[bytes]) -> None:
-    escaping = Escaping()
+    escaping = LineEscaper()
     written = b"".join(escaping.feed(piece) for piece in pieces) + escaping.release()
     whole = b"".join(pieces)
     assert written.split(b"\n") == [escaped(line) for line in whole.split(b"\n")]
@@ -36,7 +36,7 @@ def test_lines_are_escaped_however_they_are_cut(pieces: list[bytes]) -> None:
 
 @given(PIECES)
 def test_an_event_stands_on_a_line_of_its_own(pieces: list[bytes]) -> None:
-    escaping = Escaping()
+    escaping = LineEscaper()
     written = b"".join(escaping.feed(piece) for piece in pieces) + escaping.end_line()
     assert not written or written.endswith(b"\n") or not b"".join(pieces)
     # The program's next output is a line's beginning then.
@@ -44,7 +44,7 @@ def test_an_event_stands_on_a_line_of_its_own(pieces: list[bytes]) -> None:
 
 
 def test_what_cannot_be_an_event_is_passed_on_at_once() -> None:
-    escaping = Escaping()
+    escaping = LineEscaper()
     assert [escaping.feed(piece) for piece in (b"3/10 [=>", b"   ", b'{"event":', b"\n ", b'{"ev', b"ade", b"\n")] == [
         b"3/10 [=>", b"   ", b'{"event":', b"\n ", b"", b'{"evade', b"\n",
     ]  # fmt: skip

@@ -136,14 +136,14 @@ class TestPeers:
     def test_a_server_that_stops_alone_serves_on_for_a_while_only(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         ports.listen(address)
-        run = trainers.start_parent(*GRACEFUL, watched_chief=address, role="ps", timeouts={"serve_on": 0.3})
+        run = trainers.start_parent(*GRACEFUL, watched_chief=address, role="ps", timeouts={"server_stop": 0.3})
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143
 
     def test_a_chief_that_comes_back_in_time_is_no_loss(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
-        run = trainers.start_parent(*GRACEFUL, watched_chief=address, role="worker", timeouts={"orphan": 8, "serve_on": 0.1})
+        run = trainers.start_parent(*GRACEFUL, watched_chief=address, role="worker", timeouts={"orphan": 8, "server_stop": 0.1})
         run.event("notice")
         ports.listen(address)
         assert run.event("notice", 2)["message"] == "the chief answers again"

@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.clocked import Answers, Clocked
 from trainer import peers
 from trainer.event_loop import EventLoop
-from trainer.peers import AddressWatch, ConnectionProber, PeerWait, awaited, outcome, watched_chief, watched_workers
+from trainer.peers import AddressWatch, ConnectionProber, PeerWait, awaited, connect_error, watched_chief, watched_workers
 from trainer.strategies import Strategy
 from trainer.tf_config import TaskConfig, parse
 
@@ -141,7 +141,7 @@ def test_a_port_is_not_there_because_it_reached_itself() -> None:
     with socket.socket() as connection:
         connection.bind(("127.0.0.1", 0))
         connection.connect(connection.getsockname())  # what the kernel may do by itself on a free local port
-        assert outcome(connection) == "connection refused"
+        assert connect_error(connection) == "connection refused"
 
 
 def test_peers_need_not_be_there_at_the_same_time(loop: EventLoop, ports: Any) -> None:

@@ -53,7 +53,7 @@ def own(error: Exception) -> list[user_errors.Frame]:
 def test_only_the_users_frames_are_shown(code: ModuleType) -> None:
     error = caught(lambda: code.load("{"))
     assert [(frame.function, frame.line) for frame in own(error)] == [("load", 5)]
-    text = user_errors.shown(error, own(error), "worker-3")
+    text = user_errors.format_traceback(error, own(error), "worker-3")
     assert text.startswith("worker-3: an error in your code")
     assert "    return json.loads(text)\nJSONDecodeError: Expecting property name" in text
     assert json.__file__ not in text
@@ -71,7 +71,7 @@ def test_what_failed_on_another_task_names_it(code: ModuleType) -> None:
 no
 Additional GRPC error information from remote target /job:worker/replica:0/task:12 while calling /tensorflow.eager.EagerService/Enqueue:""")
     assert user_errors.location(error, own(error)) == f" ({code.__file__}:5, on worker-12)"
-    assert user_errors.shown(error, own(error), "chief").startswith("chief: an error in your code, on worker-12; ")
+    assert user_errors.format_traceback(error, own(error), "chief").startswith("chief: an error in your code, on worker-12; ")
     assert user_errors.location(error, []) == " (on worker-12)"
     assert user_errors.location(ValueError("no"), []) == ""
 

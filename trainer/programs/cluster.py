@@ -1,4 +1,4 @@
-"""The interface of a program: the connected cluster, its tasks and their devices in order, and its progress and output."""
+"""The interface of a program: the connected cluster with its tasks and devices, and the program's progress and output."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 class Task:
     """A task and its devices by TensorFlow's names, as `tf.device` takes them: CPUs first, then GPUs, in order."""
 
-    name: str  # chief, worker-0, ps-1
+    name: str  # for example chief, worker-0, ps-1
     devices: tuple[str, ...]
 
     @property
@@ -36,15 +36,15 @@ class Task:
 
     @property
     def device(self) -> str:
-        """Its best device: the first GPU, or the CPU where there is none."""
+        """Its best device: the first GPU, or the CPU if it has none."""
         return (*self.gpus, self.cpu)[0]
 
 
 class Progress(Protocol):
-    """Says how far a program is."""
+    """Reports the progress of a program."""
 
     def __call__(self, step: int, steps: int, metrics: dict[str, float] | None = None) -> None:
-        """Report that `step` of `steps` steps are done; call it as often as you like, it is passed on about twice a second."""
+        """Report that `step` of `steps` steps are done; any number of calls is fine, as about two a second are passed on."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +62,21 @@ class Cluster:
     progress: Progress
 
     def device(self, name: str) -> str:
-        """Return TensorFlow's name of the device that is called so: cpu or gpu:1 of the chief, worker-0 (its best), worker-0/gpu:1.
+        """Return TensorFlow's name of a device. Names: cpu or gpu:1 of the chief, worker-0 (its best), worker-0/gpu:1.
 
         If the task has no such device, a notice says so, and its CPU is returned.
 
         Raises:
-            WorkloadError: no device is called so, or there is no such task.
+            WorkloadError: the name is invalid, or there is no such task.
         """
         try:
             requested = devices.parse(name)
         except ValueError as error:
             raise WorkloadError(str(error)) from None
-        everyone = {task.name: task for task in (self.chief, *self.tasks)}
-        task = everyone.get(requested.task or self.chief.name)
+        tasks_by_name = {task.name: task for task in (self.chief, *self.tasks)}
+        task = tasks_by_name.get(requested.task or self.chief.name)
         if task is None:
-            raise WorkloadError(f"{name!r}: there is no task {requested.task}; expected {', '.join(everyone)}")
+            raise WorkloadError(f"{name!r}: there is no task {requested.task}; expected {', '.join(tasks_by_name)}")
         if requested.kind is None:
             return task.device
         found = next(
@@ -89,25 +89,25 @@ class Cluster:
         return found or task.cpu
 
     def each(self, function: Callable[..., Result], *items: Sequence[Any]) -> list[Result]:
-        """Call `function(task, item, ...)` for each task at once, under its best device; return the results in the tasks' order.
+        """Call `function(task, item, ...)` for all tasks at once, on their best devices; return the results in the tasks' order.
 
-        `items` are sequences with one item a task.
+        `items` are sequences with one item for each task.
         """
 
-        def on(task: Task, *item: Any) -> Result:
+        def run_on(task: Task, *item: Any) -> Result:
             with self.log.watch(), tf.device(task.device):
                 return function(task, *item)
 
         calls = list(zip(self.tasks, *items, strict=True))
         with ThreadPoolExecutor(len(calls), thread_name_prefix="task") as pool:
-            return list(pool.map(lambda call: on(*call), calls))
+            return list(pool.map(lambda call: run_on(*call), calls))
 
     def show(self, name: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print a table into the chief's log, and keep it as `results/<name>.txt`."""
+        """Print a table to the chief's log, and write it to `results/<name>.txt`."""
         text = "\n".join(table(headers, rows))
         print(text, flush=True)
         self.write(f"{name}.txt", text + "\n")
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Write a file into `results`, whole or not at all."""
+        """Write a file into `results` atomically."""
         write_atomically(self.results / name, content)

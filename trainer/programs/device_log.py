@@ -1,7 +1,7 @@
 """A table of the task and device that ran each operation of a program, as TensorFlow reports it, with counts.
 
-An operation is what TensorFlow runs as a whole: an op such as MatMul, or a call of a tf.function, which is one request to
-the task that it runs on.
+An operation is an op such as MatMul, or a call of a tf.function, which is one request to the task that
+runs it.
 """
 
 import itertools
@@ -20,77 +20,77 @@ from trainer.programs.devices import Device
 from trainer.programs.text_tables import table
 
 HEADERS = ("OPERATION", "NAME", "TIMES", "TASK", "DEVICE", "ASKED FOR")
-_MAX_ROWS = 500  # different ones; a program that names each operation again does not fill the memory
+_MAX_ROWS = 500  # limits memory for a program that gives each operation a new name
 _FUNCTION = re.compile(r"__(?:inference|forward|backward)_(.+)_\d+")
-# Of the log itself and of TensorBoard's files: nothing that a program computes.
+# Operations of TensorBoard summaries, which are not the program's computation.
 _HOUSEKEEPING = re.compile(r"Write\w*Summary|\w*SummaryWriter|SummaryWriter\w*")
 
-_Row = tuple[str, str, str, str]  # operation, name, device, device that was asked for where it is another
+_Row = tuple[str, str, str, str]  # operation, name, device, requested device if it is another one
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A function's call, whose device is asked for later: to name it, TensorFlow waits for the call's end."""
+    """A call of a function. Its device is read later, since TensorFlow waits for the call's end to name it."""
 
     order: int
     operation: str
     name: str
-    asked: str
-    tensors: Sequence[Any]  # what it gave, then the variables and other resources that it worked on
+    requested_device: str
+    tensors: Sequence[Any]  # its outputs, then its inputs that are variables or other resources
 
 
 @dataclass
 class _Count:
-    order: int  # among all that ran, of the first time
+    order: int  # of the first time, among all operations
     times: int = 0
 
 
 class DeviceLog:
-    """Counts operations by what they are and where they ran; threads that `watch` share it."""
+    """Counts operations by kind, name and device; all threads that `watch` share it."""
 
     def __init__(self) -> None:
         self._counts: dict[_Row, _Count] = {}
         self._order = itertools.count()
-        # At most one per device: once the next call is under way there, waiting for the last one delays nothing.
-        self._open: dict[str, _Call] = {}
+        # At most one per device: once the next call has started there, waiting for the last one causes no delay.
+        self._pending: dict[str, _Call] = {}
         self._left_out = 0
         self._lock = threading.Lock()
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Note every operation that this thread runs inside."""
-        here = context.context()
-        # As tf.debugging does, but for all threads: one that leaves must not end what others note.
+        """Record every operation that this thread runs inside."""
+        eager_context = context.context()
+        # As tf.debugging does, but never undone: other threads may still record.
         execute.execute = execute.execute_with_callbacks
-        here.add_op_callback(self._ran)
+        eager_context.add_op_callback(self._record)
         try:
             yield
         finally:
-            here.remove_op_callback(self._ran)
+            eager_context.remove_op_callback(self._record)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Note nothing inside, in a thread that watches: of what only shows what a program computes."""
-        here = context.context()
-        here.remove_op_callback(self._ran)
+        """Record nothing inside, in a thread that watches: for operations that only display results."""
+        eager_context = context.context()
+        eager_context.remove_op_callback(self._record)
         try:
             yield
         finally:
-            here.add_op_callback(self._ran)
+            eager_context.add_op_callback(self._record)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the table's rows in the order in which operations first ran: HEADERS says what is in them."""
+        """Return the table's rows, with the columns of HEADERS, in the order in which operations first ran."""
         return [
-            (operation, name, str(count.times), (device := _device(ran)).task or "", device.own, asked)
-            for (operation, name, ran, asked), count in self._ordered()
+            (operation, name, str(count.times), (device := _device(ran)).task or "", device.own, requested_device)
+            for (operation, name, ran, requested_device), count in self._ordered()
         ]
 
     def elsewhere(self) -> list[str]:
-        """Return, for each operation that did not run where it was asked to, a sentence that says so."""
+        """Return a message for each operation that did not run on the requested device."""
         return [
-            f"{operation} ran on {_device(ran)} and not on {asked}, which cannot run it or lacks its inputs"
-            for (operation, _, ran, asked), _ in self._ordered()
-            if asked
+            f"{operation} ran on {_device(ran)} and not on {requested_device}, which cannot run it or lacks its inputs"
+            for (operation, _, ran, requested_device), _ in self._ordered()
+            if requested_device
         ]
 
     def text(self) -> str:
@@ -100,16 +100,16 @@ class DeviceLog:
         return "\n".join([*lines, *more])
 
     def _ordered(self) -> list[tuple[_Row, _Count]]:
-        """Close what is open, and return what ran in the order of the first times."""
+        """Count pending calls, and return all operations in the order in which they first ran."""
         with self._lock:
-            calls, self._open = list(self._open.values()), {}
+            calls, self._pending = list(self._pending.values()), {}
         for call in calls:
             _await(call)
             self._count_call(call)
         with self._lock:
             return sorted(self._counts.items(), key=lambda counted: counted[1].order)
 
-    def _ran(
+    def _record(
         self,
         op_type: str | bytes,
         inputs: Sequence[Any],
@@ -118,37 +118,37 @@ class DeviceLog:
         op_name: str | None = None,
         graph: Any = None,
     ) -> None:
-        """Note one operation; TensorFlow calls this after each, also where a graph is made of it."""
+        """Record one operation; TensorFlow calls this after each, also when it is added to a graph."""
         operation = str(tf.compat.as_str(op_type))  # a function's name comes as bytes
         if graph is not None or _HOUSEKEEPING.fullmatch(operation):
             return
-        asked = context.context().device_name or ""
+        requested_device = context.context().device_name or ""
         function = _FUNCTION.fullmatch(operation)
-        # Many of TensorFlow's functions drop the name that they are given; a tf.name_scope around them is there.
+        # Many of TensorFlow's functions drop their `name` argument, but not a tf.name_scope around them.
         scope, own = context.context().scope_name or "", op_name or ""
         name = (own if own.startswith(scope) else scope + own).rstrip("/")
         operation = f"function {function[1].lstrip('_')}" if function else operation
         tensors = (*outputs, *(one for one in inputs if one.dtype == tf.resource))
-        call = _Call(next(self._order), operation, name, asked, tensors)
+        call = _Call(next(self._order), operation, name, requested_device, tensors)
         if not function:
             self._count_call(call)
             return
         with self._lock:
-            last = self._open.get(asked)
-            self._open[asked] = call
+            last = self._pending.get(requested_device)
+            self._pending[requested_device] = call
         if last:
             self._count_call(last)
 
     def _count_call(self, call: _Call) -> None:
-        """Count a call, once it has ended. Raises tf.errors.UnknownError where it failed, or was lost with its task."""
+        """Count a call, once it has ended. Raises tf.errors.UnknownError if it failed, or was lost with its task."""
         try:
-            ran = next((str(device) for tensor in call.tensors if (device := getattr(tensor, "device", ""))), call.asked)
-        except ValueError as error:  # whatever it was, TensorFlow says it so here
+            ran = next((str(device) for tensor in call.tensors if (device := getattr(tensor, "device", ""))), call.requested_device)
+        except ValueError as error:  # TensorFlow raises it here for any cause
             raise tf.errors.UnknownError(None, None, f"{call.operation}: {error}") from error
         if not ran:
             return
-        requested = _device(call.asked)
-        missed = "" if requested.covers(_device(ran)) else str(requested)
+        requested_name = _device(call.requested_device)
+        missed = "" if requested_name.covers(_device(ran)) else str(requested_name)
         row = (call.operation, call.name, ran, missed)
         with self._lock:
             if row in self._counts or len(self._counts) < _MAX_ROWS:
@@ -160,24 +160,24 @@ class DeviceLog:
 
 
 def _await(call: _Call) -> None:
-    """Wait for a call's end. Asking for its device waits as well, but no other thread runs meanwhile: none would notice a stop.
+    """Wait for a call's end. Reading its device would wait too, but with the GIL: no other thread could notice a stop.
 
-    Raises tf.errors.OpError where the call failed.
+    Raises tf.errors.OpError if the call failed.
     """
     value = next((one for one in call.tensors if one.dtype not in (tf.resource, tf.variant)), None)
     if value is None:
         return
-    here = context.context()
-    calling, here.invoking_op_callbacks = here.invoking_op_callbacks, True  # this is not the program's
+    eager_context = context.context()
+    calling, eager_context.invoking_op_callbacks = eager_context.invoking_op_callbacks, True  # do not record this operation
     try:
-        with tf.device(call.asked or None):
+        with tf.device(call.requested_device or None):
             tf.raw_ops.Rank(input=value).numpy()
     finally:
-        here.invoking_op_callbacks = calling
+        eager_context.invoking_op_callbacks = calling
 
 
 def _device(name: str) -> Device:
-    """Return what a device's name says; nothing for one of a kind that is not known here: the log must not end a program."""
+    """Parse a device's name; return an empty Device for an unknown kind: the log must not end a program."""
     try:
         return devices.parse(name)
     except ValueError:

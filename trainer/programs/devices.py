@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trainer.tf_config import CLUSTER_ROLES, task_name
 
-KINDS = ("cpu", "gpu")  # what a task is asked for; TensorFlow may know others
+KINDS = ("cpu", "gpu")  # those that a task lists; TensorFlow may know others
 
 _FULL = re.compile(
     r"(?:/job:(?P<job>\w+))?(?:/replica:\d+)?(?:/task:(?P<task>\d+))?(?:/(?:device:)?(?P<kind>CPU|GPU)(?::(?P<number>\d+))?)?",
@@ -21,7 +21,7 @@ _SHORT = re.compile(
 
 @dataclass(frozen=True)
 class Device:
-    """A device, or as much of one as a name says: None is what it leaves open."""
+    """A device, or a part of its name: None stands for any."""
 
     task: str | None = None
     kind: str | None = None
@@ -36,20 +36,20 @@ class Device:
         return "/".join(part for part in (self.task, self.own) if part)
 
     def covers(self, other: "Device") -> bool:
-        """Return whether `other` is one of the devices that this name may mean."""
+        """Return whether this name matches the device `other`."""
         pairs = ((self.task, other.task), (self.kind, other.kind), (self.number, other.number))
         return all(own is None or own == given for own, given in pairs)
 
 
 def parse(name: str) -> Device:
-    """Return what a name says, a short one or TensorFlow's own. Raises ValueError when it is no device's name."""
+    """Parse a device's name, a short one or TensorFlow's own. Raises ValueError if it is neither."""
     match = (_FULL if name.startswith("/") else _SHORT).fullmatch(name)
     if match is None or not any(match.groups()) or (match["job"] or CLUSTER_ROLES[0]).lower() not in CLUSTER_ROLES:
-        raise ValueError(f"{name!r} is no device: expected such as cpu, gpu:0, worker-1 or worker-0/gpu:1")
+        raise ValueError(f"{name!r} is no device: expected for example cpu, gpu:0, worker-1 or worker-0/gpu:1")
     task = task_name(match["job"].lower(), int(match["task"] or 0)) if match["job"] else None
     return Device(task, match["kind"].lower() if match["kind"] else None, int(match["number"]) if match["number"] else None)
 
 
 def short(name: str) -> str:
-    """Return TensorFlow's name of a device as people read it: worker-0/gpu:1."""
+    """Return the short form of TensorFlow's name of a device, such as worker-0/gpu:1."""
     return str(parse(name))

@@ -1,4 +1,4 @@
-"""life: Conway's Game of Life on a torus over the tasks, until a state comes again."""
+"""life: Conway's Game of Life on a torus over the tasks, until a state recurs."""
 
 import math
 import time
@@ -23,12 +23,12 @@ _MAX_PIXELS = 300_000_000  # of all frames; each takes a byte, twice while they 
 
 
 def life(cluster: Cluster, params: LifeParams, seed: int) -> dict[str, float]:
-    """Return the period, the generation `since` which states come again, the last generation and how many cells live then.
+    """Return the period, the generation `since` which states recur, the last generation and its number of living cells.
 
-    Ends with the first state that was there before, or after `generations`; the period is then left out. Writes `life.gif` and the last
+    Ends with the first recurring state, or after `generations`, then without a period. Writes `life.gif` and the last
     board, `last.rle`, into the results, and pictures for TensorBoard.
     """
-    cell, frame_count = film(cluster.notice, params)
+    cell, frame_count = animation_size(cluster.notice, params)
     strips = Strips(start(params, seed), cluster.tasks)
     first_seen: dict[int, int] = {}  # fingerprint -> generation
     frames: list[Board] = []
@@ -58,8 +58,8 @@ def life(cluster: Cluster, params: LifeParams, seed: int) -> dict[str, float]:
     return {"period": float(generation - since), "since": float(since), **metrics}
 
 
-def film(notice: Callable[[str], None], params: LifeParams) -> tuple[int, int]:
-    """Return the pixels of a cell's side and the frames of the animation: smaller and fewer where it would not fit, which is said."""
+def animation_size(notice: Callable[[str], None], params: LifeParams) -> tuple[int, int]:
+    """Return the pixels of a cell's side and the frames of the animation: smaller and fewer, with a notice, if it would be too large."""
     cells = params.height * params.width
     frames = min(params.frames, params.generations)
     cell = max(1, min(params.cell, _MAX_SIDE // max(params.height, params.width)))
@@ -76,7 +76,7 @@ def start(params: LifeParams, seed: int) -> Board:
     """Return the first board: random cells, or the pattern in the middle.
 
     Raises:
-        WorkloadError: the file cannot be read, is no pattern, or one that the board is too small for.
+        WorkloadError: the file cannot be read, has no pattern, or the board is too small for it.
     """
     if params.pattern == "random":
         return (np.random.default_rng(seed).random((params.height, params.width)) < params.density).astype(np.uint8)

@@ -12,14 +12,14 @@ from trainer.programs.cluster import Cluster, Task
 from trainer.workloads.catalog import MapReduceParams
 
 _PROBE = 1_000_000  # numbers by which a task's speed is measured
-_TRIES = 3  # of which the fastest counts: the others waited for something else
+_TRIES = 3  # the fastest one counts: the others waited for something else
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @dataclass(frozen=True)
 class SliceResult:
-    """A task's result for its slice: the mean, and the seconds until the slice was there and until the mean was."""
+    """A task's result for its slice: the mean, and the seconds to transfer the slice and to compute the mean."""
 
     size: int
     mean: float
@@ -56,7 +56,7 @@ def map_reduce(cluster: Cluster, params: MapReduceParams, seed: int) -> dict[str
 
 
 def cut(count: int, weights: Sequence[float]) -> list[int]:
-    """Return whole sizes in proportion to `weights`, all above 0, that are `count` together: none is off by as much as 1."""
+    """Return integer sizes in proportion to `weights`, all above 0, with the sum `count`; each is off by less than 1."""
     bounds = np.round(np.cumsum(weights) / np.sum(weights) * count).astype(int)
     return [int(size) for size in np.diff(bounds, prepend=0)]
 
@@ -66,14 +66,14 @@ def _mean(_task: Task, numbers: Vector) -> SliceResult:
         return SliceResult(0, 0.0, 0.0, 0.0)
     began = time.perf_counter()
     moved = tf.identity(tf.constant(numbers), name="slice")
-    size = int(tf.size(moved, name="arrived"))  # asked there: the slice has arrived
+    size = int(tf.size(moved, name="arrived"))  # computed on the task, so the slice has arrived
     arrived = time.perf_counter()
     mean = float(tf.reduce_mean(tf.cast(moved, tf.float64), name="mean"))
     return SliceResult(size, mean, arrived - began, time.perf_counter() - arrived)
 
 
 def _speeds(cluster: Cluster) -> list[float]:
-    """Return how many numbers a second each task takes the mean of, all of them at it at once."""
+    """Return how many numbers a second each task averages, all tasks at once."""
     return cluster.each(_speed)
 
 

@@ -1,4 +1,4 @@
-"""placement: one number, an operation on each of two tasks, and their results brought together on the chief."""
+"""placement: an operation on each of two tasks with the same number, and the sum of the results on the chief."""
 
 import tensorflow as tf
 

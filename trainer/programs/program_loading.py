@@ -1,4 +1,4 @@
-"""From `train.workload` to a program with manual placement: a built-in by its name, or `package.module:name` of the user's code."""
+"""Loads the program with manual placement that `train.workload` names: a built-in, or `package.module:name` of the user's code."""
 
 import functools
 import inspect
@@ -19,10 +19,10 @@ Program = Callable[[Cluster], Any]
 
 
 def load_program(train: Train) -> Program:
-    """Return what runs the program that `train` names on a cluster, and returns what the program returns.
+    """Return a function that runs the program that `train` names on a cluster, and returns its result.
 
-    A built-in is called with the cluster, its parameters as its own model, and the seed. A user's function gets the cluster first, and
-    what it takes of `params`, `data`, `seed` and of the parameters by name.
+    A built-in is called with the cluster, its parameters as its pydantic model, and the seed. A user's function gets the cluster first, and
+    those of `params`, `data`, `seed` and of the parameters by name that it accepts.
 
     Raises:
         WorkloadError: there is no such program, its code cannot be imported, or it does not take what the settings give.

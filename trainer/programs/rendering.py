@@ -17,7 +17,7 @@ def picture(board: Board, cell: int) -> Board:
 
 
 def animation(pictures: Iterable[Board], milliseconds: int) -> bytes:
-    """Return an animated GIF that repeats forever, each of the pictures, [rows, columns] or [rows, columns, 3], shown for so long."""
+    """Return an animated GIF that repeats forever, with each picture, [rows, columns] or [rows, columns, 3], shown for so many milliseconds."""
     first, *others = [Image.fromarray(one) for one in pictures]
     written = io.BytesIO()
     first.save(written, format="GIF", save_all=True, append_images=others, duration=milliseconds, loop=0)

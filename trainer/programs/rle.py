@@ -1,7 +1,7 @@
 """Patterns of the Game of Life as run-length encoded text, the format in which they are published. Imports no TensorFlow.
 
-A line `x = 3, y = 3, rule = B3/S23`, then rows ended by `$` and all of them by `!`: `b` is a dead cell, `o` a living one, a number
-before any of them says how many. Lines that start with `#` are comments. Source: https://conwaylife.com/wiki/Run_Length_Encoded
+A line `x = 3, y = 3, rule = B3/S23`, then rows ended by `$` and all of them by `!`: `b` is a dead cell, `o` a living one, and a number
+before any of these repeats it. Lines that start with `#` are comments. Source: https://conwaylife.com/wiki/Run_Length_Encoded
 """
 
 import re
@@ -18,15 +18,15 @@ _HEADER = re.compile(r"\s*x\s*=\s*(\d+)\s*,\s*y\s*=\s*(\d+)\s*(?:,\s*rule\s*=\s*
 _A_HEADER = "a line such as x = 3, y = 3, rule = B3/S23"
 _CONWAY = ("b3/s23", "23/3")
 _ITEM = re.compile(r"(\d*)([bo$!])|\s+")
-_MAX_CELLS = 100_000_000  # cells; a number mistyped must not fill the memory
-_MAX_WIDTH = 70  # characters of a line that is written, as the format has it
+_MAX_CELLS = 100_000_000  # protects the memory from a mistyped number
+_MAX_WIDTH = 70  # characters of a line, as the format demands for writers
 
 
 def read(text: str, origin: str) -> Board:
     """Return the pattern in `text`; `origin` is the file, for messages.
 
     Raises:
-        WorkloadError: it is no such text, its cells do not fit in the x and y that it gives, or its rule is not B3/S23.
+        WorkloadError: the text is not in this format, its cells exceed its x and y, or its rule is not B3/S23.
     """
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and not line.startswith("#")]
     if not lines:
@@ -52,7 +52,7 @@ def read(text: str, origin: str) -> Board:
 
 
 def _empty(header: str, location: str) -> Board:
-    """Return a board of the size that the header says, without life."""
+    """Return a board of the header's size without living cells."""
     match = _HEADER.fullmatch(header)
     if match is None:
         raise _wrong(location, "no header", _A_HEADER)
@@ -65,7 +65,7 @@ def _empty(header: str, location: str) -> Board:
 
 
 def _items(lines: list[tuple[int, str]], origin: str) -> Iterator[tuple[str, int, str]]:
-    """Yield where each of b, o, $ and ! stands, how many of them it means, and which it is."""
+    """Yield the location, the repeat count and the letter of each b, o, $ and !."""
     for number, line in lines:
         at = 0
         while at < len(line):
@@ -78,7 +78,7 @@ def _items(lines: list[tuple[int, str]], origin: str) -> Iterator[tuple[str, int
 
 
 def write(board: Board) -> str:
-    """Return a board as such a text, whole: x and y preserve dead rows and columns at its edges."""
+    """Return the whole board as text: x and y preserve dead rows and columns at its edges."""
     rows = ["".join(_run(len(run[0]), run[0][0]) for run in re.finditer(r"o+|b+(?=o)", _letters(row))) for row in board]
     body = re.sub(r"\$+", lambda ends: _run(len(ends[0]), "$"), "$".join(rows).rstrip("$")) + "!"
     items = re.findall(r"\d*[bo$!]", body)

@@ -1,4 +1,4 @@
-"""The Game of Life on a torus that is cut into strips of rows, one a task: each generation the tasks exchange the rows at their edges."""
+"""The Game of Life on a torus that is cut into strips of rows, one for each task: in each generation the tasks exchange the rows at their edges."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class State:
 
 
 class Strips:
-    """A board over tasks; each strip stays where it is, and only edges and two numbers a generation travel."""
+    """A board over tasks: each strip stays on its task; only edges and two numbers are sent in each generation."""
 
     def __init__(self, board: Board, tasks: Sequence[Task]) -> None:
-        tasks = tasks[: len(board)]  # a strip has a row at least
+        tasks = tasks[: len(board)]  # a strip has at least one row
         weights = np.random.default_rng(_WEIGHTS_SEED).integers(-(2**63), 2**63, board.shape, np.int64)
         self._devices = [task.device for task in tasks]
         self._strips, self._tops, self._bottoms, self._weights, self._counts, self._next = [], [], [], [], [], []
@@ -42,24 +42,24 @@ class Strips:
                 self._weights.append(own)
                 self._tops.append(strip[:1])
                 self._bottoms.append(strip[-1:])
-                self._counts.append(_counted(strip, own))
+                self._counts.append(_counts_of(strip, own))
                 edge = tf.TensorSpec([1, board.shape[1]], strip.dtype)
                 self._next.append(tf.function(_generation, autograph=False).get_concrete_function(edge, strip, edge, own))
 
     def state(self) -> State:
-        """Return what is known of the present generation; waits for each task."""
+        """Return the state of the current generation; waits for each task."""
         counts = [count.numpy() for count in self._counts]
         return State(int(sum(alive for alive, _ in counts)), sum(int(number) for _, number in counts) % 2**64)
 
     def advance(self) -> None:
-        """Let one generation pass."""
-        made = []
+        """Compute the next generation."""
+        results = []
         for i, device in enumerate(self._devices):
             with tf.device(device):
                 above = tf.identity(self._bottoms[i - 1], name="edge_above")
                 below = tf.identity(self._tops[(i + 1) % len(self._devices)], name="edge_below")
-                made.append(self._next[i](above, self._strips[i], below, self._weights[i]))
-        self._strips, self._tops, self._bottoms, self._counts = (list(parts) for parts in zip(*made, strict=True))
+                results.append(self._next[i](above, self._strips[i], below, self._weights[i]))
+        self._strips, self._tops, self._bottoms, self._counts = (list(parts) for parts in zip(*results, strict=True))
 
     def board(self) -> Board:
         """Return the whole board."""
@@ -67,17 +67,17 @@ class Strips:
 
 
 def _generation(above: Any, strip: Any, below: Any, weights: Any) -> tuple[Any, ...]:
-    """Return the next strip [rows, columns], its first and its last row [1, columns], and what is counted of it."""
+    """Return the next strip [rows, columns], its first and its last row [1, columns], and its counts."""
     board = tf.concat([above, strip, below], axis=0)
     columns = board[:-2] + board[1:-1] + board[2:]
-    # With the cell itself: 3 is born or lives on, 4 lives on.
+    # The total includes the cell itself: with 3 it is born or survives, with 4 it survives.
     total = columns + tf.roll(columns, 1, axis=1) + tf.roll(columns, -1, axis=1)
     alive = tf.logical_or(tf.equal(total, 3), tf.logical_and(tf.equal(total, 4), tf.equal(strip, 1)))
     strip = tf.cast(alive, tf.uint8)
-    return strip, strip[:1], strip[-1:], _counted(strip, weights)
+    return strip, strip[:1], strip[-1:], _counts_of(strip, weights)
 
 
-def _counted(strip: Any, weights: Any) -> Any:
+def _counts_of(strip: Any, weights: Any) -> Any:
     """Return how many cells live and the strip's part of the fingerprint, int64 [2]."""
     cells = tf.cast(strip, tf.int64)
     return tf.stack([tf.reduce_sum(cells), tf.reduce_sum(cells * weights)])

@@ -1,11 +1,11 @@
-"""Pictures as a network sees them: cropped, mirrored and lit at random for training, cut from the middle for evaluation.
+"""Augmentation of pictures: cropped, mirrored and lit at random for training, cropped at the centre for evaluation.
 
-Training batches are a pure function of the seed and of each example's position in the endless row of training examples (see
-in_memory), as every example takes its own 256 random bits from there. So a resumed run sees what it would have seen, and two
-replicas with half the batch each see what one sees with the whole.
+Training batches are a pure function of the seed and of each example's position in the endless sequence of training examples (see
+in_memory): each example derives its own 256 random bits from these. So a resumed run sees the same batches as an uninterrupted one,
+and two replicas with half the batch each see the same examples as one with the whole.
 
-Whole batches are worked on at once: 128 pictures of 32x32 take 1.7 ms of one core, their position in the row included; one by one
-with tf.image's functions 3.9 ms.
+Whole batches are processed at once: 128 pictures of 32x32 take 1.7 ms of one core, random bits included; one by one
+with tf.image's functions they take 3.9 ms.
 """
 
 from typing import cast
@@ -13,7 +13,7 @@ from typing import cast
 import tensorflow as tf
 
 CROP = 24
-# As tf.image.random_brightness(63) and random_contrast(0.2, 1.8) have it, on pixels from 0 to 255.
+# As in tf.image.random_brightness(63) and random_contrast(0.2, 1.8), on pixels from 0 to 255.
 BRIGHTNESS = 63.0
 CONTRAST = (0.2, 1.8)
 
@@ -26,8 +26,8 @@ def distorted(images: tf.Tensor, seed: tf.Tensor, first: tf.Tensor) -> tf.Tensor
     """Return uint8 images [n, rows, columns, channels] as float32 [n, 24, 24, channels], each distorted in its own way.
 
     Each is cropped anywhere, mirrored or not, changed in brightness and contrast, and standardised. `first` is the first
-    image's position in the row of training examples, an int64 scalar like `seed`. After standardisation brightness makes no
-    difference and contrast little, as neither is clipped to 0 to 255; so it is in the published program.
+    image's position in the sequence of training examples, an int64 scalar like `seed`. After standardisation brightness makes no
+    difference and contrast little, as neither is clipped to 0 to 255; the published program does the same.
     """
     count = tf.shape(images)[0]
     down, right, mirror, light, strength = tf.unstack(_draws(seed, first, count)[:, :5], axis=1)
@@ -54,7 +54,7 @@ def standardised(images: tf.Tensor) -> tf.Tensor:
     centred = images - mean
     stddev = tf.sqrt(tf.reduce_mean(tf.square(centred), axis=axes, keepdims=True))
     pixels = tf.cast(tf.reduce_prod(tf.shape(images)[1:]), tf.float32)
-    # The least deviation of pixels that are whole numbers, for images of one colour.
+    # A lower bound, for images of one colour: the least deviation that integer pixels can have otherwise.
     return centred / tf.maximum(stddev, tf.math.rsqrt(pixels))
 
 
@@ -72,13 +72,13 @@ def _draws(seed: tf.Tensor, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 
 def _cropped(images: tf.Tensor, down: tf.Tensor, right: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
-    """Cut 24x24 out of each image at its own position, from 0 to 1 of what is free, and mirror those that are to be mirrored."""
+    """Crop each image to 24x24 at its own position, from 0 to 1 of the possible range, and mirror those in `mirrored`."""
     _, height, width, channels = images.shape
     top, left = (tf.cast(draw * (size - CROP + 1), tf.int32) for draw, size in ((down, height), (right, width)))
     along = tf.range(CROP)
     rows = top[:, tf.newaxis] + along
     columns = left[:, tf.newaxis] + tf.where(mirrored[:, tf.newaxis], CROP - 1 - along, along)
-    # Rows first: they are whole pieces of memory.
+    # Rows first: they are contiguous in memory.
     cut = tf.gather(images, rows, axis=1, batch_dims=1)
     cut = tf.gather(cut, columns, axis=2, batch_dims=1)
     return cast("tf.Tensor", tf.ensure_shape(cut, [images.shape[0], CROP, CROP, channels]))

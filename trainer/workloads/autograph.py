@@ -1,7 +1,7 @@
 """Lets users write `if` and `for` on tensors in their functions, as tf.function does.
 
 The engine's own functions are traced as they are written (AutoGraph off), which starts a run half a second sooner.
-Each function of a user's is converted by itself, when it is first called.
+Each function of the user is converted when it is first called.
 """
 
 import functools
@@ -14,12 +14,12 @@ from tensorflow.python.autograph.core.ag_ctx import ControlStatusCtx, Status
 
 from trainer.workloads.errors import WorkloadError
 
-# Of a workload, what is traced in a training step; its model's layers see to themselves, as Keras has it.
+# Methods of a workload that are traced in a training step; Keras converts its model's layers.
 _TRACED = ("loss", "metrics")
 
 
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` with Python's control flow on tensors turned into TensorFlow's; on anything else it stays Python's."""
+    """Return `function` with control flow on tensors converted to TensorFlow's; other control flow stays Python's."""
     on = ControlStatusCtx(Status.ENABLED)
     convert = tf.__internal__.autograph.tf_convert(function, on, user_requested=True)
 
@@ -33,7 +33,7 @@ def converted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def workload_errors_unchanged() -> Iterator[None]:
-    """Let WorkloadErrors through AutoGraph, which raises another error in the place of one whose class it does not know."""
+    """Let WorkloadErrors through AutoGraph, which replaces errors of classes that it does not know."""
     try:
         yield
     except Exception as error:
@@ -43,8 +43,8 @@ def workload_errors_unchanged() -> Iterator[None]:
 
 
 def convert_workload(workload: Any) -> None:
-    """Convert what of a user's workload is traced in a training step, in place."""
+    """Convert the methods of a user's workload that a training step traces, in place."""
     for name in _TRACED:
-        # Where its class forbids attributes of its own, it stays as it is written.
+        # If its class forbids new attributes (__slots__), its methods stay unconverted.
         if hasattr(workload, "__dict__"):
             setattr(workload, name, converted(getattr(workload, name)))

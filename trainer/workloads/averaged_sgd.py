@@ -1,4 +1,4 @@
-"""SGD that keeps a moving average of every variable, which a young run's averages follow closely."""
+"""SGD with a moving average of every variable, which follows the variable closely at the start of a run."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ class AveragedSGD(keras.optimizers.SGD):
     """Keras's SGD with `use_ema=True`, whose decay in step n is min(`ema_momentum`, (1 + n) / (10 + n)).
 
     That is the rule of tf.train.ExponentialMovingAverage with `num_updates`. Keras's own decay is the same from the start:
-    with 0.9999, the averages of a run of 1,000 steps would still be nine tenths of its start weights.
+    with 0.9999, the averages of a run of 1,000 steps would still consist of nine tenths of its initial weights.
     The first step's average is the variable itself.
     """
 

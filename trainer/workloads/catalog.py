@@ -129,9 +129,9 @@ class LifeParams(Settings):
 
 @dataclass(frozen=True)
 class Entry:
-    """One built-in workload or program: where its class or function is, what it is, and what a spec may leave out.
+    """One built-in workload or program: the path of its class or function, a summary, and its default settings.
 
-    `unused` are the settings of `train` that mean nothing to it. An `agent` learns from what it does itself.
+    `unused` are the settings of `train` that do not apply to it. An `agent` learns from its own actions.
     """
 
     class_path: str
@@ -239,7 +239,7 @@ CATALOG: dict[str, Entry] = {
 
 
 def with_defaults(train: Train, strategy: Strategy = "single") -> Train:
-    """Fill in what a spec's `train` left out from its workload's defaults; a user's own class has general ones, a program none."""
+    """Fill in settings that a spec's `train` left out, from its workload's defaults; a user's own class has GENERAL, a program none."""
     entry = CATALOG.get(train.workload)
     general = GENERAL if strategy in TRAINING else Train(workload=train.workload)
     base = entry.defaults if entry else general

@@ -22,7 +22,7 @@ PUBLISHED_BATCH = 128
 # Keras's L2 is a factor of the sum of squares, the published weight decay one of half that sum.
 WEIGHT_DECAY = 0.004
 
-# Where GPUs train, batches are made meanwhile, several at once: one takes a core longer than a step takes a GPU.
+# With GPUs, several batches are made in parallel to the training: one takes a core longer than a step takes a GPU.
 DISTORTERS = 8
 PREFETCHED_BATCHES = 4
 
@@ -77,7 +77,7 @@ class Cifar10(ImageClassifier):
         return keras.Sequential(
             [
                 keras.Input((augmentation.CROP, augmentation.CROP, cifar10_data.CHANNELS), name="pictures"),
-                # The largest of what ReLU leaves is what ReLU leaves of the largest: after the pool it has a quarter of the work.
+                # max(relu(x)) equals relu(max(x)): after the pool ReLU has a quarter of the work.
                 conv("conv1", 0, 0.0, None),
                 pool("pool1"),
                 keras.layers.ReLU(name="pool1_relu"),

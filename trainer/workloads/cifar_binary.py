@@ -1,7 +1,7 @@
 """CIFAR-10's published binary files: records of one label byte and 3,072 bytes of pixels, nothing else.
 
 A record's pixels are 1,024 of red, 1,024 of green, 1,024 of blue, each 32 rows of 32. Five files hold the training set,
-one the test set. The files have no header: a wrong one shows by its size, its labels, or a record count unlike its siblings'.
+one the test set. The files have no header: a wrong file is detected by its size, its labels, or a record count that differs from the other files'.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ TEST_FILES = ("test_batch.bin",)
 UNPACKED = "cifar-10-batches-bin"
 REMEDY = "Copy the published file there again."
 
-# Name that is found in the place of the files -> what to do about it.
+# Name of a file that is often there instead -> the remedy.
 LOOKALIKES = {
     "data_batch_1": "These are the files of the Python version; take the binary version, cifar-10-binary.tar.gz.",
     "cifar-10-batches-py": "That is the Python version; take the binary version, cifar-10-binary.tar.gz.",
@@ -31,7 +31,7 @@ LOOKALIKES = {
 def read_files(directory: str, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return images uint8 [n, 32, 32, 3] and labels uint8 [n] of files in `directory` or its `cifar-10-batches-bin`.
 
-    Raises DataError if the directory or a file is missing, or a file is not what it should be.
+    Raises DataError if the directory or a file is missing, or a file is invalid.
     """
     root = _root(Path(directory))
     parts = [read(root / name) for name in names]
@@ -61,7 +61,7 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _root(directory: Path) -> Path:
-    """Return where the files are: the directory, or the one that the published archive unpacks to in it."""
+    """Return the directory of the files: `directory`, or the one in it that the published archive unpacks to."""
     check_directory(directory, "CIFAR-10's binary files", "synthetic", "download")
     unpacked = directory / UNPACKED
     return unpacked if unpacked.is_dir() and not (directory / TRAIN_FILES[0]).is_file() else directory

@@ -1,4 +1,4 @@
-"""`class_weight` of a user's module: what `fit` takes by that name, a weight for the examples of each class, while training."""
+"""`class_weight` of a user's module, as in Keras's `fit`: a weight for the training examples of each class."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +13,10 @@ _MATRIX = 2
 
 
 class ClassWeight:
-    """Weighs an example by its target, an integer or a one-hot row; a class that is not named weighs 1."""
+    """Weights an example by its target, an integer or a one-hot row; a class that is not named has weight 1."""
 
     def __init__(self, source: Any, given: CallArguments) -> None:
-        """Take a dict of weights by class, or a function that returns one. Raises WorkloadError where it is none."""
+        """Take a dict of weights by class, or a function that returns one. Raises WorkloadError if it is neither."""
         self._name = f"class_weight of {given.workload}"
         value = call(source, given) if callable(source) else source
         if not isinstance(value, Mapping) or not value or not all(_is_class(key) and _is_weight(one) for key, one in value.items()):
@@ -27,7 +27,7 @@ class ClassWeight:
         )
 
     def of_rows(self, targets: Any, weights: Any) -> np.ndarray:
-        """Return the weights of all examples, times the sample weights that they have, if any, of the same form as those."""
+        """Return the class weights of all examples, times their sample weights, if any, in the shape of those."""
         self.check(targets, weights, 1)
         array = np.asarray(targets)
         if array.ndim == _MATRIX:
@@ -39,7 +39,7 @@ class ClassWeight:
         return (np.asarray(weights, np.float32).T * own).T.astype(np.float32)
 
     def of_example(self, targets: Any, weights: Any) -> tf.Tensor:
-        """Return the same of a single example, as TensorFlow operations."""
+        """Return the same for a single example, as TensorFlow operations."""
         if targets.shape.rank:
             targets = tf.argmax(targets, axis=-1) if targets.shape[-1] != 1 else targets[0]
         targets = tf.round(targets) if targets.dtype.is_floating else targets
@@ -48,10 +48,10 @@ class ClassWeight:
         return own if weights is None else own * tf.cast(weights, tf.float32)
 
     def check(self, targets: Any, weights: Any, batch: int = 0) -> None:
-        """Raise WorkloadError where targets have no class each, from their shapes after the first `batch` dimensions."""
+        """Raise WorkloadError unless each target is a class, by their shapes after the first `batch` dimensions."""
         if tf.nest.is_nested(targets) or (weights is not None and tf.nest.is_nested(weights)):
             raise WorkloadError(
-                f"{self._name}: the targets are several outputs', and nothing says whose classes it means; let train_data return sample weights"
+                f"{self._name}: the targets are those of several outputs, and it is not known which of them it means; let train_data return sample weights"
             )
         shape = tuple(targets.shape)[batch:]
         if len(shape) > 1:

@@ -26,9 +26,9 @@ class ImageClassifier:
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=tf.cast(outputs, tf.float32)))
 
     def metrics(self, targets: tf.Tensor, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Return the accuracy: the part of the batch, 0 to 1, whose largest logit is its label's."""
-        right = tf.equal(tf.argmax(outputs, axis=1, output_type=targets.dtype), targets)
-        return {"accuracy": tf.reduce_mean(tf.cast(right, tf.float32))}
+        """Return the accuracy: the part of the batch, 0 to 1, whose largest logit is that of its label."""
+        is_correct = tf.equal(tf.argmax(outputs, axis=1, output_type=targets.dtype), targets)
+        return {"accuracy": tf.reduce_mean(tf.cast(is_correct, tf.float32))}
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:
         """Return endless shuffled batches of the training pictures."""

@@ -13,11 +13,11 @@ from trainer.workloads.criteo import CATEGORIES, NUMBERS
 from trainer.workloads.errors import DataError
 from trainer.workloads.protocol import Shard
 
-# Probabilities at which the AUC of a whole evaluation is taken; what lies between them is interpolated.
+# Probability thresholds for the AUC of a whole evaluation; between them it is interpolated.
 THRESHOLDS = 1000
 
 
-# Keras's 0.1 is hundreds of times the squares that a row gathers, which a few examples of a batch use: it would hardly move.
+# Keras's 0.1 is hundreds of times the squared gradients that a row accumulates, as only a few examples of a batch use it: the row would hardly move.
 ACCUMULATOR = 1e-5
 
 
@@ -32,7 +32,7 @@ class ClickThrough:
         self._params = parse_params(ClickThroughParams, params)
         if data == "download":
             raise DataError(
-                "train.data download: Criteo's logs are not there to be fetched without their licence; expected `synthetic`, or a directory "
+                "train.data download: Criteo's logs cannot be downloaded without accepting their licence; expected `synthetic`, or a directory "
                 "with the published files. Copy them to a directory and name it."
             )
         self._files = None if data == "synthetic" else criteo.find(data)
@@ -43,7 +43,7 @@ class ClickThrough:
         """Return the network: a weight for each id, and an MLP on a vector for each id and the numbers' logarithms."""
         numbers = keras.Input((NUMBERS,), name="numbers")
         categories = keras.Input((CATEGORIES,), dtype="int64", name="categories")
-        # Sign and all: Criteo's numbers go down to -3.
+        # With the sign: Criteo's numbers go down to -3.
         logs = keras.ops.multiply(keras.ops.sign(numbers), keras.ops.log1p(keras.ops.absolute(numbers)))
         weights, vectors = [], []
         for column, rows in enumerate(self.rows):
@@ -97,7 +97,7 @@ class ClickThrough:
         return planted_clicks.once(self.rows, self._params.zipf_exponent, batch_size, self._params.eval_examples)
 
     def best_auc(self) -> float | None:
-        """Return the AUC of the true probability on the held-out examples; None where nobody knows it."""
+        """Return the AUC of the true probability on the held-out examples; None if it is not known."""
         return (
             None if self._files is not None else planted_clicks.best_auc(self.rows, self._params.zipf_exponent, self._params.eval_examples)
         )
@@ -110,20 +110,20 @@ class HeldOutAuc:
         self._auc = keras.metrics.AUC(THRESHOLDS, from_logits=True, name="auc")
 
     def reset(self) -> None:
-        """Forget what was seen."""
+        """Reset the metric."""
         self._auc.reset_state()
 
     def update(self, targets: tf.Tensor, outputs: tf.Tensor) -> None:
-        """See one batch."""
+        """Add one batch."""
         self._auc.update_state(targets, outputs)
 
     def result(self) -> dict[str, float]:
-        """Return the AUC of all that was seen."""
+        """Return the AUC of all batches since `reset`."""
         return {"auc": float(self._auc.result())}
 
 
 def batch_auc(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
-    """Return the probability that a click's score is above another example's, ties count half; 0.5 where the batch has one kind alone."""
+    """Return the probability that a click's score is above another example's, ties count half; 0.5 if the batch has only clicks or none."""
     ordered = tf.sort(scores)
     below, up_to = (tf.searchsorted(ordered, scores, side=side) for side in ("left", "right"))
     ranks = tf.cast(below + up_to + 1, tf.float32) / 2

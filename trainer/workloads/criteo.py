@@ -1,10 +1,10 @@
 """Criteo's published click logs: a label, 13 numbers and 26 categories a line, separated by tabs, optionally compressed with gzip.
 
 The label is 0 or 1; an empty number counts as 0, an empty category is a category like others. A directory holds `train*` or
-`day_*` files. Of several days the last one is held out, as published comparisons do; otherwise `eval*` files are, or each tenth
+`day_*` files. Of several days the last one is held out, as in published comparisons; otherwise the `eval*` files are, or each tenth
 line of each file. The published `test.txt` has no labels and is not read.
 
-Everything behind `check` is TensorFlow operations: lines are read, dealt out, shuffled and parsed where the training step is.
+Apart from the checks, all of it is TensorFlow operations: each training task reads, shards, shuffles and parses its own lines.
 """
 
 import functools
@@ -25,13 +25,13 @@ NUMBERS = 13
 CATEGORIES = 26
 FIELDS = 1 + NUMBERS + CATEGORIES
 
-# Of so many lines one is held out where no file is.
+# Without held-out files, every so many lines one is held out.
 TENTH = 10
 # First lines of each file that are checked before training starts.
 CHECKED = 100
 # Files of at most so many bytes together are counted at each start, which takes a second or two.
 COUNTED_BYTES = 2**28
-# Among how many lines the next one is drawn, and how many are filtered in one call.
+# Lines in the shuffle buffer, and lines that are filtered in one call.
 SHUFFLE_BUFFER = 10_000
 BLOCK = 500
 PREFETCHED_BATCHES = 2
@@ -39,21 +39,21 @@ PREFETCHED_BATCHES = 2
 _NUMBER = r"(-?[0-9]{1,18}(\.[0-9]*)?)?"
 _EXPECTED = f"{FIELDS} fields separated by tabs: a label, {NUMBERS} numbers, {CATEGORIES} categories"
 _REMEDY = "Correct that line or remove it."
-_MAX_SHOWN = 80  # first bytes of a line that a message has
+_MAX_SHOWN = 80  # first bytes of a line to show in a message
 
 Features = dict[str, tf.Tensor]
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a directory, in order; `held_out` is empty where each tenth line of `train` is."""
+    """The files of a directory, in order; `held_out` is empty if each tenth line of `train` is held out."""
 
     train: tuple[Path, ...]
     held_out: tuple[Path, ...]
 
     @property
     def examples(self) -> int | None:
-        """Return how many lines there are to train on; None where counting them would take long."""
+        """Return how many lines there are to train on; None if counting them would take long."""
         if sum(path.stat().st_size for path in self.train) > COUNTED_BYTES:
             return None
         files = [pipeline.untuned(tf.data.TextLineDataset(str(path), _compression(path))) for path in self.train]
@@ -62,9 +62,9 @@ class Files:
 
 
 def find(directory: str) -> Files:
-    """Return the files of `directory`, the first lines of each checked.
+    """Return the files of `directory`, after a check of the first lines of each.
 
-    Raises DataError if the directory is missing or has no such file, or where a first line is wrong.
+    Raises DataError if the directory is missing or has no such file, or if one of these lines is wrong.
     """
     files = _published(Path(directory))
     for path in (*files.train, *files.held_out):
@@ -76,24 +76,24 @@ def batches(files: Files, rows: Sequence[int], shard: Shard) -> tf.data.Dataset:
     """Return endless (features, labels) batches of `shard.batch_size` lines, shuffled again each epoch.
 
     Features are `numbers` float32 [batch, 13] and `categories` int64 [batch, 26], each category hashed into its column's `rows`.
-    `shard.index` and `shard.start` may be integer tensors. A reader takes every `shard.count`-th line. One that starts at a later
-    batch reads what came before, at most two epochs of it, without parsing it.
+    `shard.index` and `shard.start` may be integer tensors. A reader takes every `shard.count`-th line. If it starts at a later
+    batch, it skips the earlier lines, at most two epochs of them, without parsing them.
     """
     count, index, start = (tf.cast(value, tf.int64) for value in (shard.count, shard.index, shard.start))
     own = _lines(files.train, held_out=None if files.held_out else False).shard(count, index)
     seed = tf.constant(shard.seed, tf.int64) * 1_000_003 + index * 7_919
     drawn = start * shard.batch_size
-    # The reader's lines of an epoch, counted as far as it matters here: beyond `drawn` none is passed over.
+    # The reader's lines in an epoch, counted only up to `drawn` + 1: with more, no epoch is skipped.
     own_count = pipeline.untuned(own.take(drawn + 1)).reduce(tf.constant(0, tf.int64), lambda lines, *_: lines + 1)
     enough = tf.debugging.assert_positive(
         own_count, f"{files.train[0].parent}: fewer lines than readers, of which there are {shard.count}; train with fewer tasks"
     )
     with tf.control_dependencies([enough] if enough is not None else []):
         own_count = tf.identity(own_count)
-    row = tf.data.Dataset.range(drawn // own_count, pipeline.ENDLESS).flat_map(
+    epochs = tf.data.Dataset.range(drawn // own_count, pipeline.ENDLESS).flat_map(
         in_memory.unconverted(lambda epoch: pipeline.shuffled(own, SHUFFLE_BUFFER, seed, epoch))
     )
-    lines = row.skip(drawn % own_count).batch(shard.batch_size, drop_remainder=True)
+    lines = epochs.skip(drawn % own_count).batch(shard.batch_size, drop_remainder=True)
     return _parsed(lines, files.train, rows)
 
 
@@ -104,12 +104,12 @@ def once(files: Files, rows: Sequence[int], batch_size: int, examples: int) -> t
 
 
 def hashed(categories: tf.Tensor, rows: Sequence[int]) -> tf.Tensor:
-    """Return the row of each of the texts [batch, 26] in its column's table, int64 [batch, 26]; the same everywhere.
+    """Return the row of each string [batch, 26] in its column's table, int64 [batch, 26]; the same on every machine.
 
-    A column's name is part of what is hashed: two categories that share a row in one table do not share one in each.
+    The hash includes the column's name: two categories that collide in one table do not collide in all.
     """
     columns = tf.constant([f"C{column + 1}=" for column in range(CATEGORIES)])
-    # 62 bits, so that the remainder is as good as even for any number of rows.
+    # 62 bits, so that the remainder is nearly uniform for any number of rows.
     hashes = tf.strings.to_hash_bucket_fast(tf.add(columns, categories), 2**62)
     return cast("tf.Tensor", tf.math.floormod(hashes, tf.constant(list(rows), tf.int64)))
 
@@ -132,7 +132,7 @@ def _published(directory: Path) -> Files:
 
 
 def _check(path: Path) -> None:
-    """Raise DataError where a file cannot be read, is empty, or one of its first lines is wrong."""
+    """Raise DataError if a file cannot be read, is empty, or one of its first lines is wrong."""
     try:
         with path.open("rb") as file:
             first = file.read(2)
@@ -177,7 +177,7 @@ def _lines(paths: Sequence[Path], *, held_out: bool | None = None) -> tf.data.Da
     return numbered if held_out is None else numbered.batch(BLOCK).map(_picker(held_out=held_out)).unbatch()
 
 
-# These two are traced once in a process, not for each data set: a run makes three and more.
+# The next two functions are traced once in a process, not for each data set: a run creates three or more.
 @functools.cache
 def _picker(*, held_out: bool) -> Any:
     @tf.function(autograph=False)
@@ -216,7 +216,7 @@ def _parser(rows: tuple[int, ...]) -> Any:
 
 
 def _fields(lines: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return the fields of each line, text [batch, 40], how many it has, and whether they are what they should be."""
+    """Return the fields of each line, strings [batch, 40], their number, and whether they are valid."""
     split = tf.strings.split(lines, "\t")
     counts = split.row_lengths()
     values = split.to_tensor(default_value="", shape=[None, FIELDS])

@@ -1,8 +1,8 @@
 """Synthetic digits: 28x28 images that look handwritten, drawn from a seed in a fraction of a second.
 
-Each digit is a few strokes. Hands are drawn first: every hand bends the strokes by a smooth random warp and has
+Each digit is a few strokes. Handwritings (`HANDS`) are drawn first: each bends the strokes by a smooth random warp and has
 its own pen; its ten digits are rendered once, by their distance to the strokes, into an atlas. Each image then
-takes one digit of one hand, turned, slanted, scaled and shifted at random, with noise on top.
+uses one digit of one hand, rotated, slanted, scaled and shifted at random, with noise on top.
 """
 
 from collections.abc import Iterable
@@ -108,7 +108,7 @@ def _distance(ends: np.ndarray) -> np.ndarray:
     # The digit's box is the middle of the atlas, so that pen and warp stay inside.
     axis = ((np.arange(ATLAS_SIDE, dtype=np.float32) + 0.5) / ATLAS_SIDE - 0.5) * 1.4 + 0.5
     nearest = np.full((len(ends), ATLAS_SIDE, ATLAS_SIDE), np.inf, np.float32)
-    # Made once: new memory costs as much as the sums.
+    # Allocated once: allocation costs as much as the sums.
     along, off, squared = (np.empty_like(nearest) for _ in range(3))
     for (x0, y0), (x1, y1) in ends.transpose(1, 2, 3, 0)[..., np.newaxis, np.newaxis]:
         dx, dy = x1 - x0, y1 - y0

@@ -1,29 +1,29 @@
 """Errors of a workload's configuration. All of them end a task with exit code 2: a retry cannot help.
 
 WorkloadError      the workload cannot be loaded or built as the settings ask
-└── DataError      its data is missing or is not what the format demands
+└── DataError      its data is missing, or not in the expected format
 """
 
 from pathlib import Path
 
 
 class WorkloadError(ValueError):
-    """The workload that the settings name cannot be made. The message says what to change."""
+    """The workload that the settings name cannot be created. The message says what to change."""
 
 
 class DataError(WorkloadError):
     """A data file is missing or wrong. The message names the file, what was found, what was expected and the remedy."""
 
 
-def check_directory(directory: Path, files: str, *words: str) -> None:
-    """Raise DataError where there is no directory for a workload's published `files`; `words` stand for data without files."""
+def check_directory(directory: Path, files: str, *alternatives: str) -> None:
+    """Raise DataError if the directory of a workload's published `files` is missing; `alternatives` are other values of train.data."""
     if not directory.is_dir():
         raise DataError(
             f"train.data {directory}: no such directory on this machine. "
-            f"Expected {''.join(f'`{word}`, ' for word in words)}or a directory with {files}, readable by every task."
+            f"Expected {''.join(f'`{name}`, ' for name in alternatives)}or a directory with {files}, readable by every task."
         )
 
 
 def wrong_file(path: Path, found: str, expected: str, remedy: str) -> DataError:
-    """Return the error for a data file that is not what it should be; `remedy` is a sentence."""
+    """Return the error for an invalid data file; `remedy` is a sentence."""
     return DataError(f"{path}: found {found}; expected {expected}. {remedy}")

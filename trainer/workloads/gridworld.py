@@ -1,7 +1,7 @@
 """GridWorld as TensorFlow operations over many boards at once: workers of a cluster run no Python.
 
-A hero moves on 5 x 5 cells; a goal that it touches gives +1, a fire -1, and appears again on a free cell. Cells are numbered
-row by row, 0 to 24. The rules are those of docs/workloads.md; tests hold each against a plain Python reference.
+A hero moves on 5 x 5 cells; touching a goal gives +1, a fire -1, and either then reappears on a free cell. Cells are numbered
+row by row, 0 to 24. docs/workloads.md has the rules; tests compare each with a plain Python reference.
 """
 
 from typing import NamedTuple
@@ -34,7 +34,7 @@ class Boards(NamedTuple):
 
 
 def start(boards: int, seed: tf.Tensor) -> Boards:
-    """Return new boards, everything at random; `seed` int32 [2] says which."""
+    """Return new boards, drawn at random from `seed`, int32 [2]."""
     order = tf.argsort(tf.random.stateless_uniform([boards, CELLS], seed), axis=1)
     return Boards(order[:, 0], order[:, 1 : 1 + THINGS])
 
@@ -42,20 +42,20 @@ def start(boards: int, seed: tf.Tensor) -> Boards:
 def step(state: Boards, actions: tf.Tensor, seed: tf.Tensor) -> tuple[Boards, tf.Tensor]:
     """Move each hero by `actions`, int32 [boards]; return the boards after it and the rewards, float32 [boards].
 
-    `seed`, int32 [2], says where what was touched appears again; the same one twice gives the same cells.
+    Goals and fires that are touched reappear on cells drawn from `seed`, int32 [2].
     """
     hero = _moved(state.hero, actions)
     touched = state.things == hero[:, tf.newaxis]
     rewards = tf.reduce_sum(tf.where(touched, tf.constant(_REWARDS), 0.0), axis=1)
-    # A thing that is touched lies under the hero, so the cells that are taken are the hero's and those of all other things.
-    taken = tf.reduce_any(tf.one_hot(tf.concat([hero[:, tf.newaxis], state.things], 1), CELLS, True, False, dtype=tf.bool), axis=1)
-    draws = tf.random.stateless_uniform(tf.shape(taken), seed)
-    free = tf.argmax(tf.where(taken, -1.0, draws), axis=1, output_type=tf.int32)
+    # A touched thing lies under the hero, so the occupied cells are the hero's and those of all other things.
+    occupied = tf.reduce_any(tf.one_hot(tf.concat([hero[:, tf.newaxis], state.things], 1), CELLS, True, False, dtype=tf.bool), axis=1)
+    draws = tf.random.stateless_uniform(tf.shape(occupied), seed)
+    free = tf.argmax(tf.where(occupied, -1.0, draws), axis=1, output_type=tf.int32)
     return Boards(hero, tf.where(touched, free[:, tf.newaxis], state.things)), rewards
 
 
 def _moved(hero: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-    """Return the cells after the moves; the border stops them."""
+    """Return the cells after the moves, which the border limits."""
     moves = tf.gather(tf.constant(_MOVES), actions)
     row = tf.clip_by_value(hero // SIDE + moves[:, 0], 0, SIDE - 1)
     column = tf.clip_by_value(hero % SIDE + moves[:, 1], 0, SIDE - 1)
@@ -79,5 +79,5 @@ def small_pictures(state: Boards) -> tf.Tensor:
 
 
 def pictures(small: tf.Tensor) -> tf.Tensor:
-    """Return what the network sees of small pictures: [boards, 84, 84, 3], each cell 12 x 12 pixels, of the same type."""
+    """Return small pictures enlarged for the network: [boards, 84, 84, 3], each cell 12 x 12 pixels, of the same type."""
     return tf.repeat(tf.repeat(small, PIXELS_A_CELL, axis=1), PIXELS_A_CELL, axis=2)

@@ -1,8 +1,8 @@
-"""gridworld_dqn: double deep Q-learning of GridWorld, from a replay of what the agent itself did.
+"""gridworld_dqn: double deep Q-learning of GridWorld, from a replay of the agent's own moves.
 
 Mnih et al., "Human-level control through deep reinforcement learning", 2015; van Hasselt et al., "Deep Reinforcement Learning
 with Double Q-learning", 2016; the network is that of Wang et al., "Dueling Network Architectures for Deep Reinforcement Learning",
-2016: four convolutions, then advantage and value side by side. The numbers are those of docs/workloads.md.
+2016: four convolutions, then advantage and value side by side. docs/workloads.md has the hyperparameters.
 """
 
 import io
@@ -24,7 +24,7 @@ from trainer.workloads.errors import DataError
 from trainer.workloads.gridworld import EPISODE, THINGS, Boards
 
 BOARD = 1 + THINGS  # numbers of a board: the hero's cell, then the things'
-EXPERIENCE = 2 * BOARD + 2  # of a move: board, action, reward, board after it
+EXPERIENCE = 2 * BOARD + 2  # numbers of a move: board, action, reward, board after it
 _EVALUATED = 64  # episodes
 _FRAME = 200  # milliseconds
 _FILM_ZOOM = 2
@@ -35,7 +35,7 @@ _BLOCK = STRIDES[0]  # the first convolution moves by blocks of so many pixels
 _BLOCKS_A_CELL = gridworld.PIXELS_A_CELL // _BLOCK
 _WHITE = 255.0
 
-# Seeds of what is drawn apart from one another.
+# Independent streams of random numbers.
 _MOVES, _SAMPLES, _EVALUATION, _FILM = range(4)
 
 
@@ -47,12 +47,12 @@ class Dueling(keras.layers.Layer):
         depths = (3, *filters, hidden)
         shapes = {f"conv{i}": (size, size, *depth) for i, (size, depth) in enumerate(zip(KERNELS, pairwise(depths), strict=True), 1)}
         for weight, shape in {**shapes, "advantage": (hidden // 2, gridworld.ACTIONS), "value": (hidden // 2, 1)}.items():
-            # As attributes, or checkpoints would not have them.
+            # Checkpoints only have attributes.
             setattr(self, weight, self.add_weight(shape=shape, initializer="glorot_uniform", name=weight))
         self.built = True
 
     def call(self, small: tf.Tensor) -> tf.Tensor:
-        """Return what the layer's own weights make of small pictures."""
+        """Return the value of each action by the layer's own weights."""
         return action_values([tf.convert_to_tensor(weight.value) for weight in self.weights], small)
 
 
@@ -60,8 +60,8 @@ def action_values(weights: Sequence[tf.Tensor], small: tf.Tensor) -> tf.Tensor:
     """Return the value of each action, float32 [n, 4]; `weights` are those of a Dueling layer, in its order.
 
     The same as convolutions over gridworld.pictures(small) / 255, [n, 84, 84, 3]. A cell is 12 pixels wide and the first
-    convolution moves by 4, so each block of 4 x 4 pixels has one colour: the kernel's weights of a block can be added up first, and a
-    sixteenth of the multiplications is left.
+    convolution has stride 4, so each block of 4 x 4 pixels has one colour: the kernel's weights of a block are added up first, which
+    leaves a sixteenth of the multiplications.
     """
     conv1, conv2, conv3, conv4, advantage, value = weights
     blocks = tf.cast(tf.repeat(tf.repeat(small, _BLOCKS_A_CELL, axis=1), _BLOCKS_A_CELL, axis=2), tf.float32) / _WHITE
@@ -70,7 +70,7 @@ def action_values(weights: Sequence[tf.Tensor], small: tf.Tensor) -> tf.Tensor:
     seen = tf.nn.relu(tf.nn.conv2d(blocks, summed, 1, "VALID"))
     seen = tf.nn.relu(tf.nn.conv2d(seen, conv2, STRIDES[1], "VALID"))
     seen = tf.nn.relu(tf.nn.conv2d(seen, conv3, STRIDES[2], "VALID"))
-    # The last kernel is as large as what is left, 7 x 7.
+    # The last kernel is as large as its input, 7 x 7.
     inputs, hidden = KERNELS[3] ** 2 * conv4.shape[2], conv4.shape[3]
     seen = tf.nn.relu(tf.matmul(tf.reshape(seen, [-1, inputs]), tf.reshape(conv4, [inputs, hidden])))
     of_actions, of_board = tf.split(seen, 2, axis=1)
@@ -85,7 +85,7 @@ class Networks(keras.Model):
         super().__init__(name="gridworld_dqn")
         self.online = Dueling(params.filters, params.hidden, name="online")
         self.target = Dueling(params.filters, params.hidden, name="target", trainable=False)
-        # A ring: move n of the run is row n modulo its length. On the CPU: GPUs do not write single rows of bytes.
+        # A ring buffer: move n of the run is row n modulo its length. On the CPU: GPUs cannot update single rows of int8.
         with tf.device("CPU:0"):
             self.replay = self.add_weight(
                 shape=(params.replay, EXPERIENCE), initializer="zeros", dtype="int8", trainable=False, name="replay"
@@ -131,12 +131,12 @@ class GridworldDqn:
         return self._params.boards
 
     def epsilon(self, step: int) -> float:
-        """Return the probability of a random move at `step`: falling in a line after the first, random moves."""
-        known = self._params
-        if step < known.random_steps:
+        """Return the probability of a random move at `step`: linear decay after the first, random moves."""
+        params = self._params
+        if step < params.random_steps:
             return 1.0
-        part = min(1.0, (step - known.random_steps) / known.epsilon_steps)
-        return known.epsilon_start + part * (known.epsilon_end - known.epsilon_start)
+        part = min(1.0, (step - params.random_steps) / params.epsilon_steps)
+        return params.epsilon_start + part * (params.epsilon_end - params.epsilon_start)
 
     def updates(self, before: int, after: int) -> int:
         """Return how many updates belong to the moves from step `before` to step `after`."""
@@ -144,7 +144,7 @@ class GridworldDqn:
         return max(after, first) // every - max(before, first) // every
 
     def start(self, count: int, player: int, step: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the state of `count` new games, int32 [count, 7], and the seed, int32 [2], of what player `player` draws from `step` on."""
+        """Return the state of `count` new games, int32 [count, 7], and the seed, int32 [2], of player `player` from `step` on."""
         seed = tf.random.experimental.stateless_fold_in(tf.constant([self._seed, _MOVES], tf.int32), player)
         seed = tf.random.experimental.stateless_fold_in(seed, tf.constant(step, tf.int32))
         return _joined(gridworld.start(count, seed)), seed
@@ -190,12 +190,12 @@ class GridworldDqn:
         batch_size: int,
     ) -> tf.Tensor:
         """Put the moves that follow `step` into the replay, make `count` updates; return the sum of their losses."""
-        known = self._params
+        params = self._params
         replay, new = model.replay.value, tf.shape(experience)[0]
-        indices = tf.math.floormod(step + tf.range(new), known.replay)
-        # In a graph a variable's own method keeps the order of writes and reads.
+        indices = tf.math.floormod(step + tf.range(new), params.replay)
+        # In a graph, a variable's own method preserves the order of writes and reads.
         replay.scatter_update(tf.IndexedSlices(experience, indices))
-        filled = tf.minimum(step + new, known.replay)
+        filled = tf.minimum(step + new, params.replay)
         online, target = ([weight.value for weight in network.weights] for network in (model.online, model.target))
 
         def update(done: tf.Tensor, losses: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -208,17 +208,17 @@ class GridworldDqn:
             gradients = tape.gradient(loss, online)
             fused_updates.apply(optimizer, gradients, model.online.trainable_variables)
             for followed, follower in zip(online, target, strict=True):
-                follower.assign_add(known.target_rate * (followed - follower))
+                follower.assign_add(params.target_rate * (followed - follower))
             return done + 1, losses + loss
 
         _, losses = tf.while_loop(lambda done, _: done < count, update, (tf.constant(0), tf.constant(0.0)), parallel_iterations=1)
         return losses
 
     def _mean_error(self, target: Sequence[tf.Tensor], online: Sequence[Any], rows: tf.Tensor) -> tf.Tensor:
-        """Return the mean squared error of the values of moves, int8 [n, 16], against what came of them.
+        """Return the mean squared error of the values of moves, int8 [n, 16], against their targets: reward plus discounted next value.
 
-        The target network values the board after a move, at the action that the learning network would take. Episodes are cut
-        after 50 moves, but the game does not end there: nothing is final.
+        The next value is the target network's, for the action that the online network would take. Episodes are cut
+        after 50 moves, but the game does not end there: no state is terminal.
         """
         rows = tf.cast(rows, tf.int32)
         before, action, reward, after = tf.split(rows, [BOARD, 1, 1, BOARD], axis=1)
@@ -237,7 +237,7 @@ class GridworldDqn:
         return {"loss": float(self._error(target, online, rows)), "reward": reward, "q": q}
 
     def write_summaries(self, model: Networks, step: int) -> None:
-        """Write a film of an episode, without random moves; every film starts with another board."""
+        """Write an animation of an episode without random moves; each starts with another board."""
         rows, _ = self._episodes(model, 1, _FILM + step, 0.0)
         games = tf.concat([rows[:, :BOARD], rows[-1:, -BOARD:]], axis=0)
         frames = gridworld.pictures(gridworld.small_pictures(_boards(tf.cast(games, tf.int32)))).numpy()
@@ -260,7 +260,7 @@ def _boards(games: tf.Tensor) -> Boards:
 
 
 def _write_gif(name: str, gif: bytes, step: int) -> None:
-    """Write an animated GIF as an image summary, with the default writer: tf.summary.image writes single PNGs alone."""
+    """Write an animated GIF as an image summary, with the default writer: tf.summary.image only writes single PNGs."""
     width, height = Image.open(io.BytesIO(gif)).size
     about = metadata.create_summary_metadata(display_name=name, description="")
     tf.summary.write(name, tf.constant([str(width).encode(), str(height).encode(), gif]), step=step, metadata=about)

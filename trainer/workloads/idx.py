@@ -1,6 +1,6 @@
 """MNIST's published files: IDX, big-endian, optionally compressed with gzip.
 
-An IDX file: two zero bytes, one byte of element type (0x08 is unsigned byte), one byte with the number of
+An IDX file has two zero bytes, one byte of element type (0x08 is unsigned byte), one byte with the number of
 dimensions, each dimension as a 4-byte unsigned integer, then the elements in row-major order. Type 0x08 with
 three dimensions is the images' magic number 2051, with one the labels' 2049.
 """
@@ -23,7 +23,7 @@ REMEDY = "Copy the published file there again."
 def read_pair(directory: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Return images uint8 [n, 28, 28] and labels uint8 [n] of `split`, `train` or `t10k`, under their published names.
 
-    Raises DataError if the directory or a file is missing, or a file is not what it should be.
+    Raises DataError if the directory or a file is missing, or a file is invalid.
     """
     images_path = _published(Path(directory), f"{split}-images-idx3-ubyte")
     labels_path = _published(Path(directory), f"{split}-labels-idx1-ubyte")
@@ -42,10 +42,9 @@ def read_pair(directory: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read(path: Path, dimensions: int) -> np.ndarray:
-    """Return an IDX file of unsigned bytes as an array with that many dimensions.
+    """Read an IDX file of unsigned bytes with so many dimensions as an array.
 
-    Raises DataError if the file cannot be read, is no IDX file of unsigned bytes with so many dimensions, or is
-    shorter or longer than its header says.
+    Raises DataError if the file cannot be read, has another format, or is shorter or longer than its header says.
     """
     content = _content(path)
     start = 4 + 4 * dimensions

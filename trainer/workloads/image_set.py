@@ -1,4 +1,4 @@
-"""Labelled pictures in memory, some to train on and some held out, and where to get published ones."""
+"""Labelled pictures in memory, a training set and a held-out set, and the download of published ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from trainer.workloads.errors import DataError
 
 @dataclass(frozen=True)
 class Split:
-    """Pictures and their labels: `images` uint8 [examples, ...], of a shape that the data set knows; `labels` int32 [examples]."""
+    """Pictures and their labels: `images` uint8 [examples, ...], of the data set's shape; `labels` int32 [examples]."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -26,7 +26,7 @@ class ImageSet:
 
 
 def split(images: np.ndarray, labels: np.ndarray, shape: tuple[int, ...]) -> Split:
-    """Return a split of `images`, each brought into `shape`, and of as many `labels`."""
+    """Return a split of `images`, each reshaped to `shape`, and their `labels`."""
     return Split(np.ascontiguousarray(images.reshape(-1, *shape)), labels.reshape(-1).astype(np.int32))
 
 

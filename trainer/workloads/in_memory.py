@@ -1,14 +1,14 @@
 """Batches of examples that fit in memory: endless and shuffled for training, once and in order for evaluation.
 
 Training batches are a pure function of (seed, index, count, batch number), so a reader that starts at batch
-`start` sees exactly what an uninterrupted one would have seen from there.
+`start` sees exactly the batches that an uninterrupted one would have seen from there.
 
-One epoch is one permutation of the examples. The readers deal its positions out batch by batch: batch b of
-reader i of n takes positions (b*n + i)*size ... +size of the endless row of epochs. A batch may span two epochs,
+One epoch is one permutation of the examples. The readers share its positions batch by batch: batch b of
+reader i of n takes positions (b*n + i)*size ... +size of the endless sequence of epochs. A batch may span two epochs,
 so nothing is dropped: n readers together see each example exactly once an epoch.
 
 Why blocks: a call into a dataset's function costs about as much as a batch itself, so one call draws many
-batches and `unbatch` deals them out. Measured with 28x28 uint8 images and batch 100 on one core, a batch costs
+batches and `unbatch` separates them. Measured with 28x28 uint8 images and batch 100 on one core, a batch costs
 75 us in blocks, 130 us one by one, and 290 us through `from_tensor_slices(...).shuffle(...).batch(...)`, of which
 40 us are the call of the iterator. Images stay uint8, a quarter of float32, until the model scales them.
 """
@@ -20,25 +20,25 @@ import tensorflow as tf
 
 from trainer.workloads.protocol import Shard
 
-# About what stays in a core's cache together with the model's own tensors.
+# About the size that fits into a core's cache together with the model's own tensors.
 BLOCK_BYTES = 2_500_000
 MAX_BLOCK = 64
 
 # Rounds of the cipher that permutes the examples. With TensorFlow's default of 4, one pair of neighbours in nine among 100 examples stays together;
-# with 8 no more than by chance. Small sets cost more: 10 us an example of 100, less from 65,536 examples on.
+# with 8, no more than by chance. Small sets cost more: 10 us an example with 100 examples, less from 65,536 on.
 ROUNDS = 8
 
-# Batches that are made while a GPU computes: one being taken, one being made.
+# Batches that are prefetched while a GPU computes: one being used, one being made.
 PREFETCHED_BATCHES = 2
 
-# A tensor that is sent to another process must stay below 2 GB. A worker keeps the parts beside what is put together of them.
+# A tensor that is sent to another process must stay below 2 GB. A worker stores both the parts and their concatenation.
 PART_BYTES = 1 << 30
 
 # Any number far above the steps of a run; blocks are added to it without overflow.
 ENDLESS = 2**62
 
 
-# Of a function of TensorFlow's operations alone: AutoGraph takes up to a second for each data set to look through it for Python's.
+# For functions of only TensorFlow operations: AutoGraph would take up to a second for each data set to search them for Python control flow.
 unconverted = tf.autograph.experimental.do_not_convert
 
 
@@ -69,7 +69,7 @@ def batches(inputs: Any, targets: Any, shard: Shard) -> tf.data.Dataset:
 
 
 def prefetched(batches: tf.data.Dataset, gpus: Sequence[object]) -> tf.data.Dataset:
-    """Make batches while `gpus` compute; without any they are made between the steps, to which the cores belong."""
+    """Prefetch batches while `gpus` compute; without GPUs batches are made between the steps, which need the cores."""
     return batches.prefetch(PREFETCHED_BATCHES) if gpus else batches
 
 
@@ -83,7 +83,7 @@ def once(inputs: Any, targets: Any, batch_size: int) -> tf.data.Dataset:
 
 
 def shuffled(positions: tf.Tensor, examples: int, seed: tf.Tensor) -> tf.Tensor:
-    """Map positions in the endless row of epochs to examples; each epoch is a permutation of its own."""
+    """Map positions in the endless sequence of epochs to examples; each epoch is a permutation of its own."""
     flat = tf.reshape(positions, [-1])
     epoch, position = flat // examples, flat % examples
     keys = tf.stack([tf.fill(tf.shape(flat), seed), epoch, tf.zeros_like(flat)], axis=1)
@@ -98,7 +98,7 @@ def shuffled(positions: tf.Tensor, examples: int, seed: tf.Tensor) -> tf.Tensor:
 
 
 def _tensor(array: Any) -> tf.Tensor:
-    """Return an array as a tensor. Where a graph is traced, it is an input of that graph, in parts that TensorFlow can send to a worker."""
+    """Return an array as a tensor. In a graph, it is an input of that graph, in parts that TensorFlow can send to a worker."""
     rows = max(1, PART_BYTES * len(array) // max(1, _bytes(array))) if tf.inside_function() else len(array)
     with tf.init_scope(), tf.device("CPU:0"):
         parts = [tf.constant(array[first : first + rows]) for first in range(0, len(array), rows)]
@@ -112,7 +112,7 @@ def _batches_per_block(inputs: Any, targets: Any, batch_size: int) -> int:
 
 
 def _bytes(array: Any) -> int:
-    """Return the size of an array; of one of Python's strings, the most that they can have in UTF-8."""
+    """Return the size of an array in bytes; for Python strings, their maximum in UTF-8."""
     return int(array.nbytes) if array.dtype != object else 4 * sum(map(len, array.flat))
 
 

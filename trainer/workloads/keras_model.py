@@ -1,4 +1,4 @@
-"""A compiled Keras model as a workload: loss, optimizer and metrics are those of its `compile`, data comes from its module."""
+"""A compiled Keras model as a workload: loss, optimizer and metrics are those of its `compile`; its module has the data."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +19,11 @@ from trainer.workloads.user_call import CallArguments, call, where
 from trainer.workloads.user_callbacks import UserCallbacks
 from trainer.workloads.user_data import UserData
 
-# Methods that a model's class may have in the place of a loss that `compile` is given.
+# Methods of a model's class that may replace the loss of `compile`.
 _LOSSES = ("train_step", "compute_loss")
 # Called only by `fit` and `evaluate`.
 _IGNORED = ("fit", "evaluate", "make_train_function", "make_test_function")
-# Errors of a model that does not fit its data: Keras's of inputs and targets, and TensorFlow's of targets, in a graph or an operation called before it.
+# Errors of a model that does not fit its data: Keras's about inputs and targets, and TensorFlow's about targets, in a graph or an eager operation.
 _MISFIT = re.compile(
     r"is incompatible with the layer: |has incompatible shape|Missing data for input |expects \d+ (named )?input|`output` must have the same shape|"
     r"`output` must have rank|Dimensions must be equal|Incompatible shapes: .*\[Op:"
@@ -31,10 +31,10 @@ _MISFIT = re.compile(
 
 
 class KerasModel:
-    """The workload that a compiled Keras model is, or a function that returns one.
+    """A compiled Keras model, or a function that returns one, as a workload.
 
-    While training, a metric's value is that of each batch, and progress shows their mean. In an evaluation a metric goes
-    through the whole held-out set as in Keras's `evaluate`, also those that are no means, such as AUC (`held_out_metrics`).
+    While training, a metric is computed for each batch, and progress shows the mean. In an evaluation a metric is computed
+    over the whole held-out set, as in Keras's `evaluate`, which also suits metrics such as AUC (`held_out_metrics`).
     """
 
     def __init__(self, source: Any, definitions: Mapping[str, Any], given: CallArguments) -> None:
@@ -44,9 +44,9 @@ class KerasModel:
         self._train = UserData(definitions["train_data"], given, "train_data", None if weight is None else ClassWeight(weight, given))
         self._held_out = UserData(definitions["eval_data"], given, "eval_data")
         self._model: keras.Model | None = None
-        self._own_loss = False
+        self._has_own_loss = False
         self._steps: KerasSteps | None = None
-        self._measured: _Metrics | None = None
+        self._compiled_metrics: _CompiledMetrics | None = None
 
     def model(self) -> keras.Model:
         """See Workload.model."""
@@ -59,8 +59,8 @@ class KerasModel:
         if not model.built:
             self._build(model, name)
         _check_evaluation(model, lambda: self._train.first(1)[0], name)
-        self._own_loss = overrides(model, "compute_loss")
-        if self._own_loss or self.own_steps():
+        self._has_own_loss = overrides(model, "compute_loss")
+        if self._has_own_loss or self.own_steps():
             build(model, self._data(*self._train.first(1)), metrics=bool(self.own_steps()))
         return model
 
@@ -69,7 +69,7 @@ class KerasModel:
             inputs, _ = self._train.first(1)
             model(inputs)
             return
-        # Its steps call the parts, as in Keras's example of a variational autoencoder.
+        # The model's own steps call its parts, as in Keras's example of a variational autoencoder.
         unbuilt = [layer.name for layer in model._flatten_layers(include_self=False) if not layer.built]  # noqa: SLF001
         if unbuilt or not self.own_steps():
             raise WorkloadError(
@@ -86,25 +86,25 @@ class KerasModel:
     def loss(self, targets: Any, outputs: Any) -> tf.Tensor:
         """See Workload.loss: the sum of the outputs' losses, each times its weight."""
         loss = self._compiled()._compile_loss  # noqa: SLF001 - Keras has no public name for the loss without the model's own
-        wanted, weights = self._parted(targets)
+        labels, weights = self._split_weights(targets)
         if not loss.built:
             with tf.init_scope():
-                loss(*_stand_ins((wanted, outputs, weights)))
-        # Keras counts each output's loss in variables of its own; here it would do so on a worker that has none.
-        unseen = [(v, tf.zeros(v.shape, v.dtype)) for v in loss.variables]
-        with keras.StatelessScope(state_mapping=unseen):
-            return loss(wanted, outputs, weights)
+                loss(*_dummy_batch((labels, outputs, weights)))
+        # Keras tracks each output's loss in variables, which a worker of parameter_server does not have.
+        trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in loss.variables]
+        with keras.StatelessScope(state_mapping=trackers):
+            return loss(labels, outputs, weights)
 
     def total_loss(self, batch: tuple[Any, Any], outputs: Any, own: Sequence[tf.Tensor], values: Values, *, training: bool) -> tf.Tensor:
-        """See Composing.total_loss: the loss that `fit` and `evaluate` have."""
+        """See Composing.total_loss: the loss as in `fit` and `evaluate`."""
         inputs, targets = batch
-        if not self._own_loss:
+        if not self._has_own_loss:
             return tf.add_n([self.loss(targets, outputs), *(tf.reduce_sum(tf.cast(one, tf.float32)) for one in own)])
         if training and not values:
             return self._computed_loss(inputs, targets, outputs, training=True)
         model = self._compiled()
-        counted = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
-        with keras.StatelessScope(state_mapping=[*values, *counted]) as scope:
+        trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
+        with keras.StatelessScope(state_mapping=[*values, *trackers]) as scope:
             model._losses_override = list(own)  # noqa: SLF001 - as Keras's trainer for JAX does
             loss = self._computed_loss(inputs, targets, outputs, training=training)
             model._losses_override = []  # noqa: SLF001
@@ -143,13 +143,13 @@ class KerasModel:
         return self._ready_steps().test(inputs, targets)
 
     def metrics(self, targets: Any, outputs: Any) -> dict[str, tf.Tensor]:
-        """See Workload.metrics: each metric's value on this batch alone."""
-        wanted, weights = self._parted(targets)
-        return self._metrics(wanted, outputs, weights).of_batch(wanted, outputs, weights)
+        """See Workload.metrics: each metric's value on only this batch."""
+        labels, weights = self._split_weights(targets)
+        return self._metrics(labels, outputs, weights).of_batch(labels, outputs, weights)
 
-    def held_out_metrics(self) -> "_HeldOut | None":
+    def held_out_metrics(self) -> "_CompiledHeldOutMetrics | None":
         """See Accumulating.held_out_metrics."""
-        return _HeldOut(self._measured, self._parted) if self._measured is not None else None
+        return _CompiledHeldOutMetrics(self._compiled_metrics, self._split_weights) if self._compiled_metrics is not None else None
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:
         """See Workload.train_data."""
@@ -183,85 +183,85 @@ class KerasModel:
         return self._model
 
     def _ready_steps(self) -> KerasSteps:
-        assert self._steps is not None  # noqa: S101 - the engine builds before it trains
+        assert self._steps is not None  # noqa: S101 - the engine calls train_with first
         return self._steps
 
     def _computed_loss(self, inputs: Any, targets: Any, outputs: Any, *, training: bool) -> tf.Tensor:
-        wanted, weights = self._parted(targets)
-        loss: tf.Tensor = self._compiled()._compute_loss(inputs, wanted, outputs, weights, training=training)  # noqa: SLF001 - as `fit` does
+        labels, weights = self._split_weights(targets)
+        loss: tf.Tensor = self._compiled()._compute_loss(inputs, labels, outputs, weights, training=training)  # noqa: SLF001 - as `fit` does
         return loss
 
     def _data(self, inputs: Any, targets: Any) -> tuple[Any, ...]:
-        wanted, weights = self._parted(targets)
-        return (inputs, wanted) if weights is None else (inputs, wanted, weights)
+        labels, weights = self._split_weights(targets)
+        return (inputs, labels) if weights is None else (inputs, labels, weights)
 
-    def _parted(self, targets: Any) -> tuple[Any, Any]:
+    def _split_weights(self, targets: Any) -> tuple[Any, Any]:
         weighted = isinstance(targets, dict) and targets.keys() == {"targets", "weights"}
         return (targets["targets"], targets["weights"]) if weighted else (targets, None)
 
-    def _metrics(self, targets: Any, outputs: Any, weights: Any) -> "_Metrics":
-        if self._measured is None:
+    def _metrics(self, targets: Any, outputs: Any, weights: Any) -> "_CompiledMetrics":
+        if self._compiled_metrics is None:
             with tf.init_scope():
                 compiled = self._compiled()._compile_metrics  # noqa: SLF001 - Keras has no public name for what compile was given
-                self._measured = _Metrics(compiled, *_stand_ins((targets, outputs, weights)))
-        return self._measured
+                self._compiled_metrics = _CompiledMetrics(compiled, *_dummy_batch((targets, outputs, weights)))
+        return self._compiled_metrics
 
 
-class _Metrics:
-    """The metrics of a model's `compile`, with all their variables made."""
+class _CompiledMetrics:
+    """The metrics of a model's `compile`, with all their variables created."""
 
     def __init__(self, compiled: Any, targets: Any, outputs: Any, weights: Any) -> None:
         self.compiled = compiled
         if compiled is not None:
-            # Some metrics make their variables when they first see data.
+            # Some metrics create their variables when they first see data.
             compiled.update_state(targets, outputs, weights)
             compiled.reset_state()
-        self._fresh = [np.asarray(v.value) for v in compiled.variables] if compiled is not None else []
+        self._initial = [np.asarray(v.value) for v in compiled.variables] if compiled is not None else []
 
     def of_batch(self, targets: Any, outputs: Any, weights: Any) -> dict[str, tf.Tensor]:
-        """Return the values on one batch, without a trace in the metrics' own variables."""
+        """Return the values on one batch, without a change of the metrics' own variables."""
         if self.compiled is None:
             return {}
-        variables = self.compiled.stateless_update_state([tf.constant(v) for v in self._fresh], targets, outputs, weights)
+        variables = self.compiled.stateless_update_state([tf.constant(v) for v in self._initial], targets, outputs, weights)
         return _scalars(self.compiled.stateless_result(variables))
 
 
-class _HeldOut:
-    """The metrics on a whole held-out set, seen batch by batch; see protocol.HeldOutMetrics."""
+class _CompiledHeldOutMetrics:
+    """The metrics on a whole held-out set, batch by batch; see protocol.HeldOutMetrics."""
 
-    def __init__(self, metrics: _Metrics, parted: Callable[[Any], tuple[Any, Any]]) -> None:
-        self._compiled, self._parted = metrics.compiled, parted
+    def __init__(self, metrics: _CompiledMetrics, split_weights: Callable[[Any], tuple[Any, Any]]) -> None:
+        self._compiled, self._split_weights = metrics.compiled, split_weights
 
     def reset(self) -> None:
-        """Forget what was seen."""
+        """Reset the metrics."""
         if self._compiled is not None:
             self._compiled.reset_state()
 
     def update(self, targets: Any, outputs: Any) -> None:
-        """See one batch; may be called in a graph."""
+        """Add one batch; may be called in a graph."""
         if self._compiled is not None:
-            wanted, weights = self._parted(targets)
-            self._compiled.update_state(wanted, outputs, weights)
+            labels, weights = self._split_weights(targets)
+            self._compiled.update_state(labels, outputs, weights)
 
     def result(self) -> dict[str, float]:
-        """Return the values on all that was seen."""
+        """Return the values on all batches since `reset`."""
         return {} if self._compiled is None else {name: float(value) for name, value in _scalars(self._compiled.result()).items()}
 
 
 def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics that are scalars; one with a value a class (F1Score without an average) counts by their mean."""
+    """Return metrics as scalars; a metric with a value for each class (F1Score without an average) becomes their mean."""
     return {name: value if not value.shape.rank else tf.reduce_mean(value) for name, value in values.items()}
 
 
-def _stand_ins(values: Any) -> Any:
-    """Return zeros of the form of one example, by which Keras finds out what it has to do with what."""
+def _dummy_batch(values: Any) -> Any:
+    """Return zeros in the shape of one example, from which Keras builds losses and metrics."""
     return tf.nest.map_structure(
         lambda t: None if t is None else np.zeros([1, *(d or 1 for d in t.shape[1:])], t.dtype.as_numpy_dtype), values
     )
 
 
 def _check_fit(model: keras.Model, name: str) -> None:
-    """Raise WorkloadError where a model is not compiled, or could not be trained as `fit` would train it; `name` begins the message."""
+    """Raise WorkloadError if a model is not compiled, or cannot be trained as `fit` would train it; `name` begins the message."""
     has_loss = getattr(model, "_compile_loss", None) is not None
     if not model.compiled or model.optimizer is None or not (has_loss or any(overrides(model, one) for one in _LOSSES)):
         raise WorkloadError(f"{name}: the model {model.name!r} has no loss and optimizer; call model.compile(optimizer=..., loss=...)")
@@ -272,21 +272,21 @@ def _check_fit(model: keras.Model, name: str) -> None:
                 "Move its work on a batch into train_step or test_step."
             )
     if model.run_eagerly:
-        raise WorkloadError(f"{name}: the model is compiled with run_eagerly=True; the trainer runs graphs alone. Leave it out.")
+        raise WorkloadError(f"{name}: the model is compiled with run_eagerly=True; the trainer only runs graphs. Leave it out.")
     for layer in model._flatten_layers():  # noqa: SLF001 - Keras has no public way to all of them
         if getattr(layer, "stateful", False):
             raise WorkloadError(
-                f"{name}: the layer {layer.name!r} is stateful, so its state goes on from batch to batch, and here each batch is of other examples; "
+                f"{name}: the layer {layer.name!r} is stateful: its state continues from batch to batch, but here each batch has other examples; "
                 "leave stateful=True out and give each example its whole sequence"
             )
 
 
 def _check_evaluation(model: keras.Model, inputs: Callable[[], Any], name: str) -> None:
-    """Raise WorkloadError where a built model has no loss on which its evaluations look; `inputs` returns a batch of its inputs."""
+    """Raise WorkloadError if a built model has no loss for evaluations; `inputs` returns a batch of its inputs."""
     if getattr(model, "_compile_loss", None) is not None or any(overrides(model, one) for one in ("test_step", "compute_loss")):
         return
     if overrides(model, "call"):
-        model(inputs())  # what its layers add as losses is there after a call
+        model(inputs())  # layers add their losses in a call
     if not model.losses:
         raise WorkloadError(
             f"{name}: the model {model.name!r} is compiled without a loss and has a train_step of its own, but no test_step; evaluations need "
@@ -295,18 +295,18 @@ def _check_evaluation(model: keras.Model, inputs: Callable[[], Any], name: str) 
 
 
 def _check_mean(model: keras.Model, batches: int, name: str) -> None:
-    """Raise WorkloadError where the loss of `batches` that make a step together is no mean of theirs."""
+    """Raise WorkloadError if the loss of a step of several `batches` would not be the mean of their losses."""
     compiled = getattr(model, "_compile_loss", None)
     losses = tf.nest.flatten(compiled._user_loss) if compiled is not None else []  # noqa: SLF001 - Keras has no public name for it
     if batches > 1 and any(getattr(loss, "reduction", None) == "sum" for loss in losses):
         raise WorkloadError(
-            f"{name}: the model is compiled with a loss whose reduction is 'sum', and of the {batches} batches of a step the mean is taken; "
-            "use reduction='sum_over_batch_size', with a learning rate as many times higher as a batch has examples, or train one batch a step"
+            f"{name}: the model is compiled with a loss whose reduction is 'sum', but a step takes the mean of its {batches} batches; "
+            "use reduction='sum_over_batch_size', with the learning rate multiplied by the number of examples in a batch, or train one batch a step"
         )
 
 
 def _misfit(error: Exception, module: str) -> str:
-    """Return Keras's sentence where a model does not fit its data; nothing where an error is another, or has lines of the user's `module` to show."""
+    """Return Keras's message if a model does not fit its data; nothing for other errors, and for errors with frames in the user's `module`."""
     known = isinstance(error, ValueError | tf.errors.InvalidArgumentError) and not isinstance(error, WorkloadError)
     if not known or not _MISFIT.search(str(error)) or user_errors.user_frames(error, module):
         return ""
@@ -320,6 +320,6 @@ def _shapes_of_data(inputs: Any, targets: Any) -> str:
 
 
 def _shapes_of_model(model: keras.Model) -> str:
-    """Return a model's name, and its shapes where it has them by itself."""
+    """Return a model's name, and its input and output shapes if it knows them."""
     shapes = [getattr(model, name, None) for name in ("input_shape", "output_shape")]
     return f"the model {model.name!r}" + ("" if None in shapes else " takes {} and gives {}".format(*shapes))

@@ -1,4 +1,4 @@
-"""The steps that a Keras model has of its own: `train_step` and `test_step`, as `fit` and `evaluate` call them, one batch at a time."""
+"""A Keras model's own `train_step` and `test_step`, called as in `fit` and `evaluate`, one batch at a time."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from trainer.workloads.autograph import workload_errors_unchanged
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.unscaled_losses import unscaled_losses
 
-# Parts of Keras's own training for which a class's override holds.
+# Methods of Keras's training loop whose overrides are called.
 _STEPS = ("train_step", "test_step", "compute_metrics", "metrics", "reset_metrics", "get_metrics_result")
 
 
@@ -20,7 +20,7 @@ def overrides(model: keras.Model, name: str) -> bool:
 
 
 def own_steps(model: keras.Model) -> tuple[str, ...]:
-    """Return what of a compiled model asks for its own steps: what its class overrides, and metrics beside those of `compile`."""
+    """Return why a compiled model needs its own steps: methods that its class overrides, else metrics beside those of `compile`."""
     overridden = tuple(name for name in _STEPS if overrides(model, name))
     compiled = (model._loss_tracker, model._compile_metrics, *(model._compile_loss.metrics if model._compile_loss else ()))  # noqa: SLF001
     known = {id(metric) for metric in compiled}
@@ -28,9 +28,9 @@ def own_steps(model: keras.Model) -> tuple[str, ...]:
 
 
 def build(model: keras.Model, data: tuple[Any, ...], *, metrics: bool) -> None:
-    """Make the variables that count losses and, where they are wanted, those of the metrics of `compile`, as `fit` does for such data."""
+    """Create the variables of the loss trackers and, with `metrics`, of the metrics of `compile`, as `fit` does for such data."""
     compiled = model._compile_metrics  # noqa: SLF001
-    # Past Keras, which would track them as the model's own.
+    # Bypasses Keras's __setattr__, which would track them as the model's own.
     object.__setattr__(model, "_compile_metrics", compiled if metrics else None)
     try:
         with tf.init_scope():
@@ -40,28 +40,28 @@ def build(model: keras.Model, data: tuple[Any, ...], *, metrics: bool) -> None:
 
 
 class KerasSteps:
-    """Runs a model's own steps. Metrics are those of one batch while training, and of all since `reset` in an evaluation."""
+    """Runs a model's own steps. Metrics are those of one batch while training, and of all batches since `reset` in an evaluation."""
 
     def __init__(self, model: keras.Model, name: str, data: Callable[[Any, Any], tuple[Any, ...]]) -> None:
-        """Take a compiled model; `data` makes of inputs and targets what its steps are given."""
+        """Take a compiled model; `data` converts inputs and targets to the argument of its steps."""
         self._model, self._name, self._data = model, name, data
 
     def train(self, inputs: Any, targets: Any) -> dict[str, tf.Tensor]:
-        """Take a step on one batch; return the loss and what else `train_step` returns. Called in a graph."""
+        """Take a step on one batch; return the loss and the other values of `train_step`. Called in a graph."""
         self._model.reset_metrics()
         with workload_errors_unchanged():
             return self._checked_logs("train_step", self._model.train_step(self._data(inputs, targets)))
 
     def reset(self) -> None:
-        """Forget what was seen in an evaluation."""
+        """Reset the metrics for an evaluation."""
         self._model.reset_metrics()
 
     def test(self, inputs: Any, targets: Any) -> dict[str, tf.Tensor]:
-        """Evaluate one batch; return the same of all batches since `reset`. Called in a graph."""
+        """Evaluate one batch; return loss and metrics of all batches since `reset`. Called in a graph."""
         measured: dict[str, tf.Tensor] = {}
 
         def step() -> None:
-            # On the first replica alone: what is counted would count as often as there are replicas.
+            # Only on the first replica: else each replica would add the batch to the metrics.
             if not tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group):
                 measured.update(self._checked_logs("test_step", self._model.test_step(self._data(inputs, targets))))
 
@@ -78,13 +78,13 @@ class KerasSteps:
         measured = dict(_flatten(logs))
         if "loss" not in measured:
             raise WorkloadError(
-                f'{self._name}: {step} returned {", ".join(measured) or "nothing"}, and no loss; let it return {{"loss": ..., ...}}'
+                f'{self._name}: {step} returned {", ".join(measured) or "nothing"}, and no loss; return {{"loss": ..., ...}}'
             )
         return {"loss": measured.pop("loss"), **measured}
 
 
 def _flatten(logs: Mapping[str, Any]) -> Iterator[tuple[str, tf.Tensor]]:
-    """Yield names and float32 scalars, also of the dicts that some metrics have as results, as `fit` does."""
+    """Yield names and float32 scalars, also those of nested dicts, which some metrics return, as `fit` does."""
     for name, value in logs.items():
         if isinstance(value, Mapping):
             yield from _flatten(value)

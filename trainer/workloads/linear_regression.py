@@ -23,16 +23,16 @@ Outputs = Mapping[str, tf.Tensor]
 
 @keras.saving.register_keras_serializable(package="trainer")
 class Line(keras.layers.Layer):
-    """x [batch, 1] to {y: w x + b, w, b}, each [batch, 1]: weight and bias are shown beside what they predict."""
+    """x [batch, 1] to {y: w x + b, w, b}, each [batch, 1]: weight and bias are outputs, so that metrics can show them."""
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Make weight and bias, 0."""
+        """Create weight and bias, 0."""
         del input_shape
         self.w = self.add_weight(shape=(), initializer="zeros", name="w")
         self.b = self.add_weight(shape=(), initializer="zeros", name="b")
 
     def call(self, inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Return the prediction, and the line that made it once for each example."""
+        """Return the prediction, and weight and bias once for each example."""
         ones = tf.ones_like(inputs)
         return {"y": self.w * inputs + self.b, "w": self.w * ones, "b": self.b * ones}
 
@@ -51,7 +51,7 @@ class LinearRegression:
         self._params = parse_params(LinearRegressionParams, params)
         if data != "synthetic":
             raise DataError(f"train.data {data}: linear_regression makes its own points; expected `synthetic`. Leave train.data out.")
-        del seed  # it decides the order of the points, which the engine asks for; the line starts at 0
+        del seed  # it only affects the order of the points, which Shard has; the line starts at 0
         noise = np.random.default_rng(DATA_SEED).normal(0, NOISE, (POINTS, 1))
         self.x = np.linspace(-1, 1, POINTS, dtype=np.float32)[:, np.newaxis]
         self.y = (SLOPE * self.x + noise).astype(np.float32)
@@ -86,7 +86,7 @@ class LinearRegression:
         return in_memory.once(self.x, self.y, batch_size)
 
     def write_summaries(self, model: keras.Model, step: int) -> None:
-        """Write weight and bias as they are at this step, and their distance from what least squares gives."""
+        """Write weight and bias as they are at this step, and their distance from the least-squares solution."""
         del step
         line = model.get_layer("line")
         (w, b), _, _, _ = np.linalg.lstsq(np.hstack([self.x, np.ones_like(self.x)]), self.y[:, 0], rcond=None)

@@ -1,4 +1,4 @@
-"""From `train.workload` to a workload: a built-in by its name, or `package.module:name` of the user's code."""
+"""Loads the workload that `train.workload` names: a built-in, or `package.module:name` of the user's code."""
 
 import importlib
 import inspect
@@ -17,25 +17,25 @@ REQUIRED = ("model", "optimizer", "loss", "metrics", "train_data", "eval_data")
 
 
 def load_workload(train: Train) -> Workload:
-    """Return the workload that `train` names: an object of its class, or what a Keras model or a model function stands for.
+    """Return the workload that `train` names: an object of its class, or a wrapper of a Keras model or a model function.
 
-    A class is made as `Class(params=..., data=..., seed=...)`.
+    A class is constructed as `Class(params=..., data=..., seed=...)`.
 
-    Raises WorkloadError if there is no such workload, its code cannot be imported, it cannot be made from its
+    Raises WorkloadError if there is no such workload, its code cannot be imported, it cannot be constructed from its
     `params`, or methods of the protocol are missing; DataError if its data is missing or wrong.
     """
     entry = CATALOG.get(train.workload)
     module, found = find(entry.class_path if entry else train.workload)
     if entry:
-        return _made(found, entry.class_path, train)
+        return _workload_of(found, entry.class_path, train)
     from trainer.workloads.autograph import convert_workload
-    from trainer.workloads.module_forms import made_from
+    from trainer.workloads.module_forms import workload_from
     from trainer.workloads.user_callbacks import NAME, UserCallbacks
 
     given = CallArguments(train.workload, train.params, train.data, train.seed)
-    workload = made_from(found, module, given)
+    workload = workload_from(found, module, given)
     if workload is None:
-        workload = _made(found, train.workload, train)
+        workload = _workload_of(found, train.workload, train)
         convert_workload(workload)
         callbacks = definition(module, NAME)
         if callbacks is not None and not hasattr(workload, "callbacks"):
@@ -44,17 +44,17 @@ def load_workload(train: Train) -> Workload:
 
 
 def load_agent(train: Train) -> Agent | None:
-    """Return the agent that `train` names, None where it names a workload that is given its data. Raises as `load_workload`."""
+    """Return the agent that `train` names, None if it names a workload that is not an agent. Raises as `load_workload`."""
     entry = CATALOG.get(train.workload)
     if entry is None or not entry.agent:
         return None
     _, found = find(entry.class_path)
-    return cast("Agent", _constructed(found, entry.class_path, train))
+    return cast("Agent", _construct(found, entry.class_path, train))
 
 
-def _constructed(make: Any, target: str, train: Train) -> Any:
+def _construct(cls: Any, target: str, train: Train) -> Any:
     try:
-        return make(params=train.params, data=train.data, seed=train.seed)
+        return cls(params=train.params, data=train.data, seed=train.seed)
     except WorkloadError:
         raise
     except Exception as error:
@@ -65,8 +65,8 @@ def _constructed(make: Any, target: str, train: Train) -> Any:
         raise WorkloadError(message) from error
 
 
-def _made(make: Any, target: str, train: Train) -> Workload:
-    workload = _constructed(make, target, train)
+def _workload_of(cls: Any, target: str, train: Train) -> Workload:
+    workload = _construct(cls, target, train)
     missing = [name for name in REQUIRED if not callable(getattr(workload, name, None))]
     if missing:
         message = (
@@ -78,7 +78,7 @@ def _made(make: Any, target: str, train: Train) -> Workload:
 
 
 def find(target: str) -> tuple[ModuleType, Any]:
-    """Import `package.module:name` and return the module and what is called so in it. Raises WorkloadError."""
+    """Import `package.module:name` and return the module and the object of that name. Raises WorkloadError."""
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:
         message = (
@@ -95,7 +95,7 @@ def find(target: str) -> tuple[ModuleType, Any]:
     if not hasattr(module, name):
         own = {kind: [n for n, v in vars(module).items() if fits(v) and v.__module__ == module_name] for kind, fits in _KINDS.items()}
         available = ". ".join(f"Its {kind}: {', '.join(sorted(names)) or 'none'}" for kind, names in own.items())
-        message = f"train.workload {target}: {name} is not there in {module.__file__}. {available}."
+        message = f"train.workload {target}: {module.__file__} has no {name}. {available}."
         raise WorkloadError(message)
     return module, getattr(module, name)
 
@@ -117,7 +117,7 @@ def _not_found(target: str, module_name: str, error: ModuleNotFoundError) -> str
 
 
 def _describe(error: BaseException) -> str:
-    """Say what was raised, and where in which file."""
+    """Describe an error, with the file and line that raised it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     if isinstance(error, SyntaxError) and error.filename:
         where = f" ({error.filename}:{error.lineno})"

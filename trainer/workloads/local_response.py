@@ -1,4 +1,4 @@
-"""Local response normalisation: each channel is divided by what its neighbours show at the same position."""
+"""Local response normalisation: each channel is divided by a function of its neighbours at the same position."""
 
 from typing import Any
 
@@ -31,8 +31,8 @@ def _normalised(values: tf.Tensor, weights: np.ndarray, bias: float) -> tf.Tenso
 class LocalResponse(keras.layers.Layer):
     """x / (bias + alpha * sum of squares of the 2 * radius + 1 channels around) ** 0.75, as tf.nn.local_response_normalization.
 
-    The sums are one product with a band matrix, and the power two square roots: TensorFlow's own kernel runs through the
-    channels one by one and takes a power of each, which backwards is the slowest part of a whole network on CPUs.
+    The sums are one product with a band matrix, and the power is two square roots: TensorFlow's own kernel loops over the
+    channels and takes a power of each; on CPUs its gradient is the slowest part of a whole network.
     """
 
     def __init__(self, radius: int = 4, bias: float = 1.0, alpha: float = 0.001 / 9, **options: Any) -> None:
@@ -40,18 +40,18 @@ class LocalResponse(keras.layers.Layer):
         self.radius, self.bias, self.alpha = radius, bias, alpha
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Return inputs [..., channels] normalised; computed in float32 at least, as squares leave float16's range."""
+        """Return inputs [..., channels] normalised; computed in at least float32, as squares overflow float16."""
         channels = inputs.shape[-1]
         channel = np.arange(channels)
-        near = abs(channel[:, np.newaxis] - channel) <= self.radius
+        is_neighbour = abs(channel[:, np.newaxis] - channel) <= self.radius
         values = tf.reshape(inputs, [-1, channels])
         precise = tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values
-        return tf.reshape(tf.cast(_normalised(precise, near * self.alpha, self.bias), inputs.dtype), tf.shape(inputs))
+        return tf.reshape(tf.cast(_normalised(precise, is_neighbour * self.alpha, self.bias), inputs.dtype), tf.shape(inputs))
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """Return the shape of the inputs."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        """Return what makes the layer again."""
+        """Return the arguments that recreate the layer."""
         return {**super().get_config(), "radius": self.radius, "bias": self.bias, "alpha": self.alpha}

@@ -18,7 +18,7 @@ PROJECTED_DIGITS = 500
 WEIGHTS = "hidden_weights"
 ACTIVATIONS = "hidden_activations"
 
-# Layers by what they give: for the summaries, and for anyone who looks at the graph.
+# Names of layers, for the summaries and in the graph.
 PRE_ACTIVATIONS = ("hidden", "logits")
 HIDDEN_ACTIVATION = "hidden_relu"
 

@@ -1,4 +1,4 @@
-"""mnist_mlp: the distributed benchmark, an MLP 784-100-10 on digits; with the part that mnist shares."""
+"""mnist_mlp: the distributed benchmark, an MLP 784-100-10 on digits; and the base class that mnist shares."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class DigitClassifier(ImageClassifier):
     """
 
     def __init__(self, learning_rate: float, data: str) -> None:
-        """Load the data; the model is made when it is asked for."""
+        """Load the data; `model` creates the model."""
         super().__init__(mnist_data.load(data))
         self._learning_rate = learning_rate
 
@@ -31,7 +31,7 @@ class MnistMlp(DigitClassifier):
     """An MLP with one hidden layer. Raises WorkloadError for wrong `params`."""
 
     def __init__(self, params: Mapping[str, Any], data: str, seed: int) -> None:
-        """Load the data; the model is made when it is asked for."""
+        """Load the data; `model` creates the model."""
         self._params = parse_params(MnistMlpParams, params)
         super().__init__(self._params.learning_rate, data)
         self._seed = seed

@@ -1,7 +1,7 @@
 """A model function as a workload: (features, targets[, mode[, params]]) -> predictions, loss, train op.
 
-The function computes predictions and loss in one go, so the model of the workload takes (features, targets) and
-gives both; the workload's loss picks the loss out. The train op says with which optimizer (train_op.py).
+The function computes predictions and loss together, so the workload's model takes (features, targets) and
+returns both; the workload's `loss` selects the loss. The train op names the optimizer (train_op.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -17,16 +17,16 @@ from trainer.workloads.train_op import TrainOp
 from trainer.workloads.user_call import CallArguments, where
 from trainer.workloads.user_callbacks import UserCallbacks
 from trainer.workloads.user_data import UserData
-from trainer.workloads.variable_capture import CapturedVariable, OwnVariables
+from trainer.workloads.variable_capture import CapturedVariable, FunctionVariables
 
 # The values of `mode`, as tf.estimator.ModeKeys has them.
 TRAIN, EVAL = "train", "eval"
-# Examples of the call that makes the variables; one alone is a special case in some layers.
+# Examples for the call that creates the variables; a single one is a special case in some layers.
 _FIRST = 2
 
 
 class ModelFunction:
-    """The workload that a model function is, with its module's data and, where there is one, `metrics(targets, predictions)`."""
+    """A model function as a workload, with its module's data and optional `metrics(targets, predictions)`."""
 
     def __init__(
         self,
@@ -108,34 +108,34 @@ class _Call:
 
 _TRAIN_OP = (
     "expected as train op a Keras optimizer, or minimize(loss, optimizer) of trainer.workloads.train_op: "
-    "the trainer takes the gradients, brings the replicas' together and applies them"
+    "the trainer computes the gradients, combines those of the replicas and applies them"
 )
 
 
 class _Model(keras.Model):
-    """Holds the function's variables; called with (features, targets), gives its predictions and its loss."""
+    """Has the function's variables; called with (features, targets), returns its predictions and its loss."""
 
     export_formats = ("saved_model",)  # a Keras file could not be read without the trainer
 
     def __init__(self, call: _Call) -> None:
         super().__init__(name="model_function", autocast=False)
         self._function = call
-        self._own = OwnVariables(self.add_weight, call.name)
+        self._variables = FunctionVariables(self.add_weight, call.name)
         self._specs: tuple[Any, ...] = ()
 
     def start(self, features: Any, targets: Any) -> keras.optimizers.Optimizer:
-        """Make the variables, by a first call on a few examples; return the optimizer."""
-        _, loss, train_op = self._own.first(lambda: self._function(features, targets, TRAIN))
-        for name, variable in self._own.made.items():
-            setattr(self, f"own/{name}", variable)  # what is no attribute is in no checkpoint
+        """Create the variables by a first call on a few examples; return the optimizer."""
+        _, loss, train_op = self._variables.create(lambda: self._function(features, targets, TRAIN))
+        for name, variable in self._variables.created.items():
+            setattr(self, f"own/{name}", variable)  # checkpoints only have attributes
         self.built = True
-        # Tuples stay tuples: Keras would make its own lists of others.
+        # A tuple stays a tuple: Keras would wrap a list.
         self._specs = tuple(
             tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), part) for part in (features, targets)
         )
         if isinstance(train_op, TrainOp):
             if train_op.loss is not loss:
-                raise WorkloadError(f"{self._function.name}: the train op minimizes another loss than is returned; expected the same")
+                raise WorkloadError(f"{self._function.name}: the train op does not minimize the returned loss; expected the same tensor")
             return train_op.optimizer
         if isinstance(train_op, keras.optimizers.Optimizer):
             return train_op
@@ -148,7 +148,7 @@ class _Model(keras.Model):
     def stateless_call(
         self, trainable_variables: Any, non_trainable_variables: Any, inputs: Any, *, training: bool = False, return_losses: bool = False
     ) -> tuple[Any, ...]:
-        """See keras.Model.stateless_call: compute with the given values, and return the outputs and the values afterwards."""
+        """See keras.Model.stateless_call: compute with the given values, and return the outputs and the updated values."""
         values = {
             id(variable): value
             for variables, given in (
@@ -157,20 +157,20 @@ class _Model(keras.Model):
             )
             for variable, value in zip(variables, given, strict=True)
         }
-        stand_ins = {key: CapturedVariable(tf.convert_to_tensor(values[id(v)]), key) for key, v in self._own.made.items()}
+        stand_ins = {key: CapturedVariable(tf.convert_to_tensor(values[id(v)]), key) for key, v in self._variables.created.items()}
         outputs = self._outputs(inputs, stand_ins, training=training)
-        captured = {id(self._own.made[key]): stand_in for key, stand_in in stand_ins.items()}
+        captured = {id(self._variables.created[key]): stand_in for key, stand_in in stand_ins.items()}
         after = [captured[id(variable)].current for variable in self.non_trainable_variables]
         return (outputs, after, []) if return_losses else (outputs, after)
 
     def export(self, filepath: str, format: str = "tf_saved_model", **options: Any) -> None:  # noqa: A002 - Keras's name for it
-        """See keras.Model.export: what is served takes features alone and gives predictions."""
+        """See keras.Model.export: the endpoint takes only features and returns predictions."""
         spec, target_spec = self._specs
         if format != "tf_saved_model":
-            raise ValueError(f"a model function is exported as tf_saved_model alone, not as {format}")
+            raise ValueError(f"a model function is only exported as tf_saved_model, not as {format}")
 
         def serve(features: Any) -> Any:
-            # The function wants targets for a loss that nobody asks for.
+            # The function needs targets for its loss, which is not used.
             size = tf.shape(tf.nest.flatten(features)[0])[0]
             targets = tf.nest.map_structure(lambda one: tf.zeros([size, *one.shape[1:]], one.dtype), target_spec)
             return self._outputs((features, targets), None, training=False)["predictions"]
@@ -185,8 +185,8 @@ class _Model(keras.Model):
         mode = TRAIN if training else EVAL
 
         def run() -> Any:
-            # Keras layers take `training` from the layer they are called in; here from `mode`.
+            # Keras layers take `training` from the calling layer; here it comes from `mode`.
             return self._function(features, targets, mode)
 
-        predictions, loss, _ = self._own.again(run, given, all_of_them=training)
+        predictions, loss, _ = self._variables.reuse(run, given, require_all=training)
         return {"predictions": predictions, "loss": loss}

@@ -1,10 +1,10 @@
-"""The form of a user's `package.module:name`: a workload class, a compiled Keras model, or a model function.
+"""Recognizes the form of a user's `package.module:name`: a workload class, a compiled Keras model, or a model function.
 
     class            the workload protocol (protocol.py)
     model, function  a compiled keras.Model, or a function that returns one (keras_model.py)
     function         of (features, targets), (features, targets, mode) or (features, targets, mode, params) (model_function.py)
 
-The last two take their data from `train_data` and `eval_data` of the same module, and a Keras model its `class_weight`, where there is one.
+The last two take their data from `train_data` and `eval_data` of the same module, a Keras model also an optional `class_weight`.
 """
 
 import inspect
@@ -22,16 +22,16 @@ FEATURES = "features"
 CLUSTER = "cluster"
 SIGNATURES = (("features", "targets"), ("features", "targets", "mode"), ("features", "targets", "mode", "params"))
 DATA = ("train_data", "eval_data")
-# A Keras model's module may have it beside the data.
+# Optional in a Keras model's module.
 CLASS_WEIGHT = "class_weight"
 _SHOWN = tuple(f"({', '.join(names)})" for names in SIGNATURES)
 
 
-def made_from(found: Any, module: ModuleType, given: CallArguments) -> Any | None:
-    """Return the workload that `found` of `module` stands for, None where it is none of the forms but a class.
+def workload_from(found: Any, module: ModuleType, given: CallArguments) -> Any | None:
+    """Return a workload for the object `found` of `module`, None if it is a workload class.
 
     Raises:
-        WorkloadError: it is neither a Keras model nor a function of a known kind, or its data is not there.
+        WorkloadError: it has none of the forms, or its data is missing.
     """
     import keras
 
@@ -39,7 +39,7 @@ def made_from(found: Any, module: ModuleType, given: CallArguments) -> Any | Non
     if isinstance(found, type):
         if issubclass(found, keras.Model):
             raise WorkloadError(f"{name} is a class of Keras models; name a function that returns one of them, compiled")
-        _refuse_class_weight(module, f"{name} is a workload class")
+        _reject_class_weight(module, f"{name} is a workload class")
         return None
     if isinstance(found, keras.Model):
         return _keras_model(found, module, given)
@@ -51,7 +51,7 @@ def made_from(found: Any, module: ModuleType, given: CallArguments) -> Any | Non
     names = tuple(inspect.signature(found).parameters)
     if names[:1] == (CLUSTER,):
         raise WorkloadError(
-            f"{name} is a program placed by hand, {user_call.where(found)}, which no other strategy runs; set strategy: manual"
+            f"{name} is a program placed by hand, {user_call.where(found)}, which only strategy manual runs; set strategy: manual"
         )
     if names[:1] != (FEATURES,):
         return _keras_model(found, module, given)
@@ -76,18 +76,18 @@ def _model_function(found: Callable[..., Any], names: tuple[str, ...], module: M
             f"train.workload {given.workload}: {user_call.where(found)} takes ({', '.join(names)}); "
             f"a model function takes {', '.join(_SHOWN[:-1])} or {_SHOWN[-1]}. Rename its arguments, or take others from params."
         )
-    _refuse_class_weight(module, f"{user_call.where(found)} is a model function")
+    _reject_class_weight(module, f"{user_call.where(found)} is a model function")
     siblings = _data(module, given)
     if "params" not in names:
         user_call.check_params(siblings.values(), given)
     return ModelFunction(found, len(names), siblings, definition(module, "metrics"), given)
 
 
-def _refuse_class_weight(module: ModuleType, what: str) -> None:
+def _reject_class_weight(module: ModuleType, what: str) -> None:
     if definition(module, CLASS_WEIGHT) is not None:
         raise WorkloadError(
-            f"{module.__file__} has a {CLASS_WEIGHT}, which counts for compiled Keras models alone, and {what}; "
-            "give sample weights or weigh in its loss, and call it otherwise"
+            f"{module.__file__} has a {CLASS_WEIGHT}, which only applies to compiled Keras models, and {what}; "
+            "give sample weights or weight the loss, and rename it"
         )
 
 

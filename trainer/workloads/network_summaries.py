@@ -1,4 +1,4 @@
-"""Summaries of a network's inside, for TensorBoard: its variables' statistics, histograms, and its layers' outputs.
+"""Summaries of a network for TensorBoard: statistics and histograms of its variables, histograms of its layers' outputs.
 
 Each function writes with the default writer of `tf.summary`, at its step.
 """
@@ -41,7 +41,7 @@ def histogram(tag: str, values: np.ndarray) -> None:
 def buckets(values: np.ndarray) -> np.ndarray:
     """Count finite values in equal buckets; return [30, 3] float64: left edge, right edge, count.
 
-    Values that are all the same are counted in the last bucket, of no width; without finite values all is zero.
+    If all values are equal, the last bucket has all of them and no width; without finite values all is zero.
     """
     finite = values[np.isfinite(values)].astype(np.float64)
     if finite.size == 0:

@@ -1,8 +1,8 @@
 """Synthetic pictures: 32x32 colour images of ten kinds of pattern, drawn from a seed in about a second.
 
-The kinds differ in texture: stripes that lie, stand or lean, fine or coarse, a chequered board, rings, spots and
-rays. Colours, contrast, place, angle and scale are drawn again for each image, so no pixel's value says anything about the
-kind, and a linear classifier is of little use; cropping, mirroring, brightness and contrast leave the kind as it is.
+The kinds differ in texture: horizontal, vertical or diagonal stripes, fine or coarse, a chequerboard, rings, spots and
+rays. Colours, contrast, position, angle and scale are random for each image, so a single pixel has no information about the
+kind, and a linear classifier fails; cropping, mirroring, brightness and contrast do not change the kind.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ import numpy as np
 SIDE = 32
 CHUNK = 500
 
-# How far an image's pattern is turned (radians) and scaled from its kind's, and how hard its edges are.
+# Random rotation (radians) and scale of an image's pattern, and the hardness of its edges.
 TURN = 0.2
 SCALE = (0.85, 1.18)
 HARDNESS = (1.0, 4.0)
 
-# Between the two colours of a pattern, per channel, of 255; the grain on top, its standard deviation; a slow gradient of light.
+# Of 255: the difference between a pattern's two colours in each channel; the standard deviation of the grain; a linear gradient of light.
 CONTRAST = (25, 110)
 GRAIN = (4, 22)
 LIGHT = 40
@@ -58,7 +58,7 @@ KINDS: tuple[tuple[str, Wave, float, float], ...] = (
     ("rings", _rings, 0.0, 6.5),
     ("rays", _rays, 0.0, 8.0),
 )
-# Patterns with a centre have it in the picture; of the others, any part is seen.
+# Patterns with a centre show it in the picture; others show any part.
 CENTRED = np.array([wave in (_rings, _rays) for _, wave, _, _ in KINDS])
 
 

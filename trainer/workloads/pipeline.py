@@ -1,12 +1,12 @@
 """From a user's tf.data.Dataset of examples to batches: sharded between readers, cached, shuffled, batched, prefetched.
 
-The facts about the examples that each step needs are found once, on a dataset made outside any graph (`inspect`). The
+`inspect` determines the facts about the examples once, on a dataset outside any graph. The
 batches themselves may be made inside a graph, for workers of parameter_server, which run no Python.
 
-Training examples go on forever, epoch by epoch; each epoch has an order of its own, drawn from (seed, reader, epoch). Reader i
-of n takes every n-th example. Where the number of examples is known, a reader that starts at batch `start` sees what it
-would have seen from there: whole epochs are skipped at no cost, the rest of one by reading it. Where it is not known, what
-came before `start` is not known either: the reader starts with an epoch in a new order.
+Training examples are endless, epoch by epoch; each epoch has an order of its own, drawn from (seed, reader, epoch). Reader i
+of n takes every n-th example. If the number of examples is known, a reader that starts at batch `start` sees the same as an
+uninterrupted one from there: it skips whole epochs at no cost, and reads the rest of one. If it is not known, the
+position in the data is not either: the reader starts with an epoch in a new order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,18 +18,18 @@ import tensorflow as tf
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
 
-# Examples that are cached in memory once they were read; a larger set is read again each epoch.
+# The size up to which examples are cached in memory; a larger set is read again each epoch.
 CACHE_BYTES = 2**30
-# Among how many examples the next one is drawn, where they are not all in memory.
+# Limits of the shuffle buffer for examples that do not fit in memory.
 SHUFFLE_BUFFER = 10_000
 SHUFFLE_BYTES = 2**28
-# Threads of a pipeline's own: with those of TensorFlow's operations, of which a task may have one, a pipeline and the
-# loop that reads it can wait for each other forever.
+# Threads of the pipeline's own. A task may have only one thread for TensorFlow's operations: sharing it, a pipeline and the
+# loop that reads it could wait for each other forever.
 THREADS = 4
 
 ENDLESS = 2**62
 
-# Kinds of a dataset's last operation that the trainer does itself; none that would change its examples.
+# Kinds of a dataset's last operations that the trainer does itself; none of them changes the examples.
 _BATCH, _ORDER, _NOTHING = "batch", "order", "nothing"
 _LAST = {
     **dict.fromkeys(("BatchDataset", "ParallelBatchDataset"), _BATCH),
@@ -52,15 +52,15 @@ _RANDOM = (
 )
 
 
-# How TensorFlow refuses to batch examples of different lengths; it has no error of its own for that.
+# TensorFlow's messages if it cannot batch examples of different lengths; it has no error class for that.
 _SHAPE_ERRORS = ("Cannot add tensor to the batch", "Cannot batch tensors with different shapes")
-# How it refuses to take apart a batch whose parts have different sizes.
+# Its message if it cannot unbatch a batch whose parts have different sizes.
 _UNEQUAL = "must have the same batch size in each component"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about a dataset of examples. `count` and `example_bytes` are None where they are unknown, `endless` has no count."""
+    """The facts about a dataset of examples. `count` and `example_bytes` are None if unknown; an endless dataset has no count."""
 
     count: int | None
     endless: bool
@@ -70,14 +70,14 @@ class Facts:
 
     @property
     def fits_in_memory(self) -> bool:
-        """Whether the examples are worth keeping: as many as are known to fit, the same each time."""
+        """Whether to cache the examples: they are the same each time, and known to fit."""
         return (
             self.count is not None and self.example_bytes is not None and not self.random and self.count * self.example_bytes <= CACHE_BYTES
         )
 
     @property
     def buffer(self) -> int:
-        """Return among how many examples the next one is drawn: all of them, where they are in memory."""
+        """The size of the shuffle buffer: all examples, if they fit in memory."""
         if self.fits_in_memory and self.count:
             return self.count
         fitting = SHUFFLE_BYTES // max(1, self.example_bytes) if self.example_bytes is not None else SHUFFLE_BUFFER
@@ -85,24 +85,24 @@ class Facts:
 
 
 def gives_batches(dataset: tf.data.Dataset) -> bool:
-    """Return whether a dataset gives batches, as `fit` takes them: it was made by `.batch(...)` and not taken apart since.
+    """Return whether a dataset gives batches, as for `fit`: it was made by `.batch(...)`, without `.unbatch()` after it.
 
-    Where that cannot be seen, as of a generator, batches are of unknown size in each part, and some part has more dimensions than that.
+    If that is not known, as for a generator, a dataset gives batches if the first dimension of each part is unknown, and some part has a second one.
     """
-    made = _made_of_batches(dataset)
-    return made if made is not None else _of_unknown_size(dataset) and any(shape.rank > 1 for shape in _shapes(dataset))
+    batched = _made_of_batches(dataset)
+    return batched if batched is not None else _of_unknown_size(dataset) and any(shape.rank > 1 for shape in _shapes(dataset))
 
 
 def may_give_batches(dataset: tf.data.Dataset) -> bool:
-    """Return whether a dataset gives rows of numbers of unknown length, taken as examples, which could as well be batches of numbers."""
+    """Return whether a dataset gives vectors of unknown length: they are taken as examples, but could also be batches of numbers."""
     return _made_of_batches(dataset) is None and _of_unknown_size(dataset) and not gives_batches(dataset)
 
 
 def examples_of(dataset: Any) -> tf.data.Dataset:
     """Return the single examples of a dataset that may give batches.
 
-    Datasets for `fit` are often `.shuffle(n).repeat().batch(n).prefetch(n)` of examples whose number is known: those are taken where that is
-    all that was done to them last, since readers that shuffle apart from each other would not see every example.
+    Datasets for `fit` often end in `.shuffle(n).repeat().batch(n).prefetch(n)`: if so, the dataset before these operations is returned, whose number
+    of examples is known. Readers that shuffle independently of each other would also not see every example.
     """
     examples = below = dataset
     wanted = {_BATCH} if gives_batches(dataset) else set()
@@ -114,7 +114,7 @@ def examples_of(dataset: Any) -> tf.data.Dataset:
 
 
 def inspect(examples: tf.data.Dataset, name: str) -> Facts:
-    """Return what is known of `examples`; `name` is what messages call them.
+    """Return the facts about `examples`; `name` is their name in messages.
 
     Raises:
         WorkloadError: there are none.
@@ -136,7 +136,7 @@ def batches(examples: tf.data.Dataset, facts: Facts, shard: Shard) -> tf.data.Da
     """Return endless batches of `shard.batch_size` examples. `shard.index` and `shard.start` may be integer tensors.
 
     Raises:
-        WorkloadError: there are fewer examples than readers, so that one of them would have none.
+        WorkloadError: there are fewer examples than readers.
     """
     count, index, start = (tf.cast(value, tf.int64) for value in (shard.count, shard.index, shard.start))
     if facts.count is not None and facts.count < int(shard.count):
@@ -175,27 +175,27 @@ def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Da
 
 
 def first(examples: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Return a batch of the first examples, at most `size`; not cached, as the rest is not read."""
+    """Return a batch of the first examples, at most `size`; without a cache, as the rest is not read."""
     return untuned(batched(examples.take(size), size, padding(examples)))
 
 
 def padding(examples: tf.data.Dataset) -> list[tf.Tensor]:
-    """Return the values that batches were padded with which `examples` were taken from, one a part; none where those are zeros.
+    """Return the padding values of the batches from which `examples` were taken, one for each part; none if all are zeros.
 
     Raises:
-        WorkloadError: datasets that were put together are padded with different values, or a function computes them.
+        WorkloadError: combined datasets are padded with different values, or a function computes the values.
     """
     return [] if all(shape is not None and shape.is_fully_defined() for shape in _shapes(examples)) else _padding(examples)
 
 
 def batched(examples: tf.data.Dataset, size: int, values: Sequence[tf.Tensor] = (), *, drop_remainder: bool = False) -> tf.data.Dataset:
-    """Return batches of so many examples; those of different lengths are padded to the longest of their batch, with `values` or zeros.
+    """Return batches of `size` examples; examples of different lengths are padded to the longest of their batch, with `values` or zeros.
 
-    For that each part must be a tensor of a known number of dimensions; see `remedy` for those that are not. Parts beyond `values`,
-    such as weights of classes, have one length.
+    Padding needs parts that are dense tensors of a known number of dimensions; see `remedy` for others. Parts beyond `values`,
+    such as class weights, have a fixed length.
 
     Raises:
-        WorkloadError: there are `values` of other parts.
+        WorkloadError: the types of `values` are not those of the parts.
     """
     specs = tf.nest.flatten(examples.element_spec)
     known = all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs)
@@ -205,8 +205,8 @@ def batched(examples: tf.data.Dataset, size: int, values: Sequence[tf.Tensor] = 
     found, expected = [value.dtype for value in values], [spec.dtype for spec in specs]
     if found != expected[: len(found)]:
         raise WorkloadError(
-            f"padded_batch has padding values for {_names(found)}, and what was done after it makes examples of {_names(expected)}: "
-            "which part is padded with which of them is not known. Give single examples, or let padded_batch be the last that is done"
+            f"padded_batch has padding values for {_names(found)}, but the operations after it give examples of {_names(expected)}: "
+            "it is not known which value pads which part. Give single examples, or make padded_batch the last operation"
         )
     zeros = [tf.zeros([], dtype) for dtype in expected[len(found) :]]
     return examples.padded_batch(
@@ -215,7 +215,7 @@ def batched(examples: tf.data.Dataset, size: int, values: Sequence[tf.Tensor] = 
 
 
 def remedy(error: Exception) -> str:
-    """Return what to do about an error of training, as the end of a sentence, where examples could not be put into one batch; else nothing."""
+    """Return the remedy, as the end of a sentence, if `error` says that examples could not be batched; else nothing."""
     if not isinstance(error, tf.errors.InvalidArgumentError):
         return ""
     if _UNEQUAL in str(error):
@@ -223,7 +223,7 @@ def remedy(error: Exception) -> str:
     if not any(text in str(error) for text in _SHAPE_ERRORS):
         return ""
     return (
-        "; examples of different lengths are padded with zeros where each part of the Dataset is a dense tensor of a known number of dimensions: "
+        "; examples of different lengths are padded with zeros if each part of the Dataset is a dense tensor of a known number of dimensions: "
         "give it a shape such as [None] in output_signature, or by tf.ensure_shape after a py_function"
     )
 
@@ -235,22 +235,22 @@ def shuffled(examples: Any, buffer: int, seed: tf.Tensor, number: tf.Tensor) -> 
         input_dataset=tf.data.experimental.to_variant(examples),
         buffer_size=tf.constant(buffer, tf.int64),
         seed=seed,
-        seed2=number + 1,  # two zeros would be a seed drawn by chance
+        seed2=number + 1,  # two zeros would mean a random seed
         reshuffle_each_iteration=False,
-        **examples._flat_structure,  # noqa: SLF001 - tf.data has no public name for what its operations need
+        **examples._flat_structure,  # noqa: SLF001 - tf.data has no public name for it
     )
     return tf.data.experimental.from_variant(variant, examples.element_spec)
 
 
 def _chain(dataset: Any, *, functions: bool = False) -> Iterator[Any]:
-    """Yield a dataset and those that it is made from, the last made first; with `functions` those that its functions return, too."""
+    """Yield a dataset and its inputs, recursively, the last one first; with `functions` also those that its functions return."""
     yield dataset
     for below in (*(_returned(dataset) if functions else ()), *_below(dataset)):
         yield from _chain(below, functions=functions)
 
 
 def _below(dataset: Any) -> list[Any]:
-    """Return the datasets that one is made from. In the graph of a function a dataset is an operation."""
+    """Return the inputs of a dataset. In the graph of a function a dataset is an operation."""
     if isinstance(dataset, tf.Operation):
         return [one.op for one in dataset.inputs if one.dtype == tf.variant]
     return list(dataset._inputs())  # noqa: SLF001 - tf.data has no public way to look into a dataset
@@ -270,12 +270,12 @@ def _returned(dataset: Any) -> list[tf.Operation]:
 
 
 def _spreads(kind: str) -> bool:
-    """Return whether a kind of dataset has a function that makes datasets of its elements."""
+    """Return whether a kind of dataset has a function that maps its elements to datasets."""
     return "FlatMap" in kind or ("Interleave" in kind and "Directed" not in kind)
 
 
 def _made_of_batches(dataset: tf.data.Dataset) -> bool | None:
-    """Return whether a dataset is made of batches, or of examples; None where that cannot be seen."""
+    """Return whether a dataset's elements are batches; None if that is not known."""
     scalars = any(shape is not None and shape.rank == 0 for shape in _shapes(dataset))
 
     def made(part: Any) -> bool | None:
@@ -287,7 +287,7 @@ def _made_of_batches(dataset: tf.data.Dataset) -> bool | None:
         if scalars and (_spreads(kind) or "DirectedInterleave" in kind):
             return False
         if _spreads(kind):
-            # A window is put together to one example.
+            # A window becomes one example.
             if any(_kind(one).startswith("WindowDataset") for source in below for one in _chain(source)):
                 return False
             below = _returned(part)
@@ -301,7 +301,7 @@ def _made_of_batches(dataset: tf.data.Dataset) -> bool | None:
 
 
 def _shapes(dataset: tf.data.Dataset) -> list[Any]:
-    """Return the shape of each part of a dataset's elements; None for what is no dense tensor."""
+    """Return the shape of each part of a dataset's elements; None for one that is not a dense tensor."""
     return [part.shape if isinstance(part, tf.TensorSpec) else None for part in tf.nest.flatten(dataset.element_spec)]
 
 
@@ -316,7 +316,7 @@ def _padding(dataset: Any) -> list[tf.Tensor]:
             values, *others = (_padding(one) for one in _below(part)[1:])
             if any([*map(tf.get_static_value, values)] != [*map(tf.get_static_value, other)] for other in others):
                 raise WorkloadError(
-                    "the Datasets that are put together are padded with different values. Give single examples, or pad them alike"
+                    "the combined Datasets are padded with different values. Give single examples, or pad them with the same values"
                 )
             break
         if "PaddedBatch" in _kind(part):
@@ -333,7 +333,7 @@ def _padding_values(padded: Any) -> list[tf.Tensor]:
     values = [tf.get_static_value(value) for value in inputs]
     if any(value is None for value in values):
         raise WorkloadError(
-            "the padding values of a padded_batch in a function are computed: they are not known. Give single examples, or numbers"
+            "a padded_batch in a function computes its padding values, so they are not known. Give single examples, or constants"
         )
     return [tf.constant(value, one.dtype) for value, one in zip(values, inputs, strict=True)]
 
@@ -365,7 +365,7 @@ def _bytes(spec: Any) -> int | None:
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a dataset whose iterators end at once: a tuned one's may wait a minute for the thread that tunes it (decision 22)."""
+    """Return a dataset without autotuning, whose iterators may wait a minute for the tuning thread at their end (decision 22)."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
@@ -375,7 +375,7 @@ def options() -> tf.data.Options:
     """Return the options of a pipeline that has threads of its own."""
     options = tf.data.Options()
     options.deterministic = True
-    options.autotune.enabled = False  # see `untuned`; AUTOTUNE means all THREADS then
+    options.autotune.enabled = False  # see `untuned`; AUTOTUNE then means all THREADS
     options.threading.private_threadpool_size = THREADS
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options

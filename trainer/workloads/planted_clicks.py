@@ -1,10 +1,10 @@
 """Synthetic clicks with a planted signal: 13 numbers and 26 categories whose effects on the probability of a click are known.
 
 Example number i is computed from i alone, so the set takes no memory and is the same everywhere. Ids follow Zipf's law: the
-id of rank r has a probability in proportion to r^-exponent, by the inverse of the distribution's continuous form, which needs
+id of rank r has a probability proportional to r^-exponent, by the inverse of the distribution's continuous form, which needs
 no table. Every id of every column has an effect of its own, drawn by hashing; the log-odds of a click are the sum of 26 such
 effects, one product of two hidden factors, and a weighted sum of the numbers' logarithms. As the true probability
-is known, so is the best AUC that any model can reach: see `best_auc`.
+is known, `best_auc` can compute the best AUC that any model can reach.
 """
 
 import functools
@@ -21,7 +21,7 @@ from trainer.workloads.protocol import Shard
 # Held-out examples are those from here on; training examples are those from 0 on.
 HELD_OUT = 2**40
 
-# The log-odds of a click: about a fourth of the examples has one, as in Criteo's logs.
+# The log-odds of a click: about a quarter of the examples have one, as in Criteo's logs.
 BIAS = -2.0
 ID_EFFECT = 0.4
 PRODUCT_EFFECT = 0.25
@@ -29,15 +29,15 @@ NUMBER_EFFECT = 0.25
 # The two columns whose hidden factors are multiplied: an effect that no sum over columns has.
 PRODUCT = (0, 1)
 
-# Hashed things: words of an example, effects of ids, hidden factors.
+# Kinds of hashes: random words of an example, effects of ids, hidden factors.
 _DRAWS, _EFFECTS, _FACTORS = 1, 2, 3
-_WORDS = 64  # that an example may draw, a power of two
+_WORDS = 64  # random words reserved for an example, a power of two
 _LABEL = CATEGORIES + NUMBERS
 
 # Numbers are counts from 0 to exp(6), their logarithms nearly even.
 _LOG_RANGE = 6.0
 
-# Multiplied with it, ranks are scattered over a table's rows; a prime above any number of rows, so no two ranks meet.
+# A multiplier that scatters ranks over a table's rows: a prime above any number of rows, so no two ranks collide.
 _SCATTER = 2_654_435_761
 
 
@@ -79,7 +79,7 @@ def drawn(indices: tf.Tensor, rows: Sequence[int], exponent: float) -> tuple[Fea
 def zipf_ranks(draws: tf.Tensor, rows: tf.Tensor, exponent: float) -> tf.Tensor:
     """Return ranks from 0 to rows - 1, int64, for `draws` from 0 to 1, float64.
 
-    Rank r has the part of the density x^-exponent, from 1 to rows + 1, that lies between r + 1 and r + 2.
+    The probability of rank r is the part of the density x^-exponent on [1, rows + 1] between r + 1 and r + 2.
     """
     end = tf.cast(rows + 1, tf.float64)
     if exponent == 1:
@@ -95,16 +95,16 @@ def log_odds(features: Features) -> tf.Tensor:
     categories = features["categories"]
     columns = tf.range(CATEGORIES, dtype=tf.int64)
     keys = tf.cast(columns * 2**32 + categories, tf.uint64)
-    one, other = (_even(tf.gather(keys, column, axis=1), _FACTORS) for column in PRODUCT)
+    one, other = (_standardized(tf.gather(keys, column, axis=1), _FACTORS) for column in PRODUCT)
     weights = tf.constant(np.resize([1.0, -1.0], NUMBERS), tf.float64)
     logs = tf.math.log1p(tf.cast(features["numbers"], tf.float64)) * (2 / _LOG_RANGE) - 1
-    of_ids = ID_EFFECT * tf.reduce_sum(_even(keys, _EFFECTS), 1)
+    of_ids = ID_EFFECT * tf.reduce_sum(_standardized(keys, _EFFECTS), 1)
     return cast("tf.Tensor", BIAS + of_ids + PRODUCT_EFFECT * one * other + NUMBER_EFFECT * tf.reduce_sum(weights * logs, 1))
 
 
 @functools.cache
 def best_auc(rows: tuple[int, ...], exponent: float, examples: int) -> float:
-    """Return the AUC of the true probability on the first `examples` held-out examples: the best that can be reached, but for chance."""
+    """Return the AUC of the true probability on the first `examples` held-out examples: the best that a model can reach, apart from chance."""
     odds, labels = [], []
     for features, clicked in once(rows, exponent, min(examples, 10_000), examples):
         odds.append(log_odds(features).numpy())
@@ -117,12 +117,12 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     clicks = labels > 0
-    some = int(clicks.sum())
-    return float((ranks[clicks].sum() - some * (some + 1) / 2) / (some * (len(labels) - some)))
+    positives = int(clicks.sum())
+    return float((ranks[clicks].sum() - positives * (positives + 1) / 2) / (positives * (len(labels) - positives)))
 
 
-def _even(keys: tf.Tensor, kind: int) -> tf.Tensor:
-    """Return a number for each key, evenly distributed with mean 0 and variance 1."""
+def _standardized(keys: tf.Tensor, kind: int) -> tf.Tensor:
+    """Return a number for each key, uniformly distributed with mean 0 and variance 1."""
     return (2 * _uniform(keys, kind) - 1) * np.sqrt(3)
 
 

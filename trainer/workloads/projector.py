@@ -1,7 +1,7 @@
 """The files behind TensorBoard's embedding projector: its configuration, tensors, labels and sprites.
 
 Tensors are files of float32, which TensorBoard reads without TensorFlow and in any version that knows `tensor_path`.
-All files lie in the log directory, because TensorBoard reads none outside.
+All files are in the log directory, because TensorBoard reads no others.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Embedding:
-    """One cloud of points: `points` of so many `dimensions`, what they are, and images [points, h, w] uint8 if any."""
+    """One cloud of points: the numbers of `points` and `dimensions`, the labels, and optional images [points, h, w] uint8."""
 
     name: str
     points: int
@@ -38,7 +38,7 @@ class Embedding:
 def write_config(logdir: str, embeddings: Sequence[Embedding]) -> None:
     """Write the projector's configuration, labels and sprites; `write_tensor` writes the points.
 
-    Raises ValueError if an embedding's labels or sprites are not as many as its points.
+    Raises ValueError if an embedding has not one label, or one sprite, for each point.
     """
     root = Path(logdir)
     root.mkdir(parents=True, exist_ok=True)
@@ -59,10 +59,10 @@ def write_config(logdir: str, embeddings: Sequence[Embedding]) -> None:
 
 
 def write_tensor(logdir: str, name: str, points: np.ndarray) -> None:
-    """Put `points` [points, dimensions] in the place of what the projector showed under `name`."""
+    """Replace the points of the projector's embedding `name` by `points` [points, dimensions]."""
     content = bytearray(np.ascontiguousarray(points, "<f4").tobytes())
-    # TensorBoard takes a tensor file for text unless decoding fails. 0xff begins no UTF-8 character, so it fails at once;
-    # the first number changes by at most 3e-5 of itself.
+    # TensorBoard reads a tensor file as text unless decoding fails. 0xff begins no UTF-8 character, so decoding fails at once;
+    # it changes the first number by a factor of at most 3e-5.
     content[0] = 0xFF
     path = Path(logdir) / _tensor_file(name)
     unfinished = path.with_suffix(".unfinished")

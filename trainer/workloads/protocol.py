@@ -1,6 +1,6 @@
 """The interface between a workload and the training engine. The engine owns the loop, the strategy and the files.
 
-A workload says what to compute, never where: the same object trains on every strategy; an Agent on those of its row in catalog.py.
+A workload defines the computation, not its placement: the same object trains on every strategy; an Agent on those in catalog.py.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ class Shard:
     """The part of the endless stream of training batches that one reader takes.
 
     A reader takes batch `start`, `start + 1`, ... of its own stream. With the same seed and index the
-    stream is the same, so training resumes where it stopped. `index` of `count` readers: their streams
-    differ, and together visit each example once an epoch.
+    stream is the same, so training resumes where it stopped. This is reader `index` of `count`: their streams
+    differ, and together have each example once an epoch.
     """
 
     batch_size: int
@@ -31,13 +31,13 @@ class Shard:
 
 
 class Workload(Protocol):
-    """A model, how it learns and from what. Built as `Class(params, data, seed)`.
+    """A model, its training and its data. Constructed as `Class(params, data, seed)`.
 
     `inputs`, `targets` and `outputs` are tensors, or nests of them, with the batch as first dimension.
     """
 
     def model(self) -> "keras.Model":
-        """Return the model, built: its weights exist."""
+        """Return the built model: its weights exist."""
 
     def optimizer(self) -> "keras.optimizers.Optimizer":
         """Return a new optimizer."""
@@ -59,24 +59,24 @@ class Workload(Protocol):
 
 
 class Scheduling(Protocol):
-    """Optional, for a learning rate that follows epochs: how many steps make one depends on batch and replicas."""
+    """Optional, for a learning rate schedule by epochs, whose steps depend on batch size and replicas."""
 
     def optimizer_for(self, examples_per_step: int) -> "keras.optimizers.Optimizer":
-        """Return what `optimizer` returns, for steps of so many examples; called in its place."""
+        """Return a new optimizer, for steps of so many examples; called instead of `optimizer`."""
 
 
 class Counted(Protocol):
-    """Optional, for a known number of training examples: `train.epochs` may then say how long."""
+    """Optional, for a known number of training examples, which `train.epochs` needs."""
 
     def train_examples(self) -> int | None:
-        """Return how many there are in an epoch; None where that is not known."""
+        """Return the number of examples in an epoch; None if it is not known."""
 
 
 class CallingBack(Protocol):
     """Optional, for Keras's callbacks between steps; see trainer/engine/callbacks.py."""
 
     def callbacks(self) -> "list[keras.callbacks.Callback]":
-        """Return them, new ones; called once, in every task that trains."""
+        """Return new callbacks; called once in every task that trains."""
 
 
 @runtime_checkable
@@ -84,75 +84,75 @@ class Explaining(Protocol):
     """Optional, for errors of TensorFlow and Keras that do not say what to change."""
 
     def explained(self, error: Exception) -> "WorkloadError | None":
-        """Return the error in the place of one that ended training or an evaluation; None where that stays."""
+        """Return an error that replaces one that ended training or an evaluation; None to leave it."""
 
 
 class HeldOutMetrics(Protocol):
-    """Metrics that go through the whole held-out set, because no mean over batches gives them (AUC, precision)."""
+    """Metrics over the whole held-out set that are not a mean over batches (AUC, precision)."""
 
     def reset(self) -> None:
-        """Forget what was seen; called before each evaluation."""
+        """Reset the metrics; called before each evaluation."""
 
     def update(self, targets: Any, outputs: Any) -> None:
-        """See one batch. Called in a graph: state must be in variables that exist."""
+        """Add one batch. Called in a graph: state must be in existing variables."""
 
     def result(self) -> dict[str, float]:
-        """Return the metrics of all that was seen since `reset`."""
+        """Return the metrics of all batches since `reset`."""
 
 
 class Accumulating(Protocol):
-    """Optional, for metrics of a whole evaluation in the place of means over batches."""
+    """Optional, for metrics of a whole evaluation instead of means over batches."""
 
     def held_out_metrics(self) -> HeldOutMetrics | None:
-        """Return them, once `metrics` was called for the first time; None for none."""
+        """Return the metrics, None if there are none; called after the first call of `metrics`."""
 
 
-# Variables, and what each of them counts as.
+# Variables, each with the value that replaces it.
 Values: TypeAlias = "Sequence[tuple[keras.Variable, tf.Tensor]]"
 
 
 @runtime_checkable
 class Composing(Protocol):
-    """Optional, for a loss that is more than `loss` of targets and outputs."""
+    """Optional, for a loss that depends on more than targets and outputs."""
 
     def total_loss(
         self, batch: tuple[Any, Any], outputs: Any, own: "Sequence[tf.Tensor]", values: Values, *, training: bool
     ) -> "tf.Tensor":
         """Return the scalar loss of (inputs, targets), `own` losses of the model and its layers included.
 
-        Called in the place of `loss`, in evaluations as well. With `values`, these stand for the variables, which are not changed.
+        Called instead of `loss`, in evaluations as well. `values` replace variables, which are not changed.
         """
 
     def check_together(self, batches: int) -> None:
-        """Raise WorkloadError where the loss of `batches`, of several replicas or accumulated, is not to be the mean of theirs."""
+        """Raise WorkloadError if the loss of several `batches`, of replicas or accumulated, must not be the mean of theirs."""
 
 
 @runtime_checkable
 class Stepping(Protocol):
-    """Optional, for training steps of the workload's own, which compute gradients and apply them."""
+    """Optional, for a workload's own training steps, which compute gradients and apply them."""
 
     def own_steps(self) -> tuple[str, ...]:
-        """Return, for messages, what is its own; nothing where it is to be trained as other workloads are. `model` was called before."""
+        """Return the names of its own steps, for messages; none if it is trained as other workloads are. Called after `model`."""
 
     def train_with(self, model: "keras.Model", optimizer: "keras.optimizers.Optimizer") -> None:
-        """Take over the model and the optimizer that the steps are for."""
+        """Set the model and the optimizer of the steps."""
 
     def train_step(self, inputs: Any, targets: Any) -> "dict[str, tf.Tensor]":
         """Take a step on one batch; return float32 scalars, `loss` first. Called in a graph."""
 
     def reset(self) -> None:
-        """Forget what was seen in an evaluation; called before each."""
+        """Reset the metrics; called before each evaluation."""
 
     def test_step(self, inputs: Any, targets: Any) -> "dict[str, tf.Tensor]":
-        """Look at one batch of an evaluation; return the loss and metrics of all that was seen since `reset`. Called in a graph."""
+        """Evaluate one batch; return the loss and metrics of all batches since `reset`. Called in a graph."""
 
 
 @runtime_checkable
 class Agent(Protocol):
-    """A workload that learns from its own actions: no data are given to it. A step is one thing done.
+    """A workload that learns from its own actions instead of data. A step is one action.
 
-    `measured` names the measures of what was done, as means over the last `window` steps, `evaluated` what `evaluate`
-    returns beside the loss; `boards` games go on at once where it plays.
+    `measured` names the measures of its actions, reported as means over the last `window` steps; `evaluated` those that `evaluate`
+    returns beside the loss. Each task plays `boards` games at once.
     """
 
     measured: tuple[str, ...]
@@ -164,19 +164,19 @@ class Agent(Protocol):
         """Return how many games a task plays at once."""
 
     def model(self) -> "keras.Model":
-        """Return what is learned, built, with all that going on from a checkpoint needs; trainable is what playing needs."""
+        """Return the built model, with all state that a checkpoint needs; its trainable variables are those that playing needs."""
 
     def optimizer(self) -> "keras.optimizers.Optimizer":
         """Return a new optimizer."""
 
     def epsilon(self, step: int) -> float:
-        """Return the probability of doing something at random at `step`."""
+        """Return the probability of a random action at `step`."""
 
     def updates(self, before: int, after: int) -> int:
         """Return how many updates belong to the steps from `before` to `after`."""
 
     def start(self, count: int, player: int, step: int) -> "tuple[tf.Tensor, tf.Tensor]":
-        """Return `count` new games, and the seed of what `player` draws from `step` on."""
+        """Return `count` new games, and the random seed of `player` from `step` on."""
 
     def play(
         self,
@@ -187,7 +187,7 @@ class Agent(Protocol):
         epsilon: "tf.Tensor",
         seed: "tf.Tensor",
     ) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
-        """Go on for `moves` steps of each game, after `first`; return the games, what was done [steps, ...], the sums of `measured`.
+        """Play `moves` steps of each game, after `first` steps; return the games, the actions [steps, ...] and the sums of `measured`.
 
         Must be plain TensorFlow operations: on parameter_server it runs on workers, which run no Python.
         """
@@ -195,23 +195,23 @@ class Agent(Protocol):
     def learn(
         self, model: Any, optimizer: Any, experience: "tf.Tensor", step: "tf.Tensor", count: "tf.Tensor", batch_size: int
     ) -> "tf.Tensor":
-        """Take what was done after `step`, make `count` updates, and return the sum of their losses; called in a graph."""
+        """Store the `experience` after `step`, make `count` updates, and return the sum of their losses; called in a graph."""
 
     def evaluate(self, model: Any) -> dict[str, float]:
-        """Return the loss and what `evaluated` names."""
+        """Return the loss and the measures that `evaluated` names."""
 
 
 class Summarizing(Protocol):
     """Optional, for TensorBoard beyond loss, metrics and speed."""
 
     def write_summaries(self, model: "keras.Model", step: int) -> None:
-        """Write summaries with `tf.summary`; a writer for `logs/train` is the default, its step is set.
+        """Write summaries with `tf.summary`; the default writer is that of `logs/train`, with the step set.
 
-        Called on the chief alone every `summaries.every_steps`, with a model that holds the current weights.
+        Called only on the chief, every `summaries.every_steps`, with a model that holds the current weights.
         """
 
     def write_start_summaries(self, model: "keras.Model", logdir: str) -> None:
-        """Write what needs no step: the graph, the projector's configuration.
+        """Write summaries without a step: the graph, the projector's configuration.
 
-        Called on the chief alone before the first step of each attempt, also of a resumed one, with the same default writer.
+        Called only on the chief, before the first step of each attempt, also of a resumed one, with the same default writer.
         """

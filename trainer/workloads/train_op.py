@@ -1,6 +1,6 @@
-"""The train op that a model function returns: how the loss is to be made small, said rather than done.
+"""The train op that a model function returns: a description of the minimization, not an operation.
 
-The engine takes the gradients, brings the replicas' together, and applies them where the variables are.
+The engine computes the gradients, combines those of the replicas, and applies them to the variables.
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class TrainOp:
-    """Make `loss` small with `optimizer`."""
+    """Minimize `loss` with `optimizer`."""
 
     loss: tf.Tensor
     optimizer: keras.optimizers.Optimizer
 
 
 def minimize(loss: tf.Tensor, optimizer: Any) -> TrainOp:
-    """Return the train op that makes `loss` small. `optimizer` is a Keras optimizer, or the name of one.
+    """Return the train op that minimizes `loss`, which the model function also returns.
 
-    `loss` is the one that the model function returns; ValueError where there is no optimizer of that name.
+    `optimizer` is a Keras optimizer, or the name of one. Raises ValueError for an unknown name.
     """
     return TrainOp(loss, keras.optimizers.get(optimizer))

@@ -10,7 +10,7 @@ from keras.src.losses import loss
 def unscaled_losses() -> Iterator[None]:
     """Let Keras's losses be means over one replica's batch while a step is traced.
 
-    Under a strategy Keras divides each mean by the replicas, for gradients that are added up; here the mean of them is taken.
+    Under a strategy Keras divides each mean by the number of replicas, as it sums their gradients; the trainer takes the gradients' mean.
     """
     names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
     own = {name: getattr(loss, name) for name in names}

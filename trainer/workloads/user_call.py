@@ -1,4 +1,4 @@
-"""Calls the functions of a user's module with what they accept: `params`, `data`, `seed`, and each parameter by its name."""
+"""Calls the functions of a user's module with the arguments that they accept: `params`, `data`, `seed`, and parameters by name."""
 
 import difflib
 import functools
@@ -33,7 +33,7 @@ def call(function: Callable[..., Any], given: CallArguments) -> Any:
     """Call `function` with those of `params`, `data`, `seed` and of the parameters by name that it takes.
 
     Raises:
-        WorkloadError: it takes an argument that nothing is given for.
+        WorkloadError: it requires an argument that is not given.
     """
     values = {**given.params, "params": dict(given.params), "data": given.data, "seed": given.seed}
     arguments: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def call(function: Callable[..., Any], given: CallArguments) -> Any:
             arguments[parameter.name] = values[parameter.name]
         elif parameter.default is parameter.empty:
             raise WorkloadError(
-                f"train.workload {given.workload}: {where(function)} takes {parameter.name!r}, and nothing gives it. "
+                f"train.workload {given.workload}: {where(function)} requires {parameter.name!r}, which is not given. "
                 f"Set train.params.{parameter.name}, give it a default, or take one of {', '.join(_RESERVED)}."
             )
     return function(**arguments)
@@ -63,8 +63,10 @@ def check_params(functions: Iterable[Any], given: CallArguments) -> None:
     known = sorted(taken - set(_RESERVED))
     for name in given.params:
         if name not in taken:
-            near = difflib.get_close_matches(name, known, n=1)
-            remedy = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(known) or 'none'}, or a function that takes `params`"
+            similar = difflib.get_close_matches(name, known, n=1)
+            remedy = (
+                f"did you mean {similar[0]!r}?" if similar else f"expected {', '.join(known) or 'none'}, or a function that takes `params`"
+            )
             raise WorkloadError(f"train.params.{name}: no function of {given.workload} takes an argument {name!r}; {remedy}")
 
 

@@ -1,4 +1,4 @@
-"""The Keras callbacks that a user's module gives, as `callbacks`: a list, or a function that returns one."""
+"""The Keras callbacks of a user's module, `callbacks`: a list, or a function that returns one."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,31 +12,31 @@ NAME = "callbacks"
 
 
 class UserCallbacks:
-    """Makes the callbacks, once for each call; none where there is no source."""
+    """Creates the callbacks in each call; none without a source."""
 
     def __init__(self, source: Any | None, given: CallArguments) -> None:
         self._source, self._given = source, given
 
     def __call__(self) -> "list[keras.callbacks.Callback]":
-        """Return them.
+        """Return the callbacks.
 
         Raises:
-            WorkloadError: what is there is no list of callbacks.
+            WorkloadError: the source does not give a list of callbacks.
         """
         import keras
 
         source = self._source
         if source is None:
             return []
-        made = call(source, self._given) if callable(source) and not isinstance(source, keras.callbacks.Callback | type) else source
-        found = [made] if isinstance(made, keras.callbacks.Callback) else made
+        value = call(source, self._given) if callable(source) and not isinstance(source, keras.callbacks.Callback | type) else source
+        callbacks = [value] if isinstance(value, keras.callbacks.Callback) else value
         name = f"train.workload {self._given.workload}: {where(source) if callable(source) else NAME}"
-        if not isinstance(found, list | tuple):
-            raise WorkloadError(f"{name} gives {type(made).__name__}; expected a list of Keras callbacks, or a function that returns one")
-        for index, one in enumerate(found):
-            if not isinstance(one, keras.callbacks.Callback):
-                kind = f"the class {one.__name__}" if isinstance(one, type) else type(one).__name__
+        if not isinstance(callbacks, list | tuple):
+            raise WorkloadError(f"{name} gives {type(value).__name__}; expected a list of Keras callbacks, or a function that returns one")
+        for index, callback in enumerate(callbacks):
+            if not isinstance(callback, keras.callbacks.Callback):
+                kind = f"the class {callback.__name__}" if isinstance(callback, type) else type(callback).__name__
                 raise WorkloadError(
                     f"{name}: number {index} of its list is {kind}; expected an object of a class of keras.callbacks.Callback"
                 )
-        return list(found)
+        return list(callbacks)

@@ -1,8 +1,8 @@
-"""The examples that a user's module gives, as `train_data` and `eval_data`: arrays, or a tf.data.Dataset of examples.
+"""The examples of a user's module, `train_data` and `eval_data`: arrays, or a tf.data.Dataset of examples.
 
 Each is a value or a function that returns one: `(inputs, targets)` or `(inputs, targets, sample_weights)`. Inputs and
-targets are arrays or nests (dict, tuple) of arrays with as many rows each; a Dataset gives single examples of that form, or batches
-of them, which are taken apart.
+targets are arrays or nests (dict, tuple) of arrays with the same number of rows; a Dataset gives single examples of that form, or batches
+of them, which are unbatched.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from trainer.workloads.protocol import Shard
 from trainer.workloads.user_call import CallArguments, call, where
 
 _EXPECTED = "expected arrays (inputs, targets) or (inputs, targets, sample_weights), or a tf.data.Dataset of such examples"
-_PARTS = (2, 3)  # inputs, targets and, where there are, sample weights
+_PARTS = (2, 3)  # inputs, targets and optional sample weights
 
 
 class UserData:
-    """The examples of one of a module's `train_data` and `eval_data`, read when first needed: then `is_read`.
+    """The examples of a module's `train_data` or `eval_data`, which are read when first needed: then `is_read` is True.
 
     With sample weights or a `class_weight`, targets are {"targets": ..., "weights": ...}; `weighted` says so.
     """
@@ -36,20 +36,20 @@ class UserData:
 
     def batches(self, shard: Shard) -> tf.data.Dataset:
         """Return endless training batches; see Workload.train_data."""
-        return self._made(
+        return self._dataset(
             lambda inputs, targets: in_memory.batches(inputs, targets, shard),
             lambda examples, facts: pipeline.batches(examples, facts, shard),
         )
 
     def once(self, batch_size: int) -> tf.data.Dataset:
         """Return the examples once, in batches; see Workload.eval_data."""
-        return self._made(
+        return self._dataset(
             lambda inputs, targets: in_memory.once(inputs, targets, batch_size),
             lambda examples, facts: pipeline.once(examples, facts, batch_size),
         )
 
     def count(self) -> int | None:
-        """Return how many examples there are; None where it is unknown."""
+        """Return how many examples there are; None if it is unknown."""
         self._read_once()
         if self._arrays is not None:
             return len(tf.nest.flatten(self._arrays)[0])
@@ -58,14 +58,14 @@ class UserData:
     def first(self, size: int) -> tuple[Any, Any]:
         """Return one batch of the first examples, at most `size` of them."""
         with tf.init_scope():
-            few = self._made(
+            dataset = self._dataset(
                 lambda inputs, targets: in_memory.once(inputs, targets, size),
                 lambda examples, _facts: pipeline.first(examples, size),
             )
-            batch: tuple[Any, Any] = next(iter(few))
+            batch: tuple[Any, Any] = next(iter(dataset))
         return batch
 
-    def _made(
+    def _dataset(
         self,
         of_arrays: Callable[[Any, Any], tf.data.Dataset],
         of_examples: Callable[[tf.data.Dataset, pipeline.Facts], tf.data.Dataset],
@@ -100,13 +100,13 @@ class UserData:
             if pipeline.gives_batches(value):
                 size = "train.batch_size" if self._name.startswith("train_data") else "train.evaluate.batch_size"
                 print(
-                    f"{self._name} gives batches: their examples are taken, and batches of {size} made of them, for each replica. "
-                    "If a batch is one example to you, add .batch(1)",
+                    f"{self._name} gives batches: they are unbatched, and batched again by {size} for each replica. "
+                    "If each batch is one example, add .batch(1)",
                     flush=True,
                 )
             elif pipeline.may_give_batches(value):
                 print(
-                    f"{self._name} gives rows of unknown length: each is taken as one example. If they are batches to you, add .unbatch()",
+                    f"{self._name} gives rows of unknown length: each is taken as one example. If they are batches, add .unbatch()",
                     flush=True,
                 )
             examples = pipeline.examples_of(value)
@@ -129,18 +129,18 @@ class UserData:
             array = np.asarray(value.values if isinstance(value, _Leaf) else value)
         except ValueError:  # rows of different length
             array = np.empty(1, object)
-        # Strings of pandas and of TensorFlow; NumPy's own type has each as long as the longest.
+        # Strings of pandas and of TensorFlow are objects; NumPy's own type would make each as long as the longest.
         objects = array.dtype == object and not all(isinstance(one, str | bytes) for one in array.flat)
         if objects or array.ndim == 0:
             what = "rows of different length, or Python objects" if objects else "a single value"
             raise WorkloadError(
                 f"{self._name} gives an array of {what}; expected numbers or strings, one row an example; pad them to one shape"
             )
-        # Keras computes with float32; float64 would double memory and traffic for nothing.
+        # Keras computes with float32; float64 would only double memory and traffic.
         return array.astype(np.float32) if array.dtype == np.float64 else array
 
     def _examples(self, facts: pipeline.Facts) -> tf.data.Dataset:
-        if tf.inside_function():  # of parameter_server: the dataset is made again in a graph that workers run
+        if tf.inside_function():  # parameter_server: the dataset is created again in a graph that workers run
             if facts.python:
                 raise WorkloadError(
                     "the Dataset runs Python functions (from_generator, py_function, numpy_function), but the workers of parameter_server "
@@ -148,7 +148,7 @@ class UserData:
                 )
             if not callable(self._source):
                 raise WorkloadError(
-                    "it is a Dataset that exists in the chief's memory alone, but the workers of parameter_server read for themselves. "
+                    "it is a Dataset that only exists in the chief's memory, but the workers of parameter_server read their own data. "
                     "Make it a function that returns the Dataset."
                 )
         try:
@@ -164,10 +164,10 @@ class UserData:
             return examples
         of_class = self._class_weight
 
-        def weighed(inputs: Any, targets: Any, weights: Any = None) -> tuple[Any, Any]:
+        def with_weights(inputs: Any, targets: Any, weights: Any = None) -> tuple[Any, Any]:
             return inputs, {"targets": targets, "weights": weights if of_class is None else of_class.of_example(targets, weights)}
 
-        return examples.map(weighed)
+        return examples.map(with_weights)
 
 
 def _paired(parts: tuple[Any, ...]) -> tuple[Any, Any]:

@@ -1,9 +1,9 @@
-"""The variables that a user's function makes: made at its first call, found again by name at each later one.
+"""The variables of a user's function: created in its first call, found again by name in each later one.
 
-A function that builds a model makes its variables in its body: with Keras layers, tf.Variable or tf.compat.v1.get_variable.
-It is called again for each graph (training, evaluation, every replica), and must then find the variables that are
-there. As in TensorFlow 1, names decide: those that Keras and variable scopes give, counted again in each call. On parameter
-servers the values come from the servers, so a later call may be given others to compute with.
+A function that builds a model creates its variables in its body: with Keras layers, tf.Variable or tf.compat.v1.get_variable.
+It is called again for each graph (training, evaluation, every replica), and must then find_variable its existing variables.
+As in TensorFlow 1, it finds them by name: the names of Keras and variable scopes, numbered from the start in each call. On parameter
+servers the values come from the servers, so a later call may be given values to compute with.
 """
 
 from collections import Counter, defaultdict
@@ -15,10 +15,10 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from trainer.events import listed
+from trainer.events import join_names
 from trainer.workloads.errors import WorkloadError
 
-# Attributes in which Keras counts the names it gave, and keeps the names of the layers it is in; variable scopes' store of variables.
+# Keras's attributes with the counts of names and with the enclosing layers' scopes; variable scopes' store of variables.
 _KERAS_NAMES, _KERAS_SCOPES, _STORE = "object_name_uids", "name_scope_stack", ("__variable_store",)
 _AGGREGATIONS = {
     tf.VariableAggregation.MEAN: "mean",
@@ -29,80 +29,80 @@ _AGGREGATIONS = {
 Add = Callable[..., keras.Variable]
 
 
-class OwnVariables:
-    """The variables of one function. `add` makes one, as keras.Layer.add_weight does."""
+class FunctionVariables:
+    """The variables of one function. `add` creates one, as keras.Layer.add_weight does."""
 
     def __init__(self, add: Add, name: str) -> None:
         self._add, self._name = add, name
-        self.made: dict[str, keras.Variable] = {}
+        self.created: dict[str, keras.Variable] = {}
 
-    def first(self, run: Callable[[], Any]) -> Any:
-        """Return run(), outside any graph, making its variables; they hold their start values afterwards.
+    def create(self, run: Callable[[], Any]) -> Any:
+        """Return run(), outside any graph, which creates its variables; these have their initial values afterwards.
 
         Raises:
-            WorkloadError: it trains a variable that was made outside of it.
+            WorkloadError: it trains a variable that was created outside of it.
         """
-        starts: dict[str, tf.Tensor] = {}
+        initial_values: dict[str, tf.Tensor] = {}
 
-        def make(key: str, options: Mapping[str, Any]) -> Any:
+        def create_variable(key: str, options: Mapping[str, Any]) -> Any:
             value = options["initial_value"]
             value = tf.convert_to_tensor(value() if callable(value) else value, dtype=options.get("dtype"))
             trainable = options.get("trainable") is not False and value.dtype.is_floating
             rest = "mean" if value.dtype.is_floating else "only_first_replica"
-            self.made[key] = self._add(
+            self.created[key] = self._add(
                 shape=value.shape,
-                initializer=lambda _shape, dtype=None: value,  # noqa: ARG005 - Keras gives a name to it
+                initializer=lambda _shape, dtype=None: value,  # noqa: ARG005 - Keras passes it by name
                 dtype=value.dtype.name,
                 trainable=trainable,
                 aggregation="none" if trainable else _AGGREGATIONS.get(options.get("aggregation"), rest),
                 name=key.rpartition("/")[2],
             )
-            starts[key] = value
-            return self.made[key].value
+            initial_values[key] = value
+            return self.created[key].value
 
-        with tf.GradientTape() as tape, _creating(make, lambda following, options: following(**options)):
+        with tf.GradientTape() as tape, _creating(create_variable, lambda following, options: following(**options)):
             result = run()
-        # Where a variable is mirrored, each replica watches its own.
-        own = {id(part) for variable in self.made.values() for part in (variable.value, *getattr(variable.value, "values", ()))}
+        # Each replica watches its own copy of a mirrored variable.
+        own = {id(part) for variable in self.created.values() for part in (variable.value, *getattr(variable.value, "values", ()))}
         for variable in tape.watched_variables():
             if id(variable) not in own:
                 raise WorkloadError(
-                    f"{self._name} uses the variable {variable.name!r}, which was made outside of it and so would not be trained. "
-                    "Make layers and variables inside of the function; it is called once for each graph, and finds them again by their names."
+                    f"{self._name} uses the variable {variable.name!r}, which was created outside of it and so would not be trained. "
+                    "Create layers and variables inside the function; it is called once for each graph, and finds them again by their names."
                 )
-        for key, value in starts.items():
-            self.made[key].value.assign(value)
+        for key, value in initial_values.items():
+            self.created[key].value.assign(value)
         return result
 
-    def again(self, run: Callable[[], Any], given: Mapping[str, "CapturedVariable"] | None = None, *, all_of_them: bool) -> Any:
-        """Return run(), which finds its variables again, or those in `given` in their place.
+    def reuse(self, run: Callable[[], Any], given: Mapping[str, "CapturedVariable"] | None = None, *, require_all: bool) -> Any:
+        """Return run(), which finds its variables again, or instead those in `given`.
 
         Raises:
-            WorkloadError: it makes a variable that the first call had not, or, with `all_of_them`, not each that this had.
+            WorkloadError: it creates a variable that the first call did not, or, with `require_all`, lacks one of the first call.
         """
-        met: set[str] = set()
+        used: set[str] = set()
 
-        def find(key: str, _options: Mapping[str, Any]) -> Any:
-            met.add(key)
-            if key not in self.made:
+        def find_variable(key: str, _options: Mapping[str, Any]) -> Any:
+            used.add(key)
+            if key not in self.created:
                 raise WorkloadError(
-                    f"{self._name} makes the variable {key!r}, which its first call, in training mode, had not ({_listed(self.made)}). "
-                    "Make the same layers and variables in each call and mode, with the same names."
+                    f"{self._name} creates the variable {key!r}, which its first call, in training mode, did not ({_join_names(self.created)}). "
+                    "Create the same layers and variables in each call and mode, with the same names."
                 )
-            return given[key] if given is not None else self.made[key].value
+            return given[key] if given is not None else self.created[key].value
 
-        with _creating(find, lambda _following, options: CapturedVariable(_start(options), str(options.get("name")))):
+        with _creating(find_variable, lambda _following, options: CapturedVariable(_initial_value(options), str(options.get("name")))):
             result = run()
-        if all_of_them and len(met) < len(self.made):
+        if require_all and len(used) < len(self.created):
             raise WorkloadError(
-                f"{self._name} made {_listed(self.made)} in its first call, and {_listed(set(self.made) - met)} not again. "
-                "Make layers and variables again in each call; they find their values by their names."
+                f"{self._name} created {_join_names(self.created)} in its first call, but not {_join_names(set(self.created) - used)} in a later one. "
+                "Create all layers and variables in each call; they find their values by their names."
             )
         return result
 
 
 class CapturedVariable:
-    """A value in the place of a variable: reads give it, an assignment changes what later reads give, here alone."""
+    """A value that replaces a variable: reads return it, and an assignment only changes the value of later reads."""
 
     def __init__(self, value: tf.Tensor, name: str) -> None:
         self.current = value
@@ -123,7 +123,7 @@ class CapturedVariable:
         return self.shape
 
     def assign(self, value: Any, *_: Any, **__: Any) -> "CapturedVariable":
-        """Take another value, as tf.Variable does."""
+        """Set the value, as tf.Variable does."""
         self.current = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
         return self
 
@@ -132,7 +132,7 @@ class CapturedVariable:
         return self.assign(self.current + tf.cast(delta, self.dtype))
 
     def assign_sub(self, delta: Any, *_: Any, **__: Any) -> "CapturedVariable":
-        """Take from the value, as tf.Variable does."""
+        """Subtract from the value, as tf.Variable does."""
         return self.assign(self.current - tf.cast(delta, self.dtype))
 
     def __getitem__(self, index: Any) -> tf.Tensor:
@@ -151,20 +151,20 @@ for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__getitem__", "__eq__", "__ne_
     setattr(CapturedVariable, _name, _operator(_name))
 
 
-def _start(options: Mapping[str, Any]) -> tf.Tensor:
+def _initial_value(options: Mapping[str, Any]) -> tf.Tensor:
     value = options["initial_value"]
     return tf.convert_to_tensor(value() if callable(value) else value, dtype=options.get("dtype"))
 
 
 @contextmanager
 def _creating(own: Callable[[str, Mapping[str, Any]], Any], of_optimizers: Callable[[Any, Mapping[str, Any]], Any]) -> Iterator[None]:
-    """Let `own` give each variable that is made inside, by its name in this call, and `of_optimizers` what optimizers count and keep."""
+    """Have `own` create each variable inside, by its name in this call, and `of_optimizers` the variables of optimizers."""
     counts: Counter[str] = Counter()
     inside = False
 
     def creator(following: Any, **options: Any) -> Any:
         nonlocal inside
-        if inside:  # `own` makes one
+        if inside:  # called by `own`
             return following(**options)
         scopes = global_state.get_global_attribute(_KERAS_SCOPES) or []
         if any(isinstance(scope.caller, keras.optimizers.Optimizer) for scope in scopes):
@@ -177,7 +177,7 @@ def _creating(own: Callable[[str, Mapping[str, Any]], Any], of_optimizers: Calla
         finally:
             inside = False
 
-    # A scope of its own: MirroredStrategy tells get_variable to make none but in the first replica.
+    # A scope of its own: MirroredStrategy lets get_variable create variables only in the first replica.
     scope = tf.compat.v1.VariableScope(reuse=False)
     with _fresh_names(), tf.compat.v1.variable_scope(scope, auxiliary_name_scope=False), tf.variable_creator_scope(creator):
         yield
@@ -185,7 +185,7 @@ def _creating(own: Callable[[str, Mapping[str, Any]], Any], of_optimizers: Calla
 
 @contextmanager
 def _fresh_names() -> Iterator[None]:
-    """Count names from the start inside, and as before afterwards."""
+    """Number names from the start inside; restore the counts afterwards."""
     names, scopes = (global_state.get_global_attribute(key) for key in (_KERAS_NAMES, _KERAS_SCOPES))
     store = tf.compat.v1.get_collection_ref(_STORE)
     stored = list(store)
@@ -200,5 +200,5 @@ def _fresh_names() -> Iterator[None]:
         store[:] = stored
 
 
-def _listed(names: Any) -> str:
-    return listed(sorted(names), 8) or "none"
+def _join_names(names: Any) -> str:
+    return join_names(sorted(names), 8) or "none"

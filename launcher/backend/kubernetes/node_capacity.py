@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.events import listed
+from trainer.events import join_names
 
 Object = Mapping[str, Any]
 
@@ -63,4 +63,4 @@ def _label(node: Object, key: str) -> str | None:
 
 def _no_label(key: str, value: str, nodes: Sequence[Object]) -> str:
     values = sorted({one for node in nodes if (one := _label(node, key)) is not None})
-    return f"no node has the label {key}={value}" + (f"; its values are {listed(values, _LISTED)}" if values else "")
+    return f"no node has the label {key}={value}" + (f"; its values are {join_names(values, _LISTED)}" if values else "")

@@ -52,7 +52,7 @@ def test_a_task_that_makes_no_step_once_its_peers_are_there_waits_for_the_first_
     assert [start.is_waiting(event) for event in ({"event": "started"}, none, {"event": "ready"}, none)] == [False, True, False, True]
     golden(waiting_reason(none))
     assert waiting_reason({**none, "doing": "input", "place": "data.py:7 in rows"}).endswith(
-        "none was made since; it is in its input, data.py:7 in rows"
+        "no step has been made since; it is in its input, data.py:7 in rows"
     )
 
 

@@ -55,7 +55,7 @@ def test_a_program_gets_the_cluster_and_what_it_takes() -> None:
         ("trained", {}, r"the first argument of trained \(.*placed_here\.py:8\) is not `cluster`"),
         ("Program", {}, "is the class Program; strategy manual runs a function"),
         ("number", {}, "is int; strategy manual runs a function"),
-        ("nothing", {}, "nothing is not there in"),
+        ("nothing", {}, "has no nothing"),
     ],
 )
 def test_what_is_no_program(name: str, params: dict[str, Any], message: str) -> None:

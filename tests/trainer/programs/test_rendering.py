@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from trainer.programs.life import film
+from trainer.programs.life import animation_size
 from trainer.programs.rendering import animation, picture
 from trainer.workloads.catalog import LifeParams
 
@@ -33,7 +33,7 @@ def test_living_cells_are_black_squares() -> None:
 
 def film_of(**params: int) -> tuple[int, int, list[str]]:
     notices: list[str] = []
-    cell, frames = film(notices.append, LifeParams(**params))  # type: ignore[arg-type]  # only numbers
+    cell, frames = animation_size(notices.append, LifeParams(**params))  # type: ignore[arg-type]  # only numbers
     return cell, frames, notices
 
 

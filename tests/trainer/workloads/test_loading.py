@@ -98,7 +98,7 @@ def test_a_users_class_gets_params_data_and_seed() -> None:
         ("mine.needy:Any", r"mine\.needy imports not_installed_anywhere, which is not installed.*needy\.py:1"),
         ("mine.broken:Any", r"importing mine\.broken failed: SyntaxError: expected ':' \(.*broken\.py:2\)"),
         ("mine.failing:Any", r"importing mine\.failing failed: KeyError: 'start' \(.*failing\.py:3\)"),
-        ("mine.whole:Hole", r"Hole is not there in .*whole\.py\. Its classes: Bare, Part, Picky, Whole"),
+        ("mine.whole:Hole", r"whole\.py has no Hole\. Its classes: Bare, Part, Picky, Whole"),
         ("mine.whole:number", r"mine\.whole:number is int in .*whole\.py; expected a workload class, a compiled Keras model"),
         ("mine.whole:Part", "mine.whole:Part has no method optimizer, metrics, train_data, eval_data"),
         ("mine.whole:Bare", r"TypeError: .*takes no arguments.*Expected a class that takes `params`, `data` and `seed`"),

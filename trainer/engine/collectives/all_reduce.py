@@ -15,7 +15,7 @@ from trainer.engine.collectives.liveness import HeartbeatProbe
 from trainer.engine.collectives.rendezvous import MAX_TASKS, Endpoint, Listener
 from trainer.engine.collectives.tcp_all_reduce import PeerUnreachableError, TcpAllReduce
 from trainer.engine.session import PeerLostError, cause
-from trainer.events import listed
+from trainer.events import join_names
 from trainer.tf_config import split_address
 from trainer.workloads.errors import WorkloadError
 
@@ -103,7 +103,7 @@ class AllReduce:
         has_gpu = answers % 2
         if 0 < has_gpu.sum() < self.size:
             without, having = (
-                listed([name for name, has in zip(names, has_gpu, strict=True) if bool(has) is one], _NAMED) for one in (False, True)
+                join_names([name for name, has in zip(names, has_gpu, strict=True) if bool(has) is one], _NAMED) for one in (False, True)
             )
             raise WorkloadError(
                 f"TensorFlow finds no GPU in {without}, and one in {having}; tasks of multi_worker_mirrored all train on GPUs, or all on CPUs. "
@@ -223,7 +223,7 @@ class AllReduce:
         others = [name for name, its in zip(self.names, forms, strict=True) if its != forms[0]]
         if others:
             raise WorkloadError(
-                f"{listed(others, _NAMED)} and {self.names[0]} make models of different variables. "
+                f"{join_names(others, _NAMED)} and {self.names[0]} make models of different variables. "
                 "Give all tasks the same code, and let it make the same model in each"
             )
 
@@ -280,7 +280,7 @@ def _check_versions(names: Sequence[str], numbers: Sequence[int]) -> None:
     if len(set(numbers)) == 1:
         return
     having = {
-        number: listed([name for name, its in zip(names, numbers, strict=True) if its == number], _NAMED)
+        number: join_names([name for name, its in zip(names, numbers, strict=True) if its == number], _NAMED)
         for number in dict.fromkeys(numbers)
     }
     raise WorkloadError(

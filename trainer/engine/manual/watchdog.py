@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from trainer.exit_codes import ExitCode
-from trainer.peers import RESET_ON_CLOSE, outcome
+from trainer.peers import RESET_ON_CLOSE, connect_error
 from trainer.tf_config import split_address
 
 _STOP_CHECK_INTERVAL = 0.1  # seconds between checks whether a stop was asked for
@@ -135,7 +135,7 @@ def connect(address: str, timeout: float) -> tuple[socket.socket | None, str | N
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
     except OSError as error:
         return None, (error.strerror or "no answer").lower()
-    if reason := outcome(connection):
+    if reason := connect_error(connection):
         connection.close()
         return None, reason
     connection.setblocking(False)
