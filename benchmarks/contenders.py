@@ -1,4 +1,4 @@
-"""The contenders of `make bench`: every program, how it is started, and what ours is compared with."""
+"""The programs of `make bench` with their commands, and the comparisons of ours with others."""
 
 import sys
 from dataclasses import dataclass
@@ -34,16 +34,16 @@ class Contender:
     title: str
     command: tuple[str, ...]
     steps: int
-    needs: tuple[str, ...] = ()  # modules in .bench-venv; none: it runs in .venv
+    needs: tuple[str, ...] = ()  # modules of .bench-venv; if empty, it runs in .venv
     gradients: int = 1  # in a step
-    learns: float = 0.5  # the last loss is at most this part of the first
+    learns: float = 0.5  # upper bound of the last loss, as a part of the first
     repeats: int = 100  # at most
-    quick: bool = True  # whether --quick runs it, where its name is not asked for
+    quick: bool = True  # whether --quick runs it without its name in --only
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ours against a peer. `aim` is the least ratio that we want, `of` says of what a second."""
+    """Ours against a peer, by `of` a second. `aim` is the minimum ratio."""
 
     ours: str
     peer: str
@@ -60,7 +60,7 @@ def _ours(name: str, group: str, title: str, steps: int, *options: str, gradient
 
 
 def _by_hand(name: str, title: str, calls: str) -> Contender:
-    # Slow, to start and to run: twice is enough to see how far apart.
+    # Slow to start and to run: two repetitions suffice to show the range.
     command = _module("strategy_ps", "--calls", calls)
     return Contender(name, "many", f"ParameterServerStrategy by hand, {title}", command, 500, learns=0.75, repeats=2)
 
@@ -97,14 +97,14 @@ def _scaling(case: str, workers: int) -> Contender:
     title = f"ours: {kind}, {workers} worker{'s' if workers > 1 else ''}, 50 ms a step"
     steps, gradients = (150 * workers, 1) if name == "ps" else (150, workers)
     command = _module("ours", "--case", case, "--workers", str(workers))
-    # A run of 16 workers takes long to start; nothing but the delay is measured, so once is enough.
+    # A run of 16 workers takes long to start; only the delay matters, so once is enough.
     return Contender(f"{name}-x{workers}", "scaling", title, command, steps, gradients=gradients, learns=0.97, repeats=1)
 
 
 def _embedding(
     name: str, title: str, command: tuple[str, ...], steps: int, *, learns: float = 0.5, quick: bool = True, gradients: int = 1
 ) -> Contender:
-    # Some take a minute, and gigabytes of memory; nothing of it hangs on how the run began.
+    # Some take a minute and gigabytes of memory, and repetitions hardly differ.
     return Contender(f"embedding-{name}", "embedding", title, command, steps, learns=learns, repeats=1, quick=quick, gradients=gradients)
 
 

@@ -1,4 +1,4 @@
-"""The cost of exchanging gradients: our all-reduce loop of 2 workers, and the same with most of the gradient kept at home.
+"""The cost of exchanging gradients: our all-reduce loop of 2 workers, and the same with only a part of the gradient exchanged.
 
 Both are the trainer's own session in two processes, started without the launcher. With `--floats 1000` the workers exchange
 the first 1,000 numbers of the largest gradient, 4 kB, and apply the rest of their own gradients as they are.
@@ -17,17 +17,17 @@ from benchmarks.processes import free_addresses, started
 STEPS_PER_CALL = 50
 
 
-def reduced(floats: int, index: int) -> Any:
-    """Return the ring of 2 workers; with `floats` the one that exchanges no more than these."""
+def connected(floats: int, index: int) -> Any:
+    """Return the connected all-reduce of 2 workers; with `floats`, one that exchanges only so many numbers."""
     import tensorflow as tf
 
     from trainer.engine.collectives.all_reduce import AllReduce
 
     class Slice(AllReduce):
-        """Exchanges the beginning of the largest gradient alone."""
+        """Exchanges only the beginning of the largest gradient."""
 
         def mean_gradients(self, gradients: Sequence[Any], rows: Sequence[tf.IndexedSlices] = ()) -> tuple[list[Any], tf.Tensor]:
-            """Return the gradients, the mean of both workers' in their first numbers; and the seconds that took."""
+            """Return the gradients, of which the first numbers are the mean of both workers'; and the seconds of the exchange."""
             dense = [tf.convert_to_tensor(g) for g in (*gradients, *rows)]
             largest = max(range(len(dense)), key=lambda i: math.prod(dense[i].shape))
             flat = tf.reshape(dense[largest], [-1])
@@ -35,11 +35,11 @@ def reduced(floats: int, index: int) -> Any:
             dense[largest] = tf.reshape(tf.concat([mean, flat[floats:]], 0), dense[largest].shape)
             return dense, waited
 
-    ring = (Slice if floats else AllReduce)(task.WORKERS, index)
+    all_reduce = (Slice if floats else AllReduce)(task.WORKERS, index)
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
-    if message := ring.connect([f"worker-{i}" for i in range(task.WORKERS)], cluster):
+    if message := all_reduce.connect([f"worker-{i}" for i in range(task.WORKERS)], cluster):
         sys.exit(message)
-    return ring
+    return all_reduce
 
 
 def work(index: int, steps: int, floats: int, stopwatch: task.Stopwatch) -> None:
@@ -55,11 +55,11 @@ def work(index: int, steps: int, floats: int, stopwatch: task.Stopwatch) -> None
             {"run": "exchange", "strategy": "multi_worker_mirrored", "run_dir": "unused", "scratch_dir": "unused", "train": settings}
         )
     )
-    session = LocalSession(load_workload(work.train), work, reduced(floats, index))
+    session = LocalSession(load_workload(work.train), work, connected(floats, index))
     session.begin_at(0)
     while session.step < steps:
         progress = session.run(1 if session.step == 0 else min(STEPS_PER_CALL, steps - session.step))
-        if progress.loss is not None:  # as ever, where nothing is played
+        if progress.loss is not None:  # always, except for agents
             stopwatch.mark(progress.step, progress.loss)
     session.close()
     if index == 0:

@@ -29,7 +29,7 @@ from trainer.child import library_path
 
 AIM = 0.97
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
-# Each with the accuracy that it must reach. In its 400 steps cifar10-ps does not get as far as the others, on CPUs neither.
+# Each with the accuracy that it must reach. In its 400 steps cifar10-ps learns less than the others, also on CPUs.
 EXAMPLES = {
     "mnist-single": 0.95,
     "mnist-mirrored": 0.95,
@@ -39,12 +39,12 @@ EXAMPLES = {
     "cifar10-ps": 0.8,
 }
 CNN_BATCH = 128
-AT_ONCE = 4  # checks beside each other: they look at no times, and none takes a whole GPU
+AT_ONCE = 4  # checks that run in parallel: they measure no times, and none uses a whole GPU
 
 
 @dataclass(frozen=True)
 class Check:
-    """Something that must hold: what, whether it does, and what was seen."""
+    """A condition that must hold: its text, whether it holds, and the observation."""
 
     what: str
     holds: bool
@@ -56,7 +56,7 @@ class Check:
 
 
 def gpus() -> list[str]:
-    """Return the names of the GPUs. Raises SystemExit where there is none."""
+    """Return the names of the GPUs. Raises SystemExit if there is none."""
     try:
         listed = subprocess.run(
             ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"],
@@ -127,7 +127,7 @@ def found() -> Check:
 
 
 def growth() -> Check:
-    """Check that a task takes the memory it needs and not the whole GPU, while the example runs."""
+    """Check, while the example runs, that a task uses only the GPU memory that it needs."""
     taken: list[int] = []
     query = ["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"]
 

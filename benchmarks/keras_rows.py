@@ -8,7 +8,7 @@ from benchmarks import rows, task
 
 
 class Marks(keras.callbacks.Callback):
-    """Marks each step with its loss: Keras tells the mean of all so far."""
+    """Marks each step with its loss, computed from the mean over all steps so far that Keras reports."""
 
     def __init__(self, stopwatch: task.Stopwatch) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runs one program of the benchmark and takes down what it prints; nothing of it stays behind."""
+"""Runs one program of the benchmark and reads its result; leaves no process behind."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.contenders import PEERS_PYTHON, ROOT, Contender
-from benchmarks.memory import Peak, Watch
+from benchmarks.memory import MemoryWatch, Peak
 from benchmarks.task import DEADLINE
 
 # The same for each program.
@@ -41,7 +41,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Measured:
-    """The median of a program's repetitions, and how far they were apart; of memory the most."""
+    """The median of a program's repetitions, and their range; of memory the maximum."""
 
     steps_per_second: float
     gradients_per_second: float
@@ -56,14 +56,14 @@ class Measured:
 def measure(contender: Contender, steps: int) -> Figures:
     """Run one program once and return its figures.
 
-    Raises MeasurementError with the end of its output if it fails, takes too long, or its loss has not fallen as it should.
+    Raises MeasurementError with the end of its output if it fails, takes too long, or its loss has not fallen enough.
     """
     # A home of its own: Ray and Keras write into it.
     with tempfile.TemporaryDirectory() as home:
         path = os.pathsep.join([str(PEERS_PYTHON.parent), os.environ.get("PATH", "")]) if contender.needs else os.environ.get("PATH", "")
         started = str(time.time())
         environment = {**os.environ, **ENVIRONMENT, "HOME": home, "PATH": path, "BENCH_STARTED": started}
-        watch = Watch(f"BENCH_STARTED={started}")
+        watch = MemoryWatch(f"BENCH_STARTED={started}")
         watch.start()
         process = subprocess.Popen(
             [*contender.command, "--steps", str(steps)],
@@ -95,7 +95,7 @@ def measure(contender: Contender, steps: int) -> Figures:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Leave nothing of a program behind; its processes are a session of their own."""
+    """Kill all processes of a program, which are a session of their own."""
     try:
         os.killpg(process.pid, signal.SIGTERM if process.poll() is None else signal.SIGKILL)
         process.wait(20)
@@ -114,7 +114,7 @@ def missing(contender: Contender) -> str:
     try:
         done = subprocess.run([str(PEERS_PYTHON), "-c", probe, *contender.needs], capture_output=True, text=True, check=True, timeout=60)
     except (OSError, subprocess.CalledProcessError):
-        return f"{PEERS_PYTHON.parents[1].name} is not there; make bench makes it"
+        return f"{PEERS_PYTHON.parents[1].name} does not exist; run make bench, which creates it"
     return f"not installed: {done.stdout.strip()}" if done.stdout.strip() else ""
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of a program's processes, by role: what Linux says of each in /proc, looked at while it runs."""
+"""Peak memory of a program's processes, by role, polled in /proc while it runs."""
 
 import json
 import re
@@ -14,13 +14,13 @@ _OWN = re.compile(rb"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Peak:
-    """Megabytes: `resident` with the files that are mapped, which processes share; `own` without them."""
+    """Megabytes: `resident` with mapped files, which processes share; `own` without them."""
 
     resident: float
     own: float
 
 
-class Watch(threading.Thread):
+class MemoryWatch(threading.Thread):
     """Watches every process whose environment has `marker`, an entry NAME=value, from `start` to `stop`.
 
     A role is the one of TF_CONFIG, or of BENCH_TASK=role-index; other processes (the launcher, TorchX, Ray) are "others".
@@ -29,19 +29,19 @@ class Watch(threading.Thread):
     def __init__(self, marker: str) -> None:
         super().__init__(daemon=True)
         self._marker = marker.encode()
-        self._over = threading.Event()
-        self._strangers: set[str] = set()
-        self._tasks: dict[str, str] = {}  # of each process
+        self._stopped = threading.Event()
+        self._unrelated: set[str] = set()
+        self._tasks: dict[str, str] = {}  # process -> its task
         self._peaks: dict[str, Peak] = {}
 
     def run(self) -> None:
-        """Look until told to stop."""
-        while not self._over.wait(_POLL_INTERVAL):
-            self._look()
+        """Poll until `stop`."""
+        while not self._stopped.wait(_POLL_INTERVAL):
+            self._poll()
 
     def stop(self) -> dict[str, Peak]:
         """Stop, and return the peak of each role: the processes of a task added up, the largest of the role's tasks."""
-        self._over.set()
+        self._stopped.set()
         self.join()
         tasks: dict[str, list[Peak]] = defaultdict(list)
         for pid, peak in self._peaks.items():
@@ -53,10 +53,10 @@ class Watch(threading.Thread):
             roles[role] = max(roles.get(role, whole), whole, key=lambda peak: peak.resident)
         return roles
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for directory in Path("/proc").glob("[0-9]*"):
             pid = directory.name
-            if pid in self._strangers:
+            if pid in self._unrelated:
                 continue
             try:
                 environment = (directory / "environ").read_bytes().split(b"\0")
@@ -64,11 +64,11 @@ class Watch(threading.Thread):
             except OSError:  # it has ended, or is another user's
                 continue
             if self._marker not in environment:
-                self._strangers.add(pid)
+                self._unrelated.add(pid)
                 continue
             peak, own = _PEAK.search(status), _OWN.search(status)
             if peak and own:
-                # A process takes its task's environment over only when it has become the task's program.
+                # A process has its task's environment only once it has become the task's program.
                 self._tasks[pid] = _task(environment)
                 before = self._peaks.get(pid, Peak(0, 0))
                 self._peaks[pid] = Peak(max(before.resident, int(peak[1]) / 1000), max(before.own, int(own[1]) / 1000))

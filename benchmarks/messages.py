@@ -2,10 +2,10 @@
 
     python -m benchmarks.messages [--only ps,sync] [--json | --markdown] [--write docs/performance.md]
 
-Each case runs twice, SHORT and LONG steps; what the long run has more, a step, is what a step takes: start and end cancel out. Calls are
-counted in what gRPC tells of itself (GRPC_TRACE=api), those of TensorFlow's own streams not among them. Bytes are what
-the device counts, TCP's and IP's headers included. Where `unshare` may make one, the runs have a network of their own, so that
-nothing else on the machine is counted.
+Each case runs twice, with SHORT and LONG steps; the difference, divided by the steps, is the cost of a step: start and end cancel out. Calls are
+counted in gRPC's own trace (GRPC_TRACE=api), without those of TensorFlow's streams. Bytes are those of
+the device, with TCP and IP headers. If `unshare` is permitted, the runs have a network namespace of their own, so that
+no other traffic is counted.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from benchmarks.measuring import ENVIRONMENT
 SHORT, LONG = 100, 300
 STEPS_PER_CALL = 50  # fixed, so that both runs have as many calls a step
 _CALL = "SEND_CLOSE_FROM_CLIENT"  # one for each call, on the side that makes it
-_ALONE = "BENCH_OWN_NETWORK"
+_IN_NAMESPACE = "BENCH_OWN_NETWORK"
 TRACE = {"GRPC_TRACE": "api", "GRPC_VERBOSITY": "DEBUG", "TF_CPP_MIN_LOG_LEVEL": "0"}
 CASES = {
     "ps": "parameter_server, asynchronous",
@@ -79,7 +79,7 @@ def a_step(case: str, wire: str) -> Sent:
 
 
 def loopback() -> tuple[int, int]:
-    """Return the bytes and packets that the loopback device of this network has sent since it is up."""
+    """Return the bytes and packets that the loopback device of this network namespace has sent so far."""
     for line in Path("/proc/net/dev").read_text(encoding="utf-8").splitlines():
         name, colon, numbers = line.partition(":")
         if colon and name.strip() == "lo":
@@ -88,9 +88,9 @@ def loopback() -> tuple[int, int]:
     raise OSError("/proc/net/dev lists no loopback device (lo); run this on Linux, in a network that has one")
 
 
-def _alone() -> bool:
-    """Go on in a network of our own; return whether this is one."""
-    if os.environ.get(_ALONE):
+def _enter_namespace() -> bool:
+    """Re-execute in a network namespace of our own; return whether this process is in one."""
+    if os.environ.get(_IN_NAMESPACE):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
             up = struct.pack("16sh", b"lo", 0x41)  # IFF_UP | IFF_RUNNING
             fcntl.ioctl(control, 0x8914, up)  # SIOCSIFFLAGS
@@ -99,8 +99,8 @@ def _alone() -> bool:
     apart = ["--net", "--map-root-user"]
     if unshare and not subprocess.run([unshare, *apart, "true"], capture_output=True, check=False).returncode:
         command = [unshare, *apart, sys.executable, "-m", "benchmarks.messages", *sys.argv[1:]]
-        os.execve(unshare, command, {**os.environ, _ALONE: "1"})  # noqa: S606 - no shell is meant
-    print("no network of one's own here (unshare --net): what else runs on this machine is counted, too", file=sys.stderr)
+        os.execve(unshare, command, {**os.environ, _IN_NAMESPACE: "1"})  # noqa: S606 - no shell is meant
+    print("no network namespace of its own (unshare --net): other traffic of this machine is counted, too", file=sys.stderr)
     return False
 
 
@@ -134,10 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cases, wires = options.only.split(","), options.wire.split(",")
     if unknown := [*(set(cases) - CASES.keys()), *(set(wires) - set(WIRES))]:
         parser.error(f"no such case or wire: {', '.join(unknown)}; there are {', '.join(CASES)} and {', '.join(WIRES)}")
-    alone = _alone()
+    isolated = _enter_namespace()
     os.environ |= {**ENVIRONMENT, **TRACE}
     measured = {(case, wire): a_step(case, wire) for case in cases for wire in wires}
-    facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "load_before": 0.0 if alone else round(os.getloadavg()[0], 1)}
+    facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "load_before": 0.0 if isolated else round(os.getloadavg()[0], 1)}
     table = sheet(measured)
     if options.as_json:
         print(json.dumps({f"{case} {wire}": asdict(row) for (case, wire), row in measured.items()}, indent=2))

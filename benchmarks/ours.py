@@ -24,7 +24,7 @@ MLP: dict[str, Any] = {
 }
 MANY: dict[str, Any] = {"workload": "benchmarks.workloads:Many", "batch_size": task.BATCH}
 CNN: dict[str, Any] = {"workload": "cifar10", "batch_size": task.CNN_BATCH}
-# At the usual rate of 0.01 gradients that are 16 steps old teach so small a model nothing.
+# At the usual rate of 0.01, so small a model does not learn from gradients that are 16 steps old.
 WAITING: dict[str, Any] = {
     "workload": "benchmarks.workloads:Waiting",
     "batch_size": 10,
@@ -32,7 +32,7 @@ WAITING: dict[str, Any] = {
 }
 # Three gradients of four workers make a step.
 BACKED_UP: dict[str, Any] = {**WAITING, "sync": {"replicas_to_aggregate": 3}}
-# At its usual rate of 0.01 the accuracy swings by more than what the wire could change. The published digits, where they are.
+# At its usual rate of 0.01 the accuracy varies by more than the wire's effect. The published digits, if MNIST_DIR is set.
 WIRE: dict[str, Any] = {
     **MLP,
     "params": {"hidden_units": task.HIDDEN, "learning_rate": 0.003},
@@ -40,14 +40,14 @@ WIRE: dict[str, Any] = {
 }
 
 
-# Tables are updated by rows whatever their size; `rows` in all.
+# Tables are updated by rows, whatever their size.
 ROWS: dict[str, Any] = {"workload": "benchmarks.rows:Rows", "batch_size": 256, "embeddings": {"min_rows": 1}}
 COUNTS = (10**4, 10**5, 10**6, 10**7)
 
 
 @dataclass(frozen=True)
 class Case:
-    """The part of a spec that a case is about."""
+    """The part of a spec that a case varies."""
 
     strategy: str
     train: Mapping[str, Any] = field(default_factory=lambda: MLP)
@@ -114,11 +114,11 @@ def spec(case: Case, steps: int, workers: int, wire: str) -> dict[str, object]:
 
 
 def run(spec: Mapping[str, object], on_event: Callable[[events.Event], None], on_output: Callable[[str], None] = lambda _: None) -> None:
-    """Run a spec with `launcher up` in a directory of its own; hand on each event of its tasks, and each other line of JSON.
+    """Run a spec with `launcher up` in a directory of its own; pass on each event of its tasks, and each other line of JSON.
 
-    Raises SystemExit with what went wrong if a task fails or is started again: such a run measures nothing.
+    Raises SystemExit with the cause if a task fails or is restarted: such a run is no measurement.
     """
-    troubles: list[str] = []
+    failures: list[str] = []
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "spec.yaml")
         file.write_text(json.dumps(spec), encoding="utf-8")
@@ -132,9 +132,9 @@ def run(spec: Mapping[str, object], on_event: Callable[[events.Event], None], on
                     continue
                 on_event(event)
                 if event["event"] in {"failed", "restarting"}:
-                    troubles.append(f"{event['task']} {event['event']}: {event['cause']}: {event.get('detail', '')}")
-        if launcher.returncode or troubles:
-            sys.exit("\n".join([*troubles, f"launcher up ended with exit code {launcher.returncode}"]))
+                    failures.append(f"{event['task']} {event['event']}: {event['cause']}: {event.get('detail', '')}")
+        if launcher.returncode or failures:
+            sys.exit("\n".join([*failures, f"launcher up ended with exit code {launcher.returncode}"]))
 
 
 def main() -> None:

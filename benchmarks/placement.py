@@ -1,9 +1,9 @@
-"""Trains a built-in workload for a few steps and says on which devices its operations ran, as TensorFlow logs it.
+"""Trains a built-in workload for a few steps and reports on which devices its operations ran, from TensorFlow's log.
 
     python -m benchmarks.placement --workload cifar10 --strategy mirrored --precision mixed_bfloat16
 
-Prints one JSON object: for each operation that computes, how often it was placed on which kind of device; on a GPU also what
-memory was taken, which with memory growth is far from all of it; and the first and last losses.
+Prints one JSON object: for each operation that computes, the number of placements by kind of device; on a GPU also the
+memory used, which with memory growth is far from all of it; and the first and last losses.
 """
 
 import json
@@ -49,8 +49,10 @@ def train(workload: str, strategy: str, precision: str, steps: int) -> dict[str,
             {"run": "placement", "strategy": strategy, "run_dir": "unused", "scratch_dir": "unused", "local_replicas": 2, "train": settings}
         )
     )
-    made = load_workload(work.train)
-    session = MirroredSession(made, work, devices(2)) if strategy == "mirrored" else LocalSession(made, work, AllReduce())
+    workload_object = load_workload(work.train)
+    session = (
+        MirroredSession(workload_object, work, devices(2)) if strategy == "mirrored" else LocalSession(workload_object, work, AllReduce())
+    )
     session.begin_at(0)
     losses = [session.run(1).loss for _ in range(steps)]
     gpus = tf.config.list_logical_devices("GPU")
@@ -59,12 +61,12 @@ def train(workload: str, strategy: str, precision: str, steps: int) -> dict[str,
 
 
 def main() -> None:
-    """Train in a process of its own, whose log tells where operations were placed."""
+    """Train in a process of its own, whose log has the placements of operations."""
     options = task.arguments(__doc__, workload="mnist", strategy="single", precision="float32", here=0)
     if options.here:
         print(json.dumps(train(options.workload, options.strategy, options.precision, options.steps)), flush=True)
         os._exit(0)
-    # As a task's process sets it; the log of placements is of the level that is usually not shown.
+    # As in a task's process, except for the log level, which hides placements there.
     environment = {**os.environ, "TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPP_MIN_LOG_LEVEL": "0", "KERAS_BACKEND": "tensorflow"}
     command = [sys.executable, "-m", "benchmarks.placement", *sys.argv[1:], "--here", "1"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=task.DEADLINE)

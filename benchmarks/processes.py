@@ -1,4 +1,4 @@
-"""The tasks of a peer that starts its processes itself."""
+"""Starts the tasks of a peer as processes of this machine."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 
 def free_addresses(count: int) -> list[str]:
-    """Return free loopback addresses; all are held until all are known, so they differ."""
+    """Return free loopback addresses; all sockets stay open until the end, so the ports differ."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for held in sockets:
@@ -21,12 +21,12 @@ def free_addresses(count: int) -> list[str]:
 def started(
     module: str, tasks: Sequence[tuple[str, int]], options: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start `module` once for each (job, index), with `--job`, `--index` and `options`; kill what is left afterwards."""
+    """Start `module` once for each (job, index), with `--job`, `--index` and `options`; kill those that still run afterwards."""
     processes = []
     try:
         for job, index in tasks:
             command = [sys.executable, "-m", module, "--job", job, "--index", str(index), *options]
-            # By BENCH_TASK the measurement of memory knows whose process it is.
+            # memory.py identifies the process by BENCH_TASK.
             own = {**os.environ, **(environment or {}), "BENCH_TASK": f"{job}-{index}"}
             processes.append(subprocess.Popen(command, env=own))
         yield processes

@@ -16,13 +16,13 @@ from benchmarks import task
 
 def train(config: dict[str, Any]) -> None:
     """Train on one worker, in step with the other; the first writes the result to `config["result"]`."""
-    # The start of Ray, not of this worker.
+    # The start time of Ray, not of this worker.
     os.environ["BENCH_STARTED"] = config["started"]
     stopwatch = task.Stopwatch(config["steps"])
     import ray.train
     import tensorflow as tf
 
-    # As Ray's documentation has it: the strategy first, from the TF_CONFIG that Ray sets, then the model in its scope.
+    # As in Ray's documentation: the strategy first, from the TF_CONFIG that Ray sets, then the model in its scope.
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     from benchmarks.handwritten import build
 

@@ -1,4 +1,4 @@
-"""The tables of `make bench`: what was measured group by group, ours against each peer, memory; for people and in Markdown."""
+"""The tables of `make bench`: the figures of each group, ours against each peer, and memory; for a terminal and in Markdown."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class Sheet:
 
 
 def compare(measured: Mapping[str, Measured]) -> list[Compared]:
-    """Return ours against each peer that was measured."""
+    """Return the comparisons whose two programs were measured."""
     rows = []
     for comparison in COMPARISONS:
         ours, peer = measured.get(comparison.ours), measured.get(comparison.peer)
@@ -58,7 +58,7 @@ def compare(measured: Mapping[str, Measured]) -> list[Compared]:
 
 
 def sheets(measured: Mapping[str, Measured], comparisons: Sequence[Compared]) -> list[Sheet]:
-    """Return the tables of what was measured; a column that no row fills is left out."""
+    """Return the tables of the measurements, without empty columns."""
     tables = []
     for group, title in GROUPS.items():
         rows = [_program(name, row) for name, row in measured.items() if _GROUP[name] == group]
@@ -102,7 +102,7 @@ def _without_empty(sheet: Sheet) -> Sheet:
 
 
 def show(tables: Sequence[Sheet], facts: Mapping[str, object], *, terminal: bool) -> None:
-    """Print the tables for people, and what the figures depend on."""
+    """Print the tables for people, and the facts about the machine."""
     console = Console(width=None if terminal else 130)
     for sheet in tables:
         table = Table(title=sheet.title)
@@ -133,7 +133,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def write(file: Path, name: str, text: str) -> None:
-    """Put `text` between the lines `<!-- name -->` and `<!-- /name -->` of a file, in the place of what is there.
+    """Put `text` between the lines `<!-- name -->` and `<!-- /name -->` of a file, replacing the text between them.
 
     Raises ValueError if the file has no such lines.
     """

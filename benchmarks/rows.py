@@ -1,7 +1,7 @@
 """The model of the group `embedding`: a table of many rows, of which an example uses a few, and a small dense head.
 
-The target is 1 and the mean of a sign that each id has, so that the head learns a part of it at once, and each row its own part when it
-comes up again. Ids are uniform, and drawn where they are used, by operations that cost next to nothing.
+The target is 1 plus the mean of the signs of the ids, so that the head learns a part of it at once, and each row its own part when its id
+recurs. Ids are uniform, and drawn on the worker that uses them, by operations that cost next to nothing.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
     python -m benchmarks.run [--quick] [--json | --markdown] [--repeat 3] [--only single,handwritten] [--write docs/performance.md]
 
-Repetitions are interleaved, so that a machine that slows down slows all alike; a figure is their median.
+Repetitions are interleaved, so that a slow phase of the machine affects all programs; a figure is their median.
 Each program computes with one thread a process, and its loss must have fallen.
 """
 
@@ -26,7 +26,7 @@ QUICK = 4  # --quick runs this part of the steps, once
 
 
 def machine() -> dict[str, object]:
-    """Return what the figures depend on."""
+    """Return the facts about the machine and the versions on which the figures depend."""
     versions = {name: metadata.version(name) for name in ("tensorflow", "tensorflow-cpu", "keras", "numpy") if _installed(name)}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -56,7 +56,7 @@ def _installed(distribution: str) -> bool:
 
 
 def _run(programs: Sequence[Contender], repeat: int, divisor: int) -> tuple[dict[str, Measured], bool]:
-    """Run all programs so often with so many steps less; return what was measured and whether one failed."""
+    """Run all programs `repeat` times with 1/`divisor` of their steps; return the measurements, and whether one failed."""
     repetitions: dict[str, list[Figures]] = {}
     failed = False
     for number in range(repeat):
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="a quarter of the steps, once, few sizes of those that come in many: shows that all of it works",
+        help="a quarter of the steps, once, with few of the sizes: shows that all of it works",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object")

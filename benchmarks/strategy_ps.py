@@ -1,6 +1,6 @@
-"""A model of 160 small variables on `tf.distribute.ParameterServerStrategy`, in a loop written by hand as its guide has it.
+"""A model of 160 small variables on `tf.distribute.ParameterServerStrategy`, in a loop written by hand as in its guide.
 
-Model and optimizer are made in the strategy's scope, so each variable is one on the ps, read and updated by itself; a
+Model and optimizer are created in the strategy's scope, so each variable is on the ps, and is read and updated separately; a
 `ClusterCoordinator` schedules closures of `--calls` steps. 1 ps and 2 workers, each `tf.distribute.Server` in a process.
 """
 
@@ -12,7 +12,7 @@ from collections import deque
 from benchmarks import task
 from benchmarks.processes import free_addresses, started
 
-IN_FLIGHT = 2 * task.WORKERS  # closures: none of the workers waits for the coordinator
+IN_FLIGHT = 2 * task.WORKERS  # closures: so no worker waits for the coordinator
 # With one inter-op thread a server's data pipeline and the loop that reads it wait for each other forever.
 ENVIRONMENT = {"TF_NUM_INTEROP_THREADS": "4", "GRPC_FAIL_FAST": "use_caller"}
 
@@ -89,7 +89,7 @@ def main() -> None:
     with started("benchmarks.strategy_ps", tasks, ["--cluster", json.dumps(cluster)], ENVIRONMENT):
         coordinate(cluster, options.steps, options.calls, stopwatch)
         sys.stdout.flush()
-        # The strategy's threads would go on talking to servers that are gone.
+        # The strategy's threads would still call servers that are gone.
         leave = os._exit
     leave(0)
 

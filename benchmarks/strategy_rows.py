@@ -1,7 +1,7 @@
-"""rows.py's task on `tf.distribute.ParameterServerStrategy`, in a loop written by hand as its guide has it: 2 ps and 2 workers.
+"""rows.py's task on `tf.distribute.ParameterServerStrategy`, in a loop written by hand as in its guide: 2 ps and 2 workers.
 
 The table is one variable in two parts (`FixedShardsPartitioner`), looked up by `tf.nn.embedding_lookup`; a `ClusterCoordinator` schedules
-closures of `--calls` steps. Keras's optimizers take no variable in parts, so Adagrad is TensorFlow's own operation, where each part is.
+closures of `--calls` steps. Keras's optimizers do not support partitioned variables, so Adagrad is TensorFlow's own operation, on the ps of each part.
 """
 
 import json
@@ -20,7 +20,7 @@ ACCUMULATED = 0.1  # before the first step
 
 
 def in_parts(shape: Any, dtype: Any) -> Any:
-    """Return the parts of a variable, for the strategy."""
+    """Return the number of partitions of a variable, for the strategy."""
     import tensorflow as tf
 
     partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(SERVERS)
@@ -28,14 +28,14 @@ def in_parts(shape: Any, dtype: Any) -> Any:
 
 
 def program(strategy: Any, rows: int) -> Any:
-    """Make variables on the servers; return the function that takes steps."""
+    """Create variables on the servers; return the function that runs steps."""
     import tensorflow as tf
 
     from benchmarks.rows import DIMENSION, RATE, START, UNITS
 
     shapes = {"table": [rows, DIMENSION], "w1": [DIMENSION, UNITS], "b1": [UNITS], "w2": [UNITS, 1], "b2": [1]}
 
-    def made(name: str, low: float, high: float) -> Any:
+    def variable_of(name: str, low: float, high: float) -> Any:
         def first(partition_shape: Any = None, partition_offset: Any = None) -> tf.Tensor:
             del partition_offset
             return tf.random.uniform(partition_shape or shapes[name], low, high)
@@ -44,9 +44,9 @@ def program(strategy: Any, rows: int) -> Any:
 
     with strategy.scope():
         limits = {"table": START, **{name: (6 / sum(shapes[name])) ** 0.5 for name in ("w1", "w2")}}
-        variables = {name: made(name, -limits.get(name, 0.0), limits.get(name, 0.0)) for name in shapes}
-        # The strategy deals variables out to its servers in turn: so each is where its sums are.
-        sums_of = [made(name, ACCUMULATED, ACCUMULATED) for name in shapes]
+        variables = {name: variable_of(name, -limits.get(name, 0.0), limits.get(name, 0.0)) for name in shapes}
+        # The strategy places variables on its servers in turn: so each is on the same ps as its sums.
+        sums_of = [variable_of(name, ACCUMULATED, ACCUMULATED) for name in shapes]
     trained = [part for variable in variables.values() for part in parts_of(variable)]
     accumulated = [part for sums in sums_of for part in parts_of(sums)]
 
@@ -94,7 +94,7 @@ def coordinate(cluster: dict[str, list[str]], steps: int, rows: int, calls: int,
     train = program(strategy, rows)
 
     def data() -> tf.data.Dataset:
-        # The same on each worker, but for a seed that each draws.
+        # The same on each worker, except for the random seed.
         return batches(rows, IDS, tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32))
 
     iterator = iter(coordinator.create_per_worker_dataset(data))
@@ -127,7 +127,7 @@ def main() -> None:
     with started("benchmarks.strategy_rows", tasks, ["--cluster", json.dumps(cluster)], ENVIRONMENT):
         coordinate(cluster, options.steps, options.rows, options.calls, stopwatch)
         sys.stdout.flush()
-        # The strategy's threads would go on talking to servers that are gone.
+        # The strategy's threads would still call servers that are gone.
         leave = os._exit
     leave(0)
 

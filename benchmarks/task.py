@@ -21,8 +21,8 @@ STDDEV_OUT = 1 / HIDDEN**0.5
 LEARNING_RATE = 0.01
 BATCH = 100
 WORKERS = 2
-DELAY = 0.05  # seconds that stand for a step's computation where workers are many
-SLOWER = 10  # times as long that the last of workers with a back-up takes
+DELAY = 0.05  # seconds that simulate a step's computation for many workers
+SLOWER = 10  # factor of the delay of the slow worker in the group `backup`
 CNN_BATCH = 16  # a replica's pictures in a step of the convolutional network
 
 DEADLINE = 300  # seconds that a whole run may take
@@ -38,9 +38,9 @@ def training_set() -> tuple[np.ndarray, np.ndarray]:
 
 
 class Stopwatch:
-    """Notes when how many steps were done, and makes of it the line that a program prints.
+    """Records the times of steps, and computes from them the result line of a program.
 
-    The clock starts when the command was started: run.py says when, by the variable BENCH_STARTED.
+    The clock starts with the command: run.py sets the time in the variable BENCH_STARTED.
     """
 
     def __init__(self, steps: int) -> None:
@@ -50,14 +50,14 @@ class Stopwatch:
         self._losses: list[float] = []
 
     def mark(self, step: int, loss: float, when: float | None = None) -> None:
-        """Note that `step` steps of all workers are done, with the loss of the last one; `when` is now if left out."""
+        """Record that `step` steps of all workers are done, with the loss of the last one; `when` is now if left out."""
         self._marks.append((step, time.time() if when is None else when))
         self._losses.append(loss)
 
     def result(self, **more: float | None) -> dict[str, float]:
-        """Return steps a second after the warm-up, seconds to the first step, and the first and last losses; and what of `more` is known.
+        """Return steps a second after the warm-up, seconds to the first step, and the first and last losses; and those of `more` that are not None.
 
-        Raises ValueError if too little was noted to measure a rate.
+        Raises ValueError if too few steps were recorded to measure a rate.
         """
         steady = [mark for mark in self._marks if mark[0] >= self.steps * WARM_UP]
         if len(steady) < 2:

@@ -22,7 +22,7 @@ def run_all(steps: int, sync: int) -> int:
     options = ["--steps", str(steps), "--sync", str(sync), "--cluster", json.dumps({"ps": [ps], "worker": workers})]
     tasks = [("ps", 0), *(("worker", index) for index in range(task.WORKERS))]
     with started("benchmarks.tf1_ps", tasks, options) as (_, *processes):
-        # In step with the other, who ends first leaves the other waiting: the one that measures says when it is over.
+        # Synchronous workers wait for each other: only the one that measures ends by itself.
         codes = [process.wait(task.DEADLINE) for process in (processes[:1] if sync else processes)]
         return next((code for code in codes if code), 0)
 
@@ -63,7 +63,7 @@ def work(tf: Any, steps: int, index: int, cluster: dict[str, list[str]], stopwat
         start = v1.train.Scaffold(local_init_op=v1.group(v1.local_variables_initializer(), iterator.initializer))
         step = local = 0
         with tf1_session.session(tf, server.target, start, filters, index, hooks) as session:
-            # A synchronous worker that leaves would leave the first one waiting; that one's end is the end of both.
+            # The first worker would wait for a synchronous one that ends: so the end of the first one ends both.
             while step < steps or (sync and index):
                 step, value, _ = session.run([global_step, loss, train])
                 if index == 0 and local % MARK_EVERY == 0:

@@ -1,6 +1,6 @@
 """A table in two parts before TensorFlow 2: 2 ps and 2 workers, each a process that builds its own copy of the graph.
 
-As tf1_ps.py has it, with `fixed_size_partitioner`, `compat.v1.nn.embedding_lookup` and Adagrad, and rows.py's task.
+As in tf1_ps.py, with `fixed_size_partitioner`, `compat.v1.nn.embedding_lookup` and Adagrad, and rows.py's task.
 Started without `--job` it starts the four processes and waits for the workers.
 """
 

@@ -1,15 +1,15 @@
-"""A worker's session of TensorFlow 1 that begins with the others'."""
+"""A worker's session of TensorFlow 1 that begins at the same time as the others'."""
 
 from typing import Any
 
 _RETRY_INTERVAL = 1  # seconds between two looks whether the first worker has initialized the variables
-_STOP_TIMEOUT = 2  # seconds for the thread that a synchronous first worker has: it waits for gradients that come no more
+_STOP_TIMEOUT = 2  # seconds for a thread of a synchronous first worker, which waits for gradients that never come
 
 
 def session(tf: Any, target: str, scaffold: Any, config: Any, index: int, hooks: Any = ()) -> Any:
     """Return worker `index`'s session, a context manager, on the server at `target`.
 
-    `MonitoredTrainingSession` has the others ask once, and again after 30 seconds: of a short run they would miss the most.
+    `MonitoredTrainingSession` has the others try once, and again after 30 seconds, when most of a short run is over.
     """
     v1 = tf.compat.v1
 

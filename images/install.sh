@@ -1,5 +1,5 @@
 #!/bin/sh
-# Inside the build: makes /opt/venv from a lock, without what nothing needs at run time, compiled, ready for /opt/trainer.
+# Runs inside the build: creates /opt/venv from a lock file, slimmed and compiled, ready for /opt/trainer.
 # Usage: install.sh LOCK
 # Build secrets, both optional: /run/secrets/pip.conf is pip's configuration (an index of your own, its password, a proxy);
 # /run/secrets/ca.pem holds certificates to trust besides the usual ones. Neither is left in the image.
@@ -11,8 +11,8 @@ export PIP_CACHE_DIR=/cache PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION
 
 if [ -s /run/secrets/pip.conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip.conf; fi
 if [ -s /run/secrets/ca.pem ]; then
-    # All certificates that pip would trust without it, then those of the secret: what the base image says, else the system's where
-    # Python or the distributions look, else pip's own. Without them an index that the company does not stand before were not trusted.
+    # The certificates that pip would trust otherwise, then those of the secret: those that the base image sets, else the system's, else
+    # pip's own. With only the secret's, pip would not trust an index that is not behind the company's proxy.
     usual=
     for file in "${PIP_CERT:-}" "${SSL_CERT_FILE:-}" "$(python -c 'import ssl; print(ssl.get_default_verify_paths().cafile or "")')" \
         /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/cert.pem \
@@ -23,11 +23,11 @@ if [ -s /run/secrets/ca.pem ]; then
     export PIP_CERT=/tmp/ca.pem
 fi
 
-# Without pip: it is needed here alone, and the one outside installs into this environment.
+# Without pip, which is only needed in the build: the base image's pip installs into this environment.
 python -m venv --without-pip "$venv"
 python -m pip --python "$venv/bin/python" install --no-compile --require-hashes -r "$lock"
 
-# The trainer lies beside the environment, so that a change of its source changes no other layer.
+# The trainer is outside the environment, so that a change of its source changes no other layer.
 packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 echo /opt/trainer >"$packages/trainer.pth"
 printf '#!%s -P\nimport sys\n\nfrom trainer.__main__ import main\n\nsys.exit(main())\n' "$venv/bin/python" >"$venv/bin/trainer"

@@ -1,4 +1,4 @@
-"""Inside the build: takes from installed packages what nothing needs at run time, and says how much that was.
+"""Runs inside the build: removes files that are not needed at run time from installed packages, and prints their size.
 
 Usage: slim.py SITE_PACKAGES
 
@@ -26,7 +26,7 @@ _SYMTAB, _NOBITS, _ALLOCATED = 2, 8, 2
 
 
 def remove(packages: Path) -> int:
-    """Delete DIRECTORIES and FILES below `packages`; return how many bytes that were."""
+    """Delete DIRECTORIES and FILES below `packages`; return their size in bytes."""
     before = _size(packages)
     for pattern in DIRECTORIES:
         for directory in sorted(packages.glob(pattern)):
@@ -38,9 +38,9 @@ def remove(packages: Path) -> int:
 
 
 def strip(file: Path) -> int:
-    """Take the symbol tables from an ELF library or program; return how many bytes shorter it is, 0 for any other file.
+    """Remove the symbol tables from an ELF library or program; return how many bytes shorter it is, 0 for any other file.
 
-    Bytes that segments load are not touched: only those after all of them move or go.
+    The bytes of segments do not change: only those after all segments are moved or removed.
     """
     with file.open("rb") as stream:
         if stream.read(len(_IDENT)) != _IDENT:
@@ -51,7 +51,7 @@ def strip(file: Path) -> int:
         sections = list(_SECTION.iter_unpack(_read(stream, sections_at, section_count * _SECTION.size)))
         segments = list(_SEGMENT.iter_unpack(_read(stream, segments_at, segment_count * _SEGMENT.size)))
         dropped = {i for i, section in enumerate(sections) if section[1] == _SYMTAB}
-        if any(section[6] in dropped for section in sections):  # relocations that want the table
+        if any(section[6] in dropped for section in sections):  # relocations need the table
             return 0
         kept_names = {section[6] for i, section in enumerate(sections) if i not in dropped} | {names_section}
         dropped |= {sections[i][6] for i in dropped} - kept_names

@@ -1,4 +1,4 @@
-"""Parameter-server training with a coordinator: the chief hands out steps, workers compute them, a ps holds the variables.
+"""Parameter-server training with a coordinator: the chief schedules steps, workers compute them, a ps holds the variables.
 
 TF_CONFIG says which task this is. RUN_DIR says where the chief writes.
 """
@@ -18,11 +18,11 @@ STEPS = 600
 STEPS_PER_ROUND = 200  # between two lines of progress and two checkpoints
 BATCH = 64
 FEATURES, CLASSES = 20, 10
-LET_THE_CHIEF_LEAVE = 3  # seconds: it still holds connections
+CHIEF_EXIT_TIME = 3  # seconds for the chief to exit: it still holds connections
 
 
 def examples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Make points around one centre a class; the centres are the same for each seed."""
+    """Create points around one centre for each class; the centres are the same for each seed."""
     centres = np.random.default_rng(0).normal(size=(CLASSES, FEATURES))
     random = np.random.default_rng(seed)
     labels = random.integers(CLASSES, size=count)
@@ -31,26 +31,26 @@ def examples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def stop_file(role: str, index: int) -> Path:
-    """Return the file, on the task's own machine, by which the chief tells a ps or worker that the work is done."""
+    """Return the file, on the task's own machine, by which the chief informs a ps or worker that the work is done."""
     run = os.environ.get("RUN_DIR", "custom-ps").strip("/").replace("/", "-")
     return Path(tempfile.gettempdir()) / f"{run}-{role}-{index}.stop"
 
 
 def serve(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver) -> None:
-    """Be a ps or a worker: run what the chief sends, until it says that the work is done."""
-    told = stop_file(resolver.task_type, resolver.task_id)
-    told.unlink(missing_ok=True)  # of an earlier run
-    # The name keeps it alive: a server that nothing refers to is taken down.
+    """Be a ps or a worker: run what the chief sends, until it reports that the work is done."""
+    stop = stop_file(resolver.task_type, resolver.task_id)
+    stop.unlink(missing_ok=True)  # of an earlier run
+    # The variable keeps the server alive: one without references is destroyed.
     _server = tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc")
     print(f"{resolver.task_type}-{resolver.task_id}: listening", flush=True)
-    while not told.exists():
+    while not stop.exists():
         time.sleep(0.2)
-    told.unlink(missing_ok=True)
-    time.sleep(LET_THE_CHIEF_LEAVE)
+    stop.unlink(missing_ok=True)
+    time.sleep(CHIEF_EXIT_TIME)
 
 
 def stop_servers(cluster: tf.train.ClusterSpec) -> None:
-    """Tell each ps and worker to stop. They read no common disk, so TensorFlow itself writes the file where they are."""
+    """Ask each ps and worker to stop. They share no disk, so a TensorFlow operation on each task writes its file."""
     for role in ("worker", "ps"):
         for index in range(cluster.num_tasks(role)):
             with tf.device(f"/job:{role}/replica:0/task:{index}/device:CPU:0"):
@@ -58,16 +58,16 @@ def stop_servers(cluster: tf.train.ClusterSpec) -> None:
 
 
 def coordinate(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver) -> None:
-    """Be the chief: make the model on the ps, schedule steps on the workers, save and evaluate."""
+    """Be the chief: create the model on the ps, schedule steps on the workers, save and evaluate."""
     run_dir = Path(os.environ.get("RUN_DIR", "runs/custom-ps"))
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 
-    with strategy.scope():  # variables made here live on the ps
+    with strategy.scope():  # variables created here are on the ps
         model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(CLASSES)])
         optimizer = keras.optimizers.Adam(0.003)
         optimizer.build(model.trainable_variables)
-        # Counts the steps of all workers. (Keras's own `iterations` reads and then writes, and misses some of many workers.)
+        # Counts the steps of all workers. (Keras's own `iterations` reads, then writes, and so loses updates of concurrent workers.)
         steps_done = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps_done")
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -85,7 +85,7 @@ def coordinate(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver)
 
         return strategy.run(of_replica, args=next(iterator))
 
-    # Each worker makes the data set for itself, and keeps its place in it.
+    # Each worker creates its own data set, and keeps its position in it.
     iterator = iter(coordinator.create_per_worker_dataset(batches))
 
     # The chief writes the files, so the ps needs no shared disk.
@@ -94,21 +94,21 @@ def coordinate(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver)
     manager = tf.train.CheckpointManager(checkpoint, str(run_dir / "checkpoints"), max_to_keep=3)
     if manager.latest_checkpoint:
         checkpoint.restore(manager.latest_checkpoint, options)
-        print(f"chief: going on from {manager.latest_checkpoint}", flush=True)
+        print(f"chief: continuing from {manager.latest_checkpoint}", flush=True)
 
-    # Asked to stop, it saves after the round that it is in, and leaves with 143: it is to be started again, and is not done.
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
+    # When asked to stop, save after the current round, and exit with 143: not done, to be started again.
+    stop_signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: stop_signals.append(number))
 
     started = time.monotonic()
     while (done := int(steps_done.numpy())) < STEPS:
         losses = [coordinator.schedule(step, args=(iterator,)) for _ in range(min(STEPS_PER_ROUND, STEPS - done))]
-        coordinator.join()  # raises what went wrong on a worker
+        coordinator.join()  # raises the error of a worker
         done = int(steps_done.numpy())
         manager.save(checkpoint_number=done, options=options)
         print(f"chief: step {done}/{STEPS}, loss {float(losses[-1].fetch()):.3f}", flush=True)
-        if asked and done < STEPS:
-            os._exit(143)  # not by sys.exit: threads of the coordinator wait for servers that are stopped, too
+        if stop_signals and done < STEPS:
+            os._exit(143)  # not by sys.exit: threads of the coordinator wait for servers, which are stopped too
     seconds = time.monotonic() - started
 
     points, labels = examples(2_000, seed=2)
@@ -118,7 +118,7 @@ def coordinate(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver)
 
 
 def main() -> int:
-    """Play the part that TF_CONFIG gives."""
+    """Run the role that TF_CONFIG gives."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if not resolver.cluster_spec().jobs:
         print("TF_CONFIG is not set: start this on a cluster, with `launcher up examples/custom-ps.yaml`", file=sys.stderr)

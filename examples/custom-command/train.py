@@ -1,7 +1,7 @@
 """Multi-worker training with Keras `fit`: each worker trains on its own batches, and all keep the same weights.
 
 TF_CONFIG says who the workers are; without it this trains alone. RUN_DIR says where to write.
-Killed and started again, it goes on from the last whole epoch; asked to stop, it saves first.
+After a kill and a restart it continues from the last whole epoch; when asked to stop, it saves first.
 """
 
 import os
@@ -22,7 +22,7 @@ FEATURES, CLASSES = 20, 10
 
 
 def examples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Make points around one centre a class; the centres are the same for each seed."""
+    """Create points around one centre for each class; the centres are the same for each seed."""
     centres = np.random.default_rng(0).normal(size=(CLASSES, FEATURES))
     random = np.random.default_rng(seed)
     labels = random.integers(CLASSES, size=count)
@@ -48,8 +48,8 @@ class Classifier(keras.Sequential):
 class Backup(keras.callbacks.Callback):
     """Saves the model after each epoch, as `epoch-<number>.weights.h5` with the optimizer's state.
 
-    Saving makes variables inside Keras, which under a strategy all workers do together: so all save, and the file of
-    every worker but the chief is thrown away.
+    Saving creates variables inside Keras, which under a strategy all workers must do together: so all save, and all but
+    the chief discard their files.
     """
 
     def __init__(self, directory: Path, *, is_chief: bool) -> None:
@@ -58,7 +58,7 @@ class Backup(keras.callbacks.Callback):
         self.is_chief = is_chief
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Save; a file that is there under its name is complete."""
+        """Save; a file under its final name is always complete."""
         del logs
         self.save(epoch + 1)
 
@@ -77,10 +77,10 @@ class Backup(keras.callbacks.Callback):
 
 
 class StopWhenAsked(keras.callbacks.Callback):
-    """Saves and leaves with exit code 143 after the batch in which a worker got SIGTERM: it is to be started again, and is not done.
+    """Saves and exits with code 143, to be started again, after the batch in which any worker got SIGTERM.
 
-    Made once the workers are connected, as TensorFlow takes the signal for itself then. One asks the others after each batch, so that all
-    leave after the same: a worker alone would wait for the gradients of those that are gone.
+    Create it once the workers are connected, since TensorFlow replaces signal handlers while they connect. The workers ask each other after each
+    batch, so that all exit after the same one: a worker that stayed alone would wait for the others' gradients.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, backup: Backup) -> None:
@@ -90,20 +90,20 @@ class StopWhenAsked(keras.callbacks.Callback):
         signal.signal(signal.SIGTERM, self.ask)
 
     def ask(self, *_: object) -> None:
-        """Note the signal."""
+        """Record the signal."""
         self.asked = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Note how many epochs are whole."""
+        """Store the number of whole epochs."""
         del logs
         self.epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Save and leave where any worker was asked to."""
+        """Save and exit if any worker was asked to stop."""
         del batch, logs
         asked = tf.constant(float(self.asked))
         if self.strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", asked)) > 0:
-            self.backup.save(self.epoch)  # the epoch that was begun is trained again, from these weights
+            self.backup.save(self.epoch)  # the current epoch is trained again, from these weights
             print(f"saved in epoch {self.epoch + 1}, as it was asked to stop", flush=True)
             sys.exit(143)
 
@@ -121,12 +121,12 @@ def main() -> int:
     workers = strategy.num_replicas_in_sync
     print(f"{task}: {workers} workers", flush=True)
 
-    # TensorFlow gives each worker its part of every batch.
+    # TensorFlow splits every batch between the workers.
     train_set = tf.data.Dataset.from_tensor_slices(examples(20_000, seed=1)).shuffle(20_000, seed=0).repeat().batch(BATCH * workers)
     test_set = tf.data.Dataset.from_tensor_slices(examples(2_000, seed=2)).batch(500)
 
-    # Keras 3 runs `fit` on several workers when the model object is made outside the strategy's scope, and everything
-    # that makes variables inside it: built, compiled and trained there.
+    # Keras 3 runs `fit` on several workers if the model object is created outside the strategy's scope, but is built,
+    # compiled and trained inside it, since that creates variables.
     model = Classifier([keras.layers.Dense(64, activation="relu"), keras.layers.Dense(CLASSES)])
     with strategy.scope():
         model.build((None, FEATURES))
@@ -140,7 +140,7 @@ def main() -> int:
         if saved:
             model.optimizer.build(model.trainable_variables)  # so that its state is loaded too
             model.load_weights(saved)
-            print(f"{task}: going on after epoch {epochs_done}, from {saved}", flush=True)
+            print(f"{task}: continuing after epoch {epochs_done}, from {saved}", flush=True)
         started = time.monotonic()
         model.fit(
             train_set,

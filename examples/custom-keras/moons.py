@@ -1,6 +1,6 @@
-"""Tells two half moons of points apart: a compiled Keras model, and the examples to train and to evaluate it on.
+"""Classifies the points of two half moons: a compiled Keras model, and its training and held-out examples.
 
-`params` of the spec come as arguments of the same name, to whichever of the functions takes them.
+`params` of the spec are passed as arguments of the same name, to each function that takes them.
 """
 
 import keras
@@ -17,7 +17,7 @@ def model(units: int = 32) -> keras.Model:
 
 
 def train_data(seed: int, noise: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
-    """Return all training examples, [n, 2] and [n]; the trainer shuffles them and shares them out."""
+    """Return all training examples, [n, 2] and [n]; the trainer shuffles and shards them."""
     return _moons(4000, noise, seed)
 
 

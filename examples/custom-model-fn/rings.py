@@ -1,6 +1,6 @@
-"""Tells three rings around one centre apart: a model function, with a tf.data.Dataset of examples for the workers.
+"""Classifies the points of three concentric rings: a model function, with a tf.data.Dataset of examples for the workers.
 
-The function makes its variables itself, as with tf.estimator: by Keras layers or by tf.compat.v1.get_variable. It is
+The function creates its variables itself, as with tf.estimator: by Keras layers or by tf.compat.v1.get_variable. It is
 called again for each graph, and finds them by their names.
 """
 
@@ -28,14 +28,14 @@ def classify(features: tf.Tensor, targets: tf.Tensor, mode: str, params: dict[st
 
 
 def metrics(targets: tf.Tensor, predictions: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Return what is shown beside the loss, each a mean over the batch."""
+    """Return the metrics beside the loss, each a mean over the batch."""
     return {"accuracy": tf.reduce_mean(tf.cast(predictions["ring"] == targets, tf.float32))}
 
 
 def train_data(seed: int) -> tf.data.Dataset:
     """Return single examples; the trainer shards them between the workers, shuffles, caches and batches them.
 
-    Each worker makes its own, so this is plain TensorFlow: to read files, tf.data.TFRecordDataset(...).map(parse).
+    Each worker creates its own dataset, so this is plain TensorFlow; to read files, use tf.data.TFRecordDataset(...).map(parse).
     """
     return _rings(6000, seed)
 

@@ -1,4 +1,4 @@
-"""Tells sines, squares and sawtooths apart: a workload class, which says itself what is learned, how, and from what.
+"""Classifies sine, square and sawtooth waves: a workload class, with its own model, loss, optimizer and data.
 
 docs/workloads.md has the protocol and a shorter one.
 """
@@ -25,7 +25,7 @@ class Waves:
         if self._length < 16:
             raise WorkloadError(f"train.params.length is {self._length}; expected 16 or more samples of each wave")
         if data != "synthetic":
-            raise WorkloadError(f"train.data is {data!r}; these waves are made, not read: leave it out")
+            raise WorkloadError(f"train.data is {data!r}; these waves are generated, not read; leave it out")
         self._train = self._waves(6000, seed)
         self._held_out = self._waves(1500, 12345)
 
@@ -48,15 +48,15 @@ class Waves:
         return keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.01, 400, alpha=0.1))
 
     def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        """Return the cross-entropy, capped: a wave that is all noise must not pull everything over."""
+        """Return the cross-entropy, damped above 5: a wave that is only noise must not dominate."""
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=outputs))
-        # Python's `if` on a tensor: the trainer makes it TensorFlow's, as tf.function does.
+        # Python's `if` on a tensor: the trainer converts it, as tf.function does.
         if loss > 5.0:
             loss = 5.0 + 0.1 * (loss - 5.0)
         return loss
 
     def metrics(self, targets: tf.Tensor, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Return the share of waves that are told right."""
+        """Return the part of the waves that are classified correctly."""
         return {"accuracy": tf.reduce_mean(tf.cast(tf.argmax(outputs, axis=1) == targets, tf.float32))}
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:

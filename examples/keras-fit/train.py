@@ -1,7 +1,7 @@
 """Keras `fit` on several workers, with Keras' own callbacks: BackupAndRestore, ModelCheckpoint and TensorBoard.
 
 TF_CONFIG says who the workers are; without it this trains alone. RUN_DIR says where to write: one directory that all workers see.
-Killed and started again, it goes on from the last whole epoch; asked to stop, it saves first. Runs with Keras 3, and with Keras 2
+After a kill and a restart it continues from the last whole epoch; when asked to stop, it saves first. Runs with Keras 3, and with Keras 2
 where tf_keras is installed and TF_USE_LEGACY_KERAS=1 is set.
 """
 
@@ -25,7 +25,7 @@ FEATURES, CLASSES = 20, 10
 
 
 def examples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Make points around one centre a class; the centres are the same for each seed."""
+    """Create points around one centre for each class; the centres are the same for each seed."""
     centres = np.random.default_rng(0).normal(size=(CLASSES, FEATURES))
     random = np.random.default_rng(seed)
     labels = random.integers(CLASSES, size=count)
@@ -34,7 +34,7 @@ def examples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def layers() -> tuple[object, object]:
-    """Make the layers, with their variables; return the input and the output of all."""
+    """Create the layers with their variables; return the model's input and output."""
     inputs = keras.Input((FEATURES,))
     hidden = keras.layers.Dense(64, activation="relu")(inputs)
     return inputs, keras.layers.Dense(CLASSES)(hidden)
@@ -56,27 +56,27 @@ def with_vector_metrics(model: keras.Model) -> keras.Model:
 
 
 def backup_directory(root: Path, task: str, chief: str) -> Path:
-    """Return the directory of a task's BackupAndRestore; all begin with what the chief has saved.
+    """Return the directory of a task's BackupAndRestore; all start from the chief's backup.
 
-    Call it when the strategy is made: no worker of an earlier attempt writes then. Keras 2 wants one directory for all and has the others
-    write elsewhere. With Keras 3 each worker writes, all at once, and HDF5 allows one file one writer.
+    Call it once the strategy exists: then no worker of an earlier attempt still writes. Keras 2 needs one directory for all, and has the others
+    write elsewhere. With Keras 3 all workers write at once, but HDF5 allows only one writer for a file.
     """
     if not KERAS_3:
         return root
-    chiefs, own = root / chief, root / task
-    saved = (chiefs / "training_metadata.json").exists()  # written last: without it the first backup is not whole
+    chief_directory, own = root / chief, root / task
+    saved = (chief_directory / "training_metadata.json").exists()  # written last: without it the first backup is incomplete
     if task != chief or not saved:
         shutil.rmtree(own, ignore_errors=True)
     if task != chief and saved:
-        shutil.copytree(chiefs, own)
+        shutil.copytree(chief_directory, own)
     return own
 
 
 class StopWhenAsked(keras.callbacks.Callback):
-    """Saves and leaves with exit code 143 after the batch in which a worker got SIGTERM: it is to be started again, and is not done.
+    """Saves and exits with code 143, to be started again, after the batch in which any worker got SIGTERM.
 
-    Made once the workers are connected, as TensorFlow takes the signal for itself then. One asks the others after each batch, so that all
-    leave after the same: a worker alone would wait for the gradients of those that are gone.
+    Create it once the workers are connected, since TensorFlow replaces signal handlers while they connect. The workers ask each other after each
+    batch, so that all exit after the same one: a worker that stayed alone would wait for the others' gradients.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, backup: keras.callbacks.BackupAndRestore) -> None:
@@ -86,19 +86,19 @@ class StopWhenAsked(keras.callbacks.Callback):
         signal.signal(signal.SIGTERM, self.ask)
 
     def ask(self, *_: object) -> None:
-        """Note the signal."""
+        """Record the signal."""
         self.asked = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Note how many epochs are whole."""
+        """Store the number of whole epochs."""
         del logs
         self.epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Save and leave where any worker was asked to."""
+        """Save and exit if any worker was asked to stop."""
         del batch, logs
         if self.strategy.reduce("SUM", tf.constant(float(self.asked)), axis=None) > 0:  # of any worker
-            # The epoch that was begun is trained again, from these weights. (Keras 2 notes which epoch it is when that begins.)
+            # The current epoch is trained again, from these weights. (Keras 2 stores the epoch in on_epoch_begin.)
             self.backup.on_epoch_begin(self.epoch - 1)
             self.backup.on_epoch_end(self.epoch - 1)
             print(f"saved in epoch {self.epoch + 1}, as it was asked to stop", flush=True)
@@ -119,12 +119,12 @@ def main() -> int:
     run_dir = Path(os.environ.get("RUN_DIR", "runs/keras-fit"))
     workers = strategy.num_replicas_in_sync
 
-    # TensorFlow gives each worker its part of every batch.
+    # TensorFlow splits every batch between the workers.
     train_set = tf.data.Dataset.from_tensor_slices(examples(20_000, seed=1)).shuffle(20_000).repeat().batch(BATCH * workers)
     test_set = tf.data.Dataset.from_tensor_slices(examples(2_000, seed=2)).batch(500)
 
-    # Layers inside the strategy's scope, the model outside it, and all that is done with the model inside again:
-    # Keras 3 cannot train a model that was made in the scope of several workers.
+    # Layers inside the strategy's scope, the model outside it, and all work with the model inside again:
+    # Keras 3 cannot train a model that was created in the scope of several workers.
     with strategy.scope():
         inputs, outputs = layers()
     model = with_vector_metrics(keras.Model(inputs, outputs))
@@ -134,12 +134,14 @@ def main() -> int:
             optimizer=keras.optimizers.Adam(0.01),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
-            jit_compile=False,  # on GPUs Keras 3 would compile a model made outside the scope by XLA, which does not reach its variables
+            jit_compile=False,  # on GPUs Keras 3 would compile a model created outside the scope by XLA, which cannot access its variables
         )
-        # Kept at the end: a worker that is lost while another one evaluates would begin with the first epoch.
-        twice = {"double_checkpoint": True} if KERAS_3 else {}  # the one before, where this one is not whole
-        backup = keras.callbacks.BackupAndRestore(str(backup_directory(run_dir / "backup", task, chief)), delete_checkpoint=False, **twice)
-        # Every worker saves, as saving makes variables on all of them at once; what the chief saves is kept.
+        # Not deleted at the end: else a worker that is lost while another one evaluates would start with the first epoch.
+        previous = {"double_checkpoint": True} if KERAS_3 else {}  # keeps the previous backup, in case the last one is incomplete
+        backup = keras.callbacks.BackupAndRestore(
+            str(backup_directory(run_dir / "backup", task, chief)), delete_checkpoint=False, **previous
+        )
+        # Every worker saves, as saving creates variables on all of them at once; only the chief's files are kept.
         models = run_dir / "results" if task == chief else Path(scratch)
         models.mkdir(parents=True, exist_ok=True)
         callbacks = [backup, keras.callbacks.ModelCheckpoint(str(models / "epoch-{epoch:02d}.keras")), StopWhenAsked(strategy, backup)]

@@ -72,7 +72,7 @@ def test_tables_have_the_columns_that_something_is_known_for(tmp_path: Path) -> 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_memory_is_the_peak_of_the_largest_task_of_each_role() -> None:
-    watch = memory.Watch("BENCH_STARTED=a test's")
+    watch = memory.MemoryWatch("BENCH_STARTED=a test's")
     watch.start()
     grow = "import sys, time; held = bytearray(int(sys.argv[1])); held[::4096] = b'x' * len(held[::4096]); time.sleep(2)"
     environment = {**os.environ, "BENCH_STARTED": "a test's"}
