@@ -64,7 +64,7 @@ def test_what_is_no_program(name: str, params: dict[str, Any], message: str) -> 
 
 
 def test_what_nothing_gives_is_told_with_the_functions_place() -> None:
-    with pytest.raises(WorkloadError, match=r"counted \(.*placed_here\.py:2\) takes 'count', and nothing gives it"):
+    with pytest.raises(WorkloadError, match=r"counted \(.*placed_here\.py:2\) requires 'count', which is not given"):
         run("counted")
 
 

@@ -17,7 +17,7 @@ DRIVER = Path(__file__).with_name("drive_fit.py")
 WORDS = {
     "guide": "has train_step of its own, which parameter_server does not run: .* Use strategy single, mirrored or multi_worker_mirrored",
     "moving": "compute_loss of Moving changes .*seen, which parameter_server does not save",
-    "summed": "a loss whose reduction is 'sum', and of the 2 batches of a step the mean is taken; use reduction='sum_over_batch_size'",
+    "summed": "a loss whose reduction is 'sum', but a step takes the mean of its 2 batches; use reduction='sum_over_batch_size'",
     "gathered": "gradient_accumulation_steps=2, by which .* set train.gradients.accumulate",
     "overwritten": "ema_overwrite_frequency=2, by which .*; leave it out",
     "twice": r"Twice\.train_step applies gradients more than once, which several replicas cannot follow\. Compile .*, or train with strategy single",

@@ -221,7 +221,7 @@ def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
     [
         ("forms_models:number", {}, "is int in .*forms_models.py; expected a workload class, a compiled Keras model"),
         ("forms_models:Own", {}, "is a class of Keras models; name a function that returns one of them, compiled"),
-        ("forms_models:plain", {}, r"plain \(.*forms_models\.py:\d+\) takes 'units', and nothing gives it\. Set train\.params\.units"),
+        ("forms_models:plain", {}, r"plain \(.*forms_models\.py:\d+\) requires 'units', which is not given\. Set train\.params\.units"),
         ("forms_models:plain", {"units": 1}, r"has no loss and optimizer; call model\.compile"),
         ("forms_models:plain", {"unts": 1}, r"train\.params\.unts: no function of forms_models:plain takes .*did you mean 'units'"),
         ("forms_models:nothing", {}, "returned NoneType; expected a compiled keras.Model"),
@@ -235,9 +235,9 @@ def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
         (
             "forms_models:stateful",
             {},
-            "the layer 'kept' is stateful, so its state goes on from batch to batch, .*; leave stateful=True out",
+            "the layer 'kept' is stateful: its state continues from batch to batch, .*; leave stateful=True out",
         ),
-        ("forms_models:eager", {}, "run_eagerly=True; the trainer runs graphs alone"),
+        ("forms_models:eager", {}, "run_eagerly=True; the trainer only runs graphs"),
         ("forms_dataless:model", {}, "has no train_data and no eval_data. Add them: a function that returns"),
         ("forms_modules:model", {}, "has no train_data and no eval_data. Add them"),
         ("forms_half:model", {}, "has no eval_data. Add it"),
@@ -247,10 +247,10 @@ def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
         ("forms_functions:vector", {}, r"a loss of float32 and shape \(2, 1\); expected one number"),
         ("forms_functions:nameless", {}, "returned NoneType as train op; expected as train op a Keras optimizer"),
         ("forms_functions:old", {}, r"minimizes with an optimizer of TensorFlow 1; expected .* minimize\(loss, optimizer\)"),
-        ("forms_functions:other", {}, "the train op minimizes another loss than is returned"),
-        ("forms_functions:kept", {}, r"made dense/bias, dense/kernel in its first call, and dense/bias, dense/kernel not again"),
-        ("forms_functions:foreign", {}, "uses the variable 'before:0', which was made outside of it"),
-        ("forms_functions:growing", {}, "makes the variable 'calibration/kernel', which its first call, in training mode, had not"),
+        ("forms_functions:other", {}, "the train op does not minimize the returned loss"),
+        ("forms_functions:kept", {}, r"created dense/bias, dense/kernel in its first call, but not dense/bias, dense/kernel in a later one"),
+        ("forms_functions:foreign", {}, "uses the variable 'before:0', which was created outside of it"),
+        ("forms_functions:growing", {}, "creates the variable 'calibration/kernel', which its first call, in training mode, did not"),
     ],
 )
 def test_what_is_wrong_is_said(name: str, params: dict[str, Any], message: str) -> None:
@@ -275,7 +275,7 @@ def test_a_model_at_module_level_is_as_good() -> None:
 @pytest.mark.parametrize("name, kind", [("function", "model function"), ("Class", "workload class")])
 def test_class_weight_is_refused_where_nothing_would_use_it(name: str, kind: str) -> None:
     with pytest.raises(
-        WorkloadError, match=rf"forms_weighing\.py has a class_weight, which counts for .* is a {kind}; give sample weights"
+        WorkloadError, match=rf"forms_weighing\.py has a class_weight, which only applies to .* is a {kind}; give sample weights"
     ):
         workload(f"forms_weighing:{name}")
 

@@ -260,7 +260,7 @@ def test_rows_of_numbers_are_said_to_be_taken_as_examples(capsys: pytest.Capture
         return capsys.readouterr().out
 
     tagged = given((np.ones(2), np.ones(2)), shapes=[[None], [None]])
-    assert "each is taken as one example. If they are batches to you, add .unbatch()" in said(tagged)
+    assert "each is taken as one example. If they are batches, add .unbatch()" in said(tagged)
     assert said(tagged.unbatch()) == said(rows([1, 2])) == ""
     assert "gives batches" in said(generated_batches())
 
@@ -310,7 +310,7 @@ def test_a_padding_of_the_users_own_pads_the_batches_that_are_made_of_the_exampl
     data = user_data.UserData(train_data, CallArguments("own:model", {}, "", 1), "train_data")
     if not weighted:  # what each value is for is known by the types of all parts alone
         with pytest.raises(
-            WorkloadError, match="padding values for int32, int32, float32, and what was done after it makes examples of int32, int32"
+            WorkloadError, match="padding values for int32, int32, float32, but the operations after it give examples of int32, int32"
         ):
             list(data.once(4))
         return

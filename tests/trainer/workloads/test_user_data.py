@@ -69,7 +69,7 @@ def test_sample_weights_travel_with_the_targets(kind: str) -> None:
         (lambda: (np.zeros(2), 3), "a single value"),
         (lambda: (tf.constant("a"), np.zeros(1)), "a single value"),
         (lambda: tf.data.Dataset.range(3), "gives a Dataset of TensorSpec.*; expected"),
-        (lambda missing: missing, r"takes 'missing', and nothing gives it\. Set train\.params\.missing"),
+        (lambda missing: missing, r"requires 'missing', which is not given\. Set train\.params\.missing"),
     ],
     ids=["none", "one", "lengths", "empty", "objects", "ragged", "no string", "number", "string", "spec", "argument"],
 )
@@ -179,7 +179,7 @@ def test_classes_have_weights_and_sample_weights_count_as_well(kind: str, target
         ({"cat": 1.0}, np.zeros(3), "expected a dict of a number for each class"),
         ({0: -1.0}, np.zeros(3), "expected a dict of a number for each class"),
         (WEIGHTS, np.zeros((3, 2, 2)), r"a target has the shape \(2, 2\); expected an integer or a one-hot row an example"),
-        (WEIGHTS, {"a": np.zeros(3), "b": np.zeros(3)}, "the targets are several outputs'"),
+        (WEIGHTS, {"a": np.zeros(3), "b": np.zeros(3)}, "the targets are those of several outputs"),
     ],
 )
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
