@@ -117,7 +117,7 @@ def larger_in_a_graph() -> tf.data.Dataset:
     "kind,message",
     [
         ("generator", r"workers of parameter_server run no Python\. Return arrays, write the examples to TFRecord files"),
-        ("value", "exists in the chief's memory alone.*Make it a function that returns the Dataset"),
+        ("value", "only exists in the chief's memory.*Make it a function that returns the Dataset"),
         ("too large", r"an array of 2 GB or more.*Return the arrays instead of the Dataset, or read files"),
     ],
 )
