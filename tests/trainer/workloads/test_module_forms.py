@@ -248,7 +248,11 @@ def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
         ("forms_functions:nameless", {}, "returned NoneType as train op; expected as train op a Keras optimizer"),
         ("forms_functions:old", {}, r"minimizes with an optimizer of TensorFlow 1; expected .* minimize\(loss, optimizer\)"),
         ("forms_functions:other", {}, "the train op does not minimize the returned loss"),
-        ("forms_functions:kept", {}, r"created dense/bias, dense/kernel in its first call, but not dense/bias, dense/kernel in a later one"),
+        (
+            "forms_functions:kept",
+            {},
+            r"created dense/bias, dense/kernel in its first call, but not dense/bias, dense/kernel in a later one",
+        ),
         ("forms_functions:foreign", {}, "uses the variable 'before:0', which was created outside of it"),
         ("forms_functions:growing", {}, "creates the variable 'calibration/kernel', which its first call, in training mode, did not"),
     ],
