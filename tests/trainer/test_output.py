@@ -143,7 +143,7 @@ def test_what_a_program_leaves_running_does_not_hold_its_task(supervised: Start)
 
 def test_a_program_waits_for_a_slow_reader_and_its_task_still_hears_a_signal(supervised: Start, tmp_path: Path) -> None:
     script = f"for _ in range(100): os.write(1, b'x' * 100_000)\nopen({str(tmp_path / 'done')!r}, 'w')"
-    process = supervised(*python(script), timeouts={"again": 60.0})
+    process = supervised(*python(script), timeouts={"sigterm_interval": 60.0})
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
