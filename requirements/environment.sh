@@ -1,7 +1,8 @@
 #!/bin/sh
 # Makes a virtual environment from a lock file, from nothing but a Python 3.11 to 3.13 with its venv module.
 # Usage: environment.sh DIRECTORY LOCK [project]      `project` also installs this project, editable, and Keras 2.
-# PYTHON names the interpreter; without it the first fitting one of python3, python3.13, 3.12, 3.11 is taken.
+# PYTHON names the interpreter; without it the first fitting one of python3, python3.13, 3.12, 3.11 is taken, and before them one that was
+# compiled with profile-guided optimization: it needs a quarter less of a processor. pyenv compiles without it, distributions with it.
 set -eu
 
 directory=$1
@@ -21,9 +22,18 @@ remedy() {
     fi
 }
 
+is_optimized() {
+    "$1" -c 'import ensurepip, sys, sysconfig, venv
+sys.exit(not (sys.executable.startswith("/usr/bin/") or "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")))' 2>/dev/null
+}
+
+candidates=${PYTHON:-python3 python3.13 python3.12 python3.11}
 python=
-for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
-    if fits "$candidate"; then python=$candidate; break; fi
+for candidate in $candidates ${PYTHON:-/usr/bin/python3}; do
+    if fits "$candidate" && is_optimized "$candidate"; then python=$candidate; break; fi
+done
+for candidate in $candidates; do
+    if [ -z "$python" ] && fits "$candidate"; then python=$candidate; fi
 done
 if [ -z "$python" ]; then
     found=$(for candidate in ${PYTHON:-python3}; do "$candidate" --version 2>&1 || true; done)
@@ -40,7 +50,7 @@ if ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
     exit 1
 fi
 
-echo "Making $directory with Python $version from $lock"
+echo "Making $directory with Python $version ($(command -v "$python")) from $lock"
 # An environment whose interpreter is gone or is another version is made again.
 if [ "$("$directory/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" != "$version" ]; then
     "$python" -m venv --clear "$directory"
