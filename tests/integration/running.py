@@ -175,9 +175,12 @@ def kill_with_parent(run: Run, task: str) -> int:
 
 @contextlib.contextmanager
 def started(spec: dict[str, Any], directory: Path) -> Iterator[Run]:
-    """Start a run of `spec` detached, and kill it at the end of the block."""
+    """Start a run of `spec` detached, and kill it at the end of the block.
+
+    Unless the spec says otherwise, a stop may take longer than by default: on a busy machine, saving and exporting a model has taken 30 seconds.
+    """
     file = directory / f"{spec['name']}.yaml"
-    file.write_text(yaml.safe_dump(spec))
+    file.write_text(yaml.safe_dump({**spec, "limits": {"grace_period": "90s", **spec.get("limits", {})}}))
     run = Run(spec["name"], directory / "runs")
     run.launcher("up", str(file), "--detach")
     try:

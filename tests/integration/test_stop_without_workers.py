@@ -61,8 +61,7 @@ def test_a_stop_is_heard_and_saved(what: str, how: str, tmp_path: Path) -> None:
         until_nothing_moves(run)
         down = pool.submit(run.launcher, "down", run.name, timeout=120)
         try:
-            # A task has 30 seconds to save: what takes longer is killed, and has saved nothing.
-            (saved,) = run.until("a checkpoint", lambda: run.events("chief", "checkpoint"), timeout=60)
+            (saved,) = run.until("a checkpoint", lambda: run.events("chief", "checkpoint"), timeout=100)
             run.until("the chief to leave", lambda: pid_of(run, "chief") is None)
         finally:
             for pid in stopped:
