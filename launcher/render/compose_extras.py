@@ -61,13 +61,13 @@ def on_success(service: str) -> dict[str, Any]:
 def services(source: Source, task: Task, base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
     """Return the services of a task's init containers, each of which waits for the one before, and of its sidecars. They extend `base`."""
     role = roles_of(source.spec)[task.role]
-    created: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     prepared = on_success(PREPARE) if has_prepare(source) else {}
     waits_for = prepared
     for container in init_containers_of(source.spec, role):
         name = f"{task.name}-{container.name}"
         own = {"restart": "no", "networks": [INIT], **({"depends_on": waits_for} if waits_for else {})}
-        created[name] = _service(source, task, container, base) | {"labels": {MERGE: common, labels.SERVICE: name}} | own
+        extra[name] = _service(source, task, container, base) | {"labels": {MERGE: common, labels.SERVICE: name}} | own
         waits_for = on_success(name)
     for container in sidecars_of(source.spec, role):
         name = f"{task.name}-{container.name}"
@@ -77,8 +77,8 @@ def services(source: Source, task: Task, base: dict[str, Any], common: dict[str,
             "network_mode": f"service:{task.name}",
             "depends_on": {task.name: {"condition": "service_started"}, **prepared},
         }
-        created[name] = _service(source, task, container, base) | {"labels": label_map} | own
-    return created
+        extra[name] = _service(source, task, container, base) | {"labels": label_map} | own
+    return extra
 
 
 def _service(source: Source, task: Task, container: Container, base: dict[str, Any]) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def _no_such_name(module: Module, dotted: str, name: str, file: FilePath) -> Fin
 def _data_is_defined(module: Module, name: str, file: FilePath) -> Iterator[Finding]:
     if not _needs_data(module, name):
         return
-    missing = [name_of_data for name_of_data in _DATA if name_of_data not in module.names]
+    missing = [name for name in _DATA if name not in module.names]
     if missing:
         message = f"{file} has no {' and no '.join(missing)}, which {shown(name)} is trained with"
         remedy = f"define {all_of(missing)} in it: functions that return (inputs, targets); see docs/workloads.md"

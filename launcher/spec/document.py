@@ -102,7 +102,7 @@ class Reader:
 
     def _value(self, node: yaml.Node, path: Path, key: SourceLocation) -> Any:
         location = self._location(node)
-        self._check_aliases(node, path)
+        self._check_size(node, path)
         if isinstance(node, yaml.ScalarNode):
             self._document.sources[path] = Source(key, location, node.value, quoted=bool(node.style))
             return scalar(node, path)
@@ -115,8 +115,8 @@ class Reader:
         finally:
             self._ancestors.pop()
 
-    def _check_aliases(self, node: yaml.Node, path: Path) -> None:
-        """Limit how far aliases can multiply and nest."""
+    def _check_size(self, node: yaml.Node, path: Path) -> None:
+        """Count a value, and limit how far aliases can multiply and nest."""
         self._count += 1
         if self._count > _MAX_VALUES:
             message = f"aliases make this more than {_MAX_VALUES} values"
@@ -180,7 +180,7 @@ class Reader:
                 message = "the value of `<<` is not a mapping"
                 self._note(path, self._location(source), message, "a mapping, or a list of mappings", "name a mapping")
             else:
-                self._check_aliases(source, path)
+                self._check_size(source, path)
                 pairs = self._pairs(source, path) | pairs
         self._ancestors.pop()
         return pairs

@@ -52,16 +52,16 @@ def read_mounts(role: RoleDraft, path: Path) -> None:
     for index in range(len(role.reading.items(path))):
         below = (*path, index)
         mount = dict(role.reading.mapping(below))
-        name, mount_path_given = role.reading.text((*below, "name")), role.reading.text((*below, "mountPath"))
-        if name is None or mount_path_given is None:
+        name, given_path = role.reading.text((*below, "name")), role.reading.text((*below, "mountPath"))
+        if name is None or given_path is None:
             expected = "name and mountPath"
             role.reading.refuse(below, "a mount lacks its name or its mountPath", expected, "add what is missing")
             continue
-        normalized = posixpath.normpath(mount_path_given)
+        normalized = posixpath.normpath(given_path)
         if normalized == _PARENT_DIRECTORY:
             message = f"{normalized} is reserved for the parent of the task's program"
             role.reading.refuse((*below, "mountPath"), message, f"a path other than {_PARENT_DIRECTORY}", "mount it elsewhere")
-        mount_path = normalized if normalized in _OWN_PATHS else mount_path_given
+        mount_path = normalized if normalized in _OWN_PATHS else given_path
         role.mounts.append({**mount, "name": role.renamed.get(name, name), "mountPath": mount_path})
 
 

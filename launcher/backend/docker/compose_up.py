@@ -47,7 +47,7 @@ def start_containers(engine: Engine, run: str, file: Path, timeout: float = 0.0)
 
 
 def _last_line_of_failed(containers: list[Container]) -> str:
-    """Return the last line of the first container that failed before a task, to end a message with: the container is about to be removed."""
+    """Return `: ` and the last log line of the first container that failed before a task, or nothing; the container is about to be removed."""
     for container in containers:
         if _runs_before_a_task(container) and container.attrs["State"].get("ExitCode"):
             line = container.logs(tail=1).decode("utf-8", "replace").strip()

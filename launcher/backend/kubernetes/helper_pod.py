@@ -17,8 +17,8 @@ from launcher.render.kubernetes.objects import CLUSTER_LABEL, COMPONENT, HOUSEKE
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
 _TIMEOUT = 300.0  # seconds, including the time to pull an image and to add a node
 # Kind of a diagnosis that rarely resolves itself -> seconds to wait for a pod with it.
-_TIMEOUTS: dict[str, float] = {"image": 20.0, "config": 20.0}
-_PROBE_TIMEOUTS = {**_TIMEOUTS, "nodes": 60.0}  # a probe does not wait for new nodes
+_PROBLEM_TIMEOUTS: dict[str, float] = {"image": 20.0, "config": 20.0}
+_PROBE_TIMEOUTS = {**_PROBLEM_TIMEOUTS, "nodes": 60.0}  # a probe does not wait for new nodes
 _POLL_INTERVAL = 0.5
 _MODES = ("ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod")  # the widest first
 _SERVING_DEADLINE = 4 * 3600.0  # seconds after which a serving pod ends if its launcher was killed
@@ -37,14 +37,14 @@ def rename_directory(cluster: Cluster, run: Run, new_name: str) -> None:
     """Rename the run's directory on its volume; do nothing if it does not exist."""
     source, target = f"{CONTAINER_RUNS}/{run.name}", f"{CONTAINER_RUNS}/{new_name}"
     _run_command(
-        cluster, run, ["sh", "-c", f"if [ -e '{source}' ]; then mv '{source}' '{target}'; fi"], "renaming its directory", _TIMEOUTS
+        cluster, run, ["sh", "-c", f"if [ -e '{source}' ]; then mv '{source}' '{target}'; fi"], "renaming its directory", _PROBLEM_TIMEOUTS
     )
 
 
 def remove(cluster: Cluster, run: Run) -> None:
     """Remove the run's directory from a shared volume; do nothing if the claim does not exist."""
     if cluster.get("PersistentVolumeClaim", run.claim) is not None:
-        _run_command(cluster, run, ["rm", "-rf", f"{CONTAINER_RUNS}/{run.name}"], "deleting its data", _TIMEOUTS)
+        _run_command(cluster, run, ["rm", "-rf", f"{CONTAINER_RUNS}/{run.name}"], "deleting its data", _PROBLEM_TIMEOUTS)
 
 
 class FailedPodError(LauncherError):
@@ -75,7 +75,7 @@ def serving(cluster: Cluster, run: Run, command: list[str], doing: str, *, is_pr
     manifest["metadata"]["namespace"] = cluster.namespace
     name = str(cluster.create(manifest)["metadata"]["name"])
     try:
-        _await_phase(cluster, name, doing, _PROBE_TIMEOUTS if is_probe else _TIMEOUTS, "Running")
+        _await_phase(cluster, name, doing, _PROBE_TIMEOUTS if is_probe else _PROBLEM_TIMEOUTS, "Running")
         yield name
     finally:
         cluster.delete("Pod", name, grace=1)
@@ -173,7 +173,7 @@ def _await_phase(cluster: Cluster, name: str, doing: str, timeouts: dict[str, fl
             return
         waited = time.monotonic() - began
         found = diagnosis.of_pod(pod)
-        is_overdue = found is not None and waited > (_TIMEOUTS["config"] if found.final else timeouts.get(found.kind, _TIMEOUT))
+        is_overdue = found is not None and waited > (_PROBLEM_TIMEOUTS["config"] if found.final else timeouts.get(found.kind, _TIMEOUT))
         if phase in {"Failed", "Succeeded"} or is_overdue or waited > _TIMEOUT:
             cause = found.message if found else f"it is {phase} after {_TIMEOUT:.0f} s"
             remedy = found.remedy if found else f"see kubectl describe pod {name}"

@@ -76,7 +76,7 @@ class Notifier:
                     try:
                         wait = self._send(message, kind, open_channel)
                     except (NoChannelError, ForbiddenError) as error:
-                        yield f"{message.event}: nobody is told by {kind}: {error.message}; {error.remedy}"
+                        yield f"{message.event}: not sent by {kind}: {error.message}; {error.remedy}"
                         wait = math.inf
                     self._next[delivery] = time.monotonic() + (min(wait, _STALL_CHECK_INTERVAL) if message.about else wait)
 

@@ -47,7 +47,7 @@ def await_tensorboard(cluster: Cluster, run: str) -> None:
             cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
             message = f"TensorBoard of {run} moves to a node where its volume can be used, and has {_START_TIMEOUT:.0f} s to start there"
             moved, announced = True, False
-        elif not moved and (any(map(diagnosis.of_pod, tensorboard_pods)) or not (tensorboard_pods or _exists(cluster, run))):
+        elif not moved and (any(map(diagnosis.of_pod, tensorboard_pods)) or not (tensorboard_pods or _has_tensorboard(cluster, run))):
             break
         if not announced:
             print(message, file=sys.stderr, flush=True)
@@ -56,7 +56,7 @@ def await_tensorboard(cluster: Cluster, run: str) -> None:
     pod_of(cluster, run)
 
 
-def _exists(cluster: Cluster, run: str) -> bool:
+def _has_tensorboard(cluster: Cluster, run: str) -> bool:
     """Return whether a run has a TensorBoard, whose pod is then still to come; raise LauncherError if the pod is refused."""
     deployment = cluster.get("Deployment", f"{run}-{TENSORBOARD}")
     if deployment and (refused := pod_status.condition(deployment, "ReplicaFailure")):

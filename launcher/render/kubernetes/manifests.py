@@ -64,9 +64,9 @@ def run_of(source: Source) -> Run:
     return jobset.with_jobset_addresses(run) if run.options.gang == "jobset" else run
 
 
-def notes(run: Run, created: list[Object]) -> list[str]:
+def notes(run: Run, manifests: list[Object]) -> list[str]:
     """Return the notices about the objects."""
-    notices = [storage.notice(run), configmaps.notice(created)]
+    notices = [storage.notice(run), configmaps.notice(manifests)]
     return [note for note in notices if note]
 
 
@@ -90,16 +90,16 @@ def _image_line(images: list[str]) -> str:
     return f"Its nodes need the images {', '.join(images)}, or registries that have them{push}."
 
 
-def document(head: str, created: Iterable[Object]) -> str:
+def document(head: str, manifests: Iterable[Object]) -> str:
     """Return objects as one YAML text."""
-    return head + "\n" + "---\n".join(text(manifest, {}) for manifest in created)
+    return head + "\n" + "---\n".join(text(manifest, {}) for manifest in manifests)
 
 
-def directory(source: Source, head: str, created: Iterable[Object]) -> dict[str, str]:
+def directory(source: Source, head: str, manifests: Iterable[Object]) -> dict[str, str]:
     """Return objects as files, one for each kind, with the kustomization that lists them in order."""
     kinds: dict[str, list[Object]] = {}
-    for created_object in created:
-        kinds.setdefault(f"{created_object['kind'].lower()}.yaml", []).append(created_object)
+    for manifest in manifests:
+        kinds.setdefault(f"{manifest['kind'].lower()}.yaml", []).append(manifest)
     kustomization: Object = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     if source.spec.kubernetes.namespace:
         kustomization["namespace"] = source.spec.kubernetes.namespace
@@ -108,7 +108,7 @@ def directory(source: Source, head: str, created: Iterable[Object]) -> dict[str,
         # To use a registry, change the name here; nodes to which the image was copied have it under this name.
         tag = {"newTag": ours[0].rpartition(":")[2]} if len(ours) == 1 else {}
         kustomization["images"] = [{"name": REPOSITORY, "newName": REPOSITORY, **tag}]
-    files = {name: "---\n".join(text(created_object, {}) for created_object in kind_objects) for name, kind_objects in kinds.items()}
+    files = {name: "---\n".join(text(manifest, {}) for manifest in kind_objects) for name, kind_objects in kinds.items()}
     return {KUSTOMIZATION: f"{head}{_USE}\n{text(kustomization, {})}", **files}
 
 

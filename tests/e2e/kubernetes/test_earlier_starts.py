@@ -49,7 +49,7 @@ def test_a_fresh_start_that_is_refused_is_not_taken_for_the_run_that_was_renamed
     launcher("up", str(spec))
     assert "moved is complete" in launcher("up", str(spec))
     refused = launcher("up", str(spec), "--fresh", "--set", "storage.class=another", code=2)
-    assert "a claim cannot be changed" in refused
+    assert "the claim exists, and cannot be changed" in refused
     anywhere = dataclasses.replace(launcher, names_namespace=False)
     assert "moved succeeded" in anywhere("up", str(spec))
     launcher("down", "moved", "--delete-data", "--yes")

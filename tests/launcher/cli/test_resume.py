@@ -256,7 +256,7 @@ def test_the_access_mode_of_an_older_version_is_no_change(tmp_path: Path) -> Non
     assert changes({**old, "storage": {**old["storage"], "mount": "all"}}) == ["storage.mount"]
 
 
-def test_what_data_exists_need_not_be_readable(tmp_path: Path) -> None:
+def test_existing_data_need_not_be_readable(tmp_path: Path) -> None:
     assert not data_exists(tmp_path, "mnist")
     (tmp_path / "mnist").mkdir()
     assert not data_exists(tmp_path, "mnist")

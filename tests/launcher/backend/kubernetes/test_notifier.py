@@ -176,7 +176,7 @@ def test_without_the_right_to_note_it_nobody_is_told_and_that_is_said_once() -> 
     there = There()
     there.fails = ForbiddenError("you may not patch configmaps", "have that allowed", "rule")
     one = watching(there, None)
-    assert list(one.send_due(FAILED)) == ["failed: nobody is told by webhook: you may not patch configmaps; have that allowed"]
+    assert list(one.send_due(FAILED)) == ["failed: not sent by webhook: you may not patch configmaps; have that allowed"]
     assert (list(one.send_due(FAILED)), one.busy) == ([], False)
 
 

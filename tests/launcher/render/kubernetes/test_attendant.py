@@ -174,7 +174,7 @@ def test_it_tells_a_webhook_whose_url_is_mounted_and_starts_without_that_too(ren
     assert ports[0] == {"protocol": "TCP"}
     assert {"protocol": "UDP", "port": 53} in ports
     assert "webhook" not in text(ATTENDED)
-    assert "nobody tells" not in text(told)
+    assert "gets no messages" not in text(told)
     alone = CLUSTER + "notify: {webhook: {secret: hook}, command: [mail]}\n"
     for words in ("the webhook of `notify` gets no messages", "the program of `notify` is not run"):
         assert words in text(alone)
