@@ -85,7 +85,7 @@ def _workload_problems(origin: str, document: dict[str, Any]) -> list[str]:
     if entry is None:
         similar = difflib.get_close_matches(name, CATALOG, n=1)
         hint = f"did you mean {similar[0]!r}?" if similar else "give one of these"
-        return [f"{origin}.train.workload is {name!r}; expected {', '.join(sorted(CATALOG))} or package.module:Class; {hint}"]
+        return [f"{origin}.train.workload is {name!r}; expected {', '.join(sorted(CATALOG))} or package.module:name; {hint}"]
     problems = []
     strategy = document.get("strategy", TrainerSettings.model_fields["strategy"].default)
     if strategy in typing.get_args(Strategy) and strategy not in entry.strategies:

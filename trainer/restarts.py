@@ -94,7 +94,7 @@ def decide_restart(
     Final are:
     - WRONG_CONFIGURATION; a `fingerprint` that begins with FINAL has the cause;
     - a second failure with the `fingerprint` of the first and no step forward between (user_errors.py, tracebacks.py): a third would be the same.
-      Attempts that each ran `recovers_after` are final only beyond `max_restarts` in a row;
+      After an attempt of `recovers_after` or longer only more than `max_restarts` repeats are final;
     - with `policy.restart: exit_code`, exit codes below 128.
 
     All other failures count. Not counted are:

@@ -36,7 +36,7 @@ def init(
     workload: Annotated[
         str | None,
         typer.Option(
-            help=f"The workload: a built-in one, or package.module:Class of your code; by default {_WORKLOAD}.",
+            help=f"The workload: a built-in one, or package.module:name of your code; by default {_WORKLOAD}.",
             autocompletion=_workloads,
             show_default=False,
         ),

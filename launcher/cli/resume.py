@@ -169,7 +169,7 @@ def decide_resume(
     """Return what `up` is to do; `changes` is None if the spec of the old run is not known.
 
     `digest` is the new spec's. `elsewhere`: another machine started the old run, and its engine knows only the digest of its spec.
-    Raises UsageError if the run still runs, or if only the user can decide and there is no prompt.
+    Raises UsageError if the run still runs, or if only the user can decide, and there is no prompt or the user chooses to quit.
     """
     if old is not None and old.state not in ENDED:
         raise UsageError(

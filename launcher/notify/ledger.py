@@ -1,7 +1,8 @@
 """The record of a run's messages that were sent or are being sent, so that no other process also sends them. Pure; callers store the entries.
 
-An entry is `{key, since, at, state, words}`. Its state is `claimed` until the time `until` at the latest, while its sender tries; then `sent` or `failed`. The
-claim of a sender that died expires at `until`. If it had just sent the message, the receiver recognizes the duplicate by its id. A key has the
+An entry is `{key, since, at, state, words}`. On Kubernetes its state is `claimed` until the time `until` at the latest, while its sender tries, then
+`sent` or `failed`; a supervisor, which is its run's only sender, sets `sent` before it tries. The claim of a sender that died expires at `until`. If
+it had just sent the message, the receiver recognizes the duplicate by its id. A key has the
 channel and the start of the run, so that each start of a name sends its own messages.
 """
 

@@ -82,7 +82,7 @@ class ControlledTask(ABC):
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Kill it as a failure, so that it is started again."""
+        """Kill it as a failure, so that the supervisor starts it again."""
 
     @abstractmethod
     def decide(self, code: int) -> RestartDecision:
@@ -208,7 +208,7 @@ class RunController:
         self._state_writer.save()
 
     def run(self) -> None:
-        """Supervise the run until all its tasks have ended."""
+        """Supervise the run until all its tasks have ended, or can no longer be observed."""
         while not self._is_over():
             self._runtime.wait(self, self._seconds_until_due())
             self._enforce_deadlines()

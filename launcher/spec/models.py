@@ -157,7 +157,9 @@ class Limits(Section):
         "Then the run fails.",
     )
     deadline: Duration | None = Field(
-        None, description="The run fails if it takes longer than this, except with plain `docker compose up`. No limit when left out."
+        None,
+        description="The run fails if it takes longer than this. Under Docker the run's supervisor enforces it: it does not hold with plain `docker compose up`, "
+        "nor once the supervisor was killed. No limit when left out.",
     )
     orphan_timeout: Duration = Field(
         "10m",

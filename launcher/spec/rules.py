@@ -113,15 +113,15 @@ def workload_exists(context: RuleContext) -> Iterator[Finding]:
 
 
 def check_workload(workload: str) -> None:
-    """Raise FieldError when this is neither a built-in workload nor package.module:Class."""
+    """Raise FieldError when this is neither a built-in workload nor package.module:name."""
     if workload in catalog.CATALOG or _CLASS.match(workload):
         return
     if match := _DOTTED.match(workload):
         meant: str | None = f"{match[1]}:{match[2]}"
     else:
         meant = nearest(workload, catalog.CATALOG)
-    kind = "is not package.module:Class" if ":" in workload else "is not a built-in workload"
-    expected = f"{', '.join(catalog.CATALOG)}, or package.module:Class of your own code"
+    kind = "is not package.module:name" if ":" in workload else "is not a built-in workload"
+    expected = f"{', '.join(catalog.CATALOG)}, or package.module:name of your own code"
     raise FieldError(f"{shown(workload)} {kind}", expected, f"write {meant}" if meant else "choose one of them")
 
 

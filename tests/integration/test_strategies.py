@@ -1,6 +1,6 @@
 """The same work under every strategy gives the same weights, and an evaluator sees each run's last checkpoint.
 
-The workload is user code: `code` and `package.module:Class`, as a user would name their own.
+The workload is user code: `code` and `package.module:name`, as a user would name their own.
 """
 
 import shutil

@@ -3,8 +3,8 @@
 The format is one for all strategies: `tf.train.Checkpoint(model=..., optimizer=..., step=..., seeds=[...], learning_rate=..., callbacks=...)`, and parts
 of large embedding layers' tables.
 A checkpoint is complete before the `checkpoint` file names it, so a kill at any moment leaves the previous one. `capture` creates it in memory, and
-`write` needs no state of TensorFlow: another thread can call it while training continues. Rows on parameter servers are read while they
-are written (table_files.py).
+another thread can `write` it while training continues. Only rows on parameter servers are not copied: `write` reads them there
+(table_files.py).
 
 `learning_rate` is the rate that the optimizer was built with, as text (see `schedules.described`). The checkpoint also has the optimizer's
 current rate, which may be lower by now. Where the spec's rate is no longer that text, a resume uses the spec's and ignores the current one.
@@ -251,7 +251,7 @@ class Checkpoints:
         return f"{space}: there is room for {fitting} of the {self._keep} that train.checkpoint.keep asks for{also}"
 
     def capture(self, step: int, callbacks: bytes = b"") -> InMemoryCheckpoint:
-        """Return the checkpoint of global step `step`, a copy of the current state."""
+        """Return the checkpoint of global step `step`: a copy of the current state, except for rows on parameter servers."""
         self._step.assign(step)
         self._callbacks.assign(callbacks)
         self._saved.save_counter.assign_add(1)  # as tf.train.CheckpointManager does; a part of each checkpoint
@@ -266,10 +266,11 @@ class Checkpoints:
     def write(self, checkpoint: InMemoryCheckpoint) -> str:
         """Write a checkpoint to the disk, delete those beyond `keep`, and return its path.
 
-        If there is no space beside `keep` others, the oldest is deleted before the write instead of afterwards, but never the last one.
+        If the disk is full, others beyond `keep` - 1 are deleted, but never the last one; if any were, the write is repeated.
 
         Raises:
-            OSError: the disk does not take it. Earlier checkpoints remain, except those that were deleted to make space; no part of this one does.
+            OSError: the disk does not take it. Earlier checkpoints remain, except those that were deleted to make space. At most data
+                files of this one remain, without an index; the next start removes them.
             PeerLostError: a parameter server that has rows of it is lost.
         """
         path = str(self._directory / f"ckpt-{checkpoint.step}")

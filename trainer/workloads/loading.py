@@ -82,7 +82,7 @@ def find(target: str) -> tuple[ModuleType, Any]:
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:
         message = (
-            f"train.workload {target!r}: no such workload. Expected {', '.join(sorted(CATALOG))}, or package.module:Class of your code."
+            f"train.workload {target!r}: no such workload. Expected {', '.join(sorted(CATALOG))}, or package.module:name of your code."
         )
         raise WorkloadError(message)
     try:

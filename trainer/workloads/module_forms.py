@@ -2,7 +2,8 @@
 
     class            the workload protocol (protocol.py)
     model, function  a compiled keras.Model, or a function that returns one (keras_model.py)
-    function         of (features, targets), (features, targets, mode) or (features, targets, mode, params) (model_function.py)
+    function         of (features, targets), (features, targets, mode) or (features, targets, mode, params) (model_function.py);
+                     `targets` may be called `labels`
 
 The last two take their data from `train_data` and `eval_data` of the same module, a Keras model also an optional `class_weight`.
 """

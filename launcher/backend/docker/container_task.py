@@ -156,7 +156,7 @@ class ContainerTask(ControlledTask):
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Kill its container, paused or not; the engine does not start a killed one again."""
+        """Kill its container, paused or not. The engine does not start a killed one again; the supervisor does."""
         with self._logging_errors("killing"):
             self.container().kill()
 

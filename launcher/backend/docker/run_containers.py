@@ -1,7 +1,7 @@
 """The tasks of a run as containers: what the engine reports of them, for the controller that supervises the run.
 
-The engine starts failed containers again by itself, also without this process. Only the controller ends a run that cannot succeed, restarts
-containers that the engine does not, ends servers when the work is done, and enforces the deadline.
+The engine starts failed containers again by itself, also without this process. The controller ends a run that cannot succeed, restarts
+containers that the engine does not, stops those that do not end by themselves once the work is done, and enforces the deadline.
 """
 
 import contextlib

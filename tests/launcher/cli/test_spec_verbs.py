@@ -83,9 +83,9 @@ def test_init_overwrites_only_with_force(here: Path, capsys: pytest.CaptureFixtu
         (["/dev/null/x.yaml"], "/dev/null/x.yaml cannot be written: /dev/null is not a directory"),
         (["--workload", "my net"], "mnist_mlp"),
         (["--workload", "life"], "life does not run with strategy parameter_server"),
-        (["--workload", "my net"], "package.module:Class"),
+        (["--workload", "my net"], "package.module:name"),
         (["--command", "--workload", "cifar10"], "--workload"),
-        (["--workload", "my net:Net"], "is not package.module:Class; expected"),
+        (["--workload", "my net:Net"], "is not package.module:name; expected"),
     ],
 )
 def test_init_refuses_what_cannot_be_valid(arguments: list[str], told: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,7 @@ def test_a_users_class_gets_params_data_and_seed() -> None:
     [
         (
             "mnits",
-            r"train\.workload 'mnits': no such workload\. Expected cifar10, click_through, gridworld_dqn, life, linear_regression, .*, or package\.module:Class",
+            r"train\.workload 'mnits': no such workload\. Expected cifar10, click_through, gridworld_dqn, life, linear_regression, .*, or package\.module:name",
         ),
         ("mine.whole:", "no such workload"),
         (":Whole", "no such workload"),

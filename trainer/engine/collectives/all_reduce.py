@@ -38,7 +38,7 @@ class AllReduce:
     Tasks on GPUs reduce by NCCL, tasks on CPUs by TensorFlow's collectives until they `connect`, and by a TcpAllReduce afterwards.
     `MultiWorkerMirroredStrategy` is created only because it starts TensorFlow's collective runtime; models and optimizers stay
     outside its scope, where Keras is three times as fast. The runtime permanently drops a task that has been silent for ten
-    seconds; connected tasks do not use it, and wait for as long as HeartbeatProbe allows.
+    seconds. Connected tasks do not reduce by it, but HeartbeatProbe, which limits their waits, asks it whether others are alive.
     """
 
     def __init__(self, size: int = 1, index: int = 0, wire: str = "float32") -> None:

@@ -20,7 +20,7 @@ _SAME_SILENCE = 5.0
 
 
 class HeartbeatProbe:
-    """Asks tasks whether they are alive, and counts how many times in a row one did not answer."""
+    """Asks tasks whether they are alive, and counts the checks in a row in which any did not answer."""
 
     def __init__(self, names: Sequence[str], monotonic: Callable[[], float] = time.monotonic) -> None:
         """Ask tasks of these `names`, such as chief and worker-1. TensorFlow's collective runtime must have been started."""

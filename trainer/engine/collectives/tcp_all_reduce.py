@@ -1,10 +1,10 @@
 """Means of vectors over several tasks, by TCP connections from each task to each other: the all-reduce of tasks on CPUs.
 
 TensorFlow's own all-reduce makes a remote call for each hop, which wakes a dozen threads; a step of N tasks takes 2(N-1) hops.
-Here a vector takes two hops for any N, and the task's own thread does all the work. Two tasks exchange whole vectors. Of more
-tasks, the first adds up short vectors; long ones are split (reduce-scatter, then all-gather): each task adds up one part and
-sends it to all others. Source: Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH (2005),
-section 4, pairwise exchange. Each element is added up in the order of the tasks by one of them, so all get the same bits.
+Here a vector takes one or two hops for any N, and the task's own thread does all the work. Two tasks exchange whole vectors, and
+both add them up. Of more tasks, the first adds up short vectors; long ones are split (reduce-scatter, then all-gather): each task
+adds up one part and sends it to all others. Source: Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations
+in MPICH (2005), section 4, pairwise exchange. One task adds up each element, in the order of the tasks, so all get the same bits.
 
 Imports no TensorFlow.
 """
@@ -35,7 +35,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
 class PeerUnreachableError(Exception):
-    """A peer has gone away or does not answer; the message names it."""
+    """A peer has gone away, and the message names it; or a task does not answer, and the message names those waited for."""
 
 
 class TcpAllReduce:
@@ -65,7 +65,8 @@ class TcpAllReduce:
     def mean(self, vector: Vector) -> tuple[Vector, np.float32]:
         """Return the mean over all tasks of a floating-point vector, and the seconds that this took.
 
-        A vector of half precision (bfloat16 or float16) is sent as it is, added up in float32 and returned as float32.
+        A vector of half precision (bfloat16 or float16) is sent in its type, added up in float32 and returned as float32. If the first
+        task adds up, it sends the result as float32.
 
         Raises:
             PeerUnreachableError: a peer is gone, or does not answer any more. No later call can succeed.

@@ -29,7 +29,7 @@ _UNROLLED, FEW_OPERATIONS = 4, 300
 
 
 class AsynchronousSession(ServerSession):
-    """The chief's session. Workers take `steps` steps a call; a step reads the weights once, and sends its gradient once, a tensor for each pack."""
+    """The chief's session. A call has a worker's share of `run`'s steps; each step reads the weights once, and sends one tensor for each pack."""
 
     def __init__(self, workload: Workload, job: Job, connection: Connection, stopped: Callable[[], bool]) -> None:
         super().__init__(workload, job, connection, stopped, replicas=1, per_server=False)

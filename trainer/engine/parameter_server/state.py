@@ -109,7 +109,8 @@ class Group:
 class ServerState:
     """Variables on the parameter servers that mirror a Keras model and optimizer on the chief.
 
-    `per_server`: each server updates its own packs, or one holds all of them if updates are not elementwise; else one optimizer updates all.
+    `per_server`: each server updates its own packs; one server holds all packs if updates are not elementwise, a variable has a constraint,
+    or the optimizer a `global_clipnorm`. Without it one optimizer updates all packs.
     With `count_on_all` a server that holds nothing counts updates, too.
     Random layers' seeds stay out: each step of each worker has its own, see Replica.
     """

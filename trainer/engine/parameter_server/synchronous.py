@@ -58,7 +58,7 @@ class SynchronousSession(ServerSession):
         self._threads = ThreadPoolExecutor(2 * len(self._servers), thread_name_prefix="rounds")
 
     def flush(self) -> None:
-        """Do nothing: no round outlasts `run`. For the same reason `hold` needs nothing: no round begins by itself."""
+        """Do nothing: no round outlasts `run`."""
 
     def between_steps(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """See Session.between_steps. Workers wait for the next round; if none follows, their calls are ended."""

@@ -36,7 +36,7 @@ _NOT_CONNECTED = ("Primary device is not remote", "Unable to find the relevant t
 # Type of a Python number -> that of its tensor, as tf.constant chooses it.
 _NUMBERS: dict[type, Any] = {bool: np.bool_, int: np.int32, float: np.float32}
 
-# A ps or the whole cluster is gone. Workers' own failures never surface: the coordinator reschedules.
+# A ps or the whole cluster is gone, or a worker while the chief connects. Later the coordinator gives a lost worker's calls to others.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 # The coordinator's logs of each worker's error, several times over: the error itself is raised, or reported as a notice.
