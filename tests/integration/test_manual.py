@@ -192,7 +192,7 @@ def test_an_error_of_a_programs_own_is_not_taken_for_a_lost_server(tmp_path: Pat
 
 @pytest.mark.timeout(120)
 def test_a_worker_that_hangs_does_not_keep_a_stop(tmp_path: Path) -> None:
-    with started(spec(tmp_path, "slow", rounds=100_000), tmp_path) as run:
+    with started(spec(tmp_path, "slow", rounds=100_000) | {"limits": {"grace_period": "30s"}}, tmp_path) as run:
         run.until("progress", lambda: run.events("chief", "progress"))
         pid = run.events("worker-0", "started")[-1]["pid"]
         os.kill(pid, signal.SIGSTOP)

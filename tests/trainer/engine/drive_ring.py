@@ -40,7 +40,7 @@ def main(index: int, addresses: list[str]) -> None:
 
     def ring(wire: str = "float32") -> all_reduce.AllReduce:
         # A collective's number belongs to vectors of one size and type, as in a program that trains one model.
-        for number in ("_GRADIENTS", "_CONTROL", "_ENDPOINTS", "_CONNECTED", "_COMPATIBLE", "_AGREED", "_STATE"):
+        for number in ("_GRADIENTS", "_CONTROL", "_ENDPOINTS", "_CONNECTED", "_COMPATIBLE", "_NUMBERS", "_STATE"):
             setattr(all_reduce, number, getattr(all_reduce, number) + 1000)
         return all_reduce.AllReduce(2, index, wire)
 
