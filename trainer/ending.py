@@ -65,7 +65,7 @@ class Member:
     `run` identifies the run. `address` is that of the leader's parent, `program` that of its program. The leader waits until the tasks in `required` are done,
     and stays until those in `followers` know the end; both are empty in other tasks. A follower ends `grace` after the run has succeeded.
     The leader of a failed run stays at most `short_notify_timeout` for tasks that have asked before, and `stop_notify_timeout` when asked to stop.
-    A required task (`waits`) that is done stays until the run has succeeded, so that a replaced leader learns of it; one that
+    A required task (`is_required`) that is done stays until the run has succeeded, so that a replaced leader learns of it; one that
     has failed asks a silent leader for a minute. A task counts as lost after `orphan_timeout` of silence, or `start_timeout` before its first answer.
     """
 
@@ -77,7 +77,7 @@ class Member:
     required: frozenset[str] = frozenset()
     followers: frozenset[str] = frozenset()
     grace: float = 0.0
-    waits: bool = False
+    is_required: bool = False
     interval: float = _POLL_INTERVAL
     short_notify_timeout: float = _SHORT_NOTIFY_TIMEOUT
     stop_notify_timeout: float = _SHORT_NOTIFY_TIMEOUT
@@ -112,7 +112,7 @@ def member(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bo
         required=frozenset(required if task.is_chief else ()),
         followers=frozenset(name for name in others if task.is_chief and name.partition("-")[0] not in unsupervised),
         grace=rules.graces.get(task.role, 0.0),
-        waits=task.name in required,
+        is_required=task.name in required,
         interval=interval,
         short_notify_timeout=short_notify_timeout,
         stop_notify_timeout=min(short_notify_timeout, rules.grace_period / 2),

@@ -1,4 +1,4 @@
-"""The small parent of a training process: starts and restarts it, passes signals on, and leaves no process behind that a signal can end."""
+"""The small parent of a training process: starts and restarts it, passes signals on, and at the end kills every process it can."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ class _Parent:
             self._notify_all(self._leader, why)
         elif self._follower is not None and not restarted and not self._succeeded:
             self._follower.record_end(FAILED if code else SUCCEEDED)
-            if code or not self._member.waits or self._stopping:
+            if code or not self._member.is_required or self._stopping:
                 self._notify_leader(time.monotonic() + NOTIFY_TIMEOUT)
         else:
             self._loop.stop()
@@ -321,10 +321,10 @@ class _Parent:
         assert follower is not None  # noqa: S101 - only called where it is
 
         def answered(status: Status | None) -> None:
-            if self._member.waits and self._exit_code == ExitCode.DONE:
+            if self._member.is_required and self._exit_code == ExitCode.DONE:
                 if status is None or status.state == RUNNING:
                     self._exit_code = int(ExitCode.STOPPED)  # the task starts again, and reports its end again
-            elif self._member.waits and status is None and time.monotonic() < until:
+            elif self._member.is_required and status is None and time.monotonic() < until:
                 self._loop.call_later(_ASK_INTERVAL, lambda: follower.ask_now(answered))
                 return
             self._loop.stop()
@@ -336,7 +336,7 @@ class _Parent:
         member = self._member
         self._succeeded = status.state == SUCCEEDED
         if self._exiting:
-            if not self._succeeded and self._member.waits and self._exit_code == ExitCode.DONE:
+            if not self._succeeded and self._member.is_required and self._exit_code == ExitCode.DONE:
                 self._fail_run(f"{member.leader} has failed", status.reason)
             self._loop.stop()
         elif not self._succeeded:
@@ -370,7 +370,7 @@ class _Parent:
 
     def _exit_soon(self) -> None:
         """Handle a request to stop after the task has ended: wait a shorter time for the others."""
-        unfinished = self._member.waits if self._leader is None else not self._leader.complete
+        unfinished = self._member.is_required if self._leader is None else not self._leader.complete
         if self._exit_code == ExitCode.DONE and unfinished and not self._succeeded:
             self._exit_stopped()
         elif self._leader is None or self._signals > 1:

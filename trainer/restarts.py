@@ -25,8 +25,8 @@ class Policy:
 class History:
     """The history of a task: restarts counted against the limit, how the last one failed, lost peers.
 
-    `short_attempts`: consecutive attempts shorter than `healthy_after`; the first may have been longer. `lost_from`: the highest start step of
-    the attempts that lost a peer.
+    `short_attempts`: the length of the current run of attempts shorter than `healthy_after`; its first attempt may be longer.
+    `lost_from`: the highest start step of the attempts that lost a peer.
     """
 
     restarts: int = 0
@@ -100,8 +100,8 @@ def decide_restart(
     All other failures count. Not counted are:
     - a requested stop (`_UNCOUNTED`);
     - the end with DONE, if `policy.restart` is `always`;
-    - a lost peer (75), if the attempt had been `connected` to all its peers for longer than `healthy_after`, and had started from a later
-      step (its `fingerprint`) than any earlier attempt that lost a peer: nodes come and go during a long run.
+    - a lost peer (75), if the attempt had been `connected` to all its peers for longer than `healthy_after`, and started from a later step
+      (passed as `fingerprint`) than every earlier attempt that lost a peer: nodes come and go during a long run.
     """
     if code == ExitCode.DONE:
         return _restart(code, ran_for, history, policy) if policy.restart == "always" else End(ExitCode.DONE)

@@ -82,10 +82,10 @@ def up(
         locks.enter_context(exclusive(runs, spec.name))
         old = previous_status(backend, spec.name)
         # A cluster stores the spec of each run; an engine has only its digest of a run that another machine started.
-        elsewhere = BACKENDS[plan.target].shows_runs_of_others and not data_exists(runs_directory(runs, on), spec.name)
+        other_host = BACKENDS[plan.target].shows_runs_of_others and not data_exists(runs_directory(runs, on), spec.name)
         run = PlannedRun(plan, dump(spec))
         changes, flags = changed(backend, spec, plan, runs), ResumeFlags(fresh, resume, may_prompt, yes)
-        decision = decide_resume(old, changes, flags, runs, digest=plan.spec_digest, elsewhere=elsewhere)
+        decision = decide_resume(old, changes, flags, runs, digest=plan.spec_digest, other_host=other_host)
         if decision == "complete" and old is not None:
             say(
                 f"{spec.name} is complete{_steps_done(old)}; `{command(runs, 'up', *started_by, '--fresh', on=on)}` trains it again from the first step"

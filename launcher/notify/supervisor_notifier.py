@@ -33,7 +33,7 @@ class SupervisorNotifier:
             outcomes.unlink(missing_ok=True)
 
     def stalled(self) -> None:
-        """Note that a task, or another task, is stalled."""
+        """Schedule a check: a task has stalled."""
         if self._channels:
             self.due = time.monotonic()
 

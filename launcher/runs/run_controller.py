@@ -271,7 +271,7 @@ class RunController:
             self._restart_finished_peers(task)
 
     def exited(self, task: ControlledTask, code: int | None) -> None:
-        """Handle the end of a task that only this controller would start again; `code` is None if its container was removed."""
+        """Handle the exit of a task that no engine will restart; `code` is None if its container was removed."""
         log_message(f"{task.name} ended: exit code {code}")
         self._state_writer.changed()
         if self._ending:
@@ -286,7 +286,7 @@ class RunController:
             self._apply_decision(task, code)
 
     def failed(self, task: ControlledTask, code: int) -> None:
-        """Handle the failure of a task that no restart helps, and that may still run; `code`: its exit code, or the one that it will have."""
+        """Handle a final failure; the task may still be running. `code` is its exit code, or the one that it will have."""
         task.prevent_restart()  # of every such task, not only of the first
         if self._ending:
             return

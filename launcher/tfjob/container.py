@@ -6,41 +6,41 @@ from launcher.plan.addresses import PORT
 from launcher.spec import names
 from launcher.spec.problems import FieldError, Path, shown
 from launcher.tfjob import pod_volumes, resources, variables
-from launcher.tfjob.draft import RoleDraft, Shared
+from launcher.tfjob.builder import RoleBuilder, Shared
 from launcher.tfjob.reading import LeftOut, Table, read_elsewhere, walk
 
 _PORT_NAME = "tfjob-port"  # the port in TF_CONFIG
 _OUR_PORT_NAME = "grpc"
 
 
-def _carry_over(role: RoleDraft, path: Path) -> None:
+def _carry_over(role: RoleBuilder, path: Path) -> None:
     role.container[str(path[-1])] = role.reading.value(path)
 
 
-def _image(role: RoleDraft, path: Path) -> None:
+def _image(role: RoleBuilder, path: Path) -> None:
     image = role.reading.text(path)
     if image is None:
         return
     try:
-        role.put("image", names.check_image(image), path)
+        role.set("image", names.check_image(image), path)
     except FieldError as error:
-        role.reading.refuse_as(path, error)
+        role.reading.add_field_error(path, error)
 
 
-def _pull_policy(role: RoleDraft, path: Path) -> None:
+def _pull_policy(role: RoleBuilder, path: Path) -> None:
     if policy := role.reading.text(path):
         role.shared["image_pull_policy"] = Shared(policy, "imagePullPolicy", policy, path, of_container=True)
 
 
-def _working_dir(role: RoleDraft, path: Path) -> None:
+def _working_dir(role: RoleBuilder, path: Path) -> None:
     directory = role.reading.text(path)
     if directory and directory.startswith("/"):
-        role.put("working_dir", directory, path)
+        role.set("working_dir", directory, path)
     elif directory:
         role.container["workingDir"] = directory
 
 
-def _ports(role: RoleDraft, path: Path) -> None:
+def _ports(role: RoleBuilder, path: Path) -> None:
     ports: list[dict[str, Any]] = []
     for index in range(len(role.reading.items(path))):
         below = (*path, index)
@@ -50,7 +50,7 @@ def _ports(role: RoleDraft, path: Path) -> None:
             continue
         if port.get("name") == _PORT_NAME and number != PORT:
             message = f"tasks listen on port {PORT}, and TF_CONFIG says so; TFJob had {number} there"
-            role.reading.remark(
+            role.reading.add_remark(
                 (*below, "containerPort"), message, "if the program does not take its port from TF_CONFIG, change it to do so"
             )
         if set(port) - {"name", "containerPort", "protocol"} or not (port.get("name") == _PORT_NAME or number == PORT):
@@ -62,7 +62,7 @@ def _ports(role: RoleDraft, path: Path) -> None:
         role.container["ports"] = ports
 
 
-def security(role: RoleDraft, path: Path) -> dict[str, Any]:
+def security(role: RoleBuilder, path: Path) -> dict[str, Any]:
     """Return a container's security context. It allows privilege escalation, which the launcher forbids by default, to a privileged container."""
     context = dict(role.reading.mapping(path))
     capabilities = role.reading.items((*path, "capabilities", "add")) if isinstance(context.get("capabilities"), dict) else []
@@ -73,16 +73,16 @@ def security(role: RoleDraft, path: Path) -> dict[str, Any]:
     ):
         context.setdefault("allowPrivilegeEscalation", True)
         message = "carried over; this container may gain privileges, which the launcher forbids by default"
-        role.reading.remark(path, message, "check that the namespace's Pod Security level admits it")
+        role.reading.add_remark(path, message, "check that the namespace's Pod Security level admits it")
     return context
 
 
-def _security(role: RoleDraft, path: Path) -> None:
+def _security(role: RoleBuilder, path: Path) -> None:
     role.container["securityContext"] = security(role, path)
 
 
 _RESTART_POLICY = LeftOut("is for init containers, and left out")
-CONTAINER: Table[RoleDraft] = {
+CONTAINER: Table[RoleBuilder] = {
     "name": read_elsewhere,
     "image": _image,
     "imagePullPolicy": _pull_policy,
@@ -115,18 +115,18 @@ CONTAINER: Table[RoleDraft] = {
 }
 
 
-def read(role: RoleDraft, path: Path) -> None:
+def read(role: RoleBuilder, path: Path) -> None:
     """Carry over the task's container."""
     walk(path, CONTAINER, role)
     if "volumeDevices" in role.container:
         role.container["volumeDevices"] = pod_volumes.with_renamed_volumes(role, role.container)["volumeDevices"]
     if not role.reading.has((*path, "image")):
-        role.reading.refuse(path, f"the {role.kind} has no image", "the image of its program", "add `image`")
+        role.reading.add_problem(path, f"the {role.kind} has no image", "the image of its program", "add `image`")
     known = variables.read(role, path)
     _read_command(role, path, known)
 
 
-def _read_command(role: RoleDraft, path: Path, known: variables.KnownVariables) -> None:
+def _read_command(role: RoleBuilder, path: Path, known: variables.KnownVariables) -> None:
     """Carry over command and args. The first word with a variable that only the cluster knows, and all words after it, go to the override's args."""
     command, args = role.reading.texts((*path, "command")), role.reading.texts((*path, "args"))
     words = [((*path, "command", index), word) for index, word in enumerate(command)]
@@ -136,18 +136,18 @@ def _read_command(role: RoleDraft, path: Path, known: variables.KnownVariables) 
         word_path, word = words[first]
         if command and first == 0:
             message = f"{shown(word)} names the program by a variable whose value only the cluster knows"
-            role.reading.refuse(word_path, message, "a program", "write its name")
+            role.reading.add_problem(word_path, message, "a program", "write its name")
         first = first if command else 0  # an override replaces the args of an entrypoint as a whole
         role.container["args"] = [known.expanded_except_deferred(text) for _, text in words[first:]]
         message = (
             "Kubernetes replaces its variables, as before: this word and those after it are in `kubernetes.overrides`, for Kubernetes only"
         )
-        role.reading.remark(word_path, message, "to run elsewhere, too, let the program or a shell read the variable itself")
+        role.reading.add_remark(word_path, message, "to run elsewhere, too, let the program or a shell read the variable itself")
     expanded = [known.expanded(text) for _, text in words[:first]]
     for word_path, word in words:
-        known.remark(role, word_path, word)
+        known.add_remark(role, word_path, word)
     role.is_entrypoint = not command
     if command:
-        role.put("command", expanded[: len(command)], (*path, "command"))
+        role.set("command", expanded[: len(command)], (*path, "command"))
     if rest := expanded[len(command) :]:
-        role.put("args", rest, (*path, "args"))
+        role.set("args", rest, (*path, "args"))

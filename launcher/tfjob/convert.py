@@ -8,8 +8,8 @@ from launcher.spec import loader
 from launcher.spec.document import Document
 from launcher.spec.problems import all_of
 from launcher.tfjob import documents, finish, job_fields, replica_specs, summary, templates, writing
+from launcher.tfjob.builder import SpecBuilder
 from launcher.tfjob.documents import OtherObject
-from launcher.tfjob.draft import Draft
 from launcher.tfjob.reading import Reading, Remark
 
 
@@ -34,25 +34,27 @@ def convert(data: bytes, file: str, *, name: str | None = None, directory: Path,
     """
     contents = documents.read(data, file)
     document = _select_job(contents.jobs, file, name)
-    draft = Draft(Reading(document))
+    builder = SpecBuilder(Reading(document))
     for finding in templates.in_values(document):
-        draft.reading.problems.append(document.problem(finding))
-    job_fields.read(draft)
-    replica_specs.read(draft)
-    _raise_for(draft.reading.problems)
-    finish.finish(draft)
-    differences = summary.differences(draft)
-    text = writing.spec_text(draft, file, differences)
-    _check(draft, text, output, directory)
+        builder.reading.problems.append(document.problem(finding))
+    job_fields.read(builder)
+    replica_specs.read(builder)
+    _raise_for(builder.reading.problems)
+    finish.finish(builder)
+    differences = summary.differences(builder)
+    text = writing.spec_text(builder, file, differences)
+    _check(builder, text, output, directory)
     return Imported(
-        name=draft.spec["name"],
-        strategy=draft.spec["strategy"],
-        tasks={role.name: role.replicas for role in draft.roles},
+        name=builder.spec["name"],
+        strategy=builder.spec["strategy"],
+        tasks={role.name: role.replicas for role in builder.roles},
         text=text,
-        remarks=sorted(draft.reading.remarks, key=lambda remark: remark.line),
+        remarks=sorted(builder.reading.remarks, key=lambda remark: remark.line),
         differences=differences,
         others=contents.others,
-        has_env=any(fields.get("env") for role in draft.roles for fields in (role.fields, *(one.fields for one in role.extra_containers))),
+        has_env=any(
+            fields.get("env") for role in builder.roles for fields in (role.fields, *(one.fields for one in role.extra_containers))
+        ),
     )
 
 
@@ -87,11 +89,11 @@ def _raise_for(problems: list[Problem]) -> None:
         raise SpecError([by_location[location] for location in sorted(by_location)], documents.SUBJECT)
 
 
-def _check(draft: Draft, text: str, output: str, directory: Path) -> None:
+def _check(builder: SpecBuilder, text: str, output: str, directory: Path) -> None:
     """Raise SpecError if the spec is not valid, with the locations of the TFJob's fields."""
-    reading = draft.reading
+    reading = builder.reading
     for finding, problem in loader.problems_of(text, output, directory):
-        origin = draft.origin(finding.path)
+        origin = builder.origin(finding.path)
         remedy = f"change it in the TFJob, or afterwards in the spec: {problem.remedy}"
-        reading.refuse(origin, f"`{problem.path}` in the spec: {problem.message}", problem.expected, remedy)
+        reading.add_problem(origin, f"`{problem.path}` in the spec: {problem.message}", problem.expected, remedy)
     _raise_for(reading.problems)

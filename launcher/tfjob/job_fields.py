@@ -5,7 +5,7 @@ from launcher.spec import names
 from launcher.spec.models import Limits
 from launcher.spec.problems import Path, shown
 from launcher.spec.quantities import parse_duration
-from launcher.tfjob.draft import Draft
+from launcher.tfjob.builder import SpecBuilder
 from launcher.tfjob.reading import LeftOut, Table, read_elsewhere, section, walk
 
 _MAX_SECONDS = 366 * 86400
@@ -14,44 +14,46 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _SET_BY_CLUSTER = LeftOut("added by the cluster, and left out")
 
 
-def _name(draft: Draft, path: Path) -> None:
-    original = draft.reading.text(path)
+def _name(builder: SpecBuilder, path: Path) -> None:
+    original = builder.reading.text(path)
     if original is None:
         return
     is_prefix = path[-1] == "generateName"
-    if is_prefix and draft.reading.value((*path[:-1], "name")) is not None:
+    if is_prefix and builder.reading.value((*path[:-1], "name")) is not None:
         return  # Kubernetes takes the name
     name = names.as_label(original)[: names.MAX_NAME_LENGTH].rstrip("-")
-    draft.put(("name",), name, path)
+    builder.set(("name",), name, path)
     if is_prefix:
         message = f"the run is called {name}: a spec has a fixed name, and only one run of a name exists at a time"
-        draft.reading.remark(path, message, "for several at once: `--set name=...`, or `up --fresh` for one after the other")
+        builder.reading.add_remark(path, message, "for several at once: `--set name=...`, or `up --fresh` for one after the other")
     elif name != original:
         message = f"{shown(original)} is not a valid name of a run: it is replaced by {name}"
-        draft.reading.remark(path, message, f"choose another of at most {names.MAX_NAME_LENGTH} lower-case letters, digits and dashes")
+        builder.reading.add_remark(
+            path, message, f"choose another of at most {names.MAX_NAME_LENGTH} lower-case letters, digits and dashes"
+        )
 
 
-def _namespace(draft: Draft, path: Path) -> None:
-    namespace = draft.reading.text(path)
+def _namespace(builder: SpecBuilder, path: Path) -> None:
+    namespace = builder.reading.text(path)
     if namespace is not None:
-        draft.put(("kubernetes", "namespace"), namespace, path)
+        builder.set(("kubernetes", "namespace"), namespace, path)
 
 
-def _labels(draft: Draft, path: Path) -> None:
-    for key, value in draft.reading.labels(path).items():
+def _labels(builder: SpecBuilder, path: Path) -> None:
+    for key, value in builder.reading.labels(path).items():
         spec_path = ("kubernetes", "queue") if key == QUEUE_LABEL else ("kubernetes", "labels", key)
-        draft.put(spec_path, value, (*path, key))
+        builder.set(spec_path, value, (*path, key))
 
 
-def _annotations(draft: Draft, path: Path) -> None:
-    for key, value in draft.reading.labels(path).items():
+def _annotations(builder: SpecBuilder, path: Path) -> None:
+    for key, value in builder.reading.labels(path).items():
         if key == _LAST_APPLIED:
-            draft.reading.remark((*path, key), _SET_BY_CLUSTER.why)
+            builder.reading.add_remark((*path, key), _SET_BY_CLUSTER.why)
         else:
-            draft.put(("kubernetes", "annotations", key), value, (*path, key))
+            builder.set(("kubernetes", "annotations", key), value, (*path, key))
 
 
-METADATA: Table[Draft] = {
+METADATA: Table[SpecBuilder] = {
     "name": _name,
     "generateName": _name,
     "namespace": _namespace,
@@ -71,8 +73,8 @@ METADATA: Table[Draft] = {
 }
 
 
-def _clean_pod_policy(draft: Draft, path: Path) -> None:
-    policy = draft.reading.text(path)
+def _clean_pod_policy(builder: SpecBuilder, path: Path) -> None:
+    policy = builder.reading.text(path)
     outcomes = {
         "All": "at the end all tasks end; finished Jobs and pods stay, so that their logs can be read",
         "Running": "at the end the tasks that still run end, as here; finished Jobs and pods stay",
@@ -83,74 +85,76 @@ def _clean_pod_policy(draft: Draft, path: Path) -> None:
     if policy is None:
         return
     if policy not in outcomes:
-        draft.reading.refuse(path, f"{shown(policy)} is not a cleanPodPolicy", "All, Running or None", "write one of them")
+        builder.reading.add_problem(path, f"{shown(policy)} is not a cleanPodPolicy", "All, Running or None", "write one of them")
         return
     remedy = "`launcher down NAME` removes them; `kubernetes.ttl` does after a time" if policy in {"All", "Running"} else ""
-    draft.reading.remark(path, outcomes[policy], remedy)
+    builder.reading.add_remark(path, outcomes[policy], remedy)
 
 
-def _ttl(draft: Draft, path: Path) -> None:
-    seconds = draft.reading.number(path, 0)
+def _ttl(builder: SpecBuilder, path: Path) -> None:
+    seconds = builder.reading.number(path, 0)
     if seconds is None:
         return
     limited = min(max(seconds, 1), _MAX_SECONDS)
-    draft.put(("kubernetes", "ttl"), f"{limited}s", path)
+    builder.set(("kubernetes", "ttl"), f"{limited}s", path)
     if limited != seconds:
-        draft.reading.remark(path, f"{seconds} seconds become {limited}: a spec takes 1s to 366d")
+        builder.reading.add_remark(path, f"{seconds} seconds become {limited}: a spec takes 1s to 366d")
 
 
-def _deadline(draft: Draft, path: Path) -> None:
-    seconds = draft.reading.number(path, 1)
+def _deadline(builder: SpecBuilder, path: Path) -> None:
+    seconds = builder.reading.number(path, 1)
     if seconds is None:
         return
     limited = min(seconds, _MAX_SECONDS)
-    draft.put(("limits", "deadline"), f"{limited}s", path)
+    builder.set(("limits", "deadline"), f"{limited}s", path)
     if limited != seconds:
-        draft.reading.remark(
+        builder.reading.add_remark(
             path, f"{seconds} seconds become {limited}: a spec takes at most 366d", "remove `limits.deadline`, for no limit"
         )
     if limited < parse_duration(Limits().start_timeout):
-        draft.put(("limits", "start_timeout"), f"{limited}s", path)
+        builder.set(("limits", "start_timeout"), f"{limited}s", path)
 
 
-def _backoff_limit(draft: Draft, path: Path) -> None:
-    restarts = draft.reading.number(path, 0)
+def _backoff_limit(builder: SpecBuilder, path: Path) -> None:
+    restarts = builder.reading.number(path, 0)
     if restarts is None:
         return
-    draft.put(("limits", "max_restarts"), min(restarts, _MAX_RESTARTS), path)
+    builder.set(("limits", "max_restarts"), min(restarts, _MAX_RESTARTS), path)
     message = "`limits.max_restarts` is counted for each task, and begins again after ten minutes of running; TFJob counted the restarts of all tasks"
-    draft.reading.remark(path, message)
+    builder.reading.add_remark(path, message)
 
 
-def _suspend(draft: Draft, path: Path) -> None:
-    if draft.reading.flag(path):
-        draft.reading.remark(path, "the run starts with `launcher up`, not before", "run that when the TFJob was to be resumed")
+def _suspend(builder: SpecBuilder, path: Path) -> None:
+    if builder.reading.flag(path):
+        builder.reading.add_remark(path, "the run starts with `launcher up`, not before", "run that when the TFJob was to be resumed")
 
 
-def _success_policy(draft: Draft, path: Path) -> None:
-    policy = draft.reading.text(path)
+def _success_policy(builder: SpecBuilder, path: Path) -> None:
+    policy = builder.reading.text(path)
     if policy == "AllWorkers":
-        draft.success = "all_workers"
-        draft.put(("success",), "all_workers", path)
+        builder.success = "all_workers"
+        builder.set(("success",), "all_workers", path)
     elif policy not in {None, "", "Default"}:
-        draft.reading.refuse(path, f"{shown(policy)} is not a successPolicy", "AllWorkers, or nothing", "write AllWorkers, or remove it")
+        builder.reading.add_problem(
+            path, f"{shown(policy)} is not a successPolicy", "AllWorkers, or nothing", "write AllWorkers, or remove it"
+        )
 
 
-def _scheduling_queue(draft: Draft, path: Path) -> None:
-    queue = draft.reading.text(path)
+def _scheduling_queue(builder: SpecBuilder, path: Path) -> None:
+    queue = builder.reading.text(path)
     message = f"the queue {queue} is for the scheduler Volcano, and left out"
-    draft.reading.remark(path, message, "with Kueue in the cluster, name its queue in `kubernetes.queue`")
+    builder.reading.add_remark(path, message, "with Kueue in the cluster, name its queue in `kubernetes.queue`")
 
 
-def _scheduling_priority(draft: Draft, path: Path) -> None:
-    name = draft.reading.text(path)
+def _scheduling_priority(builder: SpecBuilder, path: Path) -> None:
+    name = builder.reading.text(path)
     message = f"{name} was the priority of Volcano's group of pods, and left out"
-    draft.reading.remark(path, message, f"`kubernetes: {{priority_class: {name}}}` gives the pods that priority, if the class exists")
+    builder.reading.add_remark(path, message, f"`kubernetes: {{priority_class: {name}}}` gives the pods that priority, if the class exists")
 
 
 _GANG = "the scheduler does not start the pods as a group: left out"
 _KUEUE = "with Kueue and JobSet in the cluster: `kubernetes: {queue: ..., gang: jobset}`, which is admitted as a whole"
-SCHEDULING: Table[Draft] = {
+SCHEDULING: Table[SpecBuilder] = {
     "queue": _scheduling_queue,
     "priorityClass": _scheduling_priority,
     "minAvailable": LeftOut(_GANG, _KUEUE),
@@ -158,7 +162,7 @@ SCHEDULING: Table[Draft] = {
     "scheduleTimeoutSeconds": LeftOut(_GANG, "`limits.start_timeout` says how long tasks wait for their peers"),
 }
 
-POLICIES: Table[Draft] = {
+POLICIES: Table[SpecBuilder] = {
     "cleanPodPolicy": _clean_pod_policy,
     "ttlSecondsAfterFinished": _ttl,
     "ttlSecondsAfterFinishing": _ttl,  # v1beta1
@@ -170,21 +174,21 @@ POLICIES: Table[Draft] = {
 }
 
 
-def _run_policy(draft: Draft, path: Path) -> None:
-    for key in draft.reading.mapping(path):
-        if key in POLICIES and draft.reading.value((*path[:-1], key)) is not None:
+def _run_policy(builder: SpecBuilder, path: Path) -> None:
+    for key in builder.reading.mapping(path):
+        if key in POLICIES and builder.reading.value((*path[:-1], key)) is not None:
             message = f"`{key}` is set here and in `spec`, its older place"
-            draft.reading.refuse((*path, key), message, "one of the two", "remove the wrong one")
-    walk(path, POLICIES, draft)
+            builder.reading.add_problem((*path, key), message, "one of the two", "remove the wrong one")
+    walk(path, POLICIES, builder)
 
 
-def _dynamic_workers(draft: Draft, path: Path) -> None:
-    if draft.reading.flag(path):
+def _dynamic_workers(builder: SpecBuilder, path: Path) -> None:
+    if builder.reading.flag(path):
         message = "the number of workers is fixed while a run lasts, and every task knows all others: left out"
-        draft.reading.remark(path, message, "stop the run, change `roles.worker.replicas`, and start it again")
+        builder.reading.add_remark(path, message, "stop the run, change `roles.worker.replicas`, and start it again")
 
 
-SPEC: Table[Draft] = {
+SPEC: Table[SpecBuilder] = {
     **POLICIES,
     "runPolicy": _run_policy,
     "successPolicy": _success_policy,
@@ -193,7 +197,7 @@ SPEC: Table[Draft] = {
 }
 
 
-JOB: Table[Draft] = {
+JOB: Table[SpecBuilder] = {
     "apiVersion": read_elsewhere,
     "kind": read_elsewhere,
     "metadata": section(METADATA),
@@ -202,8 +206,8 @@ JOB: Table[Draft] = {
 }
 
 
-def read(draft: Draft) -> None:
+def read(builder: SpecBuilder) -> None:
     """Carry over the fields other than the replicas."""
-    walk((), JOB, draft)
-    if not any(draft.reading.has(("metadata", key)) for key in ("name", "generateName")):
-        draft.reading.refuse(("metadata",), "the TFJob has no name", "metadata.name", "add one, such as `name: my-job`")
+    walk((), JOB, builder)
+    if not any(builder.reading.has(("metadata", key)) for key in ("name", "generateName")):
+        builder.reading.add_problem(("metadata",), "the TFJob has no name", "metadata.name", "add one, such as `name: my-job`")

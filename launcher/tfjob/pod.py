@@ -5,32 +5,32 @@ from pydantic import ValidationError
 from launcher.spec.kubernetes import Toleration
 from launcher.spec.problems import Path, shown
 from launcher.tfjob import container, pod_containers, pod_volumes
-from launcher.tfjob.draft import RoleDraft, Shared
+from launcher.tfjob.builder import RoleBuilder, Shared
 from launcher.tfjob.pod_containers import MAIN
 from launcher.tfjob.reading import LeftOut, Table, read_elsewhere, section, walk
 
 _POD_POLICIES = {"Always", "OnFailure", "Never"}
 
 
-def _carry_over(role: RoleDraft, path: Path) -> None:
+def _carry_over(role: RoleBuilder, path: Path) -> None:
     role.pod[str(path[-1])] = role.reading.value(path)
 
 
-def _host_network(role: RoleDraft, path: Path) -> None:
+def _host_network(role: RoleBuilder, path: Path) -> None:
     _carry_over(role, path)
     if role.reading.flag(path):
         message = (
             "carried over; every task listens on port 2222 of its node, and a program's parent on 2224, so two tasks cannot share a node"
         )
-        role.reading.remark(path, message, "separate tasks by affinity, and check NetworkPolicies: they do not apply to such pods")
+        role.reading.add_remark(path, message, "separate tasks by affinity, and check NetworkPolicies: they do not apply to such pods")
 
 
-def _scheduler(role: RoleDraft, path: Path) -> None:
+def _scheduler(role: RoleBuilder, path: Path) -> None:
     _carry_over(role, path)
-    role.reading.remark(path, "carried over; the cluster must have this scheduler, and it starts the pods one by one")
+    role.reading.add_remark(path, "carried over; the cluster must have this scheduler, and it starts the pods one by one")
 
 
-def _service_account(role: RoleDraft, path: Path) -> None:
+def _service_account(role: RoleBuilder, path: Path) -> None:
     name = role.reading.text(path)
     if not name:
         return
@@ -39,28 +39,28 @@ def _service_account(role: RoleDraft, path: Path) -> None:
     role.pod.setdefault("automountServiceAccountToken", True)
 
 
-def _restart_policy(role: RoleDraft, path: Path) -> None:
+def _restart_policy(role: RoleBuilder, path: Path) -> None:
     policy = role.reading.text(path)
     if policy in _POD_POLICIES:
         role.template_restart_policy = policy, path
     elif policy:
-        role.reading.refuse(path, f"{shown(policy)} is not a pod's restartPolicy", "Always, OnFailure or Never", "write one of them")
+        role.reading.add_problem(path, f"{shown(policy)} is not a pod's restartPolicy", "Always, OnFailure or Never", "write one of them")
 
 
-def _grace(role: RoleDraft, path: Path) -> None:
+def _grace(role: RoleBuilder, path: Path) -> None:
     seconds = role.reading.number(path, 0)
     if seconds is not None:
         role.grace_period = seconds, path
 
 
-def _node_selector(role: RoleDraft, path: Path) -> None:
+def _node_selector(role: RoleBuilder, path: Path) -> None:
     selector = role.reading.mapping(path)
     labels = {key: role.reading.text((*path, key)) for key in selector}
     if selector:
         role.shared["node_selector"] = Shared(labels, "nodeSelector", selector, path)
 
 
-def _tolerations(role: RoleDraft, path: Path) -> None:
+def _tolerations(role: RoleBuilder, path: Path) -> None:
     tolerations = role.reading.items(path)
     if not tolerations:
         return
@@ -73,19 +73,19 @@ def _tolerations(role: RoleDraft, path: Path) -> None:
         role.shared["tolerations"] = Shared(tolerations, "tolerations", tolerations, path)
 
 
-def _pull_secrets(role: RoleDraft, path: Path) -> None:
+def _pull_secrets(role: RoleBuilder, path: Path) -> None:
     names = [role.reading.name((*path, index)) for index in range(len(role.reading.items(path)))]
     secrets = [name for name in names if name is not None]
     if secrets:
         role.shared["image_pull_secrets"] = Shared(secrets, "imagePullSecrets", [{"name": name} for name in secrets], path)
 
 
-def _priority_class(role: RoleDraft, path: Path) -> None:
+def _priority_class(role: RoleBuilder, path: Path) -> None:
     if name := role.reading.text(path):
         role.shared["priority_class"] = Shared(name, "priorityClassName", name, path)
 
 
-def _containers(role: RoleDraft, path: Path) -> None:
+def _containers(role: RoleBuilder, path: Path) -> None:
     names = {index: role.reading.name((*path, index)) for index in range(len(role.reading.items(path)))}
     mains = [index for index, name in names.items() if name == MAIN]
     if len(mains) != 1:
@@ -93,7 +93,7 @@ def _containers(role: RoleDraft, path: Path) -> None:
         message = (
             f"the {role.kind} has no container called {MAIN}; it has {names_text}" if not mains else f"two containers are called {MAIN}"
         )
-        role.reading.refuse(path, message, f"one container called {MAIN}, as TFJob asks for", f"call the one with the program {MAIN}")
+        role.reading.add_problem(path, message, f"one container called {MAIN}, as TFJob asks for", f"call the one with the program {MAIN}")
     for index in names:
         below = (*path, index)
         if index in mains:
@@ -102,12 +102,12 @@ def _containers(role: RoleDraft, path: Path) -> None:
             pod_containers.read_sidecar(role, below)
 
 
-def _volumes(role: RoleDraft, path: Path) -> None:
+def _volumes(role: RoleBuilder, path: Path) -> None:
     pod_volumes.read(role, path)
 
 
 _ADDRESS_FIELD = LeftOut("would change the pod's address in the cluster: left out", "read addresses from TF_CONFIG")
-POD: Table[RoleDraft] = {
+POD: Table[RoleBuilder] = {
     "volumes": _volumes,
     "containers": _containers,
     "initContainers": pod_containers.read_init_containers,
@@ -159,18 +159,18 @@ POD: Table[RoleDraft] = {
 _POD_GROUP_PREFIXES = ("scheduling.k8s.io/", "scheduling.volcano.sh/")
 
 
-def _labels(role: RoleDraft, path: Path) -> None:
+def _labels(role: RoleBuilder, path: Path) -> None:
     labels = role.reading.labels(path)
     for key in labels:
         if key.startswith(_POD_GROUP_PREFIXES):
             message = "carried over; the PodGroup that it names must exist, and TFJob's operator does not create it any more"
-            role.reading.remark((*path, key), message, "create the PodGroup, or remove this and schedulerName from the override")
+            role.reading.add_remark((*path, key), message, "create the PodGroup, or remove this and schedulerName from the override")
     if labels:
         role.metadata[str(path[-1])] = labels
 
 
 _OF_THE_JOB = LeftOut("means nothing in a pod template, and is left out")
-METADATA: Table[RoleDraft] = {
+METADATA: Table[RoleBuilder] = {
     "labels": _labels,
     "annotations": _labels,
     "name": _OF_THE_JOB,
@@ -182,7 +182,7 @@ METADATA: Table[RoleDraft] = {
 }
 
 
-def _spec(role: RoleDraft, path: Path) -> None:
+def _spec(role: RoleBuilder, path: Path) -> None:
     # Volumes first: containers refer to them.
     fields = role.reading.mapping(path)
     if "volumes" in fields:
@@ -190,4 +190,4 @@ def _spec(role: RoleDraft, path: Path) -> None:
     walk(path, {**POD, "volumes": read_elsewhere}, role)
 
 
-TEMPLATE: Table[RoleDraft] = {"metadata": section(METADATA), "spec": _spec}
+TEMPLATE: Table[RoleBuilder] = {"metadata": section(METADATA), "spec": _spec}

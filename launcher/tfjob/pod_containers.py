@@ -6,8 +6,8 @@ from launcher.render.kubernetes.objects import TRAINER
 from launcher.spec import names
 from launcher.spec.problems import FieldError, Path
 from launcher.tfjob import pod_volumes, resources, variables
+from launcher.tfjob.builder import ExtraContainer, RoleBuilder
 from launcher.tfjob.container import security
-from launcher.tfjob.draft import ExtraContainer, RoleDraft
 
 MAIN = "tensorflow"  # the name of TFJob's main container
 # The fields of a container that are read here; all others go into the override unchanged.
@@ -16,41 +16,41 @@ _FIELDS_READ = frozenset(
 )
 
 
-def read_init_containers(role: RoleDraft, path: Path) -> None:
+def read_init_containers(role: RoleBuilder, path: Path) -> None:
     """Carry over the pod's init containers; one with restartPolicy Always is a sidecar."""
     for index, container in enumerate(role.reading.items(path)):
         is_sidecar = isinstance(container, dict) and container.get("restartPolicy") == "Always"
         _read(role, (*path, index), "sidecars" if is_sidecar else "init_containers")
         if is_sidecar and index + 1 < len(role.reading.items(path)):
-            role.reading.remark((*path, index), "is one of `sidecars`, which start after all init containers")
+            role.reading.add_remark((*path, index), "is one of `sidecars`, which start after all init containers")
 
 
-def read_sidecar(role: RoleDraft, path: Path) -> None:
+def read_sidecar(role: RoleBuilder, path: Path) -> None:
     """Carry over a container beside the task's."""
     _read(role, path, "sidecars")
     message = "is one of `sidecars`: it ends with the task, and starts again if it ends before; this needs Kubernetes 1.29 or newer"
     remedy = "let it do its work after the task's end on SIGTERM, within `limits.grace_period`"
-    role.reading.remark(path, message, remedy)
+    role.reading.add_remark(path, message, remedy)
 
 
-def _read(role: RoleDraft, path: Path, kind: str) -> None:
+def _read(role: RoleBuilder, path: Path, kind: str) -> None:
     reading = role.reading
     name = reading.name(path)
     if name == TRAINER or (name == MAIN and path[-2] == "initContainers"):
-        reading.refuse((*path, "name"), f"the name {name} is taken by the task's container", "another name", "rename it")
+        reading.add_problem((*path, "name"), f"the name {name} is taken by the task's container", "another name", "rename it")
         return
     if name is None:
         return
     container = pod_volumes.with_renamed_volumes(role, reading.mapping(path))
     image = reading.text((*path, "image"))
     if image is None:
-        reading.refuse(path, f"the container {name} has no image", "an image", "add `image`")
+        reading.add_problem(path, f"the container {name} has no image", "an image", "add `image`")
         return
     try:
         names.check_image(image)
         names.check_container_name(name)
     except FieldError as error:
-        reading.refuse_as(path, error)
+        reading.add_field_error(path, error)
         return
     extra = ExtraContainer(
         kind, path, {"name": name, "image": image}, {key: value for key, value in container.items() if key not in _FIELDS_READ}
@@ -68,7 +68,7 @@ def _read(role: RoleDraft, path: Path, kind: str) -> None:
     role.extra_containers.append(extra)
 
 
-def _variables(role: RoleDraft, extra: ExtraContainer, container: dict[str, Any]) -> dict[str, str] | None:
+def _variables(role: RoleBuilder, extra: ExtraContainer, container: dict[str, Any]) -> dict[str, str] | None:
     """Carry over the variables, and return those whose values are known; None if some are not known.
 
     If `env` cannot have one of them, all go into the override.
@@ -82,7 +82,7 @@ def _variables(role: RoleDraft, extra: ExtraContainer, container: dict[str, Any]
             extra.override["env"] = entries
             return None
         name, value = variable
-        variables.KnownVariables(values).remark(role, (*extra.path, "env", index, "value"), str(entry.get("value")))
+        variables.KnownVariables(values).add_remark(role, (*extra.path, "env", index, "value"), str(entry.get("value")))
         fields[name] = value
         if isinstance(value, str):
             values[name] = value
@@ -114,7 +114,7 @@ def _variable(entry: Any, values: dict[str, str]) -> tuple[str, Any] | None:
     return name, {"secret": str(secret["name"]), "key": str(secret["key"])}
 
 
-def _command(role: RoleDraft, extra: ExtraContainer, container: dict[str, Any], values: dict[str, str] | None) -> None:
+def _command(role: RoleBuilder, extra: ExtraContainer, container: dict[str, Any], values: dict[str, str] | None) -> None:
     """Carry over command and args; both go into the override if a word has a variable that only the cluster knows."""
     lists = {key: container[key] for key in ("command", "args") if container.get(key)}
     words = [word for listed in lists.values() for word in (listed if isinstance(listed, list) else [None])]
@@ -122,7 +122,7 @@ def _command(role: RoleDraft, extra: ExtraContainer, container: dict[str, Any], 
         known = variables.KnownVariables(values or {})
         for key, listed in lists.items():
             for index, word in enumerate(listed):
-                known.remark(role, (*extra.path, key, index), word)
+                known.add_remark(role, (*extra.path, key, index), word)
             extra.fields[key] = [variables.expand(word, known.values) for word in listed]
     else:
         extra.override |= lists

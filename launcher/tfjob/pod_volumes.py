@@ -8,7 +8,7 @@ from launcher.spec import names
 from launcher.spec.containers import Mount
 from launcher.spec.kubernetes import Volume
 from launcher.spec.problems import Path
-from launcher.tfjob.draft import Draft, RoleDraft
+from launcher.tfjob.builder import RoleBuilder, SpecBuilder
 from launcher.tfjob.reading import as_valid
 
 # A key of a mount in a pod template -> the key in `mounts`.
@@ -18,7 +18,7 @@ _PARENT_DIRECTORY = posixpath.dirname(CONTAINER_PARENT)
 _OWN_PATHS = (_PARENT_DIRECTORY, names.TMP, "/dev/shm")  # noqa: S108
 
 
-def read(role: RoleDraft, path: Path) -> None:
+def read(role: RoleBuilder, path: Path) -> None:
     """Carry over the pod's volumes; those with a reserved name get another one."""
     volumes = [role.reading.mapping((*path, index)) for index in range(len(role.reading.items(path)))]
     taken = {str(volume.get("name")) for volume in volumes}
@@ -29,11 +29,11 @@ def read(role: RoleDraft, path: Path) -> None:
         if names.is_reserved_volume(name):
             new_name = next(other for other in (f"tfjob-{name}", f"tfjob-{name}-2") if other not in taken)
             role.renamed[name] = new_name
-            role.reading.remark((*path, index, "name"), f"is called {new_name}: {name} is one of the run's own volumes")
+            role.reading.add_remark((*path, index, "name"), f"is called {new_name}: {name} is one of the run's own volumes")
         role.volumes.append({**volume, "name": role.renamed.get(name, name)})
 
 
-def with_renamed_volumes(role: RoleDraft, container: dict[str, Any]) -> dict[str, Any]:
+def with_renamed_volumes(role: RoleBuilder, container: dict[str, Any]) -> dict[str, Any]:
     """Return a container whose mounts have the volumes' new names."""
     renamed_container = dict(container)
     for key in ("volumeMounts", "volumeDevices"):
@@ -47,7 +47,7 @@ def with_renamed_volumes(role: RoleDraft, container: dict[str, Any]) -> dict[str
     return renamed_container
 
 
-def read_mounts(role: RoleDraft, path: Path) -> None:
+def read_mounts(role: RoleBuilder, path: Path) -> None:
     """Carry over the mounts of the task's container."""
     for index in range(len(role.reading.items(path))):
         below = (*path, index)
@@ -55,22 +55,22 @@ def read_mounts(role: RoleDraft, path: Path) -> None:
         name, given_path = role.reading.text((*below, "name")), role.reading.text((*below, "mountPath"))
         if name is None or given_path is None:
             expected = "name and mountPath"
-            role.reading.refuse(below, "a mount lacks its name or its mountPath", expected, "add what is missing")
+            role.reading.add_problem(below, "a mount lacks its name or its mountPath", expected, "add what is missing")
             continue
         normalized = posixpath.normpath(given_path)
         if normalized == _PARENT_DIRECTORY:
             message = f"{normalized} is reserved for the parent of the task's program"
-            role.reading.refuse((*below, "mountPath"), message, f"a path other than {_PARENT_DIRECTORY}", "mount it elsewhere")
+            role.reading.add_problem((*below, "mountPath"), message, f"a path other than {_PARENT_DIRECTORY}", "mount it elsewhere")
         mount_path = normalized if normalized in _OWN_PATHS else given_path
         role.mounts.append({**mount, "name": role.renamed.get(name, name), "mountPath": mount_path})
 
 
-def move_to_spec(draft: Draft) -> None:
+def move_to_spec(builder: SpecBuilder) -> None:
     """Move volumes that the spec's `volumes` can have there, from the roles' overrides."""
     volumes: list[dict[str, Any]] = []
     mount_paths: set[str] = set()
-    for name in dict.fromkeys(volume["name"] for role in draft.roles for volume in role.volumes):
-        forms = {role.name: _spec_form(role, name) for role in draft.roles if any(volume["name"] == name for volume in role.volumes)}
+    for name in dict.fromkeys(volume["name"] for role in builder.roles for volume in role.volumes):
+        forms = {role.name: _spec_form(role, name) for role in builder.roles if any(volume["name"] == name for volume in role.volumes)}
         form = _common_form(list(forms.values()))
         mount_path = posixpath.normpath(form["mount_path"]) if form and "mount_path" in form else None
         if form is None or mount_path in mount_paths:
@@ -78,9 +78,9 @@ def move_to_spec(draft: Draft) -> None:
         if mount_path is not None:
             mount_paths.add(mount_path)
             mounting_roles = [role for role, volume in forms.items() if volume and "mount_path" in volume]
-            form |= {"roles": mounting_roles} if len(mounting_roles) < len(draft.roles) else {}
+            form |= {"roles": mounting_roles} if len(mounting_roles) < len(builder.roles) else {}
         volumes.append(form)
-        for role in draft.roles:
+        for role in builder.roles:
             role.volumes = [volume for volume in role.volumes if volume["name"] != name]
             role.mounts = [mount for mount in role.mounts if mount["name"] != name]
             for container in role.extra_containers:
@@ -89,7 +89,7 @@ def move_to_spec(draft: Draft) -> None:
                 if mounts:
                     container.fields.setdefault("mounts", []).extend(map(to_mount, mounts))
     if volumes:
-        draft.put(("volumes",), volumes, draft.roles[0].path)
+        builder.set(("volumes",), volumes, builder.roles[0].path)
 
 
 def _common_form(forms: list[dict[str, Any] | None]) -> dict[str, Any] | None:
@@ -113,7 +113,7 @@ def to_mount(mount: Any) -> dict[str, Any] | None:
     return as_valid(Mount, form)
 
 
-def _spec_form(role: RoleDraft, name: str) -> dict[str, Any] | None:
+def _spec_form(role: RoleBuilder, name: str) -> dict[str, Any] | None:
     """Return a volume as an item of `volumes`, or None if that cannot have it, or no container of the role mounts it."""
     [volume, *more] = [volume for volume in role.volumes if volume["name"] == name]
     mounts = [mount for mount in role.mounts if mount["name"] == name]

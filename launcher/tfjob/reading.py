@@ -36,19 +36,19 @@ class Reading:
         """Return the line of a field."""
         return self.document.location(path, "key").line
 
-    def remark(self, path: Path, message: str, remedy: str = "") -> None:
+    def add_remark(self, path: Path, message: str, remedy: str = "") -> None:
         """Add a remark about a field."""
         self.remarks.append(Remark(self.line(path), path_text(path), message, remedy))
 
-    def refuse(self, path: Path, message: str, expected: str, remedy: str) -> None:
+    def add_problem(self, path: Path, message: str, expected: str, remedy: str) -> None:
         """Add a problem, which prevents the import."""
         problem = self.document.problem(Finding(path, message, expected, remedy))
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def refuse_as(self, path: Path, error: FieldError) -> None:
+    def add_field_error(self, path: Path, error: FieldError) -> None:
         """Add a problem: the spec does not accept a field's value."""
-        self.refuse(path, error.message, error.expected, error.remedy)
+        self.add_problem(path, error.message, error.expected, error.remedy)
 
     def value(self, path: Path) -> Any:
         """Return the value at a path, or None."""
@@ -87,7 +87,7 @@ class Reading:
         for key in self.mapping(path):
             if names.is_reserved_label(key):
                 remedy = "give it another key, if something selects by it or reads it"
-                self.remark((*path, key), f"the launcher itself sets {path[-1]} of this kind: left out", remedy)
+                self.add_remark((*path, key), f"the launcher itself sets {path[-1]} of this kind: left out", remedy)
             elif (value := self.text((*path, key))) is not None:
                 labels[key] = value
         return labels
@@ -98,7 +98,7 @@ class Reading:
             return None  # not a mapping, for which `mapping` has added a problem
         name = self.text((*path, "name"))
         if name is None and not self.has((*path, "name")):
-            self.refuse(path, f"an item of {path[-2]} has no name", "`name`", "add it")
+            self.add_problem(path, f"an item of {path[-2]} has no name", "`name`", "add it")
         return name
 
     def texts(self, path: Path) -> list[str]:
@@ -116,7 +116,9 @@ class Reading:
         value = self.value(path)
         if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least):
             return value
-        self.refuse(path, f"{shown(value)} is not a number of {least} or more", f"a whole number of {least} or more", "write the number")
+        self.add_problem(
+            path, f"{shown(value)} is not a number of {least} or more", f"a whole number of {least} or more", "write the number"
+        )
         return None
 
     def _typed(self, path: Path, kind: type, expected: str, remedy: str) -> Any:
@@ -124,7 +126,7 @@ class Reading:
         if value is None or isinstance(value, kind):
             return value
         if path not in self.document.unusable:
-            self.refuse(path, f"{shown(value)} is not {expected}", expected, remedy)
+            self.add_problem(path, f"{shown(value)} is not {expected}", expected, remedy)
         return None
 
 
@@ -188,12 +190,12 @@ def walk(path: Path, table: Table[Target], target: Target) -> None:
             continue
         if row is None:
             meant = nearest(key, table)
-            reading.remark(
+            reading.add_remark(
                 below,
                 "is not a field of a TFJob here, and left out",
                 f"write {meant}, if that is meant" if meant else "check what it was for",
             )
         elif isinstance(row, LeftOut):
-            reading.remark(below, row.why, row.instead)
+            reading.add_remark(below, row.why, row.instead)
         else:
             row(target, below)

@@ -6,14 +6,14 @@ from typing import Any
 from launcher.spec import quantities
 from launcher.spec.kubernetes import Kubernetes
 from launcher.spec.problems import FieldError, Path, shown
-from launcher.tfjob.draft import RoleDraft
+from launcher.tfjob.builder import RoleBuilder
 
 GPU = Kubernetes().gpu_resource
 _MAX_GPUS = 64
 _FIELDS = ("cpu", "memory")
 
 
-def read(role: RoleDraft, path: Path) -> None:
+def read(role: RoleBuilder, path: Path) -> None:
     """Carry over requests and limits. GPUs, whose requests always equal their limits, become the role's `gpus`."""
     reading = role.reading
     declared = dict(reading.mapping(path))
@@ -21,14 +21,14 @@ def read(role: RoleDraft, path: Path) -> None:
     requests = _quantities(role, (*path, "requests"))
     count = _gpus(limits.get(GPU, requests.get(GPU)))
     if count is not None:
-        role.put("gpus", count, path)
+        role.set("gpus", count, path)
         limits.pop(GPU, None)
         requests.pop(GPU, None)
     more = set(declared) - {"limits", "requests"}
     fields = None if more else _fields(limits, requests)
     if fields is not None:
         for key, value in fields.items():
-            role.put(key, value, (*path, "limits", key))
+            role.set(key, value, (*path, "limits", key))
         return
     resources: dict[str, Any] = {key: declared[key] for key in more}
     resources |= {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
@@ -54,14 +54,14 @@ def _fields(limits: dict[str, str], requests: dict[str, str]) -> dict[str, Any] 
     return {key: int(value) if key == "cpu" and value.isdigit() else value for key, value in limits.items()}
 
 
-def _quantities(role: RoleDraft, path: Path) -> dict[str, str]:
+def _quantities(role: RoleBuilder, path: Path) -> dict[str, str]:
     """Return the quantities of a mapping as texts; Kubernetes takes numbers, too."""
     texts: dict[str, str] = {}
     for key, value in role.reading.mapping(path).items():
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             texts[key] = str(value)
         elif value is not None:
-            role.reading.refuse((*path, key), f"{shown(value)} is not an amount", "such as 2, 500m or 4Gi", "write the amount")
+            role.reading.add_problem((*path, key), f"{shown(value)} is not an amount", "such as 2, 500m or 4Gi", "write the amount")
     return texts
 
 

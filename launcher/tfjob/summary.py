@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from launcher.spec.models import Limits
 from launcher.spec.problems import all_of
-from launcher.tfjob.draft import Draft, RoleDraft
+from launcher.tfjob.builder import RoleBuilder, SpecBuilder
 
 _DEFAULT = Limits()
 # A role's `restart` -> when its tasks start again.
@@ -24,26 +24,26 @@ class Difference:
     message: str
 
 
-def differences(draft: Draft) -> list[Difference]:
+def differences(builder: SpecBuilder) -> list[Difference]:
     """Return the differences that users of the TFJob should know."""
     messages = {
-        "restarts": _restarts(draft),
-        "exit codes": _exit_codes(draft),
-        "end": _end(draft),
-        "TF_CONFIG": _tf_config(draft),
-        "start": "" if draft.is_single_task else _start(draft),
-        "image": _image(draft),
+        "restarts": _restarts(builder),
+        "exit codes": _exit_codes(builder),
+        "end": _end(builder),
+        "TF_CONFIG": _tf_config(builder),
+        "start": "" if builder.is_single_task else _start(builder),
+        "image": _image(builder),
         "other backends": "the section `kubernetes` is for Kubernetes only: on this machine and in Compose tasks lack its overrides, and the settings that `launcher validate` names.",
         "rights": "no new privileges, seccomp RuntimeDefault, and no token of the namespace's default service account.",
     }
     return [Difference(about, message) for about, message in messages.items() if message]
 
 
-def _restarts(draft: Draft) -> str:
-    limits = draft.spec.get("limits", {})
+def _restarts(builder: SpecBuilder) -> str:
+    limits = builder.spec.get("limits", {})
     count = limits.get("max_restarts", _DEFAULT.max_restarts)
     roles_by_restart: dict[str, list[str]] = {}
-    for role in draft.roles:
+    for role in builder.roles:
         roles_by_restart.setdefault(_restart(role), []).append(role.name)
     restart_texts = [f"{all_of(names)} {_RESTARTS[restart].format(count=count)}" for restart, names in roles_by_restart.items()]
     limit = ""
@@ -52,14 +52,14 @@ def _restarts(draft: Draft) -> str:
     return f"a task starts again: {'; '.join(restart_texts)}{limit}. A pod that was evicted, or lost with its node, is always replaced."
 
 
-def _exit_codes(draft: Draft) -> str:
-    final = " Of roles with exit_code 1 to 127 end the run." if _any_restarts(draft, "exit_code") else ""
+def _exit_codes(builder: SpecBuilder) -> str:
+    final = " Of roles with exit_code 1 to 127 end the run." if _any_restarts(builder, "exit_code") else ""
     return f"0 is success, 2 is final, 75 and 143 ask for another start; all others are failures.{final}"
 
 
-def _end(draft: Draft) -> str:
-    first = "the chief" if draft.leading_role == "chief" else "worker-0"
-    workers = " and of all workers" if draft.success == "all_workers" else ""
+def _end(builder: SpecBuilder) -> str:
+    first = "the chief" if builder.leading_role == "chief" else "worker-0"
+    workers = " and of all workers" if builder.success == "all_workers" else ""
     others = [
         text
         for name, text in (
@@ -67,47 +67,47 @@ def _end(draft: Draft) -> str:
             (
                 "worker",
                 f"workers have `limits.worker_grace` ({_DEFAULT.worker_grace})"
-                if _has_role(draft, "ps")
+                if _has_role(builder, "ps")
                 else "workers have `limits.grace_period`",
             ),
             ("evaluator", f"the evaluator has `limits.evaluator_grace` ({_DEFAULT.evaluator_grace})"),
         )
-        if _has_role(draft, name) and not (name == "worker" and workers)
+        if _has_role(builder, name) and not (name == "worker" and workers)
     ]
-    then = f" Then {', '.join(others)}." if others and not draft.is_single_task else ""
+    then = f" Then {', '.join(others)}." if others and not builder.is_single_task else ""
     watched = ""
-    if any(role.is_entrypoint for role in draft.roles if role.name == draft.leading_role) and not draft.is_single_task:
+    if any(role.is_entrypoint for role in builder.roles if role.name == builder.leading_role) and not builder.is_single_task:
         watched = " Its entrypoint cannot end the others: `launcher up` or `launcher wait` has to run to do so."
-    jobs_stay = " Its Jobs stay until `launcher down`." if "ttl" not in draft.spec.get("kubernetes", {}) else ""
+    jobs_stay = " Its Jobs stay until `launcher down`." if "ttl" not in builder.spec.get("kubernetes", {}) else ""
     return f"the run succeeds with exit 0 of {first}{workers}.{then}{watched}{jobs_stay}"
 
 
-def _tf_config(draft: Draft) -> str:
-    if draft.is_single_task:
+def _tf_config(builder: SpecBuilder) -> str:
+    if builder.is_single_task:
         return "none on Kubernetes, as before for a job of one replica."
-    evaluator = " The evaluator is not in `cluster`, as in older versions of TFJob." if _has_role(draft, "evaluator") else ""
-    master = " The chief is called `master`, as before: `tf_config: {master: true}`." if "tf_config" in draft.spec else ""
+    evaluator = " The evaluator is not in `cluster`, as in older versions of TFJob." if _has_role(builder, "evaluator") else ""
+    master = " The chief is called `master`, as before: `tf_config: {master: true}`." if "tf_config" in builder.spec else ""
     return f"the same roles and indices in the same order, at port 2222; hosts have other names, and `environment` is not set.{evaluator}{master}"
 
 
-def _start(draft: Draft) -> str:
-    timeout = draft.spec.get("limits", {}).get("start_timeout", _DEFAULT.start_timeout)
+def _start(builder: SpecBuilder) -> str:
+    timeout = builder.spec.get("limits", {}).get("start_timeout", _DEFAULT.start_timeout)
     return f"tasks wait {timeout} for each other (`limits.start_timeout`), then the run fails; those of a TFJob waited without a limit."
 
 
-def _image(draft: Draft) -> str:
-    if all(role.is_entrypoint for role in draft.roles):
+def _image(builder: SpecBuilder) -> str:
+    if all(role.is_entrypoint for role in builder.roles):
         return "its entrypoint runs by itself; write its words as `command` to run it under the trainer's parent (docs/programs.md)."
     return "the programs run under a small parent, which needs Python 3.8 or later there; for an image without it write `supervise: false`."
 
 
-def _has_role(draft: Draft, name: str) -> bool:
-    return any(role.name == name for role in draft.roles)
+def _has_role(builder: SpecBuilder, name: str) -> bool:
+    return any(role.name == name for role in builder.roles)
 
 
-def _any_restarts(draft: Draft, restart: str) -> bool:
-    return any(_restart(role) == restart for role in draft.roles)
+def _any_restarts(builder: SpecBuilder, restart: str) -> bool:
+    return any(_restart(role) == restart for role in builder.roles)
 
 
-def _restart(role: RoleDraft) -> str:
+def _restart(role: RoleBuilder) -> str:
     return str(role.fields.get("restart", "on_failure"))

@@ -14,7 +14,7 @@ from launcher.render.kubernetes.objects import literal
 from launcher.spec import names
 from launcher.spec.kubernetes import EnvSource
 from launcher.spec.problems import FieldError, Path, all_of
-from launcher.tfjob.draft import RoleDraft, Shared
+from launcher.tfjob.builder import RoleBuilder, Shared
 from launcher.tfjob.reading import as_valid
 
 _TF_CONFIG = "TF_CONFIG"
@@ -75,19 +75,19 @@ class KnownVariables:
         """Return a word in which only the cluster's variables are left to replace."""
         return expanded_except(word, self.values, is_deferred=self._is_deferred)
 
-    def remark(self, role: RoleDraft, path: Path, word: str) -> None:
+    def add_remark(self, role: RoleBuilder, path: Path, word: str) -> None:
         """Add a remark if variables in a word are replaced by their values."""
         if replaced := references(word) & set(self.values):
             references_text = all_of(f"$({name})" for name in sorted(replaced))
             remedy = "change both, if you change the variable; or let a shell read it: sh -c"
-            role.reading.remark(path, f"{references_text} is replaced by the value that the variable has in the TFJob", remedy)
+            role.reading.add_remark(path, f"{references_text} is replaced by the value that the variable has in the TFJob", remedy)
 
     def expanded(self, word: str) -> str:
         """Return a word with all references replaced, as the program gets it."""
         return expand(word, self.values)
 
 
-def read(role: RoleDraft, path: Path) -> KnownVariables:
+def read(role: RoleBuilder, path: Path) -> KnownVariables:
     """Carry over `env` and `envFrom`; return the variables to which words may refer."""
     reading = role.reading
     known = KnownVariables()
@@ -102,9 +102,9 @@ def read(role: RoleDraft, path: Path) -> KnownVariables:
             continue
         if name in known.deferred:
             message = f"{name} is a duplicate, and the first has its value from the cluster"
-            reading.refuse((*below, "name"), message, "each variable once", "remove one of the two")
+            reading.add_problem((*below, "name"), message, "each variable once", "remove one of the two")
         if name in plain:
-            reading.remark(below, f"{name} is a duplicate: the last one applies, as in Kubernetes")
+            reading.add_remark(below, f"{name} is a duplicate: the last one applies, as in Kubernetes")
         plain.pop(name, None)
         deferred.pop(name, None)
         value = reading.text((*below, "value")) or ""
@@ -119,14 +119,14 @@ def read(role: RoleDraft, path: Path) -> KnownVariables:
             known.deferred.add(name)
             continue
         known.deferred.discard(name)
-        known.remark(role, (*below, "value"), value)
+        known.add_remark(role, (*below, "value"), value)
         known.values[name] = known.expanded(value)
         if _is_env_name(name):
             plain[name] = known.values[name]
         else:
             deferred[name] = {"name": name, "value": literal(known.values[name])}
     if plain:
-        role.put("env", plain, (*path, "env"))
+        role.set("env", plain, (*path, "env"))
     env_from = [reading.mapping((*path, "envFrom", index)) for index in range(len(reading.items((*path, "envFrom"))))]
     # Words may refer to these, but values of other variables may not: TFJob put TF_CONFIG last.
     known.deferred.add(_TF_CONFIG)
@@ -151,7 +151,7 @@ def _from_secret(name: str, source: Any) -> dict[str, str] | None:
     return {"secret": secret, "key": key}
 
 
-def _deferred_variable(role: RoleDraft, path: Path, name: str, known: KnownVariables) -> dict[str, Any]:
+def _deferred_variable(role: RoleBuilder, path: Path, name: str, known: KnownVariables) -> dict[str, Any]:
     """Return a variable whose value only the cluster knows, for an override."""
     variable = role.reading.mapping(path)
     if variable.get("valueFrom") is not None:
@@ -159,18 +159,20 @@ def _deferred_variable(role: RoleDraft, path: Path, name: str, known: KnownVaria
         return {**variable, "value": None} if name in _DEFAULT_VARIABLES else variable
     if name in _DEFAULT_VARIABLES:
         message = f"the launcher sets {name} unless the job does, and only the cluster knows the value here"
-        role.reading.refuse((*path, "value"), message, "a value without $(...)", "let a shell set it before it starts the program")
-    known.remark(role, (*path, "value"), str(variable.get("value")))
+        role.reading.add_problem((*path, "value"), message, "a value without $(...)", "let a shell set it before it starts the program")
+    known.add_remark(role, (*path, "value"), str(variable.get("value")))
     return {**variable, "value": known.expanded_except_deferred(str(variable.get("value")))}
 
 
-def _is_usable(role: RoleDraft, path: Path, name: str) -> bool:
+def _is_usable(role: RoleBuilder, path: Path, name: str) -> bool:
     """Return whether a run may have a variable with this name; adds a remark or problem if not."""
     if name == _TF_CONFIG:
-        role.reading.remark(path[:-1], "the launcher sets TF_CONFIG, as TFJob did: left out")
+        role.reading.add_remark(path[:-1], "the launcher sets TF_CONFIG, as TFJob did: left out")
         return False
     if names.is_reserved_variable(name) and name != _RUN_DIR:  # the launcher does not set it without `storage`
-        role.reading.refuse(path, f"`{name}` is set by the launcher for each task", "another name", "leave it out, or choose another name")
+        role.reading.add_problem(
+            path, f"`{name}` is set by the launcher for each task", "another name", "leave it out, or choose another name"
+        )
         return False
     return True
 
@@ -184,7 +186,7 @@ def _is_env_name(name: str) -> bool:
     return True
 
 
-def _share(role: RoleDraft, path: Path, deferred: list[dict[str, Any]], env_from: list[dict[str, Any]]) -> None:
+def _share(role: RoleBuilder, path: Path, deferred: list[dict[str, Any]], env_from: list[dict[str, Any]]) -> None:
     """Write variables from the cluster into `kubernetes.env_from` if it can have all of them, else into an override."""
     forms = [*map(_env_from_form, env_from), *map(_env_value_form, deferred)]
     if forms and None not in forms:

@@ -289,7 +289,7 @@ def task(name: str, **sizes: int) -> TaskConfig:
 
 
 @pytest.mark.parametrize(
-    "name, rules, grace, waits",
+    "name, rules, grace, is_required",
     [
         ("ps-0", {}, 0.0, False),
         ("worker-0", {"graces": {"worker": 3.0}}, 3.0, False),
@@ -297,9 +297,9 @@ def task(name: str, **sizes: int) -> TaskConfig:
         ("worker-1", {"success": "all_workers", "graces": {"worker": 3.0}}, 3.0, True),
     ],
 )
-def test_what_follows_the_end_is_in_one_table(name: str, rules: dict[str, Any], grace: float, waits: bool) -> None:
+def test_what_follows_the_end_is_in_one_table(name: str, rules: dict[str, Any], grace: float, is_required: bool) -> None:
     found = member(Rules(2224, **rules), task(name, chief=1, worker=2, ps=1), run="r", has_evaluator=True)
-    assert found == Member("r", name, "chief", "chief0:2224", "chief0:2222", grace=grace, waits=waits)
+    assert found == Member("r", name, "chief", "chief0:2224", "chief0:2222", grace=grace, is_required=is_required)
 
 
 def test_the_leader_knows_who_asks_and_who_is_required() -> None:

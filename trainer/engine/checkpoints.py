@@ -7,7 +7,7 @@ another thread can `write` it while training continues. Only rows on parameter s
 (table_files.py).
 
 `learning_rate` is the rate that the optimizer was built with, as text (see `schedules.described`). The checkpoint also has the optimizer's
-current rate, which may be lower by now. Where the spec's rate is no longer that text, a resume uses the spec's and ignores the current one.
+current rate, which may be lower by now. If the spec's rate has changed, a resume uses it and ignores the saved current rate.
 `callbacks` are the bytes of callback_state, empty without callbacks.
 """
 

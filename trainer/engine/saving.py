@@ -122,11 +122,11 @@ class Saver:
         return f"{last}: nothing could be saved to {self._checkpoints.directory} ({self._cause or 'it does not answer'})"
 
     def complete(self, stopped: Callable[[], bool], *, stopping: bool, since: float | None = None) -> None:
-        """Wait until the pending save is written. `stopped` returns whether the task is asked to stop; `stopping`: it was before, at `since`.
+        """Wait until the pending save is written. `stopped` returns whether a stop was requested; `stopping`: one was requested earlier, at `since`.
 
         Raises:
             SaveError: nothing could be saved for the timeout.
-            StopError: nor for the grace period of a task that is to stop.
+            StopError: a stop was requested, and its grace period passed without a save.
         """
         grace = self._timeouts.stop
         until = math.inf

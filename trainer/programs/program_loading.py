@@ -42,9 +42,9 @@ def load_program(train: Train) -> Program:
             f"{name}: the first argument of {user_call.where(found)} is not `{CLUSTER}`. Strategy manual runs a function that takes the "
             f"connected cluster first: def program({CLUSTER}, ...). A model trains with another strategy."
         )
-    given = CallArguments(train.workload, train.params, train.data, train.seed)
-    user_call.check_params([functools.partial(found, None)], given)
-    return lambda cluster: user_call.call(functools.partial(found, cluster), given)
+    arguments = CallArguments(train.workload, train.params, train.data, train.seed)
+    user_call.check_params([functools.partial(found, None)], arguments)
+    return lambda cluster: user_call.call(functools.partial(found, cluster), arguments)
 
 
 def _kind(found: Any) -> str:

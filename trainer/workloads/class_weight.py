@@ -15,10 +15,10 @@ _MATRIX = 2
 class ClassWeight:
     """Weights an example by its target, an integer or a one-hot row; a class that is not named has weight 1."""
 
-    def __init__(self, source: Any, given: CallArguments) -> None:
+    def __init__(self, source: Any, arguments: CallArguments) -> None:
         """Take a dict of weights by class, or a function that returns one. Raises WorkloadError if it is neither."""
-        self._name = f"class_weight of {given.workload}"
-        value = call(source, given) if callable(source) else source
+        self._name = f"class_weight of {arguments.workload}"
+        value = call(source, arguments) if callable(source) else source
         if not isinstance(value, Mapping) or not value or not all(_is_class(key) and _is_weight(one) for key, one in value.items()):
             raise WorkloadError(f"{self._name} is {value!r}; expected a dict of a number for each class, such as {{0: 1.0, 1: 5.0}}")
         self._classes, self._weights = (

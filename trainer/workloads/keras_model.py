@@ -37,12 +37,14 @@ class KerasModel:
     over the whole held-out set, as in Keras's `evaluate`, which also suits metrics such as AUC (`held_out_metrics`).
     """
 
-    def __init__(self, source: Any, definitions: Mapping[str, Any], given: CallArguments) -> None:
-        self._source, self._given = source, given
-        self.callbacks = UserCallbacks(definitions.get("callbacks"), given)
+    def __init__(self, source: Any, definitions: Mapping[str, Any], arguments: CallArguments) -> None:
+        self._source, self._arguments = source, arguments
+        self.callbacks = UserCallbacks(definitions.get("callbacks"), arguments)
         weight = definitions.get(CLASS_WEIGHT)
-        self._train = UserData(definitions["train_data"], given, "train_data", None if weight is None else ClassWeight(weight, given))
-        self._held_out = UserData(definitions["eval_data"], given, "eval_data")
+        self._train = UserData(
+            definitions["train_data"], arguments, "train_data", None if weight is None else ClassWeight(weight, arguments)
+        )
+        self._held_out = UserData(definitions["eval_data"], arguments, "eval_data")
         self._model: keras.Model | None = None
         self._has_own_loss = False
         self._steps: KerasSteps | None = None
@@ -50,8 +52,8 @@ class KerasModel:
 
     def model(self) -> keras.Model:
         """See Workload.model."""
-        name = f"train.workload {self._given.workload}"
-        model = call(self._source, self._given) if not isinstance(self._source, keras.Model) else self._source
+        name = f"train.workload {self._arguments.workload}"
+        model = call(self._source, self._arguments) if not isinstance(self._source, keras.Model) else self._source
         if not isinstance(model, keras.Model):
             raise WorkloadError(f"{name}: {where(self._source)} returned {type(model).__name__}; expected a compiled keras.Model")
         _check_fit(model, name)
@@ -111,14 +113,14 @@ class KerasModel:
         for variable, value in values:
             if scope.get_current_value(variable) is not value:
                 raise WorkloadError(
-                    f"train.workload {self._given.workload}: compute_loss of {type(model).__name__} changes {variable.path}, which parameter_server "
+                    f"train.workload {self._arguments.workload}: compute_loss of {type(model).__name__} changes {variable.path}, which parameter_server "
                     "does not save; change it in `call`, or use strategy single, mirrored or multi_worker_mirrored"
                 )
         return loss
 
     def check_together(self, batches: int) -> None:
         """See Composing.check_together."""
-        _check_mean(self._compiled(), batches, f"train.workload {self._given.workload}")
+        _check_mean(self._compiled(), batches, f"train.workload {self._arguments.workload}")
 
     def own_steps(self) -> tuple[str, ...]:
         """See Stepping.own_steps."""
@@ -128,7 +130,7 @@ class KerasModel:
         """See Stepping.train_with."""
         if self.own_steps():
             model.optimizer = optimizer
-            self._steps = KerasSteps(model, f"train.workload {self._given.workload}", self._data)
+            self._steps = KerasSteps(model, f"train.workload {self._arguments.workload}", self._data)
 
     def train_step(self, inputs: Any, targets: Any) -> dict[str, tf.Tensor]:
         """See Stepping.train_step."""
@@ -165,7 +167,7 @@ class KerasModel:
 
     def explained(self, error: Exception) -> WorkloadError | None:
         """See Explaining.explained."""
-        reason = _misfit(error, self._given.workload.partition(":")[0])
+        reason = _misfit(error, self._arguments.workload.partition(":")[0])
         if self._model is None or not reason:
             return None
         shapes = [
@@ -174,7 +176,7 @@ class KerasModel:
             if data.is_read
         ]
         return WorkloadError(
-            f"train.workload {self._given.workload}: model and data do not fit: {reason}; {'; '.join([*shapes, _shapes_of_model(self._model)])}"
+            f"train.workload {self._arguments.workload}: model and data do not fit: {reason}; {'; '.join([*shapes, _shapes_of_model(self._model)])}"
         )
 
     def _compiled(self) -> Any:

@@ -32,14 +32,14 @@ def load_workload(train: Train) -> Workload:
     from trainer.workloads.module_forms import workload_from
     from trainer.workloads.user_callbacks import NAME, UserCallbacks
 
-    given = CallArguments(train.workload, train.params, train.data, train.seed)
-    workload = workload_from(found, module, given)
+    arguments = CallArguments(train.workload, train.params, train.data, train.seed)
+    workload = workload_from(found, module, arguments)
     if workload is None:
         workload = _workload_of(found, train.workload, train)
         convert_workload(workload)
         callbacks = definition(module, NAME)
         if callbacks is not None and not hasattr(workload, "callbacks"):
-            setattr(workload, NAME, UserCallbacks(callbacks, given))
+            setattr(workload, NAME, UserCallbacks(callbacks, arguments))
     return cast("Workload", workload)
 
 

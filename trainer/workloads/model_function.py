@@ -31,16 +31,16 @@ class ModelFunction:
     def __init__(
         self,
         function: Callable[..., Any],
-        arguments: int,
+        argument_count: int,
         definitions: Mapping[str, Any],
         metrics: Callable[..., Any] | None,
-        given: CallArguments,
+        arguments: CallArguments,
     ) -> None:
-        self._call = _Call(function, arguments, given)
+        self._call = _Call(function, argument_count, arguments)
         self._measure = converted(metrics) if metrics is not None else None
-        self.callbacks = UserCallbacks(definitions.get("callbacks"), given)
-        self._train = UserData(definitions["train_data"], given, "train_data")
-        self._held_out = UserData(definitions["eval_data"], given, "eval_data")
+        self.callbacks = UserCallbacks(definitions.get("callbacks"), arguments)
+        self._train = UserData(definitions["train_data"], arguments, "train_data")
+        self._held_out = UserData(definitions["eval_data"], arguments, "eval_data")
         self._optimizer: keras.optimizers.Optimizer | None = None
 
     def model(self) -> keras.Model:
@@ -83,13 +83,13 @@ def _with_targets(features: Any, targets: Any) -> tuple[Any, Any]:
 class _Call:
     """Calls the user's function and checks what it returns."""
 
-    def __init__(self, function: Callable[..., Any], arguments: int, given: CallArguments) -> None:
-        self.name = f"train.workload {given.workload}: {where(function)}"
-        self._function, self._arguments, self._params = converted(function), arguments, dict(given.params)
+    def __init__(self, function: Callable[..., Any], argument_count: int, arguments: CallArguments) -> None:
+        self.name = f"train.workload {arguments.workload}: {where(function)}"
+        self._function, self._argument_count, self._params = converted(function), argument_count, dict(arguments.params)
 
     def __call__(self, features: Any, targets: Any, mode: str) -> tuple[Any, tf.Tensor, Any]:
         try:
-            result = self._function(*(features, targets, mode, self._params)[: self._arguments])
+            result = self._function(*(features, targets, mode, self._params)[: self._argument_count])
         except RuntimeError as error:
             if "should be a function when eager execution is enabled" not in str(error):
                 raise

@@ -28,7 +28,7 @@ CLASS_WEIGHT = "class_weight"
 _SHOWN = tuple(f"({', '.join(names)})" for names in SIGNATURES)
 
 
-def workload_from(found: Any, module: ModuleType, given: CallArguments) -> Any | None:
+def workload_from(found: Any, module: ModuleType, arguments: CallArguments) -> Any | None:
     """Return a workload for the object `found` of `module`, None if it is a workload class.
 
     Raises:
@@ -36,14 +36,14 @@ def workload_from(found: Any, module: ModuleType, given: CallArguments) -> Any |
     """
     import keras
 
-    name = f"train.workload {given.workload}"
+    name = f"train.workload {arguments.workload}"
     if isinstance(found, type):
         if issubclass(found, keras.Model):
             raise WorkloadError(f"{name} is a class of Keras models; name a function that returns one of them, compiled")
         _reject_class_weight(module, f"{name} is a workload class")
         return None
     if isinstance(found, keras.Model):
-        return _keras_model(found, module, given)
+        return _keras_model(found, module, arguments)
     if not callable(found):
         raise WorkloadError(
             f"{name} is {type(found).__name__} in {module.__file__}; expected a workload class, a compiled Keras model, "
@@ -55,33 +55,33 @@ def workload_from(found: Any, module: ModuleType, given: CallArguments) -> Any |
             f"{name} is a program placed by hand, {user_call.where(found)}, which only strategy manual runs; set strategy: manual"
         )
     if names[:1] != (FEATURES,):
-        return _keras_model(found, module, given)
-    return _model_function(found, names, module, given)
+        return _keras_model(found, module, arguments)
+    return _model_function(found, names, module, arguments)
 
 
-def _keras_model(found: Any, module: ModuleType, given: CallArguments) -> Any:
+def _keras_model(found: Any, module: ModuleType, arguments: CallArguments) -> Any:
     from trainer.workloads.keras_model import KerasModel
 
-    siblings = _data(module, given)
+    siblings = _data(module, arguments)
     if (weights := definition(module, CLASS_WEIGHT)) is not None:
         siblings[CLASS_WEIGHT] = weights
-    user_call.check_params((found, *siblings.values()), given)
-    return KerasModel(found, siblings, given)
+    user_call.check_params((found, *siblings.values()), arguments)
+    return KerasModel(found, siblings, arguments)
 
 
-def _model_function(found: Callable[..., Any], names: tuple[str, ...], module: ModuleType, given: CallArguments) -> Any:
+def _model_function(found: Callable[..., Any], names: tuple[str, ...], module: ModuleType, arguments: CallArguments) -> Any:
     from trainer.workloads.model_function import ModelFunction
 
     if tuple("targets" if name == "labels" else name for name in names) not in SIGNATURES:
         raise WorkloadError(
-            f"train.workload {given.workload}: {user_call.where(found)} takes ({', '.join(names)}); "
+            f"train.workload {arguments.workload}: {user_call.where(found)} takes ({', '.join(names)}); "
             f"a model function takes {', '.join(_SHOWN[:-1])} or {_SHOWN[-1]}. Rename its arguments, or take others from params."
         )
     _reject_class_weight(module, f"{user_call.where(found)} is a model function")
-    siblings = _data(module, given)
+    siblings = _data(module, arguments)
     if "params" not in names:
-        user_call.check_params(siblings.values(), given)
-    return ModelFunction(found, len(names), siblings, definition(module, "metrics"), given)
+        user_call.check_params(siblings.values(), arguments)
+    return ModelFunction(found, len(names), siblings, definition(module, "metrics"), arguments)
 
 
 def _reject_class_weight(module: ModuleType, what: str) -> None:
@@ -92,12 +92,12 @@ def _reject_class_weight(module: ModuleType, what: str) -> None:
         )
 
 
-def _data(module: ModuleType, given: CallArguments) -> dict[str, Any]:
+def _data(module: ModuleType, arguments: CallArguments) -> dict[str, Any]:
     found = {name: definition(module, name) for name in (*DATA, user_callbacks.NAME)}
     missing = [name for name in DATA if found[name] is None]
     if missing:
         raise WorkloadError(
-            f"train.workload {given.workload}: {module.__file__} has no {' and no '.join(missing)}. Add {'it' if len(missing) == 1 else 'them'}: "
+            f"train.workload {arguments.workload}: {module.__file__} has no {' and no '.join(missing)}. Add {'it' if len(missing) == 1 else 'them'}: "
             "a function that returns (inputs, targets) as arrays, or a tf.data.Dataset of examples; docs/workloads.md shows it."
         )
     return {name: value for name, value in found.items() if value is not None}

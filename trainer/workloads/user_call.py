@@ -29,30 +29,30 @@ def definition(module: ModuleType, name: str) -> Any | None:
     return None if isinstance(found, ModuleType) else found
 
 
-def call(function: Callable[..., Any], given: CallArguments) -> Any:
+def call(function: Callable[..., Any], arguments: CallArguments) -> Any:
     """Call `function` with those of `params`, `data`, `seed` and of the parameters by name that it takes.
 
     Raises:
         WorkloadError: it requires an argument that is not given.
     """
-    values = {**given.params, "params": dict(given.params), "data": given.data, "seed": given.seed}
-    arguments: dict[str, Any] = {}
+    values = {**arguments.params, "params": dict(arguments.params), "data": arguments.data, "seed": arguments.seed}
+    keywords: dict[str, Any] = {}
     for parameter in _parameters(function):
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
-            arguments |= {name: value for name, value in given.params.items() if name not in arguments}
+            keywords |= {name: value for name, value in arguments.params.items() if name not in keywords}
         elif parameter.name in values:
-            arguments[parameter.name] = values[parameter.name]
+            keywords[parameter.name] = values[parameter.name]
         elif parameter.default is parameter.empty:
             raise WorkloadError(
-                f"train.workload {given.workload}: {where(function)} requires {parameter.name!r}, which is not given. "
+                f"train.workload {arguments.workload}: {where(function)} requires {parameter.name!r}, which is not given. "
                 f"Set train.params.{parameter.name}, give it a default, or take one of {', '.join(_RESERVED)}."
             )
-    return function(**arguments)
+    return function(**keywords)
 
 
-def check_params(functions: Iterable[Any], given: CallArguments) -> None:
+def check_params(functions: Iterable[Any], arguments: CallArguments) -> None:
     """Raise WorkloadError when there is a parameter that none of `functions` takes: it would silently do nothing."""
     taken: set[str] = set()
     for function in functions:
@@ -61,13 +61,13 @@ def check_params(functions: Iterable[Any], given: CallArguments) -> None:
                 return
             taken.add(parameter.name)
     known = sorted(taken - set(_RESERVED))
-    for name in given.params:
+    for name in arguments.params:
         if name not in taken:
             similar = difflib.get_close_matches(name, known, n=1)
             remedy = (
                 f"did you mean {similar[0]!r}?" if similar else f"expected {', '.join(known) or 'none'}, or a function that takes `params`"
             )
-            raise WorkloadError(f"train.params.{name}: no function of {given.workload} takes an argument {name!r}; {remedy}")
+            raise WorkloadError(f"train.params.{name}: no function of {arguments.workload} takes an argument {name!r}; {remedy}")
 
 
 def where(function: Callable[..., Any]) -> str:

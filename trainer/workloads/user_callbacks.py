@@ -14,8 +14,8 @@ NAME = "callbacks"
 class UserCallbacks:
     """Creates the callbacks in each call; none without a source."""
 
-    def __init__(self, source: Any | None, given: CallArguments) -> None:
-        self._source, self._given = source, given
+    def __init__(self, source: Any | None, arguments: CallArguments) -> None:
+        self._source, self._arguments = source, arguments
 
     def __call__(self) -> "list[keras.callbacks.Callback]":
         """Return the callbacks.
@@ -28,9 +28,9 @@ class UserCallbacks:
         source = self._source
         if source is None:
             return []
-        value = call(source, self._given) if callable(source) and not isinstance(source, keras.callbacks.Callback | type) else source
+        value = call(source, self._arguments) if callable(source) and not isinstance(source, keras.callbacks.Callback | type) else source
         callbacks = [value] if isinstance(value, keras.callbacks.Callback) else value
-        name = f"train.workload {self._given.workload}: {where(source) if callable(source) else NAME}"
+        name = f"train.workload {self._arguments.workload}: {where(source) if callable(source) else NAME}"
         if not isinstance(callbacks, list | tuple):
             raise WorkloadError(f"{name} gives {type(value).__name__}; expected a list of Keras callbacks, or a function that returns one")
         for index, callback in enumerate(callbacks):

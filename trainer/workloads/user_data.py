@@ -27,9 +27,9 @@ class UserData:
     With sample weights or a `class_weight`, targets are {"targets": ..., "weights": ...}; `weighted` says so.
     """
 
-    def __init__(self, source: Any, given: CallArguments, name: str, class_weight: ClassWeight | None = None) -> None:
-        self._source, self._given, self._class_weight = source, given, class_weight
-        self._name = f"{name} of {given.workload}: {where(source)}" if callable(source) else f"{name} of {given.workload}"
+    def __init__(self, source: Any, arguments: CallArguments, name: str, class_weight: ClassWeight | None = None) -> None:
+        self._source, self._arguments, self._class_weight = source, arguments, class_weight
+        self._name = f"{name} of {arguments.workload}: {where(source)}" if callable(source) else f"{name} of {arguments.workload}"
         self._arrays: tuple[Any, ...] | None = None
         self._facts: pipeline.Facts | None = None
         self.is_read = self.weighted = False
@@ -89,7 +89,7 @@ class UserData:
             self.is_read = True
 
     def _value(self) -> Any:
-        return call(self._source, self._given) if callable(self._source) else self._source
+        return call(self._source, self._arguments) if callable(self._source) else self._source
 
     def _inspect(self, value: Any) -> None:
         if isinstance(value, tf.data.Dataset):

@@ -87,7 +87,7 @@ class Attendant:
         """Return the status of the run: failed if it has not started in time or a task was evicted too often."""
         if status.state in _FINISHED:
             return status
-        failure = self._reconciler.late(snapshot, status, self._start_timeout) or reconcile.evicted_too_often(snapshot)
+        failure = self._reconciler.start_timeout_reason(snapshot, status, self._start_timeout) or reconcile.evicted_too_often(snapshot)
         if not failure or not self._watcher.is_as_seen():
             return status
         return dataclasses.replace(

@@ -274,7 +274,7 @@ class KubernetesBackend:
             )
         notes.extend(watched.reconciler.reconcile(snapshot, status))
         start_timeout = parse_duration(self._limit(watched, "start_timeout", "10m"))
-        failure = watched.reconciler.late(snapshot, status, start_timeout) or (
+        failure = watched.reconciler.start_timeout_reason(snapshot, status, start_timeout) or (
             reconcile.evicted_too_often(snapshot) if status.state not in ENDED else ""
         )
         if failure and watched.watcher.is_as_seen():

@@ -178,7 +178,7 @@ def succeeded_at(snapshot: ClusterSnapshot) -> float | None:
 
 
 def _completed_at(snapshot: ClusterSnapshot, job: Object) -> float | None:
-    """Return when a Job was complete; if its other tasks do not end by themselves, when its first task was."""
+    """Return the completion time of a Job; of a leader's Job that ends with the run, that of its first task."""
     if condition(job, "Complete"):
         return parse_rfc3339(job["status"].get("completionTime"))
     first = re.match(r"0\b", str(job.get("status", {}).get("completedIndexes") or ""))

@@ -25,7 +25,7 @@ def lost_pods(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[
     """Return the pods that are lost with their node: deleted because of it, and still listed `lost_after` seconds later. Pure.
 
     A node that answers is not lost: a pod there may still be saving, and its replacement would share its volume. `now` is the cluster's time.
-    Deleted pods of an unresponsive node expire with the first of them. Pods that mount the run's volume come first, non-task pods before tasks;
+    Once one deleted pod of an unresponsive node is due, all are. Pods that mount the run's volume come first, non-task pods before tasks;
     otherwise the scheduler would keep a replacement on the dead node.
     """
     # The cluster sets Ready to false on all pods of a node that does not answer.
@@ -55,7 +55,7 @@ def deleted_since(pod: Object) -> float | None:
     return due if diagnosis.is_evicted_by_taint(pod) else None
 
 
-def surplus_jobs(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object, int]]:
+def unfinished_jobs(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object, int]]:
     """Return the Jobs to end after the run's success, since their programs have not ended by themselves in time. Pure.
 
     Each comes with the number of tasks to keep: 1 if its first task is the leader, else 0.
@@ -123,7 +123,7 @@ class Reconciler:
         self._pending_since: float | None = None  # of time.monotonic, since it last was in another state
         self._ran = False
 
-    def late(self, snapshot: ClusterSnapshot, status: RunStatus, start_timeout: float) -> str:
+    def start_timeout_reason(self, snapshot: ClusterSnapshot, status: RunStatus, start_timeout: float) -> str:
         """Return the reason to end the run if it was seen waiting for `start_timeout` seconds without a start; else an empty text."""
         now = time.monotonic()
         was_restarted = snapshot.jobset and snapshot.jobset.get("status", {}).get("restarts")
@@ -146,7 +146,7 @@ class Reconciler:
                 yield message
         if status.state is State.FAILED:
             yield from self._suspend_jobs(snapshot)
-        for job, remaining in surplus_jobs(snapshot, self._cluster.now()):
+        for job, remaining in unfinished_jobs(snapshot, self._cluster.now()):
             name = job["metadata"]["name"]
             self._keep_logs([pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
             self._cluster.patch("Job", name, {"spec": {"parallelism": remaining, "completions": remaining}})

@@ -117,8 +117,8 @@ def test_a_run_that_was_started_elsewhere_is_known_by_its_spec_s_digest(
     state: State, digest: str, asked: ResumeFlags, decision: str
 ) -> None:
     old = replace(run(state), spec_digest=digest)
-    assert decide_resume(old, None, asked, RUNS, digest="abc", elsewhere=True) == decision
-    assert decide_resume(old, None, asked, RUNS, digest="abc-12345678", elsewhere=True) == decision  # it was started by an earlier version
+    assert decide_resume(old, None, asked, RUNS, digest="abc", other_host=True) == decision
+    assert decide_resume(old, None, asked, RUNS, digest="abc-12345678", other_host=True) == decision  # it was started by an earlier version
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_complete_run_of_other_code_is_asked_about() -> None:
 @pytest.mark.parametrize("digest, words", [("other", "from another spec"), ("", "from an unknown spec")])
 def test_a_run_of_another_spec_that_was_started_elsewhere_is_asked_about(digest: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        decide_resume(replace(run(State.STOPPED), spec_digest=digest), None, NOTHING_ASKED, RUNS, digest="abc", elsewhere=True)
+        decide_resume(replace(run(State.STOPPED), spec_digest=digest), None, NOTHING_ASKED, RUNS, digest="abc", other_host=True)
     assert "--resume" in caught.value.remedy
 
 
@@ -325,6 +325,6 @@ def test_the_old_run_is_renamed_whole(tmp_path: Path) -> None:
 
 def test_a_run_that_was_started_elsewhere_goes_on_with_other_code_as_one_from_here_does() -> None:
     old = replace(run(State.STOPPED), spec_digest="abc-11111111")
-    assert decide_resume(old, None, NOTHING_ASKED, RUNS, digest="abc-22222222", elsewhere=True) == "resume"
+    assert decide_resume(old, None, NOTHING_ASKED, RUNS, digest="abc-22222222", other_host=True) == "resume"
     with pytest.raises(UsageError, match="is complete, and its code has changed since"):
-        decide_resume(replace(old, state=State.SUCCEEDED), None, NOTHING_ASKED, RUNS, digest="abc-22222222", elsewhere=True)
+        decide_resume(replace(old, state=State.SUCCEEDED), None, NOTHING_ASKED, RUNS, digest="abc-22222222", other_host=True)

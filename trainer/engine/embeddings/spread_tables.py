@@ -17,7 +17,7 @@ from trainer.engine.embeddings.server_rows import Lookup, RowRange, ServerRows
 from trainer.engine.embeddings.table_parts import TableParts
 from trainer.engine.job import Job
 from trainer.engine.parameter_server.row_holder import rows_file
-from trainer.engine.parameter_server.state import Group, device
+from trainer.engine.parameter_server.state import PackGroup, device
 from trainer.engine.parameter_server.worker_pool import translate_peer_errors
 from trainer.engine.session import PeerLostError, cause
 from trainer.workloads.errors import WorkloadError
@@ -101,11 +101,11 @@ class Tables:
             return table.dimension, table.dtype.name, bool(table.layer.trainable)
 
         slots = self._rule.slots(optimizer)
-        self._groups = [
+        self._table_groups = [
             ServerRows(list(members), servers, slots, trained=trained)
             for (*_, trained), members in groupby(sorted(found, key=kind), key=kind)
         ]
-        self._group_of = {table: group for group in self._groups for table in group.tables}
+        self._group_of = {table: group for group in self._table_groups for table in group.tables}
 
     def create(self) -> None:
         """Allocate the rows, on the servers.
@@ -113,12 +113,12 @@ class Tables:
         Raises:
             WorkloadError: the servers have not enough memory.
         """
-        servers = self._groups[0].servers
-        server_memory.check(sum(group.bytes_of_server for group in self._groups), servers)
+        servers = self._table_groups[0].servers
+        server_memory.check(sum(group.bytes_of_server for group in self._table_groups), servers)
         for server in range(servers):
             with tf.device(device(server)):
                 tf.io.write_file(os.fspath(rows_file(self._scratch_dir, f"ps-{server}")), "")
-        for group in self._groups:
+        for group in self._table_groups:
             group.create()
         for table in self.all:
             table.look_up = self._rows_of
@@ -126,13 +126,13 @@ class Tables:
     def start(self) -> None:
         """Set the rows to their initial values, unless those of a checkpoint were written."""
         if not self._written:
-            for group in self._groups:
-                group.draw([self._seed, self._groups.index(group)])
+            for group in self._table_groups:
+                group.draw([self._seed, self._table_groups.index(group)])
 
     def described(self) -> str:
         """Return a notice about the tables."""
-        servers = self._groups[0].servers
-        total = sum(group.bytes_of_server for group in self._groups) * servers
+        servers = self._table_groups[0].servers
+        total = sum(group.bytes_of_server for group in self._table_groups) * servers
         named = layers.described([table.layer for table in self.all])
         return f"embedding layers on {servers} ps: {named}; {byte_size(total)} with the optimizer's slots"
 
@@ -142,7 +142,7 @@ class Tables:
         """Return the rows that the model needs in `run`, which calls the model."""
         calls = layers.record_calls(run)
         lookups = []
-        for group in self._groups:
+        for group in self._table_groups:
             indices = [index for index, call in enumerate(calls) if self._group_of[call.table] is group]
             if indices:
                 lookups.append((group.look_up([calls[index] for index in indices]), indices))
@@ -155,7 +155,7 @@ class Tables:
         To find its calls, `run` is called once more, which changes no variable of Keras.
         """
         given: AbstractContextManager[None] = nullcontext()
-        # Of calls that cannot be looked up at once; a layer or AutoGraph may have wrapped the error. `run` raises others again.
+        # Ignore errors of calls that cannot be batched, which a layer or AutoGraph may have wrapped; `run` raises any other again.
         with suppress(Exception), keras.StatelessScope():
             given = self.look_up(run).given()
         with given:
@@ -169,7 +169,7 @@ class Tables:
     @property
     def trained(self) -> list[ServerRows]:
         """Return the tables that are trained, those of one dimension and type together."""
-        return [group for group in self._groups if group.trained]
+        return [group for group in self._table_groups if group.trained]
 
     def update(
         self, group: ServerRows, server: int, at: tf.Tensor, gradient: tf.Tensor, optimizer: Any, rate: tf.Tensor, count: tf.Tensor
@@ -177,7 +177,7 @@ class Tables:
         """Update the rows at indices `at` of a server, each of them once, on the caller's device."""
         row_updates.update(self._rule, optimizer, group.used(server, at), gradient, rate, count, decays=self._decays)
 
-    def apply(self, gradients: Sequence[Any], dense: Group, sent: Callable[[tf.Tensor, int], tf.Tensor]) -> list[tf.Tensor]:
+    def apply(self, gradients: Sequence[Any], dense: PackGroup, sent: Callable[[tf.Tensor, int], tf.Tensor]) -> list[tf.Tensor]:
         """Update the rows that a step used, by the RowGradients among `gradients`; return the others.
 
         `dense` are the other variables on the servers, whose optimizer has the learning rate and counts steps; `sent` sends a tensor to a
@@ -199,7 +199,7 @@ class Tables:
                     self.update(group, server, at, gradient, optimizer, rate, count)
         return others
 
-    def apply_mean(self, dense: Group, gradients: Sequence[tf.Tensor], rows: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
+    def apply_mean(self, dense: PackGroup, gradients: Sequence[tf.Tensor], rows: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
         """Update rows on the server of `dense` by the means of all workers, `rows` in the order of `trained`; return `gradients`, clipped."""
         optimizer = dense.optimizer
         others, values = row_updates.clipped(optimizer, gradients, [one.values for one in rows])
@@ -245,7 +245,7 @@ class Tables:
     def first_rows(self) -> dict[tuple[Table, str], tf.Tensor]:
         """Return the first row of each table and slot, [1, dimension]."""
         with _translate_server_errors():
-            return {table_and_slot: row for group in self._groups for table_and_slot, row in group.first_rows().items()}
+            return {table_and_slot: row for group in self._table_groups for table_and_slot, row in group.first_rows().items()}
 
     def write(self, part: RowRange, rows: tf.Tensor) -> None:
         """Replace the rows of a part."""

@@ -1,7 +1,8 @@
 """The rows of tables in a checkpoint: streamed from the servers to the disk, and back, in pieces that fit into memory.
 
-The checkpoint is an ordinary one: `tf.train.Checkpoint` writes everything but the tables, with the first row of each, and SaveV2 each further
-piece as a slice of its tensor, in a file of its own on the disk. MergeV2Checkpoints merges their indices in memory; it reads no data.
+The checkpoint is an ordinary one. `tf.train.Checkpoint` writes its dense part: everything but the tables, and the first row of each table.
+SaveV2 writes each further piece as a slice of its tensor, in a file of its own on the disk. MergeV2Checkpoints merges their indices in
+memory; it reads no data.
 """
 
 import errno
@@ -122,7 +123,7 @@ def _key(graph: Any, path: Sequence[Any]) -> str:
 class StreamedCheckpoint(InMemoryCheckpoint):
     """A checkpoint in memory, except its rows: they are read from the servers while it is written, file by file."""
 
-    skeleton: str = ""
+    dense_file: str = ""
     tables: Tables | None = None
     contents: Sequence[Sequence[RowRange]] = field(default=())
     keys: dict[Any, str] = field(default_factory=dict)
@@ -148,7 +149,7 @@ class StreamedCheckpoint(InMemoryCheckpoint):
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yield the content of a file that has no rows."""
-        return self._index() if name == self.files[-1][0] else super().chunks(self.skeleton)
+        return self._index() if name == self.files[-1][0] else super().chunks(self.dense_file)
 
     def discard(self) -> None:
         """Free the memory."""
@@ -159,7 +160,7 @@ class StreamedCheckpoint(InMemoryCheckpoint):
         assert self.tables is not None  # noqa: S101 - see `of`
         names, slices, tensors = [], [], []
         for part in self.contents[number - 1]:
-            skipped = 1 if part.first == 0 else 0  # the skeleton has the first row
+            skipped = 1 if part.first == 0 else 0  # the dense part has the first row
             if part.count == skipped:
                 continue
             names.append(self.keys[part.table, part.slot])

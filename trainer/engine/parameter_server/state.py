@@ -13,7 +13,7 @@ from trainer.engine.parameter_server import fused_updates, packing
 from trainer.engine.parameter_server.packing import Pack
 
 
-class Group:
+class PackGroup:
     """Packs that are updated together, by one optimizer, and count their updates on one server, number `server`."""
 
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, packs: Sequence[Pack], server: int) -> None:
@@ -130,7 +130,7 @@ class ServerState:
         packs = packing.lay_out(model.trainable_variables, holders, flattened=flattened)
         by_group = {server: [p for p in packs if p.server == server] for server in range(servers)} if per_server else {0: packs}
         self.groups = [
-            Group(model, optimizer, members, server) for server, members in by_group.items() if members or count_on_all or not packs
+            PackGroup(model, optimizer, members, server) for server, members in by_group.items() if members or count_on_all or not packs
         ]
         with tf.device(device(0)):
             self.non_trainable = [tf.Variable(v.value) for v in self._non_trainable_sources()]

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from trainer.engine.embeddings.row_updates import summed
 from trainer.engine.embeddings.spread_tables import RowGradients, Tables
-from trainer.engine.parameter_server.state import Group, device
+from trainer.engine.parameter_server.state import PackGroup, device
 
 _FIRST_REQUEST = -1  # instead of the step: a worker's first request, without a gradient
 LAST = -2  # instead of the step: a worker's last request, which gets no reply
@@ -31,7 +31,7 @@ class SyncServer:
     """
 
     def __init__(
-        self, group: Group, non_trainable: Sequence[tf.Variable], workers: int, wire: tf.DType, tables: Tables | None = None
+        self, group: PackGroup, non_trainable: Sequence[tf.Variable], workers: int, wire: tf.DType, tables: Tables | None = None
     ) -> None:
         self._group, self._non_trainable, self._workers, self._tables = group, non_trainable, workers, tables
         self._rows = tables.trained if tables else []

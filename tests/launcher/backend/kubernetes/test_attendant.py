@@ -119,7 +119,7 @@ def test_a_run_that_never_starts_is_suspended_and_told_to_have_failed_with_the_r
     assert list(attendant._record_end(RunStatus("digits", "kubernetes", State.FAILED, "late"))) == ["digits has failed: late"]
     there = There(job("chief"), job("ps"), pods=(waiting, objects.running("ps")))
     attendant = attending(there, start_timeout=100)
-    monkeypatch.setattr(attendant._reconciler, "late", lambda *_: "not started within limits.start_timeout (100 s)")
+    monkeypatch.setattr(attendant._reconciler, "start_timeout_reason", lambda *_: "not started within limits.start_timeout (100 s)")
     said = list(attendant.reconcile())
     assert "digits has failed: not started within limits.start_timeout (100 s)" in said
     assert [(name, patch) for _, name, patch in there.patched if "spec" in patch] == [

@@ -12,7 +12,7 @@ from launcher.backend.kubernetes import pod_status
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
-from launcher.backend.kubernetes.reconcile import Reconciler, evicted_too_often, lost_pods, surplus_jobs, too_late
+from launcher.backend.kubernetes.reconcile import Reconciler, evicted_too_often, lost_pods, too_late, unfinished_jobs
 from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
 from tests.launcher.backend.kubernetes import objects
@@ -84,13 +84,14 @@ def test_what_does_not_end_with_its_run_is_ended_in_its_time() -> None:
         return {"metadata": head, "spec": {"completions": 2}, "status": status}
 
     ps, worker = made("ps", ends_after="0"), made("worker", ends_after="10")
-    assert surplus_jobs(ClusterSnapshot("digits", [made("chief"), ps, worker]), NOW) == []
+    assert unfinished_jobs(ClusterSnapshot("digits", [made("chief"), ps, worker]), NOW) == []
     done = made("chief", ended="2026-01-01T00:09:55Z")
-    assert surplus_jobs(ClusterSnapshot("digits", [done, ps, worker]), NOW) == [(ps, 0)]
-    assert surplus_jobs(ClusterSnapshot("digits", [done, ps, worker]), NOW + 5) == [(ps, 0), (worker, 0)]
+    assert unfinished_jobs(ClusterSnapshot("digits", [done, ps, worker]), NOW) == [(ps, 0)]
+    assert unfinished_jobs(ClusterSnapshot("digits", [done, ps, worker]), NOW + 5) == [(ps, 0), (worker, 0)]
     ps["spec"]["completions"] = 0
     assert (
-        surplus_jobs(ClusterSnapshot("digits", [done, ps, made("worker", ended="2026-01-01T00:09:56Z", ends_after="10")]), NOW + 60) == []
+        unfinished_jobs(ClusterSnapshot("digits", [done, ps, made("worker", ended="2026-01-01T00:09:56Z", ends_after="10")]), NOW + 60)
+        == []
     )
 
 
@@ -100,11 +101,11 @@ def test_workers_that_do_not_end_with_the_first_of_them_are_ended_in_their_time(
     first = {"metadata": head, "status": {"phase": "Succeeded", **ended}}
     names = {"name": "w", "labels": head["labels"], "annotations": {"tf-launcher/ends-after": "10"}}
     workers = {"metadata": names, "spec": {"completions": 2}, "status": {"completedIndexes": "0"}}
-    assert surplus_jobs(ClusterSnapshot("digits", [workers], [first]), NOW + 5) == [(workers, 1)]
-    assert surplus_jobs(ClusterSnapshot("digits", [workers], [first]), NOW) == []
-    assert surplus_jobs(ClusterSnapshot("digits", [workers]), NOW) == [(workers, 1)]  # its pod is gone
-    assert surplus_jobs(ClusterSnapshot("digits", [{**workers, "status": {"completedIndexes": "1,10"}}], [first]), NOW + 5) == []
-    assert surplus_jobs(ClusterSnapshot("digits", [{**workers, "spec": {"completions": 1}}], [first]), NOW + 5) == []  # done once
+    assert unfinished_jobs(ClusterSnapshot("digits", [workers], [first]), NOW + 5) == [(workers, 1)]
+    assert unfinished_jobs(ClusterSnapshot("digits", [workers], [first]), NOW) == []
+    assert unfinished_jobs(ClusterSnapshot("digits", [workers]), NOW) == [(workers, 1)]  # its pod is gone
+    assert unfinished_jobs(ClusterSnapshot("digits", [{**workers, "status": {"completedIndexes": "1,10"}}], [first]), NOW + 5) == []
+    assert unfinished_jobs(ClusterSnapshot("digits", [{**workers, "spec": {"completions": 1}}], [first]), NOW + 5) == []  # done once
 
 
 def job(start: str | None) -> dict[str, Any]:
@@ -147,12 +148,13 @@ def test_a_pod_that_replaces_one_that_ran_may_wait_for_its_node() -> None:
 def test_a_run_is_too_late_only_when_it_was_seen_to_wait_for_so_long() -> None:
     seen = ClusterSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
     reconciler = Reconciler(cast("Cluster", Refusing()), "digits", 60)
-    assert reconciler.late(seen, status(State.PENDING), 0.05) == ""  # anyone who begins to watch now knows nothing of before
+    # A launcher that begins to watch now knows nothing of before.
+    assert reconciler.start_timeout_reason(seen, status(State.PENDING), 0.05) == ""
     time.sleep(0.1)
-    assert reconciler.late(seen, status(State.PENDING), 0.05)
-    assert reconciler.late(seen, status(State.RUNNING), 0.05) == ""
+    assert reconciler.start_timeout_reason(seen, status(State.PENDING), 0.05)
+    assert reconciler.start_timeout_reason(seen, status(State.RUNNING), 0.05) == ""
     time.sleep(0.1)
-    assert reconciler.late(seen, status(State.PENDING), 0.05) == ""  # it has run
+    assert reconciler.start_timeout_reason(seen, status(State.PENDING), 0.05) == ""  # it has run
 
 
 class AwayError(Exception):
@@ -292,5 +294,6 @@ def test_a_run_of_which_somebody_has_deleted_a_job_is_not_one_that_has_not_start
     """A launcher that has only just begun to watch it would else end what has trained for hours."""
     cluster = cast("Cluster", SimpleNamespace(now=lambda: NOW))
     begun, waiting = ClusterSnapshot("digits", [job("2026-01-01T00:00:00Z")], []), status(State.PENDING)
-    assert Reconciler(cluster, "digits", 60).late(begun, waiting, 0).startswith("not started within limits.start_timeout")
-    assert Reconciler(cluster, "digits", 60).late(begun, dataclasses.replace(waiting, missing=("job/digits-worker",)), 0) == ""
+    assert Reconciler(cluster, "digits", 60).start_timeout_reason(begun, waiting, 0).startswith("not started within limits.start_timeout")
+    broken = dataclasses.replace(waiting, missing=("job/digits-worker",))
+    assert Reconciler(cluster, "digits", 60).start_timeout_reason(begun, broken, 0) == ""

@@ -34,7 +34,7 @@ class ExtraContainer:
 
 
 @dataclass
-class RoleDraft:
+class RoleBuilder:
     """One role: its fields, and the settings for which its pods need an override."""
 
     kind: str  # as the TFJob spells it: PS, Worker, Master
@@ -57,7 +57,7 @@ class RoleDraft:
     shared: dict[str, Shared] = field(default_factory=dict)
     is_entrypoint: bool = True  # without a command, the image's entrypoint runs
 
-    def put(self, key: str, value: Any, source: Path) -> None:
+    def set(self, key: str, value: Any, source: Path) -> None:
         """Set a field of the role."""
         self.fields[key] = value
         self.sources[key] = source
@@ -84,17 +84,17 @@ class RoleDraft:
 
 
 @dataclass
-class Draft:
+class SpecBuilder:
     """The spec of one TFJob."""
 
     reading: Reading
     spec: dict[str, Any] = field(default_factory=dict)
     origins: dict[Path, Path] = field(default_factory=dict)
-    roles: list[RoleDraft] = field(default_factory=list)
+    roles: list[RoleBuilder] = field(default_factory=list)
     success: str = "chief"
     is_single_task: bool = False  # one replica in all: TFJob then sets no TF_CONFIG
 
-    def put(self, path: Path, value: Any, source: Path) -> None:
+    def set(self, path: Path, value: Any, source: Path) -> None:
         """Set a value of the spec."""
         parent = self.spec
         for part in path[:-1]:
