@@ -1,8 +1,9 @@
 #!/bin/sh
 # Makes a virtual environment from a lock file, from nothing but a Python 3.11 to 3.13 with its venv module.
 # Usage: environment.sh DIRECTORY LOCK [project]      `project` also installs this project, editable, and Keras 2.
-# PYTHON names the interpreter; without it the first fitting one of python3, python3.13, 3.12, 3.11 is taken, and before them one that was
-# compiled with profile-guided optimization: it needs a quarter less of a processor. pyenv compiles without it, distributions with it.
+# PYTHON names the interpreter. Without it python3, python3.13, 3.12, 3.11 and, on Linux, /usr/bin/python3 are tried: the first that fits and was compiled
+# with profile-guided optimization is taken, as programs of the launcher take a quarter less processor time; if there is none, the first that fits.
+# Distributions compile theirs so, pyenv does not by default.
 set -eu
 
 directory=$1
@@ -27,9 +28,15 @@ is_optimized() {
 sys.exit(not (sys.executable.startswith("/usr/bin/") or "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")))' 2>/dev/null
 }
 
+identity() {
+    "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2], sys.base_prefix)' 2>/dev/null
+}
+
 candidates=${PYTHON:-python3 python3.13 python3.12 python3.11}
+of_system=
+if [ -z "${PYTHON:-}" ] && [ "$(uname)" = Linux ]; then of_system=/usr/bin/python3; fi
 python=
-for candidate in $candidates ${PYTHON:-/usr/bin/python3}; do
+for candidate in $candidates $of_system; do
     if fits "$candidate" && is_optimized "$candidate"; then python=$candidate; break; fi
 done
 for candidate in $candidates; do
@@ -51,8 +58,8 @@ if ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
 fi
 
 echo "Making $directory with Python $version ($(command -v "$python")) from $lock"
-# An environment whose interpreter is gone or is another version is made again.
-if [ "$("$directory/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" != "$version" ]; then
+# An environment whose interpreter is gone or is another one is made again.
+if [ "$(identity "$directory/bin/python")" != "$(identity "$python")" ]; then
     "$python" -m venv --clear "$directory"
 fi
 "$directory/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$here/uv.txt"

@@ -1,7 +1,7 @@
 """The variables of a user's function: created in its first call, found again by name in each later one.
 
 A function that builds a model creates its variables in its body: with Keras layers, tf.Variable or tf.compat.v1.get_variable.
-It is called again for each graph (training, evaluation, every replica), and must then find_variable its existing variables.
+It is called again for each graph (training, evaluation, every replica), and must then find its existing variables.
 As in TensorFlow 1, it finds them by name: the names of Keras and variable scopes, numbered from the start in each call. On parameter
 servers the values come from the servers, so a later call may be given values to compute with.
 """

@@ -19,7 +19,7 @@ WORDS = {
     "moving": "compute_loss of Moving changes .*seen, which parameter_server does not save",
     "summed": "a loss whose reduction is 'sum', but a step takes the mean of its 2 batches; use reduction='sum_over_batch_size'",
     "gathered": "gradient_accumulation_steps=2, which acts only in some steps, .* set train.gradients.accumulate",
-    "overwritten": "ema_overwrite_frequency=2, by which .*; leave it out",
+    "overwritten": "ema_overwrite_frequency=2, which acts only in some steps, .*; leave it out",
     "twice": r"Twice\.train_step applies gradients more than once, which several replicas cannot follow\. Compile .*, or train with strategy single",
     "nested": r"Nested\.train_step applies .* tf\.functions? of its own, which several replicas cannot follow",
     "perturbed": r"Perturbed\.train_step changes dense.*/kernel by other means than self\.optimizer",
