@@ -1,8 +1,8 @@
 """Sends one message: `python -m launcher.notify.sender`, in its own process, so that a hanging receiver holds up no run, supervisor or launcher.
 
 It reads a request from stdin, JSON with `payload`, `channel` (command or webhook) and `seconds`, the time for its tries; for a command also `command`, its `directory`
-and, if it is not 60, the seconds of one try (`ends_within`); for a webhook `url` or `url_file`, and `allow_http`. It writes a line of JSON to stdout if the first try fails, and one at the end; after a failure also a line to stderr. The URL is a
-secret: it appears in no line, argument or variable.
+and, if it is not 60, the seconds of one try (`ends_within`); for a webhook `url` or `url_file`, and `allow_http`. It writes a line of JSON to stdout if the
+first try fails, and one at the end; after a failure also a line to stderr. The URL is a secret: it appears in no line, argument or variable.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Saves checkpoints in a thread of its own, so that training continues where a volume is full, read-only or broken, or does not answer.
 
-The training thread copies the state to memory and continues. A save that fails is given up, and reported unless the same failure was
-less than 60 s ago: a retry, after 1 s and up to 30 s, saves the state at the time of the retry. At the end there is no later state: the
-copy stays, and is tried again after 5 s at most, until it is written or `complete` raises an error.
+The training thread copies the state to memory and continues. A save that fails is given up: a retry, after 1 s and up to 30 s, saves the
+state at the time of the retry. The same failure is reported again only after a minute. At the end there is no later state: the copy
+stays, and is tried again after 5 s at most, until it is written or `complete` raises an error.
 """
 
 import math

@@ -3,8 +3,8 @@
 TensorFlow's own all-reduce makes a remote call for each hop, which wakes a dozen threads; a step of N tasks takes 2(N-1) hops.
 Here a vector takes one or two hops for any N, and the task's own thread does all the work. Two tasks exchange whole vectors, and
 both add them up. Of more tasks, the first adds up short vectors; long ones are split (reduce-scatter, then all-gather): each task
-adds up one part and sends it to all others. Source: Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations
-in MPICH (2005), section 4, pairwise exchange. One task adds up each element, in the order of the tasks, so all get the same bits.
+adds up one part and sends it to all others. So one task adds up each element, in the order of the tasks, and all get the same bits.
+Source: Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH (2005), section 4, pairwise exchange.
 
 Imports no TensorFlow.
 """
