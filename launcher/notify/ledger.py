@@ -3,6 +3,7 @@
 An entry is `{key, since, at, state, words}`. On Kubernetes its state is `claimed` until the time `until` at the latest, while its sender tries, then
 `sent` or `failed`; a supervisor, which is its run's only sender, sets `sent` before it tries. The claim of a sender that died expires at `until`. If
 it had just sent the message, the receiver recognizes the duplicate by its id. A key has the
+channel and the start of the run, so that each start of a name sends its own messages.
 """
 
 from collections.abc import Sequence
