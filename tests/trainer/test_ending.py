@@ -235,8 +235,9 @@ def test_a_required_task_that_is_gone_for_good_is_not_waited_for_without_end(sta
 
 def test_one_that_is_done_and_asked_to_stop_before_the_run_has_succeeded_comes_back(start: Start) -> None:
     rules: dict[str, Any] = {"success": "all_workers", "sizes": WORKERS}
-    chief = start("chief", "sleep 60", **rules)
+    chief = start("chief", "echo begun; sleep 60", **rules)
     worker = start("worker-0", "echo over", **rules)
+    chief.line("begun")  # before that, the signal would find no handler
     worker.line("over")
     worker.send(signal.SIGTERM)
     assert worker.code() == 143
