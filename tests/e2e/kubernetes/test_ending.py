@@ -116,7 +116,7 @@ def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_of_its_own
     assert [one["state"]["terminated"]["exitCode"] for one in sidecars] == [0] * 3
     assert launcher.namespace.objects("PersistentVolumeClaim", "led") == []
     assert "hunter2" not in launcher.namespace.kubectl("get", "all,configmaps", "-o", "yaml") + launcher("logs", "led", "--raw")
-    assert "led has no volume of its run" in launcher("get", "led", "results", code=2)
+    assert "led has no volume, as its spec has no `storage`" in launcher("get", "led", "results", code=2)
 
 
 def test_who_watches_ends_what_is_not_supervised(launcher: Launcher, image: str, tmp_path: Path) -> None:
