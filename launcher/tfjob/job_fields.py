@@ -61,15 +61,8 @@ METADATA: Table[SpecBuilder] = {
     "annotations": _annotations,
     "finalizers": LeftOut("belongs to the TFJob as an object, and left out"),
     "ownerReferences": LeftOut("belongs to the TFJob as an object, and left out", "let its owner start the run by `launcher up`"),
-    "uid": _SET_BY_CLUSTER,
-    "resourceVersion": _SET_BY_CLUSTER,
-    "generation": _SET_BY_CLUSTER,
-    "selfLink": _SET_BY_CLUSTER,
-    "creationTimestamp": _SET_BY_CLUSTER,
-    "deletionTimestamp": _SET_BY_CLUSTER,
-    "deletionGracePeriodSeconds": _SET_BY_CLUSTER,
-    "clusterName": _SET_BY_CLUSTER,
-    "managedFields": _SET_BY_CLUSTER,
+    **dict.fromkeys(("uid", "resourceVersion", "generation", "selfLink", "clusterName", "managedFields"), _SET_BY_CLUSTER),
+    **dict.fromkeys(("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"), _SET_BY_CLUSTER),
 }
 
 

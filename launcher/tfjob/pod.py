@@ -169,16 +169,11 @@ def _labels(role: RoleBuilder, path: Path) -> None:
         role.metadata[str(path[-1])] = labels
 
 
-_OF_THE_JOB = LeftOut("means nothing in a pod template, and is left out")
+_OF_THE_JOB = ("name", "generateName", "namespace", "creationTimestamp", "finalizers", "ownerReferences")
 METADATA: Table[RoleBuilder] = {
     "labels": _labels,
     "annotations": _labels,
-    "name": _OF_THE_JOB,
-    "generateName": _OF_THE_JOB,
-    "namespace": _OF_THE_JOB,
-    "creationTimestamp": _OF_THE_JOB,
-    "finalizers": _OF_THE_JOB,
-    "ownerReferences": _OF_THE_JOB,
+    **dict.fromkeys(_OF_THE_JOB, LeftOut("means nothing in a pod template, and is left out")),
 }
 
 

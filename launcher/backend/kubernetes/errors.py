@@ -83,7 +83,7 @@ def explain(error: Exception, doing: str) -> LauncherError:
 
 
 def no_access(namespace: str, doing: str = "", rule: str = "") -> ForbiddenError:
-    """Return the error of a user without any right in a namespace. Its name may be mistyped: the API server does not tell whether it exists."""
+    """Return the error of a user without any right in a namespace. Its name may be mistyped: the API server does not report if it exists."""
     return ForbiddenError(
         f"{doing}: you have no rights in the namespace {namespace}".removeprefix(": "),
         f"check the name {namespace}: --namespace, LAUNCHER_NAMESPACE, kubernetes.namespace, or the one of your context; "

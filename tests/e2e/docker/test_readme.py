@@ -22,7 +22,7 @@ def test_the_commands_of_the_readme_work_one_after_the_other(tmp_path: Path) -> 
     blocks = re.findall(r"^```sh docker\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert blocks
     if left("mnist-ps") != NOTHING:
-        pytest.skip("this engine has a run called mnist-ps, which is somebody's")
+        pytest.skip("this engine has a run called mnist-ps, which another user may need")
     for directory in ("examples", "compose"):
         shutil.copytree(ROOT / directory, tmp_path / directory)
     # As they are committed, but for the port, which somebody else may have.

@@ -100,11 +100,11 @@ def test_a_volume_that_is_somebody_else_s(tmp_path: Path) -> None:
         docker("volume", "rm", volume)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try what somebody else may not do")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a user without rights")
 def test_an_engine_that_one_may_not_talk_to() -> None:
     engine = Path(docker("context", "inspect", "--format", "{{.Endpoints.docker.Host}}").strip().removeprefix("unix://"))
     if not engine.is_socket() or engine.stat().st_mode & stat.S_IWOTH:
-        pytest.skip(f"the engine at {engine} lets everybody in")
+        pytest.skip(f"the engine at {engine} admits every user")
     # A user who may read this checkout, wherever it is, and no more.
     reads = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
     user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *reads)

@@ -11,8 +11,6 @@ from tests import forked
 from tests.trainer.engine.drive_mirrored import CASES
 from tests.trainer.engine.test_callbacks_all_reduce import check_changes
 
-pytestmark = pytest.mark.timeout(250)  # its driver has taken 55 s on a slow machine
-
 DRIVER = Path(__file__).with_name("drive_mirrored.py")
 # Half precision rounds at 1e-3, and the two add up in another order.
 TOLERANCE = {"float16": 5e-3}
@@ -20,7 +18,7 @@ TOLERANCE = {"float16": 5e-3}
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    done = forked.run([sys.executable, str(DRIVER)], timeout=240, preload=forked.TENSORFLOW)
+    done = forked.run([sys.executable, str(DRIVER)], timeout=110, preload=forked.TENSORFLOW)
     assert done.stdout, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
