@@ -1,4 +1,4 @@
-"""The protocol by which the tasks of a user's program learn that their run has ended: each asks the leader, at a port of its parent.
+"""The protocol by which the tasks of a user's program learn that their run has ended: each polls the leader, on a port that the leader's parent serves.
 
 A parameter server never ends by itself, and an evaluator need not. A task is never ordered to end: it asks, and its own parent ends it.
 """
@@ -24,14 +24,13 @@ from trainer.tf_config import TaskConfig, split_address
 RUNNING, SUCCEEDED, FAILED = "running", "succeeded", "failed"  # states of a run, and of a task that asks
 
 _POLL_INTERVAL = 1.0  # seconds between two questions of a task
-_TASKS_PER_SECOND = 100  # requests that the leader answers at most: the tasks of a larger cluster ask less often
+_TASKS_PER_SECOND = 100  # requests to the leader for which its load is planned: the tasks of a larger cluster poll less often
 _TIMEOUT = 2.0  # seconds to wait for an answer
 _MAX_BYTES = 4096  # of a question or an answer
-# Seconds at most for which a leader waits until all tasks know the end, or for which a failed required task asks a silent leader.
+# Seconds at most for which a leader waits until all tasks are notified, or for which a failed required task polls a silent leader.
 NOTIFY_TIMEOUT = 60.0
-_SHORT_NOTIFY_TIMEOUT = (
-    5.0  # the same if it is asked to stop, or if it has failed and all have asked before; longer if tasks ask less often
-)
+# The leader's limit if it is asked to stop, or if the run failed and each remaining task has polled before; longer if tasks poll less often.
+_SHORT_NOTIFY_TIMEOUT = 5.0
 _CHECK_INTERVAL = 0.1  # seconds between the leader's checks whether all tasks know
 
 
@@ -63,10 +62,11 @@ class Member:
     """A task among those that learn of the end of their run. Addresses are host:port, times seconds.
 
     `run` identifies the run. `address` is that of the leader's parent, `program` that of its program. The leader waits until the tasks in `required` are done,
-    and stays until those in `followers` know the end; both are empty in other tasks. A follower ends `grace` after the run has succeeded.
-    The leader of a failed run stays at most `short_notify_timeout` for tasks that have asked before, and `stop_notify_timeout` when asked to stop.
+    and exits once those in `followers` are notified; both are empty in other tasks. A follower ends `grace` after the run has succeeded.
+    The leader of a failed run waits at most `short_notify_timeout` if each remaining task has polled before, and `stop_notify_timeout` if it is asked to stop.
     A required task (`is_required`) that is done stays until the run has succeeded, so that a replaced leader learns of it; one that
-    has failed asks a silent leader for a minute. A task counts as lost after `orphan_timeout` of silence, or `start_timeout` before its first answer.
+    has failed polls a silent leader for a minute. A task counts as lost after `orphan_timeout` of silence; a leader that has never answered,
+    after `start_timeout` if that is longer.
     """
 
     run: str
@@ -120,7 +120,7 @@ def member(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bo
 
 
 class Leader:
-    """The leading task: its parent answers all others, and exits last."""
+    """The leader: its parent answers all other tasks, and exits once they are notified, or after a time-out."""
 
     def __init__(self, own: Member, loop: EventLoop) -> None:
         self._own, self._loop = own, loop
@@ -144,7 +144,7 @@ class Leader:
         return self._own.required <= self._done
 
     def succeed(self, then: Callable[[Status], None]) -> None:
-        """End the run with success once the required tasks are done; call `then`, once, when all others know, or a time-out has passed.
+        """End the run with success once the required tasks are done; call `then`, once, when all others are notified, or after a time-out.
 
         The run fails instead if a required task has failed for good, or has been silent for `orphan_timeout`.
         """
@@ -152,10 +152,10 @@ class Leader:
         self._awaited_from = min(self._awaited_from, now)
         missing = self._own.required - self._done
         silent = {name for name in missing if now - self._last_asked.get(name, self._awaited_from) > self._own.orphan_timeout}
-        lost = silent | (missing & self._failed)
-        if lost:
+        failed = missing & self._failed
+        if failed or silent:
             self._notified |= silent  # no further wait for them
-            self.fail(f"{min(lost)} has failed" if self._failed else f"{min(lost)} was gone for {self._own.orphan_timeout:g} s", then)
+            self.fail(f"{min(failed)} has failed" if failed else f"{min(silent)} was gone for {self._own.orphan_timeout:g} s", then)
         elif missing:
             self._loop.call_later(_CHECK_INTERVAL, lambda: self.succeed(then))
         else:
@@ -185,7 +185,7 @@ class Leader:
             self._loop.call_later(_CHECK_INTERVAL, lambda: self._check(then))
 
     def _answer(self, question: Any) -> tuple[Status, Callable[[], None]] | None:
-        """Return the answer to a task, and a callback for its receipt; None if the task is of another run. Runs in a thread of the server."""
+        """Return the answer to a task, and a callback to run once the task confirms it; None if the task is of another run. Runs in a thread of the server."""
         task, state = str(question["task"]), question["state"]
         if question["run"] != self._own.run:
             return None
@@ -201,10 +201,10 @@ class Leader:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Callbacks in the loop's thread: the run has `ended`, the leader is lost, and a `notice` is to be shown."""
+    """Callbacks in the loop's thread: the run has `ended`, the leader has not answered for some seconds and is lost, a `notice` is to be shown."""
 
     ended: Callable[[Status], None]
-    leader_lost: Callable[[str], None]
+    leader_lost: Callable[[float], None]
     notice: Callable[..., None]
 
 
@@ -253,7 +253,7 @@ class Follower:
             silence = time.monotonic() - seen
             if silence >= limit:
                 reported = True
-                self._call(partial(self._callbacks.leader_lost, f"no answer for {limit:g} s"))
+                self._call(partial(self._callbacks.leader_lost, limit))
             elif silence >= limit / 10 and not silent and answered:
                 silent = True
                 message = f"{self._own.leader} ({self._own.address}) does not answer; this task ends if that lasts {limit:g} s"

@@ -45,7 +45,7 @@ def run_parent(job: ParentJob, report: Report, output: Output) -> int:
     """Run `job` to its end, restarts included, and return the exit code for this process. `report` writes to `output`.
 
     Handles this process's signals and reaps its children while it runs. However it ends, the training process's output is
-    written, and its process group is gone, unless no signal ends it because it waits for a dead disk.
+    written, and its process group has been killed, unless a process is blocked on storage that does not answer, where even SIGKILL has no effect.
     """
     with scratch.directory() as own, EventLoop() as loop:
         try:
@@ -172,7 +172,7 @@ class _Parent:
         elif self._stopping:
             self._ended_on_request(code, detail)
         elif code == ExitCode.PEER_LOST and self._job.role == "evaluator" and self._job.built_in:
-            self._fail(code, "the chief is gone", detail)  # it has already waited for the chief, as a server's parent does: no restart
+            self._fail(code, "the chief is gone", detail)  # the evaluator has already waited for it
         else:
             now = time.monotonic()
             connected = 0.0 if self._connected_at is None else now - self._connected_at
@@ -264,12 +264,12 @@ class _Parent:
         self._follower.ask_now(answered)
 
     def _done(self) -> None:
-        """Exit, and report `done`, which this task's output does not."""
+        """Report `done` for a program that reports nothing itself, and exit."""
         self._report("done", seconds=round(time.monotonic() - self._began, 3))
         self._exit(ExitCode.DONE)
 
     def _exit(self, code: int, why: str = "") -> None:
-        """Exit with `code`: at once, or when the tasks that wait for this one know."""
+        """Exit with `code`: at once, or once the tasks that wait for this one have been notified."""
         self._exit_code, self._exiting = int(code), True
         restarted = code in _RESTARTED or code >= SIGNAL_BASE or (self._stopping and code != ExitCode.DONE)
         if self._leader is not None and not restarted:
@@ -316,7 +316,7 @@ class _Parent:
             leader.succeed(finish)
 
     def _notify_leader(self, until: float) -> None:
-        """Exit once the leader knows of this task's end, or does not answer. If its silence would fail the run, ask `until` then: it may be starting."""
+        """Exit once the leader knows of this task's end, or does not answer. If it has to know, ask until `until`: it may be starting."""
         follower = self._follower
         assert follower is not None  # noqa: S101 - only called where it is
 
@@ -348,13 +348,13 @@ class _Parent:
                 self._backoff.cancel()
             self._done()
 
-    def _leader_lost(self, reason: str) -> None:
+    def _leader_lost(self, seconds: float) -> None:
         member = self._member
-        cause = f"{member.leader} was gone for {member.orphan_timeout:g} s"
+        cause, detail = f"{member.leader} was gone for {seconds:g} s", f"no answer from {member.address}"
         if not self._exiting:
-            self._end_task(cause, f"{member.address}: {reason}", self._job.timeouts.ending)
+            self._end_task(cause, detail, self._job.timeouts.ending)
         elif self._exit_code == ExitCode.DONE:
-            self._fail_run(cause, reason)
+            self._fail_run(cause, detail)
 
     def _fail_run(self, cause: str, detail: str, code: int = ExitCode.PEER_LOST) -> None:
         """Fail although the program is done: the run has not succeeded."""

@@ -29,7 +29,7 @@ class Timeouts:
     saving: float = 60.0  # the same, at least, if there is a checkpoint to save
     supervisor_lost: float = 30.0  # between SIGTERM and SIGKILL when no supervisor is left to send the second signal
     after_success: float = 10.0  # between SIGTERM and SIGKILL for a program whose run has succeeded
-    killed: float = 10.0  # for a process to end after SIGKILL; one that waits for a dead disk does not
+    killed: float = 10.0  # for a process to end after SIGKILL; one that is blocked on storage that does not answer does not
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Policy:
 class History:
     """The history of a task: restarts counted against the limit, how the last one failed, lost peers.
 
-    `short_attempts`: the length of the current run of attempts shorter than `healthy_after`; its first attempt may be longer.
+    `short_attempts`: the number of consecutive attempts shorter than `healthy_after`, with the one before them, which may be longer.
     `lost_from`: the highest start step of the attempts that lost a peer.
     """
 

@@ -11,9 +11,10 @@ from launcher.runs.status import ENDED, RunStatus, State
 
 _VERSION = 1  # of the payload
 _MAX_REASON = 2000  # characters
-_MAX_TASKS = 20  # that one message names; a stall of more tasks is one of the whole run
-_VERBS = {"succeeded": "has succeeded", "failed": "has failed", "stalled": "makes no progress"}
-# Seconds from a stall's event to its message: `on_stall: restart` ends most stalls at once, and a task that only waits for the cause may report first.
+_MAX_TASKS = 20  # that one message names; if more tasks stall, the whole run does
+_EVENT_TEXTS = {"succeeded": "has succeeded", "failed": "has failed", "stalled": "makes no progress"}
+# Seconds for which a stall must be seen before its message: `on_stall: restart` ends most stalls at once, and a task that only waits for the stalled
+# one may report first.
 STALL_GRACE = 10.0
 
 
@@ -43,7 +44,7 @@ class Message:
         """The message in one line."""
         of = "" if self.steps is None else f" of {self.steps:,}"
         step = "" if self.step is None else f" at step {self.step:,}{of}"
-        return f"{self.name} {_VERBS[self.event]}{step}" + (f": {self.reason}" if self.reason else "")
+        return f"{self.name} {_EVENT_TEXTS[self.event]}{step}" + (f": {self.reason}" if self.reason else "")
 
     def payload(self) -> dict[str, Any]:
         """Return the message as a JSON object. Its id is the same for each try and each process that sends it."""
@@ -81,7 +82,7 @@ def stall_message(status: RunStatus) -> Message | None:
 
 
 def variables(payload: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment variables with a message for a program, which also gets its JSON."""
+    """Return a message as environment variables for a program, which also gets it as JSON."""
     keys = ("event", "name", "state", "reason", "step", "time", "text")
     return {f"NOTIFY_{key.upper()}": "" if payload[key] is None else str(payload[key]) for key in keys}
 
@@ -98,7 +99,7 @@ class DueMessages:
     """Decides which messages are due, from successive statuses of a run. The caller's times have to come from one clock."""
 
     def __init__(self) -> None:
-        self._stalled_since: dict[str, float] = {}  # task -> since when each status has had it as a cause of the stall
+        self._stalled_since: dict[str, float] = {}  # task -> since when it has been a cause of the stall in every status
 
     @property
     def is_stalled(self) -> bool:

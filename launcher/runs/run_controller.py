@@ -1,8 +1,8 @@
 """The supervisor of a run: starts and restarts its tasks, enforces deadlines, stops the tasks in order, and records the run's state.
 
-A run has one such process. One thread decides; under Docker, others wait for the engine. A backend provides the tasks (`ControlledTask`)
-and reports their events (`Runtime`); the decisions are made here, the same for processes and containers. SIGTERM asks every task to save
-and stop; a second one, or SIGQUIT, kills. If the launcher in the foreground is gone, the run stops as if asked to.
+A run has one such process. One thread makes all decisions; under Docker, others only wait for the engine's events. A backend provides the tasks (`ControlledTask`)
+and reports their events (`Runtime`); the decisions are made here, the same for processes and containers. SIGTERM or SIGINT asks every task to
+save and stop; a second one, or SIGQUIT, kills. If the launcher in the foreground is gone, the run stops as if asked to.
 """
 
 import contextlib
@@ -94,7 +94,7 @@ class ControlledTask(ABC):
 
     @property
     def may_restart(self) -> bool:
-        """Whether something else may start it again after its end; then it still has to be stopped."""
+        """Whether something other than this supervisor may start it again after its end; then it still has to be stopped."""
         return False
 
     def decide_by_policy(self, code: int, when: RestartWhen) -> RestartDecision:
@@ -118,7 +118,7 @@ class ControlledTask(ABC):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run. `stop_requested`: whether it was asked to stop; `lost_at`: the last time.time() at which its directory, now lost, existed."""
+    """The end of a run. `stop_requested`: whether it was asked to stop; `lost_at`: if its directory was removed, the last time.time() at which it was seen."""
 
     state: State
     reason: str
@@ -132,7 +132,7 @@ class Runtime(ABC):
     backend: str
     location: Location | None = None  # of the run's directory
     tensorboard_url = ""
-    extra_stop_seconds = 0.0  # that a stop takes beyond the grace period
+    extra_stop_seconds = 0.0  # that a stop needs beyond the grace period
 
     @abstractmethod
     def start(self) -> None:
@@ -148,7 +148,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def on_directory_lost(self) -> bool:
-        """Prepare for another run of the same name, since the run's directory was removed; return whether to kill the tasks at once."""
+        """Release the run's name after its directory was removed; return whether to kill the tasks at once."""
 
     @abstractmethod
     def close(self, run: "RunController") -> None:
@@ -277,7 +277,7 @@ class RunController:
         if self._ending:
             self._mark_ended(task, self._ending)
         elif self._state(self._leader.name) is State.SUCCEEDED and task.name not in self._plan.required_tasks:
-            # The run has succeeded by its leader, and does not need this task.
+            # The leader has succeeded, and the run waits for other required tasks only.
             done = code == ExitCode.DONE
             task.mark_ended(State.SUCCEEDED if done else State.STOPPED, "" if done else task.tracker.exit_reason(code))
         elif code is None:

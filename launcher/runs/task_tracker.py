@@ -1,4 +1,4 @@
-"""Turns a task's events and exits into its recorded state, on every backend: the trainer's event lines, restarts, causes. Does no I/O."""
+"""Turns a task's events and, under a supervisor, its exits into its recorded state: the trainer's event lines, restarts, causes. Does no I/O."""
 
 import time
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ class TaskTracker:
 
     name: str
     address: str = ""
-    max_restarts: int | None = None  # that count, if that is known
+    max_restarts: int | None = None  # the limit of restarts that count; None if it is not known
     limited_memory: bool = True  # its role's `memory` limits it
-    signal_reasons: Mapping[int, str] = field(default_factory=dict)  # exit code after a signal -> the reason, if the backend knows more
+    signal_reasons: Mapping[int, str] = field(default_factory=dict)  # exit code after a signal -> a more specific reason that the backend knows
     restarts: list[Restart] = field(default_factory=list)
-    reported: tuple[State, str] | None = None  # its state and the reason, by its events
+    reported: tuple[State, str] | None = None  # its state and the reason, by its events and the supervisor's starts
     outcome: tuple[State, str] | None = None  # its final state in the run, and the reason
     done: bool = False  # its last event says that its work is complete
     failure: str = ""  # the reason of its failure, by its own events
@@ -53,9 +53,9 @@ class TaskTracker:
 
     @property
     def restarts_left(self) -> int | None:
-        """How many restarts that count are left: the smaller of the task's number and its current process's; None if neither is known."""
-        own = None if self.max_restarts is None else max(0, self.max_restarts - self.restarts_used)
-        return min((left for left in (own, self._in_place_left) if left is not None), default=None)
+        """How many restarts that count are left: the smaller of the supervisor's count and the parent's; None if neither is known."""
+        by_limit = None if self.max_restarts is None else max(0, self.max_restarts - self.restarts_used)
+        return min((left for left in (by_limit, self._in_place_left) if left is not None), default=None)
 
     def mark_started(self) -> None:
         """Note that a process of the task was started."""
@@ -133,7 +133,7 @@ class TaskTracker:
         return self.stall.added_to(status)
 
     def _restarted(self, at: float, cause: str, *, counts: bool) -> None:
-        """Record that its process or container was replaced, and with it the process's own count of restarts."""
+        """Record that its process or container was replaced, and reset the count of restarts in place."""
         self.restarts.append(Restart(at, len(self.restarts) + 1, self.code, cause))
         self._used_before, self._in_place = self.restarts_used + counts, 0
 

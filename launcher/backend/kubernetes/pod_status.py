@@ -1,7 +1,7 @@
 """The status of a run from its Jobs, pods and events. Pure.
 
-It promises: a run has succeeded only if its JobSet is complete, or each of its Jobs is (one that the run ended after its success counts as
-complete); a task runs only if a container of its pod runs; the reason of a failed run names the task that failed, the attempt, the exit code and
+It promises: a run has succeeded only if its JobSet is complete, or each of its Jobs is (a Job that was ended because the run had succeeded
+counts as complete); a task runs only if a container of its pod runs; the reason of a failed run names the task that failed, the attempt, the exit code and
 the last error line, as far as its pods tell.
 """
 
@@ -50,7 +50,7 @@ class ClusterSnapshot:
 
     `past_attempts` has by task the attempts whose pods were deleted. `jobset` is the JobSet that has created the Jobs and knows whether they have ended
     for good; None if there is none, or it may not be read. `queued` are the namespace's Workloads of Kueue, if the run waits for a queue. `nodes`
-    are the cluster's, if no node takes a pod and the user may list them.
+    are the cluster's nodes, read only if a pod cannot be scheduled and the user may list nodes.
     """
 
     name: str
@@ -137,7 +137,7 @@ def _run_state(
 
 
 def _pending_reason(snapshot: ClusterSnapshot, pod_statuses: Sequence[TaskStatus]) -> Reason:
-    """Return why a task waits without a running pod: because of the run's claims, else its pod's reason; empty if no task waits."""
+    """Return why a task is pending: a problem with the run's claims if there is one, else the pod's own reason; empty if no task is pending."""
     waiting = [task for task in pod_statuses if task.state is State.PENDING]
     claims = (diagnosis.of_claim(claim, snapshot.events_of(claim)) for claim in snapshot.claims if waiting)
     pending = [Reason(with_remedy(found.message, found.remedy), code=found.kind) for found in claims if found]
@@ -150,7 +150,7 @@ def _pending_reason(snapshot: ClusterSnapshot, pod_statuses: Sequence[TaskStatus
 
 
 def _underway(pending: Reason, pod_statuses: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, ready: bool) -> tuple[State, Reason]:
-    """Return the state from the events of tasks: a run is running when it trains, not when its pods run."""
+    """Return the state: a run is running once it trains, or once the events of all tasks say that they run; running pods are not enough."""
     states = [task.state for task in tasks]
     if State.STOPPED in states and not any(state in UNDERWAY for state in states):
         return State.STOPPED, pending
@@ -178,7 +178,7 @@ def succeeded_at(snapshot: ClusterSnapshot) -> float | None:
 
 
 def _completed_at(snapshot: ClusterSnapshot, job: Object) -> float | None:
-    """Return the completion time of a Job; of a leader's Job that ends with the run, that of its first task."""
+    """Return a Job's completion time; for a leader's Job that is ended with the run, the end of its first task."""
     if condition(job, "Complete"):
         return parse_rfc3339(job["status"].get("completionTime"))
     first = re.match(r"0\b", str(job.get("status", {}).get("completedIndexes") or ""))
@@ -220,7 +220,7 @@ def _failed_at(job: Object) -> float:
 
 
 def _failure_order(task: TaskStatus) -> tuple[bool, float]:
-    """Order failed tasks by the end; those that ended because of another are last."""
+    """Order failed tasks by their end; those that ended only because of another come last."""
     return task.exit_code in _CONSEQUENTIAL_CODES, math.inf if task.ended is None else task.ended
 
 

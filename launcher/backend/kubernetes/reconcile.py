@@ -1,6 +1,7 @@
 """Work that a watching launcher, or the attendant, does for a run on Kubernetes.
 
-It marks pods of lost nodes as failed, suspends runs that failed or never start, and ends Jobs that would outlive a run's success.
+It marks pods of lost nodes as failed, decides when to end a run that never starts, suspends the Jobs of a failed run, and ends Jobs that would
+outlive a run's success.
 """
 
 import time
@@ -22,10 +23,10 @@ NODE_LOST_STATUS = {"status": {"phase": "Failed", "reason": "NodeLost", "message
 
 
 def lost_pods(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[Object]:
-    """Return the pods that are lost with their node: deleted because of it, and still listed `lost_after` seconds later. Pure.
+    """Return the pods that are lost with their node: Kubernetes has deleted them because of it, and still lists them `lost_after` seconds later. Pure.
 
     A node that answers is not lost: a pod there may still be saving, and its replacement would share its volume. `now` is the cluster's time.
-    Once one deleted pod of an unresponsive node is due, all are. Pods that mount the run's volume come first, non-task pods before tasks;
+    Once one deleted pod of an unresponsive node is lost, all deleted pods of that node are. Pods that mount the run's volume come first, non-task pods before tasks;
     otherwise the scheduler would keep a replacement on the dead node.
     """
     # The cluster sets Ready to false on all pods of a node that does not answer.
@@ -43,11 +44,11 @@ def _volume_first(pod: Object) -> tuple[bool, bool]:
 
 
 def deleted_since(pod: Object) -> float | None:
-    """Return when a pod's deletion began or was due, if its node does not answer; else None."""
+    """Return when the deletion of a pod whose node does not answer began; of a pod that was never ready, when it should have ended; else None."""
     head = pod["metadata"]
     if not head.get("deletionTimestamp") or pod["status"].get("phase") not in {"Running", "Pending"}:
         return None
-    # The pod should be gone by then: a node that answers kills it at the end of its grace period.
+    # A node that answers kills the pod at the end of its grace period.
     due = parse_rfc3339(head["deletionTimestamp"]) or 0.0
     if diagnosis.is_unresponsive(pod):
         return due - float(head.get("deletionGracePeriodSeconds") or 0)
@@ -75,7 +76,7 @@ def _is_over(job: Object) -> bool:
 def too_late(status: RunStatus, snapshot: ClusterSnapshot, now: float, start_timeout: float) -> str:
     """Return the reason to end a run that has not started within `start_timeout` seconds; empty while it may continue. Pure.
 
-    Time counts from when the queue admitted a Job. A pod that was created later than the first ones replaces one that ran.
+    Time counts from when the queue admitted a Job. A pod that was created later than the first ones is taken for the replacement of one that ran.
     """
     started = [time for job in snapshot.jobs if (time := parse_rfc3339(job.get("status", {}).get("startTime"))) is not None]
     if status.state is not State.PENDING or status.step is not None or not started or now - min(started) < start_timeout:
@@ -91,7 +92,7 @@ def too_late(status: RunStatus, snapshot: ClusterSnapshot, now: float, start_tim
 def evicted_too_often(snapshot: ClusterSnapshot) -> str:
     """Return the reason to end a run if a task exceeded its limits and was evicted more often than it may fail; else an empty text. Pure.
 
-    The Job ignores such a pod (exit code 143) if it has no trainer and the spec sets no storage limit.
+    The Job ignores such a pod (exit code 143) if the spec sets no storage limit and the pod has no trainer, or too short a grace period.
     """
     for job in [] if pod_status.controller_of(snapshot.jobs) else filter(_ignores_stops, snapshot.jobs):
         limit = job["spec"].get("backoffLimitPerIndex", job["spec"].get("backoffLimit"))

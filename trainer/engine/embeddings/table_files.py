@@ -21,7 +21,8 @@ from trainer.engine.embeddings.layers import RemoteRows, slice_spec
 from trainer.engine.embeddings.server_rows import RowRange
 from trainer.engine.embeddings.spread_tables import Tables
 
-_FILE_BYTES = 16 * 2**20  # of rows in a file, about. A file is on the disk before the next is written: progress shows on a slow one
+# Approximate size of a file of rows. Each file is on the disk before the next is written, so a slow disk shows progress.
+_FILE_BYTES = 16 * 2**20
 _ERRNOS = {os.strerror(number): number for number in errno.errorcode}
 _ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
 
@@ -31,7 +32,7 @@ class NotFiniteError(Exception):
 
 
 class TableFiles:
-    """Writes and reads the rows of `tables` as parts of checkpoints; `parts` stand for their slots there."""
+    """Writes and reads the rows of `tables` as parts of checkpoints; `parts` has placeholders for tables and slots, for tf.train.Checkpoint."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -51,7 +52,7 @@ class TableFiles:
             remote.take_first_row(first[self._tables.all[index], slot])
 
     def streamed(self, checkpoint: InMemoryCheckpoint, saved: tf.train.Checkpoint) -> "StreamedCheckpoint":
-        """Return `checkpoint`, which was written of `saved`, together with the rows."""
+        """Return `checkpoint`, which was written from `saved`, with the rows added."""
         paths = _paths(saved)
         keys = {(self._tables.all[index], slot): _name(paths[remote]) for (index, slot), remote in self._remote_rows.items()}
         return StreamedCheckpoint.of(checkpoint, self._tables, by_file(self._tables.parts()), keys)
@@ -100,7 +101,7 @@ def _paths(saved: tf.train.Checkpoint) -> Any:
 
 
 def _name(path: Sequence[Any]) -> str:
-    """Return TensorFlow's name of the tensor of the object at `path`, in a checkpoint that it writes."""
+    """Return the tensor name that TensorFlow gives the object at `path` when it writes a checkpoint."""
     return "/".join([*(step.name.replace(".", "..").replace("/", ".S") for step in path), _ATTRIBUTE])
 
 
@@ -112,7 +113,7 @@ def object_graph(path: str) -> Any:
 
 
 def _key(graph: Any, path: Sequence[Any]) -> str:
-    """Return a checkpoint's name of the tensor of the object at `path`: it is named by the first path to it that its writer found."""
+    """Return the name of an object's tensor in a checkpoint; TensorFlow names it after the first path by which it reached the object when saving."""
     node = graph.nodes[0]
     for step in path:
         node = graph.nodes[next(child.node_id for child in node.children if child.local_name == step.name)]
@@ -148,7 +149,7 @@ class StreamedCheckpoint(InMemoryCheckpoint):
             yield from super().write(name, path)
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the content of a file that has no rows."""
+        """Yield the content of the dense part or of the index."""
         return self._index() if name == self.files[-1][0] else super().chunks(self.dense_file)
 
     def discard(self) -> None:
@@ -156,18 +157,19 @@ class StreamedCheckpoint(InMemoryCheckpoint):
         tf.io.gfile.rmtree(self.directory)
 
     def _write_rows(self, number: int, path: Path) -> int:
-        """Write a file of rows, and return its size. It is written directly to the disk: a copy through memory would take longer than the disk."""
+        """Write a file of rows, and return its size. It is written directly to the disk, because a copy through memory would take longer."""
         assert self.tables is not None  # noqa: S101 - see `of`
         names, slices, tensors = [], [], []
         for part in self.contents[number - 1]:
+            rows = self.tables.read(part)
+            if not tf.reduce_all(tf.math.is_finite(rows)):  # workers continue after the dense variables were checked
+                raise NotFiniteError(f"rows of the layer {part.table.name} are not finite")
             skipped = 1 if part.first == 0 else 0  # the dense part has the first row
             if part.count == skipped:
                 continue
             names.append(self.keys[part.table, part.slot])
             slices.append(slice_spec(part.table.rows, part.table.dimension, part.first + skipped, part.count - skipped))
-            tensors.append(self.tables.read(part)[skipped:])
-            if not tf.reduce_all(tf.math.is_finite(tensors[-1])):  # workers continue after the dense variables were checked
-                raise NotFiniteError(f"rows of the layer {part.table.name} are not finite")
+            tensors.append(rows[skipped:])
         written = path.with_name(f"{path.name}.data-00000-of-00001")
         try:
             with _translate_to_os_errors(path):

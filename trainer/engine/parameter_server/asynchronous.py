@@ -24,7 +24,7 @@ from trainer.engine.parameter_server.worker_pool import (
 from trainer.engine.session import NotFinite, Progress
 from trainer.workloads.protocol import Workload
 
-# The loop of a call runs four steps an iteration, which saves messages. A model of more operations gains little, and would start seconds later.
+# The loop of a call runs four steps an iteration, which saves messages. A larger model gains little from that, and would start seconds later.
 _UNROLLED, FEW_OPERATIONS = 4, 300
 
 
@@ -52,7 +52,7 @@ class AsynchronousSession(ServerSession):
         return not_finite(self._flushed)
 
     def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
-        """Run until at least `steps` more global steps are done than the last call reported; see Session.run.
+        """Run until the global step is at least `steps` beyond the one that the last `run` reported; see Session.run.
 
         Calls overlap: workers already compute the next steps when this returns, except with `stop` or `finish`: the state that is saved then
         must be that of the reported step. Fewer steps are done if the task is asked to stop meanwhile: there may be no worker left.
@@ -112,7 +112,7 @@ class AsynchronousSession(ServerSession):
         *totals, from_finite_weights, finite, start, done, global_step = self._call(
             iterator, constant(steps), constant(assignment.worker)
         ).numpy()
-        first_non_finite = round(start + finite) + 1 if finite < done else None  # at the earliest: others have taken steps meanwhile
+        first_non_finite = round(start + finite) + 1 if finite < done else None  # a lower bound: other workers also take steps
         numbers = np.array(totals, np.float32)
         return CallResult(
             totals=numbers,
@@ -141,7 +141,7 @@ class AsynchronousSession(ServerSession):
                     group.apply([_over_wire(g, wire, pack.server) for g, pack in zip(packed, group.packs, strict=True)])
                 for variable, old, new in zip(state.non_trainable, non_trainable, new_non_trainable, strict=True):
                     variable.assign_add(new - old)
-                # Training diverged on this worker if the weights still were finite.
+                # If the weights were still finite, this worker's step diverged.
                 from_finite_weights = tf.cond(tf.math.is_finite(measured[0]), lambda: tf.constant(False), lambda: _all_finite(values))
                 return tf.concat([measured, [tf.cast(from_finite_weights, tf.float32)]], 0)
 

@@ -1,10 +1,10 @@
 """One parameter server's part in synchronous training: it gathers gradients, updates, and answers.
 
-A worker asks with its gradient and gets the new values in reply, one message each way. A request names the worker and
-the step of its gradient. The first `needed` gradients of the current step are added up on the server; then their mean is
-applied once and those workers get the new values. A worker that sends an older step is a back-up that was not needed: its
-gradient is dropped and counted, and it gets the current values at once. So a slow worker delays no other, and every
-worker has at most one reply to wait for.
+A worker sends its gradient and gets the new values in reply, one message each way. A request names the worker and the
+step of its gradient. The first `needed` gradients of the current step are added up on the server; then their mean is
+applied once and those workers get the new values. A gradient of an older step came too late: it is dropped and
+counted, and its worker gets the current values at once. So with fewer `needed` than workers a slow worker delays no
+other. Every worker has at most one reply to wait for.
 """
 
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ class SyncServer:
     # Run by the chief
 
     def interrupt(self) -> None:
-        """Let `rounds` return before it has done all of them, and `answering` at once."""
+        """Let `rounds` return before its last round (a step: a mean that is applied), and `answering` at once."""
         self._enqueue_request([write_message([tf.constant(-1), tf.constant(0)], tf.zeros([0])) for _ in self._sent])
 
     def end(self, worker: int) -> None:
@@ -98,7 +98,7 @@ class SyncServer:
     def answering(self) -> Any:
         """Return a TensorFlow function that answers with the current values until `interrupt`, and returns how many gradients it dropped.
 
-        For a server that has done its rounds while another one still needs gradients of workers that wait for both.
+        For a server that has finished while another still waits for gradients from workers that need replies from both.
         """
 
         @tf.function(autograph=False)
@@ -112,7 +112,7 @@ class SyncServer:
         return run
 
     def rounds(self, needed: int) -> Any:
-        """Return a TensorFlow function of `count`, an int32 scalar, that does so many rounds at most and returns [rounds done, gradients dropped]."""
+        """Return a TensorFlow function of `count`, an int32 scalar, that runs at most `count` rounds and returns [rounds done, gradients dropped]."""
 
         def body(done: tf.Tensor, dropped: tf.Tensor, ended: tf.Tensor, reply: list[tf.Tensor]) -> tuple[Any, ...]:
             (now,) = read_numbers(reply[0], _REPLY_HEADER)
@@ -140,9 +140,9 @@ class SyncServer:
         return run
 
     def _gather(self, reply: list[tf.Tensor], needed: int, now: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Take requests until `needed` gradients are of step `now`; return their sums, a mask of their workers, the count of late ones, whether ended.
+        """Take requests until `needed` gradients are of step `now`; return their sums, the mask of their workers, the number of late gradients, whether it was interrupted.
 
-        Rows are not added up but concatenated, and their indices before them.
+        Gradients of rows are concatenated, not summed, and so are the rows' indices, which come first.
         """
 
         def body(count: tf.Tensor, late: tf.Tensor, _: tf.Tensor, contributors: tf.Tensor, sums: list[tf.Tensor]) -> Any:
