@@ -1,4 +1,4 @@
-"""The Compose file of a plan: what each service is told and allowed, as Compose reads it."""
+"""The Compose file of a plan: the configuration and the rights of each service, as Compose reads them."""
 
 import base64
 import json
@@ -27,38 +27,38 @@ Render = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def text(tmp_path: Path) -> Callable[[str], str]:
-    """Render a spec for a file that lies beside it."""
+    """Return a function that renders a spec as the text of a Compose file beside it."""
 
     def render(spec: str) -> str:
         file = tmp_path / "digits.yaml"
         file.write_text(HEAD + textwrap.dedent(spec))
-        read, plan = plan_file(file, [], "docker", tmp_path / "runs")
-        return compose.render(Source(read, plan, tmp_path, "launcher render digits.yaml --to compose"))
+        parsed, plan = plan_file(file, [], "docker", tmp_path / "runs")
+        return compose.render(Source(parsed, plan, tmp_path, "launcher render digits.yaml --to compose"))
 
     return render
 
 
 @pytest.fixture
 def rendered(text: Callable[[str], str]) -> Render:
-    """Return the document that Compose reads, merge keys and anchors resolved."""
+    """Return a function that renders a spec and returns the document that Compose reads, with merge keys and anchors resolved."""
 
-    def read(spec: str = CLUSTER + TRAIN) -> dict[str, Any]:
+    def render(spec: str = CLUSTER + TRAIN) -> dict[str, Any]:
         document = yaml.safe_load(text(spec))
         assert isinstance(document, dict)
         return document
 
-    return read
+    return render
 
 
-def test_there_is_one_service_a_task_and_tensorboard(rendered: Render) -> None:
+def test_each_task_and_tensorboard_has_one_service(rendered: Render) -> None:
     services = rendered()["services"]
     assert list(services) == ["chief", "worker-0", "worker-1", "ps-0", "evaluator", "tensorboard"]
     assert {service["hostname"] for service in services.values()} == set(services)
 
 
 def test_each_task_has_its_own_explicit_tf_config(rendered: Render) -> None:
-    told = json.loads(rendered()["services"]["worker-1"]["environment"]["TF_CONFIG"])
-    assert told == {
+    tf_config = json.loads(rendered()["services"]["worker-1"]["environment"]["TF_CONFIG"])
+    assert tf_config == {
         "cluster": {"chief": ["chief:2222"], "worker": ["worker-0:2222", "worker-1:2222"], "ps": ["ps-0:2222"]},
         "task": {"type": "worker", "index": 1},
     }
@@ -70,7 +70,7 @@ def test_no_change_of_a_spec_changes_the_volume_that_holds_its_checkpoints(rende
     assert rendered()["volumes"] == rendered(other)["volumes"]
 
 
-def test_only_those_that_need_the_run_directory_mount_it(rendered: Render) -> None:
+def test_only_services_that_need_the_run_directory_mount_it(rendered: Render) -> None:
     services = rendered()["services"]
     mounted = {name: service["volumes"][0] for name, service in services.items() if "volumes" in service}
     assert set(mounted) == {"chief", "evaluator", "tensorboard"}
@@ -79,13 +79,13 @@ def test_only_those_that_need_the_run_directory_mount_it(rendered: Render) -> No
     assert services["chief"]["environment"]["RUN_DIR"] == "/runs/digits"
 
 
-def test_an_image_of_ones_own_says_itself_where_its_programs_start(rendered: Render) -> None:
-    """Such as one with the code in it; our own image's place for code is empty, and cannot be written to."""
+def test_an_image_of_ones_own_sets_its_working_directory_itself(rendered: Render) -> None:
+    """For example, an image that has the code. In our own image the directory for code is empty and read-only."""
     assert "working_dir" not in rendered("image: mine:1\ncommand: [python, train.py]\n")["services"]["chief"]
     assert rendered("command: [python, train.py]\n")["services"]["chief"]["working_dir"] == "/tmp"
 
 
-def test_the_parent_of_a_command_comes_to_an_image_of_ones_own_in_a_variable(rendered: Render, text: Callable[[str], str]) -> None:
+def test_an_image_of_ones_own_gets_the_parent_of_a_command_in_a_variable(rendered: Render, text: Callable[[str], str]) -> None:
     own = "image: mine:1\ncommand: [python, train.py]\nlimits: {max_restarts: 7}\n"
     services = rendered(own)["services"]
     assert services["chief"]["command"][:1] + services["chief"]["command"][-3:] == ["python3", "--", "python", "train.py"]
@@ -94,9 +94,9 @@ def test_the_parent_of_a_command_comes_to_an_image_of_ones_own_in_a_variable(ren
     assert services["chief"]["restart"] == "on-failure:3"
     assert not [name for name, service in services.items() if name != "chief" and "TRAINER_PARENT" in service.get("environment", {})]
     assert text(own).count(parent_file.packed()) == 1
-    without = rendered(own + "supervise: false\n")["services"]["chief"]
-    assert (without["command"], without["restart"], "healthcheck" in without) == (["python", "train.py"], "on-failure:7", False)
-    assert "TRAINER_PARENT" not in without["environment"]
+    chief = rendered(own + "supervise: false\n")["services"]["chief"]
+    assert (chief["command"], chief["restart"], "healthcheck" in chief) == (["python", "train.py"], "on-failure:7", False)
+    assert "TRAINER_PARENT" not in chief["environment"]
 
 
 ROLES = """\
@@ -108,7 +108,7 @@ ROLES = """\
     """
 
 
-def test_what_a_role_has_of_its_own_is_its_services_own_and_stands_there_once(rendered: Render, text: Callable[[str], str]) -> None:
+def test_the_fields_of_a_role_are_only_in_its_services_and_are_written_once(rendered: Render, text: Callable[[str], str]) -> None:
     own = ROLES.replace("worker: {", "worker: {command: [python, train.py], ")
     services = rendered(own)["services"]
     assert [service["image"] for service in services.values()][1:] == [
@@ -121,8 +121,8 @@ def test_what_a_role_has_of_its_own_is_its_services_own_and_stands_there_once(re
     assert services["chief"]["healthcheck"]["test"] == ["CMD", *images.HEALTH_COMMAND]
     assert services["worker-1"]["command"][-3:] == ["--", "python", "train.py"]
     assert (services["worker-1"]["restart"], services["worker-1"]["environment"]["LEVEL"]) == ("on-failure:2", "3")
-    having = [name for name, service in services.items() if "TRAINER_PARENT" in service.get("environment", {})]
-    assert having == ["worker-0", "worker-1"]
+    with_parent = [name for name, service in services.items() if "TRAINER_PARENT" in service.get("environment", {})]
+    assert with_parent == ["worker-0", "worker-1"]
     assert text(own).count(parent_file.packed()) == 1
     assert text(own).count("train.py") == 1
 
@@ -146,23 +146,23 @@ def test_tensorflow_s_port_is_on_an_internal_network_and_tensorboard_on_another(
     assert cluster["internal"] is True
     # Internal keeps other networks out; without an address there the host stays out too.
     assert cluster["driver_opts"] == {"com.docker.network.bridge.inhibit_ipv4": "true"}
-    on = {name: service["networks"] for name, service in document["services"].items()}
-    assert on.pop("tensorboard") == ["tensorboard"]
-    assert set(map(tuple, on.values())) == {("cluster",)}
+    networks = {name: service["networks"] for name, service in document["services"].items()}
+    assert networks.pop("tensorboard") == ["tensorboard"]
+    assert set(map(tuple, networks.values())) == {("cluster",)}
     published = {name: service["ports"] for name, service in document["services"].items() if "ports" in service}
     assert published == {"tensorboard": [{"host_ip": "127.0.0.1", "published": "7007", "target": 6006, "protocol": "tcp"}]}
 
 
-def test_data_that_is_downloaded_opens_a_way_out_and_none_in(rendered: Render, text: Callable[[str], str]) -> None:
+def test_a_download_of_data_allows_connections_out_and_none_in(rendered: Render, text: Callable[[str], str]) -> None:
     document = rendered("train: {workload: mnist_mlp, data: download}\n")
     chief = document["services"]["chief"]
     assert chief["networks"] == ["cluster", "egress"]
     assert "ports" not in chief
-    # The host is on that network: it is said.
+    # The host is on that network, and the file says so.
     assert "programs on the host can reach TensorFlow's port" in text("train: {workload: mnist_mlp, data: download}\n")
 
 
-def test_every_container_has_as_few_rights_as_it_can(rendered: Render) -> None:
+def test_every_container_has_as_few_rights_as_possible(rendered: Render) -> None:
     for service in rendered()["services"].values():
         assert service["user"] == f"{images.USER}:{images.USER}"
         assert service["read_only"] is True
@@ -172,7 +172,7 @@ def test_every_container_has_as_few_rights_as_it_can(rendered: Render) -> None:
         assert any(mount.startswith("/tmp") for mount in service["tmpfs"])
 
 
-def test_an_image_that_needs_root_gets_the_rights_that_it_has(rendered: Render) -> None:
+def test_tasks_with_security_image_have_the_rights_of_their_image(rendered: Render) -> None:
     services = rendered(ROLES + "security: image\n")["services"]
     rights = {"user", "read_only", "cap_drop", "tmpfs"}
     for name, service in services.items():
@@ -191,22 +191,22 @@ def test_limits_become_limits_of_the_container_and_threads_of_tensorflow(rendere
     assert "cpus" not in rendered(TRAIN)["services"]["chief"]
 
 
-def test_connections_to_an_address_that_is_gone_are_dropped(rendered: Render) -> None:
+def test_connections_to_a_lost_address_are_dropped(rendered: Render) -> None:
     services = rendered()["services"]
     assert all(services[name]["sysctls"] == {"net.ipv4.tcp_retries2": 6} for name in services if name != "tensorboard")
 
 
-def test_one_task_takes_gpus_by_count_and_several_share_them_out_by_number(rendered: Render) -> None:
+def test_one_task_gets_gpus_by_count_and_several_tasks_by_number(rendered: Render) -> None:
     def devices(roles: str, strategy: str) -> dict[str, Any]:
         services = rendered(f"strategy: {strategy}\nroles: {roles}\n" + TRAIN)["services"]
         return {
             name: service["deploy"]["resources"]["reservations"]["devices"][0] for name, service in services.items() if "deploy" in service
         }
 
-    alone = devices("{chief: {gpus: 4}}", "mirrored")
-    assert alone == {"chief": {"driver": "nvidia", "capabilities": ["gpu"], "count": 4}}
-    shared = devices("{worker: {replicas: 3, gpus: 2}}", "multi_worker_mirrored")
-    assert {name: device["device_ids"] for name, device in shared.items()} == {
+    one_task = devices("{chief: {gpus: 4}}", "mirrored")
+    assert one_task == {"chief": {"driver": "nvidia", "capabilities": ["gpu"], "count": 4}}
+    three_tasks = devices("{worker: {replicas: 3, gpus: 2}}", "multi_worker_mirrored")
+    assert {name: device["device_ids"] for name, device in three_tasks.items()} == {
         "worker-0": ["0", "1"],
         "worker-1": ["2", "3"],
         "worker-2": ["4", "5"],
@@ -214,14 +214,14 @@ def test_one_task_takes_gpus_by_count_and_several_share_them_out_by_number(rende
     assert rendered("roles: {chief: {gpus: 1}}\n" + TRAIN)["services"]["chief"]["image"] == f"${{TRAINER_IMAGE:-{images.GPU_IMAGE}}}"
 
 
-def test_the_engine_starts_a_lost_trainer_again_but_not_for_ever(rendered: Render) -> None:
+def test_the_engine_restarts_a_lost_trainer_a_limited_number_of_times(rendered: Render) -> None:
     def policy(limits: str) -> str:
         return str(rendered(TRAIN + limits)["services"]["chief"]["restart"])
 
     assert policy("") == "on-failure:3"
     assert policy("limits: {max_restarts: 1}\n") == "on-failure:1"
     assert policy("limits: {max_restarts: 0}\n") == "no"
-    # Nothing but the engine starts a program again that has no parent.
+    # Only the engine restarts a program that has no parent.
     assert rendered("image: mine:1\ncommand: [python, train.py]\nsupervise: false\n")["services"]["chief"]["restart"] == "on-failure:10"
 
 
@@ -231,7 +231,7 @@ def test_a_stop_leaves_time_for_a_checkpoint_and_servers_outlive_the_chief(rende
     assert services["ps-0"]["stop_grace_period"] == services["worker-1"]["stop_grace_period"] == "100s"
 
 
-def test_code_and_data_are_mounted_read_only_from_where_the_file_lies(rendered: Render, tmp_path: Path) -> None:
+def test_code_and_data_are_mounted_read_only_by_paths_relative_to_the_file(rendered: Render, tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "mnist").mkdir()
     service = rendered("code: ./src\ntrain: {workload: mnist_mlp, data: ./mnist}\n")["services"]["chief"]
@@ -242,12 +242,12 @@ def test_code_and_data_are_mounted_read_only_from_where_the_file_lies(rendered: 
     assert json.loads(service["environment"]["TRAINER_SETTINGS"])["train"]["data"] == "/data"
 
 
-def test_tensorboard_does_without_tensorflow_where_the_image_has_the_trainer(rendered: Render) -> None:
+def test_tensorboard_needs_no_tensorflow_if_the_image_has_the_trainer(rendered: Render) -> None:
     for program in (TRAIN, "command: [python, train.py]\n", "image: mine:1\n" + TRAIN):
         assert rendered(program)["services"]["tensorboard"]["command"][:4] == ["python", "-P", "-m", "trainer.tensorboard"]
 
 
-def test_tensorboard_has_an_image_and_limits_of_its_own_or_is_not_there(rendered: Render, text: Callable[[str], str]) -> None:
+def test_tensorboard_has_its_own_image_and_limits_or_is_left_out(rendered: Render, text: Callable[[str], str]) -> None:
     board = rendered(TRAIN + "tensorboard: {image: 'tensorflow/tensorflow:2.19.0', cpu: 0.5, memory: 1Gi, port: 7007}\n")["services"][
         "tensorboard"
     ]
@@ -261,17 +261,17 @@ def test_tensorboard_has_an_image_and_limits_of_its_own_or_is_not_there(rendered
     assert "TensorBoard" not in text(off)
 
 
-def test_an_image_of_ones_own_gets_its_volume_made_writable_first(rendered: Render) -> None:
+def test_the_volume_of_an_image_of_ones_own_is_made_writable_first(rendered: Render) -> None:
     services = rendered("image: mine:1\ncommand: [python, train.py]\nsupervise: false\nstorage: {}\n")["services"]
     assert services["prepare-volume"]["command"] == ["chown", "1000:1000", "/runs"]
     assert services["chief"]["depends_on"] == {"prepare-volume": {"condition": "service_completed_successfully"}}
     assert services["chief"]["command"] == ["python", "train.py"]
-    # It need not have the trainer, so nothing of the trainer is asked.
+    # The image need not have the trainer, so nothing of the trainer is called.
     assert "healthcheck" not in services["chief"]
     assert services["tensorboard"]["command"][:3] == ["python", "-m", "tensorboard.main"]
 
 
-def test_a_program_in_an_image_of_ones_own_has_no_volume_unless_it_is_asked_for(rendered: Render, text: Callable[[str], str]) -> None:
+def test_a_program_in_an_image_of_ones_own_has_a_volume_only_if_the_spec_has_storage(rendered: Render, text: Callable[[str], str]) -> None:
     own = "image: mine:1\ncommand: [python, train.py]\n"
     document = rendered(own)
     assert list(document["services"]) == ["chief"]
@@ -284,23 +284,23 @@ def test_a_program_in_an_image_of_ones_own_has_no_volume_unless_it_is_asked_for(
     assert rendered(own + "storage: {}\n")["services"]["chief"]["environment"]["RUN_DIR"] == "/runs/digits"
 
 
-def test_a_secret_s_value_is_taken_from_where_compose_is_called(
+def test_the_value_of_a_secret_comes_from_the_environment_of_compose(
     rendered: Render, text: Callable[[str], str], monkeypatch: Any, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TOKEN", "hunter2")
-    one = "roles: {chief: {}, worker: {env: {TOKEN: {secret: team, key: token}}}}\nstrategy: multi_worker_mirrored\n" + TRAIN
-    services = rendered(one)["services"]
+    one_role = "roles: {chief: {}, worker: {env: {TOKEN: {secret: team, key: token}}}}\nstrategy: multi_worker_mirrored\n" + TRAIN
+    services = rendered(one_role)["services"]
     assert services["worker-0"]["environment"]["TOKEN"] is None
     assert "TOKEN" not in services["chief"]["environment"]
-    every = "env: {TOKEN: {secret: team, key: token}}\n" + TRAIN
-    assert rendered(every)["services"]["chief"]["environment"]["TOKEN"] is None
-    assert "the environment that `docker compose up` is called in has to have TOKEN" in text(every)
+    all_roles = "env: {TOKEN: {secret: team, key: token}}\n" + TRAIN
+    assert rendered(all_roles)["services"]["chief"]["environment"]["TOKEN"] is None
+    assert "the environment that `docker compose up` is called in has to have TOKEN" in text(all_roles)
     (tmp_path / "team.env").write_text("TOKEN=hunter2\n")
-    assert "has to have TOKEN, or team.env as `docker compose --env-file` reads it" in text(every + "env_file: team.env\n")
-    assert "hunter2" not in text(one) + text(every) + text(every + "env_file: team.env\n")
+    assert "has to have TOKEN, or team.env as `docker compose --env-file` reads it" in text(all_roles + "env_file: team.env\n")
+    assert "hunter2" not in text(one_role) + text(all_roles) + text(all_roles + "env_file: team.env\n")
 
 
-def test_dollars_reach_the_program_as_they_are(rendered: Render) -> None:
+def test_dollars_reach_the_program_unchanged(rendered: Render) -> None:
     service = rendered("command: [sh, -c, 'echo $HOME']\nenv: {PRICE: $5}\n")["services"]["chief"]
     assert service["command"][-1] == "echo $$HOME"
     assert service["environment"]["PRICE"] == "$$5"
@@ -312,20 +312,20 @@ def test_a_host_that_is_no_address_is_refused(text: Callable[[str], str]) -> Non
         text("tensorboard: {host: board.example}\n" + TRAIN)
 
 
-def test_what_compose_cannot_keep_is_said_in_the_file(text: Callable[[str], str]) -> None:
+def test_the_file_notes_the_fields_that_compose_ignores(text: Callable[[str], str]) -> None:
     assert "limits.deadline holds under `launcher up" in text(TRAIN + "limits: {deadline: 1h}\n")
     assert "Note:" not in text(TRAIN)
 
 
-def test_no_title_ends_the_comment_that_it_stands_in(tmp_path: Path) -> None:
+def test_a_line_break_in_a_title_does_not_end_its_comment(tmp_path: Path) -> None:
     (tmp_path / "digits.yaml").write_text(HEAD + TRAIN)
     spec, plan = plan_file(tmp_path / "digits.yaml", [], "docker", tmp_path)
-    for end in ("\n", "\r\n", "\x85", "\u2028", "\x0b"):
-        written = compose.render(Source(spec, plan, tmp_path, f"one{end}services: {{}}"))
-        assert list(yaml.safe_load(written)["services"]) == ["chief", "tensorboard"]
+    for line_break in ("\n", "\r\n", "\x85", "\u2028", "\x0b"):
+        compose_file = compose.render(Source(spec, plan, tmp_path, f"one{line_break}services: {{}}"))
+        assert list(yaml.safe_load(compose_file)["services"]) == ["chief", "tensorboard"]
 
 
-def test_what_services_share_is_written_once(text: Callable[[str], str]) -> None:
-    written = text(CLUSTER + TRAIN)
-    assert written.count("TRAINER_SETTINGS:") == written.count("read_only: true\n  cap_drop") == 1
-    assert "    <<: *task\n" in written
+def test_fields_that_services_share_are_written_once(text: Callable[[str], str]) -> None:
+    compose_file = text(CLUSTER + TRAIN)
+    assert compose_file.count("TRAINER_SETTINGS:") == compose_file.count("read_only: true\n  cap_drop") == 1
+    assert "    <<: *task\n" in compose_file

@@ -1,4 +1,4 @@
-"""Init containers, sidecars and further volumes, as Compose and Kubernetes get them."""
+"""Init containers, sidecars and further volumes in Compose and Kubernetes."""
 
 import textwrap
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from launcher.render.kubernetes import manifests
 from launcher.render.targets import Source, renderer
 from launcher.spec.role_programs import sets_variables
 
-# Indented as what follows it in a test.
-MINE = """\
+# Indented like the text that a test appends.
+PROGRAM = """\
         version: 1
         name: digits
         image: mine:1
@@ -48,21 +48,21 @@ SPEC = """\
 def source(tmp_path: Path) -> Callable[..., Source]:
     (tmp_path / "sets").mkdir()
 
-    def read(target: Target, spec: str = SPEC) -> Source:
+    def load(target: Target, spec: str = SPEC) -> Source:
         (tmp_path / "digits.yaml").write_text(textwrap.dedent(spec))
         return Source(*plan_file(tmp_path / "digits.yaml", [], target, tmp_path / "runs"), tmp_path)
 
-    return read
+    return load
 
 
-def composed(made: Source) -> dict[str, Any]:
-    document = yaml.safe_load(renderer("compose")(made))
+def composed(source: Source) -> dict[str, Any]:
+    document = yaml.safe_load(renderer("compose")(source))
     assert isinstance(document, dict)
     return document
 
 
-def pods(made: Source) -> dict[str, Any]:
-    objects = manifests.objects(manifests.run_of(made))
+def pods(source: Source) -> dict[str, Any]:
+    objects = manifests.objects(manifests.run_of(source))
     return {one["metadata"]["name"].partition("-")[2]: one["spec"]["template"]["spec"] for one in objects if one["kind"] == "Job"}
 
 
@@ -73,7 +73,7 @@ def test_init_containers_come_before_sidecars_which_kubernetes_ends_with_the_tas
         ("warm", "busybox:1", None),
         ("log", "fluent:1", "Always"),
     ]
-    # A role's own stands in the place of the spec's.
+    # A role's container replaces the spec's of the same name.
     assert [(one["name"], one["image"], one.get("args")) for one in worker] == [
         ("fetch", "curl:1", ["$$HOME"]),
         ("warm", "busybox:1", None),
@@ -85,29 +85,29 @@ def test_init_containers_come_before_sidecars_which_kubernetes_ends_with_the_tas
     assert all(one["securityContext"]["capabilities"] == {"drop": ["ALL"]} for one in chief)
 
 
-def test_volumes_are_where_they_are_mounted_and_can_only_be_read_unless_they_begin_empty(source: Callable[..., Source]) -> None:
-    made = pods(source("kubernetes"))
-    named = {role: {volume["name"] for volume in pod["volumes"]} & {"work", "sets", "cache", "keys"} for role, pod in made.items()}
-    assert named == {"chief": {"work", "sets", "cache", "keys"}, "worker": {"work", "sets", "cache"}}
-    of_task = {mount["name"]: mount for mount in made["worker"]["containers"][0]["volumeMounts"]}
-    assert of_task["work"] == {"name": "work", "mountPath": "/work"}
-    assert of_task["sets"] == {"name": "sets", "mountPath": "/sets", "subPath": "mnist", "readOnly": True}
-    assert "cache" not in of_task
-    fetch, warm, log = (one["volumeMounts"][1:] for one in made["chief"]["initContainers"])
+def test_volumes_are_mounted_at_their_paths_and_are_read_only_unless_they_begin_empty(source: Callable[..., Source]) -> None:
+    pod_specs = pods(source("kubernetes"))
+    volumes = {role: {volume["name"] for volume in pod["volumes"]} & {"work", "sets", "cache", "keys"} for role, pod in pod_specs.items()}
+    assert volumes == {"chief": {"work", "sets", "cache", "keys"}, "worker": {"work", "sets", "cache"}}
+    task_mounts = {mount["name"]: mount for mount in pod_specs["worker"]["containers"][0]["volumeMounts"]}
+    assert task_mounts["work"] == {"name": "work", "mountPath": "/work"}
+    assert task_mounts["sets"] == {"name": "sets", "mountPath": "/sets", "subPath": "mnist", "readOnly": True}
+    assert "cache" not in task_mounts
+    fetch, warm, log = (one["volumeMounts"][1:] for one in pod_specs["chief"]["initContainers"])
     assert (fetch, log) == ([{"name": "work", "mountPath": "/out"}], [{"name": "work", "mountPath": "/in", "readOnly": True}])
     assert warm == [{"name": "cache", "mountPath": "/cache"}]
 
 
-def test_compose_has_a_service_for_each_and_what_begins_empty_is_each_task_s_own(source: Callable[..., Source]) -> None:
+def test_compose_has_a_service_for_each_container_and_a_scratch_volume_for_each_task(source: Callable[..., Source]) -> None:
     document = composed(source("docker"))
     services = document["services"]
-    beside = ["chief-fetch", "chief-warm", "chief-log", "worker-0", "worker-0-fetch", "worker-0-warm"]
-    assert list(services) == ["prepare-volume", "chief", *beside]
-    waits = {name: services[name]["depends_on"] for name in ("chief", "chief-warm", "chief-fetch")}
-    after = {name: {"condition": "service_completed_successfully"} for name in ("chief-warm", "chief-fetch", "prepare-volume")}
-    assert waits == {
-        name: {other: after[other]}
-        for name, other in (("chief", "chief-warm"), ("chief-warm", "chief-fetch"), ("chief-fetch", "prepare-volume"))
+    others = ["chief-fetch", "chief-warm", "chief-log", "worker-0", "worker-0-fetch", "worker-0-warm"]
+    assert list(services) == ["prepare-volume", "chief", *others]
+    completed = {"condition": "service_completed_successfully"}
+    assert {name: services[name]["depends_on"] for name in ("chief", "chief-warm", "chief-fetch")} == {
+        "chief": {"chief-warm": completed},
+        "chief-warm": {"chief-fetch": completed},
+        "chief-fetch": {"prepare-volume": completed},
     }
     log = services["chief-log"]
     assert (log["network_mode"], log["restart"], log["environment"]["TOKEN"]) == ("service:chief", "unless-stopped", None)
@@ -125,22 +125,22 @@ def test_compose_has_a_service_for_each_and_what_begins_empty_is_each_task_s_own
     assert services["prepare-volume"]["command"] == ["chown", "1000:1000", "/scratch/work-chief", "/scratch/work-worker-0"]
     assert document["volumes"] == {f"work-{task}": {"labels": {"tf-launcher.scratch-of": "digits"}} for task in ("chief", "worker-0")}
     assert (services["chief-fetch"]["cpus"], services["chief-fetch"]["mem_limit"]) == (0.5, "1g")
-    # Init containers may fetch something, and do not reach TensorFlow's port.
+    # Init containers may download something, and do not reach TensorFlow's port.
     assert services["chief-fetch"]["networks"] == ["init"]
     assert services["chief"]["networks"] == ["cluster"]
 
 
 def test_the_run_s_volume_is_prepared_before_the_first_init_container(source: Callable[..., Source]) -> None:
     spec = (
-        MINE
+        PROGRAM
         + """\
         init_containers: [{name: fetch, image: "curl:1"}, {name: warm, image: "busybox:1"}]
         sidecars: [{name: log, image: "fluent:1"}]
         """
     )
     services = composed(source("docker", spec))["services"]
-    waits_for = {name: list(services[name]["depends_on"]) for name in services if "depends_on" in services[name]}
-    assert waits_for == {
+    dependencies = {name: list(services[name]["depends_on"]) for name in services if "depends_on" in services[name]}
+    assert dependencies == {
         "chief-fetch": ["prepare-volume"],
         "chief-warm": ["chief-fetch"],
         "chief": ["chief-warm"],
@@ -149,11 +149,11 @@ def test_the_run_s_volume_is_prepared_before_the_first_init_container(source: Ca
     }
 
 
-def test_what_a_target_leaves_out_is_said(source: Callable[..., Source]) -> None:
+def test_a_notice_names_each_part_that_a_target_leaves_out(source: Callable[..., Source]) -> None:
     assert source("kubernetes").plan.notices == ()
     assert [notice.partition(";")[0] for notice in source("docker").plan.notices] == ["volumes left out: keys"]
-    left = ["init containers left out: fetch, warm", "sidecars left out: log", "volumes left out: work, sets, cache, keys"]
-    assert [notice.partition(";")[0] for notice in source("local").plan.notices] == left
+    left_out = ["init containers left out: fetch, warm", "sidecars left out: log", "volumes left out: work, sets, cache, keys"]
+    assert [notice.partition(";")[0] for notice in source("local").plan.notices] == left_out
     text = renderer("compose")(source("docker"))
     assert "# Note: volumes left out: keys; " in text
     assert "`docker compose up` is called in has to have TOKEN." in text
@@ -169,7 +169,7 @@ def test_data_on_a_volume_that_compose_has_is_not_mounted_again(source: Callable
         pods(source("kubernetes", spec))
 
 
-def test_the_run_s_volume_is_for_containers_beside_tasks_that_have_it(source: Callable[..., Source]) -> None:
+def test_only_containers_beside_tasks_with_the_run_s_volume_mount_it(source: Callable[..., Source]) -> None:
     spec = "version: 1\nname: digits\nstrategy: parameter_server\nroles: {chief: SIDECAR, ps: {}, worker: {}}\ntrain: {workload: mnist}\n"
     sidecar = "{sidecars: [{name: up, image: 'up:1', mounts: [{volume: run, mount_path: /runs}]}]}"
     spec = spec.replace("SIDECAR", sidecar)
@@ -181,25 +181,25 @@ def test_the_run_s_volume_is_for_containers_beside_tasks_that_have_it(source: Ca
 
 
 def test_mounts_of_the_run_s_volume_that_compose_leaves_out_are_named(source: Callable[..., Source]) -> None:
-    beside = 'sidecars: [{name: up, image: "up:1", mounts: [{volume: run, mount_path: /runs}]}]\n'
-    head = "version: 1\nname: digits\nstrategy: multi_worker_mirrored\n" + beside
-    trains = f"{head}train: {{workload: mnist}}\nroles: {{worker: {{replicas: 2}}, evaluator: {{}}}}\n"
+    sidecars = 'sidecars: [{name: up, image: "up:1", mounts: [{volume: run, mount_path: /runs}]}]\n'
+    head = "version: 1\nname: digits\nstrategy: multi_worker_mirrored\n" + sidecars
+    training = f"{head}train: {{workload: mnist}}\nroles: {{worker: {{replicas: 2}}, evaluator: {{}}}}\n"
     program = f"{head}image: mine:1\ncommand: [python, train.py]\nroles: {{chief: {{}}, worker: {{}}}}\n"
-    left = "mounts of the run's volume left out: {}; only containers beside tasks with this volume can mount it"
-    assert source("docker", trains).plan.notices == (left.format("up (worker)"),)
-    assert source("docker", program).plan.notices == (left.format("up (chief), up (worker)"),)
+    expected = "mounts of the run's volume left out: {}; only containers beside tasks with this volume can mount it"
+    assert source("docker", training).plan.notices == (expected.format("up (worker)"),)
+    assert source("docker", program).plan.notices == (expected.format("up (chief), up (worker)"),)
     assert source("docker", program + "storage: {}\n").plan.notices == ()
 
 
-def test_their_images_are_the_run_s_and_their_variables_keep_files_private(source: Callable[..., Source]) -> None:
+def test_their_images_are_the_run_s_and_their_variables_count_as_secret(source: Callable[..., Source]) -> None:
     spec = source("docker").spec
     assert all_for(spec) == ["mine:1", "busybox:1", "fluent:1", "curl:1"]
     assert sets_variables(spec.model_dump())
 
 
-def test_compose_interpolates_no_directory(source: Callable[..., Source]) -> None:
+def test_compose_interpolates_no_path(source: Callable[..., Source]) -> None:
     spec = (
-        MINE
+        PROGRAM
         + """\
         roles: {chief: {working_dir: /$w}}
         volumes: [{name: sets, path: ., mount_path: /$s}, {name: work, source: {emptyDir: {}}, mount_path: /$e}]

@@ -23,33 +23,33 @@ CLUSTER = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, wor
 
 @pytest.fixture
 def text(tmp_path: Path) -> Callable[..., str]:
-    """Render a spec to YAML text; the spec is given without its head."""
+    """Return a function that renders a spec, passed without its head, to YAML text."""
 
     def render(spec: str, to: str = "kubernetes", head: str = HEAD) -> str:
         file = tmp_path / "digits.yaml"
         file.write_text(head + textwrap.dedent(spec))
-        read, plan = plan_file(file, [], "kubernetes", tmp_path / "runs")
-        return renderer(to)(Source(read, plan, tmp_path, "launcher render digits.yaml"))
+        parsed, plan = plan_file(file, [], "kubernetes", tmp_path / "runs")
+        return renderer(to)(Source(parsed, plan, tmp_path, "launcher render digits.yaml"))
 
     return render
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Callable[[str], Run]:
-    """Return the input of the renderers for a spec; the spec is given without its head."""
+def run_for(tmp_path: Path) -> Callable[[str], Run]:
+    """Return a function that plans a spec, passed without its head, and returns the input of the renderers."""
 
     def run(spec: str) -> Run:
         file = tmp_path / "digits.yaml"
         file.write_text(HEAD + spec)
-        read, plan = plan_file(file, [], "kubernetes", tmp_path / "runs")
-        return manifests.run_of(Source(read, plan, tmp_path))
+        parsed, plan = plan_file(file, [], "kubernetes", tmp_path / "runs")
+        return manifests.run_of(Source(parsed, plan, tmp_path))
 
     return run
 
 
 @pytest.fixture
 def rendered(text: Callable[..., str]) -> Rendered:
-    """Return the objects of a spec by kind and name."""
+    """Return a function that renders a spec and returns its objects by kind and name."""
 
     def objects(spec: str = CLUSTER, to: str = "kubernetes", head: str = HEAD) -> Objects:
         documents = list(yaml.safe_load_all(text(spec, to, head)))

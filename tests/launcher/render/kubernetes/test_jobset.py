@@ -14,10 +14,10 @@ def jobset(rendered: Rendered, spec: str = CLUSTER) -> dict[str, Any]:
     return rendered(spec, to="jobset")["JobSet", "digits"]
 
 
-def test_one_jobset_takes_the_place_of_jobs_and_headless_service(rendered: Rendered) -> None:
+def test_one_jobset_replaces_the_jobs_and_the_headless_service(rendered: Rendered) -> None:
     plain, objects = rendered(), rendered(CLUSTER, to="jobset")
-    gone = {("Service", "digits"), ("ConfigMap", cluster_name(plain)), *(key for key in plain if key[0] == "Job")}
-    assert set(objects) == (set(plain) - gone) | {("JobSet", "digits"), ("ConfigMap", cluster_name(objects))}
+    replaced = {("Service", "digits"), ("ConfigMap", cluster_name(plain)), *(key for key in plain if key[0] == "Job")}
+    assert set(objects) == (set(plain) - replaced) | {("JobSet", "digits"), ("ConfigMap", cluster_name(objects))}
     replicated = jobset(rendered)["spec"]["replicatedJobs"]
     assert [(one["name"], one["replicas"], one["template"]["spec"]["completions"]) for one in replicated] == [
         ("chief", 1, 1),
@@ -28,13 +28,13 @@ def test_one_jobset_takes_the_place_of_jobs_and_headless_service(rendered: Rende
     assert all("subdomain" not in one["template"]["spec"]["template"]["spec"] for one in replicated)
 
 
-def test_a_spec_can_ask_for_it(rendered: Rendered) -> None:
+def test_a_spec_can_request_a_jobset(rendered: Rendered) -> None:
     spec = CLUSTER + "kubernetes: {gang: jobset}\n"
     assert rendered(spec) == rendered(spec, to="jobset")
     assert ("JobSet", "digits") in rendered(spec)
 
 
-def test_addresses_are_the_names_that_a_jobset_gives_its_pods(rendered: Rendered) -> None:
+def test_addresses_are_the_host_names_of_a_jobset_s_pods(rendered: Rendered) -> None:
     objects = rendered(CLUSTER, to="jobset")
     members = json.loads(objects["ConfigMap", cluster_name(objects)]["data"]["TF_CLUSTER"])
     assert members["worker"] == ["digits-worker-0-0.digits:2222", "digits-worker-0-1.digits:2222"]
@@ -42,7 +42,7 @@ def test_addresses_are_the_names_that_a_jobset_gives_its_pods(rendered: Rendered
     assert jobset(rendered)["spec"]["network"] == {"enableDNSHostnames": True, "subdomain": "digits"}
 
 
-def test_success_is_the_chief_s_and_the_evaluator_s(rendered: Rendered) -> None:
+def test_success_depends_on_the_chief_and_the_evaluator(rendered: Rendered) -> None:
     policy = jobset(rendered)["spec"]["successPolicy"]
     assert policy == {"operator": "All", "targetReplicatedJobs": ["chief", "evaluator"]}
     workers = jobset(rendered, "strategy: multi_worker_mirrored\nroles: {worker: {replicas: 2}}\n" + TRAIN)
@@ -50,41 +50,41 @@ def test_success_is_the_chief_s_and_the_evaluator_s(rendered: Rendered) -> None:
 
 
 def test_failures_follow_the_table_of_restarts(rendered: Rendered) -> None:
-    made = jobset(rendered, CLUSTER + "limits: {max_restarts: 3}\n")["spec"]
-    policy = made["failurePolicy"]
+    spec = jobset(rendered, CLUSTER + "limits: {max_restarts: 3}\n")["spec"]
+    policy = spec["failurePolicy"]
     assert policy["maxRestarts"] == 3
     assert [(rule["action"], rule.get("targetReplicatedJobs") or rule["onJobFailureReasons"]) for rule in policy["rules"]] == [
         ("FailJobSet", ["PodFailurePolicy", "DeadlineExceeded"]),
         ("FailJobSet", ["chief", "worker", "evaluator"]),
         ("RestartJobSet", ["ps"]),
     ]
-    jobs = {one["name"]: one["template"]["spec"] for one in made["replicatedJobs"]}
+    jobs = {one["name"]: one["template"]["spec"] for one in spec["replicatedJobs"]}
     retries = {name: job.get("backoffLimit", job.get("backoffLimitPerIndex")) for name, job in jobs.items()}
     assert retries == {"chief": 3, "worker": 3, "ps": 0, "evaluator": 3}
 
 
 def test_queue_topology_and_time_to_live(rendered: Rendered) -> None:
-    apart = "storage: {access: ReadWriteMany}\n" + CLUSTER
-    made = jobset(rendered, apart + "kubernetes: {queue: team-a, exclusive_topology: example.com/rack, ttl: 1h}\n")
-    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
-    assert made["metadata"]["annotations"]["alpha.jobset.sigs.k8s.io/exclusive-topology"] == "example.com/rack"
-    assert made["spec"]["ttlSecondsAfterFinished"] == 3600
-    assert all("ttlSecondsAfterFinished" not in one["template"]["spec"] for one in made["spec"]["replicatedJobs"])
+    storage = "storage: {access: ReadWriteMany}\n" + CLUSTER
+    document = jobset(rendered, storage + "kubernetes: {queue: team-a, exclusive_topology: example.com/rack, ttl: 1h}\n")
+    assert document["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert document["metadata"]["annotations"]["alpha.jobset.sigs.k8s.io/exclusive-topology"] == "example.com/rack"
+    assert document["spec"]["ttlSecondsAfterFinished"] == 3600
+    assert all("ttlSecondsAfterFinished" not in one["template"]["spec"] for one in document["spec"]["replicatedJobs"])
     jobs = rendered(CLUSTER + "kubernetes: {queue: team-a}\n")
     assert jobs["Job", "digits-worker"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
 
 
-def test_roles_that_are_on_one_node_cannot_have_racks_for_themselves(rendered: Rendered) -> None:
+def test_roles_on_one_node_cannot_each_have_a_rack(rendered: Rendered) -> None:
     racks = "kubernetes: {gang: jobset, exclusive_topology: example.com/rack%s}\n"
-    narrow = re.escape("storage.access is ReadWriteOnce by default, one node: no node can take chief and evaluator")
-    with pytest.raises(UsageError, match=narrow) as refused:
+    message = re.escape("storage.access is ReadWriteOnce by default, one node: no node can take chief and evaluator")
+    with pytest.raises(UsageError, match=message) as refused:
         rendered(CLUSTER + racks % "", to="jobset")
     assert "set storage.access to ReadWriteMany" in refused.value.remedy
     assert "leave kubernetes.exclusive_topology out" in refused.value.remedy
     with pytest.raises(UsageError, match=r"kubernetes\.one_node is true") as refused:
         rendered("storage: {access: ReadWriteMany}\n" + CLUSTER + racks % ", one_node: true", to="jobset")
     assert "set kubernetes.one_node to false" in refused.value.remedy
-    # The chief alone mounts the volume, beside TensorBoard, which is none of the set.
+    # Only the chief and TensorBoard mount the volume, and TensorBoard is not in the set.
     jobset(rendered, CLUSTER.replace(", evaluator: {}", "") + racks % "")
 
 

@@ -1,4 +1,4 @@
-"""The objects of a run: what each task is told, what a failed pod means, who reaches whom."""
+"""The objects of a run: the environment of each task, the rules for failed pods, and the network policies."""
 
 import json
 import re
@@ -22,10 +22,10 @@ OWN = "image: tensorflow/tensorflow:2.21.0\ncommand: [python, train.py]\n"  # a 
 
 
 def environment(objects: Objects, role: str, index: int) -> dict[str, str]:
-    """Return the variables of one task as the kubelet makes them: in order, with $(NAME) replaced by what stood before."""
+    """Return the variables of one task as the kubelet sets them: in order, with $(NAME) replaced by the value of an earlier one."""
     values: dict[str, str] = {}
 
-    def known(match: re.Match[str]) -> str:
+    def expand(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else values.get(match[1], match[0])
 
     for entry in container(objects, role)["env"]:
@@ -37,26 +37,23 @@ def environment(objects: Objects, role: str, index: int) -> dict[str, str]:
             assert source["fieldRef"]["fieldPath"] == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
             values[entry["name"]] = str(index)
         else:
-            values[entry["name"]] = re.sub(r"\$\$|\$\((\w+)\)", known, entry["value"])
+            values[entry["name"]] = re.sub(r"\$\$|\$\((\w+)\)", expand, entry["value"])
     return values
 
 
-def test_other_addresses_are_another_object_that_never_changes(rendered: Rendered) -> None:
-    """Jobs refuse to be changed: one that runs goes on with the addresses that it was made with, whatever is applied over it."""
+def test_other_addresses_make_another_immutable_configmap(rendered: Rendered) -> None:
+    """Jobs are immutable: a running Job keeps the addresses with which it was created, whatever is applied later."""
     roles = "strategy: parameter_server\nroles: {{chief: {{}}, ps: {{replicas: 1}}, worker: {{replicas: {}}}}}\ntrain: {{workload: mnist, steps: {}}}\n"
     first, same, other = (rendered(roles.format(workers, steps)) for workers, steps in ((2, 10), (2, 20), (3, 10)))
     assert cluster_name(first) == cluster_name(same) != cluster_name(other)
     assert first["ConfigMap", cluster_name(first)]["immutable"] is True
     for objects in (first, other):
-        names = {
-            e["valueFrom"]["configMapKeyRef"]["name"]
-            for e in container(objects, "chief")["env"]
-            if "configMapKeyRef" in e.get("valueFrom", {})
-        }
+        sources = [entry.get("valueFrom", {}) for entry in container(objects, "chief")["env"]]
+        names = {source["configMapKeyRef"]["name"] for source in sources if "configMapKeyRef" in source}
         assert names == {cluster_name(objects)}
 
 
-def test_there_is_one_indexed_job_a_role_and_what_they_need(rendered: Rendered) -> None:
+def test_each_role_has_one_indexed_job_beside_the_objects_that_all_need(rendered: Rendered) -> None:
     objects = rendered()
     assert list(objects) == [
         ("PersistentVolumeClaim", "digits"),
@@ -83,8 +80,8 @@ def test_each_task_gets_the_tf_config_of_the_plan(rendered: Rendered, tmp_path: 
     objects = rendered()
     _, plan = plan_file(tmp_path / "digits.yaml", [], "kubernetes", tmp_path)
     for task in plan.tasks:
-        told = json.loads(environment(objects, task.role, task.index)["TF_CONFIG"])
-        assert told == task.tf_config
+        tf_config = json.loads(environment(objects, task.role, task.index)["TF_CONFIG"])
+        assert tf_config == task.tf_config
         if task.address:
             host, _, port = task.address.partition(":")
             hostname, _, service = host.partition(".")
@@ -99,26 +96,26 @@ def test_each_task_gets_the_tf_config_of_the_plan(rendered: Rendered, tmp_path: 
     assert not service["selector"].items() <= objects["Deployment", "digits-tensorboard"]["spec"]["template"]["metadata"]["labels"].items()
 
 
-def test_a_program_may_know_its_chief_as_master(rendered: Rendered) -> None:
+def test_tf_config_may_call_the_chief_master(rendered: Rendered) -> None:
     objects = rendered("strategy: multi_worker_mirrored\nroles: {chief: {}, worker: {}}\ncommand: [a]\ntf_config: {master: true}\n")
     assert json.loads(environment(objects, "chief", 0)["TF_CONFIG"])["task"] == {"type": "master", "index": 0}
     cluster = json.loads(environment(objects, "worker", 0)["TF_CONFIG"])["cluster"]
     assert list(cluster) == ["master", "worker"]
 
 
-def test_texts_of_the_user_reach_the_task_as_they_are(rendered: Rendered) -> None:
+def test_texts_of_the_user_reach_the_task_unchanged(rendered: Rendered) -> None:
     spec = """\
         env: {PRICE: "5$ or $(HOME) or $$", PLAIN: "1"}
         command: [sh, -c, "echo $(hostname) $$"]
         """
     objects = rendered(spec)
-    told = environment(objects, "chief", 0)
-    assert (told["PRICE"], told["PLAIN"]) == ("5$ or $(HOME) or $$", "1")
-    words = container(objects, "chief")["command"]
-    assert words[-3:] == ["sh", "-c", "echo $$(hostname) $$$$"]
+    variables = environment(objects, "chief", 0)
+    assert (variables["PRICE"], variables["PLAIN"]) == ("5$ or $(HOME) or $$", "1")
+    command = container(objects, "chief")["command"]
+    assert command[-3:] == ["sh", "-c", "echo $$(hostname) $$$$"]
 
 
-def test_a_thousand_workers_take_no_more_text_than_ten_but_for_their_addresses(text: Callable[..., str]) -> None:
+def test_apart_from_addresses_a_thousand_workers_take_no_more_text_than_ten(text: Callable[..., str]) -> None:
     def parts(workers: int) -> tuple[int, int]:
         whole = text(f"strategy: parameter_server\nroles: {{chief: {{}}, ps: {{replicas: 4}}, worker: {{replicas: {workers}}}}}\n{TRAIN}")
         addresses = re.search(r"TF_CLUSTER: '(.*)'", whole)
@@ -134,13 +131,13 @@ def test_a_thousand_workers_take_no_more_text_than_ten_but_for_their_addresses(t
 def test_too_many_addresses_are_refused_with_the_number_that_fits(text: Callable[..., str]) -> None:
     with pytest.raises(LauncherError) as refused:
         text(f"strategy: multi_worker_mirrored\nroles: {{worker: {{replicas: 9000}}}}\n{TRAIN}")
-    most = re.search(r"at most (\d+) tasks", refused.value.remedy)
-    assert most
-    assert int(most[1]) >= 3000
-    text(f"strategy: multi_worker_mirrored\nroles: {{worker: {{replicas: {most[1]}}}}}\n{TRAIN}")
+    limit = re.search(r"at most (\d+) tasks", refused.value.remedy)
+    assert limit
+    assert int(limit[1]) >= 3000
+    text(f"strategy: multi_worker_mirrored\nroles: {{worker: {{replicas: {limit[1]}}}}}\n{TRAIN}")
 
 
-def test_what_a_failed_pod_means(rendered: Rendered) -> None:
+def test_rules_for_failed_pods(rendered: Rendered) -> None:
     objects = rendered(CLUSTER + "limits: {max_restarts: 4, deadline: 90m}\nkubernetes: {ttl: 2d}\n")
 
     def actions(role: str) -> list[tuple[str, Any]]:
@@ -148,7 +145,7 @@ def test_what_a_failed_pod_means(rendered: Rendered) -> None:
         return [(rule["action"], rule.get("onExitCodes", {}).get("values") or rule["onPodConditions"][0]["type"]) for rule in rules]
 
     failed = ("FailJob", [75, 128, 137, 143, 255])
-    # The followers of a chief that stayed away have nothing to wait for, nor has a chief whose followers did.
+    # If the chief or its followers stay away, the others have nothing to wait for.
     assert (
         actions("chief")
         == actions("ps")
@@ -160,10 +157,10 @@ def test_what_a_failed_pod_means(rendered: Rendered) -> None:
     assert operators == ["In", "In", "NotIn"]
     spec = objects["Job", "digits-worker"]["spec"]
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"], spec["podReplacementPolicy"]) == (4, 0, "Failed")
-    # One task needs no count of its own.
-    alone = objects["Job", "digits-chief"]["spec"]
-    assert alone["backoffLimit"] == 4
-    assert "backoffLimitPerIndex" not in alone
+    # A Job of one task needs no count for each index.
+    chief = objects["Job", "digits-chief"]["spec"]
+    assert chief["backoffLimit"] == 4
+    assert "backoffLimitPerIndex" not in chief
     assert (spec["activeDeadlineSeconds"], spec["ttlSecondsAfterFinished"]) == (5400, 172_800)
     assert all(
         rule["onExitCodes"]["containerName"] == container(objects, "worker")["name"] for rule in spec["podFailurePolicy"]["rules"][1:]
@@ -171,25 +168,25 @@ def test_what_a_failed_pod_means(rendered: Rendered) -> None:
 
 
 CACHE = "volumes: [{name: cache, mount_path: /cache, source: {emptyDir: {sizeLimit: 1Mi}}}]\n"
-UNWATCHED = OWN + "supervise: false\n"
+UNSUPERVISED = OWN + "supervise: false\n"
 LIMITED = "kubernetes: {overrides: {all: {spec: {containers: [{name: trainer, resources: {limits: {ephemeral-storage: 1Gi}}}]}}}}\n"
 
 
 @pytest.mark.parametrize(
-    "spec, lasts, ignored",
+    "spec, stop_seconds, ignored",
     [
         (TRAIN + CACHE, "4", [143]),
-        (TRAIN + CACHE + "limits: {grace_period: 4s}\n", None, []),  # too short to tell by
-        (UNWATCHED, None, [143]),
-        (UNWATCHED + CACHE, None, []),
-        (UNWATCHED + CACHE.replace("1Mi", "1Mi, medium: Memory"), None, [143]),
-        (UNWATCHED + LIMITED, None, []),
+        (TRAIN + CACHE + "limits: {grace_period: 4s}\n", None, []),  # too short to recognize an eviction by
+        (UNSUPERVISED, None, [143]),
+        (UNSUPERVISED + CACHE, None, []),
+        (UNSUPERVISED + CACHE.replace("1Mi", "1Mi, medium: Memory"), None, [143]),
+        (UNSUPERVISED + LIMITED, None, []),
     ],
 )
-def test_a_pod_that_outgrows_its_storage_counts(rendered: Rendered, spec: str, lasts: str | None, ignored: list[int]) -> None:
+def test_an_eviction_for_storage_counts_as_a_failure(rendered: Rendered, spec: str, stop_seconds: str | None, ignored: list[int]) -> None:
     objects = rendered(spec)
-    told = {one["name"]: one.get("value") for one in container(objects, "chief")["env"]}
-    assert told.get("TRAINER_STOP_SECONDS") == lasts
+    variables = {one["name"]: one.get("value") for one in container(objects, "chief")["env"]}
+    assert variables.get("TRAINER_STOP_SECONDS") == stop_seconds
     rules = objects["Job", "digits-chief"]["spec"]["podFailurePolicy"]["rules"][1:]
     assert [code for rule in rules if rule["action"] == "Ignore" for code in rule["onExitCodes"]["values"]] == ignored
 
@@ -198,55 +195,55 @@ def test_a_pod_that_outgrows_its_storage_counts(rendered: Rendered, spec: str, l
 def test_a_trainer_that_has_used_up_its_restarts_is_never_replaced(rendered: Rendered, role: str) -> None:
     rules = rendered(CLUSTER)["Job", f"digits-{role}"]["spec"]["podFailurePolicy"]["rules"]
 
-    def follows(code: int) -> str:
-        given = (rule for rule in rules if "onExitCodes" in rule)
-        return next((rule["action"] for rule in given if _fits(rule["onExitCodes"], code)), "Count")
+    def action(code: int) -> str:
+        exit_rules = (rule for rule in rules if "onExitCodes" in rule)
+        return next((rule["action"] for rule in exit_rules if _fits(rule["onExitCodes"], code)), "Count")
 
-    # Else each pod that replaces it would count to the limit again.
+    # Otherwise each pod that replaces it would count to the limit again.
     history = History(restarts=Policy.max_restarts)
-    left_with = {
+    decisions = {
         code: decide_restart(code, 1.0, history, Policy()) for code in (*range(3, 256), -signal.SIGKILL) if code != ExitCode.STOPPED
     }
-    ends = {code: follows(end.exit_code) for code, end in left_with.items() if isinstance(end, End)}
-    assert set(ends) == set(left_with)
-    assert set(ends.values()) == {"FailJob"}
-    assert follows(137) == "Count"  # a container killed as a whole, which its trainer could not foresee
+    actions = {code: action(end.exit_code) for code, end in decisions.items() if isinstance(end, End)}
+    assert set(actions) == set(decisions)
+    assert set(actions.values()) == {"FailJob"}
+    assert action(137) == "Count"  # a container killed as a whole, which its trainer could not foresee
 
 
 def _fits(rule: dict[str, Any], code: int) -> bool:
     return (code in rule["values"]) is (rule["operator"] == "In")
 
 
-def final(objects: Objects, role: str) -> list[int]:
-    """Return the exit codes that fail a role's Job at once, but for those of a trainer that failed for good."""
+def final_codes(objects: Objects, role: str) -> list[int]:
+    """Return the exit codes that fail a role's Job at once, without those of a trainer's final failure."""
     rules = objects["Job", f"digits-{role}"]["spec"]["podFailurePolicy"]["rules"]
     (codes,) = [rule["onExitCodes"] for rule in rules if rule["action"] == "FailJob" and rule["onExitCodes"]["operator"] == "In"]
     return list(codes["values"])
 
 
-def test_tasks_of_two_jobs_that_restore_together_do_not_wait_again_and_again_for_one_that_failed_for_good(rendered: Rendered) -> None:
-    two = "strategy: multi_worker_mirrored\nroles: {chief: {}, worker: {replicas: 2}, evaluator: {}}\n"
+def test_a_lost_peer_fails_the_jobs_of_tasks_that_restore_together_unless_they_are_of_one_job(rendered: Rendered) -> None:
+    two_jobs = "strategy: multi_worker_mirrored\nroles: {chief: {}, worker: {replicas: 2}, evaluator: {}}\n"
     for program in (TRAIN, "command: [python, train.py]\n"):
-        objects = rendered(two + program)
-        assert final(objects, "chief") == final(objects, "worker") == [2, 75]
-    assert final(rendered(two + OWN), "chief") == [2, 75]
-    # Kubernetes ends the tasks of one Job together; whether a program without a parent waits, and what it exits with, nobody knows.
-    assert final(rendered(two.replace("chief: {}, ", "") + TRAIN), "worker") == [2]
-    assert final(rendered(two + OWN + "supervise: false\n"), "worker") == [2]
-    (jobset,) = [one for (kind, _), one in rendered(two + TRAIN, to="jobset").items() if kind == "JobSet"]
+        objects = rendered(two_jobs + program)
+        assert final_codes(objects, "chief") == final_codes(objects, "worker") == [2, 75]
+    assert final_codes(rendered(two_jobs + OWN), "chief") == [2, 75]
+    # Kubernetes ends the tasks of one Job together. Whether a program without a parent waits, and its exit code, are unknown.
+    assert final_codes(rendered(two_jobs.replace("chief: {}, ", "") + TRAIN), "worker") == [2]
+    assert final_codes(rendered(two_jobs + OWN + "supervise: false\n"), "worker") == [2]
+    (jobset,) = [one for (kind, _), one in rendered(two_jobs + TRAIN, to="jobset").items() if kind == "JobSet"]
     replicated = {one["name"]: one["template"] for one in jobset["spec"]["replicatedJobs"]}
-    assert final({("Job", f"digits-{name}"): made for name, made in replicated.items()}, "worker") == [2]
+    assert final_codes({("Job", f"digits-{name}"): template for name, template in replicated.items()}, "worker") == [2]
 
 
 def test_failures_of_a_program_without_a_parent_are_counted_by_the_job(rendered: Rendered) -> None:
-    def last(spec: str) -> str:
+    def last_operator(spec: str) -> str:
         rule = rendered(spec)["Job", "digits-chief"]["spec"]["podFailurePolicy"]["rules"][-1]
         return str(rule["onExitCodes"]["operator"])
 
-    assert last(OWN + "supervise: false\n") == "In"
-    assert last(OWN) == "NotIn"
-    assert last("command: [python, train.py]\n") == "NotIn"
-    assert last("image: my/trainer:1\n" + TRAIN) == "NotIn"
+    assert last_operator(OWN + "supervise: false\n") == "In"
+    assert last_operator(OWN) == "NotIn"
+    assert last_operator("command: [python, train.py]\n") == "NotIn"
+    assert last_operator("image: my/trainer:1\n" + TRAIN) == "NotIn"
 
 
 ROLES = """\
@@ -258,42 +255,42 @@ roles:
 """
 
 
-def test_each_role_runs_its_own(rendered: Rendered) -> None:
+def test_each_role_runs_its_own_program(rendered: Rendered) -> None:
     objects = rendered(ROLES)
     chief, worker, ps = (container(objects, role) for role in ("chief", "worker", "ps"))
-    assert [made["image"] for made in (worker, ps)] == ["worker:1", "ps:1"]
+    assert [one["image"] for one in (worker, ps)] == ["worker:1", "ps:1"]
     assert chief["command"][-3:] == ["python", "lead.py", "$$HOME"]
     assert ("command" in worker, worker["args"]) == (False, ["--train", "$$HOME"])
     assert not {"command", "args"} & set(ps)
     assert ps["workingDir"] == "/srv"
     assert environment(objects, "chief", 0)["LEVEL"] == "3"
     assert "LEVEL" not in environment(objects, "ps", 0)
-    assert not [name for kind, name in objects if "parent" in name]  # our image has it, and entrypoints run as they are
+    assert not [name for kind, name in objects if "parent" in name]  # our image has it, and entrypoints get none
 
 
-def test_an_image_that_needs_root_gets_the_rights_that_it_has(rendered: Rendered) -> None:
+def test_tasks_with_security_image_have_the_rights_of_their_image(rendered: Rendered) -> None:
     objects = rendered(ROLES + "security: image\n")
     for role in ("chief", "worker", "ps"):
         assert container(objects, role)["securityContext"] == {"allowPrivilegeEscalation": False}
-        whole = pod(objects, role)["spec"]["securityContext"]
-        assert set(whole) == {"fsGroup", "fsGroupChangePolicy", "seccompProfile"}
+        security = pod(objects, role)["spec"]["securityContext"]
+        assert set(security) == {"fsGroup", "fsGroupChangePolicy", "seccompProfile"}
         assert "HOME" not in environment(objects, role, 0)
-        # Its file system can be written to, and so /tmp is the image's own.
+        # The file system is writable, so /tmp is the image's.
         assert "/tmp" not in [mount["mountPath"] for mount in container(objects, role)["volumeMounts"]]
         assert "tmp" not in [volume["name"] for volume in pod(objects, role)["spec"]["volumes"]]
-    alone = rendered("image: mine:1\ncommand: [python, train.py]\nsecurity: image\n")
-    # A group is for the files of the run's volume, and it has none.
-    assert pod(alone, "chief")["spec"]["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+    without_volume = rendered("image: mine:1\ncommand: [python, train.py]\nsecurity: image\n")
+    # A group is needed only for the files of the run's volume.
+    assert pod(without_volume, "chief")["spec"]["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
     board = objects["Deployment", "digits-tensorboard"]["spec"]["template"]["spec"]
     assert board["securityContext"]["runAsNonRoot"] is True
     assert board["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-def test_restart_of_an_entrypoint_is_its_jobs(rendered: Rendered) -> None:
+def test_the_job_restarts_an_entrypoint(rendered: Rendered) -> None:
     objects = rendered(ROLES)
     assert objects["Job", "digits-worker"]["spec"]["backoffLimitPerIndex"] == 2
-    assert final(objects, "worker") == [2]
-    assert final(objects, "ps") == list(range(1, 128))
+    assert final_codes(objects, "worker") == [2]
+    assert final_codes(objects, "ps") == list(range(1, 128))
     never = rendered(ROLES.replace("exit_code", "never"))["Job", "digits-ps"]["spec"]
     assert (never["backoffLimit"], never["template"]["spec"]["restartPolicy"]) == (0, "Never")
     with pytest.raises(UsageError, match="restart is always; Kubernetes") as refused:
@@ -301,10 +298,10 @@ def test_restart_of_an_entrypoint_is_its_jobs(rendered: Rendered) -> None:
     assert "`command`" in refused.value.remedy
 
 
-def test_tensorboard_is_started_by_the_trainers_module_where_the_image_has_it(rendered: Rendered) -> None:
+def test_tensorboard_is_started_by_the_trainers_module_if_the_image_has_it(rendered: Rendered) -> None:
     def module(spec: str) -> str:
-        (made,) = rendered(spec)["Deployment", "digits-tensorboard"]["spec"]["template"]["spec"]["containers"]
-        command = made["command"]
+        (tensorboard,) = rendered(spec)["Deployment", "digits-tensorboard"]["spec"]["template"]["spec"]["containers"]
+        command = tensorboard["command"]
         return str(command[command.index("-m") + 1])
 
     assert module("image: my/trainer:1\n" + TRAIN) == "trainer.tensorboard"
@@ -312,7 +309,7 @@ def test_tensorboard_is_started_by_the_trainers_module_where_the_image_has_it(re
     assert module(own) == module(own + "supervise: false\n") == "tensorboard.main"
 
 
-def test_a_program_in_an_image_of_ones_own_has_a_volume_and_tensorboard_where_the_spec_asks_for_them(rendered: Rendered) -> None:
+def test_a_program_in_an_image_of_ones_own_has_a_volume_and_tensorboard_only_if_the_spec_has_storage(rendered: Rendered) -> None:
     def has(spec: str) -> tuple[bool, bool, bool, bool]:
         objects = rendered(spec)
         pod = objects["Job", "digits-chief"]["spec"]["template"]["spec"]
@@ -333,13 +330,13 @@ def test_a_program_in_an_image_of_ones_own_has_a_volume_and_tensorboard_where_th
     assert has(one_of_two) == every
 
 
-def test_the_parent_of_a_command_comes_to_an_image_of_ones_own_as_a_file_that_nobody_changes(rendered: Rendered) -> None:
+def test_an_image_of_ones_own_gets_the_parent_of_a_command_as_an_immutable_file(rendered: Rendered) -> None:
     for to in ("kubernetes", "jobset"):
         objects = rendered(OWN, to=to)
-        ((name, made),) = [(name, one) for (kind, name), one in objects.items() if kind == "ConfigMap" and "parent" in name]
+        ((name, config_map),) = [(name, one) for (kind, name), one in objects.items() if kind == "ConfigMap" and "parent" in name]
         assert re.fullmatch("digits-parent-[0-9a-f]{8}", name)
-        assert made["immutable"] is True
-        assert made["data"] == {"parent.py": parent_file.text()}
+        assert config_map["immutable"] is True
+        assert config_map["data"] == {"parent.py": parent_file.text()}
     spec = pod(rendered(OWN), "chief")["spec"]
     assert container(rendered(OWN), "chief")["command"] == ["python3", "-I", "-S", "/tf-launcher/parent.py", "--", "python", "train.py"]
     assert {"name": "tf-launcher", "configMap": {"name": name}} in spec["volumes"]
@@ -349,7 +346,7 @@ def test_the_parent_of_a_command_comes_to_an_image_of_ones_own_as_a_file_that_no
         assert "tf-launcher" not in [volume["name"] for volume in pod(rendered(other), "chief")["spec"]["volumes"]]
 
 
-def test_newer_fields_are_used_only_where_the_cluster_has_them(rendered: Rendered, text: Callable[..., str]) -> None:
+def test_newer_fields_are_used_only_if_the_cluster_has_them(rendered: Rendered, text: Callable[..., str]) -> None:
     old = CLUSTER + 'kubernetes: {version: "1.28"}\n'
     spec = rendered(old)["Job", "digits-worker"]["spec"]
     assert spec["backoffLimit"] == 10
@@ -359,16 +356,16 @@ def test_newer_fields_are_used_only_where_the_cluster_has_them(rendered: Rendere
     assert "for Kubernetes 1.29 or newer" in text(CLUSTER).splitlines()[0]
 
 
-def test_only_the_tasks_of_the_run_reach_tensorflow_s_port_and_everybody_tensorboard(rendered: Rendered) -> None:
+def test_only_tasks_of_the_run_reach_tensorflow_s_port_and_every_pod_reaches_tensorboard(rendered: Rendered) -> None:
     objects = rendered()
     policy = objects["NetworkPolicy", "digits"]["spec"]
     assert policy["policyTypes"] == ["Ingress"]
     (rule,) = policy["ingress"]
     assert rule == {"from": [{"podSelector": policy["podSelector"]}], "ports": [{"protocol": "TCP", "port": 2222}]}
-    wanted = policy["podSelector"]["matchLabels"].items()
+    selector = policy["podSelector"]["matchLabels"].items()
     board = objects["Deployment", "digits-tensorboard"]["spec"]["template"]
-    assert all(wanted <= pod(objects, role)["metadata"]["labels"].items() for role in ("chief", "worker", "ps", "evaluator"))
-    assert not wanted <= board["metadata"]["labels"].items()
+    assert all(selector <= pod(objects, role)["metadata"]["labels"].items() for role in ("chief", "worker", "ps", "evaluator"))
+    assert not selector <= board["metadata"]["labels"].items()
     open_policy = objects["NetworkPolicy", "digits-tensorboard"]["spec"]
     assert open_policy["podSelector"]["matchLabels"].items() <= board["metadata"]["labels"].items()
     assert open_policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": 6006}]}]
@@ -382,7 +379,7 @@ def test_only_the_tasks_of_the_run_reach_tensorflow_s_port_and_everybody_tensorb
     ],
     ids=["own program", "nccl"],
 )
-def test_among_themselves_tasks_may_use_other_ports_where_they_choose_some(spec: str, rendered: Rendered) -> None:
+def test_tasks_that_choose_ports_reach_each_other_on_every_port(spec: str, rendered: Rendered) -> None:
     (rule,) = rendered(spec)["NetworkPolicy", "digits"]["spec"]["ingress"]
     assert rule["from"]
     assert "ports" not in rule
@@ -420,34 +417,34 @@ def test_tensorboard_reads_the_logs_and_cannot_write(rendered: Rendered) -> None
 
 def test_tensorboard_s_image_and_resources_are_its_own(rendered: Rendered) -> None:
     def board(section: str) -> dict[str, Any]:
-        (made,) = rendered(CLUSTER + section)["Deployment", "digits-tensorboard"]["spec"]["template"]["spec"]["containers"]
-        assert isinstance(made, dict)
-        return made
+        (tensorboard,) = rendered(CLUSTER + section)["Deployment", "digits-tensorboard"]["spec"]["template"]["spec"]["containers"]
+        assert isinstance(tensorboard, dict)
+        return tensorboard
 
     assert board("")["resources"] == {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
-    own = board("tensorboard: {image: 'tensorflow/tensorflow:2.19.0', memory: 8Gi, cpu: 1.1}\n")
-    assert own["resources"] == {"requests": {"cpu": "1100m", "memory": "8Gi"}, "limits": {"cpu": "1100m", "memory": "8Gi"}}
-    assert (own["image"], own["command"][:3]) == ("tensorflow/tensorflow:2.19.0", ["python", "-m", "tensorboard.main"])
+    custom = board("tensorboard: {image: 'tensorflow/tensorflow:2.19.0', memory: 8Gi, cpu: 1.1}\n")
+    assert custom["resources"] == {"requests": {"cpu": "1100m", "memory": "8Gi"}, "limits": {"cpu": "1100m", "memory": "8Gi"}}
+    assert (custom["image"], custom["command"][:3]) == ("tensorflow/tensorflow:2.19.0", ["python", "-m", "tensorboard.main"])
 
 
-def test_a_namespace_stands_in_every_object_and_nowhere_else(rendered: Rendered) -> None:
+def test_the_namespace_is_only_in_the_metadata_of_every_object(rendered: Rendered) -> None:
     assert all("namespace" not in one["metadata"] for one in rendered().values())
-    there = rendered(CLUSTER + "kubernetes: {namespace: team-a}\n")
-    assert {one["metadata"]["namespace"] for one in there.values()} == {"team-a"}
-    assert "team-a" not in json.dumps(there["ConfigMap", cluster_name(there)]["data"])
+    objects = rendered(CLUSTER + "kubernetes: {namespace: team-a}\n")
+    assert {one["metadata"]["namespace"] for one in objects.values()} == {"team-a"}
+    assert "team-a" not in json.dumps(objects["ConfigMap", cluster_name(objects)]["data"])
 
 
 def test_names_fit_in_63_characters_or_are_refused_early(rendered: Rendered) -> None:
     longest = "a" * 51
     objects = rendered(CLUSTER, head=f"version: 1\nname: {longest}\n")
-    assert max(len(name) for kind, name in objects if kind != "ConfigMap") <= 63  # theirs may have 253, and are no labels
+    assert max(len(name) for kind, name in objects if kind != "ConfigMap") <= 63  # those may have 253, and are no labels
     with pytest.raises(LauncherError):
         rendered(CLUSTER, head=f"version: 1\nname: {longest}a\n")
     with pytest.raises(UsageError, match="65 characters"):
         rendered(CLUSTER, to="jobset", head=f"version: 1\nname: {longest}\n")
 
 
-def test_data_of_this_machine_is_refused_and_data_on_a_volume_is_not(rendered: Rendered, tmp_path: Path) -> None:
+def test_data_of_this_machine_is_refused_and_data_on_a_volume_is_accepted(rendered: Rendered, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="pods do not see it"):
         rendered(f"train: {{workload: mnist, data: {tmp_path}}}\n")
     volume = "{name: sets, mount_path: /sets, source: {persistentVolumeClaim: {claimName: sets}}}"
@@ -455,24 +452,24 @@ def test_data_of_this_machine_is_refused_and_data_on_a_volume_is_not(rendered: R
     assert json.loads(environment(objects, "chief", 0)["TRAINER_SETTINGS"])["train"]["data"] == "/sets/mnist"
 
 
-def test_a_directory_has_one_file_a_kind_and_a_kustomization(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_has_one_file_per_kind_and_a_kustomization(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec, out = tmp_path / "digits.yaml", tmp_path / "out"
     spec.write_text(HEAD + CLUSTER + "kubernetes: {namespace: team-a}\n")
     assert run(["render", str(spec), "--to", "kubernetes"]) == 0
-    whole = list(yaml.safe_load_all(capsys.readouterr().out))
+    stream = list(yaml.safe_load_all(capsys.readouterr().out))
     assert run(["render", str(spec), "--to", "kubernetes", "-o", str(out)]) == 0
     assert capsys.readouterr().out == ""
     kustomization = yaml.safe_load((out / "kustomization.yaml").read_text())
     assert kustomization["namespace"] == "team-a"
     assert {path.name for path in out.iterdir()} == {"kustomization.yaml", *kustomization["resources"]}
-    there = [one for name in kustomization["resources"] for one in yaml.safe_load_all((out / name).read_text())]
-    assert sorted(map(str, there)) == sorted(map(str, whole))
+    split = [one for name in kustomization["resources"] for one in yaml.safe_load_all((out / name).read_text())]
+    assert sorted(map(str, split)) == sorted(map(str, stream))
     assert {name: {one["kind"] for one in yaml.safe_load_all((out / name).read_text())} for name in kustomization["resources"]} == {
-        f"{one['kind'].lower()}.yaml": {one["kind"]} for one in whole
+        f"{one['kind'].lower()}.yaml": {one["kind"]} for one in stream
     }
 
 
-def test_a_directory_with_other_yaml_files_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_with_other_yaml_files_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "digits.yaml"
     spec.write_text(HEAD + CLUSTER)
     assert run(["render", str(spec), "--to", "kubernetes", "-o", str(tmp_path)]) == 2
@@ -484,17 +481,17 @@ def test_a_directory_with_other_yaml_files_is_left_alone(tmp_path: Path, capsys:
 def test_only_files_that_were_rendered_before_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec, out = tmp_path / "digits.yaml", tmp_path / "out"
     spec.write_text(HEAD + CLUSTER)
-    again = ["render", str(spec), "--to", "kubernetes", "-o", str(out)]
-    assert run(again) == 0
+    command = ["render", str(spec), "--to", "kubernetes", "-o", str(out)]
+    assert run(command) == 0
     with_tensorboard = {path.name for path in out.iterdir()}
     spec.write_text(HEAD + CLUSTER + "tensorboard: false\n")
-    assert run(again) == 0
+    assert run(command) == 0
     assert with_tensorboard - {path.name for path in out.iterdir()} == {"deployment.yaml"}  # of TensorBoard
-    rendered = (out / "kustomization.yaml").read_text()
-    for kustomization in (rendered, rendered.replace("resources: [", "resources: [patch.yaml, "), "resources: [patch.yaml, job.yaml]\n"):
+    original = (out / "kustomization.yaml").read_text()
+    for kustomization in (original, original.replace("resources: [", "resources: [patch.yaml, "), "resources: [patch.yaml, job.yaml]\n"):
         (out / "kustomization.yaml").write_text(kustomization)
         (out / "patch.yaml").write_text((out / "job.yaml").read_text().replace("kind: Job", "kind: PodMonitor"))
         before = {path.name: path.read_text() for path in out.iterdir()}
-        assert run(again) == 2
+        assert run(command) == 2
         assert "patch.yaml" in capsys.readouterr().err
         assert {path.name: path.read_text() for path in out.iterdir()} == before

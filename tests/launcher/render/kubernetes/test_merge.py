@@ -28,7 +28,7 @@ POD: dict[str, Any] = {
         ({"hostNetwork": True}, ["hostNetwork"], True),
     ],
 )  # fmt: skip
-def test_merges(patch: dict[str, Any], path: list[Any], expected: Any) -> None:
+def test_a_patch_is_merged(patch: dict[str, Any], path: list[Any], expected: Any) -> None:
     before = repr(POD)
     value = merge(POD, patch)
     for part in path:

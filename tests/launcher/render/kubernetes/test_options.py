@@ -1,4 +1,4 @@
-"""The options of the `kubernetes` section, each as it arrives in the pods."""
+"""The options of the `kubernetes` section, as the pods have them."""
 
 import base64
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tests.launcher.render.kubernetes.conftest import CLUSTER, TRAIN, Rendered, 
 WORKERS = "strategy: multi_worker_mirrored\nroles: {worker: {replicas: 3}}\n" + TRAIN
 
 
-def test_resources_are_requests_and_limits_alike(rendered: Rendered) -> None:
+def test_resources_are_both_requests_and_limits(rendered: Rendered) -> None:
     objects = rendered("roles: {chief: {cpu: 0.5, memory: 1.5Gi, gpus: 2, gpu_type: NVIDIA-H100-80GB-HBM3}}\n" + TRAIN)
     assert container(objects, "chief")["resources"] == {
         "requests": {"cpu": "500m", "memory": "1.5Gi"},
@@ -26,7 +26,7 @@ def test_resources_are_requests_and_limits_alike(rendered: Rendered) -> None:
     assert "tolerations" not in pod(rendered(), "ps")["spec"]
 
 
-def test_other_makers_and_clouds_call_gpus_otherwise(rendered: Rendered) -> None:
+def test_the_resource_and_the_label_of_gpus_can_be_set(rendered: Rendered) -> None:
     options = "kubernetes: {gpu_resource: amd.com/gpu, gpu_type_label: cloud.google.com/gke-accelerator}\n"
     objects = rendered("roles: {chief: {gpus: 1, gpu_type: mi300}}\n" + TRAIN + options)
     assert container(objects, "chief")["resources"] == {"limits": {"amd.com/gpu": "1"}}
@@ -91,21 +91,21 @@ kubernetes:
     - {config_map: settings, prefix: S3_}
     - {secret: tokens, key: hub, name: HUB_TOKEN}
 """
-    made = container(rendered("env: {HUB_TOKEN: none}\n" + CLUSTER + options), "worker")
-    assert made["envFrom"] == [{"secretRef": {"name": "aws", "optional": True}}, {"prefix": "S3_", "configMapRef": {"name": "settings"}}]
-    tokens = [entry for entry in made["env"] if entry["name"] == "HUB_TOKEN"]
+    worker = container(rendered("env: {HUB_TOKEN: none}\n" + CLUSTER + options), "worker")
+    assert worker["envFrom"] == [{"secretRef": {"name": "aws", "optional": True}}, {"prefix": "S3_", "configMapRef": {"name": "settings"}}]
+    tokens = [entry for entry in worker["env"] if entry["name"] == "HUB_TOKEN"]
     assert tokens == [{"name": "HUB_TOKEN", "valueFrom": {"secretKeyRef": {"name": "tokens", "key": "hub"}}}]
 
 
 def test_a_variable_s_value_may_be_a_secret_s(rendered: Rendered) -> None:
     roles = "strategy: multi_worker_mirrored\nroles: {chief: {}, worker: {env: {TOKEN: {secret: team, key: token}}}}\n"
     objects = rendered(roles + "env: {TOKEN: none}\ncommand: [python, train.py]\n")
-    found = {
+    variables = {
         role: [variable for variable in container(objects, role)["env"] if variable["name"] == "TOKEN"] for role in ("chief", "worker")
     }
     secret = {"secretKeyRef": {"name": "team", "key": "token"}}
-    assert found == {"chief": [{"name": "TOKEN", "value": "none"}], "worker": [{"name": "TOKEN", "valueFrom": secret}]}
-    # One that we would set, or that is named twice, stands there once.
+    assert variables == {"chief": [{"name": "TOKEN", "value": "none"}], "worker": [{"name": "TOKEN", "valueFrom": secret}]}
+    # A variable that the launcher would set, or that is named twice, is set once.
     twice = "command: [a]\nroles: {chief: {cpu: 1}}\nenv: {OMP_NUM_THREADS: {secret: team, key: n}, HUB: {secret: team, key: hub}}\n"
     names = [
         variable["name"]
@@ -115,7 +115,7 @@ def test_a_variable_s_value_may_be_a_secret_s(rendered: Rendered) -> None:
     assert {"OMP_NUM_THREADS", "HUB"} <= set(names)
 
 
-def test_more_volumes_go_to_the_roles_that_ask(rendered: Rendered) -> None:
+def test_further_volumes_are_mounted_by_the_roles_that_they_name(rendered: Rendered) -> None:
     options = """\
 kubernetes:
   volumes:
@@ -147,18 +147,18 @@ kubernetes:
     assert worker["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
     assert (worker["spec"]["hostNetwork"], worker["spec"]["schedulerName"]) == (True, "bin-packer")
     assert "subdomain" not in worker["spec"]
-    made = container(objects, "worker")
-    assert made["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
-    assert {"name": "NCCL_DEBUG", "value": "INFO"} in made["env"]
-    assert any(entry["name"] == "TF_CONFIG" for entry in made["env"])
+    trainer = container(objects, "worker")
+    assert trainer["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert {"name": "NCCL_DEBUG", "value": "INFO"} in trainer["env"]
+    assert any(entry["name"] == "TF_CONFIG" for entry in trainer["env"])
     assert pod(objects, "ps")["spec"]["schedulerName"] == "bin-packer"
     board = objects["Deployment", "digits-tensorboard"]["spec"]["template"]["spec"]
     assert "schedulerName" not in board
     assert board["containers"][0]["resources"] == {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "8Gi"}}
 
 
-def test_an_override_of_a_container_that_is_not_there_is_refused(rendered: Rendered) -> None:
-    """As an import leaves one for a sidecar that somebody removes from the spec."""
+def test_an_override_of_an_unknown_container_is_refused(rendered: Rendered) -> None:
+    """An import may write one for a sidecar, which the user later removes from the spec."""
     options = "kubernetes: {overrides: {worker: {spec: {initContainers: [{name: ship, resources: {limits: {cpu: 1}}}]}}}}"
     with pytest.raises(UsageError, match=r"kubernetes\.overrides changes a container that worker does not have: ship"):
         rendered(CLUSTER + options)
@@ -171,7 +171,7 @@ def mounting(objects: dict[tuple[str, str], Any]) -> set[str]:
     }  # fmt: skip
 
 
-def test_the_volume_is_mounted_by_those_that_need_it(rendered: Rendered) -> None:
+def test_the_volume_is_mounted_by_the_pods_that_need_it(rendered: Rendered) -> None:
     assert mounting(rendered()) == {"digits-chief", "digits-evaluator", "digits-tensorboard"}
     assert mounting(rendered(WORKERS)) == {"digits-worker", "digits-tensorboard"}
     everywhere = rendered("storage: {size: 20Gi, class: nfs, mount: all}\n" + CLUSTER)
@@ -180,13 +180,13 @@ def test_the_volume_is_mounted_by_those_that_need_it(rendered: Rendered) -> None
     assert claim == {"accessModes": ["ReadWriteMany"], "storageClassName": "nfs", "resources": {"requests": {"storage": "20Gi"}}}
 
 
-def test_a_claim_that_is_there_is_used_instead(rendered: Rendered) -> None:
+def test_an_existing_claim_is_used_instead(rendered: Rendered) -> None:
     objects = rendered(CLUSTER + "kubernetes: {claim: team-runs}\n")
     assert not [kind for kind, _ in objects if kind == "PersistentVolumeClaim"]
     assert pod(objects, "chief")["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "team-runs"}
 
 
-def test_a_volume_for_one_node_ties_its_pods_together_and_says_so(rendered: Rendered, text: Callable[..., str]) -> None:
+def test_pods_with_a_volume_for_one_node_are_put_on_one_node_with_a_note(rendered: Rendered, text: Callable[..., str]) -> None:
     spec = "storage: {access: ReadWriteOnce}\n" + CLUSTER
     objects = rendered(spec)
     terms = {}
@@ -197,16 +197,16 @@ def test_a_volume_for_one_node_ties_its_pods_together_and_says_so(rendered: Rend
         if terms[role]:
             assert terms[role][0]["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert {role for role, term in terms.items() if term} == {"chief", "evaluator", "tensorboard"}
-    # The chief matches its own term, and may be the first; the others wait for it, or go where the other is when it has ended.
+    # The chief's term matches itself, so the chief may be placed first. The others wait for it, or follow each other once it has ended.
     others = {role: term[0]["labelSelector"].get("matchExpressions") for role, term in terms.items() if term}
     assert others["chief"] is None
     assert others["evaluator"][0]["values"] == ["chief", "tensorboard"]
     assert others["tensorboard"][0]["values"] == ["chief", "evaluator"]
-    assert pod(rendered(CLUSTER), "chief")["spec"]["affinity"] == pod(objects, "chief")["spec"]["affinity"]  # such a volume is the default
+    assert pod(rendered(CLUSTER), "chief")["spec"]["affinity"] == pod(objects, "chief")["spec"]["affinity"]  # the default
     assert "# Note: chief, evaluator and tensorboard are put on one node, as storage.access is ReadWriteOnce." in text(spec)
 
 
-def test_a_volume_for_one_node_is_refused_to_many_workers(rendered: Rendered) -> None:
+def test_a_volume_for_one_node_is_refused_for_several_workers(rendered: Rendered) -> None:
     spec = "storage: {access: ReadWriteOnce}\n" + WORKERS
     with pytest.raises(UsageError) as refused:
         rendered(spec)
@@ -218,13 +218,13 @@ def test_a_volume_for_one_node_is_refused_to_many_workers(rendered: Rendered) ->
     assert mounting(rendered(with_chief)) == {"digits-chief", "digits-tensorboard"}
 
 
-def test_a_volume_for_one_pod_is_refused_to_two(rendered: Rendered) -> None:
+def test_a_volume_for_one_pod_is_refused_for_two(rendered: Rendered) -> None:
     spec = "storage: {access: ReadWriteOncePod}\n" + TRAIN
     with pytest.raises(UsageError, match="one pod; the volume is mounted by chief and tensorboard") as refused:
         rendered(spec)
     assert "set tensorboard to false" in refused.value.remedy
-    alone = rendered(spec + "tensorboard: false\n")
-    assert "affinity" not in pod(alone, "chief")["spec"]
+    objects = rendered(spec + "tensorboard: false\n")
+    assert "affinity" not in pod(objects, "chief")["spec"]
 
 
 def test_code_becomes_a_configmap_with_its_directories(rendered: Rendered, tmp_path: Path) -> None:
@@ -240,17 +240,17 @@ def test_code_becomes_a_configmap_with_its_directories(rendered: Rendered, tmp_p
     objects = rendered("command: [python, train.py]\ncode: ./src\n")
     (stored,) = [one for (kind, name), one in objects.items() if kind == "ConfigMap" and name.startswith("digits-code-")]
     (volume,) = [volume for volume in pod(objects, "chief")["spec"]["volumes"] if volume["name"] == "code"]
-    read = {
+    files = {
         item["path"]: stored["data"].get(item["key"]) or base64.b64decode(stored["binaryData"][item["key"]])
         for item in volume["configMap"]["items"]
     }
-    assert read == {"train.py": "print('hello')\n", "my_model/net 1.py": "x = 1\n", "weights.bin": b"\xff\x00\xfe"}
+    assert files == {"train.py": "print('hello')\n", "my_model/net 1.py": "x = 1\n", "weights.bin": b"\xff\x00\xfe"}
     assert volume["configMap"]["name"] == stored["metadata"]["name"]
     assert container(objects, "chief")["workingDir"] == "/code"
     assert {"name": "code", "mountPath": "/code", "readOnly": True} in container(objects, "chief")["volumeMounts"]
 
 
-def test_code_beyond_what_a_configmap_holds_is_told_to_become_an_image(
+def test_code_that_is_too_large_for_a_configmap_needs_an_image(
     rendered: Rendered, text: Callable[..., str], tmp_path: Path
 ) -> None:
     (tmp_path / "src").mkdir()
@@ -264,7 +264,7 @@ def test_code_beyond_what_a_configmap_holds_is_told_to_become_an_image(
     assert "launcher image build --code" in refused.value.remedy
 
 
-def test_other_code_is_another_object_which_no_running_pod_sees(rendered: Rendered, tmp_path: Path) -> None:
+def test_changed_code_makes_another_immutable_configmap(rendered: Rendered, tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     names = set()
     for program in ("print(1)", "print(2)", "print(1)"):
@@ -276,7 +276,7 @@ def test_other_code_is_another_object_which_no_running_pod_sees(rendered: Render
     assert len(names) == 2
 
 
-def test_parts_of_gpus_tolerate_the_taint_of_whole_ones(rendered: Rendered) -> None:
+def test_pods_with_parts_of_gpus_tolerate_the_taint_of_whole_gpus(rendered: Rendered) -> None:
     spec = "strategy: single\nroles: {chief: {gpus: 1}}\ntrain: {workload: mnist}\nkubernetes: {gpu_resource: NAME}\n"
 
     def tolerated(name: str) -> list[str]:
@@ -287,16 +287,16 @@ def test_parts_of_gpus_tolerate_the_taint_of_whole_ones(rendered: Rendered) -> N
     assert tolerated("amd.com/gpu") == ["amd.com/gpu"]
 
 
-def test_a_task_may_have_no_limit_of_cores(rendered: Rendered) -> None:
-    beside = "sidecars: [{name: log, image: busybox:1, command: [cat], cpu: 1, memory: 1Gi}]\n"
-    spec = "roles: {chief: {cpu: 2, memory: 4Gi}}\ntrain: {workload: mnist}\n" + beside
-    made = pod(rendered(spec + "kubernetes: {cpu_limit: none}\n"), "chief")["spec"]
-    assert made["containers"][0]["resources"] == {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "4Gi"}}
-    assert made["initContainers"][0]["resources"] == {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
+def test_a_task_may_have_no_cpu_limit(rendered: Rendered) -> None:
+    sidecars = "sidecars: [{name: log, image: busybox:1, command: [cat], cpu: 1, memory: 1Gi}]\n"
+    spec = "roles: {chief: {cpu: 2, memory: 4Gi}}\ntrain: {workload: mnist}\n" + sidecars
+    pod_spec = pod(rendered(spec + "kubernetes: {cpu_limit: none}\n"), "chief")["spec"]
+    assert pod_spec["containers"][0]["resources"] == {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "4Gi"}}
+    assert pod_spec["initContainers"][0]["resources"] == {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
     assert container(rendered(spec), "chief")["resources"]["limits"] == {"cpu": "2", "memory": "4Gi"}
 
 
-def test_pods_are_of_the_service_account_and_tasks_alone_have_its_token(rendered: Rendered) -> None:
+def test_every_pod_has_the_service_account_and_only_tasks_get_its_token(rendered: Rendered) -> None:
     objects = rendered(CLUSTER + "kubernetes: {service_account: trainer}\n")
     tokens: dict[str, list[bool]] = {one["spec"]["serviceAccountName"]: [] for one in pods(objects)}
     for one in pods(objects):
