@@ -39,9 +39,7 @@ def find_python_3_8() -> str | None:
     paths = [path for path in (shutil.which("python3.8"), *glob.glob(str(Path.home() / ".pyenv/versions/3.8*/bin/python"))) if path]  # noqa: PTH207
     uv = Path(sys.executable).with_name("uv")
     if uv.exists():
-        paths += subprocess.run(
-            [uv, "python", "find", "3.8"], capture_output=True, text=True, check=False, timeout=TIMEOUT
-        ).stdout.split()
+        paths += subprocess.run([uv, "python", "find", "3.8"], capture_output=True, text=True, check=False, timeout=TIMEOUT).stdout.split()
     for path in paths:
         command = [path, "-c", "import sys; print(sys.version_info[:2], sys.executable)"]
         output = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT).stdout

@@ -1,4 +1,4 @@
-"""Directories as tar streams, and the server of them as a pod runs it: the file's text alone, by another Python process."""
+"""Directories as tar streams, and their server as a pod runs it: from the module's text, in another Python process."""
 
 import contextlib
 import hashlib
@@ -20,18 +20,18 @@ from launcher.backend.kubernetes import download
 from launcher.runs import archive
 from launcher.runs.stored import ARTIFACT_DIRECTORIES
 
-TOKEN = "who knows it may read"  # noqa: S105 - of this test
+TOKEN = "secret of the reader"  # noqa: S105 - of this test
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    made = tmp_path / "run"
-    (made / "export" / "best-3-abc" / "saved_model").mkdir(parents=True)
-    (made / "export" / "best").symlink_to("best-3-abc")
-    (made / "export" / "best" / "model.keras").write_bytes(b"weights" * 1000)
-    (made / "export" / "best" / "saved_model" / "part").write_text("part")
-    (made / "checkpoints").mkdir()
-    return made
+    path = tmp_path / "run"
+    (path / "export" / "best-3-abc" / "saved_model").mkdir(parents=True)
+    (path / "export" / "best").symlink_to("best-3-abc")
+    (path / "export" / "best" / "model.keras").write_bytes(b"weights" * 1000)
+    (path / "export" / "best" / "saved_model" / "part").write_text("part")
+    (path / "checkpoints").mkdir()
+    return path
 
 
 def members(stream: bytes) -> dict[str, bytes | None]:
@@ -39,7 +39,7 @@ def members(stream: bytes) -> dict[str, bytes | None]:
         return {one.name: file.read() if (file := tar.extractfile(one)) else None for one in tar}
 
 
-def test_what_a_link_leads_to_is_in_the_stream_also_when_it_is_deleted_meanwhile(run_dir: Path) -> None:
+def test_the_target_of_a_link_is_streamed_even_if_a_file_is_deleted_meanwhile(run_dir: Path) -> None:
     tree = archive.Tree(run_dir / "export" / "best")
     (run_dir / "export" / "best" / "model.keras").unlink()
     stream = b"".join(tree.stream())
@@ -48,7 +48,7 @@ def test_what_a_link_leads_to_is_in_the_stream_also_when_it_is_deleted_meanwhile
     assert tree.size == 7004
 
 
-def test_links_below_stay_links_and_what_is_no_file_is_left_out(tmp_path: Path) -> None:
+def test_links_inside_stay_links_and_special_files_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "inside").write_text("x")
     (tmp_path / "link").symlink_to("/etc/passwd")
     os.mkfifo(tmp_path / "pipe")
@@ -58,7 +58,7 @@ def test_links_below_stay_links_and_what_is_no_file_is_left_out(tmp_path: Path) 
     tree.close()
 
 
-def test_more_files_than_a_process_may_open(tmp_path: Path) -> None:
+def test_a_directory_with_hundreds_of_files_is_streamed(tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / f"{number}").write_text(f"{number}")
     tree = archive.Tree(tmp_path)
@@ -66,7 +66,7 @@ def test_more_files_than_a_process_may_open(tmp_path: Path) -> None:
     tree.close()
 
 
-def test_a_file_that_becomes_shorter_is_no_end_of_the_stream(tmp_path: Path) -> None:
+def test_a_file_that_becomes_shorter_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(5000))
     tree = archive.Tree(tmp_path)
     (tmp_path / "file").write_bytes(b"")
@@ -75,7 +75,7 @@ def test_a_file_that_becomes_shorter_is_no_end_of_the_stream(tmp_path: Path) -> 
     tree.close()
 
 
-def test_an_empty_directory_is_nothing(run_dir: Path) -> None:
+def test_an_empty_directory_is_left_out(run_dir: Path) -> None:
     assert archive.existing_paths(run_dir, ARTIFACT_DIRECTORIES) == {"model": "export/best"}
     (run_dir / "export" / "best").unlink()
     (run_dir / "export" / "last").symlink_to("best-3-abc")
@@ -97,45 +97,45 @@ def server(run_dir: Path, port: int, idle: float) -> subprocess.Popen[bytes]:
 @pytest.fixture
 def port(run_dir: Path) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        found = int(free.getsockname()[1])
-    with server(run_dir, found, idle=60) as process:
-        yield found
+        number = int(free.getsockname()[1])
+    with server(run_dir, number, idle=60) as process:
+        yield number
         process.terminate()
 
 
-Answer = tuple[int, http.client.HTTPMessage, bytes]
+Response = tuple[int, http.client.HTTPMessage, bytes]
 
 
-def ask(port: int, path: str, token: str) -> Answer:
+def get(port: int, path: str, token: str) -> Response:
     deadline = time.monotonic() + 60
     while True:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
             try:
                 connection.request("GET", path, headers={archive.TOKEN_HEADER: token})
-                answer = connection.getresponse()
-                return answer.status, answer.headers, answer.read()
+                response = connection.getresponse()
+                return response.status, response.headers, response.read()
             except ConnectionRefusedError:
                 assert time.monotonic() < deadline, "the server does not answer"
                 time.sleep(0.05)
 
 
-def test_the_server_gives_a_directory_to_the_holder_of_the_token_alone(port: int) -> None:
-    assert ask(port, "/model", "")[0] == 403
-    assert ask(port, "/model", "another")[0] == 403
-    status, _, body = ask(port, "/checkpoints", TOKEN)
+def test_the_server_gives_a_directory_only_to_the_holder_of_the_token(port: int) -> None:
+    assert get(port, "/model", "")[0] == 403
+    assert get(port, "/model", "another")[0] == 403
+    status, _, body = get(port, "/checkpoints", TOKEN)
     assert (status, json.loads(body)) == (404, ["model"])
-    assert ask(port, "/../checkpoints", TOKEN)[0] == 404
-    status, headers, body = ask(port, "/model", TOKEN)
+    assert get(port, "/../checkpoints", TOKEN)[0] == 404
+    status, headers, body = get(port, "/model", TOKEN)
     assert (status, headers[archive.SIZE_HEADER], headers[archive.PATH_HEADER]) == (200, "7004", "export/best")
     assert members(body)["model.keras"] == b"weights" * 1000
 
 
-def test_the_server_ends_by_itself_once_nobody_has_asked_for_a_while(run_dir: Path) -> None:
+def test_the_server_ends_after_a_while_without_requests(run_dir: Path) -> None:
     with server(run_dir, 0, idle=0.5) as process:
         assert process.wait(timeout=60) == 0
 
 
-def test_a_stream_is_not_further_ahead_of_its_reader_than_a_window() -> None:
+def test_a_stream_is_at_most_one_window_ahead_of_its_reader() -> None:
     half = bytes(archive.WINDOW // 2)
     reader = io.BytesIO(b"..")  # two windows are read, a third is not
     pieces = archive._flow_controlled(iter([half, b"", *[half] * 6]), reader)
@@ -144,10 +144,10 @@ def test_a_stream_is_not_further_ahead_of_its_reader_than_a_window() -> None:
         next(pieces)
 
 
-def test_the_server_waits_for_a_reader_that_says_what_it_has_read(port: int, run_dir: Path) -> None:
+def test_the_server_waits_until_the_reader_confirms_what_it_has_read(port: int, run_dir: Path) -> None:
     content = os.urandom(3 * archive.WINDOW + 5)
     (run_dir / "checkpoints" / "large").write_bytes(content)
-    ask(port, "/model", TOKEN)  # it answers by now
+    get(port, "/model", TOKEN)  # returns once the server answers
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.connect()
     with contextlib.closing(connection), connection.sock.makefile("wb", buffering=0) as reads:

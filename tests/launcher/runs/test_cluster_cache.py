@@ -1,4 +1,4 @@
-"""Copies that are kept of runs on clusters: the same name in several namespaces is not mixed up."""
+"""Local copies of runs on clusters: runs of one name in several namespaces stay apart."""
 
 import dataclasses
 import os
@@ -34,9 +34,9 @@ def test_each_namespace_has_a_directory_of_its_own_below_the_runs(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "context, namespace, found",
+    "context, namespace, expected",
     [
-        (None, None, FAR),  # the last of all
+        (None, None, FAR),  # the last start of all
         ("kind", None, TEAM),
         (None, "team-a", TEAM),
         ("kind", "default", HERE),
@@ -44,16 +44,16 @@ def test_each_namespace_has_a_directory_of_its_own_below_the_runs(tmp_path: Path
         ("other", None, NamespaceRef("other", None)),
     ],
 )
-def test_a_run_is_where_it_was_started_last_unless_the_user_says_otherwise(
-    context: str | None, namespace: str | None, found: NamespaceRef, tmp_path: Path
+def test_a_run_is_in_the_namespace_of_its_last_start_unless_the_user_names_another(
+    context: str | None, namespace: str | None, expected: NamespaceRef, tmp_path: Path
 ) -> None:
     for ref in (HERE, TEAM, FAR):
         cluster_cache.record_start(tmp_path, ref, "mnist")
-    assert cluster_cache.last_started(tmp_path, "mnist", context, namespace) == found
+    assert cluster_cache.last_started(tmp_path, "mnist", context, namespace) == expected
     assert cluster_cache.last_started(tmp_path, "other", context, namespace) == NamespaceRef(context, namespace)
 
 
-def test_what_is_forgotten_is_no_namespace_of_the_run_any_more(tmp_path: Path) -> None:
+def test_a_forgotten_namespace_is_no_longer_that_of_the_run(tmp_path: Path) -> None:
     for ref in (HERE, TEAM):
         cluster_cache.record_start(tmp_path, ref, "mnist")
     cluster_cache.forget(tmp_path, TEAM, "mnist")
@@ -63,7 +63,7 @@ def test_what_is_forgotten_is_no_namespace_of_the_run_any_more(tmp_path: Path) -
     assert cluster_cache.last_started(tmp_path, "mnist", None, None) == NamespaceRef(None, None)
 
 
-def test_what_is_renamed_takes_its_output_along_and_leaves_the_run_where_it_was(tmp_path: Path) -> None:
+def test_renaming_a_copy_moves_its_output_and_keeps_the_namespace_of_the_run(tmp_path: Path) -> None:
     for ref in (HERE, TEAM):
         cluster_cache.record_start(tmp_path, ref, "mnist")
     log = cluster_cache.logs(tmp_path, TEAM, "mnist") / "chief" / "mnist-chief-0-abcde.log"
@@ -74,11 +74,11 @@ def test_what_is_renamed_takes_its_output_along_and_leaves_the_run_where_it_was(
     assert not cluster_cache.logs(tmp_path, TEAM, "mnist").exists()
     moved = cluster_cache.logs(tmp_path, TEAM, "mnist.old") / "chief" / log.name
     assert moved.read_text() == "2026-01-01T00:00:00Z first words\n"
-    cluster_cache.rename(tmp_path, HERE, "mnist", "mnist.older")  # of which nothing was kept
+    cluster_cache.rename(tmp_path, HERE, "mnist", "mnist.older")  # of which there is no copy
     assert cluster_cache.last_started(tmp_path, "mnist", None, None) == TEAM
 
 
-def test_a_start_that_came_to_nothing_leaves_the_run_where_it_was_started_before(tmp_path: Path) -> None:
+def test_a_start_that_is_undone_restores_the_previous_namespace(tmp_path: Path) -> None:
     cluster_cache.record_start(tmp_path, HERE, "mnist")()
     assert cluster_cache.last_started(tmp_path, "mnist", None, None) == NamespaceRef(None, None)
     cluster_cache.record_start(tmp_path, HERE, "mnist")
@@ -88,7 +88,7 @@ def test_a_start_that_came_to_nothing_leaves_the_run_where_it_was_started_before
     assert cluster_cache.last_started(tmp_path, "mnist", None, "default") == HERE
 
 
-def test_what_was_kept_when_the_name_alone_said_where_is_found(tmp_path: Path) -> None:
+def test_a_copy_in_the_old_layout_with_only_the_name_is_found(tmp_path: Path) -> None:
     old = tmp_path / ".kubernetes" / "mnist"
     names = ("chief/mnist-chief-0-abcde.log", "ps-0/mnist-ps-0-abcde.log")
     for name in names:
@@ -102,7 +102,7 @@ def test_what_was_kept_when_the_name_alone_said_where_is_found(tmp_path: Path) -
     assert not old.exists()
 
 
-def test_a_context_of_the_runs_name_is_not_taken_for_what_was_kept_then(tmp_path: Path) -> None:
+def test_a_context_with_the_name_of_the_run_is_not_taken_for_the_old_layout(tmp_path: Path) -> None:
     ref = NamespaceRef("mnist", "logs", is_explicit=True)
     cluster_cache.record_start(tmp_path, ref, "mnist")
     log = cluster_cache.logs(tmp_path, ref, "mnist") / "chief" / "mnist-chief-0-abcde.log"

@@ -1,4 +1,4 @@
-"""Lines of output: what a terminal would show, every byte kept, and nothing of a program taken for an event."""
+"""Lines of output: shown as by a terminal, stored with every byte, and never taken for events of the trainer."""
 
 import pytest
 
@@ -17,12 +17,12 @@ EVENT = b'{"event":"restarting","time":1,"task":"chief","attempt":2,"restarts":1
     ],
     ids=range(9),
 )  # fmt: skip
-def test_what_a_program_wrote_is_shown_and_kept_and_no_event(written: bytes, text: str) -> None:
+def test_a_line_of_a_program_is_shown_and_stored_and_is_no_event(written: bytes, text: str) -> None:
     for line in (log_line(1.0, "chief", escaped(written)), log_line(1.0, "chief", written, has_events=False)):
         assert shown(line) == text
         assert raw(line) == written
         assert event_in(line.text) is None
 
 
-def test_an_event_of_a_trainer_is_one() -> None:
+def test_an_event_of_a_trainer_is_recognized() -> None:
     assert event_in(log_line(1.0, "chief", EVENT).text) is not None

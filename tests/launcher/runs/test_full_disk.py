@@ -1,4 +1,4 @@
-"""A full disk takes no line, but the state of a run is written all the same; what was lost is counted, and told when there is room again."""
+"""A full disk: the state of a run is written nevertheless; log lines are lost and counted, and the log says so once there is space again."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ from tests.waiting import until
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 600 kB, in memory."""
+    """Return the path of a disk of 600 kB, in memory."""
     mount_point = tmp_path / "disk"
     mount_point.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", mount_point], check=False).returncode:
@@ -29,25 +29,25 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", mount_point], check=True)
 
 
-def fill(disk: Path) -> None:
-    """Leave no byte."""
-    with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+def fill(disk: Path, name: str = "filler") -> None:
+    """Leave no free byte on the disk, with a file of this name."""
+    with (disk / name).open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(4096)):
             pass
 
 
 def lines(path: Path) -> list[str]:
     """Return the lines of a log without their times, which all of them have."""
-    found = path.read_text().splitlines()
-    assert all(line[:2] == "20" and line[23] == "Z" for line in found if line), found
-    return [line[25:] for line in found if line]
+    stamped = path.read_text().splitlines()
+    assert all(line[:2] == "20" and line[23] == "Z" for line in stamped if line), stamped
+    return [line[25:] for line in stamped if line]
 
 
-def test_lines_that_a_full_disk_did_not_take_are_counted_once_there_is_room(disk: Path) -> None:
+def test_lost_lines_are_counted_once_there_is_space(disk: Path) -> None:
     log = LogWriter(disk / "chief.log")
     log.feed(b"before\n")
     fill(disk)
-    for number in range(2000):  # what is left of the log's last page takes some
+    for number in range(2000):  # the log's last page has space for some of them
         log.feed(b"line %d %s\n" % (number, b"x" * 50))
     log.catch_up()
     (disk / "filler").unlink()
@@ -55,28 +55,28 @@ def test_lines_that_a_full_disk_did_not_take_are_counted_once_there_is_room(disk
     log.catch_up()
     log.feed(b"after\n")
     log.close()
-    first, *some, note, last = lines(disk / "chief.log")
+    first, *written, note, last = lines(disk / "chief.log")
     assert (first, last) == ("before", "after")
-    whole = [line for line in some if line.endswith(50 * "x")]
+    whole = [line for line in written if line.endswith(50 * "x")]
     assert note.startswith(f"--- launcher: {2000 - len(whole):,} lines could not be written here, the first at 20")
-    assert len(some) - len(whole) <= 1  # the one that was torn
+    assert len(written) - len(whole) <= 1  # the one that was torn
 
 
-def test_what_was_lost_is_told_at_the_end_too_and_a_note_that_is_lost_counts_no_line(disk: Path) -> None:
+def test_lost_lines_are_reported_at_the_end_too_and_a_lost_note_is_not_counted(disk: Path) -> None:
     fill(disk)
     with (disk / "own.log").open("wb", buffering=0) as file:
-        own = LineWriter(file.fileno())
+        writer = LineWriter(file.fileno())
         for now in range(3):
-            own.write([b"one", b"two"], float(now))
+            writer.write([b"one", b"two"], float(now))
         (disk / "filler").unlink()
-        own.write([], 9.0)
-        assert not own.has_lost
+        writer.write([], 9.0)
+        assert not writer.has_lost
     assert (
         disk / "own.log"
     ).read_text() == "1970-01-01T00:00:09.000Z 6 lines could not be written here, the first at 1970-01-01T00:00:00.000Z\n"
 
 
-def test_the_state_is_written_on_a_full_disk_again_and_again(disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_state_is_written_on_a_full_disk_repeatedly(disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
     now, step = [1000.0], [0]
     path = disk / "state.json"
 
@@ -96,19 +96,19 @@ def test_the_state_is_written_on_a_full_disk_again_and_again(disk: Path, capfd: 
         assert written is not None
         assert written.status.step == count
         assert (disk / "reserve").stat().st_size >= 64 * 1024
-        assert writer.due == now[0] + 2  # until it can be written without that
+        assert writer.due == now[0] + 2  # until it can be written without the reserve
     (disk / "filler").unlink()
     now[0] += 2
     assert writer.save_if_due()
     assert writer.due is None
-    said = capfd.readouterr().out.splitlines()
-    assert [line[25:] for line in said] == [
+    messages = capfd.readouterr().out.splitlines()
+    assert [line[25:] for line in messages] == [
         "the state could not be written: No space left on device; it is tried again",
         "the state can be written again, after 8 s",
     ]
 
 
-def test_the_space_is_kept_again_as_soon_as_there_is_room(disk: Path) -> None:
+def test_the_space_is_reserved_again_once_there_is_some(disk: Path) -> None:
     now, reserve, more = [1000.0], disk / "reserve", disk / "more"
     reason = ["x" * 300_000]
     writer = StateWriter(
@@ -120,7 +120,7 @@ def test_the_space_is_kept_again_as_soon_as_there_is_room(disk: Path) -> None:
     assert not writer.save()  # not even in that space
     assert reserve.stat().st_size == whole
     reserve.unlink()
-    more.write_bytes(bytes(whole - 100_000))  # somebody has taken most of it
+    more.write_bytes(bytes(whole - 100_000))  # another process has taken most of it
     reason[0] = "x"
     assert writer.save()
     assert 0 < reserve.stat().st_size < whole
@@ -132,34 +132,31 @@ def test_the_space_is_kept_again_as_soon_as_there_is_room(disk: Path) -> None:
     assert writer.due is None
 
 
-def test_a_last_state_has_its_space_though_others_have_taken_the_room(disk: Path) -> None:
+def test_the_last_state_is_written_once_there_is_space_though_the_reserve_is_lost(disk: Path) -> None:
     writer = StateWriter(disk / "state.json", lambda: Snapshot(RunStatus("run", "local", State.SUCCEEDED), "here"))
     writer.reserve()
     fill(disk)
     (disk / "reserve").unlink()
-    fill_again = disk / "more"
-    with fill_again.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
+    fill(disk, "more")
     assert not writer.save()
-    fill_again.unlink()
+    (disk / "more").unlink()
     writer.save_final()
     assert state_file.read(disk / "state.json") is not None
     assert not (disk / "reserve").exists()
 
 
-def test_a_run_on_a_full_disk_goes_on_is_seen_and_tells_what_it_lost(disk: Path, tmp_path: Path) -> None:
-    def launcher(*words: str) -> str:
-        done = forked.launcher(*words, "--runs", str(disk), cwd=tmp_path, env=dict(os.environ), timeout=60)
-        return done.stdout + done.stderr
+def test_a_run_on_a_full_disk_continues_with_its_status_and_reports_lost_lines(disk: Path, tmp_path: Path) -> None:
+    def launcher(*arguments: str) -> str:
+        result = forked.launcher(*arguments, "--runs", str(disk), cwd=tmp_path, env=dict(os.environ), timeout=60)
+        return result.stdout + result.stderr
 
     script = f"echo line {'x' * 500}; sleep 0.02; [ -e {tmp_path}/fail ] && rm {tmp_path}/fail && exit 1; [ -e {tmp_path}/end ] && exit 0"
     program = f"while :; do {script}; done"
     (tmp_path / "toy.yaml").write_text(f"version: 1\nname: toy\ncommand: [sh, -c, '{program}']\nlimits: {{grace_period: 1s}}\n")
-    started = launcher("up", "toy.yaml", "--detach")
-    log, own = disk / "toy/launcher/tasks/chief.log", disk / "toy/launcher/supervisor.log"
+    output = launcher("up", "toy.yaml", "--detach")
+    log, supervisor_log = disk / "toy/launcher/tasks/chief.log", disk / "toy/launcher/supervisor.log"
     try:
-        until("the program to write", lambda: "line" in log.read_text(), seen=lambda: started)
+        until("the program to write", lambda: "line" in log.read_text(), seen=lambda: output)
         fill(disk)
         size = log.stat().st_size
         time.sleep(1)
@@ -172,8 +169,12 @@ def test_a_run_on_a_full_disk_goes_on_is_seen_and_tells_what_it_lost(disk: Path,
             every=0.1,
         )
         (disk / "filler").unlink()
-        until("what was lost to be told", lambda: "lines could not be written here" in log.read_text(), seen=own.read_text)
-        until("the supervisor to say so", lambda: "the state can be written again" in own.read_text(), seen=own.read_text)
+        until("the lost lines to be reported", lambda: "lines could not be written here" in log.read_text(), seen=supervisor_log.read_text)
+        until(
+            "the supervisor to say so",
+            lambda: "the state can be written again" in supervisor_log.read_text(),
+            seen=supervisor_log.read_text,
+        )
         (tmp_path / "end").touch()
         until(
             "its end",

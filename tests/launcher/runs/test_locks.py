@@ -1,4 +1,4 @@
-"""The lock that tells whether a run is kept."""
+"""The lock of a run's supervisor."""
 
 import os
 import subprocess
@@ -9,22 +9,22 @@ from pathlib import Path
 from launcher.runs import locks
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_one_holder_at_a_time_has_the_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     assert not locks.held(path)
     fd = locks.acquire(path)
     assert fd is not None
     assert locks.held(path)
     assert locks.acquire(path) is None
-    began = time.monotonic()
+    started = time.monotonic()
     assert not locks.wait_released(path, timeout=0.2)
-    assert time.monotonic() - began >= 0.2
+    assert time.monotonic() - started >= 0.2
     os.close(fd)
     assert locks.wait_released(path, timeout=0)
     assert not locks.held(path)
 
 
-def test_it_is_handed_on_to_another_process_and_ends_with_that(tmp_path: Path) -> None:
+def test_a_process_that_inherits_the_lock_holds_it_until_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     fd = locks.acquire(path)
     assert fd is not None

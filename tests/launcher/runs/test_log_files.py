@@ -1,4 +1,4 @@
-"""A task's log file: what is written, and what is found in it again."""
+"""A task's log file: its lines, and reading it from a time or from the end."""
 
 import resource
 import signal
@@ -17,21 +17,21 @@ from launcher.runs.status import LogLine
 from launcher.timestamps import rfc3339
 
 
-def every(path: Path, offset: int = 0) -> list[LogLine]:
+def read(path: Path, offset: int = 0) -> list[LogLine]:
     return [line for _, line in log_files.read(path, offset)]
 
 
 def texts(path: Path, offset: int = 0) -> list[str]:
-    return [line.text for line in every(path, offset)]
+    return [line.text for line in read(path, offset)]
 
 
-def written(path: Path, seconds: list[float]) -> None:
+def write(path: Path, seconds: list[float]) -> None:
     path.write_text("".join(f"{rfc3339(second)} line {number}\n" for number, second in enumerate(seconds)))
 
 
 @contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """As on a full disk: writing beyond `size` fails."""
+def limited_file_size(size: int) -> Iterator[None]:
+    """Let writes beyond `size` fail, as on a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
@@ -49,7 +49,7 @@ def test_every_line_has_its_time(tmp_path: Path) -> None:
     assert log.feed(b"ee\n") == [b"three"]
     log.feed(b"no end")
     log.close()
-    lines = every(tmp_path / "worker-0.log")
+    lines = read(tmp_path / "worker-0.log")
     assert [line.text for line in lines] == ["one", "two", "three", "no end"]
     assert all(line.task == "worker-0" and before - 0.001 <= line.time <= time.time() for line in lines)
 
@@ -61,7 +61,7 @@ def test_a_progress_bar_is_one_line_as_a_terminal_shows_it(tmp_path: Path) -> No
     assert texts(tmp_path / "a.log") == ["100%", "windows", ""]
 
 
-def test_output_without_line_ends_and_bytes_that_are_no_text_are_kept(tmp_path: Path) -> None:
+def test_output_without_line_ends_and_bytes_that_are_no_text_are_stored(tmp_path: Path) -> None:
     log = LogWriter(tmp_path / "a.log")
     for _ in range(3):
         log.feed(b"x" * 30_000)
@@ -80,7 +80,7 @@ def test_a_line_too_long_is_cut_and_its_parts_are_no_events(tmp_path: Path, monk
     log.close()
 
 
-def test_a_line_that_its_writer_did_not_end_stays_apart_from_the_next(tmp_path: Path) -> None:
+def test_an_unfinished_line_is_not_joined_with_the_next(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text(f"{rfc3339(5)} whole\n{rfc3339(6)} torn")
     log = LogWriter(path)
@@ -92,19 +92,19 @@ def test_a_line_that_its_writer_did_not_end_stays_apart_from_the_next(tmp_path: 
 def test_times_never_go_back_even_when_the_clock_does(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     future = time.time() + 1000
-    written(path, [future])
+    write(path, [future])
     log = LogWriter(path)
     log.feed(b"later\n")
     log.close()
-    times = [line.time for line in every(path)]
+    times = [line.time for line in read(path)]
     assert times == sorted(times)
 
 
-def test_a_full_disk_loses_lines_and_says_so_when_it_works_again(tmp_path: Path) -> None:
+def test_lines_lost_on_a_full_disk_are_noted_once_it_has_space(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     log = LogWriter(path)
     log.feed(b"before\n")
-    with files_of_at_most(path.stat().st_size):
+    with limited_file_size(path.stat().st_size):
         assert log.feed(b"lost 1\nlost 2\n") == [b"lost 1", b"lost 2"]
         log.feed(b"lost 3\n")
     log.feed(b"after\n")
@@ -115,32 +115,32 @@ def test_a_full_disk_loses_lines_and_says_so_when_it_works_again(tmp_path: Path)
 
 
 @given(st.lists(st.floats(0, 4e9), min_size=1, max_size=60).map(sorted), st.floats(0, 4e9), st.integers(0, 70))
-def test_since_and_tail_find_what_reading_it_all_would(
+def test_since_and_tail_agree_with_reading_the_whole_file(
     tmp_path_factory: pytest.TempPathFactory, seconds: list[float], since: float, tail: int
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "a.log"
-    written(path, seconds)
-    lines = every(path)
+    write(path, seconds)
+    lines = read(path)
     after = [line for line in lines if rfc3339(line.time + 1e-4) >= rfc3339(since)]
-    assert every(path, log_files.since_offset(path, since)) == after
-    assert every(path, log_files.tail_offset(path, tail)) == lines[len(lines) - min(tail, len(lines)) :]
+    assert read(path, log_files.since_offset(path, since)) == after
+    assert read(path, log_files.tail_offset(path, tail)) == lines[len(lines) - min(tail, len(lines)) :]
 
 
 def test_the_end_of_a_big_file_is_found_at_once(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
-    written(path, [float(number) for number in range(400_000)])
-    began = time.thread_time()
+    write(path, [float(number) for number in range(400_000)])
+    started = time.thread_time()
     assert texts(path, log_files.tail_offset(path, 2)) == ["line 399998", "line 399999"]
     assert texts(path, log_files.since_offset(path, 399_998.5)) == ["line 399999"]
-    assert time.thread_time() - began < 0.05
+    assert time.thread_time() - started < 0.05
 
 
-def test_no_file_is_no_lines(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
     missing = tmp_path / "a.log"
-    assert (log_files.tail_offset(missing, 3), log_files.since_offset(missing, 3), every(missing)) == (0, 0, [])
+    assert (log_files.tail_offset(missing, 3), log_files.since_offset(missing, 3), read(missing)) == (0, 0, [])
 
 
 def test_a_damaged_line_has_the_time_of_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text(f"{rfc3339(5)} good\nnonsense\n2026-99-99T00:00:00.000Z worse\n")
-    assert [(line.time, line.text) for line in every(path)] == [(5, "good"), (5, "nonsense"), (5, "2026-99-99T00:00:00.000Z worse")]
+    assert [(line.time, line.text) for line in read(path)] == [(5, "good"), (5, "nonsense"), (5, "2026-99-99T00:00:00.000Z worse")]

@@ -7,11 +7,11 @@ from launcher.timestamps import rfc3339
 
 
 def files(directory: Path, **lines: list[float]) -> dict[str, Path]:
-    found = {}
+    paths = {}
     for task, seconds in lines.items():
-        found[task] = directory / f"{task}.log"
-        found[task].write_text("".join(f"{rfc3339(second)} {second:g}\n" for second in seconds))
-    return found
+        paths[task] = directory / f"{task}.log"
+        paths[task].write_text("".join(f"{rfc3339(second)} {second:g}\n" for second in seconds))
+    return paths
 
 
 def test_lines_come_in_order_of_time(tmp_path: Path) -> None:
@@ -28,16 +28,16 @@ def test_since_and_tail_hold_for_each_task(tmp_path: Path) -> None:
     assert [line.text for line in merged(logs, since=5, tail=2)] == ["6", "7"]
 
 
-def test_following_reads_what_was_written_before_the_end_was_told(tmp_path: Path) -> None:
+def test_following_reads_lines_written_before_the_end_was_reported(tmp_path: Path) -> None:
     logs = files(tmp_path, chief=[1])
     later = tmp_path / "ps.log"
-    logs["ps"] = later  # comes only while it is followed
-    told = iter([False, False, True])
+    logs["ps"] = later  # is created only while the logs are followed
+    answers = iter([False, False, True])
 
     def ended() -> bool:
-        over = next(told)
-        if over:
+        has_ended = next(answers)
+        if has_ended:
             later.write_text(f"{rfc3339(9)} 9\n")
-        return over
+        return has_ended
 
     assert [line.text for line in merged(logs, follow=True, ended=ended)] == ["1", "9"]

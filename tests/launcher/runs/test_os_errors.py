@@ -1,4 +1,4 @@
-"""Refusals of the operating system, said with a remedy."""
+"""Errors of the operating system, explained with a remedy."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ def test_every_common_trouble_has_a_remedy(number: int, remedy: str, golden: Gol
 
 
 @pytest.mark.parametrize(
-    "error, said", [(OSError("Cannot call rmtree on a symbolic link"), "Cannot call rmtree on a symbolic link"), (OSError(), "OSError")]
+    "error, text", [(OSError("Cannot call rmtree on a symbolic link"), "Cannot call rmtree on a symbolic link"), (OSError(), "OSError")]
 )
-def test_an_error_without_a_number_says_what_it_says_itself(error: OSError, said: str) -> None:
-    assert explain(error, "deleting x").message == f"deleting x failed: {said}"
+def test_an_error_without_a_number_is_explained_by_its_own_text(error: OSError, text: str) -> None:
+    assert explain(error, "deleting x").message == f"deleting x failed: {text}"

@@ -1,4 +1,4 @@
-"""Ports held without listening: unique, nobody else's, and usable by TensorFlow."""
+"""Ports that are reserved without listening: unique, given to no other program, and usable by TensorFlow."""
 
 import os
 import socket
@@ -21,27 +21,27 @@ def by_locking(directory: Path) -> Callable[[int], PortReservation]:
 
 
 @pytest.fixture(params=[pytest.param("binding", marks=linux), "locking"])
-def hold(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], PortReservation]:
+def reserve(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], PortReservation]:
     return ports.reserve_by_binding if request.param == "binding" else by_locking(tmp_path / "ports")
 
 
-def test_no_port_is_held_twice_until_it_is_given_back(hold: Callable[[int], PortReservation]) -> None:
-    with hold(60) as one, hold(60) as two:
-        assert len({*one.ports, *two.ports}) == 120
+def test_no_port_is_reserved_twice_until_it_is_released(reserve: Callable[[int], PortReservation]) -> None:
+    with reserve(60) as first, reserve(60) as second:
+        assert len({*first.ports, *second.ports}) == 120
 
 
-def test_a_held_port_can_be_listened_on_as_grpc_does(hold: Callable[[int], PortReservation]) -> None:
-    with hold(1) as held, socket.socket() as server:
+def test_a_server_can_listen_on_a_reserved_port_as_grpc_does(reserve: Callable[[int], PortReservation]) -> None:
+    with reserve(1) as reserved, socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(("0.0.0.0", held.ports[0]))
+        server.bind(("0.0.0.0", reserved.ports[0]))
         server.listen()
-        with socket.create_connection(("127.0.0.1", held.ports[0]), 5), server.accept()[0] as accepted:
-            assert accepted.getsockname()[1] == held.ports[0]
+        with socket.create_connection(("127.0.0.1", reserved.ports[0]), 5), server.accept()[0] as accepted:
+            assert accepted.getsockname()[1] == reserved.ports[0]
 
 
 @linux
-def test_held_ports_are_given_to_nobody_who_asks_for_any() -> None:
-    with ports.reserve_by_binding(20) as held:
+def test_the_system_gives_reserved_ports_to_no_other_socket() -> None:
+    with ports.reserve_by_binding(20) as reserved:
         others = [socket.socket() for _ in range(500)]
         for other in others:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -49,22 +49,22 @@ def test_held_ports_are_given_to_nobody_who_asks_for_any() -> None:
         taken = {other.getsockname()[1] for other in others}
         for other in others:
             other.close()
-        assert not taken & set(held.ports)
+        assert not taken & set(reserved.ports)
         with socket.socket() as thief, pytest.raises(OSError, match="in use"):
-            thief.bind(("127.0.0.1", held.ports[0]))
+            thief.bind(("127.0.0.1", reserved.ports[0]))
 
 
-def test_locked_ports_are_below_those_that_systems_give_out_and_free_again_later(tmp_path: Path) -> None:
+def test_locked_ports_are_below_the_ephemeral_ones_and_can_be_locked_again(tmp_path: Path) -> None:
     directory = tmp_path / "ports"
-    with by_locking(directory)(5) as held:
-        assert all(20_000 <= port < 32_000 for port in held.ports)
-    assert {path.name for path in directory.iterdir()} >= {str(port) for port in held.ports}
+    with by_locking(directory)(5) as reserved:
+        assert all(20_000 <= port < 32_000 for port in reserved.ports)
+    assert {path.name for path in directory.iterdir()} >= {str(port) for port in reserved.ports}
     with by_locking(directory)(5):
         pass
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "open to all"])
-def test_locks_are_made_in_no_directory_that_others_can_use(kind: str, tmp_path: Path) -> None:
+def test_a_directory_of_locks_that_others_can_use_is_refused(kind: str, tmp_path: Path) -> None:
     directory = tmp_path / "ports"
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     if kind == "link":
@@ -82,7 +82,7 @@ def test_locks_are_made_in_no_directory_that_others_can_use(kind: str, tmp_path:
 
 @linux
 @pytest.mark.timeout(60)
-def test_tensorflow_serves_on_a_held_port(tmp_path: Path) -> None:
+def test_tensorflow_serves_on_a_reserved_port(tmp_path: Path) -> None:
     program = tmp_path / "serve.py"
     program.write_text("""
 import os, sys
@@ -93,7 +93,7 @@ socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10).close()
 print("answers", flush=True)
 os._exit(0)
 """)
-    with ports.reserve_by_binding(1) as held:
-        command, environment = [sys.executable, str(program), str(held.ports[0])], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-        finished = forked.run(command, env=environment, timeout=55, preload=forked.TENSORFLOW)
-    assert finished.stdout == "answers\n", finished.stderr
+    with ports.reserve_by_binding(1) as reserved:
+        command, environment = [sys.executable, str(program), str(reserved.ports[0])], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        result = forked.run(command, env=environment, timeout=55, preload=forked.TENSORFLOW)
+    assert result.stdout == "answers\n", result.stderr

@@ -1,4 +1,4 @@
-"""Processes told apart, and sessions ended as a whole."""
+"""Identities of processes, and sessions that are killed as a whole."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ from tests.waiting import until
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
-def test_a_process_is_known_until_it_ends_and_its_number_alone_is_not_enough() -> None:
+def test_a_process_is_identified_until_it_ends_and_not_only_by_its_number() -> None:
     child = subprocess.Popen(SLEEP)
     try:
         identity = process_identity.identify(child.pid)
@@ -21,15 +21,15 @@ def test_a_process_is_known_until_it_ends_and_its_number_alone_is_not_enough() -
         assert not process_identity.alive(dataclasses.replace(identity, born="another boot:17"))
     finally:
         child.kill()
-    # Dead though nobody has reaped it yet.
+    # Dead, though it is not reaped yet.
     until("it to be known as dead", lambda: not process_identity.alive(identity), seen=lambda: process_identity.identify(child.pid))
     child.wait()
     assert process_identity.identify(child.pid) is None
 
 
 def test_a_session_is_killed_with_children_in_groups_of_their_own() -> None:
-    text = f"import subprocess, time; p = subprocess.Popen({SLEEP!r}, process_group=0); print(p.pid, flush=True); time.sleep(60)"
-    leader = subprocess.Popen([sys.executable, "-c", text], start_new_session=True, stdout=subprocess.PIPE, text=True)
+    program = f"import subprocess, time; p = subprocess.Popen({SLEEP!r}, process_group=0); print(p.pid, flush=True); time.sleep(60)"
+    leader = subprocess.Popen([sys.executable, "-c", program], start_new_session=True, stdout=subprocess.PIPE, text=True)
     assert leader.stdout is not None
     grandchild = int(leader.stdout.readline())
     assert set(process_identity.session(leader.pid)) == {leader.pid, grandchild}
@@ -40,7 +40,7 @@ def test_a_session_is_killed_with_children_in_groups_of_their_own() -> None:
     assert process_identity.identify(grandchild) is None
 
 
-def test_what_was_started_for_a_run_is_known_by_its_environment() -> None:
+def test_a_process_of_a_run_is_recognized_by_its_environment() -> None:
     child = subprocess.Popen(SLEEP, env={**os.environ, "RUN_DIR": "/runs/one"})
     try:
         time.sleep(0.05)
@@ -51,7 +51,7 @@ def test_what_was_started_for_a_run_is_known_by_its_environment() -> None:
         child.wait(5)
 
 
-def test_a_signal_to_nobody_is_told() -> None:
+def test_sending_a_signal_to_no_process_returns_false() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait(5)
     assert not process_identity.send(child.pid, 15)

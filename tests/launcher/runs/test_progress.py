@@ -6,18 +6,18 @@ from launcher.runs.progress import Progress
 from launcher.runs.status import SaveFailure
 
 
-def test_evaluations_are_told_rather_than_training_metrics() -> None:
+def test_metrics_of_evaluations_replace_those_of_training() -> None:
     progress = Progress()
     progress.apply({"event": "progress", "step": 1, "steps": 9, "metrics": {"accuracy": 0.1}}, is_leader=True)
     assert progress.metrics == {"accuracy": 0.1}
     progress.apply({"event": "evaluated", "step": 1, "metrics": {"accuracy": 0.8}}, is_leader=False)
     progress.apply({"event": "progress", "step": 2, "steps": 9, "metrics": {"accuracy": 0.2}}, is_leader=True)
     assert (progress.step, progress.metrics) == (2, {"accuracy": 0.8})
-    told = progress.fields(ended=False)
-    assert (told["metrics_of"], told["evaluated_step"], told["training_metrics"]) == ("evaluation", 1, {"accuracy": 0.2})
+    fields = progress.fields(ended=False)
+    assert (fields["metrics_of"], fields["evaluated_step"], fields["training_metrics"]) == ("evaluation", 1, {"accuracy": 0.2})
 
 
-def test_why_a_run_ended_early_is_known_until_it_goes_on() -> None:
+def test_the_reason_of_an_early_end_is_cleared_once_the_run_continues() -> None:
     progress = Progress()
     progress.apply({"event": "done", "step": 5, "ended_early": "no better"}, is_leader=True)
     assert progress.fields(ended=True)["ended_early"] == "no better"
@@ -25,14 +25,14 @@ def test_why_a_run_ended_early_is_known_until_it_goes_on() -> None:
     assert progress.fields(ended=False)["ended_early"] == ""
 
 
-def test_only_the_leader_tells_of_steps() -> None:
+def test_only_steps_of_the_leader_count() -> None:
     progress = Progress()
     progress.apply({"event": "ready"}, is_leader=False)
     progress.apply({"event": "progress", "step": 5}, is_leader=False)
     assert (progress.ready, progress.step) == (True, None)
 
 
-def test_values_of_the_wrong_kind_count_as_not_told() -> None:
+def test_values_of_the_wrong_type_are_ignored() -> None:
     progress = Progress()
     event = {"event": "progress", "step": True, "steps": "9", "loss": float("nan"), "metrics": {"a": 1, "b": "x", "c": float("inf")}}
     progress.apply(event, is_leader=True)
@@ -40,13 +40,13 @@ def test_values_of_the_wrong_kind_count_as_not_told() -> None:
     assert progress.eta() is None
 
 
-def test_null_is_a_number_that_was_not_finite_and_what_is_left_out_is_not_known() -> None:
-    spoilt, unknown = Progress(), Progress()
-    spoilt.apply({"event": "progress", "step": 1, "loss": None, "metrics": {"a": None}}, is_leader=True)
-    assert repr(spoilt.loss) == "nan"
-    assert repr(spoilt.metrics) == "{'a': nan}"
-    unknown.apply({"event": "progress", "step": 1}, is_leader=True)
-    assert (unknown.loss, unknown.metrics) == (None, {})
+def test_null_means_a_number_that_is_not_finite_and_a_missing_one_is_unknown() -> None:
+    not_finite, missing = Progress(), Progress()
+    not_finite.apply({"event": "progress", "step": 1, "loss": None, "metrics": {"a": None}}, is_leader=True)
+    assert repr(not_finite.loss) == "nan"
+    assert repr(not_finite.metrics) == "{'a': nan}"
+    missing.apply({"event": "progress", "step": 1}, is_leader=True)
+    assert (missing.loss, missing.metrics) == (None, {})
 
 
 def test_a_restored_run_starts_from_its_checkpoint() -> None:
@@ -55,7 +55,7 @@ def test_a_restored_run_starts_from_its_checkpoint() -> None:
     assert progress.fields(ended=False)["step"] == 40
 
 
-def test_a_run_is_as_far_as_the_checkpoint_that_its_stop_saved() -> None:
+def test_the_step_of_a_run_may_be_that_of_the_checkpoint_saved_by_its_stop() -> None:
     progress = Progress()
     progress.apply({"event": "progress", "step": 40, "steps": 90}, is_leader=True)
     progress.apply({"event": "checkpoint", "step": 47, "path": "ckpt-47"}, is_leader=True)
@@ -67,7 +67,7 @@ def test_a_run_is_as_far_as_the_checkpoint_that_its_stop_saved() -> None:
     assert progress.fields(ended=True)["step"] == 47
 
 
-def test_the_task_that_exports_the_model_tells_where_it_is() -> None:
+def test_any_task_may_report_the_path_of_the_exported_model() -> None:
     progress = Progress()
     assert progress.fields(ended=True)["model"] is None
     progress.apply({"event": "exported", "step": 5, "path": "/runs/x/export/best"}, is_leader=False)
@@ -90,9 +90,9 @@ FAILED_SAVE = {
 }
 
 
-def test_saves_that_fail_are_told_until_one_succeeds() -> None:
+def test_a_failed_save_is_reported_until_one_succeeds() -> None:
     progress = Progress()
-    progress.apply(FAILED_SAVE, is_leader=False)  # nobody else saves
+    progress.apply(FAILED_SAVE, is_leader=False)  # only the leader saves
     assert progress.fields(ended=False)["save_failed"] is None
     progress.apply(FAILED_SAVE, is_leader=True)
     progress.apply({"event": "progress", "step": 21, "steps": 90}, is_leader=True)
@@ -104,14 +104,14 @@ def test_saves_that_fail_are_told_until_one_succeeds() -> None:
 
 
 @pytest.mark.parametrize("event", ["started", "restarting", "done"])
-def test_a_process_that_comes_again_or_is_done_has_no_failed_save(event: str) -> None:
+def test_a_failed_save_is_cleared_when_the_process_restarts_or_ends(event: str) -> None:
     progress = Progress()
     progress.apply(FAILED_SAVE, is_leader=True)
     progress.apply({"event": event, "step": 22}, is_leader=True)
     assert progress.save_failed is None
 
 
-def test_of_a_failed_save_what_is_of_the_wrong_kind_is_not_told() -> None:
+def test_values_of_the_wrong_type_in_a_failed_save_are_ignored() -> None:
     progress = Progress()
     progress.apply({"event": "save_failed", "path": 7, "size": "x", "free": None}, is_leader=True)
     assert progress.save_failed == SaveFailure("", "")

@@ -1,4 +1,4 @@
-"""Reasons read from a task's events, whatever a program may have written into them."""
+"""Reasons read from a task's events, which may hold anything that a program has written."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.golden_messages import Golden
 
 
 @pytest.mark.parametrize(
-    "event, words",
+    "event, cause",
     [
         ({"cause": "a peer was lost", "detail": "ps-0: no answer"}, "a peer was lost: ps-0: no answer"),
         ({"cause": "a peer was lost"}, "a peer was lost"),
@@ -18,22 +18,22 @@ from tests.golden_messages import Golden
         ({}, ""),
     ],
 )
-def test_a_cause_comes_with_its_detail(event: dict[str, Any], words: str) -> None:
-    assert cause_of({"event": "failed", **event}) == words
+def test_a_cause_comes_with_its_detail(event: dict[str, Any], cause: str) -> None:
+    assert cause_of({"event": "failed", **event}) == cause
 
 
-def test_a_task_that_says_very_much_is_quoted_in_part_in_tables_with_the_place_at_its_end() -> None:
-    whole = f"ValueError: {'x' * 5000} (/home/ada/model.py:7, on worker-1)"
-    assert cause_of({"event": "failed", "detail": whole}) == whole
-    quoted = shortened(whole)
-    assert len(quoted) == 300
-    assert quoted.startswith("ValueError: xxx")
-    assert quoted.endswith("xxx (/home/ada/model.py:7, on worker-1)")
-    assert " ... " in quoted
+def test_a_long_cause_is_shortened_in_tables_and_keeps_the_location_at_its_end() -> None:
+    cause = f"ValueError: {'x' * 5000} (/home/ada/model.py:7, on worker-1)"
+    assert cause_of({"event": "failed", "detail": cause}) == cause
+    short = shortened(cause)
+    assert len(short) == 300
+    assert short.startswith("ValueError: xxx")
+    assert short.endswith("xxx (/home/ada/model.py:7, on worker-1)")
+    assert " ... " in short
 
 
 @pytest.mark.parametrize(
-    "missing, words",
+    "missing, reason",
     [
         ([{"task": "ps-0"}, {"task": "worker-1"}], "waiting for ps-0, worker-1"),
         ([], "waiting for peers"),
@@ -42,8 +42,8 @@ def test_a_task_that_says_very_much_is_quoted_in_part_in_tables_with_the_place_a
         (None, "waiting for peers"),
     ],
 )
-def test_who_is_missing_is_named(missing: Any, words: str) -> None:
-    assert waiting_reason({"event": "waiting", "missing": missing}) == words
+def test_missing_peers_are_named(missing: Any, reason: str) -> None:
+    assert waiting_reason({"event": "waiting", "missing": missing}) == reason
 
 
 def test_a_task_that_makes_no_step_once_its_peers_are_there_waits_for_the_first_even_when_it_was_ready(golden: Golden) -> None:
@@ -56,13 +56,13 @@ def test_a_task_that_makes_no_step_once_its_peers_are_there_waits_for_the_first_
     )
 
 
-def test_who_was_ready_does_not_wait_for_peers_until_it_is_started_again() -> None:
-    start = StartPhase()
-    heard = [
-        start.is_waiting({"event": kind})
+def test_a_task_that_was_ready_does_not_wait_for_peers_until_it_is_restarted() -> None:
+    phase = StartPhase()
+    is_waiting = [
+        phase.is_waiting({"event": kind})
         for kind in ("started", "waiting", "ready", "waiting", "restored", "waiting", "started", "waiting")
     ]
-    assert heard == [False, True, False, False, False, False, False, True]
+    assert is_waiting == [False, True, False, False, False, False, False, True]
 
 
 _FRAMES = 'Traceback (most recent call last):\n  File "x.py", line 3, in <module>\n    fit(x)\n    ^^^^^^\n'
@@ -86,14 +86,14 @@ _GRAPH = "tf.InvalidArgumentError: Graph execution error:\n\nDetected at node a 
         ("", ""),
     ],
 )
-def test_the_line_that_says_what_went_wrong_is_found(output: str, line: str) -> None:
+def test_the_line_with_the_error_is_found(output: str, line: str) -> None:
     last = LastError()
     for written in output.splitlines():
         last.feed(written)
     assert last.line == line
 
 
-def test_a_program_that_tells_no_detail_is_quoted_unless_it_was_killed() -> None:
+def test_the_output_replaces_a_missing_detail_unless_the_program_was_killed() -> None:
     last = LastError()
     last.feed("ValueError: 1")
     assert cause_with_output({"event": "failed", "cause": "given up", "detail": ""}, last) == "given up: ValueError: 1"
@@ -103,6 +103,6 @@ def test_a_program_that_tells_no_detail_is_quoted_unless_it_was_killed() -> None
     assert was_killed({"event": "restarting", "exit_code": 137})
 
 
-def test_what_to_do_about_memory_names_the_field_of_the_role() -> None:
+def test_the_remedy_for_memory_names_the_field_of_the_role() -> None:
     assert "`roles.worker.memory`" in out_of_memory("worker-3", limited=True)
     assert "`roles.ps.memory`" in out_of_memory("ps-0", limited=False)

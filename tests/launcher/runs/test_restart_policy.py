@@ -1,4 +1,4 @@
-"""The table of what follows from an exit code, and the back-off."""
+"""The restart decision for each exit code, and the back-off."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from launcher.runs.restart_policy import RestartDecision
         (137, 3, RestartDecision.FAIL),
     ],
 )
-def test_decide(code: int, restarts_used: int, expected: RestartDecision) -> None:
+def test_the_decision_depends_on_the_exit_code_and_the_restarts_used(code: int, restarts_used: int, expected: RestartDecision) -> None:
     assert restart_policy.decide(code, restarts_used=restarts_used, max_restarts=3) is expected
 
 
@@ -29,7 +29,7 @@ def test_exit_code_makes_codes_below_those_of_signals_final(code: int, expected:
     assert restart_policy.decide(code, restarts_used=0, max_restarts=3, when="exit_code") is expected
 
 
-def test_signals_are_told_as_shells_do() -> None:
+def test_signals_have_the_exit_codes_of_shells() -> None:
     assert [restart_policy.exit_code(code) for code in (0, 75, -9, -15)] == [0, 75, 137, 143]
 
 

@@ -1,4 +1,4 @@
-"""A supervisor's decisions about the tasks of a run, whatever runs them."""
+"""A supervisor's decisions about the tasks of a run, with tasks that a test drives."""
 
 import signal
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from trainer.strategies import Scope, Strategy
 
 
 class ScriptedTask(ControlledTask):
-    """A task that a test runs: it ends when the test says so, and what is done to it is noted."""
+    """A task that ends when the test says so, and that records the calls of the controller."""
 
     ran_for = 0.0
     was_killed = False
@@ -27,7 +27,7 @@ class ScriptedTask(ControlledTask):
     def __init__(self, task: Task, log: Path) -> None:
         super().__init__(task, log, TaskTracker(task.name, max_restarts=task.restart.max_restarts))
         self._running = False
-        self.done_to: list[str] = []
+        self.calls: list[str] = []
 
     @property
     def running(self) -> bool:
@@ -35,39 +35,39 @@ class ScriptedTask(ControlledTask):
         return self._running
 
     def start(self) -> None:
-        """Run."""
+        """Start it."""
         self._running = True
         self.tracker.mark_started()
 
     def stop(self, grace: float) -> None:
-        """Note it."""
+        """Record the call."""
         self.stop_at = None
-        self.done_to.append(f"stop within {grace:g} s")
+        self.calls.append(f"stop within {grace:g} s")
 
     def kill(self) -> None:
-        """Note it."""
-        self.done_to.append("kill")
+        """Record the call."""
+        self.calls.append("kill")
 
     def interrupt(self) -> None:
-        """Note it."""
-        self.done_to.append("interrupt")
+        """Record the call."""
+        self.calls.append("interrupt")
 
     def prevent_restart(self) -> None:
-        """Note it."""
-        self.done_to.append("never again")
+        """Record the call."""
+        self.calls.append("prevent restart")
 
     def decide(self, code: int) -> RestartDecision:
-        """Go by the rule for failures."""
+        """Decide by the policy `on_failure`."""
         return self.decide_by_policy(code, "on_failure")
 
-    def end(self, run: RunController, code: int) -> None:
-        """End with an exit code."""
+    def end(self, controller: RunController, code: int) -> None:
+        """End it with an exit code."""
         self._running, self.tracker.code = False, code
         self.was_killed = code == 137
-        run.exited(self, code)
+        controller.exited(self, code)
 
 
-class Script(Runtime):
+class ScriptedRuntime(Runtime):
     """A run, driven step by step."""
 
     backend = "local"
@@ -82,24 +82,24 @@ class Script(Runtime):
         for task in self.tasks:
             task.start()
 
-    def wait(self, run: RunController, within: float | None) -> None:  # noqa: ARG002
+    def wait(self, run: RunController, timeout: float | None) -> None:  # noqa: ARG002
         """Do the next step."""
         self.steps.pop(0)()
 
     def close(self, run: RunController) -> None:
-        """All has been heard."""
+        """Do nothing: no output is left."""
 
     def clean_up(self, outcome: Outcome) -> None:
-        """Keep how the run has ended."""
+        """Store the outcome."""
         self.outcome = outcome
 
     def on_directory_lost(self) -> bool:
-        """Have the tasks killed."""
+        """Request that the tasks are killed."""
         return True
 
 
-class Made:
-    """A run of a test."""
+class ScriptedRun:
+    """A run whose steps a test determines, and its controller."""
 
     def __init__(
         self,
@@ -107,37 +107,36 @@ class Made:
         *names: str,
         strategy: Strategy = "parameter_server",
         scope: Scope = "alone",
-        most: int = 3,
         restarts_stalled: bool = False,
     ) -> None:
         self.paths = RunPaths(directory / "run")
         self.paths.tasks.mkdir(parents=True)
         self.paths.lock.touch()
-        rule = RestartRule(scope, most)
+        rule = RestartRule(scope, 3)
         tasks = tuple(
             Task(name, name.partition("-")[0], 0, "", {}, (), {}, Resources(), rule, mounts_run_dir=False)  # type: ignore[arg-type]
             for name in names
         )
-        where, required = str(self.paths.run_dir), (names[0],)
-        plan = Plan("run", "local", strategy, "", tasks, where, 600.0, 30.0, None, required, restarts_stalled=restarts_stalled)
+        run_dir, required = str(self.paths.run_dir), (names[0],)
+        plan = Plan("run", "local", strategy, "", tasks, run_dir, 600.0, 30.0, None, required, restarts_stalled=restarts_stalled)
         self.tasks = {task.name: ScriptedTask(task, self.paths.log(task.name)) for task in tasks}
-        self.script = Script(list(self.tasks.values()))
-        self.run = RunController(self.paths, plan, self.script.tasks, self.script)
+        self.runtime = ScriptedRuntime(list(self.tasks.values()))
+        self.controller = RunController(self.paths, plan, self.runtime.tasks, self.runtime)
 
     def end(self, **codes: int) -> Callable[[], None]:
         """Return a step in which these tasks end."""
 
         def step() -> None:
             for name, code in codes.items():
-                self.tasks[name.replace("_", "-")].end(self.run, code)
+                self.tasks[name.replace("_", "-")].end(self.controller, code)
 
         return step
 
-    def keep(self, *steps: Callable[[], object]) -> dict[str, tuple[State, str]]:
-        """Start the run, take these steps, and return how each task has ended."""
-        self.script.steps = list(steps)
-        self.run.start()
-        self.run.run()
+    def play(self, *steps: Callable[[], object]) -> dict[str, tuple[State, str]]:
+        """Start the run, take these steps, and return the final state and reason of each task."""
+        self.runtime.steps = list(steps)
+        self.controller.start()
+        self.controller.run()
         snapshot = state_file.read(self.paths.state)
         assert snapshot is not None
         return {task.name: (task.state, task.reason) for task in snapshot.status.tasks}
@@ -155,28 +154,30 @@ class Made:
         (75, Ending(State.FAILED, ""), State.STOPPED, describe(75)),
     ],
 )
-def test_how_a_task_ended_is_told_by_how_the_run_did(tmp_path: Path, code: int, ending: Ending, state: State, reason: str) -> None:
-    made = Made(tmp_path, "chief")
-    made.run._ending = ending
-    made.end(chief=code)()
-    assert made.tasks["chief"].tracker.state() == (state, reason)
+def test_the_final_state_of_a_task_depends_on_the_end_of_the_run(
+    tmp_path: Path, code: int, ending: Ending, state: State, reason: str
+) -> None:
+    run = ScriptedRun(tmp_path, "chief")
+    run.controller._ending = ending
+    run.end(chief=code)()
+    assert run.tasks["chief"].tracker.state() == (state, reason)
 
 
-def test_those_that_save_are_asked_first_and_servers_once_they_have_ended(tmp_path: Path) -> None:
-    made = Made(tmp_path, "chief", "ps-0")
-    servers: list[list[str]] = []
-    found = made.keep(
-        lambda: made.run.stop_requested(signal.SIGTERM),
+def test_servers_are_asked_to_stop_once_the_tasks_that_save_have_ended(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, "chief", "ps-0")
+    server_calls: list[list[str]] = []
+    states = run.play(
+        lambda: run.controller.stop_requested(signal.SIGTERM),
         lambda: None,
-        lambda: servers.append(list(made.tasks["ps-0"].done_to)),
-        made.end(chief=143),
+        lambda: server_calls.append(list(run.tasks["ps-0"].calls)),
+        run.end(chief=143),
         lambda: None,
-        made.end(ps_0=143),
+        run.end(ps_0=143),
     )
-    assert servers == [[]]
-    assert [task.done_to for task in made.script.tasks] == [["stop within 30 s"], ["stop within 30 s"]]
-    assert found == {"chief": (State.STOPPED, ""), "ps-0": (State.STOPPED, "")}
-    assert made.script.outcome == Outcome(State.STOPPED, "asked to stop", stop_requested=True, lost_at=None)
+    assert server_calls == [[]]
+    assert [task.calls for task in run.runtime.tasks] == [["stop within 30 s"], ["stop within 30 s"]]
+    assert states == {"chief": (State.STOPPED, ""), "ps-0": (State.STOPPED, "")}
+    assert run.runtime.outcome == Outcome(State.STOPPED, "asked to stop", stop_requested=True, lost_at=None)
 
 
 @pytest.mark.parametrize(
@@ -187,105 +188,112 @@ def test_those_that_save_are_asked_first_and_servers_once_they_have_ended(tmp_pa
         ([None, signal.SIGINT], "the launcher"),
     ],
 )
-def test_who_asks_twice_or_at_once_has_every_task_killed(tmp_path: Path, signals: list[int | None], reason: str) -> None:
-    made = Made(tmp_path, "chief", "ps-0")
-    found = made.keep(*(lambda number=number: made.run.stop_requested(number) for number in signals), made.end(chief=137, ps_0=137))
-    assert [task.done_to[-1] for task in made.script.tasks] == ["kill", "kill"]
-    assert found == dict.fromkeys(("chief", "ps-0"), (State.STOPPED, "killed"))
-    assert made.script.outcome is not None
-    assert made.script.outcome.reason.startswith(reason)
+def test_a_second_or_immediate_stop_request_kills_every_task(tmp_path: Path, signals: list[int | None], reason: str) -> None:
+    run = ScriptedRun(tmp_path, "chief", "ps-0")
+    states = run.play(
+        *(lambda number=number: run.controller.stop_requested(number) for number in signals), run.end(chief=137, ps_0=137)
+    )
+    assert [task.calls[-1] for task in run.runtime.tasks] == ["kill", "kill"]
+    assert states == dict.fromkeys(("chief", "ps-0"), (State.STOPPED, "killed"))
+    assert run.runtime.outcome is not None
+    assert run.runtime.outcome.reason.startswith(reason)
 
 
 @pytest.mark.parametrize("restarts", [True, False])
-def test_a_server_that_does_not_answer_is_started_again_and_not_one_whose_own_parent_sees_to_it(tmp_path: Path, restarts: bool) -> None:
-    made = Made(tmp_path, "chief", "worker-0", "ps-0", "ps-1", restarts_stalled=restarts)
+def test_a_server_that_does_not_answer_is_restarted_unless_its_own_parent_does_so(tmp_path: Path, restarts: bool) -> None:
+    run = ScriptedRun(tmp_path, "chief", "worker-0", "ps-0", "ps-1", restarts_stalled=restarts)
 
     def stalled(task: str, doing: str, place: str = "") -> Callable[[], None]:
         event = {"event": "stalled", "time": 1.0, "task": task, "seconds": 60.0, "doing": doing, "place": place}
-        return lambda: made.run.reported(made.tasks[task], event)
+        return lambda: run.controller.reported(run.tasks[task], event)
 
-    frozen: list[list[str]] = []
-    made.keep(
+    run.play(
         stalled("worker-0", "peers"),
         stalled("ps-1", "stopped"),
         stalled("chief", "servers", "ps-0, ps-1"),
-        lambda: frozen.extend(task.done_to for task in made.script.tasks),
-        made.end(**{"ps-0": 137}) if restarts else lambda: None,
-        lambda: made.run.stop_requested(signal.SIGQUIT),
-        made.end(**({} if restarts else {"ps-0": 137}), chief=137, **{"worker-0": 137, "ps-1": 137}),
+        lambda: None,
+        run.end(**{"ps-0": 137}) if restarts else lambda: None,
+        lambda: run.controller.stop_requested(signal.SIGQUIT),
+        run.end(**({} if restarts else {"ps-0": 137}), chief=137, **{"worker-0": 137, "ps-1": 137}),
     )
-    told = made.tasks["ps-0"].tracker.restarts
-    assert [restart.cause for restart in told] == ["it did not answer, and chief waited for it"] * restarts
-    assert [task.name for task in made.script.tasks if "interrupt" in task.done_to] == ["ps-0"] * restarts
+    recorded = run.tasks["ps-0"].tracker.restarts
+    assert [restart.cause for restart in recorded] == ["it did not answer, and chief waited for it"] * restarts
+    assert [task.name for task in run.runtime.tasks if "interrupt" in task.calls] == ["ps-0"] * restarts
 
 
 def test_a_stop_after_the_work_is_done_asks_those_at_once_that_had_time_to_end_by_themselves(tmp_path: Path, golden: Golden) -> None:
-    made = Made(tmp_path, "chief", "ps-0")
-    asked: list[list[str]] = []
-    found = made.keep(
-        made.end(chief=0),
-        lambda: asked.append(list(made.tasks["ps-0"].done_to)),
-        lambda: made.run.stop_requested(signal.SIGTERM),
-        lambda: asked.append(list(made.tasks["ps-0"].done_to)),
-        made.end(ps_0=143),
+    run = ScriptedRun(tmp_path, "chief", "ps-0")
+    calls: list[list[str]] = []
+    states = run.play(
+        run.end(chief=0),
+        lambda: calls.append(list(run.tasks["ps-0"].calls)),
+        lambda: run.controller.stop_requested(signal.SIGTERM),
+        lambda: calls.append(list(run.tasks["ps-0"].calls)),
+        run.end(ps_0=143),
     )
-    assert asked == [[], ["stop within 30 s"]]
-    assert {name: state for name, (state, _) in found.items()} == {"chief": State.SUCCEEDED, "ps-0": State.SUCCEEDED}
-    golden(found["ps-0"][1])
+    assert calls == [[], ["stop within 30 s"]]
+    assert {name: state for name, (state, _) in states.items()} == {"chief": State.SUCCEEDED, "ps-0": State.SUCCEEDED}
+    golden(states["ps-0"][1])
 
 
 def test_a_restart_that_is_pending_when_the_run_ends_is_recorded_as_stopped(tmp_path: Path, golden: Golden) -> None:
-    made = Made(tmp_path, "chief", "ps-0", "worker-0")
-    found = made.keep(made.end(ps_0=1), made.end(chief=0), made.end(worker_0=0))
-    assert found["ps-0"][0] is State.STOPPED
-    golden(found["ps-0"][1])
-    other = Made(tmp_path / "other", "chief", "ps-0")
-    found = other.keep(other.end(ps_0=1), lambda: other.run.stop_requested(signal.SIGTERM), other.end(chief=143))
-    assert found["ps-0"][0] is State.STOPPED
-    golden(found["ps-0"][1])
+    run = ScriptedRun(tmp_path, "chief", "ps-0", "worker-0")
+    states = run.play(run.end(ps_0=1), run.end(chief=0), run.end(worker_0=0))
+    assert states["ps-0"][0] is State.STOPPED
+    golden(states["ps-0"][1])
+    other = ScriptedRun(tmp_path / "other", "chief", "ps-0")
+    states = other.play(other.end(ps_0=1), lambda: other.controller.stop_requested(signal.SIGTERM), other.end(chief=143))
+    assert states["ps-0"][0] is State.STOPPED
+    golden(states["ps-0"][1])
 
 
-def test_a_task_that_fails_for_good_while_it_runs_has_a_moment_to_leave_by_itself(tmp_path: Path) -> None:
-    made = Made(tmp_path, "chief", "ps-0")
-    found = made.keep(lambda: made.run.failed(made.tasks["chief"], 1), lambda: None, made.end(chief=1), lambda: None, made.end(ps_0=143))
-    assert made.tasks["chief"].done_to == ["never again"]
-    assert found == {"chief": (State.FAILED, "failed with exit code 1"), "ps-0": (State.STOPPED, "")}
+def test_a_running_task_that_reports_its_final_failure_has_time_to_exit(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, "chief", "ps-0")
+    states = run.play(
+        lambda: run.controller.failed(run.tasks["chief"], 1),
+        lambda: None,
+        run.end(chief=1),
+        lambda: None,
+        run.end(ps_0=143),
+    )
+    assert run.tasks["chief"].calls == ["prevent restart"]
+    assert states == {"chief": (State.FAILED, "failed with exit code 1"), "ps-0": (State.STOPPED, "")}
 
 
 def test_peers_that_were_done_start_again_with_one_that_goes_back_to_the_last_checkpoint(tmp_path: Path, golden: Golden) -> None:
-    made = Made(tmp_path, "chief", "worker-0", strategy="multi_worker_mirrored", scope="all")
-    made.script.steps = []
-    made.run.start()
-    made.end(worker_0=0)()
-    assert made.tasks["worker-0"].tracker.state()[0] is State.SUCCEEDED
-    made.end(chief=75)()
-    assert [task.tracker.state()[0] for task in made.script.tasks] == [State.RESTARTING, State.RESTARTING]
-    golden(made.tasks["worker-0"].tracker.state()[1])
+    run = ScriptedRun(tmp_path, "chief", "worker-0", strategy="multi_worker_mirrored", scope="all")
+    run.runtime.steps = []
+    run.controller.start()
+    run.end(worker_0=0)()
+    assert run.tasks["worker-0"].tracker.state()[0] is State.SUCCEEDED
+    run.end(chief=75)()
+    assert [task.tracker.state()[0] for task in run.runtime.tasks] == [State.RESTARTING, State.RESTARTING]
+    golden(run.tasks["worker-0"].tracker.state()[1])
 
 
 def test_a_start_that_takes_too_long_names_who_waits_and_who_is_restarting(tmp_path: Path, golden: Golden) -> None:
-    made = Made(tmp_path, "chief", "ps-0")
-    made.run.start()
-    made.tasks["chief"].tracker.reported = (State.PENDING, "waiting for ps-0")
-    made.end(ps_0=1)()
-    made.run._ready_by = 0.0
-    made.run._enforce_deadlines()
-    assert made.run._ending is not None
-    golden(made.run._ending.reason)
+    run = ScriptedRun(tmp_path, "chief", "ps-0")
+    run.controller.start()
+    run.tasks["chief"].tracker.reported = (State.PENDING, "waiting for ps-0")
+    run.end(ps_0=1)()
+    run.controller._ready_by = 0.0
+    run.controller._enforce_deadlines()
+    assert run.controller._ending is not None
+    golden(run.controller._ending.reason)
 
 
 def test_a_run_that_cannot_start_leaves_no_task_and_is_recorded_as_failed(tmp_path: Path, golden: Golden) -> None:
-    made = Made(tmp_path, "chief")
+    run = ScriptedRun(tmp_path, "chief")
 
     def fail() -> None:
-        made.tasks["chief"].start()
+        run.tasks["chief"].start()
         raise OSError(11, "no more processes")
 
-    made.script.start = fail  # type: ignore[method-assign]
+    run.runtime.start = fail  # type: ignore[method-assign]
     with pytest.raises(OSError, match="no more"):
-        made.run.start()
-    assert made.tasks["chief"].done_to == ["kill"]
-    snapshot = state_file.read(made.paths.state)
+        run.controller.start()
+    assert run.tasks["chief"].calls == ["kill"]
+    snapshot = state_file.read(run.paths.state)
     assert snapshot is not None
     assert snapshot.status.state is State.FAILED
     golden(snapshot.status.reason)

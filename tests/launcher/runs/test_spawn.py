@@ -1,4 +1,4 @@
-"""A supervisor that does not come up: nothing of it is left, nor of what it had started itself."""
+"""A supervisor that fails to start: neither it nor its children are left."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from launcher.runs import process_identity, spawn
 from launcher.runs.paths import RunPaths
 from tests.waiting import until
 
-# As a supervisor waits for Docker Compose, a process of its own session.
-WAITS = """
+# Waits for a child in its session, as a supervisor waits for Docker Compose.
+SUPERVISOR = """
 import pathlib, subprocess, sys
 child = subprocess.Popen(["sleep", "300"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 pathlib.Path(sys.argv[1], "child").write_text(str(child.pid))
@@ -20,8 +20,8 @@ pathlib.Path(sys.argv[1], "child").write_text(str(child.pid))
 
 
 @pytest.mark.parametrize("then", ["child.wait()", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"], ids=["hangs", "is killed"])
-def test_what_it_had_started_ends_with_it(then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "waits.py").write_text(WAITS.format(then=then))
+def test_its_children_end_with_it(then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "waits.py").write_text(SUPERVISOR.format(then=then))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     paths = RunPaths(tmp_path / "runs" / "toy")
     plan = Plan("toy", "local", "single", "", (), str(paths.run_dir), 1.0, 1.0, None, ())
@@ -29,10 +29,10 @@ def test_what_it_had_started_ends_with_it(then: str, tmp_path: Path, monkeypatch
     with pytest.raises(LauncherError, match="did not start within 5 s or ended at once"):
         spawn.start(paths, plan, {}, lock_fd=lock, detach=True, supervisor="waits", timeout=5.0)
     child = int((paths.run_dir / "child").read_text())
-    until("the end of what it had started", lambda: process_identity.identify(child) is None, seen=lambda: child)
+    until("the end of the child", lambda: process_identity.identify(child) is None, seen=lambda: child)
 
 
-def test_what_holds_the_user_s_env_is_read_by_nobody_else(tmp_path: Path) -> None:
+def test_files_with_the_user_s_env_are_private(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "runs" / "toy")
     plan = Plan("toy", "local", "single", "", (), str(paths.run_dir), 1.0, 1.0, None, ())
     lock = spawn.lock(paths)

@@ -12,16 +12,16 @@ from tests.golden_messages import Golden
 START = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 
 
-def tell(tracker: TaskTracker, kind: str, at: float, **fields: Any) -> None:
+def report(tracker: TaskTracker, kind: str, at: float, **fields: Any) -> None:
     tracker.apply({"event": kind, "time": START + at, "task": tracker.name, **fields}, own=True)
 
 
 def task(name: str, *events: tuple[Any, ...]) -> TaskStatus:
-    """Return the status of a task that told `events`: kind, seconds, fields."""
+    """Return the status of a task that reported `events`: kind, seconds, fields."""
     tracker = TaskTracker(name)
     tracker.mark_started()
     for kind, at, *fields in events:
-        tell(tracker, kind, at, **(fields[0] if fields else {}))
+        report(tracker, kind, at, **(fields[0] if fields else {}))
     return tracker.status()
 
 
@@ -33,7 +33,7 @@ PROGRESS = ("progress", 0.0, {"step": 7, "steps": 10})
 
 
 @pytest.mark.parametrize(
-    "tasks, words",
+    "tasks, summary",
     [
         ([task("chief", PROGRESS)], ""),
         (
@@ -48,7 +48,7 @@ PROGRESS = ("progress", 0.0, {"step": 7, "steps": 10})
             [task("worker-0", stalled(60, "peers")), task("worker-1", stalled(60, "peers")), task("worker-2", PROGRESS)],
             "worker-0 makes no progress since 2027-01-15T08:00:00Z: waiting for other tasks; worker-2 has not been heard of since",
         ),
-        # The chief evaluates, and says so.
+        # The chief reports that it evaluates.
         (
             [task("chief", PROGRESS, ("busy", 59.0, {"phase": "evaluating", "seconds": 58.0})), task("worker-0", stalled(60, "peers"))],
             "worker-0 makes no progress since 2027-01-15T08:00:00Z: waiting for other tasks",
@@ -56,13 +56,13 @@ PROGRESS = ("progress", 0.0, {"step": 7, "steps": 10})
         ([task("chief", stalled(60, "code", "a.py:1 in f"), ("resumed", 70.0, {"seconds": 70.0}))], ""),
         ([task("chief", stalled(60, "code", "a.py:1 in f"), ("progress", 70.0, {"step": 8, "steps": 10}))], ""),
     ],
-    ids=["none", "the one that does not wait", "a server", "a silent one", "one that evaluates", "goes on", "makes a step"],
+    ids=["none", "one that does not wait", "a server", "a silent one", "one that evaluates", "one that resumes", "one that makes a step"],
 )
-def test_who_holds_up_the_others(tasks: list[TaskStatus], words: str) -> None:
-    assert stall_summary(RunStatus("r", "local", State.RUNNING, tasks=tuple(tasks))) == words
+def test_the_task_that_holds_up_the_run_is_named(tasks: list[TaskStatus], summary: str) -> None:
+    assert stall_summary(RunStatus("r", "local", State.RUNNING, tasks=tuple(tasks))) == summary
 
 
 def test_a_stalled_task_runs_and_says_what_it_does(golden: Golden) -> None:
-    told = task("chief", PROGRESS, stalled(60, "tensorflow", "execute.py:53 in quick_execute"))
-    assert (told.state, told.stalled, told.stalled_since, told.heard) == (State.RUNNING, "tensorflow", START, START + 60)
-    golden(told.reason)
+    status = task("chief", PROGRESS, stalled(60, "tensorflow", "execute.py:53 in quick_execute"))
+    assert (status.state, status.stalled, status.stalled_since, status.heard) == (State.RUNNING, "tensorflow", START, START + 60)
+    golden(status.reason)

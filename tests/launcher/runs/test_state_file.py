@@ -1,4 +1,4 @@
-"""The state file: what is written is read back, and anything else is no state."""
+"""The state file: a state that was written is read back, and any other content is no state."""
 
 import dataclasses
 import json
@@ -27,14 +27,14 @@ SNAPSHOT = Snapshot(
 )
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_a_written_state_is_read_back(tmp_path: Path) -> None:
     state_file.write(tmp_path / "state.json", SNAPSHOT)
     assert state_file.read(tmp_path / "state.json") == SNAPSHOT
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 99}', '{"version": 1}', '{"version": 1, "status": {"state": "odd"}}'])
-def test_anything_else_is_no_state(tmp_path: Path, text: str) -> None:
+def test_any_other_content_is_no_state(tmp_path: Path, text: str) -> None:
     path = tmp_path / "state.json"
     path.write_text(text)
     assert state_file.read(path) is None

@@ -1,4 +1,4 @@
-"""When the state is written."""
+"""The times at which the state is written."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from launcher.runs.status import RunStatus, State
 
 @pytest.fixture
 def steps() -> Callable[[], Snapshot]:
-    """Snapshots of a run that is a step further each time."""
+    """Return a function that returns a snapshot of a run, one step further each time."""
     count = iter(range(1000))
     return lambda: Snapshot(RunStatus("run", "local", State.RUNNING, step=next(count)), "here")
 
@@ -22,14 +22,14 @@ def test_progress_is_written_a_few_times_a_second_and_a_changed_state_at_once(tm
     now = [1000.0]
     writer = StateWriter(tmp_path / "state.json", steps, lambda: now[0])
     writer.save()
-    written = []
+    write_times = []
     for _ in range(100):  # a second
         now[0] += 0.01
         writer.changed(at_once=False)
         writer.save_if_due()
         if writer.due is None:
-            written.append(now[0])
-    assert len(written) in {4, 5}
+            write_times.append(now[0])
+    assert len(write_times) in {4, 5}
     writer.changed(at_once=False)
     writer.changed()
     assert writer.due is not None
@@ -39,7 +39,7 @@ def test_progress_is_written_a_few_times_a_second_and_a_changed_state_at_once(tm
     assert writer.due is None
 
 
-def test_the_last_state_has_its_space_and_gives_it_back(tmp_path: Path, steps: Callable[[], Snapshot]) -> None:
+def test_space_for_the_last_state_is_reserved_and_released(tmp_path: Path, steps: Callable[[], Snapshot]) -> None:
     writer = StateWriter(tmp_path / "state.json", steps)
     writer.reserve()
     assert (tmp_path / "reserve").stat().st_size >= 64 * 1024
@@ -48,7 +48,7 @@ def test_the_last_state_has_its_space_and_gives_it_back(tmp_path: Path, steps: C
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_what_cannot_be_written_is_tried_again(tmp_path: Path, steps: Callable[[], Snapshot]) -> None:
+def test_a_state_that_cannot_be_written_is_tried_again(tmp_path: Path, steps: Callable[[], Snapshot]) -> None:
     writer = StateWriter(tmp_path / "missing" / "state.json", steps)
     assert not writer.save()
     assert writer.due is not None

@@ -1,4 +1,4 @@
-"""The order in which tasks are asked to leave."""
+"""The order in which tasks are asked to stop."""
 
 import json
 
@@ -11,7 +11,7 @@ from launcher.runs import stop_order
 NAMES: dict[str, RoleName] = {"chief": "chief", "worker-0": "worker", "ps-0": "ps", "evaluator": "evaluator"}
 
 
-def plan(strategy: str, *, trains: bool) -> Plan:
+def plan_for(strategy: str, *, trains: bool) -> Plan:
     env = {"TRAINER_SETTINGS": json.dumps({"train": {}} if trains else {})}
     tasks = tuple(
         Task(name, role, 0, "", {}, (), env, Resources(), RestartRule("alone", 0), mounts_run_dir=True) for name, role in NAMES.items()
@@ -20,9 +20,9 @@ def plan(strategy: str, *, trains: bool) -> Plan:
     return Plan("run", "local", strategy, "", tasks, "/runs/run", 600, 20, None, ("chief",), graces)
 
 
-def test_servers_are_asked_to_stop_after_those_that_save() -> None:
-    assert stop_order.stop_groups(plan("parameter_server", trains=True)) == [{"chief", "evaluator"}, {"worker-0", "ps-0"}]
-    assert stop_order.stop_groups(plan("multi_worker_mirrored", trains=True)) == [set(NAMES)]
+def test_servers_are_asked_to_stop_after_the_tasks_that_save() -> None:
+    assert stop_order.stop_groups(plan_for("parameter_server", trains=True)) == [{"chief", "evaluator"}, {"worker-0", "ps-0"}]
+    assert stop_order.stop_groups(plan_for("multi_worker_mirrored", trains=True)) == [set(NAMES)]
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def test_servers_are_asked_to_stop_after_those_that_save() -> None:
     ],
 )
 def test_time_to_end_at_the_end_of_a_run(strategy: str, trains: bool, expected: dict[str, float]) -> None:
-    made = plan(strategy, trains=trains)
-    assert {task.name: stop_order.time_to_end(made, task) for task in made.tasks if task.name in expected} == expected
+    plan = plan_for(strategy, trains=trains)
+    assert {task.name: stop_order.time_to_end(plan, task) for task in plan.tasks if task.name in expected} == expected

@@ -1,4 +1,4 @@
-"""Names that parsing sees in a module, and modules that it leaves alone: the golden cases in tests/invalid have the problems."""
+"""Names that are found in a module without importing it, and modules that are accepted. tests/invalid has cases for the problems."""
 
 from pathlib import Path
 
@@ -50,13 +50,13 @@ def check(directory: Path, source: str | None, workload: str = "mine:model", mor
         f"{DATA}model = make()\nmodel.compile()",
         "from data import train_data, eval_data\ndef model(): ...",
         "def model(): ...\nfrom data import *",
-        "class model: ...\npattern = '\\d'",  # of which Python warns
+        "class model: ...\npattern = '\\d'",  # Python warns of it
         f"model = {'-' * 100_000}1",
         f"model = {'+'.join('1' * 20_000)}",
     ],
     ids=lambda source: source[:80],
 )
-def test_what_is_there_or_cannot_be_seen_is_no_error(source: str, tmp_path: Path) -> None:
+def test_names_that_exist_or_may_exist_are_no_problem(source: str, tmp_path: Path) -> None:
     assert check(tmp_path, source) == []
 
 
@@ -71,13 +71,13 @@ def test_what_is_there_or_cannot_be_seen_is_no_error(source: str, tmp_path: Path
         (None, "there is no module mine: neither mine.py nor mine/ is in"),
     ],
 )
-def test_what_is_missing_is_told(source: str | None, message: str, tmp_path: Path) -> None:
-    [told] = check(tmp_path, source)
-    assert told.startswith(message)
+def test_missing_names_are_reported(source: str | None, message: str, tmp_path: Path) -> None:
+    [reported] = check(tmp_path, source)
+    assert reported.startswith(message)
 
 
 @pytest.mark.parametrize("more", ["image: registry.example.com/mine:1\n", "env: {PYTHONPATH: /opt/mine}\n"])
-def test_a_module_may_be_in_another_image_or_directory(more: str, tmp_path: Path) -> None:
+def test_a_missing_module_may_be_in_another_image_or_directory(more: str, tmp_path: Path) -> None:
     assert check(tmp_path, None, more=more) == []
 
 
@@ -105,7 +105,7 @@ def test_a_module_is_parsed_and_never_run(tmp_path: Path) -> None:
     assert parse(b"\xef\xbb\xbfx = 1", "bom.py").names == {"x"}
 
 
-def test_the_run_of_a_spec_is_known_by_its_name_while_its_code_is_half_written(tmp_path: Path) -> None:
+def test_the_name_of_a_run_is_read_even_if_its_code_is_invalid(tmp_path: Path) -> None:
     assert check(tmp_path, "def model(:")
     assert run_name(tmp_path / "cluster.yaml") == "mine"
     (tmp_path / "cluster.yaml").write_text("version: 1\nname: Not_A_Name\n")
@@ -113,5 +113,5 @@ def test_the_run_of_a_spec_is_known_by_its_name_while_its_code_is_half_written(t
         run_name(tmp_path / "cluster.yaml")
 
 
-def test_of_a_file_that_is_no_text_no_line_is_told(tmp_path: Path) -> None:
+def test_the_problem_of_a_binary_file_names_no_line(tmp_path: Path) -> None:
     assert not [message for message in check(tmp_path, "class model: ...\0\n") if "line" in message]

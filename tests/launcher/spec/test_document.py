@@ -56,7 +56,7 @@ def test_values_that_mean_nothing_are_left_out_and_reported(written: str) -> Non
     assert document.unusable == {("a",)}
 
 
-def test_locations_count_from_one_and_fall_back_to_what_is_around() -> None:
+def test_locations_count_from_one_and_fall_back_to_the_enclosing_one() -> None:
     document = read("a:\n  b: [1, two]\n  c:\n")
     locations = {
         path: (document.location(path, "key"), document.location(path))
@@ -88,7 +88,7 @@ def test_merged_keys_lose_to_the_mappings_own_and_keep_their_location() -> None:
         "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: *a{n - 1}}}\n" for n in range(1, 2000)),
     ],
 )
-def test_aliases_without_end_are_refused(text: str) -> None:
+def test_cyclic_and_deeply_nested_aliases_are_refused(text: str) -> None:
     with pytest.raises(SpecError) as caught:
         read(text)
     assert "alias" in caught.value.problems[0].message

@@ -1,4 +1,4 @@
-"""Valid specs, mutated at random: each is loaded or refused with problems, and nothing else ever happens."""
+"""Valid specs, mutated at random: each is loaded, or refused with problems."""
 
 import copy
 import datetime as dt
@@ -91,27 +91,27 @@ values = st.recursive(
 def containers(tree: Any) -> list[Any]:
     """Return every mapping and list of a tree."""
     inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
-    return ([tree] if isinstance(tree, dict | list) and tree else []) + [found for part in inner for found in containers(part)]
+    return ([tree] if isinstance(tree, dict | list) and tree else []) + [container for part in inner for container in containers(part)]
 
 
 @st.composite
 def mutated_trees(draw: st.DrawFn) -> str:
     tree = copy.deepcopy(draw(st.sampled_from(TREES)))
     for _ in range(draw(st.integers(1, 4))):
-        where = draw(st.sampled_from(containers(tree) or [tree]))
-        keys = list(where) if isinstance(where, dict) else list(range(len(where)))
+        target = draw(st.sampled_from(containers(tree) or [tree]))
+        keys = list(target) if isinstance(target, dict) else list(range(len(target)))
         match draw(st.sampled_from(["delete", "replace", "insert", "swap"])):
             case "delete" if keys:
-                del where[draw(st.sampled_from(keys))]
+                del target[draw(st.sampled_from(keys))]
             case "replace" if keys:
-                where[draw(st.sampled_from(keys))] = draw(values)
+                target[draw(st.sampled_from(keys))] = draw(values)
             case "swap" if len(keys) > 1:
                 one, other = draw(st.sampled_from(keys)), draw(st.sampled_from(keys))
-                where[one], where[other] = where[other], where[one]
-            case _ if isinstance(where, dict):
-                where[draw(words)] = draw(values)
+                target[one], target[other] = target[other], target[one]
+            case _ if isinstance(target, dict):
+                target[draw(words)] = draw(values)
             case _:
-                where.append(draw(values))
+                target.append(draw(values))
     return yaml.safe_dump(tree, sort_keys=False, default_flow_style=draw(st.sampled_from([None, False, True])))
 
 
@@ -123,7 +123,7 @@ def mutated_texts(draw: st.DrawFn) -> bytes:
         end = min(len(text), start + draw(st.integers(0, 20)))
         new = draw(
             st.binary(max_size=4)
-            | st.text(max_size=6).map(lambda made: made.encode("utf-8", "surrogatepass"))
+            | st.text(max_size=6).map(lambda letters: letters.encode("utf-8", "surrogatepass"))
             | st.text("{}[]:,-&*!|>'\"%@`#\n\t ?~<.\\", max_size=6).map(str.encode)
             | words.map(str.encode)
         )
@@ -139,7 +139,7 @@ def outcome(file: Path, overrides: list[str]) -> tuple[ClusterSpec | None, list[
 
 
 def check(data: bytes, directory: Path, overrides: list[str] | None = None) -> None:
-    """Load a spec: it is refused with problems that can be shown, or it survives being written and read."""
+    """Load a spec: it is refused with problems that can be printed, or it is the same after it was written and read."""
     file = directory / "spec.yaml"
     file.write_bytes(data)
     spec, problems = outcome(file, overrides or [])
@@ -150,9 +150,9 @@ def check(data: bytes, directory: Path, overrides: list[str] | None = None) -> N
     assert bool(render(problems).encode()) == (spec is None)  # a terminal can show them
     if spec is not None:
         written = json.loads(json.dumps(dump(spec), allow_nan=False))
-        again = ClusterSpec.model_validate(written)
-        assert dump(again) == written
-        assert digest(again) == digest(spec)
+        reloaded = ClusterSpec.model_validate(written)
+        assert dump(reloaded) == written
+        assert digest(reloaded) == digest(spec)
 
 
 thoroughly = settings(max_examples=250, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -1,4 +1,4 @@
-"""Wrong specs, one a file in tests/invalid, each with the exact problems it must give.
+"""Invalid specs, one per file in tests/invalid, each with its exact problems.
 
 `make golden` writes the expectations again: read the difference before you commit it.
 """
@@ -18,24 +18,24 @@ CASES = sorted(INVALID.glob("*.yaml"))
 
 
 def problems_of(case: Path) -> str:
-    """Return the problems of a spec as users read them, without the directory this repository is in."""
+    """Return the problems of a spec as users read them, without the path of the repository."""
     with pytest.raises(SpecError) as caught:
         load(Path(case.name))
     return render(caught.value.problems).replace(str(INVALID), "<directory>") + "\n"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
-def test_gives_exactly_the_expected_problems(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spec_has_exactly_the_expected_problems(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(INVALID)
     assert problems_of(case) == case.with_suffix(".expected").read_text(encoding="utf-8")
 
 
-def test_there_are_enough_cases_and_each_has_its_expectation() -> None:
+def test_there_are_enough_cases_and_each_has_a_file_of_problems() -> None:
     assert len(CASES) >= 60
     assert {case.stem for case in CASES} == {expected.stem for expected in INVALID.glob("*.expected")}
 
 
-def test_each_problem_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_problem_has_a_location_and_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(INVALID)
     for case in CASES:
         with pytest.raises(SpecError) as caught:

@@ -34,7 +34,7 @@ def test_the_smallest_spec_has_a_chief(tmp_path: Path) -> None:
     assert spec.strategy == "single"
 
 
-def test_quantities_and_aliases_arrive(tmp_path: Path) -> None:
+def test_quantities_and_aliases_are_loaded(tmp_path: Path) -> None:
     spec = load(write(tmp_path, MINIMAL + "roles: {chief: {cpu: 500m, memory: 4Gi}}\nstorage: {class: nfs}\n"))
     assert spec.roles.chief is not None
     assert spec.roles.chief.cpu == 0.5
@@ -43,7 +43,7 @@ def test_quantities_and_aliases_arrive(tmp_path: Path) -> None:
     assert spec.storage.class_ == "nfs"
 
 
-def test_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "specs" / "code" / "a").mkdir(parents=True)
     (tmp_path / "specs" / "code" / "a" / "b.py").write_text("class C: ...")
     (tmp_path / "data").mkdir()
@@ -56,22 +56,22 @@ def test_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert spec.train.data == str(tmp_path / "data")
 
 
-def test_the_users_home_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_is_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     spec = load(write(tmp_path, "version: 1\nname: run\ncommand: [python]\ncode: '~'\n"))
     assert spec.code == str(tmp_path)
 
 
 @pytest.mark.parametrize("data", ["synthetic", "download", "gs://bucket/data"])
-def test_data_that_is_no_directory_stays_as_it_is(data: str, tmp_path: Path) -> None:
+def test_data_that_is_no_directory_stays_unchanged(data: str, tmp_path: Path) -> None:
     spec = load(write(tmp_path, f"version: 1\nname: run\ntrain: {{workload: 'a.b:C', data: '{data}'}}\n"))
     assert spec.train is not None
     assert spec.train.data == data
 
 
-def test_the_digest_is_of_what_a_spec_says_not_how(tmp_path: Path) -> None:
+def test_the_digest_depends_on_the_values_of_a_spec_and_not_on_their_spelling(tmp_path: Path) -> None:
     plain = digest(load(write(tmp_path, MINIMAL)))
-    other_way = digest(
+    respelled = digest(
         load(
             write(
                 tmp_path,
@@ -80,12 +80,12 @@ def test_the_digest_is_of_what_a_spec_says_not_how(tmp_path: Path) -> None:
         )
     )
     changed = digest(load(write(tmp_path, MINIMAL), ["train.steps=2001"]))
-    assert plain == other_way
+    assert plain == respelled
     assert changed != plain
     assert len(plain) == 12
 
 
-def test_a_dump_has_every_default_the_workloads_own_included(tmp_path: Path) -> None:
+def test_a_dump_has_every_default_and_those_of_the_workload(tmp_path: Path) -> None:
     dumped = dump(load(write(tmp_path, MINIMAL)))
     assert dumped["train"]["steps"] == 2000
     assert dumped["train"]["params"] == {"hidden_units": 100, "learning_rate": 0.01}
@@ -99,7 +99,7 @@ def test_a_dump_has_the_volume_that_a_run_has(tmp_path: Path) -> None:
     assert dump(load(write(tmp_path, own + "kubernetes: {claim: there}\n")))["storage"]["size"] == "10Gi"
 
 
-def test_changes_name_what_differs(tmp_path: Path) -> None:
+def test_changes_are_listed_by_path_with_both_values(tmp_path: Path) -> None:
     file = write(tmp_path, MINIMAL)
     old, new = dump(load(file)), dump(load(file, ["train.steps=5", "train.params.hidden_units=7", "roles={chief: {}, evaluator: {}}"]))
     assert changes(old, old) == []
@@ -128,13 +128,13 @@ def test_a_directory_is_no_spec(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_dac_override")
-def test_an_unreadable_file(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     file = write(tmp_path, MINIMAL)
     file.chmod(0)
     assert "Permission denied" in only_problem(file).message
 
 
-def test_paths_that_no_file_system_has(tmp_path: Path) -> None:
+def test_impossible_paths_are_reported(tmp_path: Path) -> None:
     assert "cannot be read" in only_problem(tmp_path / ("x" * 5000)).message
     assert "cannot be read" in only_problem(Path("a\0b")).message
     assert "cannot be read" in only_problem(write(tmp_path, MINIMAL) / "inside.yaml").message
@@ -154,5 +154,5 @@ def test_loading_is_quick_and_imports_little(tmp_path: Path) -> None:
         f"load(Path({str(file)!r}))\n"
         "print([name for name in ('tensorflow', 'keras', 'numpy', 'docker', 'kubernetes', 'rich', 'typer') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == "[]"

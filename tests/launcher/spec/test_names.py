@@ -1,4 +1,4 @@
-"""Names that DNS and Kubernetes take, and those they do not."""
+"""Names that DNS and Kubernetes accept, and names that they refuse."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ def test_names_of_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "A", "2a", "-a", "a-", "a_b", "a.b", "a b", "a\n", "ä", "a" * 52])
-def test_what_cannot_name_a_run_gets_a_name_that_can(name: str) -> None:
+def test_the_remedy_for_an_invalid_name_is_a_valid_name(name: str) -> None:
     with pytest.raises(FieldError) as caught:
         names.check_name(name)
     suggested = caught.value.remedy.removeprefix("write ").split(",")[0]
@@ -65,7 +65,7 @@ def test_hosts(host: str) -> None:
         (names.check_label_value, "a" * 64),
     ],
 )
-def test_what_is_refused(check: Callable[[str], object], wrong: str) -> None:
+def test_invalid_names_are_refused(check: Callable[[str], object], wrong: str) -> None:
     with pytest.raises(FieldError) as caught:
         check(wrong)
     assert caught.value.remedy

@@ -43,7 +43,7 @@ def test_values_are_yaml(file: Path) -> None:
     assert spec.train.params == {"learning_rate": 0.001}
 
 
-def test_the_last_one_wins_and_null_takes_away(file: Path) -> None:
+def test_the_last_override_wins_and_null_removes_a_value(file: Path) -> None:
     spec = load(file, ["name=one", "name=two", "roles.evaluator={}", "roles.evaluator=null", "train=null", "command=[python, train.py]"])
     assert spec.name == "two"
     assert spec.roles.evaluator is None
@@ -51,7 +51,7 @@ def test_the_last_one_wins_and_null_takes_away(file: Path) -> None:
     assert spec.command == ["python", "train.py"]
 
 
-def test_what_is_replaced_is_not_examined(tmp_path: Path) -> None:
+def test_values_that_are_replaced_are_not_checked(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(SPEC, encoding="utf-8")
     assert [problem.path for problem in problems(wrong)] == ["train.steps"]
@@ -60,16 +60,16 @@ def test_what_is_replaced_is_not_examined(tmp_path: Path) -> None:
     assert spec.train.steps == 10
 
 
-def test_problems_say_which_override_and_where_in_it(file: Path) -> None:
-    found = problems(file, "name=run", "train.steps=many", "roles.worker={replica: 2}", "train.workload=mnits", "tensorboard.port=0")
-    assert [(problem.file, problem.line, problem.column, problem.path) for problem in found] == [
+def test_problems_name_the_override_and_the_column(file: Path) -> None:
+    reported = problems(file, "name=run", "train.steps=many", "roles.worker={replica: 2}", "train.workload=mnits", "tensorboard.port=0")
+    assert [(problem.file, problem.line, problem.column, problem.path) for problem in reported] == [
         ("--set", 2, 13, "train.steps"),
         ("--set", 3, 15, "roles.worker.replica"),
         ("--set", 4, 16, "train.workload"),
         ("--set", 5, 18, "tensorboard.port"),
     ]
-    assert found[1].remedy == "write `replicas`"
-    assert found[2].remedy == "write mnist"
+    assert reported[1].remedy == "write `replicas`"
+    assert reported[2].remedy == "write mnist"
 
 
 @pytest.mark.parametrize(
@@ -92,25 +92,25 @@ def test_problems_say_which_override_and_where_in_it(file: Path) -> None:
         ("name=\udc80", "not UTF-8"),
     ],
 )
-def test_overrides_that_cannot_be(file: Path, override: str, message: str) -> None:
-    found = problems(file, override)
-    assert len(found) == 1
-    assert found[0].file == "--set"
-    assert found[0].line == 1
-    assert message in found[0].message
-    assert found[0].remedy
+def test_invalid_overrides_are_refused(file: Path, override: str, message: str) -> None:
+    reported = problems(file, override)
+    assert len(reported) == 1
+    assert reported[0].file == "--set"
+    assert reported[0].line == 1
+    assert message in reported[0].message
+    assert reported[0].remedy
 
 
-def test_every_override_is_examined_and_the_file_comes_first(tmp_path: Path) -> None:
+def test_every_override_is_checked_and_problems_of_the_file_come_first(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(SPEC, encoding="utf-8")
     assert [problem.file for problem in problems(wrong, "a", "b", "name=X")] == [str(wrong), "--set", "--set", "--set"]
 
 
-def test_paths_start_at_the_current_directory(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = tmp_path / "here"
-    (here / "data").mkdir(parents=True)
-    monkeypatch.chdir(here)
+def test_paths_are_relative_to_the_current_directory(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "directory"
+    (directory / "data").mkdir(parents=True)
+    monkeypatch.chdir(directory)
     spec = load(file, ["train.data=data"])
     assert spec.train is not None
-    assert spec.train.data == str(here / "data")
+    assert spec.train.data == str(directory / "data")

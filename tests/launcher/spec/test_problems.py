@@ -6,10 +6,10 @@ from launcher.errors import Problem
 from launcher.spec.problems import all_of, any_of, named, nearest, path_text, render, shown
 
 
-def test_a_problem_is_a_line_with_its_location_and_what_to_do_below() -> None:
-    whole = Problem("a.yaml", 3, 7, "name", "it is wrong", "another", "write another")
-    bare = Problem("b.yaml", 1, 1, "", "there is no such file")
-    assert render([whole, bare]) == (
+def test_a_problem_is_a_line_with_its_location_followed_by_the_remedy() -> None:
+    complete = Problem("a.yaml", 3, 7, "name", "it is wrong", "another", "write another")
+    minimal = Problem("b.yaml", 1, 1, "", "there is no such file")
+    assert render([complete, minimal]) == (
         "a.yaml:3:7: name: it is wrong\n    expected: another\n    to fix: write another\nb.yaml:1:1: there is no such file"
     )
 
@@ -23,11 +23,11 @@ def test_paths_are_written_as_users_write_them(path: tuple[str | int, ...], text
 
 
 @pytest.mark.parametrize(
-    "word, meant",
+    "word, spelling",
     [("wroker", "worker"), ("Workers", "worker"), ("batch-size", "batch_size"), ("stepps", "steps"), ("colour", None), ("", None)],
 )
-def test_the_nearest_spelling_is_found(word: str, meant: str | None) -> None:
-    assert nearest(word, ["worker", "batch_size", "steps"]) == meant
+def test_the_nearest_spelling_is_found(word: str, spelling: str | None) -> None:
+    assert nearest(word, ["worker", "batch_size", "steps"]) == spelling
 
 
 def test_values_are_shown_in_one_short_line_that_any_terminal_can_print() -> None:

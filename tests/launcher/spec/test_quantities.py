@@ -1,4 +1,4 @@
-"""Quantities: what is accepted, as what, and what a wrong one is told."""
+"""Quantities: the values of valid ones, and the remedies for invalid ones."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_cores_are_counted_in_thousandths(cores: float, thousandths: int) -> Non
 @pytest.mark.parametrize(
     "written", [0, -1, "0.0", "0m", "1.5m", "two", "", "2 ", "2\n", "m", True, None, [], float("nan"), float("inf"), "٣"]
 )
-def test_cpu_that_is_none(written: object) -> None:
+def test_invalid_cpu(written: object) -> None:
     with pytest.raises(FieldError):
         parse_cpu(written)
 
@@ -49,7 +49,7 @@ def test_memory(written: str, size: int) -> None:
         ("4Gi\n", "write the size, for example 4Gi"),
     ],
 )
-def test_memory_that_is_none(written: object, remedy: str) -> None:
+def test_invalid_memory(written: object, remedy: str) -> None:
     with pytest.raises(FieldError) as caught:
         parse_memory(written)
     assert caught.value.remedy == remedy
@@ -88,7 +88,7 @@ def test_duration(written: str, seconds: float) -> None:
         (None, "write the duration, for example 10m"),
     ],
 )
-def test_duration_that_is_none(written: object, remedy: str) -> None:
+def test_invalid_duration(written: object, remedy: str) -> None:
     with pytest.raises(FieldError) as caught:
         parse_duration(written)
     assert caught.value.remedy == remedy

@@ -1,4 +1,4 @@
-"""Rules between sections, where they let a spec pass. Refused specs are in tests/invalid."""
+"""Specs that the rules between sections accept. Refused specs are in tests/invalid."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def spec_of(tmp_path: Path, strategy: str, roles: str, more: str = "train: {work
         ("manual", "{chief: {}, worker: {}, ps: {replicas: 2}}"),
     ],
 )
-def test_roles_that_fit_their_strategy(strategy: str, roles: str, tmp_path: Path) -> None:
+def test_a_strategy_accepts_its_roles(strategy: str, roles: str, tmp_path: Path) -> None:
     train = "train: {workload: placement}" if strategy == "manual" else "train: {workload: mnist_mlp}"
     assert load(spec_of(tmp_path, strategy, roles, train)).strategy == strategy
 
@@ -55,7 +55,7 @@ def test_each_role_has_something_to_run(strategy: str, roles: str, more: str, tm
     assert load(spec_of(tmp_path, strategy, roles, more)).strategy == strategy
 
 
-def test_variables_of_a_role_are_secrets_too(tmp_path: Path) -> None:
+def test_variables_of_a_role_count_as_secret_too(tmp_path: Path) -> None:
     roles = "{chief: {env: {TOKEN: a}}}"
     assert role_programs.sets_variables(dump(load(spec_of(tmp_path, "single", roles))))
     assert not role_programs.sets_variables(dump(load(spec_of(tmp_path, "single", "{chief: {}}"))))
@@ -74,17 +74,17 @@ def test_variables_of_a_role_are_secrets_too(tmp_path: Path) -> None:
         "train: {workload: mnist_mlp}\nkubernetes: {node_selector: {example.com/pool: A_1, zone: ''}}",
     ],
 )
-def test_what_is_allowed(more: str, tmp_path: Path) -> None:
+def test_a_valid_spec_is_accepted(more: str, tmp_path: Path) -> None:
     assert load(spec_of(tmp_path, "single", "{chief: {}}", more)).name == "run"
 
 
-def test_a_program_of_ones_own(tmp_path: Path) -> None:
+def test_a_users_program_with_manual_placement_is_accepted(tmp_path: Path) -> None:
     train = "train: {workload: 'program:averages', params: {count: 10}, data: synthetic, seed: 3}"
     assert load(spec_of(tmp_path, "manual", "{chief: {}, worker: {}}", train)).train is not None
 
 
 @pytest.mark.parametrize("workload", ["mnist", "mnist_mlp", "a:B", "a.b.c:D", "a.b:outer.Inner", "_a:_b"])
-def test_workloads(workload: str) -> None:
+def test_names_of_workloads_are_accepted(workload: str) -> None:
     check_workload(workload)
 
 

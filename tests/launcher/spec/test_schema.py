@@ -1,4 +1,4 @@
-"""The committed schema and reference are what the models say."""
+"""The committed schema and reference agree with the models."""
 
 import json
 import re
@@ -12,15 +12,15 @@ from launcher.spec.schema import REFERENCE_FILE, SCHEMA_FILE, schema, schema_tex
 from launcher.spec.schema_lookup import Model, section_of
 from trainer.workloads.catalog import CATALOG
 
-HOW = "python -m launcher.spec.schema --write"
+COMMAND = "python -m launcher.spec.schema --write"
 
 
 def test_the_committed_schema_is_current() -> None:
-    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), HOW
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), COMMAND
 
 
 def test_the_committed_reference_is_current() -> None:
-    assert REFERENCE_FILE.read_text(encoding="utf-8") == reference_text(), HOW
+    assert REFERENCE_FILE.read_text(encoding="utf-8") == reference_text(), COMMAND
 
 
 def models(model: Model) -> set[Model]:
@@ -45,20 +45,20 @@ def test_the_schema_offers_workloads_and_their_parameters() -> None:
     assert "dropout_keep" in params["mnist"]["properties"]
 
 
-def test_the_schema_knows_the_strategies_roles() -> None:
+def test_the_schema_has_the_roles_of_each_strategy() -> None:
     rules = [(rule["if"], rule["then"]["properties"]["roles"]) for rule in schema()["allOf"]]
-    roles = {(given["required"][1], given["properties"]["strategy"]["const"]): then for given, then in rules}
+    roles = {(condition["required"][1], condition["properties"]["strategy"]["const"]): properties for condition, properties in rules}
     assert roles["train", "parameter_server"]["required"] == ["chief", "worker", "ps"]
     assert roles["command", "parameter_server"]["required"] == ["worker", "ps"]
     assert roles["train", "single"]["propertyNames"]["enum"] == ["chief", "evaluator"]
 
 
-def test_the_schema_takes_one_thing_to_run_for_each_role() -> None:
-    made = schema()
-    assert made["not"] == {"required": ["train", "command"]}
-    *whole, roles = made["anyOf"]
-    assert [given["required"] for given in whole] == [["train"], ["command"], ["image"]]
-    assert {"required": ["image"]} in roles["properties"]["roles"]["additionalProperties"]["anyOf"]
+def test_the_schema_requires_one_program_for_each_role() -> None:
+    document = schema()
+    assert document["not"] == {"required": ["train", "command"]}
+    *of_spec, of_roles = document["anyOf"]
+    assert [option["required"] for option in of_spec] == [["train"], ["command"], ["image"]]
+    assert {"required": ["image"]} in of_roles["properties"]["roles"]["additionalProperties"]["anyOf"]
 
 
 def test_patterns_of_the_schema_are_regular_expressions_that_fit_the_examples() -> None:
@@ -77,6 +77,6 @@ def test_patterns_of_the_schema_are_regular_expressions_that_fit_the_examples() 
 
 
 def test_the_module_prints_the_schema() -> None:
-    done = subprocess.run([sys.executable, "-m", "launcher.spec.schema"], capture_output=True, text=True, check=True, timeout=60)
-    assert json.loads(done.stdout) == schema()
+    result = subprocess.run([sys.executable, "-m", "launcher.spec.schema"], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(result.stdout) == schema()
     assert Path(SCHEMA_FILE).name == "schema.json"

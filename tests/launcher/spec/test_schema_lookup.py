@@ -16,7 +16,7 @@ def test_a_path_leads_to_its_section() -> None:
     assert schema_lookup.section_at(ClusterSpec, ("nowhere", "x")) is None
 
 
-def test_keys_are_those_users_write() -> None:
+def test_keys_are_spelled_as_in_specs() -> None:
     assert schema_lookup.keys(Storage) == ("size", "class", "mount", "access")
 
 

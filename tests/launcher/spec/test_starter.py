@@ -11,11 +11,11 @@ from launcher.spec.starter import starter
 from trainer.strategies import TRAINING, Strategy
 from trainer.workloads.catalog import CATALOG
 
-FITTING = [(strategy, name) for name, entry in CATALOG.items() for strategy in entry.strategies]
-OWN = [(strategy, name) for name in ("my.code:Model", None) for strategy in get_args(Strategy)]
+BUILT_IN = [(strategy, name) for name, entry in CATALOG.items() for strategy in entry.strategies]
+USER_PROGRAMS = [(strategy, name) for name in ("my.code:Model", None) for strategy in get_args(Strategy)]
 
 
-@pytest.mark.parametrize("strategy, workload", [*FITTING, *OWN])
+@pytest.mark.parametrize("strategy, workload", [*BUILT_IN, *USER_PROGRAMS])
 def test_every_starter_validates(strategy: str, workload: str | None, tmp_path: Path) -> None:
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "code.py").write_text("class Model: ...")
@@ -29,7 +29,7 @@ def test_every_starter_validates(strategy: str, workload: str | None, tmp_path: 
 
 
 @pytest.mark.parametrize("strategy", TRAINING)
-def test_what_is_commented_out_validates_too(strategy: str, tmp_path: Path) -> None:
+def test_the_lines_that_are_commented_out_validate_too(strategy: str, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     text = starter("my-run", "mnist", strategy)
     lines = [
@@ -61,7 +61,7 @@ def test_a_name_that_yaml_would_read_as_something_else_stays_a_name(name: str, t
         ("run", "life", "single", "life does not run with strategy single"),
     ],
 )
-def test_what_cannot_be_is_refused(name: str, workload: str, strategy: str, message: str) -> None:
+def test_invalid_arguments_are_refused(name: str, workload: str, strategy: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         starter(name, workload, strategy)
     assert caught.value.remedy

@@ -1,4 +1,4 @@
-"""Text that may be anything: limits hold, and the pure Python parser serves where libyaml is missing."""
+"""Arbitrary text: limits are enforced, and without libyaml the pure Python parser reports the same errors."""
 
 import time
 
@@ -16,7 +16,7 @@ def problem(data: bytes) -> Problem:
     return caught.value.problems[0]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
+def test_a_byte_order_mark_is_skipped() -> None:
     node = syntax.parse(b"\xef\xbb\xbfversion: 1", "a.yaml")
     assert node.value[0][0].value == "version"
 
@@ -29,25 +29,25 @@ def test_a_huge_file_is_not_parsed() -> None:
     "text", ["[" * 500_000, "{a: " * 200_000, "- " * 400_000, "? " * 400_000, "a: [" + "1," * 300_000, "a: &a [1]\n" * 80_000]
 )
 def test_hostile_text_is_refused_at_once(text: str) -> None:
-    started = time.process_time()  # not what others on a busy machine take
+    started = time.process_time()  # of this process only: the machine may be busy
     assert problem(text.encode()).remedy
     assert time.process_time() - started < 5
 
 
 def test_without_libyaml_errors_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = [b"a: [1", b"a: 'b", b"a: b: c", b"a:\n\tb: 1", b"a: *b", b"a: 1\n---\nb: 2", b"[" * 50, b"", b"- a"]
-    fast = [problem(data) for data in wrong]
+    invalid = [b"a: [1", b"a: 'b", b"a: b: c", b"a:\n\tb: 1", b"a: *b", b"a: 1\n---\nb: 2", b"[" * 50, b"", b"- a"]
+    with_libyaml = [problem(data) for data in invalid]
     monkeypatch.setattr(syntax, "_FastLoader", yaml.SafeLoader)
-    assert [problem(data) for data in wrong] == fast
+    assert [problem(data) for data in invalid] == with_libyaml
 
 
-def test_what_no_table_words_still_says_where_and_what_to_do() -> None:
-    found = problem(b"%YAML 3.0\n---\na: 1\n")
-    assert found.message.startswith("not valid YAML: found incompatible YAML document")
-    assert found.remedy
+def test_an_error_that_no_table_explains_has_a_remedy_too() -> None:
+    unknown = problem(b"%YAML 3.0\n---\na: 1\n")
+    assert unknown.message.startswith("not valid YAML: found incompatible YAML document")
+    assert unknown.remedy
 
 
-def test_a_file_may_hold_several_documents_where_that_is_asked_for() -> None:
+def test_parse_all_reads_several_documents() -> None:
     text = b"---\na: 1\n---\n---\n# nothing\n---\n- b\n"
     assert [type(node) for node in syntax.parse_all(text, "x.yaml")] == [yaml.MappingNode, yaml.SequenceNode]
     with pytest.raises(SpecError) as caught:

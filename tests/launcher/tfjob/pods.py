@@ -43,38 +43,38 @@ def check(data: bytes, spec: ClusterSpec) -> None:
     """Compare each task's pod in the manifests of the spec with the TFJob's."""
     replicas = {kind: one for kind, one in tfjob(data)["spec"]["tfReplicaSpecs"].items() if one.get("replicas", 1)}
     jobs = rendered(spec)
-    alone = sum(one.get("replicas", 1) for one in replicas.values()) == 1
+    single = sum(one.get("replicas", 1) for one in replicas.values()) == 1
     assert len(replicas) == len(jobs)
     for kind, replica in replicas.items():
-        role = "chief" if alone or kind.lower() == "master" else kind.lower()
+        role = "chief" if single or kind.lower() == "master" else kind.lower()
         assert jobs[role]["completions"] == replica.get("replicas", 1)
         was, now = replica["template"]["spec"], jobs[role]["template"]["spec"]
         mains = [one for one in was["containers"] if one["name"] == "tensorflow"]
-        check_main(was, mains[0], now, now["containers"][0], alone=alone)
+        check_main(was, mains[0], now, now["containers"][0], single=single)
         assert now["containers"][0]["name"] == "trainer"
         assert len(now["containers"]) == 1
-        first = was.get("initContainers", [])
-        sidecars = [one for one in first if one.get("restartPolicy") == "Always"]
+        init_containers = was.get("initContainers", [])
+        sidecars = [one for one in init_containers if one.get("restartPolicy") == "Always"]
         sidecars += [one for one in was["containers"] if one["name"] != "tensorflow"]
         extra = now.get("initContainers", [])
-        check_extra(was, [*(one for one in first if one.get("restartPolicy") != "Always"), *sidecars], now, extra)
+        check_extra(was, [*(one for one in init_containers if one.get("restartPolicy") != "Always"), *sidecars], now, extra)
         assert [one["name"] for one in extra if one.get("restartPolicy") == "Always"] == [one["name"] for one in sidecars]
         check_pod(replica["template"], jobs[role]["template"])
         has_tf_config = any(one["name"] == "TF_CONFIG" for one in now["containers"][0]["env"])
-        assert has_tf_config is not alone
+        assert has_tf_config is not single
 
 
-def check_main(was_pod: Pod, was: Pod, now_pod: Pod, now: Pod, *, alone: bool) -> None:
+def check_main(was_pod: Pod, was: Pod, now_pod: Pod, now: Pod, *, single: bool) -> None:
     """Compare the task's container."""
     assert now["image"] == was["image"]
-    before = environment(was) | ({} if alone else {"TF_CONFIG": "<TF_CONFIG>"})
+    before = environment(was) | ({} if single else {"TF_CONFIG": "<TF_CONFIG>"})
     after = environment(now)
     command = now.get("command", [])
     if command[: len(PARENT)] == PARENT:
         command = command[len(PARENT) :]
     assert ("command" in now) is bool(was.get("command"))
-    words = [*was.get("command", []), *was.get("args", [])]
-    assert expanded([*command, *now.get("args", [])], after) == expanded(words, before)
+    arguments = [*was.get("command", []), *was.get("args", [])]
+    assert expanded([*command, *now.get("args", [])], after) == expanded(arguments, before)
     before.pop("TF_CONFIG", None)
     assert {name: after.get(name) for name in before} == before
     assert now.get("envFrom", []) == was.get("envFrom", [])
@@ -121,8 +121,8 @@ def check_pod(was: Pod, now: Pod) -> None:
     security = {key: value for key, value in now["spec"]["securityContext"].items() if key != "seccompProfile"}
     assert security == was["spec"].get("securityContext", {})
     for kind in ("labels", "annotations"):
-        kept = {key: value for key, value in was.get("metadata", {}).get(kind, {}).items() if not key.startswith("app.kubernetes.io/")}
-        assert kept.items() <= (now["metadata"].get(kind) or {}).items()
+        imported = {key: value for key, value in was.get("metadata", {}).get(kind, {}).items() if not key.startswith("app.kubernetes.io/")}
+        assert imported.items() <= (now["metadata"].get(kind) or {}).items()
 
 
 def environment(container: Pod) -> dict[str, str]:
@@ -139,22 +139,22 @@ def environment(container: Pod) -> dict[str, str]:
     return values
 
 
-def expanded(words: list[str], values: dict[str, str]) -> list[str]:
-    """Return words with $(NAME) replaced as Kubernetes does it."""
-    return [_expanded(word, values) for word in words]
+def expanded(texts: list[str], values: dict[str, str]) -> list[str]:
+    """Return texts with $(NAME) replaced as Kubernetes does it."""
+    return [_expanded(text, values) for text in texts]
 
 
-def _expanded(word: str, values: dict[str, str]) -> str:
-    made, at = "", 0
-    while at < len(word):
-        if word.startswith("$$", at):
-            made, at = made + "$", at + 2
-        elif word.startswith("$(", at) and ")" in word[at:]:
-            end = word.index(")", at)
-            made, at = made + values.get(word[at + 2 : end], word[at : end + 1]), end + 1
+def _expanded(text: str, values: dict[str, str]) -> str:
+    result, at = "", 0
+    while at < len(text):
+        if text.startswith("$$", at):
+            result, at = result + "$", at + 2
+        elif text.startswith("$(", at) and ")" in text[at:]:
+            end = text.index(")", at)
+            result, at = result + values.get(text[at + 2 : end], text[at : end + 1]), end + 1
         else:
-            made, at = made + word[at], at + 1
-    return made
+            result, at = result + text[at], at + 1
+    return result
 
 
 def amounts(container: Pod) -> dict[str, dict[str, Decimal]]:

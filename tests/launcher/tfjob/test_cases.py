@@ -1,4 +1,4 @@
-"""TFJobs, one a file: those in `accepted` with the spec and the report that they become, those in `refused` with the problems.
+"""TFJobs, one per file: `accepted` has the spec and the report that each becomes, `refused` the problems of each.
 
 `make golden` writes the expectations again: read the difference before you commit it.
 """
@@ -24,8 +24,8 @@ ACCEPTED = sorted(HERE.glob("accepted/*.yaml"))
 REFUSED = sorted(HERE.glob("refused/*.yaml"))
 
 
-def said(case: Path) -> tuple[int, str]:
-    """Return the exit code of an import, and what it writes: the spec and the report, or the problems."""
+def import_case(case: Path) -> tuple[int, str]:
+    """Return the exit code of an import, and its output: the spec and the report, or the problems."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run(["import", f"{case.parent.name}/{case.name}"])
@@ -34,34 +34,34 @@ def said(case: Path) -> tuple[int, str]:
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
 
 
 @pytest.mark.parametrize("case", ACCEPTED + REFUSED, ids=lambda case: case.stem)
-def test_gives_exactly_the_expected(case: Path) -> None:
-    code, written = said(case)
-    assert code == (2 if case in REFUSED else 0), written
-    assert written == case.with_suffix(".expected").read_text(encoding="utf-8")
+def test_an_import_has_exactly_the_expected_output(case: Path) -> None:
+    code, output = import_case(case)
+    assert code == (2 if case in REFUSED else 0), output
+    assert output == case.with_suffix(".expected").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.stem)
-def test_the_pods_are_the_tfjobs(case: Path, tmp_path: Path) -> None:
+def test_the_pods_of_the_spec_are_those_of_the_tfjob(case: Path, tmp_path: Path) -> None:
     assert run(["import", str(case), "-o", str(tmp_path / "cluster.yaml"), "--json"]) == 0
     check(case.read_bytes(), load(tmp_path / "cluster.yaml"))
 
 
-def test_each_case_has_its_expectation() -> None:
-    found = {path.with_suffix(".yaml") for path in HERE.glob("*/*.expected")}
-    assert found == {*ACCEPTED, *REFUSED}
+def test_each_case_has_a_file_of_output() -> None:
+    cases = {path.with_suffix(".yaml") for path in HERE.glob("*/*.expected")}
+    assert cases == {*ACCEPTED, *REFUSED}
 
 
-def test_each_problem_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_problem_has_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     for case in REFUSED:
         assert run(["import", str(case)]) == 2
-        written = capsys.readouterr()
-        assert written.out == ""
-        *problems, last = written.err.splitlines()
+        output = capsys.readouterr()
+        assert output.out == ""
+        *problems, last = output.err.splitlines()
         assert re.fullmatch(r"error: \d+ problems? in the TFJob", last)
         starts = [line for line in problems if line.startswith(str(case))]
         assert len([line for line in problems if line.startswith("    to fix: ")]) == len(starts) > 0, case.name
@@ -86,5 +86,5 @@ def test_every_field_is_in_the_guide(name: str) -> None:
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
     os.chdir(HERE)
-    for one in ACCEPTED + REFUSED:
-        one.with_suffix(".expected").write_text(said(one)[1], encoding="utf-8")
+    for path in ACCEPTED + REFUSED:
+        path.with_suffix(".expected").write_text(import_case(path)[1], encoding="utf-8")

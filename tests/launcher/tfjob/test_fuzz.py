@@ -1,4 +1,4 @@
-"""TFJobs, mutated at random: each is imported or refused with problems, and nothing else ever happens; nothing is dropped silently."""
+"""TFJobs, mutated at random: each is imported, or refused with problems, and no field is dropped silently."""
 
 import copy
 import json
@@ -43,8 +43,8 @@ JUNK: st.SearchStrategy[Any] = st.sampled_from(
     ]
 )
 
-# Fields that become something of another name or form, or that a run has anyway.
-ELSEWHERE = {
+# Fields that get another name or form in the spec, or that a run has anyway.
+CONVERTED = {
     ("apiVersion",): None,
     ("kind",): None,
     ("name",): {"tensorflow"},
@@ -72,7 +72,7 @@ def paths(tree: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | i
             yield from paths(below, (*path, key))
 
 
-def at(tree: Any, path: tuple[str | int, ...]) -> Any:
+def value_at(tree: Any, path: tuple[str | int, ...]) -> Any:
     for part in path:
         tree = tree[part]
     return tree
@@ -80,11 +80,11 @@ def at(tree: Any, path: tuple[str | int, ...]) -> Any:
 
 @given(data=st.data())
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-def test_whatever_stands_there_it_is_imported_or_refused(data: st.DataObject) -> None:
+def test_a_mutated_tfjob_is_imported_or_refused(data: st.DataObject) -> None:
     documents = copy.deepcopy(data.draw(st.sampled_from(TREES)))
     for _ in range(data.draw(st.integers(1, 3))):
         path = data.draw(st.sampled_from([path for path in paths(documents) if len(path) > 1]))
-        at(documents, path[:-1])[path[-1]] = copy.deepcopy(data.draw(JUNK))
+        value_at(documents, path[:-1])[path[-1]] = copy.deepcopy(data.draw(JUNK))
     problems: list[Problem] | None = None
     try:
         imported(documents)
@@ -96,25 +96,25 @@ def test_whatever_stands_there_it_is_imported_or_refused(data: st.DataObject) ->
 
 @pytest.mark.parametrize("documents", TREES, ids=[case.stem for case in CASES])
 def test_every_value_is_carried_over_or_reported(documents: list[Any]) -> None:
-    made = imported(documents)
+    result = imported(documents)
     [tfjob] = [one for document in documents if document for one in document.get("items", [document]) if one["kind"] == "TFJob"]
-    spec = yaml.safe_load(made.text)
-    kept = [str(at(spec, path)) for path in paths(spec)] + [str(path[-1]) for path in paths(spec) if path]
-    told = [remark.path for remark in made.remarks]
+    spec = yaml.safe_load(result.text)
+    texts = [str(value_at(spec, path)) for path in paths(spec)] + [str(path[-1]) for path in paths(spec) if path]
+    reported = [remark.path for remark in result.remarks]
     lost = [
         path
         for path in paths(tfjob)
         if path
-        and not isinstance(value := at(tfjob, path), dict | list | None)
-        and not any(_is_elsewhere(path, str(value), keys, values) for keys, values in ELSEWHERE.items())
-        and str(value) not in kept
-        and str(value) not in "\n".join(kept)
-        and "$$" not in str(value)  # a dollar: test_cases.py has the words
-        and not any(path_text(path).startswith(one) for one in told)
+        and not isinstance(value := value_at(tfjob, path), dict | list | None)
+        and not any(_is_converted(path, str(value), keys, values) for keys, values in CONVERTED.items())
+        and str(value) not in texts
+        and str(value) not in "\n".join(texts)
+        and "$$" not in str(value)  # test_cases.py compares texts with dollars
+        and not any(path_text(path).startswith(one) for one in reported)
     ]
     assert lost == [], [path_text(path) for path in lost]
 
 
-def _is_elsewhere(path: tuple[str | int, ...], value: str, keys: tuple[str, ...], values: set[str] | None) -> bool:
-    words = tuple(part for part in path if isinstance(part, str))
-    return words[-len(keys) :] == keys and (values is None or value in values)
+def _is_converted(path: tuple[str | int, ...], value: str, keys: tuple[str, ...], values: set[str] | None) -> bool:
+    names = tuple(part for part in path if isinstance(part, str))
+    return names[-len(keys) :] == keys and (values is None or value in values)

@@ -1,4 +1,4 @@
-"""Any TFJob becomes a spec whose pods have its image, words, variables, resources and mounts."""
+"""Any TFJob becomes a spec whose pods have its image, arguments, variables, resources and mounts."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ PIECES = st.sampled_from(
         *("$", "$$", "$$$", "$(", "${HOME}", "$(date)", "$(TF_CONFIG)", "$(RUN_NAME)", "$()", *(f"$({name})" for name in NAMES)),
     ]
 )
-WORDS = st.lists(PIECES, max_size=3).map("".join)
+TEXTS = st.lists(PIECES, max_size=3).map("".join)
 SOURCES = st.sampled_from(
     [
         {"secretKeyRef": {"name": "account", "key": "token"}},
@@ -52,8 +52,8 @@ SOURCES = st.sampled_from(
         {"resourceFieldRef": {"resource": "limits.cpu"}},
     ]
 )
-VALUES = st.one_of(WORDS.map(lambda text: {"value": text}), SOURCES.map(lambda one: {"valueFrom": one}))
-WHOLE = st.sampled_from([{"secretRef": {"name": "s3"}}, {"prefix": "P_", "configMapRef": {"name": "settings", "optional": True}}])
+VALUES = st.one_of(TEXTS.map(lambda text: {"value": text}), SOURCES.map(lambda one: {"valueFrom": one}))
+ENV_FROM = st.sampled_from([{"secretRef": {"name": "s3"}}, {"prefix": "P_", "configMapRef": {"name": "settings", "optional": True}}])
 AMOUNTS = st.fixed_dictionaries(
     {},
     optional={
@@ -81,35 +81,35 @@ SHAPES = [
 @st.composite
 def mounts(draw: Draw, names: list[str]) -> list[dict[str, Any]]:
     mount_paths = draw(st.lists(MOUNT_PATHS, max_size=4 if names else 0, unique=True))
-    how: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    options: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
         [{}, {"readOnly": True}, {"readOnly": False}, {"subPath": "part"}, {"mountPropagation": "None"}]
     )
-    return [{"name": draw(st.sampled_from(names)), "mountPath": path, **draw(how)} for path in mount_paths]
+    return [{"name": draw(st.sampled_from(names)), "mountPath": path, **draw(options)} for path in mount_paths]
 
 
 @st.composite
 def containers(draw: Draw, volumes: list[str]) -> dict[str, Any]:
-    made: dict[str, Any] = {"name": "tensorflow", "image": draw(st.sampled_from(["registry.example/a:1", "registry.example/b:1"]))}
+    container: dict[str, Any] = {"name": "tensorflow", "image": draw(st.sampled_from(["registry.example/a:1", "registry.example/b:1"]))}
     if draw(st.booleans()):
-        made["command"] = ["python", *draw(st.lists(WORDS, max_size=3))]
-    made["args"] = draw(st.lists(WORDS, max_size=3))
-    named = draw(st.lists(st.sampled_from(NAMES), max_size=5, unique=True))
-    made["env"] = [{"name": name, **draw(VALUES)} for name in named]
-    made["envFrom"] = draw(st.lists(WHOLE, max_size=2, unique_by=str))
+        container["command"] = ["python", *draw(st.lists(TEXTS, max_size=3))]
+    container["args"] = draw(st.lists(TEXTS, max_size=3))
+    variables = draw(st.lists(st.sampled_from(NAMES), max_size=5, unique=True))
+    container["env"] = [{"name": name, **draw(VALUES)} for name in variables]
+    container["envFrom"] = draw(st.lists(ENV_FROM, max_size=2, unique_by=str))
     limits, requests = draw(AMOUNTS), draw(AMOUNTS)
     gpus: st.SearchStrategy[dict[str, Any]] = st.sampled_from([{}, {"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "1"}, {"amd.com/gpu": 1}])
     limits |= draw(gpus)
-    made["resources"] = {
+    container["resources"] = {
         "limits": limits,
         "requests": draw(st.sampled_from([requests, {key: limits[key] for key in limits if "/" not in key}])),
     }
-    made["volumeMounts"] = draw(mounts(volumes))
-    more: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    container["volumeMounts"] = draw(mounts(volumes))
+    options: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
         [{}, {"workingDir": "/srv"}, {"workingDir": "srv"}, {"imagePullPolicy": "Always"}]
     )
     security: st.SearchStrategy[dict[str, Any]] = st.sampled_from([{}, {"runAsUser": 5}, {"readOnlyRootFilesystem": True}])
-    made |= {**draw(more), "securityContext": draw(security)}
-    return {key: value for key, value in made.items() if value != []}
+    container |= {**draw(options), "securityContext": draw(security)}
+    return {key: value for key, value in container.items() if value != []}
 
 
 @st.composite
@@ -119,15 +119,15 @@ def templates(draw: Draw) -> dict[str, Any]:
     helper = {
         "name": "helper",
         "image": "registry.example/h:1",
-        "args": draw(st.lists(WORDS, max_size=1)),
+        "args": draw(st.lists(TEXTS, max_size=1)),
         "env": draw(st.lists(st.builds(lambda name, value: {"name": name, **value}, st.sampled_from(NAMES), VALUES), max_size=3)),
         "resources": {"limits": draw(AMOUNTS)},
         "volumeMounts": draw(mounts(names)),
     }
-    where = draw(st.sampled_from([None, None, "containers", "initContainers"]))
-    if where:
-        spec[where] = draw(st.permutations([*spec.get(where, []), helper]))
-    more: dict[str, list[Any]] = {
+    section = draw(st.sampled_from([None, None, "containers", "initContainers"]))
+    if section:
+        spec[section] = draw(st.permutations([*spec.get(section, []), helper]))
+    options: dict[str, list[Any]] = {
         "nodeSelector": [{"pool": "gpu"}, {"pool": "010"}],
         "tolerations": [[{"key": "pool", "operator": "Exists"}], [{"key": "pool", "effect": "Unknown"}]],
         "imagePullSecrets": [[{"name": "registry"}]],
@@ -137,8 +137,8 @@ def templates(draw: Draw) -> dict[str, Any]:
         "hostNetwork": [True],
         "securityContext": [{"runAsUser": 1001}, {"fsGroup": 5}],
     }
-    for key in draw(st.lists(st.sampled_from(sorted(more)), max_size=3, unique=True)):
-        spec[key] = draw(st.sampled_from(more[key]))
+    for key in draw(st.lists(st.sampled_from(sorted(options)), max_size=3, unique=True)):
+        spec[key] = draw(st.sampled_from(options[key]))
     return {"metadata": draw(st.sampled_from([{}, {"labels": {"team": "ml"}}, {"annotations": {"note": "yes"}}])), "spec": spec}
 
 
@@ -163,19 +163,19 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(tfjob=tfjobs())
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-def test_the_pods_are_the_tfjobs(tfjob: dict[str, Any], directory: Path) -> None:
+def test_the_pods_of_the_spec_are_those_of_the_tfjob(tfjob: dict[str, Any], directory: Path) -> None:
     data = json.dumps(tfjob, ensure_ascii=False).encode()
     problems: list[Problem] = []
     try:
-        made = convert(data, "tfjob.yaml", directory=directory, output="cluster.yaml")
+        imported = convert(data, "tfjob.yaml", directory=directory, output="cluster.yaml")
     except SpecError as error:
         problems = error.problems
-    # Values that no spec can say, of all that stand here: those of the launcher's own that only the cluster would know.
+    # The only values of these TFJobs that no spec can have: for variables that the launcher sets, values that only the cluster knows.
     assert [
         problem
         for problem in problems
         if not problem.message.startswith(("the launcher sets PYTHONPATH", "the launcher sets OMP_NUM_THREADS"))
     ] == []
     assume(not problems)
-    (directory / "cluster.yaml").write_text(made.text, encoding="utf-8")
+    (directory / "cluster.yaml").write_text(imported.text, encoding="utf-8")
     check(data, load(directory / "cluster.yaml"))

@@ -8,10 +8,10 @@ VALUES = {"A": "1", "B": "$(A)", "C": "cost $5"}
 
 
 @pytest.mark.parametrize(
-    "text, got",
+    "text, expected",
     [
         ("$(A)-$(A)", "1-1"),
-        ("$(B)", "$(A)"),  # a value is not looked into
+        ("$(B)", "$(A)"),  # values are not expanded again
         ("$(MISSING) ${A} $A", "$(MISSING) ${A} $A"),
         ("$$(A)", "$(A)"),
         ("$$$(A)", "$1"),
@@ -21,8 +21,8 @@ VALUES = {"A": "1", "B": "$(A)", "C": "cost $5"}
         ("$()", "$()"),
     ],
 )
-def test_words_are_as_a_program_gets_them(text: str, got: str) -> None:
-    assert expand(text, VALUES) == got
+def test_references_are_expanded_as_by_the_kubelet(text: str, expected: str) -> None:
+    assert expand(text, VALUES) == expected
 
 
 def test_references_are_found_whether_defined_or_not() -> None:
@@ -30,7 +30,7 @@ def test_references_are_found_whether_defined_or_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "text, left, got",
+    "text, rewritten, expected",
     [
         ("$(A)/$(LATE)", "1/$(LATE)", "1/later"),
         ("$(RUN_DIR)", "$$(RUN_DIR)", "$(RUN_DIR)"),  # undefined in the TFJob, defined in a run
@@ -39,6 +39,6 @@ def test_references_are_found_whether_defined_or_not() -> None:
         ("$$(LATE)", "$$(LATE)", "$(LATE)"),
     ],
 )
-def test_what_is_left_to_the_cluster_becomes_the_same(text: str, left: str, got: str) -> None:
-    assert expanded_except(text, VALUES, is_deferred={"LATE"}.__contains__) == left
-    assert expand(left, {"LATE": "later", "RUN_DIR": "/runs/x"}) == got
+def test_the_cluster_expands_deferred_references_to_the_same_text(text: str, rewritten: str, expected: str) -> None:
+    assert expanded_except(text, VALUES, is_deferred={"LATE"}.__contains__) == rewritten
+    assert expand(rewritten, {"LATE": "later", "RUN_DIR": "/runs/x"}) == expected

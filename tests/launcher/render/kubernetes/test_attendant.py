@@ -146,7 +146,10 @@ def test_its_resources_and_pod_are_its_own(rendered: Rendered) -> None:
     objects = rendered(
         f"{CLUSTER}kubernetes: {{attendant: {{cpu: 200m, memory: 128Mi}}, ttl: 1h, node_selector: {{disk: ssd}}, namespace: team, {overrides}}}\n"
     )
-    assert attendant_container(objects)["resources"] == {"requests": {"cpu": "200m", "memory": "128Mi"}, "limits": {"cpu": "200m", "memory": "128Mi"}}
+    assert attendant_container(objects)["resources"] == {
+        "requests": {"cpu": "200m", "memory": "128Mi"},
+        "limits": {"cpu": "200m", "memory": "128Mi"},
+    }
     job = objects["Job", NAME]["spec"]
     assert (job["ttlSecondsAfterFinished"], job["template"]["spec"]["nodeSelector"]) == (3600, {"disk": "ssd"})
     labels = job["template"]["metadata"]["labels"]

@@ -42,7 +42,7 @@ def environment(objects: Objects, role: str, index: int) -> dict[str, str]:
 
 
 def test_other_addresses_make_another_immutable_configmap(rendered: Rendered) -> None:
-    """Jobs are immutable: a running Job keeps the addresses with which it was created, whatever is applied later."""
+    """A Job's pod template is immutable: a running Job keeps the addresses with which it was created, whatever is applied later."""
     roles = "strategy: parameter_server\nroles: {{chief: {{}}, ps: {{replicas: 1}}, worker: {{replicas: {}}}}}\ntrain: {{workload: mnist, steps: {}}}\n"
     first, same, other = (rendered(roles.format(workers, steps)) for workers, steps in ((2, 10), (2, 20), (3, 10)))
     assert cluster_name(first) == cluster_name(same) != cluster_name(other)
@@ -437,7 +437,7 @@ def test_the_namespace_is_only_in_the_metadata_of_every_object(rendered: Rendere
 def test_names_fit_in_63_characters_or_are_refused_early(rendered: Rendered) -> None:
     longest = "a" * 51
     objects = rendered(CLUSTER, head=f"version: 1\nname: {longest}\n")
-    assert max(len(name) for kind, name in objects if kind != "ConfigMap") <= 63  # those may have 253, and are no labels
+    assert max(len(name) for kind, name in objects if kind != "ConfigMap") <= 63  # ConfigMaps' names may have 253, and are no labels
     with pytest.raises(LauncherError):
         rendered(CLUSTER, head=f"version: 1\nname: {longest}a\n")
     with pytest.raises(UsageError, match="65 characters"):

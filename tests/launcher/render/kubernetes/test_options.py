@@ -250,9 +250,7 @@ def test_code_becomes_a_configmap_with_its_directories(rendered: Rendered, tmp_p
     assert {"name": "code", "mountPath": "/code", "readOnly": True} in container(objects, "chief")["volumeMounts"]
 
 
-def test_code_that_is_too_large_for_a_configmap_needs_an_image(
-    rendered: Rendered, text: Callable[..., str], tmp_path: Path
-) -> None:
+def test_code_that_is_too_large_for_a_configmap_needs_an_image(rendered: Rendered, text: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     spec = "command: [python, train.py]\ncode: ./src\n"
     (tmp_path / "src" / "train.py").write_text("x" * 300_000)
