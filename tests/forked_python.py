@@ -292,8 +292,8 @@ def run_and_exit(work: Callable[[], object]) -> NoReturn:
 
 def is_installed(module: types.ModuleType) -> bool:
     """Return whether a module is Python's own, or an installed package's."""
-    places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
-    return all(not place or place.startswith(_INSTALLED) for place in places)
+    paths = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+    return all(not path or path.startswith(_INSTALLED) for path in paths)
 
 
 def padded(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:

@@ -91,9 +91,9 @@ def masked(message: str, hidden: dict[str, object]) -> str:
 def text_of(messages: dict[str, list[str]]) -> str:
     """Return the text of a file: for each test a line with its name, then its messages, whose further lines are indented."""
     tests = (
-        "\n".join([name, *("- " + one.replace("\n", "\n  ") for one in listed)]) + "\n"
-        for name, listed in sorted(messages.items())
-        if listed
+        "\n".join([name, *("- " + text.replace("\n", "\n  ") for text in texts)]) + "\n"
+        for name, texts in sorted(messages.items())
+        if texts
     )
     return "\n".join([HEAD, *tests])
 

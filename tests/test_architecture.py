@@ -1,4 +1,4 @@
-"""The arrows between the packages, and what holds for each file of the project."""
+"""The imports between packages, and rules for every file of the project."""
 
 import ast
 import functools
@@ -29,28 +29,28 @@ SHARED = {
 # Modules of the trainer's parent process, which must be small and start at once.
 PARENT = sorted({"trainer.__main__", "trainer.parent", "trainer.peers", "trainer.tf_config"} | SHARED)
 HEAVY = ("tensorflow", "keras", "numpy", "tensorboard", "docker", "kubernetes")
-MOST_LINES = 500  # a module fits in your head
+MOST_LINES = 500  # a module must fit in a reader's head
 FRAGMENT_LINES = 60  # a module so short with one importer belongs in that one, unless something keeps it apart
 MOST_FRAGMENTS = 6
 
 
 def tracked(*patterns: str) -> list[Path]:
     """Return the files of the project: what git tracks, and what is new and not ignored."""
-    listed = subprocess.run(
+    result = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    return sorted(path for line in listed.stdout.splitlines() if (path := ROOT / line).is_file())
+    return sorted(path for line in result.stdout.splitlines() if (path := ROOT / line).is_file())
 
 
 @functools.cache
 def tree_of(path: Path) -> ast.Module | None:
-    """Return a file's syntax tree; None where it was removed since it was listed, as an editor does that writes another in its place.
+    """Return a file's syntax tree; None if the file was removed after it was listed, for example by an editor that replaces it.
 
-    One that cannot be parsed is read again until it has stayed as it is for a second: somebody may just be writing it.
+    A file that cannot be parsed is read again until it is unchanged for a second: an editor may just be writing it.
     """
     before = None
     while path.is_file():
@@ -81,15 +81,15 @@ def modules(package: str) -> Iterator[tuple[str, ast.Module]]:
 @functools.cache
 def imports(tree: ast.Module) -> list[str]:
     """Return every module that a module may import, also inside functions; `from a import b` gives a and a.b."""
-    found = []
+    names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: imports are absolute here"
             assert node.module is not None
-            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return found
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return names
 
 
 def within(name: str, package: str) -> bool:
@@ -104,12 +104,12 @@ def allowed_in_launcher(name: str) -> bool:
 
 
 def imported_by(program: str) -> set[str]:
-    """Return the modules that a Python of its own has imported when a program is done; `sys` is there for the program."""
-    words = f"import sys\n{program}\nprint('imported:', *sys.modules)"
-    done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    said, *found = done.stdout.splitlines()[-1].split()
-    assert said == "imported:"
-    return set(found)
+    """Return the modules that a new Python process has imported at the end of a program, which may use `sys`."""
+    source = f"import sys\n{program}\nprint('imported:', *sys.modules)"
+    result = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    prefix, *names = result.stdout.splitlines()[-1].split()
+    assert prefix == "imported:"
+    return set(names)
 
 
 def test_the_launcher_imports_of_the_trainer_only_what_they_share_and_no_tensorflow() -> None:
@@ -125,7 +125,7 @@ def test_the_trainer_does_not_import_the_launcher() -> None:
 @pytest.mark.parametrize(
     "module", [*PARENT, "launcher.__main__", "launcher.spec.loader", "launcher.plan.planner", "launcher.backend.model"]
 )
-def test_importing_brings_in_nothing_heavy(module: str) -> None:
+def test_these_modules_import_nothing_heavy(module: str) -> None:
     assert imported_by(f"import {module}").isdisjoint(HEAVY)
 
 
@@ -135,10 +135,10 @@ def test_these_commands_import_nothing_heavy(arguments: list[str]) -> None:
     assert imported_by(f"{main}\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code").isdisjoint(HEAVY)
 
 
-def test_talking_to_a_cluster_takes_in_none_of_the_clients_thousand_models() -> None:
-    found = imported_by("import launcher.backend.kubernetes.backend")
-    assert "kubernetes.client" in found
-    assert [name for name in found if name.startswith("kubernetes.client.models.")] == []
+def test_the_kubernetes_backend_imports_none_of_the_clients_thousand_models() -> None:
+    imported = imported_by("import launcher.backend.kubernetes.backend")
+    assert "kubernetes.client" in imported
+    assert [name for name in imported if name.startswith("kubernetes.client.models.")] == []
 
 
 def defined(tree: ast.Module) -> Iterator[str]:
@@ -152,13 +152,13 @@ def defined(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef))
 
 
-def test_what_the_map_of_behaviours_names_is_there() -> None:
+def test_the_map_of_behaviours_names_existing_code() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| [^|]* \| `([^`]*\.py:[^`]*)` \|$", text, re.MULTILINE)
-    places = [row.split(":") for row in rows]
-    assert len(places) >= 120
-    there = {str(path.relative_to(ROOT)): set(defined(tree)) for path, tree in trees("launcher/*.py", "trainer/*.py")}
-    missing = [f"{file}:{name}" for file, name in places if name not in there.get(file, ())]
+    references = [row.split(":") for row in rows]
+    assert len(references) >= 120
+    existing = {str(path.relative_to(ROOT)): set(defined(tree)) for path, tree in trees("launcher/*.py", "trainer/*.py")}
+    missing = [f"{file}:{name}" for file, name in references if name not in existing.get(file, ())]
     assert missing == []
 
 
@@ -167,21 +167,21 @@ BACKENDS = ("local", "docker", "kubernetes")
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nothing_outside_a_backend_imports_it(backend: str) -> None:
-    """The registry names it; so no backend imports another, and the command line none."""
+    """Only the registry names it, so no backend imports another, and the command line imports none."""
     package = f"launcher.backend.{backend}"
-    found = [
+    wrong = [
         f"{module} imports {name}"
         for module, tree in modules("launcher")
         for name in imports(tree)
         if within(name, package) and not within(module, package)
     ]
-    assert found == []
+    assert wrong == []
 
 
 @pytest.mark.parametrize("package", ["launcher/cli", "launcher/plan"])
-def test_the_command_line_and_the_planner_compare_no_backends_name(package: str) -> None:
+def test_the_command_line_and_the_planner_compare_no_name_of_a_backend(package: str) -> None:
     """A difference between backends is a field of their entries in the registry, and between targets a field of their rules."""
-    found = [
+    wrong = [
         f"{module}: {ast.unparse(node)}"
         for module, tree in modules(package)
         for node in ast.walk(tree)
@@ -189,18 +189,18 @@ def test_the_command_line_and_the_planner_compare_no_backends_name(package: str)
         for side in (node.left, *node.comparators)
         if isinstance(side, ast.Constant) and side.value in BACKENDS
     ]
-    assert found == []
+    assert wrong == []
 
 
-def test_the_command_line_takes_backends_names_from_the_registry() -> None:
-    """But for `kubernetes`, which is a section of the spec, too."""
-    found = [
+def test_the_command_line_gets_names_of_backends_from_the_registry() -> None:
+    """Except for `kubernetes`, which is also a section of the spec."""
+    wrong = [
         f"{module}:{node.lineno}: {node.value!r}"
         for module, tree in modules("launcher/cli")
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and node.value in {"local", "docker"}
     ]
-    assert found == []
+    assert wrong == []
 
 
 def methods(tree: ast.Module, *, of: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -216,32 +216,32 @@ def unread(method: ast.FunctionDef) -> Iterator[str]:
     yield from (each.arg for each in (*method.args.args, *method.args.kwonlyargs) if each.arg not in read | {"self"})
 
 
-def test_no_backend_ignores_a_parameter_of_what_it_offers() -> None:
-    """An argument that means nothing to one of them belongs to what only some offer, or into a value that all of them read."""
-    known = dict(modules("launcher"))
-    offered = {method.name for _, method in methods(known["launcher.backend.model"], of="Protocol")}
+def test_no_backend_ignores_a_parameter_of_its_interface() -> None:
+    """A parameter that one of them ignores belongs in an optional interface, or in a value that all of them read."""
+    tree_by_module = dict(modules("launcher"))
+    offered = {method.name for _, method in methods(tree_by_module["launcher.backend.model"], of="Protocol")}
     implementing = [f"launcher.backend.{backend}.backend" for backend in BACKENDS] + ["launcher.runs.supervised_runs"]
-    found = [
+    ignored_by_method = [
         (f"{module}:{name}.{method.name}", [*unread(method)])
         for module in implementing
-        for name, method in methods(known[module])
+        for name, method in methods(tree_by_module[module])
         if method.name in offered
     ]
-    assert len(found) > 30
-    assert [place for place, ignored in found if ignored] == []
+    assert len(ignored_by_method) > 30
+    assert [place for place, ignored in ignored_by_method if ignored] == []
 
 
-def test_what_backends_share_imports_none_of_them() -> None:
-    found = [
+def test_code_that_backends_share_imports_none_of_them() -> None:
+    wrong = [
         f"{module} imports {name}"
         for module, tree in modules("launcher/runs")
         for name in imports(tree)
         if within(name, "launcher.backend")
     ]
-    assert found == []
+    assert wrong == []
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = [str(path.relative_to(ROOT)) for path, tree in trees("*.py") if not (ast.get_docstring(tree) or "").strip()]
     assert silent == []
 
@@ -250,7 +250,7 @@ def test_no_docstring_or_comment_begins_with_a_question_word() -> None:
     """A noun says what a thing is, a verb what a function does. A comment may begin with a condition: Where there is none, the next one counts."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     words = r"(?:What|Whatever|Who|Whoever|Whom|Whose)\b"
-    found = [
+    wrong = [
         f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
         for path, tree in trees("*.py")
         for node in ast.walk(tree)
@@ -260,21 +260,21 @@ def test_no_docstring_or_comment_begins_with_a_question_word() -> None:
         for path in tracked("*.py")
         for match in re.finditer(rf"(?<!\S)# (?:{words}.*|Where [^,\n]*$)", path.read_text(encoding="utf-8"), re.MULTILINE)
     ]
-    assert found == []
+    assert wrong == []
 
 
-def test_the_modules_that_docstrings_name_are_there() -> None:
+def test_modules_that_docstrings_name_exist() -> None:
     """A name by itself is that of a file in any folder; Python's own modules do not count."""
-    there = {str(path.relative_to(ROOT)) for path in tracked("*.py")}
-    lost = [
+    existing = {str(path.relative_to(ROOT)) for path in tracked("*.py")}
+    missing = [
         f"{path.relative_to(ROOT)}: {name}"
         for path, tree in trees("launcher/*.py", "trainer/*.py")
         for node in ast.walk(tree)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         for name in re.findall(r"(?<![\w/.-])[a-z_0-9/]+\.py\b", ast.get_docstring(node) or "")
-        if not any(f"/{one}".endswith(f"/{name}") for one in there) and name.removesuffix(".py") not in sys.stdlib_module_names
+        if not any(f"/{one}".endswith(f"/{name}") for one in existing) and name.removesuffix(".py") not in sys.stdlib_module_names
     ]
-    assert lost == []
+    assert missing == []
 
 
 def test_modules_stay_small() -> None:
@@ -284,40 +284,40 @@ def test_modules_stay_small() -> None:
 
 
 def test_few_short_modules_have_a_single_importer() -> None:
-    """A helper with one user stays with it. Imports by tests do not count: a test is no reason for a module."""
-    users: dict[str, set[str]] = {}
+    """A helper with one importer belongs in that. Imports by tests do not count: a test is no reason for a module."""
+    importers: dict[str, set[str]] = {}
     for package in ("launcher", "trainer", "benchmarks", "examples"):
         for module, tree in modules(package):
             for name in set(imports(tree)) - {module}:
-                users.setdefault(name, set()).add(module)
+                importers.setdefault(name, set()).add(module)
     lengths = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): len(path.read_text(encoding="utf-8").splitlines())
         for path in tracked("launcher/*.py", "trainer/*.py")
         if not path.stem.startswith("__")
     }
-    fragments = [name for name, lines in lengths.items() if lines <= FRAGMENT_LINES and len(users.get(name, ())) == 1]
+    fragments = [name for name, lines in lengths.items() if lines <= FRAGMENT_LINES and len(importers.get(name, ())) == 1]
     assert len(fragments) <= MOST_FRAGMENTS, fragments
 
 
-# Modules that packages call alike on purpose.
+# Names that several packages have on purpose.
 COMMON_NAMES = {"backend", "errors", "models", *BACKENDS}
-# The module of a verb is called as the verb; what the verb shows is often called so, too.
+# A verb's module has the name of the verb, and so has often the module of what it shows.
 VERBS_OF = {"diff", "doctor", "plan", "render", "schema", "stacks", "status", "tensorboard"}
 # Pairs of which one is in launcher/runs or launcher/backend.
-NAMED_ALIKE = {"engine"}
+SHARED_NAMES = {"engine"}
 
 
 def test_no_two_modules_of_one_name_mean_different_things() -> None:
-    found: dict[str, list[str]] = {}
+    modules_by_name: dict[str, list[str]] = {}
     for package in ("launcher", "trainer"):
         for module, _ in modules(package):
-            found.setdefault(module.rpartition(".")[2], []).append(module)
-    allowed = COMMON_NAMES | VERBS_OF | NAMED_ALIKE | {"__main__"}
-    assert {name: alike for name, alike in found.items() if len(alike) > 1 and name not in allowed} == {}
-    assert sorted(name for name in VERBS_OF if f"launcher.cli.{name}" not in found[name]) == []
+            modules_by_name.setdefault(module.rpartition(".")[2], []).append(module)
+    allowed = COMMON_NAMES | VERBS_OF | SHARED_NAMES | {"__main__"}
+    assert {name: paths for name, paths in modules_by_name.items() if len(paths) > 1 and name not in allowed} == {}
+    assert sorted(name for name in VERBS_OF if f"launcher.cli.{name}" not in modules_by_name[name]) == []
 
 
-# Written so that this file does not hold what it looks for.
+# Written so that this file does not match.
 FORBIDDEN = {
     "a package registry's host": r"pypi\.(?:org)|python[h]osted\.org|registry\.(?:npmjs)|proxy\.(?:golang)|download\.(?:pytorch)|repo1\.(?:maven)",
     "a path of one machine": r"(?<![\w.])/(?:work|root)/\w",
@@ -327,22 +327,22 @@ FORBIDDEN = {
 
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_no_file_names(what: str) -> None:
-    found = []
+    wrong = []
     for path in tracked():
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-        found += [f"{path.relative_to(ROOT)}: {match.group()}" for match in re.finditer(FORBIDDEN[what], text)]
-    assert found == []
+        wrong += [f"{path.relative_to(ROOT)}: {match.group()}" for match in re.finditer(FORBIDDEN[what], text)]
+    assert wrong == []
 
 
-def test_only_ci_refers_to_what_lies_beside_the_repository() -> None:
+def test_only_ci_refers_to_the_directory_beside_the_repository() -> None:
     referring = {str(path.relative_to(ROOT)) for path in tracked() if re.search(rb"\.\./sha(?:red)", path.read_bytes())}
     assert referring <= {".ci/run"}
 
 
-def test_one_version_is_in_every_place_that_has_one() -> None:
+def test_every_place_with_a_version_has_the_same() -> None:
     """docs/releasing.md lists them; the images' tags in compose/ and k8s/ are generated from the launcher's."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     built = set(re.findall(r"^ARG VERSION=(\S+)", (ROOT / "images" / "Dockerfile").read_text(), re.MULTILINE))

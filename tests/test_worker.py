@@ -1,4 +1,4 @@
-"""Test processes that are forked from one that has collected the tests."""
+"""Test processes, which are forked from a process that has collected the tests."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from tests.processes import is_alive
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]
-# A module with one quick test, by which pytest finds tests/conftest.py.
+# A module with one quick test; pytest finds tests/conftest.py by its path.
 OTHER = "tests/launcher/runs/test_os_errors.py"
 
 BROKEN = """
@@ -42,21 +42,21 @@ def run(directory: Path, module: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_a_module_that_cannot_be_imported_is_an_error_and_not_without_tests(tmp_path: Path) -> None:
-    done = run(tmp_path, BROKEN)
-    assert (done.returncode, "No module named 'no_such_module'" in done.stdout) == (1, True), done.stdout + done.stderr
+def test_a_module_that_cannot_be_imported_is_reported_as_an_error(tmp_path: Path) -> None:
+    result = run(tmp_path, BROKEN)
+    assert (result.returncode, "No module named 'no_such_module'" in result.stdout) == (1, True), result.stdout + result.stderr
 
 
-def test_a_test_process_that_dies_fails_its_test_and_another_goes_on(tmp_path: Path) -> None:
-    done = run(tmp_path, DYING)
-    assert "crashed while running" in done.stdout, done.stdout + done.stderr
-    assert " 1 failed, " in done.stdout
-    assert " passed" in done.stdout
+def test_a_test_process_that_dies_fails_its_test_and_another_runs_the_rest(tmp_path: Path) -> None:
+    result = run(tmp_path, DYING)
+    assert "crashed while running" in result.stdout, result.stdout + result.stderr
+    assert " 1 failed, " in result.stdout
+    assert " passed" in result.stdout
 
 
 @pytest.mark.slow
 def test_a_test_process_that_does_not_end_is_killed(tmp_path: Path) -> None:
-    done = run(tmp_path, STAYING)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = run(tmp_path, STAYING)
+    assert result.returncode == 0, result.stdout + result.stderr
     pid = int((tmp_path / "pid").read_text())
     until("the test process to be killed", lambda: not is_alive(pid), seen=lambda: pid)

@@ -190,9 +190,7 @@ def test_servers_are_asked_to_stop_once_the_tasks_that_save_have_ended(tmp_path:
 )
 def test_a_second_or_immediate_stop_request_kills_every_task(tmp_path: Path, signals: list[int | None], reason: str) -> None:
     run = ScriptedRun(tmp_path, "chief", "ps-0")
-    states = run.play(
-        *(lambda number=number: run.controller.stop_requested(number) for number in signals), run.end(chief=137, ps_0=137)
-    )
+    states = run.play(*(lambda number=number: run.controller.stop_requested(number) for number in signals), run.end(chief=137, ps_0=137))
     assert [task.calls[-1] for task in run.runtime.tasks] == ["kill", "kill"]
     assert states == dict.fromkeys(("chief", "ps-0"), (State.STOPPED, "killed"))
     assert run.runtime.outcome is not None
