@@ -55,7 +55,7 @@ _WARNINGS = ("", "error", "default")
 
 _ROOM = 1 << 15  # bytes for the variables of a forked process
 _ARGUMENT_COUNT = 23  # of Python 3.11 to 3.13's subprocess._fork_exec
-_WRAPPER = parent_death.wrapped([])  # the words with which a trainer starts a program
+_WRAPPER = parent_death.wrapped([])  # the first arguments of the command by which a trainer starts a program
 # Users' programs that other tests start normally, or for which other tests start something similar (docs/testing.md).
 _USER_PROGRAMS = [
     *(str(ROOT / "examples" / name) for name in ("custom-command/train.py", "custom-command/parameter_server.py", "keras-fit/train.py")),
@@ -193,9 +193,9 @@ def _detach(keep: Sequence[int], fds: Sequence[int], *, new_session: bool, group
             os.dup2(fd, standard)
     for fd in keep:
         os.set_inheritable(fd, fd != error_pipe)
-    open_ones = [2, *sorted(fd for fd in keep if fd > 2), os.sysconf("SC_OPEN_MAX")]
-    for low, next_one in itertools.pairwise(open_ones):
-        os.closerange(low + 1, next_one)
+    open_fds = [2, *sorted(fd for fd in keep if fd > 2), os.sysconf("SC_OPEN_MAX")]
+    for low, next_fd in itertools.pairwise(open_fds):
+        os.closerange(low + 1, next_fd)
     if new_session:
         os.setsid()
     if group >= 0:

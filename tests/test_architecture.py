@@ -30,7 +30,7 @@ SHARED = {
 PARENT = sorted({"trainer.__main__", "trainer.parent", "trainer.peers", "trainer.tf_config"} | SHARED)
 HEAVY = ("tensorflow", "keras", "numpy", "tensorboard", "docker", "kubernetes")
 MOST_LINES = 500  # a module must fit in a reader's head
-FRAGMENT_LINES = 60  # a module so short with one importer belongs in that one, unless something keeps it apart
+FRAGMENT_LINES = 60  # a module so short with one importer belongs in that one, unless a rule separates them
 MOST_FRAGMENTS = 6
 
 
@@ -284,7 +284,7 @@ def test_modules_stay_small() -> None:
 
 
 def test_few_short_modules_have_a_single_importer() -> None:
-    """A helper with one importer belongs in that. Imports by tests do not count: a test is no reason for a module."""
+    """A helper with one importer belongs in the module that imports it. Imports by tests do not count: a test is no reason for a module."""
     importers: dict[str, set[str]] = {}
     for package in ("launcher", "trainer", "benchmarks", "examples"):
         for module, tree in modules(package):

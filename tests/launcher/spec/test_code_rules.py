@@ -12,13 +12,13 @@ from tests.golden_messages import Golden
 DATA = "def train_data(): ...\ndef eval_data(): ...\n"
 
 
-def check(directory: Path, source: str | None, workload: str = "mine:model", more: str = "") -> list[str]:
+def check(directory: Path, source: str | None, workload: str = "mine:model", fields: str = "") -> list[str]:
     """Return the messages about a spec whose code is one module."""
     (directory / "code").mkdir()
     if source is not None:
         (directory / "code" / "mine.py").write_text(source)
     file = directory / "cluster.yaml"
-    file.write_text(f"version: 1\nname: mine\ncode: code\n{more}train: {{workload: '{workload}'}}\n")
+    file.write_text(f"version: 1\nname: mine\ncode: code\n{fields}train: {{workload: '{workload}'}}\n")
     try:
         load(file)
     except SpecError as error:
@@ -76,13 +76,13 @@ def test_missing_names_are_reported(source: str | None, message: str, tmp_path: 
     assert reported.startswith(message)
 
 
-@pytest.mark.parametrize("more", ["image: registry.example.com/mine:1\n", "env: {PYTHONPATH: /opt/mine}\n"])
-def test_a_missing_module_may_be_in_another_image_or_directory(more: str, tmp_path: Path) -> None:
-    assert check(tmp_path, None, more=more) == []
+@pytest.mark.parametrize("fields", ["image: registry.example.com/mine:1\n", "env: {PYTHONPATH: /opt/mine}\n"])
+def test_a_missing_module_may_be_in_another_image_or_directory(fields: str, tmp_path: Path) -> None:
+    assert check(tmp_path, None, fields=fields) == []
 
 
 def test_a_program_with_manual_placement_needs_no_data_nor_does_an_installed_package(tmp_path: Path) -> None:
-    assert check(tmp_path, "def model(cluster): ...", more="strategy: manual\nroles: {chief: {}, worker: {}}\n") == []
+    assert check(tmp_path, "def model(cluster): ...", fields="strategy: manual\nroles: {chief: {}, worker: {}}\n") == []
     (tmp_path / "other").mkdir()
     assert check(tmp_path / "other", None, workload="json.decoder:JSONDecoder") == []
 

@@ -11,9 +11,9 @@ from launcher.spec.rules import check_workload
 ROOT = Path(__file__).parents[3]
 
 
-def spec_of(tmp_path: Path, strategy: str, roles: str, more: str = "train: {workload: mnist_mlp}") -> Path:
+def spec_of(tmp_path: Path, strategy: str, roles: str, fields: str = "train: {workload: mnist_mlp}") -> Path:
     file = tmp_path / "spec.yaml"
-    file.write_text(f"version: 1\nname: run\nstrategy: {strategy}\nroles: {roles}\n{more}\n", encoding="utf-8")
+    file.write_text(f"version: 1\nname: run\nstrategy: {strategy}\nroles: {roles}\n{fields}\n", encoding="utf-8")
     return file
 
 
@@ -38,7 +38,7 @@ def test_a_strategy_accepts_its_roles(strategy: str, roles: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "strategy, roles, more",
+    "strategy, roles, fields",
     [
         ("single", "{chief: {}}", "image: 'mine:1'"),
         ("parameter_server", "{ps: {image: 'ps:1', args: [--serve], restart: always}, worker: {command: [./train]}}", ""),
@@ -51,8 +51,8 @@ def test_a_strategy_accepts_its_roles(strategy: str, roles: str, tmp_path: Path)
         ("single", "{chief: {command: [./train]}}", "supervise: true"),
     ],
 )
-def test_each_role_has_something_to_run(strategy: str, roles: str, more: str, tmp_path: Path) -> None:
-    assert load(spec_of(tmp_path, strategy, roles, more)).strategy == strategy
+def test_each_role_has_something_to_run(strategy: str, roles: str, fields: str, tmp_path: Path) -> None:
+    assert load(spec_of(tmp_path, strategy, roles, fields)).strategy == strategy
 
 
 def test_variables_of_a_role_count_as_secret_too(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_variables_of_a_role_count_as_secret_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "more",
+    "fields",
     [
         "train: {workload: mnist_mlp}\nlimits: {deadline: 10m, start_timeout: 10m}",
         "train: {workload: mnist_mlp}\ntensorboard: {port: 2222}",
@@ -74,8 +74,8 @@ def test_variables_of_a_role_count_as_secret_too(tmp_path: Path) -> None:
         "train: {workload: mnist_mlp}\nkubernetes: {node_selector: {example.com/pool: A_1, zone: ''}}",
     ],
 )
-def test_a_valid_spec_is_accepted(more: str, tmp_path: Path) -> None:
-    assert load(spec_of(tmp_path, "single", "{chief: {}}", more)).name == "run"
+def test_a_valid_spec_is_accepted(fields: str, tmp_path: Path) -> None:
+    assert load(spec_of(tmp_path, "single", "{chief: {}}", fields)).name == "run"
 
 
 def test_a_users_program_with_manual_placement_is_accepted(tmp_path: Path) -> None:
