@@ -1,4 +1,4 @@
-"""A workload with Keras's callbacks, and a callback that changes weights and learning rate, for tests of each strategy."""
+"""A workload with Keras callbacks, and a callback that changes weights and learning rate, for the tests of every strategy."""
 
 # ruff: noqa: ARG002 - hooks have the arguments that Keras gives them
 
@@ -14,23 +14,23 @@ from trainer.engine import epochs
 from trainer.engine.job import Job, job
 from trainer.settings import TrainerSettings
 
-Make = Callable[[], Sequence[keras.callbacks.Callback]]
+MakeCallbacks = Callable[[], Sequence[keras.callbacks.Callback]]
 EXAMPLES = 400
 
 
-class Calling(Small):
-    """Has 400 examples and callbacks."""
+class SmallWithCallbacks(Small):
+    """The workload `Small` with callbacks and a known number of examples, 400."""
 
-    def __init__(self, make: Make, **params: Any) -> None:
+    def __init__(self, make_callbacks: MakeCallbacks, **params: Any) -> None:
         super().__init__(params)
-        self.callbacks = make
+        self.callbacks = make_callbacks
 
     def train_examples(self) -> int:
         return EXAMPLES
 
 
-def calling_job(workload: Calling, run_dir: Path, replicas: int = 1, **train: Any) -> Job:
-    """Return a job with batches of 16, 25 steps an epoch, that saves and evaluates at its end and for its callbacks, and exports nothing."""
+def callback_job(workload: SmallWithCallbacks, run_dir: Path, replicas: int = 1, **train: Any) -> Job:
+    """Return a job with batches of 16, 25 steps an epoch. It saves and evaluates at the end and when callbacks need it, and exports nothing."""
     base = {"workload": "small:Small", "batch_size": 16, "summaries": {"every_steps": 0, "profile_every_steps": 0}}
     base |= {"checkpoint": {"keep": 2}, "evaluate": {"batch_size": 100}, "export": {"formats": []}}
     settings = {"run": "small", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": {**base, **train}}
@@ -43,7 +43,7 @@ class Changing(keras.callbacks.Callback):
     def __init__(self, *, weights: bool = True) -> None:
         super().__init__()
         self.changes_weights = weights
-        self.seen: list[float] = []  # sums of the weights at the end of each epoch
+        self.weight_sums: list[float] = []  # at the end of each epoch
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if epoch == 2:
@@ -52,10 +52,10 @@ class Changing(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if epoch == 0 and self.changes_weights:
             self.model.set_weights([np.full_like(weight, 0.5) for weight in self.model.get_weights()])
-        self.seen.append(sum_of(self.model))
+        self.weight_sums.append(weight_sum(self.model))
         self.model.stop_training = epoch == 2
 
 
-def sum_of(model: keras.Model) -> float:
+def weight_sum(model: keras.Model) -> float:
     """Return the sum of all weights."""
     return float(sum(np.sum(weight) for weight in model.get_weights()))

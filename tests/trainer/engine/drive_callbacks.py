@@ -12,33 +12,29 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-_OPTIMIZER = "Adam"  # the same in all that a process trains: a collective's vectors keep their size
+_OPTIMIZER = "Adam"  # the same for every model of a process: the vectors of a collective must keep their size
 
 
 def main(index: int, addresses: list[str]) -> None:
     cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     os.environ["TF_CONFIG"] = json.dumps(cluster)
-    from tests.trainer.engine.drivers import report_and_stay
-    from trainer.task import importing_silently
+    from tests.trainer.engine.drivers import import_frameworks, report_and_wait
 
-    with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
-        import keras  # noqa: F401
-        import tensorflow  # noqa: F401, ICN001
-
+    import_frameworks()
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.replicated import LocalSession
 
     all_reduce = AllReduce(len(addresses), index)
     all_reduce.connect([f"worker-{i}" for i in range(len(addresses))], addresses)
-    cases = {"epochs": False, "batches": True, "chief alone": True if index == 0 else None}
-    report = trained(lambda workload, job: LocalSession(workload, job, all_reduce), cases, _OPTIMIZER)
-    report["resumed"] = resumed(lambda workload, job: LocalSession(workload, job, all_reduce))
-    report_and_stay(report)
+    cases = {"epochs": False, "batches": True, "chief only": True if index == 0 else None}
+    report = train_cases(lambda workload, job: LocalSession(workload, job, all_reduce), cases, _OPTIMIZER)
+    report["resumed"] = resume(lambda workload, job: LocalSession(workload, job, all_reduce))
+    report_and_wait(report)
 
 
-def resumed(sessions: Any) -> dict[str, Any]:
-    """Return the results of two runs: one of 20 steps, and one of 10 that resumes to 20 from this task's own directory."""
-    from tests.trainer.engine.calling import Calling, calling_job
+def resume(create_session: Any) -> dict[str, Any]:
+    """Return the results of two runs: one of 20 steps, and one of 10 that is resumed, with this task's own directory, until step 20."""
+    from tests.trainer.engine.calling import SmallWithCallbacks, callback_job
     from tests.trainer.engine.test_loop import Output
     from trainer.engine import loop
     from trainer.events import Reporter
@@ -46,9 +42,9 @@ def resumed(sessions: Any) -> dict[str, Any]:
     report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as directory:
         for name, steps in (("whole", 20), ("halves", 10), ("halves", 20)):
-            workload, output, run_dir = Calling(list, optimizer=_OPTIMIZER, dropout=True), Output(), Path(directory, name)
-            job = calling_job(workload, run_dir, 2, steps=steps)
-            session = sessions(workload, job)
+            workload, output, run_dir = SmallWithCallbacks(list, optimizer=_OPTIMIZER, dropout=True), Output(), Path(directory, name)
+            job = callback_job(workload, run_dir, 2, steps=steps)
+            session = create_session(workload, job)
             loop.run(session, workload, job, Reporter("task", output), lambda: False)
             variables = [*session.model.variables, *session.optimizer.variables]
             report[name] = {
@@ -60,11 +56,11 @@ def resumed(sessions: Any) -> dict[str, Any]:
     return report
 
 
-def trained(sessions: Any, cases: dict[str, bool | None], optimizer: str = "SGD") -> dict[str, Any]:
+def train_cases(create_session: Any, cases: dict[str, bool | None], optimizer: str = "SGD") -> dict[str, Any]:
     """Return the result of each case: True adds a callback for every batch to the one that changes weights, None means no callbacks."""
     import keras
 
-    from tests.trainer.engine.calling import Calling, Changing, calling_job, sum_of
+    from tests.trainer.engine.calling import Changing, SmallWithCallbacks, callback_job, weight_sum
     from tests.trainer.engine.test_loop import Output
     from trainer.engine import loop
     from trainer.events import Reporter
@@ -75,24 +71,24 @@ def trained(sessions: Any, cases: dict[str, bool | None], optimizer: str = "SGD"
             changing = Changing()
             callbacks: list[keras.callbacks.Callback] = [] if by_batch is None else [changing]
             callbacks += [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None)] if by_batch else []
-            workload = Calling(callbacks.copy, optimizer=optimizer, dropout=True)
-            job = calling_job(workload, Path(directory, name), 2, epochs=10, batch_size=80)
-            session = sessions(workload, job)
+            workload = SmallWithCallbacks(callbacks.copy, optimizer=optimizer, dropout=True)
+            job = callback_job(workload, Path(directory, name), 2, epochs=10, batch_size=80)
+            session = create_session(workload, job)
             outcome = loop.run(session, workload, job, Reporter("task", Output()), lambda: False)
             values = [v.value for v in session.model.trainable_variables]
             report[name] = {
                 "step": session.step,
                 "finished": outcome.finished,
                 "rate": float(session.optimizer.learning_rate.numpy()),
-                "sum": sum_of(session.model),
-                "replicas": [sum(float(r.numpy().sum()) for r in replicas) for replicas in zip(*map(parts, values), strict=True)],
-                "seen": changing.seen,
+                "sum": weight_sum(session.model),
+                "replicas": [sum(float(r.numpy().sum()) for r in replicas) for replicas in zip(*map(replica_values, values), strict=True)],
+                "seen": changing.weight_sums,
                 "elements": sum(w.size for w in session.model.get_weights()),
             }
     return report
 
 
-def parts(variable: Any) -> list[Any]:
+def replica_values(variable: Any) -> list[Any]:
     """Return a variable's value on each device."""
     return list(getattr(variable, "values", [variable]))
 

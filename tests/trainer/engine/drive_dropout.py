@@ -1,4 +1,4 @@
-"""Steps on real workers that differ in what their random layers drop alone; prints each one's loss as JSON.
+"""Takes steps on real workers that differ only in the units that their random layers drop; prints the losses of each as JSON.
 
 Usage: drive_dropout.py SCRATCH. It is a process of its own because a chief's connection is for the whole process.
 """
@@ -15,75 +15,69 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
 WORKERS, STEPS = 2, 6
-alive: list[Any] = []  # sessions must not be torn down while their servers are gone
+alive: list[Any] = []  # keeps the sessions: TensorFlow complains if one is destroyed after its servers
 
 
 def main(scratch: str) -> None:
     from tests.trainer.engine.servers_here import servers
 
     try:
-        with servers(scratch, ps=1, workers=WORKERS) as here:
-            print(json.dumps(losses(here)), flush=True)
+        with servers(scratch, ps=1, workers=WORKERS) as cluster:
+            print(json.dumps(losses_of_cases(cluster)), flush=True)
     except Exception:  # noqa: BLE001 - the test shows it; this process leaves as the trainer does
         traceback.print_exc()
     finally:
         os._exit(0)
 
 
-def losses(here: Any) -> dict[str, dict[str, dict[int, float]]]:
-    from trainer.task import importing_silently
+def losses_of_cases(cluster: Any) -> dict[str, dict[str, dict[int, float]]]:
+    from tests.trainer.engine.drivers import connect_to_servers
 
-    with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
-        import keras  # noqa: F401
-        import tensorflow  # noqa: F401, ICN001
-
+    connection = connect_to_servers(cluster.tf_config)
     from tests.trainer.engine.small import Alike, Delayed, small_job
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.engine.parameter_server.synchronous import SynchronousSession
-    from trainer.engine.parameter_server.worker_pool import connect
-    from trainer.tf_config import parse
 
-    connection = connect(parse(here.tf_config))
-    kinds: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    cases: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         "asynchronous": (AsynchronousSession, {}),
         "compiled, of two batches": (AsynchronousSession, {"jit_compile": True, "gradients": {"accumulate": 2}}),
         "synchronous": (SynchronousSession, {"sync": {"replicas_to_aggregate": WORKERS}}),
     }
 
     class Waiting(Alike, Delayed):
-        """Waits for each batch: a worker makes few steps while the other one compiles, or is started again."""
+        """Waits for each batch, so that a worker takes only few steps while the other one compiles or starts again."""
 
     params = {"dropout": True, "seconds": 0.05, "slower": 1}
-    told: dict[str, dict[str, dict[int, float]]] = {}
-    for name, (made, settings) in kinds.items():
-        session = made(Waiting(params), small_job(steps=1_000_000, **settings), connection, lambda: False)
+    losses: dict[str, dict[str, dict[int, float]]] = {}
+    for name, (session_class, settings) in cases.items():
+        session = session_class(Waiting(params), small_job(steps=1_000_000, **settings), connection, lambda: False)
         alive.append(session)
         session.begin_at(0)
-        told[name] = steps_of(session)
+        losses[name] = next_losses(session)
         if name == "asynchronous":
-            here.processes["worker-1"].kill()
-            here.processes["worker-1"].wait()
-            here.start("worker", 1)
-            told["started again"] = {"worker-1": told[name]["worker-1"], "again": steps_of(session)["worker-1"]}
+            cluster.processes["worker-1"].kill()
+            cluster.processes["worker-1"].wait()
+            cluster.start("worker", 1)
+            losses["started again"] = {"worker-1": losses[name]["worker-1"], "again": next_losses(session)["worker-1"]}
         session.run(1, finish=True)
-    return told
+    return losses
 
 
-def steps_of(session: Any) -> dict[str, dict[int, float]]:
-    """Return the first losses of each worker that are told from now on, STEPS of them, by the numbers of their steps from 0.
+def next_losses(session: Any) -> dict[str, dict[int, float]]:
+    """Return the losses of each worker's next STEPS steps by the step's number, from 0.
 
-    Not more of a worker that is faster: of many losses that have nothing in common two are the same by chance.
+    A faster worker has no more: among many unrelated losses, two are equal by chance.
     """
     before = list(session._workers.local_steps)
-    found: dict[str, dict[int, float]] = {f"worker-{i}": {} for i in range(WORKERS)}
-    while min(map(len, found.values())) < STEPS:
+    losses: dict[str, dict[int, float]] = {f"worker-{i}": {} for i in range(WORKERS)}
+    while min(map(len, losses.values())) < STEPS:
         for worker in session.run(1).workers:
             index = int(worker.task.partition("-")[2])
-            if len(found[worker.task]) < STEPS:
-                found[worker.task][worker.local_step - before[index] - 1] = worker.loss
+            if len(losses[worker.task]) < STEPS:
+                losses[worker.task][worker.local_step - before[index] - 1] = worker.loss
     session.flush()
-    session.run(1)  # tells of what was under way
-    return found
+    session.run(1)  # reports the steps that were in progress
+    return losses
 
 
 if __name__ == "__main__":

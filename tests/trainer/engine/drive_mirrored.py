@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 STEPS, BATCH = 20, 8
 
-# name -> the workload's parameters, and what is set in `train`.
+# name -> the workload's parameters, and settings of `train`.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "clipped, compiled": (
         {"optimizer": "SGD", "arguments": {"learning_rate": 1.0}},
@@ -26,16 +26,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def main() -> None:
-    from trainer.task import importing_silently
+    from tests.trainer.engine.drivers import import_frameworks, keep_sessions
 
-    with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
-        import keras
-        import tensorflow  # noqa: F401, ICN001
-
+    import_frameworks()
+    import keras
     import numpy as np
 
     from tests.trainer.engine import drive_callbacks
-    from tests.trainer.engine.drivers import keep_sessions
     from tests.trainer.engine.small import Small, small_job
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.mirrored import MirroredSession, devices
@@ -55,15 +52,15 @@ def main() -> None:
             session.run(STEPS)
         weights = [[np.asarray(v.value) for v in session.model.trainable_variables] for session in sessions]
         report[name] = max(float(np.max(np.abs(a - b))) for a, b in zip(*weights, strict=True))
-    report["resumed"] = resumed(names)
-    report["callbacks"] = drive_callbacks.trained(
+    report["resumed"] = resume(names)
+    report["callbacks"] = drive_callbacks.train_cases(
         lambda workload, job: MirroredSession(workload, job, names), {"epochs": False, "batches": True}
     )
     print(json.dumps(report), flush=True)
 
 
-def resumed(names: list[str]) -> float:
-    """Return the difference of the rate from its configured value, after a resume from a checkpoint of a run with a falling rate."""
+def resume(names: list[str]) -> float:
+    """Resume a run whose rate fell, now with a constant rate; return the difference of the rate from that constant."""
     from tests.trainer.engine.small import Small, small_job
     from trainer.engine import model_ops
     from trainer.engine.checkpoints import Checkpoints

@@ -1,4 +1,4 @@
-"""Starts the tasks of an all-reduce, one process for each, and reads their reports."""
+"""Parts that drivers share; starts the tasks of an all-reduce, one process for each, and reads their reports."""
 
 import gc
 import json
@@ -36,8 +36,8 @@ def driven(module: str, count: int) -> Iterator[list[Task]]:
     with ExitStack() as stack:
         tasks: list[Task] = []
         for index in range(count):
-            words = [sys.executable, str(driver), str(index), *addresses]
-            process, stdout = forked.piped(words, cwd=Path.cwd(), env=os.environ, preload=forked.TENSORFLOW, errors=2)
+            command = [sys.executable, str(driver), str(index), *addresses]
+            process, stdout = forked.piped(command, cwd=Path.cwd(), env=os.environ, preload=forked.TENSORFLOW, errors=2)
             stack.enter_context(stdout)
             stack.callback(process.close)
             stack.callback(process.kill)
@@ -45,15 +45,33 @@ def driven(module: str, count: int) -> Iterator[list[Task]]:
         yield tasks
 
 
-def keep_sessions() -> None:
-    """Keep the garbage collector from sessions: the iterators of a mirrored session may take a minute to end.
+def import_frameworks() -> None:
+    """Import Keras and TensorFlow as the trainer does: without announcements, and so that the garbage collector skips their objects."""
+    from trainer.task import importing_silently
 
-    Options cannot prevent that (docs/decisions/0022-datasets-are-not-tuned.md); the trainer exits without ending its only session.
+    with importing_silently():
+        import keras  # noqa: F401
+        import tensorflow  # noqa: F401, ICN001
+
+
+def connect_to_servers(tf_config: str) -> Any:
+    """Return the chief's connection to its ps and workers. A process can have only one."""
+    import_frameworks()
+    from trainer.engine.parameter_server.worker_pool import connect
+    from trainer.tf_config import parse
+
+    return connect(parse(tf_config))
+
+
+def keep_sessions() -> None:
+    """Disable the garbage collector: it may take a minute to destroy the iterators of a mirrored session.
+
+    Dataset options cannot prevent that (docs/decisions/0022-datasets-are-not-tuned.md); the trainer exits without destroying its only session.
     """
     gc.disable()
 
 
-def report_and_stay(report: dict[str, Any]) -> NoReturn:
+def report_and_wait(report: dict[str, Any]) -> NoReturn:
     """Print a driver's report, and wait to be killed: the other task may not have read this task's last message yet."""
     print(json.dumps(report), flush=True)
     while True:

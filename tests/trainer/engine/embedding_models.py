@@ -1,4 +1,4 @@
-"""Keras models with embedding layers, as users write them, and data for each: what `train.workload` names in the tests of tables."""
+"""Keras models with embedding layers, as users write them, and data for each; the tests of tables name them in `train.workload`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +12,12 @@ _WORDS = [f"word-{number}" for number in range(20)]
 
 
 def start(rows: int = ROWS, dimension: int = DIMENSION, seed: int = 5) -> keras.initializers.Constant:
-    """Return rows that two models share."""
+    """Return an initializer that gives each model the same rows."""
     return keras.initializers.Constant(np.random.default_rng(seed).normal(size=(rows, dimension)).astype(np.float32))
 
 
 def table(name: str, rows: int = ROWS, dimension: int = DIMENSION, **options: Any) -> keras.layers.Embedding:
-    """Return a layer with such rows; its name is what the tests ask to be spread."""
+    """Return a layer with these rows."""
     return keras.layers.Embedding(rows, dimension, embeddings_initializer=start(rows, dimension), name=name, **options)
 
 
@@ -31,7 +31,7 @@ def functional(params: dict[str, Any]) -> keras.Model:
 
 
 def sequential(params: dict[str, Any]) -> keras.Model:
-    """Padded words, whose padding counts for nothing."""
+    """Padded words, with the padding masked."""
     pooled = keras.layers.GlobalAveragePooling1D()
     return _compiled(
         keras.Sequential([keras.Input([3], dtype="int32"), table("words", mask_zero=True), pooled, _dense(4), _dense(1)]), params
@@ -54,12 +54,12 @@ class Towers(keras.Model):
 
 
 def towers(params: dict[str, Any]) -> keras.Model:
-    """A model whose loss is more than that of its outputs."""
+    """A model whose loss needs more than its outputs."""
     return _compiled(Towers(), params)
 
 
 def preprocessed(params: dict[str, Any]) -> keras.Model:
-    """Words and numbers that layers make ids of."""
+    """Words and numbers, from which layers compute ids."""
     word, number = keras.Input([], dtype="string", name="word"), keras.Input([], dtype="int64", name="number")
     ids = [
         keras.layers.StringLookup(vocabulary=_WORDS)(word),
@@ -67,7 +67,7 @@ def preprocessed(params: dict[str, Any]) -> keras.Model:
         keras.layers.Hashing(ROWS)(word),
         keras.layers.HashedCrossing(ROWS)((word, number)),
     ]
-    rows = [table(f"t{place}")(one) for place, one in enumerate(ids)]
+    rows = [table(f"t{index}")(column) for index, column in enumerate(ids)]
     return _compiled(keras.Model({"word": word, "number": number}, _head(keras.layers.Concatenate()(rows))), params)
 
 
@@ -84,7 +84,7 @@ def ragged(params: dict[str, Any]) -> keras.Model:
 
 
 class Decoder(keras.layers.Layer):
-    """Looks up the rows of an example all at once in a step, and in a loop in an evaluation."""
+    """Looks up the rows of an example all at once in a training step, and in a loop in an evaluation."""
 
     def __init__(self, rows: keras.layers.Embedding) -> None:
         super().__init__()
@@ -104,27 +104,27 @@ def looped(params: dict[str, Any]) -> keras.Model:
 
 
 def alone(params: dict[str, Any]) -> keras.Model:
-    """Nothing but tables: the dot product of a user and an item."""
+    """Only tables: the dot product of a user and an item."""
     user, item = keras.Input([], dtype="int64", name="user"), keras.Input([], dtype="int64", name="item")
     product = keras.layers.Dot(axes=1)([table("users")(user), table("all_items")(item)])
     return _compiled(keras.Model({"user": user, "item": item}, product), params)
 
 
 def drawn(params: dict[str, Any]) -> keras.Model:
-    """A table that an initializer draws, larger than what is drawn at once."""
+    """A table with random rows, larger than the block that is drawn at once."""
     user = keras.Input([], dtype="int64")
     initializer = keras.initializers.get(params["initializer"])
     return _compiled(keras.Model(user, _head(keras.layers.Embedding(5001, 4, initializer, name="drawn")(user))), params)
 
 
 def large(params: dict[str, Any]) -> keras.Model:
-    """A table of 51 MB, or of so many rows of 128 bytes."""
+    """A table of 51 MB, or of `rows` rows of 128 bytes."""
     user = keras.Input([], dtype="int64")
     return _compiled(keras.Model(user, _head(keras.layers.Embedding(params.get("rows", 400_000), 32, name="large")(user))), params)
 
 
 def few(params: dict[str, Any]) -> keras.Model:
-    """A table of which each batch has every row."""
+    """A table whose rows are all in each batch."""
     items = keras.Input([3], dtype="int64")
     return _compiled(keras.Model(items, _head(keras.layers.Flatten()(table("few", rows=6)(items % 6)))), params)
 
@@ -152,7 +152,7 @@ class Normed(keras.layers.Embedding):
 
 
 class Spare(keras.Model):
-    """A model with a layer that it does not use, and one of its own kind."""
+    """A model with a layer that it does not use, and one with a subclass of Embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ def outside(params: dict[str, Any]) -> keras.Model:
 
 
 def too_large(params: dict[str, Any]) -> keras.Model:
-    """A table that no machine has memory for."""
+    """A table that is too large for any machine."""
     user = keras.Input([], dtype="int64")
     return _compiled(keras.Model(user, _head(keras.layers.Embedding(10**12, 4, name="huge")(user))), params)
 
@@ -223,6 +223,6 @@ def _head(rows: Any) -> Any:
 
 
 def _compiled(model: keras.Model, params: dict[str, Any]) -> keras.Model:
-    kind, arguments = params.get("optimizer", "SGD"), params.get("arguments", {})
-    model.compile(optimizer=getattr(keras.optimizers, kind)(learning_rate=0.1, **arguments), loss="mse", metrics=["mae"])
+    optimizer, arguments = params.get("optimizer", "SGD"), params.get("arguments", {})
+    model.compile(optimizer=getattr(keras.optimizers, optimizer)(learning_rate=0.1, **arguments), loss="mse", metrics=["mae"])
     return model

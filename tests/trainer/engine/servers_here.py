@@ -20,7 +20,7 @@ ENVIRONMENT = {
     "GRPC_FAIL_FAST": "use_caller",
     "TF_NUM_INTRAOP_THREADS": "1",
     "KERAS_BACKEND": "tensorflow",
-    "TF_ENABLE_ASYNC_WAIT_FOR_REMOTE_FUNCTION": "false",  # as trainer/task.py has it
+    "TF_ENABLE_ASYNC_WAIT_FOR_REMOTE_FUNCTION": "false",  # as in trainer/task.py
 }
 
 
@@ -33,7 +33,7 @@ class Servers:
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     def start(self, role: str, index: int) -> None:
-        """Start a task, or start it again."""
+        """Start a task, or restart one that has ended."""
         cluster = json.loads(self.tf_config)["cluster"]
         settings: dict[str, Any] = {"run": "drive", "strategy": "parameter_server", "run_dir": self.scratch, "scratch_dir": self.scratch}
         settings["train"] = {"workload": "mnist_mlp"}
@@ -48,29 +48,29 @@ class Servers:
 def servers(scratch: str, *, ps: int, workers: int) -> Iterator[Servers]:
     """Start servers on reserved ports; kill them at the end. Sets the environment variables that they and the chief need."""
     os.environ |= ENVIRONMENT
-    held, addresses = free_ports(1 + ps + workers)
+    sockets, addresses = free_ports(1 + ps + workers)
     by_role = {"chief": addresses[:1], "ps": addresses[1 : 1 + ps], "worker": addresses[1 + ps :]}
     cluster = {role: members for role, members in by_role.items() if members}
-    started = Servers(json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}), scratch)
+    running = Servers(json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}), scratch)
     try:
         for role, count in (("ps", ps), ("worker", workers)):
             for index in range(count):
-                started.start(role, index)
-        yield started
+                running.start(role, index)
+        yield running
     finally:
-        for process in started.processes.values():
+        for process in running.processes.values():
             process.kill()
             process.wait()
-        for one in held:
-            one.close()
+        for reserved in sockets:
+            reserved.close()
 
 
 def free_ports(count: int) -> tuple[list[socket.socket], list[str]]:
     """Return `count` addresses on this machine, and the sockets that reserve them for processes with TF_GRPC_REUSE_PORT."""
-    held = []
+    sockets = []
     for _ in range(count):
-        one = socket.socket()
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        one.bind(("127.0.0.1", 0))
-        held.append(one)
-    return held, [f"127.0.0.1:{one.getsockname()[1]}" for one in held]
+        reserved = socket.socket()
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(("127.0.0.1", 0))
+        sockets.append(reserved)
+    return sockets, [f"127.0.0.1:{reserved.getsockname()[1]}" for reserved in sockets]

@@ -1,4 +1,4 @@
-"""A workload small enough to train to the end in a second: two classes of points, with every kind of layer state."""
+"""A workload that trains to the end in a second: two classes of points, with every kind of layer state."""
 
 import time
 from collections.abc import Mapping
@@ -50,8 +50,8 @@ class Small:
         name, arguments = self._params.get("optimizer", "Adam"), dict(self._params.get("arguments", {}))
         if self._params.get("schedule"):
             arguments["learning_rate"] = keras.optimizers.schedules.ExponentialDecay(0.05, 10, 0.9)
-        kind = AveragedSGD if name == "AveragedSGD" else getattr(keras.optimizers, name)
-        return kind(**{"learning_rate": 0.05, **arguments})
+        optimizer_class = AveragedSGD if name == "AveragedSGD" else getattr(keras.optimizers, name)
+        return optimizer_class(**{"learning_rate": 0.05, **arguments})
 
     def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=outputs))
@@ -65,18 +65,18 @@ class Small:
     def eval_data(self, batch_size: int) -> tf.data.Dataset:
         data = in_memory.once(self._inputs, self._targets, batch_size)
         if seconds := self._params.get("slow"):
-            data = data.map(lambda x, y: (tf.ensure_shape(tf.numpy_function(_slowly, [x, seconds], tf.float32), x.shape), y))
+            data = data.map(lambda x, y: (tf.ensure_shape(tf.numpy_function(_wait, [x, seconds], tf.float32), x.shape), y))
         return data
 
 
-def _slowly(inputs: Any, seconds: float) -> Any:
+def _wait(inputs: Any, seconds: float) -> Any:
     print("a slow batch", flush=True)
     time.sleep(float(seconds))
     return inputs
 
 
 class Delayed(Small):
-    """Waits `seconds` for each batch, in place of computing, and `slower` times as long on the last of several readers.
+    """Waits `seconds` for each batch, in place of computing, and `slower` times as long in the last of several readers.
 
     Nothing waits if `params` name a file, `hurry`, that exists when the data set is created. A TensorFlow operation sleeps, because
     workers run no Python.
@@ -99,7 +99,7 @@ class Delayed(Small):
 
 
 class Alike(Small):
-    """Gives every worker the same batch again and again, and learns nothing: a step's loss depends only on random layers."""
+    """Gives every worker the same batch in every step, and learns nothing: a step's loss depends only on random layers."""
 
     def optimizer(self) -> keras.optimizers.Optimizer:
         return keras.optimizers.SGD(0.0)
@@ -123,15 +123,12 @@ class Poisoned(Small):
     """
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:
-        first, last, once = (
-            self._params["bad"],
-            tf.cast(shard.index, tf.int64) == tf.cast(shard.count, tf.int64) - 1,
-            self._params.get("once", False),
-        )
+        first_bad, once = self._params["bad"], self._params.get("once", False)
+        is_last_reader = tf.cast(shard.index, tf.int64) == tf.cast(shard.count, tf.int64) - 1
 
-        def spoilt(place: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-            place += tf.cast(shard.start, tf.int64)
-            bad = last & ((place == first) if once else (place >= first))
+        def poisoned(index: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+            index += tf.cast(shard.start, tf.int64)
+            bad = is_last_reader & ((index == first_bad) if once else (index >= first_bad))
             return tf.where(bad, np.nan, batch[0]), batch[1]
 
-        return super().train_data(shard).enumerate().map(spoilt)
+        return super().train_data(shard).enumerate().map(poisoned)
