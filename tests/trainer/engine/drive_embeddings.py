@@ -1,6 +1,7 @@
-"""Trains models whose embedding layers are spread over real ps and prints, as JSON, how that compares with one process that holds them whole.
+"""Trains models whose embedding layers are spread over real ps; prints, as JSON, comparisons with one process that holds them whole.
 
-Usage: drive_embeddings.py SCRATCH [lost], the latter for an export beside which a server is lost. It is a process of its own because a chief's connection is for the whole process.
+Usage: drive_embeddings.py SCRATCH [lost]. With `lost` it only exports a model, and loses a server meanwhile. It is a process of its own because
+a chief's connection is for the whole process.
 """
 
 import contextlib
@@ -18,10 +19,9 @@ sys.path.insert(0, str(ROOT))
 
 STEPS = 20
 DENSE = {"min_rows": 10**9}
-# Sessions must not be torn down while their servers are gone: TensorFlow would complain of it.
-alive: list[Any] = []
+alive: list[Any] = []  # keeps the sessions: TensorFlow complains if one is destroyed after its servers
 
-# Name -> the parameters of tests.trainer.engine.embedding_models. One worker equals one process where an unused row does not move, or none is unused.
+# Name -> the parameters of tests.trainer.engine.embedding_models. One worker equals one process only if unused rows do not move, or no row is unused.
 CASES: dict[str, dict[str, Any]] = {
     "functional": {},
     "sequential": {},
@@ -30,7 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ragged": {},
     "alone": {},
     "frozen": {"optimizer": "Adagrad"},
-    "adagrad from nothing": {"model": "few", "optimizer": "Adagrad", "arguments": {"initial_accumulator_value": 0.0}},
+    "adagrad from zero": {"model": "few", "optimizer": "Adagrad", "arguments": {"initial_accumulator_value": 0.0}},
     "global clipnorm": {"model": "functional", "optimizer": "Adagrad", "arguments": {"global_clipnorm": 0.05}},
     "adamw, clipvalue": {"model": "few", "optimizer": "AdamW", "arguments": {"weight_decay": 0.1, "clipvalue": 0.001}},
 }
@@ -41,14 +41,15 @@ assert set(UNROLLED) <= CASES.keys()
 
 
 def main(scratch: str, part: str = "report") -> None:
+    from tests.trainer.engine.drivers import connect_to_servers
     from tests.trainer.engine.servers_here import servers
 
     try:
-        with servers(scratch, ps=4, workers=1) as here:
-            connection = connected(here.tf_config)
-            from tests.trainer.engine import drive_table_exports
+        with servers(scratch, ps=4, workers=1) as cluster:
+            connection = connect_to_servers(cluster.tf_config)
+            from tests.trainer.engine.drive_table_exports import lost_server
 
-            print(json.dumps((drive_table_exports.lost if part == "lost" else report)(here, Path(scratch), connection)), flush=True)
+            print(json.dumps((lost_server if part == "lost" else report)(cluster, Path(scratch), connection)), flush=True)
     except Exception:  # noqa: BLE001 - the test shows it; this process leaves as the trainer does
         traceback.print_exc()
     finally:
@@ -61,79 +62,65 @@ def job_of(scratch: Path, params: dict[str, Any], **settings: Any) -> Any:
 
     workload = f"tests.trainer.engine.embedding_models:{params['model']}"
     train = {"workload": workload, "params": params, "batch_size": 16, "steps": STEPS, "embeddings": {"min_rows": 1}, **settings}
-    given = TrainerSettings(run="drive", run_dir=str(scratch), scratch_dir=str(scratch), train=Train.model_validate(train))
-    return job(given)
+    return job(TrainerSettings(run="drive", run_dir=str(scratch), scratch_dir=str(scratch), train=Train.model_validate(train)))
 
 
-def connected(tf_config: str) -> Any:
-    """Return the chief's connection to its servers."""
-    from trainer.task import importing_silently
-
-    with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
-        import keras  # noqa: F401
-        import tensorflow  # noqa: F401, ICN001
-
-    from trainer.engine.parameter_server.worker_pool import connect
-    from trainer.tf_config import parse
-
-    return connect(parse(tf_config))
-
-
-def report(here: Any, scratch: Path, connection: Any) -> dict[str, Any]:
-    from tests.trainer.engine.drive_table_exports import best, frozen, memory
+def report(cluster: Any, scratch: Path, connection: Any) -> dict[str, Any]:
+    from tests.trainer.engine.drive_table_exports import best_models, exporter_memory, frozen_disk
     from trainer.engine.embeddings import server_rows, table_files
 
-    found: dict[str, Any] = {"cases": {}}
+    results: dict[str, Any] = {"cases": {}}
     for name in CASES:
-        found["cases"][name] = compared(name, scratch, connection)
+        results["cases"][name] = compare_with_dense(name, scratch, connection)
     server_rows._BLOCK = 5 * 16
     table_files._FILE_BYTES = 200
     adam = job_of(scratch, {"model": "functional", "optimizer": "Adam"})
-    one = trained(session(adam, connection))
-    found["files"] = files(scratch, one, adam)
-    found["full"] = full(scratch, one)
-    found["outside"] = outside(job_of(scratch, {"model": "outside"}), connection)
-    found["too large"] = too_large(job_of(scratch, {"model": "too_large"}), connection)
-    found["start"] = start(scratch, connection)
-    found["memory"] = memory(scratch, connection)
-    found["best"] = best(scratch, connection)
-    found["frozen"] = [frozen(scratch / str(held), connection, held=held) for held in (False, True)]
-    found["looped"] = looped(scratch / "looped", connection)
-    found["servers"] = taken_by_servers(here, scratch, connection)
-    return found
+    session = trained(new_session(adam, connection))
+    results["files"] = checkpoint_files(scratch, session, adam)
+    results["full"] = full_disk(scratch, session)
+    results["outside"] = workload_error(job_of(scratch, {"model": "outside"}), connection)
+    results["too large"] = workload_error(job_of(scratch, {"model": "too_large"}), connection)
+    results["initial rows"] = initial_rows(scratch, connection)
+    results["memory"] = exporter_memory(scratch, connection)
+    results["best"] = best_models(scratch, connection)
+    results["frozen"] = [frozen_disk(scratch / str(blocked), connection, blocked=blocked) for blocked in (False, True)]
+    results["looped"] = looped_evaluation(scratch / "looped", connection)
+    results["servers"] = server_memory(cluster, scratch, connection)
+    return results
 
 
 @functools.cache
 def few_operations() -> int:
-    """Return how many operations a model has at most whose steps are unrolled, as it was before any case changed it."""
+    """Return the largest number of operations with which a model's steps are unrolled. The first call comes before a case changes it."""
     from trainer.engine.parameter_server import asynchronous
 
     return asynchronous.FEW_OPERATIONS
 
 
-def session(job: Any, connection: Any, *, unrolled: bool = False) -> Any:
+def new_session(job: Any, connection: Any, *, unrolled: bool = False) -> Any:
     from trainer.engine.parameter_server import asynchronous
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.workloads.loading import load_workload
 
     few = few_operations()
     asynchronous.FEW_OPERATIONS = few if unrolled else 0
-    made = AsynchronousSession(load_workload(job.train), job, connection, lambda: False)
-    alive.append(made)
-    return made
+    session = AsynchronousSession(load_workload(job.train), job, connection, lambda: False)
+    alive.append(session)
+    return session
 
 
-def trained(one: Any) -> Any:
-    one.begin_at(0)
-    while one.step < STEPS:
-        one.run(STEPS // 2)
-    one.fetch()
-    one.close()
-    return one
+def trained(session: Any) -> Any:
+    """Train a session to its last step, close it, and return it."""
+    session.begin_at(0)
+    while session.step < STEPS:
+        session.run(STEPS // 2)
+    session.fetch()
+    session.close()
+    return session
 
 
 def rows_of(tables: Any) -> dict[str, Any]:
-    """Return all rows by layer and slot."""
+    """Return all rows of spread tables, by layer and slot."""
     import numpy as np
 
     rows: dict[str, Any] = {}
@@ -142,49 +129,50 @@ def rows_of(tables: Any) -> dict[str, Any]:
     return {name: np.concatenate(parts) for name, parts in rows.items()}
 
 
-def rows_here(local: Any) -> dict[str, Any]:
-    """Return the same of a session that holds all rows itself."""
+def local_rows(session: Any) -> dict[str, Any]:
+    """Return all rows of a session that holds them in one process, by layer and slot."""
     rows: dict[str, Any] = {}
-    for layer in local.tables._layers:
-        slots = local.tables._rows[id(layer.embeddings.value)].slots
+    for layer in session.tables._layers:
+        slots = session.tables._rows[id(layer.embeddings.value)].slots
         rows |= {layer.name: layer.get_weights()[0], **{f"{layer.name} {slot}": variable.numpy() for slot, variable in slots.items()}}
     return rows
 
 
-def compared(case: str, scratch: Path, connection: Any) -> dict[str, Any]:
-    """Train a case spread and by Keras's own updates; return the largest difference of any weight, and which layers are spread."""
+def compare_with_dense(case: str, scratch: Path, connection: Any) -> dict[str, Any]:
+    """Train a case with spread tables, and by Keras's own updates; return the largest difference of any weight, and the spread tables."""
     from unittest.mock import patch
 
     import numpy as np
     import tensorflow as tf
 
+    from tests.trainer.engine import embedding_models
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.parameter_server import fused_updates
     from trainer.engine.replicated import LocalSession
     from trainer.workloads.loading import load_workload
 
     params = {"model": case, **CASES[case]}
-    dense = job_of(scratch, params, embeddings=DENSE)
-    one = LocalSession(load_workload(dense.train), dense, AllReduce())
+    dense_job = job_of(scratch, params, embeddings=DENSE)
+    dense = LocalSession(load_workload(dense_job.train), dense_job, AllReduce())
     apply = fused_updates.apply
-    # Of a row that a batch has twice Keras gets two gradients, and its optimizers square, and clip, each by itself.
-    with patch.object(
-        fused_updates, "apply", lambda optimizer, gradients, of: apply(optimizer, list(map(tf.convert_to_tensor, gradients)), of)
-    ):
-        whole = trained(one)
-    spread = trained(session(job_of(scratch, params), connection, unrolled=case in UNROLLED))
-    rows = rows_of(spread.tables)
-    layers = {layer.name: layer for layer in whole.model._flatten_layers()}
-    moved = [layer for name, layer in layers.items() if name in rows]
-    differences = [np.max(np.abs(layer.get_weights()[0] - rows[layer.name])) for layer in moved]
-    others = [v for v in whole.model.trainable_variables if not any(v is w for layer in moved for w in layer.weights)]
-    differences += [np.max(np.abs(np.asarray(v) - np.asarray(w))) for v, w in zip(others, spread.model.trainable_variables, strict=True)]
-    from tests.trainer.engine import embedding_models
 
-    begun = [np.max(np.abs(embedding_models.start(*value.shape).value - value)) for name, value in rows.items() if name in layers]
+    def apply_dense(optimizer: Any, gradients: Any, variables: Any) -> None:
+        # A row that is twice in a batch has two sparse gradients, which Keras's optimizers square and clip separately.
+        apply(optimizer, list(map(tf.convert_to_tensor, gradients)), variables)
+
+    with patch.object(fused_updates, "apply", apply_dense):
+        trained(dense)
+    spread = trained(new_session(job_of(scratch, params), connection, unrolled=case in UNROLLED))
+    rows = rows_of(spread.tables)
+    layers = {layer.name: layer for layer in dense.model._flatten_layers()}
+    tables = [layer for name, layer in layers.items() if name in rows]
+    differences = [np.max(np.abs(layer.get_weights()[0] - rows[layer.name])) for layer in tables]
+    others = [v for v in dense.model.trainable_variables if not any(v is w for layer in tables for w in layer.weights)]
+    differences += [np.max(np.abs(np.asarray(v) - np.asarray(w))) for v, w in zip(others, spread.model.trainable_variables, strict=True)]
+    moved = [np.max(np.abs(embedding_models.start(*value.shape).value - value)) for name, value in rows.items() if name in layers]
     return {
         "difference": float(max(differences)),
-        "moved": [float(one) for one in begun],
+        "moved": [float(distance) for distance in moved],
         "tables": sorted(table.name for table in spread.tables.all),
     }
 
@@ -196,11 +184,11 @@ def read_as_variables(path: str, rows: dict[str, Any]) -> bool:
 
     reader = tf.train.load_checkpoint(path)
     saved = [reader.get_tensor(key) for key in reader.get_variable_to_shape_map() if key.endswith("VARIABLE_VALUE")]
-    return all(any(np.array_equal(value, one) for one in saved) for value in rows.values())
+    return all(any(np.array_equal(value, tensor) for tensor in saved) for value in rows.values())
 
 
-def files(scratch: Path, one: Any, job: Any) -> dict[str, Any]:
-    """Save the rows that a session has trained on four servers; return what reading them as one variable, in one process, and on two servers gives."""
+def checkpoint_files(scratch: Path, session: Any, job: Any) -> dict[str, Any]:
+    """Save a session's rows from four servers; return whether they are the same read as variables, in one process, and on two servers."""
     import numpy as np
     import tensorflow as tf
 
@@ -213,153 +201,145 @@ def files(scratch: Path, one: Any, job: Any) -> dict[str, Any]:
     from trainer.engine.replicated import LocalSession
     from trainer.workloads.loading import load_workload
 
-    path = Checkpoints(scratch / "checkpoints", one.model, one.optimizer, 3, one.tables.files()).save(STEPS)
-    rows = rows_of(one.tables)
-    whole = load_workload(job.train).model()
-    tf.train.Checkpoint(model=whole).restore(path).expect_partial()
-    of_layers = {layer.name: layer.get_weights()[0] for layer in whole.layers if isinstance(getattr(layer, "input_dim", None), int)}
-    export(one, scratch, load_workload(job.train), whole)
+    path = Checkpoints(scratch / "checkpoints", session.model, session.optimizer, 3, session.tables.files()).save(STEPS)
+    rows = rows_of(session.tables)
+    whole_model = load_workload(job.train).model()
+    tf.train.Checkpoint(model=whole_model).restore(path).expect_partial()
+    layer_rows = {layer.name: layer.get_weights()[0] for layer in whole_model.layers if isinstance(getattr(layer, "input_dim", None), int)}
+    export(session, scratch, load_workload(job.train), whole_model)
     evaluators: dict[str, Any] = {
-        "spread": evaluator(load_workload(job.train), one.model, 50, one.tables),
-        "call by call": evaluator(load_workload(job.train), one.model, 50),
-        "whole": evaluator(load_workload(job.train), whole, 50),
+        "spread": evaluator(load_workload(job.train), session.model, 50, session.tables),
+        "call by call": evaluator(load_workload(job.train), session.model, 50),
+        "whole": evaluator(load_workload(job.train), whole_model, 50),
     }
     evaluated = {name: evaluate() for name, evaluate in evaluators.items()}
-    look_ups = {name: [op.type for op in made._batch.graph.get_operations()].count("ResourceGather") for name, made in evaluators.items()}
+    look_ups = {
+        name: [op.type for op in evaluate._batch.graph.get_operations()].count("ResourceGather") for name, evaluate in evaluators.items()
+    }
     with layers.sharding(job.train.embeddings):
         built = build(load_workload(job.train), job)
-    fewer = Tables(layers.tables(built.model), built.optimizer, job, 2, per_server=False)
-    fewer.create()
-    alive.append(fewer)
-    restored = Checkpoints(scratch / "checkpoints", built.model, built.optimizer, 3, fewer.files()).restore(print)
-    after = rows_of(fewer)
+    on_two_servers = Tables(layers.tables(built.model), built.optimizer, job, 2, per_server=False)
+    on_two_servers.create()
+    alive.append(on_two_servers)
+    restored = Checkpoints(scratch / "checkpoints", built.model, built.optimizer, 3, on_two_servers.files()).restore(print)
+    restored_rows = rows_of(on_two_servers)
     local = LocalSession(load_workload(job.train), job, AllReduce())
     assert local.tables
     Checkpoints(scratch / "checkpoints", local.model, local.optimizer, 3, local.tables.files()).restore(print)
-    alone = rows_here(local)
+    restored_locally = local_rows(local)
     local.begin_at(STEPS)
     local.run(STEPS)
     Checkpoints(scratch / "local", local.model, local.optimizer, 3, local.tables.files()).save(2 * STEPS)
-    back = Checkpoints(scratch / "local", built.model, built.optimizer, 3, fewer.files()).restore(print)
-    later, then = rows_here(local), rows_of(fewer)
+    restored_again = Checkpoints(scratch / "local", built.model, built.optimizer, 3, on_two_servers.files()).restore(print)
+    trained_locally, back_on_servers = local_rows(local), rows_of(on_two_servers)
     return {
-        "in one process": all(np.array_equal(alone[name], value) for name, value in rows.items()) and len(rows),
-        "back on servers": all(np.array_equal(then[name], value) for name, value in later.items()) and len(later),
-        "moved in one process": min(float(np.max(np.abs(later[name] - value))) for name, value in rows.items()),
-        "step there": back.step if back else None,
+        "in one process": all(np.array_equal(restored_locally[name], value) for name, value in rows.items()) and len(rows),
+        "back on servers": all(np.array_equal(back_on_servers[name], value) for name, value in trained_locally.items())
+        and len(trained_locally),
+        "moved in one process": min(float(np.max(np.abs(trained_locally[name] - value))) for name, value in rows.items()),
+        "step of one process": restored_again.step if restored_again else None,
         "evaluated": evaluated,
         "look-ups": look_ups,
         "files": len(list((scratch / "checkpoints").iterdir())),
         "read as variables": read_as_variables(path, rows),
-        "whole in one process": all(np.array_equal(value, rows[name]) for name, value in of_layers.items()) and len(of_layers),
-        "on two servers": all(np.array_equal(after[name], value) for name, value in rows.items()) and len(rows),
+        "whole in one process": all(np.array_equal(value, rows[name]) for name, value in layer_rows.items()) and len(layer_rows),
+        "on two servers": all(np.array_equal(restored_rows[name], value) for name, value in rows.items()) and len(rows),
         "step": restored.step if restored else None,
     }
 
 
-def full(scratch: Path, one: Any) -> dict[str, Any]:
-    """Save the rows of a session to a disk that gets full meanwhile, and to the same once it has room; return how that went."""
+def full_disk(scratch: Path, session: Any) -> dict[str, Any]:
+    """Save a session's rows to a disk that gets full meanwhile, and again once it has room; return the error and the checkpoints."""
     from trainer.engine.checkpoints import Checkpoints, list_checkpoints
 
     disk = scratch / "disk"
     disk.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], check=False).returncode:
-        return {"skipped": "only root can mount a disk of the test's own"}
+        return {"skipped": "only root can mount a disk"}
     try:
-        checkpoints = Checkpoints(disk, one.model, one.optimizer, 3, one.tables.files())
+        checkpoints = Checkpoints(disk, session.model, session.optimizer, 3, session.tables.files())
         first = checkpoints.save(1)
-        taken = sum(file.stat().st_size for file in disk.iterdir())
-        read, filler = one.tables.read, disk / "filler"
+        read, filler = session.tables.read, disk / "filler"
 
-        def fills(part: Any) -> Any:  # once some of the rows are on the disk
+        def read_and_fill(part: Any) -> Any:  # fills the disk once some of the rows are on it
             if len(list(disk.glob("ckpt-2*"))) > 5 and not filler.exists():
                 with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
                     while file.write(bytes(4096)):
                         pass
             return read(part)
 
-        one.tables.read = fills
+        session.tables.read = read_and_fill
         error = ""
         try:
             checkpoints.save(2)
-        except OSError as problem:
-            error = str(problem.strerror)
-        left = sorted(Path(path).name for path in list_checkpoints(disk))
-        one.tables.read = read
+        except OSError as raised:
+            error = str(raised.strerror)
+        after_error = sorted(Path(path).name for path in list_checkpoints(disk))
+        session.tables.read = read
         filler.unlink()
-        again = checkpoints.save(3)
-        rows = rows_of(one.tables)
+        third = checkpoints.save(3)
+        rows = rows_of(session.tables)
         return {
             "error": error,
-            "left": left,
-            "kept": sorted(Path(path).name for path in list_checkpoints(disk)),
-            "remains": sorted(file.name for file in disk.iterdir() if "ckpt-2" in file.name),
-            "whole": all(read_as_variables(path, rows) for path in (first, again)),
-            "bytes": taken,
+            "after the error": after_error,
+            "at the end": sorted(Path(path).name for path in list_checkpoints(disk)),
+            "partial files": sorted(file.name for file in disk.iterdir() if "ckpt-2" in file.name),
+            "whole": all(read_as_variables(path, rows) for path in (first, third)),
         }
     finally:
         subprocess.run(["umount", "-l", disk], check=False)
 
 
-def too_large(job: Any, connection: Any) -> str:
-    from trainer.workloads.errors import WorkloadError
-
-    try:
-        session(job, connection).begin_at(0)
-    except WorkloadError as error:
-        return str(error)
-    return ""
-
-
-def outside(job: Any, connection: Any) -> str:
+def workload_error(job: Any, connection: Any) -> str:
+    """Return the error with which a training ends."""
     from trainer.engine.embeddings.bad_ids import translate_bad_ids
     from trainer.workloads.errors import WorkloadError
 
     try:
         with translate_bad_ids(job):
-            trained(session(job, connection))
+            trained(new_session(job, connection))
     except WorkloadError as error:
         return str(error)
     return ""
 
 
-def looped(scratch: Path, connection: Any) -> dict[str, dict[str, float]]:
-    """Return what an evaluation is that cannot look up all rows at once, through the tables and with the layer whole."""
+def looped_evaluation(scratch: Path, connection: Any) -> dict[str, dict[str, float]]:
+    """Evaluate a model whose evaluation cannot look up all rows at once, through the spread tables and with the whole layer."""
     from trainer.engine.model_ops import build, evaluator
     from trainer.workloads.loading import load_workload
 
-    job, whole = job_of(scratch, {"model": "looped"}), job_of(scratch, {"model": "looped"}, embeddings=DENSE)
-    one = session(job, connection)
-    one.begin_at(0)
-    here = load_workload(whole.train)
-    found = {
-        "spread": evaluator(load_workload(job.train), one.model, 50, one.tables)(),
-        "whole": evaluator(here, build(here, whole).model, 50)(),
+    job, dense_job = job_of(scratch, {"model": "looped"}), job_of(scratch, {"model": "looped"}, embeddings=DENSE)
+    session = new_session(job, connection)
+    session.begin_at(0)
+    workload = load_workload(dense_job.train)
+    metrics = {
+        "spread": evaluator(load_workload(job.train), session.model, 50, session.tables)(),
+        "whole": evaluator(workload, build(workload, dense_job).model, 50)(),
     }
-    one.close()
-    return found
+    session.close()
+    return metrics
 
 
-def taken_by_servers(here: Any, scratch: Path, connection: Any) -> dict[str, int]:
-    """Return the bytes of a table, and how many its servers take more than before once it is drawn; -1 where the system does not tell."""
+def server_memory(cluster: Any, scratch: Path, connection: Any) -> dict[str, int]:
+    """Return the bytes of a table, and by how much its servers grow when it is drawn; -1 if the system does not show their memory."""
     from trainer.engine.embeddings import server_rows
 
-    server_rows._BLOCK = 2**20  # what a server's threads keep of blocks that they have freed is little
+    server_rows._BLOCK = 2**20  # small: a server's threads keep memory of the blocks that they have freed
 
-    def taken() -> int:
-        files = [Path(f"/proc/{process.pid}/status") for name, process in here.processes.items() if name.startswith("ps-")]
+    def resident_bytes() -> int:
+        files = [Path(f"/proc/{process.pid}/status") for name, process in cluster.processes.items() if name.startswith("ps-")]
         lines = [line for file in files for line in file.read_text().splitlines()]
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
 
-    seen = Path("/proc/self/status").exists()
-    before = taken() if seen else 0
-    one = session(job_of(scratch, {"model": "large", "rows": 4_000_000}), connection)
-    one.begin_at(0)
-    return {"bytes": one.tables.all[0].bytes, "taken": taken() - before if seen else -1}
+    measurable = Path("/proc/self/status").exists()
+    before = resident_bytes() if measurable else 0
+    session = new_session(job_of(scratch, {"model": "large", "rows": 4_000_000}), connection)
+    session.begin_at(0)
+    return {"bytes": session.tables.all[0].bytes, "grown": resident_bytes() - before if measurable else -1}
 
 
-def start(scratch: Path, connection: Any) -> dict[str, Any]:
-    """Return, of tables as they are drawn, how their spread compares with Keras's, and whether a second draw of the same seed is the same."""
+def initial_rows(scratch: Path, connection: Any) -> dict[str, Any]:
+    """Draw tables; return how their spread compares with Keras's, and whether a second draw with the same seed gives the same rows."""
     import keras
     import numpy as np
 
@@ -370,13 +350,13 @@ def start(scratch: Path, connection: Any) -> dict[str, Any]:
     for name in ("uniform", "glorot_normal", "ones"):
         rows = []
         for _ in range(2 if name == "uniform" else 1):
-            one = session(job_of(scratch, {"model": "drawn", "initializer": name}), connection)
-            one.begin_at(0)
-            rows.append(rows_of(one.tables)["drawn"])
+            session = new_session(job_of(scratch, {"model": "drawn", "initializer": name}), connection)
+            session.begin_at(0)
+            rows.append(rows_of(session.tables)["drawn"])
         dense = np.asarray(keras.initializers.get(name)(rows[0].shape))
         drawn[name] = {
             "spread": float(np.abs(rows[0]).mean() / np.abs(dense).mean()),
-            "again": all(np.array_equal(rows[0], other) for other in rows[1:]),
+            "repeatable": all(np.array_equal(rows[0], other) for other in rows[1:]),
             "distinct": len(np.unique(rows[0])) / rows[0].size,
         }
     return drawn
