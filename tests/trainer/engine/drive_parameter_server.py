@@ -1,4 +1,4 @@
-"""Trains small models on real ps and worker processes and prints, as JSON, how that compares with one process.
+"""Trains small models on real ps and worker processes; prints, as JSON, the differences from one process.
 
 Usage: drive_parameter_server.py SCRATCH. It is a process of its own because a chief's connection is for the whole process.
 """
@@ -15,8 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 STEPS = 30
 
-# Sessions must not be torn down while their servers are gone: TensorFlow would complain of it.
-alive: list[Any] = []
+alive: list[Any] = []  # keeps the sessions: TensorFlow complains if one is destroyed after its servers
 
 # name -> the workload's parameters; all without randomness, so that one worker equals one process.
 CASES: dict[str, dict[str, Any]] = {
@@ -50,9 +49,9 @@ def main(scratch: str) -> None:
     from tests.trainer.engine.servers_here import servers
 
     try:
-        with servers(scratch, ps=2, workers=1) as here:
-            report = compare(here.tf_config, scratch)
-            report["exit_codes"] = [process.wait(timeout=30) for process in here.processes.values()]
+        with servers(scratch, ps=2, workers=1) as cluster:
+            report = compare(cluster.tf_config, scratch)
+            report["exit_codes"] = [process.wait(timeout=30) for process in cluster.processes.values()]
             print(json.dumps(report), flush=True)
     except Exception:  # noqa: BLE001 - the test shows it; this process leaves as the trainer does
         traceback.print_exc()
@@ -61,12 +60,10 @@ def main(scratch: str) -> None:
 
 
 def compare(tf_config: str, scratch: str) -> dict[str, Any]:
-    from trainer.task import importing_silently
+    from tests.trainer.engine.drivers import connect_to_servers
 
-    with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
-        import keras
-        import tensorflow  # noqa: F401, ICN001
-
+    connection = connect_to_servers(tf_config)
+    import keras
     import numpy as np
 
     from tests.trainer.engine.small import Small
@@ -74,14 +71,11 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
     from trainer.engine.job import Job, job
     from trainer.engine.parameter_server import asynchronous, packing, servers
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
-    from trainer.engine.parameter_server.worker_pool import connect
     from trainer.engine.replicated import LocalSession
     from trainer.settings import Train, TrainerSettings
     from trainer.tf_config import parse
 
-    task = parse(tf_config)
-    packing.SINGLE_SERVER_BYTES = 0  # small models, too, are on both servers
-    connection = connect(task)
+    packing.SINGLE_SERVER_BYTES = 0  # so that small models are on both servers, too
 
     def job_of(steps: int, **settings: Any) -> Job:
         train = Train.model_validate({"workload": "small:Small", "batch_size": 16, "steps": steps, **settings})
@@ -92,15 +86,15 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
     def values(session: Any) -> list[Any]:
         return [np.asarray(v.value).astype(float) for v in (*session.model.variables, *session.optimizer.variables)]
 
-    few = asynchronous.FEW_OPERATIONS
+    few_operations = asynchronous.FEW_OPERATIONS
     for name, params in CASES.items():
         settings = SETTINGS.get(name, {})
-        keras.config.set_dtype_policy("float32")  # one that is asked for stays
+        keras.config.set_dtype_policy("float32")  # a case's own policy would stay
         local = LocalSession(Small(params), job_of(STEPS, **settings), AllReduce())
         local.begin_at(0)
         for _ in range(3):
             local.run(STEPS // 3)
-        asynchronous.FEW_OPERATIONS = few if name in UNROLLED else 0
+        asynchronous.FEW_OPERATIONS = few_operations if name in UNROLLED else 0
         remote = AsynchronousSession(Small(params), job_of(STEPS, **settings), connection, lambda: False)
         alive.append(remote)
         remote.begin_at(0)
@@ -108,14 +102,14 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         remote.fetch()
         roundtrip = max(float(np.max(np.abs(a - b))) for a, b in zip(before, values(remote), strict=True))
         while remote.step < STEPS:
-            # One call at a time: two in flight on one worker would still run one after the other.
+            # One call at a time: a worker runs its calls one after the other.
             remote.run(STEPS // 3)
         remote.fetch()
         remote.close()
         difference = max(float(np.max(np.abs(a - b))) for a, b in zip(values(local), values(remote), strict=True))
         report["cases"][name] = {"difference": difference, "roundtrip": roundtrip, "step": remote.step}
-    # Randomness is drawn on the worker: these are only asked to learn, one of them in an unrolled loop, as what follows.
-    for compiled, asynchronous.FEW_OPERATIONS in (False, 0), (True, few):
+    # Workers draw their own random numbers, so these only have to learn: one in a loop, the other one unrolled, as is the rest of this function.
+    for compiled, asynchronous.FEW_OPERATIONS in (False, 0), (True, few_operations):
         dropout = AsynchronousSession(Small({"dropout": True}), job_of(150, jit_compile=compiled), connection, lambda: False)
         alive.append(dropout)
         dropout.begin_at(0)
@@ -124,12 +118,14 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
             losses.append(dropout.run(50).loss)
         dropout.close()
         report["dropout_losses"]["compiled" if compiled else "plain"] = losses
-    report["ended"] = {kind: ended(params, job_of(STEPS), connection) for kind, params in (("known", {}), ("unknown", {"unknown": True}))}
-    return {**report, "missed": servers.stop_all(task, scratch)}
+    report["ended"] = {
+        kind: end_of_data_error(params, job_of(STEPS), connection) for kind, params in (("known", {}), ("unknown", {"unknown": True}))
+    }
+    return {**report, "missed": servers.stop_all(parse(tf_config), scratch)}
 
 
-def ended(params: dict[str, Any], job: Any, connection: Any) -> str:
-    """Return what is said of a user's data that ends: known before the first step, or seen by a worker."""
+def end_of_data_error(params: dict[str, Any], job: Any, connection: Any) -> str:
+    """Return the error if a user's data is too short: before the first step if its length is known, otherwise from a worker."""
     from tests.trainer.engine.small import Ending
     from trainer.engine import data_length
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession

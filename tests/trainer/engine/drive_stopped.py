@@ -1,4 +1,4 @@
-"""One of three tasks that take means forever; prints the seconds of each mean that took long, and the error that ended it.
+"""One of three tasks that compute means until a peer is lost; prints the seconds of each mean that took long, and the error.
 
 python drive_stopped.py INDEX ADDRESS ADDRESS ADDRESS
 """
@@ -27,22 +27,22 @@ def main(index: int, addresses: list[str]) -> None:
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.session import PeerLostError
 
-    ring = AllReduce(len(NAMES), index)
-    ring.connect(NAMES, addresses)
+    all_reduce = AllReduce(len(NAMES), index)
+    all_reduce.connect(NAMES, addresses)
 
     @tf.function(autograph=False)
     def mean() -> tf.Tensor:
-        return ring.mean_gradients([tf.constant([float(index)])])[0][0]
+        return all_reduce.mean_gradients([tf.constant([float(index)])])[0][0]
 
     def step() -> float:
-        with ring.translate_peer_errors():
+        with all_reduce.translate_peer_errors():
             value = float(mean()[0])
-        ring.barrier()  # as at the end of a run
+        all_reduce.barrier()  # as at the end of a run
         return value
 
     try:
         value = step()
-        last = time.monotonic()  # before the report, because the test may stop this task as soon as it reads that
+        last = time.monotonic()  # before the report, because the test may stop this task as soon as it reads it
         report(mean=value)
         while True:
             value = step()
