@@ -82,7 +82,7 @@ def train_cases(create_session: Any, cases: dict[str, bool | None], optimizer: s
                 "rate": float(session.optimizer.learning_rate.numpy()),
                 "sum": weight_sum(session.model),
                 "replicas": [sum(float(r.numpy().sum()) for r in replicas) for replicas in zip(*map(replica_values, values), strict=True)],
-                "seen": changing.weight_sums,
+                "weight sums": changing.weight_sums,
                 "elements": sum(w.size for w in session.model.get_weights()),
             }
     return report

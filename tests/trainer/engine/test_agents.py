@@ -1,4 +1,4 @@
-"""An agent in the loop, in this process: it stops and resumes as it was, and tells what it does."""
+"""An agent in the loop, in this process: it resumes with its whole state, and reports its progress."""
 
 from pathlib import Path
 from typing import Any
@@ -37,77 +37,77 @@ def train(run_dir: Path, steps: int, stop_after: int | None = None, **changes: A
     def stopped() -> bool:
         return stop_after is not None and session.step >= stop_after
 
-    chosen, output = job_of(run_dir, steps, **changes), Output()
-    agent = GridworldDqn(chosen.train.params, "synthetic", 0)
-    session = LocalAgentSession(agent, chosen, stopped)
-    outcome = loop.run(session, agent, chosen, Reporter("chief", output), stopped)
+    train_job, output = job_of(run_dir, steps, **changes), Output()
+    agent = GridworldDqn(train_job.train.params, "synthetic", 0)
+    session = LocalAgentSession(agent, train_job, stopped)
+    outcome = loop.run(session, agent, train_job, Reporter("chief", output), stopped)
     return session, outcome, output
 
 
 def state(session: LocalAgentSession) -> list[Any]:
-    """Return the networks, the replay and the optimizer's variables, as they are now."""
+    """Return copies of the networks, the replay and the optimizer's variables."""
     return [variable.value.numpy().copy() for variable in (*session.model.variables, *session.optimizer.variables)]
 
 
-def test_a_run_that_is_stopped_goes_on_from_its_step_epsilon_networks_and_replay(tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_with_its_step_epsilon_networks_and_replay(tmp_path: Path) -> None:
     stopped, outcome, first = train(tmp_path, 1001, stop_after=600)
     assert not outcome.finished
     assert 600 <= outcome.step < 1001
     at_stop = first.events("progress")[-1]
     assert at_stop["step"] == outcome.step
-    agent, chosen = GridworldDqn(PARAMS, "synthetic", 0), job_of(tmp_path, 1001)
-    resumed = LocalAgentSession(agent, chosen, lambda: False)
+    agent, resumed_job = GridworldDqn(PARAMS, "synthetic", 0), job_of(tmp_path, 1001)
+    resumed = LocalAgentSession(agent, resumed_job, lambda: False)
     output = Output()
-    before: list[Any] = []
+    restored: list[Any] = []
     begin = resumed.begin_at
 
     def begin_at(step: int) -> None:
         begin(step)
-        before.extend(state(resumed))
+        restored.extend(state(resumed))
 
-    resumed.begin_at = begin_at  # type: ignore[method-assign]  # what it goes on from, before its first step
-    outcome = loop.run(resumed, agent, chosen, Reporter("chief", output), lambda: False)
+    resumed.begin_at = begin_at  # type: ignore[method-assign]  # to see the state before the first step
+    outcome = loop.run(resumed, agent, resumed_job, Reporter("chief", output), lambda: False)
     assert output.events("restored")[0]["step"] == at_stop["step"]
-    assert all((now == then).all() for now, then in zip(before, state(stopped), strict=True))
-    (replay,) = [values for values in before if values.dtype == np.int8]
+    assert all((after == before).all() for after, before in zip(restored, state(stopped), strict=True))
+    (replay,) = [values for values in restored if values.dtype == np.int8]
     assert replay[: at_stop["step"]].any(axis=1).all()
     assert not replay[at_stop["step"] :].any()
-    # Epsilon goes on falling from where it was: 1 until step 200, then in a line to 0.1 at step 1000.
+    # Epsilon continues to fall: it is 1 until step 200, then falls linearly to 0.1 at step 1000.
     after = output.events("progress")[0]
     assert at_stop["metrics"]["epsilon"] == pytest.approx(1 - 0.9 * (at_stop["step"] - 200) / 800)
     assert after["metrics"]["epsilon"] < at_stop["metrics"]["epsilon"]
-    # Boards move four at a time; of the last move one board's is left.
+    # Four boards move at a time; the last step is the move of only one.
     assert (outcome.step, outcome.finished) == (1001, True)
     assert int(np.asarray(resumed.optimizer.iterations)) == (1001 - 200) // 4
     assert not resumed.model.replay.value.numpy()[1001:].any()
 
 
-def test_a_stop_is_heard_before_all_is_learned_that_many_boards_play_at_once(tmp_path: Path) -> None:
-    many = {**PARAMS, "boards": 64, "update_every": 1, "random_steps": 100}  # 512 moves a call, an update each
-    session, outcome, _ = train(tmp_path, 2000, stop_after=200, params=many)
+def test_an_agent_with_many_boards_stops_before_it_has_learned_from_all_moves_of_a_call(tmp_path: Path) -> None:
+    params = {**PARAMS, "boards": 64, "update_every": 1, "random_steps": 100}  # 512 moves a call, an update each
+    session, outcome, _ = train(tmp_path, 2000, stop_after=200, params=params)
     assert 200 <= outcome.step < 300
     assert int(np.asarray(session.optimizer.iterations)) == outcome.step - 100
-    again, resumed, _ = train(tmp_path, 600, params=many)
+    again, resumed, _ = train(tmp_path, 600, params=params)
     assert (resumed.step, resumed.finished) == (600, True)
     assert int(np.asarray(again.optimizer.iterations)) == 500
 
 
-def test_a_stop_before_anything_is_played_is_no_error(tmp_path: Path) -> None:
+def test_a_stop_before_the_first_move_is_no_error(tmp_path: Path) -> None:
     _, outcome, output = train(tmp_path, 1000, stop_after=0)
     assert (outcome.step, outcome.finished) == (0, False)
     assert [event["step"] for event in output.events("checkpoint")] == [0]
 
 
-def test_what_it_does_is_told_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    traced, learn = list[int](), GridworldDqn.learn
+def test_an_agent_reports_its_metrics_and_writes_summaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces, learn = list[int](), GridworldDqn.learn
 
-    def traced_learn(agent: GridworldDqn, *given: Any) -> Any:
-        traced.append(1)
-        return learn(agent, *given)
+    def counted_learn(agent: GridworldDqn, *arguments: Any) -> Any:
+        traces.append(1)
+        return learn(agent, *arguments)
 
-    monkeypatch.setattr(GridworldDqn, "learn", traced_learn)
+    monkeypatch.setattr(GridworldDqn, "learn", counted_learn)
     _, outcome, output = train(tmp_path, 801, evaluate={"every_steps": 400}, summaries={"every_steps": 200})
-    assert traced == [1]  # once, though the first and the last moves are fewer than the others
+    assert traces == [1]  # although the first and the last call have fewer moves
     assert set(outcome.metrics) == {"loss", "reward", "q"}
     progress = output.events("progress")[-1]
     assert set(progress["metrics"]) == {"reward", "q", "epsilon"}
@@ -123,21 +123,21 @@ def test_what_it_does_is_told_and_written(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_tensorboard_shows_the_film(tmp_path: Path) -> None:
+def test_tensorboard_shows_the_episode(tmp_path: Path) -> None:
     train(tmp_path, 200, summaries={"every_steps": 200})
     with tensorboard(tmp_path / "logs", tmp_path / "tensorboard.log") as board:
         board.wait_for("plugin/images/tags", {"train"})
         assert set(board.json("plugin/images/tags")["train"]) == {"episode"}
-        (shown,) = board.json("plugin/images/images", run="train", tag="episode", sample="0")
-        assert shown["step"] == 200
-        gif = board.get("plugin/images/individualImage", **dict([shown["query"].split("=", 1)]))
+        (image,) = board.json("plugin/images/images", run="train", tag="episode", sample="0")
+        assert image["step"] == 200
+        gif = board.get("plugin/images/individualImage", **dict([image["query"].split("=", 1)]))
     assert gif.startswith(b"GIF89a")
 
 
 def test_an_evaluator_plays_the_checkpoints(tmp_path: Path) -> None:
     train(tmp_path, 400, has_evaluator=True)
-    output, chosen = Output(), job_of(tmp_path, 400, has_evaluator=True)
-    last = evaluator.evaluate_checkpoints(GridworldDqn(PARAMS, "synthetic", 0), chosen, Reporter("evaluator", output), lambda: False)
+    output, evaluator_job = Output(), job_of(tmp_path, 400, has_evaluator=True)
+    last = evaluator.evaluate_checkpoints(GridworldDqn(PARAMS, "synthetic", 0), evaluator_job, Reporter("evaluator", output), lambda: False)
     assert last is not None
     assert last[0] == 400
     assert set(last[1]) == {"loss", "reward", "q"}

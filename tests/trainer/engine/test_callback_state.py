@@ -1,4 +1,4 @@
-"""The state of callbacks, as bytes and restored."""
+"""The state of callbacks is packed as bytes and restored."""
 
 import math
 from collections import Counter, OrderedDict, defaultdict
@@ -13,24 +13,24 @@ import pytest
 from trainer.engine.callback_state import TrackedAttributes, extra_values
 
 
-class Having(keras.callbacks.Callback):
-    """Has attributes."""
+class StatefulCallback(keras.callbacks.Callback):
+    """A callback with the given attributes."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
-        put(self, attributes)
+        set_attributes(self, attributes)
 
 
-def put(callback: keras.callbacks.Callback, attributes: dict[str, Any]) -> None:
+def set_attributes(callback: keras.callbacks.Callback, attributes: dict[str, Any]) -> None:
     for name, value in attributes.items():
         setattr(callback, name, value)
 
 
-def carried(before: Having, changes: dict[str, Any], after: Having) -> Having:
-    """Change attributes of one callback, and let another one get back what the first remembers."""
-    remembered = TrackedAttributes([before])
-    put(before, changes)
-    TrackedAttributes([after]).restore(remembered.pack())
+def restored(before: StatefulCallback, changes: dict[str, Any], after: StatefulCallback) -> StatefulCallback:
+    """Change attributes of the callback `before`, restore its state in `after`, and return `after`."""
+    tracked = TrackedAttributes([before])
+    set_attributes(before, changes)
+    TrackedAttributes([after]).restore(tracked.pack())
     return after
 
 
@@ -54,50 +54,54 @@ def carried(before: Having, changes: dict[str, Any], after: Having) -> Having:
     ],
     ids=str,
 )
-def test_a_simple_value_comes_back_as_it_was(value: Any) -> None:
-    found = carried(Having(it=-1), {"it": value}, Having(it=-1))
-    assert type(found.it) is type(value)
-    np.testing.assert_equal(found.it, value)
+def test_a_simple_value_is_restored(value: Any) -> None:
+    after = restored(StatefulCallback(value=-1), {"value": value}, StatefulCallback(value=-1))
+    assert type(after.value) is type(value)
+    np.testing.assert_equal(after.value, value)
 
 
-@pytest.mark.parametrize("kind", [lambda: defaultdict(list), OrderedDict, Counter], ids=["defaultdict", "OrderedDict", "Counter"])
-def test_a_dict_of_a_class_of_its_own_stays_one(kind: Callable[[], dict[str, Any]]) -> None:
-    before, after = Having(it=kind()), Having(it=kind())
-    found = carried(before, {"it": type(before.it)(None, a=[1]) if isinstance(before.it, defaultdict) else type(before.it)(a=2)}, after)
-    assert type(found.it) is type(before.it)
-    assert found.it == before.it
-    assert not isinstance(found.it, defaultdict) or found.it["new"] == []
+@pytest.mark.parametrize("dict_class", [lambda: defaultdict(list), OrderedDict, Counter], ids=["defaultdict", "OrderedDict", "Counter"])
+def test_a_subclass_of_dict_is_restored_as_such(dict_class: Callable[[], dict[str, Any]]) -> None:
+    before, after = StatefulCallback(value=dict_class()), StatefulCallback(value=dict_class())
+    after = restored(
+        before, {"value": type(before.value)(None, a=[1]) if isinstance(before.value, defaultdict) else type(before.value)(a=2)}, after
+    )
+    assert type(after.value) is type(before.value)
+    assert after.value == before.value
+    assert not isinstance(after.value, defaultdict) or after.value["new"] == []
 
 
-def test_what_is_not_simple_stays_as_it_is() -> None:
-    found = carried(Having(it=1), {"it": object(), "model_": keras.Sequential(), "parts": [1, object()]}, Having(it=1))
-    assert vars(found).keys() == vars(Having(it=1)).keys()
-    assert found.it == 1
+def test_attributes_that_are_not_simple_are_not_restored() -> None:
+    after = restored(
+        StatefulCallback(value=1), {"value": object(), "model_": keras.Sequential(), "parts": [1, object()]}, StatefulCallback(value=1)
+    )
+    assert vars(after).keys() == vars(StatefulCallback(value=1)).keys()
+    assert after.value == 1
 
 
-def test_an_argument_that_is_another_now_counts_and_state_comes_back() -> None:
-    found = carried(Having(patience=3, wait=0), {"wait": 2}, Having(patience=5, wait=0))
-    assert (found.patience, found.wait) == (5, 2)
-    found = carried(Having(rate=0.1), {"rate": 0.05}, Having(rate=0.2))
-    assert found.rate == 0.2
+def test_a_changed_argument_is_used_and_the_state_is_restored() -> None:
+    after = restored(StatefulCallback(patience=3, wait=0), {"wait": 2}, StatefulCallback(patience=5, wait=0))
+    assert (after.patience, after.wait) == (5, 2)
+    after = restored(StatefulCallback(rate=0.1), {"rate": 0.05}, StatefulCallback(rate=0.2))
+    assert after.rate == 0.2
 
 
-def test_what_training_begins_with_is_undone() -> None:
-    before, after = Having(best=None), Having(best=None)
-    remembered = TrackedAttributes([before])
+def test_a_change_before_training_that_training_undoes_stays_undone() -> None:
+    before, after = StatefulCallback(best=None), StatefulCallback(best=None)
+    tracked = TrackedAttributes([before])
     before.best = 7
-    remembered.mark_begin()
+    tracked.mark_begin()
     before.best = None
-    again = TrackedAttributes([after])
+    tracked_after = TrackedAttributes([after])
     after.best = 7
-    again.restore(remembered.pack())
+    tracked_after.restore(tracked.pack())
     assert after.best is None
 
 
-def test_each_gets_its_own_by_class_and_place() -> None:
-    remembered = TrackedAttributes(first := [Having(it=0), keras.callbacks.History(), Having(it=0)])
-    first[0].it, first[2].it = 1, 2
-    packed = remembered.pack(epoch=4, means={"loss": 0.5})
+def test_each_callback_gets_its_own_state_by_class_and_position() -> None:
+    tracked = TrackedAttributes(first := [StatefulCallback(value=0), keras.callbacks.History(), StatefulCallback(value=0)])
+    first[0].value, first[2].value = 1, 2
+    packed = tracked.pack(epoch=4, means={"loss": 0.5})
     assert extra_values(packed) == {"epoch": 4, "means": {"loss": 0.5}}
-    TrackedAttributes(second := [Having(it=0), Having(it=0), Having(it=0)]).restore(packed)
-    assert [one.it for one in second] == [1, 2, 0]
+    TrackedAttributes(second := [StatefulCallback(value=0), StatefulCallback(value=0), StatefulCallback(value=0)]).restore(packed)
+    assert [callback.value for callback in second] == [1, 2, 0]

@@ -1,4 +1,4 @@
-"""Keras's callbacks between steps, as `fit` calls them: the same hooks with the same logs, and what they remember after a restart."""
+"""Keras callbacks between steps, called as by `fit`: the same hooks with the same logs, and their state after a restart."""
 
 # ruff: noqa: ARG002 - hooks have the arguments that Keras gives them
 
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.trainer.engine.calling import Calling, Changing, Make, calling_job
+from tests.trainer.engine.calling import Changing, MakeCallbacks, SmallWithCallbacks, callback_job
 from tests.trainer.engine.small import Poisoned
 from tests.trainer.engine.test_loop import Output
 from trainer.engine import loop, run_state
@@ -24,16 +24,16 @@ from trainer.events import Reporter
 
 def train(
     run_dir: Path,
-    make: Make,
+    make_callbacks: MakeCallbacks,
     *,
     stop_after: int | None = None,
     params: dict[str, Any] | None = None,
-    kind: type[Calling] = Calling,
+    workload_class: type[SmallWithCallbacks] = SmallWithCallbacks,
     **changes: Any,
 ) -> tuple[LocalSession, loop.Outcome, Output]:
-    """Train in this process, 25 steps an epoch; return session, outcome and what was reported."""
-    workload = kind(make, **(params or {}))
-    job = calling_job(workload, run_dir, **changes)
+    """Train in this process, 25 steps an epoch; return the session, the outcome and the reported events."""
+    workload = workload_class(make_callbacks, **(params or {}))
+    job = callback_job(workload, run_dir, **changes)
     session = LocalSession(workload, job, AllReduce())
     output = Output()
     stopped = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
@@ -44,8 +44,8 @@ def notices(output: Output) -> list[str]:
     return [event["message"] for event in output.events("notice")]
 
 
-class Told(keras.callbacks.Callback):
-    """Writes down each call."""
+class Recorder(keras.callbacks.Callback):
+    """Records each call, and the logs of each epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,29 +75,29 @@ class Told(keras.callbacks.Callback):
 EVALUATED = ["test", "tested"]
 
 
-def test_means_count_the_steps_that_were_measured_and_nothing_that_is_only_known_from_before(tmp_path: Path) -> None:
-    told = Told()
-    workload = Calling(lambda: [told])
-    job = calling_job(workload, tmp_path, epochs=2)
+def test_means_count_only_the_steps_that_were_measured(tmp_path: Path) -> None:
+    recorder = Recorder()
+    workload = SmallWithCallbacks(lambda: [recorder])
+    job = callback_job(workload, tmp_path, epochs=2)
     session = LocalSession(workload, job, AllReduce())
     hooks = Hooks(session, workload, job, Reporter("chief", Output()))
     hooks.begin(0, None)
-    # As the workers of servers tell: at first nothing, then of two of them, then nothing new.
+    # As workers of parameter servers report: first nothing, then two means with an old one between them.
     for step, steps, loss, measured in [(5, 5, None, 0), (10, 5, 1.0, 10), (20, 10, 1.0, 0), (25, 5, 4.0, 5)]:
         metrics = {} if loss is None else {"accuracy": loss / 4}
         hooks.after(Progress(step=step, steps=steps, loss=loss, metrics=metrics, examples=0, seconds=1.0, measured=measured))
-    assert told.logs == [{"loss": 2.0, "accuracy": 0.5}]
+    assert recorder.logs == [{"loss": 2.0, "accuracy": 0.5}]
 
 
 def test_hooks_are_called_in_the_order_of_fit_with_its_logs(tmp_path: Path) -> None:
-    told = Told()
-    # It exports, too, between the hooks.
-    session, outcome, output = train(tmp_path, lambda: [told], epochs=2, export={"formats": ["keras"]})
-    two = [["epoch 0", *EVALUATED, "epoch 0 done"], ["epoch 1", *EVALUATED, "epoch 1 done"]]
-    assert told.calls == ["train 2x25", *two[0], *two[1], "end"]
-    assert [set(logs) for logs in told.logs] == [{"loss", "accuracy", "val_loss", "val_accuracy"}] * 2
-    assert {f"val_{name}": value for name, value in outcome.metrics.items()}.items() <= told.logs[-1].items()
-    assert told.logs[1]["loss"] < told.logs[0]["loss"]
+    recorder = Recorder()
+    # An export happens between hooks, too.
+    session, outcome, output = train(tmp_path, lambda: [recorder], epochs=2, export={"formats": ["keras"]})
+    epochs = ["epoch 0", *EVALUATED, "epoch 0 done", "epoch 1", *EVALUATED, "epoch 1 done"]
+    assert recorder.calls == ["train 2x25", *epochs, "end"]
+    assert [set(logs) for logs in recorder.logs] == [{"loss", "accuracy", "val_loss", "val_accuracy"}] * 2
+    assert {f"val_{name}": value for name, value in outcome.metrics.items()}.items() <= recorder.logs[-1].items()
+    assert recorder.logs[1]["loss"] < recorder.logs[0]["loss"]
     assert [event["step"] for event in output.events("evaluated")] == [25, 50]
     assert output.events("exported")
     assert session.model.optimizer is session.optimizer
@@ -107,40 +107,40 @@ def test_hooks_are_called_in_the_order_of_fit_with_its_logs(tmp_path: Path) -> N
     "length, expected",
     [
         ({"steps": 60, "evaluate": {"every_steps": 20}}, [0, 1, 2]),
-        ({"steps": 60}, [0, 1, 2]),  # two passes, and the begin of a third
+        ({"steps": 60}, [0, 1, 2]),  # two passes, and the beginning of a third
         ({"epochs": 2, "batch_size": 300}, [0, 1]),
-        ({"epochs": 5, "batch_size": 1000}, [0, 1, 2, 3, 4]),  # of which a step has two or three
+        ({"epochs": 5, "batch_size": 1000}, [0, 1, 2, 3, 4]),  # a step has two or three of them
     ],
     ids=["between evaluations", "passes", "batches of two epochs", "epochs within a step"],
 )
-def test_an_epoch_is_a_pass_or_the_span_between_evaluations(length: dict[str, Any], expected: list[int], tmp_path: Path) -> None:
-    told = Told()
-    train(tmp_path, lambda: [told], **length)
-    assert [int(call.split()[1]) for call in told.calls if call.endswith("done")] == expected
+def test_an_epoch_is_a_pass_or_the_steps_between_evaluations(length: dict[str, Any], expected: list[int], tmp_path: Path) -> None:
+    recorder = Recorder()
+    train(tmp_path, lambda: [recorder], **length)
+    assert [int(call.split()[1]) for call in recorder.calls if call.endswith("done")] == expected
 
 
-def test_without_evaluations_before_the_end_there_are_none_in_the_logs_before(tmp_path: Path) -> None:
-    told = Told()
-    train(tmp_path, lambda: [told], epochs=2, evaluate={"every_steps": 0})
-    assert [call for call in told.calls if call in EVALUATED] == EVALUATED
-    assert ["val_loss" in logs for logs in told.logs] == [False, True]
+def test_logs_of_epochs_without_evaluation_have_no_validation_metrics(tmp_path: Path) -> None:
+    recorder = Recorder()
+    train(tmp_path, lambda: [recorder], epochs=2, evaluate={"every_steps": 0})
+    assert [call for call in recorder.calls if call in EVALUATED] == EVALUATED
+    assert ["val_loss" in logs for logs in recorder.logs] == [False, True]
 
 
-def test_hooks_of_batches_are_called_for_each_step(tmp_path: Path) -> None:
+def test_batch_hooks_are_called_for_each_step(tmp_path: Path) -> None:
     calls: list[tuple[str, int, tuple[str, ...]]] = []
 
-    def make() -> list[keras.callbacks.Callback]:
+    def make_callbacks() -> list[keras.callbacks.Callback]:
         begin = lambda batch, logs: calls.append(("begin", batch, tuple(logs)))  # noqa: E731 - as users write them
         end = lambda batch, logs: calls.append(("end", batch, tuple(logs)))  # noqa: E731 - as users write them
         return [keras.callbacks.LambdaCallback(on_train_batch_begin=begin, on_train_batch_end=end)]
 
-    train(tmp_path, make, epochs=2)
-    one = [call for batch in range(25) for call in (("begin", batch, ()), ("end", batch, ("loss", "accuracy")))]
-    assert calls == one * 2
+    train(tmp_path, make_callbacks, epochs=2)
+    epoch = [call for batch in range(25) for call in (("begin", batch, ()), ("end", batch, ("loss", "accuracy")))]
+    assert calls == epoch * 2
 
 
 class EarlyStoppingAtMinLoss(keras.callbacks.Callback):
-    """As https://keras.io/guides/writing_your_own_callbacks has it."""
+    """As in https://keras.io/guides/writing_your_own_callbacks."""
 
     def __init__(self, patience: int = 0) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class EarlyStoppingAtMinLoss(keras.callbacks.Callback):
 
 
 class CustomLearningRateScheduler(keras.callbacks.Callback):
-    """As the same guide has it."""
+    """As in the same guide."""
 
     def __init__(self, schedule: Callable[[int, float], float]) -> None:
         super().__init__()
@@ -184,33 +184,33 @@ def at_rate(rate: float) -> dict[str, Any]:
     return {"optimizer": "SGD", "arguments": {"learning_rate": rate}}
 
 
-def test_early_stopping_as_the_guide_has_it_ends_the_run_and_says_why(tmp_path: Path) -> None:
+def test_early_stopping_of_the_guide_ends_the_run_with_a_reason(tmp_path: Path) -> None:
     stopping = EarlyStoppingAtMinLoss()
     session, outcome, output = train(tmp_path, lambda: [stopping], epochs=100, params=at_rate(5.0))
     assert outcome.finished
     assert (outcome.step % 25, outcome.step < 2500) == (0, True)
-    why = f"the callback EarlyStoppingAtMinLoss.on_epoch_end has set model.stop_training in epoch {outcome.step // 25}"
-    assert f"the run ends after step {outcome.step} of 2500: {why}" in notices(output)
+    reason = f"the callback EarlyStoppingAtMinLoss.on_epoch_end has set model.stop_training in epoch {outcome.step // 25}"
+    assert f"the run ends after step {outcome.step} of 2500: {reason}" in notices(output)
     assert run_state.read(tmp_path)["state"] == "succeeded"
-    assert run_state.read(tmp_path)["ended_early"] == why
+    assert run_state.read(tmp_path)["ended_early"] == reason
     for weight, best in zip(session.model.get_weights(), stopping.best_weights, strict=True):
         np.testing.assert_array_equal(weight, best)
 
 
-def test_the_last_metrics_are_of_weights_that_a_callback_sets_after_the_evaluation(tmp_path: Path) -> None:
-    def make() -> list[keras.callbacks.Callback]:
+def test_the_last_metrics_are_those_of_the_weights_that_a_callback_sets_after_the_evaluation(tmp_path: Path) -> None:
+    def make_callbacks() -> list[keras.callbacks.Callback]:
         worse = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 if epoch == 0 else 5.0)
-        return [worse, EarlyStoppingAtMinLoss(), told]
+        return [worse, EarlyStoppingAtMinLoss(), recorder]
 
-    told = Told()
-    _, outcome, output = train(tmp_path, make, epochs=20, params=at_rate(0.1))
+    recorder = Recorder()
+    _, outcome, output = train(tmp_path, make_callbacks, epochs=20, params=at_rate(0.1))
     assert outcome.step == 50
-    assert outcome.metrics["loss"] == pytest.approx(told.logs[0]["val_loss"])
-    assert outcome.metrics["loss"] != pytest.approx(told.logs[1]["val_loss"])
+    assert outcome.metrics["loss"] == pytest.approx(recorder.logs[0]["val_loss"])
+    assert outcome.metrics["loss"] != pytest.approx(recorder.logs[1]["val_loss"])
     assert output.events("evaluated")[-1]["metrics"] == outcome.metrics
 
 
-def test_a_scheduler_as_the_guide_has_it_changes_the_rate_that_is_trained_with(tmp_path: Path) -> None:
+def test_training_uses_the_rate_of_the_scheduler_of_the_guide(tmp_path: Path) -> None:
     scheduler = CustomLearningRateScheduler(lambda epoch, _: 0.5 if epoch == 0 else 0.0)
     train(tmp_path, lambda: [scheduler], epochs=3, params=at_rate(0.125))
     rates, weights = zip(*scheduler.seen, strict=True)
@@ -219,30 +219,30 @@ def test_a_scheduler_as_the_guide_has_it_changes_the_rate_that_is_trained_with(t
     np.testing.assert_array_equal(weights[1], weights[2])
 
 
-def test_weights_and_rate_that_a_callback_sets_are_trained_with(tmp_path: Path) -> None:
+def test_training_uses_the_weights_and_rate_that_a_callback_sets(tmp_path: Path) -> None:
     changing = Changing()
     session, outcome, _ = train(tmp_path, lambda: [changing], epochs=10)
     assert outcome.step == 75
-    assert changing.seen[0] == 0.5 * sum(weight.size for weight in session.model.get_weights())
-    assert changing.seen[0] != changing.seen[1] == changing.seen[2]
+    assert changing.weight_sums[0] == 0.5 * sum(weight.size for weight in session.model.get_weights())
+    assert changing.weight_sums[0] != changing.weight_sums[1] == changing.weight_sums[2]
 
 
-def test_the_weights_of_the_best_epoch_come_back_at_the_end_and_are_what_is_saved_and_evaluated(tmp_path: Path) -> None:
-    def make() -> list[keras.callbacks.Callback]:
+def test_the_weights_of_the_best_epoch_are_restored_evaluated_and_saved_at_the_end(tmp_path: Path) -> None:
+    def make_callbacks() -> list[keras.callbacks.Callback]:
         worse = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 if epoch == 0 else 5.0)
         return [worse, keras.callbacks.EarlyStopping(monitor="val_loss", patience=2, restore_best_weights=True)]
 
-    told = Told()
-    session, outcome, output = train(tmp_path, lambda: [*make(), told], epochs=20, params=at_rate(0.1))
+    recorder = Recorder()
+    session, outcome, output = train(tmp_path, lambda: [*make_callbacks(), recorder], epochs=20, params=at_rate(0.1))
     assert outcome.step == 75
-    assert outcome.metrics["loss"] == pytest.approx(told.logs[0]["val_loss"])
+    assert outcome.metrics["loss"] == pytest.approx(recorder.logs[0]["val_loss"])
     assert output.events("evaluated")[-1]["metrics"] == outcome.metrics
     again, _, _ = train(tmp_path, list, steps=75, params=at_rate(0.1))
     for weight, saved in zip(session.model.get_weights(), again.model.get_weights(), strict=True):
         np.testing.assert_array_equal(weight, saved)
 
 
-def remembering() -> list[keras.callbacks.Callback]:
+def stateful_callbacks() -> list[keras.callbacks.Callback]:
     return [
         keras.callbacks.CSVLogger("log.csv"),
         keras.callbacks.ReduceLROnPlateau(monitor="loss", min_delta=10.0, patience=2, factor=0.5),
@@ -256,47 +256,49 @@ def rows(run_dir: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, loop.Outcome, Output]:
-    """A run with such callbacks that is never interrupted."""
-    directory = tmp_path_factory.mktemp("straight")
-    _, outcome, output = train(directory, remembering, epochs=20)
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, loop.Outcome, Output]:
+    """Return the directory, outcome and events of an uninterrupted run with these callbacks."""
+    directory = tmp_path_factory.mktemp("uninterrupted")
+    _, outcome, output = train(directory, stateful_callbacks, epochs=20)
     return directory, outcome, output
 
 
 @pytest.mark.parametrize("stop_after", [60, 74], ids=["within an epoch", "at the end of one"])
-def test_callbacks_go_on_where_they_were(
-    stop_after: int, straight: tuple[Path, loop.Outcome, Output], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_callbacks_of_a_resumed_run_continue(
+    stop_after: int, uninterrupted: tuple[Path, loop.Outcome, Output], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    directory, whole, output = straight
+    directory, whole, output = uninterrupted
     reason = "the callback EarlyStopping.on_epoch_end has set model.stop_training in epoch 8"
     assert f"the run ends after step {whole.step} of 500: {reason}" in notices(output)
-    _, first, _ = train(tmp_path / "halves", remembering, epochs=20, stop_after=stop_after, steps_per_execution=1)
+    _, first, _ = train(tmp_path / "halves", stateful_callbacks, epochs=20, stop_after=stop_after, steps_per_execution=1)
     assert (first.finished, first.step) == (False, stop_after + 1)
-    resumed, second, output = train(tmp_path / "halves", remembering, epochs=20)
+    resumed, second, output = train(tmp_path / "halves", stateful_callbacks, epochs=20)
     assert second.step == whole.step == 8 * 25
     assert f"the run ends after step 200 of 500: {reason}" in notices(output)
     assert float(resumed.optimizer.learning_rate.numpy()) == pytest.approx(0.05 * 0.5**3)
     assert second.metrics == pytest.approx(whole.metrics)
-    there, here = rows(directory), rows(tmp_path / "halves")
-    assert [row["epoch"] for row in here] == [str(epoch) for epoch in range(8)]
-    for one, other in zip(there, here, strict=True):
-        assert {name: float(value) for name, value in other.items()} == pytest.approx({name: float(value) for name, value in one.items()})
+    resumed_rows = rows(tmp_path / "halves")
+    assert [row["epoch"] for row in resumed_rows] == [str(epoch) for epoch in range(8)]
+    for expected, row in zip(rows(directory), resumed_rows, strict=True):
+        assert {name: float(value) for name, value in row.items()} == pytest.approx(
+            {name: float(value) for name, value in expected.items()}
+        )
     assert sorted(path.name for path in (tmp_path / "halves/results/models").iterdir()) == [f"{epoch}.keras" for epoch in range(1, 9)]
-    assert {path.name for path in tmp_path.iterdir()} == {"halves"}  # nothing where the process happens to be
+    assert {path.name for path in tmp_path.iterdir()} == {"halves"}  # nothing is written to the working directory
 
 
-def test_a_log_loses_what_it_says_of_epochs_that_are_done_again(tmp_path: Path) -> None:
-    train(tmp_path, remembering, epochs=3)
+def test_a_log_loses_its_rows_of_epochs_that_are_repeated(tmp_path: Path) -> None:
+    train(tmp_path, stateful_callbacks, epochs=3)
     log = tmp_path / "results" / "log.csv"
-    log.write_text(log.read_text() + "3,0,0,0,0,0\n4,0,0,0,0,0\n")  # as of a task that was killed after its last checkpoint
-    train(tmp_path, remembering, epochs=5)
+    log.write_text(log.read_text() + "3,0,0,0,0,0\n4,0,0,0,0,0\n")  # as if a task was killed after its last checkpoint
+    train(tmp_path, stateful_callbacks, epochs=5)
     assert [row["epoch"] for row in rows(tmp_path)] == list("01234")
     assert all(float(row["loss"]) > 0 for row in rows(tmp_path))
 
 
 @pytest.mark.parametrize("append", [False, True])
-def test_a_log_that_goes_on_has_no_row_twice(append: bool, tmp_path: Path) -> None:
+def test_a_continued_log_has_no_row_twice(append: bool, tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text("epoch,loss\n0,3\n1,2\n2,1\n")
     logger = keras.callbacks.CSVLogger(str(log), append=append)
@@ -305,61 +307,62 @@ def test_a_log_that_goes_on_has_no_row_twice(append: bool, tmp_path: Path) -> No
     assert log.read_text() == "epoch,loss\n0,3\n"
 
 
-def test_the_last_epoch_ends_also_where_the_task_is_asked_to_stop_with_its_last_step(tmp_path: Path) -> None:
-    told = Told()
-    train(tmp_path, lambda: [told], epochs=1, steps_per_execution=1, stop_after=24)
-    assert told.calls[-2:] == ["epoch 0 done", "end"]
+def test_the_last_epoch_ends_although_the_task_stops_with_its_last_step(tmp_path: Path) -> None:
+    recorder = Recorder()
+    train(tmp_path, lambda: [recorder], epochs=1, steps_per_execution=1, stop_after=24)
+    assert recorder.calls[-2:] == ["epoch 0 done", "end"]
 
 
-def test_a_run_that_a_callback_has_ended_is_saved_once_and_goes_on_only_with_other_arguments(tmp_path: Path) -> None:
-    def again(patience: int) -> tuple[int, list[int]]:
-        made = [keras.callbacks.EarlyStopping(monitor="loss", min_delta=10.0, patience=patience)]
-        _, outcome, output = train(tmp_path, lambda: made, epochs=9, checkpoint={"keep": 5, "every_steps": 25})
+def test_a_run_that_a_callback_ended_is_saved_once_and_continues_only_with_other_arguments(tmp_path: Path) -> None:
+    def steps_and_checkpoints(patience: int) -> tuple[int, list[int]]:
+        callbacks = [keras.callbacks.EarlyStopping(monitor="loss", min_delta=10.0, patience=patience)]
+        _, outcome, output = train(tmp_path, lambda: callbacks, epochs=9, checkpoint={"keep": 5, "every_steps": 25})
         assert "stop_training in epoch" in str(outcome.ended_early)
         return outcome.step, [event["step"] for event in output.events("checkpoint")]
 
-    assert again(1) == (50, [25, 50])
-    assert again(1) == (50, [])
-    assert again(3) == (100, [75, 100])
+    assert steps_and_checkpoints(1) == (50, [25, 50])
+    assert steps_and_checkpoints(1) == (50, [])
+    assert steps_and_checkpoints(3) == (100, [75, 100])
 
 
-def test_more_epochs_go_on_and_another_argument_counts(tmp_path: Path) -> None:
-    patience: dict[str, Any] = {"monitor": "loss", "min_delta": 10.0}
-    _, first, _ = train(tmp_path, lambda: [keras.callbacks.EarlyStopping(patience=4, **patience)], epochs=3)
+def test_a_run_with_more_epochs_continues_with_a_changed_argument(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"monitor": "loss", "min_delta": 10.0}
+    _, first, _ = train(tmp_path, lambda: [keras.callbacks.EarlyStopping(patience=4, **arguments)], epochs=3)
     assert first.step == 75
-    _, second, output = train(tmp_path, lambda: [keras.callbacks.EarlyStopping(patience=6, **patience)], epochs=20)
-    assert second.step == 25 * 7  # the first is better than none, and six are no better
+    _, second, output = train(tmp_path, lambda: [keras.callbacks.EarlyStopping(patience=6, **arguments)], epochs=20)
+    assert second.step == 25 * 7  # the first epoch counts as an improvement, and the next six do not
     assert "stop_training in epoch 7" in notices(output)[-1]
 
 
-def test_what_the_trainer_does_itself_is_left_out_and_told(tmp_path: Path) -> None:
-    def make() -> list[keras.callbacks.Callback]:
-        left_out = [
+def test_callbacks_that_the_trainer_replaces_are_left_out_and_reported(tmp_path: Path) -> None:
+    def make_callbacks() -> list[keras.callbacks.Callback]:
+        replaced = [
             keras.callbacks.TensorBoard(),
             keras.callbacks.BackupAndRestore(str(tmp_path / "backup")),
             keras.callbacks.TerminateOnNaN(),
         ]
-        return [*left_out, keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: None)]
+        return [*replaced, keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: None)]
 
-    _, _, output = train(tmp_path, make, epochs=1)
-    told = [message for message in notices(output) if "left out" in message]
-    assert [message.partition(" is left out: ")[0] for message in told] == [
+    _, _, output = train(tmp_path, make_callbacks, epochs=1)
+    left_out = [message for message in notices(output) if "left out" in message]
+    assert [message.partition(" is left out: ")[0] for message in left_out] == [
         f"the callback {name}" for name in ("TensorBoard", "BackupAndRestore", "TerminateOnNaN")
     ]
     assert not (tmp_path / "backup").exists()
 
 
-class Spoilt(Calling, Poisoned):
-    """Has inputs that are no numbers from batch 30 on."""
+class PoisonedWithCallbacks(SmallWithCallbacks, Poisoned):
+    """Has inputs of NaN from batch `bad` on."""
 
 
-def test_nan_fails_the_run_or_ends_it_by_the_callback(tmp_path: Path) -> None:
+def test_nan_fails_the_run_unless_the_callback_ends_it(tmp_path: Path) -> None:
+    def make_callbacks() -> list[keras.callbacks.Callback]:
+        return [keras.callbacks.TerminateOnNaN()]
+
     params = {"bad": 30, "activation": "tanh"}
     with pytest.raises(DivergedError, match="at step 31"):
-        train(tmp_path / "stop", lambda: [keras.callbacks.TerminateOnNaN()], params=params, kind=Spoilt, epochs=4)
-    _, outcome, _ = train(
-        tmp_path / "warn", lambda: [keras.callbacks.TerminateOnNaN()], params=params, kind=Spoilt, epochs=4, on_nan="warn"
-    )
+        train(tmp_path / "stop", make_callbacks, params=params, workload_class=PoisonedWithCallbacks, epochs=4)
+    _, outcome, _ = train(tmp_path / "warn", make_callbacks, params=params, workload_class=PoisonedWithCallbacks, epochs=4, on_nan="warn")
     assert (outcome.finished, outcome.step) == (True, 31)
     assert (
         run_state.read(tmp_path / "warn")["ended_early"]
