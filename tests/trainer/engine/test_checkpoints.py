@@ -1,4 +1,4 @@
-"""Checkpoints that are complete, kept in number, and never lost for another model's."""
+"""Checkpoints are complete, limited in number, and never replaced by those of another model."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def checkpoints(directory: Path, state: model_ops.BuiltModel, keep: int = 3) -> 
     return Checkpoints(directory, state.model, state.optimizer, keep)
 
 
-def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+def test_saved_state_is_restored(tmp_path: Path) -> None:
     first = built()
     first.model.trainable_variables[0].assign(np.full((4, 8), 7.0))
     first.optimizer.iterations.assign(42)
@@ -41,52 +41,52 @@ def rate(value: float) -> dict[str, Any]:
 SCHEDULE = {"learning_rate": {"initial": 0.5, "schedule": "exponential", "decay_steps": 10}}
 
 
-def test_a_lowered_rate_goes_on_where_the_optimizer_is_built_with_the_same(tmp_path: Path) -> None:
+def test_a_lowered_rate_is_restored_if_the_configured_rate_is_the_same(tmp_path: Path) -> None:
     first = built(**rate(0.001))
     saved = checkpoints(tmp_path, first)
     first.optimizer.learning_rate = 0.00025  # as ReduceLROnPlateau does
     saved.save(50)
-    for step in (50, 60):  # and is told from one that is built from a resume on
-        again = built(**rate(0.001))
-        resumed = checkpoints(tmp_path, again)
+    for step in (50, 60):  # the second resume is from a checkpoint of a resumed run
+        state = built(**rate(0.001))
+        resumed = checkpoints(tmp_path, state)
         resumed.restore(pytest.fail)
-        assert float(again.optimizer.learning_rate.numpy()) == pytest.approx(0.00025)
+        assert float(state.optimizer.learning_rate.numpy()) == pytest.approx(0.00025)
         resumed.save(step)
 
 
-def test_another_rate_takes_the_place_of_the_checkpoints(tmp_path: Path) -> None:
+def test_a_changed_rate_replaces_that_of_the_checkpoint(tmp_path: Path) -> None:
     first = built(**rate(0.001))
     saved = checkpoints(tmp_path, first)
     first.optimizer.learning_rate = 0.00025
     first.optimizer.iterations.assign(50)
     saved.save(50)
-    told: list[str] = []
-    again = built(**rate(1e-12))
-    resumed = checkpoints(tmp_path, again)
-    resumed.restore(told.append)
-    assert told == ["learning rate 0.001 -> 1e-12 from step 50"]
-    assert float(again.optimizer.learning_rate.numpy()) == pytest.approx(1e-12)
-    assert int(again.optimizer.iterations.numpy()) == 50
+    notices: list[str] = []
+    second = built(**rate(1e-12))
+    resumed = checkpoints(tmp_path, second)
+    resumed.restore(notices.append)
+    assert notices == ["learning rate 0.001 -> 1e-12 from step 50"]
+    assert float(second.optimizer.learning_rate.numpy()) == pytest.approx(1e-12)
+    assert int(second.optimizer.iterations.numpy()) == 50
     resumed.save(60)
     checkpoints(tmp_path, built(**rate(1e-12))).restore(pytest.fail)
 
 
-def test_another_rate_is_used_where_the_checkpoint_is_of_a_version_that_noted_none(tmp_path: Path) -> None:
+def test_a_changed_rate_is_used_with_the_checkpoint_of_a_version_that_stored_no_rate(tmp_path: Path) -> None:
     saved = checkpoints(tmp_path, built(**rate(0.001)))
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(**saved._parts), str(tmp_path), 3, checkpoint_name="ckpt")
     saved._step.assign(50)
     manager.save(checkpoint_number=50)
-    told: list[str] = []
+    notices: list[str] = []
     for value in (0.001, 0.0002):
-        again = built(**rate(value))
-        checkpoints(tmp_path, again).restore(told.append)
-        assert float(again.optimizer.learning_rate.numpy()) == pytest.approx(value)
-    assert told == ["learning rate 0.001 -> 0.0002 from step 50"]
+        second = built(**rate(value))
+        checkpoints(tmp_path, second).restore(notices.append)
+        assert float(second.optimizer.learning_rate.numpy()) == pytest.approx(value)
+    assert notices == ["learning rate 0.001 -> 0.0002 from step 50"]
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 @pytest.mark.parametrize(
-    "before, after, words, resumes_with",
+    "before, after, message, resumes_with",
     [
         ({}, SCHEDULE, "0.05 -> exponential(decay_steps=10, initial=0.5)", 0.5 * 0.1**5),
         (SCHEDULE, {}, "exponential(decay_steps=10, initial=0.5) -> 0.05", 0.05),
@@ -95,93 +95,93 @@ def test_another_rate_is_used_where_the_checkpoint_is_of_a_version_that_noted_no
     ids=["to a schedule", "to a constant", "to another schedule"],
 )
 def test_a_rate_may_become_a_schedule_and_the_reverse(
-    precision: str, before: dict[str, Any], after: dict[str, Any], words: str | None, resumes_with: float, tmp_path: Path
+    precision: str, before: dict[str, Any], after: dict[str, Any], message: str | None, resumes_with: float, tmp_path: Path
 ) -> None:
     first = built({"precision": precision, **before})
     inner = getattr(first.optimizer, "inner_optimizer", first.optimizer)
-    for place, slot in enumerate(inner._momentums):
-        slot.assign(np.full(slot.shape, place))
+    for index, slot in enumerate(inner._momentums):
+        slot.assign(np.full(slot.shape, index))
     inner.iterations.assign(50)
     checkpoints(tmp_path, first).save(50)
-    second, told = built({"precision": precision, **after}), list[str]()
-    checkpoints(tmp_path, second).restore(told.append)
-    words = words or "exponential(decay_steps=10, initial=0.5) -> exponential(decay_steps=10, initial=0.4)"
-    assert told == [f"learning rate {words} from step 50"]
+    second, notices = built({"precision": precision, **after}), list[str]()
+    checkpoints(tmp_path, second).restore(notices.append)
+    message = message or "exponential(decay_steps=10, initial=0.5) -> exponential(decay_steps=10, initial=0.4)"
+    assert notices == [f"learning rate {message} from step 50"]
     inner = getattr(second.optimizer, "inner_optimizer", second.optimizer)
     assert int(inner.iterations.numpy()) == 50
     assert [float(slot.numpy().flat[0]) for slot in inner._momentums] == [0.0, 1.0, 2.0, 3.0]
     assert float(second.optimizer.learning_rate) == pytest.approx(resumes_with)
 
 
-def test_the_newest_few_are_kept(tmp_path: Path) -> None:
-    kept = checkpoints(tmp_path, built(), keep=2)
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    saved = checkpoints(tmp_path, built(), keep=2)
     for step in (10, 20, 30, 40):
-        kept.save(step)
+        saved.save(step)
     assert sorted(path.name for path in tmp_path.glob("*.index")) == ["ckpt-30.index", "ckpt-40.index"]
-    again = checkpoints(tmp_path, built(), keep=2)
-    again.save(50)
+    second = checkpoints(tmp_path, built(), keep=2)
+    second.save(50)
     assert sorted(path.name for path in tmp_path.glob("*.index")) == ["ckpt-40.index", "ckpt-50.index"]
 
 
-def test_nothing_saved_is_nothing_restored(tmp_path: Path) -> None:
+def test_nothing_is_restored_without_a_checkpoint(tmp_path: Path) -> None:
     assert checkpoints(tmp_path, built()).restore(pytest.fail) is None
 
 
 @pytest.mark.parametrize("damage", ["index", "data"])
-def test_a_damaged_checkpoint_is_told_and_the_one_before_taken(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_restored(tmp_path: Path, damage: str) -> None:
     saved = checkpoints(tmp_path, built())
     saved.save(10)
     saved.save(20)
-    victim = next(tmp_path.glob(f"ckpt-20.{damage}*"))
-    victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
-    told: list[str] = []
-    restored = checkpoints(tmp_path, built()).restore(told.append)
+    damaged = next(tmp_path.glob(f"ckpt-20.{damage}*"))
+    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+    notices: list[str] = []
+    restored = checkpoints(tmp_path, built()).restore(notices.append)
     assert restored is not None
     assert restored.step == 10
-    assert len(told) == 1
-    assert "ckpt-20" in told[0]
-    assert victim.exists()
+    [notice] = notices
+    assert "ckpt-20" in notice
+    assert damaged.exists()
 
 
-def test_another_models_checkpoint_is_an_error_and_stays(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_an_error_and_is_not_deleted(tmp_path: Path) -> None:
     checkpoints(tmp_path, built()).save(10)
     with pytest.raises(CheckpointError, match=r"ckpt-10 is of another model or optimizer.*another name"):
         checkpoints(tmp_path, built(normalised=True)).restore(pytest.fail)
     assert (tmp_path / "ckpt-10.index").exists()
 
 
-def test_checkpoints_that_cannot_be_read_at_all_are_not_trained_over(tmp_path: Path) -> None:
+def test_training_does_not_start_if_no_checkpoint_can_be_read(tmp_path: Path) -> None:
     checkpoints(tmp_path, built()).save(10)
     next(tmp_path.glob("ckpt-10.index")).write_bytes(b"")
     with pytest.raises(CheckpointError, match="none of the 1 checkpoints can be read"):
         checkpoints(tmp_path, built()).restore(lambda _: None)
 
 
-@pytest.mark.parametrize("damage", ["gone", "empty"])
-def test_checkpoints_are_found_without_the_file_that_names_them(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["missing", "empty"])
+def test_checkpoints_are_found_without_the_file_that_lists_them(tmp_path: Path, damage: str) -> None:
     saved = checkpoints(tmp_path, built())
     for step in (90, 100):
         saved.save(step)
     (tmp_path / "checkpoint").unlink()
     if damage == "empty":
         (tmp_path / "checkpoint").touch()
-    told: list[str] = []
-    again = checkpoints(tmp_path, built(), keep=2)
-    restored = again.restore(told.append)
+    notices: list[str] = []
+    second = checkpoints(tmp_path, built(), keep=2)
+    restored = second.restore(notices.append)
     assert restored is not None
     assert restored.step == 100
-    assert "missing or damaged" in told[0]
-    again.save(110)
+    assert "missing or damaged" in notices[0]
+    second.save(110)
     assert sorted(path.name for path in tmp_path.glob("*.index")) == ["ckpt-100.index", "ckpt-110.index"]
 
 
-def test_an_empty_file_of_names_alone_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_nothing_is_restored_if_there_is_only_an_empty_list_of_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").touch()
     assert checkpoints(tmp_path, built()).restore(pytest.fail) is None
 
 
 class Compiled(Small):
-    """Compiles its model, as users do: the model has the optimizer, too."""
+    """Compiles its model, as users do, so that the model has the optimizer, too."""
 
     def model(self) -> keras.Model:
         self.compiled = super().model()
@@ -198,19 +198,19 @@ def test_a_compiled_model_resumes_with_another_rate_or_with_clipping(change: dic
         first = model_ops.build(Compiled(params), small_job(1))
         first.optimizer.iterations.assign(step)
         checkpoints(tmp_path, first).save(step)
-        again = model_ops.build(Compiled(params), small_job(1, **({"learning_rate": {"initial": 0.01}} | change)))
-        checkpoints(tmp_path, again).restore(lambda _: None)
-        assert int(again.optimizer.iterations.numpy()) == step
+        second = model_ops.build(Compiled(params), small_job(1, **({"learning_rate": {"initial": 0.01}} | change)))
+        checkpoints(tmp_path, second).restore(lambda _: None)
+        assert int(second.optimizer.iterations.numpy()) == step
 
 
 class Closed(keras.optimizers.SGD):
-    """Cannot be made again from what it tells of itself."""
+    """Cannot be created again from its configuration."""
 
     def __init__(self, rate: Any) -> None:
         super().__init__(rate)
 
 
-def test_an_optimizer_that_cannot_be_made_again_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_an_optimizer_that_cannot_be_created_again_is_an_error_before_anything_is_lost(tmp_path: Path) -> None:
     class Owned(Small):
         def optimizer(self) -> keras.optimizers.Optimizer:
             decay = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
@@ -221,7 +221,7 @@ def test_an_optimizer_that_cannot_be_made_again_is_told_and_nothing_is_lost(tmp_
         checkpoints(tmp_path, model_ops.build(Owned({"schedule": True}), small_job(1))).restore(pytest.fail)
 
 
-def test_schedules_within_a_schedule_are_told_by_their_values() -> None:
+def test_schedules_within_a_schedule_are_described_by_their_values() -> None:
     class Warm(keras.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step: Any) -> Any:
             return step
@@ -229,5 +229,5 @@ def test_schedules_within_a_schedule_are_told_by_their_values() -> None:
         def get_config(self) -> dict[str, Any]:
             return {"then": keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)}
 
-    told = schedules.described(keras.optimizers.SGD(Warm()))
-    assert told == "Warm(then=ExponentialDecay(decay_rate=0.5, decay_steps=10, initial_learning_rate=0.1, staircase=False))"
+    description = schedules.described(keras.optimizers.SGD(Warm()))
+    assert description == "Warm(then=ExponentialDecay(decay_rate=0.5, decay_steps=10, initial_learning_rate=0.1, staircase=False))"

@@ -1,4 +1,4 @@
-"""Training data that ends too early: what is to be done is said, by the loop and by every kind of session; see test_parameter_server, too."""
+"""Training data that ends too early is an error that names the remedy; test_parameter_server.py has the same of parameter servers."""
 
 import pytest
 
@@ -20,17 +20,17 @@ def test_too_few_batches_are_refused_before_the_first_step() -> None:
         accumulating.begin_at(0)
 
 
-def test_as_many_batches_as_the_run_takes_are_enough() -> None:
+def test_data_may_end_with_the_last_step() -> None:
     session = LocalSession(Ending({}), small_job(steps=5), AllReduce())
     session.begin_at(0)
     assert session.run(5).step == 5
-    # Going on, too: a pipeline of one's own that begins at the step has fewer left.
-    rest = LocalSession(Ending({}), small_job(steps=9), AllReduce())
-    rest.begin_at(4)
-    assert rest.run(5).step == 9
+    # The same for a resumed run: a user's pipeline that begins at the step has only the remaining batches.
+    resumed = LocalSession(Ending({}), small_job(steps=9), AllReduce())
+    resumed.begin_at(4)
+    assert resumed.run(5).step == 9
 
 
-def test_an_end_that_nobody_knew_of_is_told_when_it_comes() -> None:
+def test_data_of_unknown_length_is_an_error_when_it_ends() -> None:
     job = small_job(steps=6)
     session = LocalSession(Ending({"unknown": True}), job, AllReduce())
     session.begin_at(0)

@@ -14,7 +14,7 @@ from trainer.settings import EarlyStopping
 from trainer.workloads.errors import WorkloadError
 
 
-def evaluated(*losses: float) -> list[EvaluationResult]:
+def evaluations(*losses: float) -> list[EvaluationResult]:
     return [EvaluationResult(step, {"loss": loss, "accuracy": 1 - loss}, 0.0) for step, loss in enumerate(losses)]
 
 
@@ -34,12 +34,12 @@ def evaluated(*losses: float) -> list[EvaluationResult]:
         ({"patience": 1, "metric": "absent"}, [1], True),
     ],
 )
-def test_it_is_enough_when_nothing_got_better_for_so_long(rule: dict[str, object], losses: list[float], *, stops: bool) -> None:
-    assert (no_improvement(evaluated(*losses), EarlyStopping.model_validate(rule)) is not None) == stops
+def test_training_stops_after_so_many_evaluations_without_improvement(rule: dict[str, object], losses: list[float], *, stops: bool) -> None:
+    assert (no_improvement(evaluations(*losses), EarlyStopping.model_validate(rule)) is not None) == stops
 
 
-def test_a_run_that_gets_no_better_ends_as_done_after_a_checkpoint(tmp_path: Path) -> None:
-    rule = {"metric": "accuracy", "patience": 2, "min_delta": 1.0}  # nothing is better than the first
+def test_a_run_without_improvement_saves_and_succeeds(tmp_path: Path) -> None:
+    rule = {"metric": "accuracy", "patience": 2, "min_delta": 1.0}  # no evaluation improves on the first
     session, outcome, output = train(tmp_path, 5000, early_stopping=rule)
     assert outcome.finished
     assert 60 <= session.step < 5000
@@ -55,11 +55,10 @@ def test_a_metric_that_evaluations_do_not_have_is_refused_before_training(tmp_pa
         train(tmp_path, 10, early_stopping={"metric": "acuracy", "mode": "max"})
 
 
-def test_a_run_ends_when_its_time_is_up_and_stays_ended(tmp_path: Path) -> None:
+def test_a_run_ends_after_its_maximum_time_and_does_not_continue(tmp_path: Path) -> None:
     session, outcome, _ = train(tmp_path, 1_000_000, max_seconds=1.5, evaluate={"every_steps": 0}, summaries={"every_steps": 0})
     assert outcome.finished
-    kept = run_state.read(tmp_path)
-    assert kept["trained_seconds"] >= 1.5
+    assert run_state.read(tmp_path)["trained_seconds"] >= 1.5
     again, outcome, output = train(tmp_path, 1_000_000, max_seconds=1.5, evaluate={"every_steps": 0}, summaries={"every_steps": 0})
     assert outcome.finished
     assert again.step - session.step <= 2000  # one call

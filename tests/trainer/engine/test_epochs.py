@@ -1,4 +1,4 @@
-"""Epochs become steps, where the number of examples is known."""
+"""Epochs become steps if the number of examples is known."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,13 +17,13 @@ from trainer.workloads.user_call import CallArguments
 from trainer.workloads.user_data import UserData
 
 
-def of(**train: Any) -> Job:
+def job_of(**train: Any) -> Job:
     base = {"run": "r", "run_dir": "unused", "scratch_dir": "unused"}
     return job(TrainerSettings.model_validate({**base, "train": {"workload": "linear_regression", **train}}))
 
 
 class Sized(Small):
-    """Knows how many examples it has."""
+    """Knows its number of examples."""
 
     def train_examples(self) -> int:
         return 400
@@ -34,26 +34,26 @@ class Sized(Small):
     [(1, 16, 1, 1, 25), (3, 16, 1, 1, 75), (3, 16, 1, 2, 38), (3, 16, 2, 2, 19), (1, 1000, 1, 1, 1), (5, 7, 1, 3, 96)],
 )
 def test_epochs_are_as_many_steps_as_all_replicas_need(epochs: int, batch_size: int, accumulate: int, replicas: int, steps: int) -> None:
-    known = of(epochs=epochs, batch_size=batch_size, gradients={"accumulate": accumulate})
-    assert known.steps == 0
-    known = with_steps(known, Sized({}), replicas)
-    assert known.steps == steps == int(np.ceil(epochs * 400 / (batch_size * accumulate * replicas)))
-    assert known.epoch_length == EpochLength(400, batch_size * accumulate * replicas)
+    unsized = job_of(epochs=epochs, batch_size=batch_size, gradients={"accumulate": accumulate})
+    assert unsized.steps == 0
+    sized = with_steps(unsized, Sized({}), replicas)
+    assert sized.steps == steps == int(np.ceil(epochs * 400 / (batch_size * accumulate * replicas)))
+    assert sized.epoch_length == EpochLength(400, batch_size * accumulate * replicas)
 
 
-def test_steps_stay_what_they_are() -> None:
-    assert with_steps(of(steps=7), Sized({}), 2).steps == 7
+def test_configured_steps_are_not_changed() -> None:
+    assert with_steps(job_of(steps=7), Sized({}), 2).steps == 7
 
 
 @pytest.mark.parametrize("name, examples", [("linear_regression", 100), ("mnist_mlp", 20_000), ("mnist", 20_000)])
-def test_built_in_workloads_know_their_examples(name: str, examples: int) -> None:
-    known = of(workload=name, epochs=2, batch_size=10)
-    assert with_steps(known, load_workload(known.train), 1).steps == 2 * examples // 10
+def test_built_in_workloads_know_their_number_of_examples(name: str, examples: int) -> None:
+    unsized = job_of(workload=name, epochs=2, batch_size=10)
+    assert with_steps(unsized, load_workload(unsized.train), 1).steps == 2 * examples // 10
 
 
-def test_a_class_that_does_not_tell_how_many_examples_it_has_is_refused_by_name() -> None:
+def test_epochs_are_refused_for_a_workload_with_an_unknown_number_of_examples() -> None:
     with pytest.raises(WorkloadError, match=r"train\.epochs is 3, and how many examples linear_regression .*; .* train\.steps"):
-        with_steps(of(epochs=3), Small({}), 1)
+        with_steps(job_of(epochs=3), Small({}), 1)
 
 
 def pairs(count: int) -> tf.data.Dataset:
@@ -70,7 +70,7 @@ def pairs(count: int) -> tf.data.Dataset:
         (lambda: pairs(50).filter(lambda n, _: n > 3), None),
         (lambda: pairs(50).filter(lambda n, _: n > 3).apply(tf.data.experimental.assert_cardinality(46)), 46),
     ],
-    ids=["arrays", "named arrays", "dataset", "batches", "unknown", "said"],
+    ids=["arrays", "named arrays", "dataset", "batches", "unknown", "asserted"],
 )
 def test_the_examples_of_a_users_data_are_counted(data: Callable[[], Any], count: int | None) -> None:
     assert UserData(data, CallArguments("x:model", {}, "synthetic", 0), "train_data").count() == count

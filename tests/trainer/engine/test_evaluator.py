@@ -1,4 +1,4 @@
-"""The evaluator task as a real process, beside a chief in this process or one of its own."""
+"""The evaluator task as a real process, with a chief in this process or another one."""
 
 import json
 import os
@@ -20,12 +20,12 @@ from trainer.events import Reporter
 from trainer.settings import TrainerSettings
 
 STEPS = 60
-LONG = 90.0  # seconds for whatever a test waits for on a busy machine
+LONG = 90.0  # seconds that a test waits for a condition on a busy machine
 EVALUATOR = json.dumps({"cluster": {"chief": ["127.0.0.1:1"]}, "task": {"type": "evaluator", "index": 0}})
 
 
 def start(trainers: Any, run_dir: Path, role: str = "evaluator", params: dict[str, Any] | None = None, **settings: Any) -> Any:
-    """Start a task of a run of Small as a process of its own."""
+    """Start a process with a task of a run of Small."""
     training = {
         "workload": "tests.trainer.engine.small:Small",
         "steps": STEPS,
@@ -35,100 +35,99 @@ def start(trainers: Any, run_dir: Path, role: str = "evaluator", params: dict[st
         "evaluate": {"every_steps": 5, "batch_size": 100},
         **settings.pop("train", {}),
     }
-    whole = {"run": "small", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "has_evaluator": True, "train": training}
-    told = TrainerSettings.model_validate({**whole, **settings}).model_dump_json(exclude_unset=True)
-    environment = {"TRAINER_SETTINGS": told}
+    base = {"run": "small", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "has_evaluator": True, "train": training}
+    environment = {"TRAINER_SETTINGS": TrainerSettings.model_validate({**base, **settings}).model_dump_json(exclude_unset=True)}
     if role == "evaluator":
         environment["TF_CONFIG"] = EVALUATOR
     return trainers.trainer(env=environment, preload=forked.TENSORFLOW)
 
 
-def chief(run_dir: Path, until: int) -> Outcome:
-    """Be the chief until a step: train on from the last checkpoint, save, and end or stop."""
-    stop_after = until - 1 if until < STEPS else None
-    saving = {"every_steps": 1000, "keep": 5}
-    _, outcome, _ = train(run_dir, STEPS, {}, stop_after, has_evaluator=True, steps_per_execution=1, checkpoint=saving)
+def chief(run_dir: Path, last_step: int) -> Outcome:
+    """Train as the chief from the last checkpoint until a step, save, and end or stop."""
+    stop_after = last_step - 1 if last_step < STEPS else None
+    checkpoint = {"every_steps": 1000, "keep": 5}
+    _, outcome, _ = train(run_dir, STEPS, {}, stop_after, has_evaluator=True, steps_per_execution=1, checkpoint=checkpoint)
     assert isinstance(outcome, Outcome)
-    assert outcome.step == until
+    assert outcome.step == last_step
     return outcome
 
 
-def evaluated(run: Any, step: int) -> None:
-    """Wait until a step has been evaluated."""
+def wait_until_evaluated(run: Any, step: int) -> None:
+    """Wait until the evaluator has evaluated a step."""
     until(
         f"step {step} to be evaluated", lambda: step in [event["step"] for event in run.events("evaluated")], LONG, seen=lambda: run.lines
     )
 
 
 @pytest.mark.timeout(300)
-def test_it_follows_survives_damage_and_its_own_death_and_sees_the_last(trainers: Any, tmp_path: Path) -> None:
+def test_an_evaluator_follows_the_chief_despite_a_damaged_checkpoint_and_its_own_restart(trainers: Any, tmp_path: Path) -> None:
     run = start(trainers, tmp_path)
     chief(tmp_path, 10)
-    evaluated(run, 10)
+    wait_until_evaluated(run, 10)
 
-    # One that is damaged before the evaluator looks is told of, and the next is evaluated.
+    # A checkpoint that is damaged before the evaluator reads it is reported, and the next one is evaluated.
     child = run.events("started")[-1]["pid"]
     os.kill(child, signal.SIGSTOP)
     chief(tmp_path, 20)
     damaged = next(tmp_path.glob("checkpoints/ckpt-20.data*"))
-    whole = damaged.read_bytes()
-    damaged.write_bytes(b"\0" * len(whole))
+    content = damaged.read_bytes()
+    damaged.write_bytes(b"\0" * len(content))
     os.kill(child, signal.SIGCONT)
     notice = until("a notice", lambda: run.events("notice"), LONG, seen=lambda: run.lines)[0]["message"]
     assert "ckpt-20" in notice
     assert "cannot be read" in notice
-    damaged.write_bytes(whole)
+    damaged.write_bytes(content)
     chief(tmp_path, 30)
-    evaluated(run, 30)
+    wait_until_evaluated(run, 30)
 
-    # Killed, it comes back and does not begin again.
+    # After a kill it is restarted, and repeats no evaluation.
     os.kill(child, signal.SIGKILL)
     run.event("started", 2)
     chief(tmp_path, 40)
-    evaluated(run, 40)
+    wait_until_evaluated(run, 40)
 
     outcome = chief(tmp_path, STEPS)
     assert run.code(LONG) == 0
-    done = run.event("done")
-    assert done["step"] == STEPS
-    assert done["metrics"] == pytest.approx(outcome.metrics)
+    event = run.event("done")
+    assert event["step"] == STEPS
+    assert event["metrics"] == pytest.approx(outcome.metrics)
     assert [event["step"] for event in run.events("evaluated")] == [10, 30, 40, STEPS]
-    assert [one.step for one in evaluations.read(tmp_path)] == [10, 30, 40, STEPS]
+    assert [result.step for result in evaluations.read(tmp_path)] == [10, 30, 40, STEPS]
     assert len(run.events("notice")) == 1
     assert not [line for line in run.lines if "Traceback" in line]
     best = json.loads((tmp_path / "export" / "best" / "metrics.json").read_text())
-    values = {one.step: one.metrics["accuracy"] for one in evaluations.read(tmp_path)}
+    values = {result.step: result.metrics["accuracy"] for result in evaluations.read(tmp_path)}
     assert best["value"] == max(values.values()) == values[best["step"]]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_slow_one_takes_the_newest_and_the_last_while_the_chief_deletes_old_ones(trainers: Any, tmp_path: Path) -> None:
+def test_a_slow_evaluator_skips_old_checkpoints_and_evaluates_the_last_one(trainers: Any, tmp_path: Path) -> None:
     training = {"steps": 3000, "checkpoint": {"every_steps": 50, "keep": 1}, "steps_per_execution": 10}
-    slow = start(trainers, tmp_path, params={"slow": 0.2}, train=training)
-    fast = start(trainers, tmp_path, "chief", train=training)
-    assert fast.code(LONG) == 0
-    assert slow.code(LONG) == 0
-    steps = [event["step"] for event in slow.events("evaluated")]
-    saved = {event["step"] for event in fast.events("checkpoint")}
+    slow_evaluator = start(trainers, tmp_path, params={"slow": 0.2}, train=training)
+    fast_chief = start(trainers, tmp_path, "chief", train=training)
+    assert fast_chief.code(LONG) == 0
+    assert slow_evaluator.code(LONG) == 0
+    steps = [event["step"] for event in slow_evaluator.events("evaluated")]
+    saved = {event["step"] for event in fast_chief.events("checkpoint")}
     assert steps == sorted(set(steps))
     assert set(steps) <= saved
     assert len(steps) < len(saved)
     assert steps[-1] == 3000
-    assert slow.event("done")["time"] > run_state.read(tmp_path)["updated"]
+    assert slow_evaluator.event("done")["time"] > run_state.read(tmp_path)["updated"]
     assert len(list(tmp_path.glob("checkpoints/*.index"))) == 1
-    # The chief evaluates the last step as well, for run.json; only the evaluator writes of it.
-    assert [event["step"] for event in fast.events("evaluated")] == [3000]
+    # The chief evaluates the last step as well, for run.json; only the evaluator writes summaries and evaluations.json.
+    assert [event["step"] for event in fast_chief.events("evaluated")] == [3000]
     assert [step for step, _ in read_events(tmp_path / "logs" / "eval").scalars("accuracy")] == steps
-    assert [one.step for one in evaluations.read(tmp_path)] == steps
+    assert [result.step for result in evaluations.read(tmp_path)] == steps
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_it_stops_in_the_middle_of_an_evaluation(trainers: Any, tmp_path: Path) -> None:
+def test_an_evaluator_stops_in_the_middle_of_an_evaluation(trainers: Any, tmp_path: Path) -> None:
     chief(tmp_path, 10)
     run = start(trainers, tmp_path, params={"slow": 3}, train={"evaluate": {"every_steps": 5, "batch_size": 10}})
-    until("a slow batch, of forty: two minutes", lambda: "a slow batch" in run.lines, LONG, seen=lambda: run.lines)
+    until("a slow batch, one of forty", lambda: "a slow batch" in run.lines, LONG, seen=lambda: run.lines)
     run.send(signal.SIGTERM)
     assert run.code(LONG) == 143
     assert run.events("evaluated") == []
@@ -138,60 +137,60 @@ def test_it_stops_in_the_middle_of_an_evaluation(trainers: Any, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_without_a_chief_it_does_not_wait_for_ever(trainers: Any, tmp_path: Path) -> None:
+def test_an_evaluator_gives_up_waiting_for_a_chief_that_writes_nothing(trainers: Any, tmp_path: Path) -> None:
     run = start(trainers, tmp_path, orphan_timeout=1.0)
     assert run.code(LONG) == 75
     assert "the chief has written nothing to" in run.event("failed")["detail"]
     assert len(run.events("started")) == 1
 
 
-def test_a_metric_that_is_not_there_is_a_wrong_configuration(trainers: Any, tmp_path: Path) -> None:
+def test_an_unknown_metric_is_a_wrong_configuration(trainers: Any, tmp_path: Path) -> None:
     run = start(trainers, tmp_path, train={"export": {"metric": "top_accuracy"}})
     assert run.code(LONG) == 2
     assert "'top_accuracy'; expected one of loss, accuracy" in run.event("failed")["detail"]
 
 
-@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="the free memory is known on Linux alone")
-def test_tables_that_it_cannot_hold_are_refused_before_they_are_made(trainers: Any, tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="the free memory is known only on Linux")
+def test_tables_too_large_for_the_evaluator_are_refused_before_they_are_created(trainers: Any, tmp_path: Path) -> None:
     run = start(trainers, tmp_path, train={"workload": "tests.trainer.engine.embedding_models:too_large", "params": {"model": "too_large"}})
     assert run.code(LONG) == 2
-    told = run.event("failed")["detail"]
-    assert "huge (1,000,000,000,000 x 4, 16 TB)" in told
-    assert "leave the evaluator role out: the chief evaluates through the same look-ups" in told
+    message = run.event("failed")["detail"]
+    assert "huge (1,000,000,000,000 x 4, 16 TB)" in message
+    assert "leave the evaluator role out: the chief evaluates through the same look-ups" in message
 
 
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="a directory that is memory is known on Linux alone")
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="only Linux has a directory that is known to be in memory")
 @pytest.mark.parametrize(
     "formats, on_disk, in_memory", [([], 3, 3), (["saved_model"], 6, 8), (["keras"], 10, 10), (["keras", "saved_model"], 10, 12)]
 )
-def test_what_it_saves_to_be_exported_takes_memory_where_temporary_files_do(formats: list[str], on_disk: int, in_memory: int) -> None:
-    assert [evaluator.copies(formats, place) for place in ("/proc", "/dev/shm")] == [on_disk, in_memory]
+def test_an_export_counts_as_memory_if_temporary_files_are_in_memory(formats: list[str], on_disk: int, in_memory: int) -> None:
+    assert [evaluator.copies(formats, directory) for directory in ("/proc", "/dev/shm")] == [on_disk, in_memory]
 
 
-def test_what_is_evaluated_is_not_evaluated_again(tmp_path: Path) -> None:
+def test_a_restarted_evaluator_repeats_no_evaluation(tmp_path: Path) -> None:
     chief(tmp_path, STEPS)
     assert [event["step"] for event in follow(tmp_path).events("evaluated")] == [STEPS]
     assert follow(tmp_path).events("evaluated") == []
 
 
-def test_another_models_checkpoint_is_not_evaluated(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_not_evaluated(tmp_path: Path) -> None:
     chief(tmp_path, STEPS)
     output = follow(tmp_path, {"normalised": True})
     assert output.events("evaluated") == []
     assert "is of another model" in output.events("notice")[0]["message"]
 
 
-def test_a_run_that_ended_early_is_over_and_one_of_fewer_steps_is_not(tmp_path: Path) -> None:
+def test_the_evaluator_ends_with_a_run_that_ended_early_but_not_with_an_earlier_run_of_fewer_steps(tmp_path: Path) -> None:
     chief(tmp_path, 30)
     facts = run_state.read(tmp_path) | {"state": "succeeded"}
-    (tmp_path / "run.json").write_text(json.dumps(facts | {"steps": 30}))  # as an earlier run of 30 steps has left it
+    (tmp_path / "run.json").write_text(json.dumps(facts | {"steps": 30}))  # as left by an earlier run of 30 steps
     output = Output()
 
-    def a_second_later() -> bool:
+    def one_second_later() -> bool:
         return any(time.time() - event["time"] > 1 for event in output.events("evaluated"))
 
     job = settings(tmp_path, STEPS, has_evaluator=True)
-    assert evaluator.evaluate_checkpoints(Small({}), job, Reporter("evaluator", output), a_second_later) is None
+    assert evaluator.evaluate_checkpoints(Small({}), job, Reporter("evaluator", output), one_second_later) is None
     (tmp_path / "evaluations.json").unlink()
     (tmp_path / "run.json").write_text(json.dumps(facts))
     assert [event["step"] for event in follow(tmp_path).events("evaluated")] == [30]

@@ -1,4 +1,4 @@
-"""Exported models: what they hold, when they are replaced, and that no reader finds half of one."""
+"""Exported models: their content, when they are replaced, and that a reader never finds a partial one."""
 
 import json
 import tempfile
@@ -28,18 +28,18 @@ NAMES = ("loss", "accuracy")
 
 
 def best_model(run_dir: Path, output: Output, model: keras.Model | None = None, share: float = 1, **export: Any) -> BestModel:
-    chosen = Export.model_validate({"formats": ["keras"], **export})
-    return BestModel(chosen, run_dir, NAMES, model or Small({}).model(), Reporter("chief", output), share=share)
+    settings = Export.model_validate({"formats": ["keras"], **export})
+    return BestModel(settings, run_dir, NAMES, model or Small({}).model(), Reporter("chief", output), share=share)
 
 
 def soon() -> Callable[[], float]:
-    """Return a deadline that a test waits for at most."""
+    """Return a deadline in 10 seconds."""
     end = time.monotonic() + 10
     return lambda: end
 
 
 def offer(best: BestModel, step: int, value: float, **metrics: float) -> None:
-    """Offer weights that are all `value`, and wait until they are written where they are to be."""
+    """Offer weights that are all `value`, and wait until they are written, if they are to be."""
     best.offer(step, {"loss": 1.0, **metrics}, filled(value))
     best.wait(10)
 
@@ -51,9 +51,9 @@ def filled(value: float) -> list[keras.Variable]:
 
 
 def facts(run_dir: Path) -> dict[str, Any]:
-    found = json.loads((run_dir / "export" / "best" / "metrics.json").read_text())
-    assert isinstance(found, dict)
-    return found
+    content = json.loads((run_dir / "export" / "best" / "metrics.json").read_text())
+    assert isinstance(content, dict)
+    return content
 
 
 def weight(run_dir: Path) -> float:
@@ -69,16 +69,16 @@ def weight(run_dir: Path) -> float:
 )
 def test_a_run_exports_its_best_model_for_use_without_the_trainer(params: dict[str, Any], tmp_path: Path) -> None:
     _, outcome, output = train(tmp_path, 60, params, export={})
-    found = assert_export_matches_metrics(tmp_path, Small(params), tmp_path)
-    told = {event["step"]: event["metrics"]["accuracy"] for event in output.events("evaluated")}
-    assert found["value"] == pytest.approx(max(told.values()))
-    assert told[found["step"]] == found["value"]
-    assert output.events("exported")[-1]["step"] == found["step"]
+    best = assert_export_matches_metrics(tmp_path, Small(params), tmp_path)
+    accuracies = {event["step"]: event["metrics"]["accuracy"] for event in output.events("evaluated")}
+    assert best["value"] == pytest.approx(max(accuracies.values()))
+    assert accuracies[best["step"]] == best["value"]
+    assert output.events("exported")[-1]["step"] == best["step"]
     assert outcome.finished
 
 
 class Compiled(KerasModel):
-    """A compiled Keras model as a spec names it, with the points of `Small`."""
+    """A compiled Keras model, as a spec can name it, with the data of `Small`."""
 
     def __init__(self, source: Callable[[], keras.Model]) -> None:
         inputs, targets = Small({})._inputs, Small({})._targets
@@ -94,29 +94,29 @@ def compiled() -> keras.Model:
 
 
 def run(run_dir: Path, source: Callable[[], keras.Model], steps: int = 20, stop_after: int | None = None, **changes: Any) -> Output:
-    chosen = {"export": None, "workload": "mine:model", **changes}
-    return train(run_dir, steps, {}, stop_after, data=lambda _: Compiled(source), **chosen)[2]
+    settings = {"export": None, "workload": "mine:model", **changes}
+    return train(run_dir, steps, {}, stop_after, data=lambda _: Compiled(source), **settings)[2]
 
 
-def test_ones_own_model_is_exported_compiled_for_plain_keras(tmp_path: Path) -> None:
+def test_a_users_compiled_model_is_exported_compiled_for_plain_keras(tmp_path: Path) -> None:
     output = run(tmp_path, compiled, 30)
     best = facts(tmp_path)
     assert best["metric"] == "accuracy"
     assert best["value"] == max(event["metrics"]["accuracy"] for event in output.events("evaluated"))
-    place = tmp_path / "export" / "best"
-    assert not place.readlink().is_absolute()  # it holds in another mount, and in a copy
-    with zipfile.ZipFile(place / "model.keras") as archive:
+    directory = tmp_path / "export" / "best"
+    assert not directory.readlink().is_absolute()  # so that it is valid in another mount, and in a copy
+    with zipfile.ZipFile(directory / "model.keras") as archive:
         assert b"trainer" not in archive.read("config.json")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        read = keras.models.load_model(place / "model.keras")
+        model = keras.models.load_model(directory / "model.keras")
     inputs, targets = Small({})._inputs[:100], Small({})._targets[:100]
-    told = read.evaluate(inputs, targets, verbose=0, return_dict=True)
-    assert told == pytest.approx(best["metrics"], rel=1e-4)
-    assert float(read.optimizer.learning_rate) == pytest.approx(0.02)
-    assert int(read.optimizer.iterations) == 0
-    read.fit(inputs, targets, verbose=0)
-    # The training model is as it was: the next start goes on from the checkpoint.
+    metrics = model.evaluate(inputs, targets, verbose=0, return_dict=True)
+    assert metrics == pytest.approx(best["metrics"], rel=1e-4)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.02)
+    assert int(model.optimizer.iterations) == 0
+    model.fit(inputs, targets, verbose=0)
+    # The export has not changed the model in training: the next start resumes from the checkpoint.
     assert [event["step"] for event in run(tmp_path, compiled, 40).events("restored")] == [30]
 
 
@@ -131,13 +131,13 @@ def test_a_run_that_is_stopped_before_an_evaluation_exports_its_last_model(tmp_p
     output = run(tmp_path, compiled, 30, evaluate={"every_steps": 0}, export={"formats": ["keras"]})
     assert output.events("exported")[-1]["path"] == str(tmp_path / "export" / "best")
     assert sorted(path.name.partition("-")[0] for path in (tmp_path / "export").iterdir()) == ["best", "best"]
-    # The best one stays, and is told of by an attempt that has found no better one.
+    # The best one stays, and an attempt without a better one reports it.
     output = run(tmp_path, compiled, 30, evaluate={"every_steps": 0}, export={"formats": ["keras"]})
     assert [(event["step"], event["path"]) for event in output.events("exported")] == [(30, str(tmp_path / "export" / "best"))]
 
 
 class Secretive(keras.Model):
-    """A model that Keras cannot save, as people write them."""
+    """A model that Keras cannot save, as users write them."""
 
     def __init__(self, shape: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def secretive() -> keras.Model:
     return model
 
 
-def test_a_model_that_keras_cannot_save_is_told_in_one_line_and_the_run_succeeds(tmp_path: Path) -> None:
+def test_a_model_that_keras_cannot_save_is_reported_in_one_line_and_the_run_succeeds(tmp_path: Path) -> None:
     output = run(tmp_path, secretive)
     [notice] = [event for event in output.events("notice") if "export" in event["message"]]
     assert "the model cannot be exported as keras: " in notice["message"]
@@ -161,19 +161,19 @@ def test_a_model_that_keras_cannot_save_is_told_in_one_line_and_the_run_succeeds
     assert facts(tmp_path)["formats"] == ["saved_model"]
 
 
-def test_only_a_better_model_takes_the_place_also_after_a_restart(tmp_path: Path) -> None:
+def test_only_a_better_model_replaces_the_best_one_also_after_a_restart(tmp_path: Path) -> None:
     output = Output()
     best = best_model(tmp_path, output)
     for step, accuracy in ((10, 0.5), (20, 0.75), (30, 0.75), (40, 0.6), (50, float("nan"))):
         offer(best, step, step, accuracy=accuracy)
     assert (facts(tmp_path)["step"], weight(tmp_path)) == (20, 20.0)
-    again = best_model(tmp_path, output)
-    offer(again, 60, 60, accuracy=0.7)
+    restarted = best_model(tmp_path, output)
+    offer(restarted, 60, 60, accuracy=0.7)
     assert facts(tmp_path)["step"] == 20
-    offer(again, 70, 70, accuracy=0.8)
+    offer(restarted, 70, 70, accuracy=0.8)
     assert (facts(tmp_path)["step"], weight(tmp_path)) == (70, 70.0)
     assert [event["step"] for event in output.events("exported")] == [10, 20, 70]
-    # By another measure nothing is known of it: the first is the best.
+    # Its value of another metric is not known, so the first model counts as the best.
     offer(best_model(tmp_path, output, metric="loss"), 80, 80, loss=3.0, accuracy=0.1)
     assert {key: facts(tmp_path)[key] for key in ("step", "metric", "mode", "value")} == {
         "step": 80,
@@ -183,7 +183,7 @@ def test_only_a_better_model_takes_the_place_also_after_a_restart(tmp_path: Path
     }
 
 
-def test_models_that_come_too_soon_wait_and_the_best_of_them_is_written(tmp_path: Path) -> None:
+def test_the_best_of_the_models_that_come_too_soon_is_written_at_the_end(tmp_path: Path) -> None:
     output = Output()
     best = best_model(tmp_path, output, share=1e-6)
     for step in (10, 20, 30):
@@ -195,12 +195,12 @@ def test_models_that_come_too_soon_wait_and_the_best_of_them_is_written(tmp_path
     assert len(output.events("exported")) == 2
 
 
-def test_the_model_that_writes_keeps_its_weights(tmp_path: Path) -> None:
+def test_an_export_does_not_change_the_weights_of_the_model(tmp_path: Path) -> None:
     model = Small({}).model()
     before = model.get_weights()
     offer(best_model(tmp_path, Output(), model), 10, 7, accuracy=0.5)
-    for was, is_now in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(was, is_now)
+    for expected, after in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(after, expected)
     assert weight(tmp_path) == 7.0
 
 
@@ -208,46 +208,46 @@ def test_a_reader_always_finds_a_whole_model(tmp_path: Path) -> None:
     best = best_model(tmp_path, Output())
     offer(best, 0, 0, accuracy=0.0)
     done = threading.Event()
-    read: list[int] = []
+    steps: list[int] = []
 
-    def look() -> None:
+    def read() -> None:
         while not done.is_set():
-            place = (tmp_path / "export" / "best").resolve()  # as a reader does who opens several files of one export
-            assert (place / "model.keras").stat().st_size > 0
-            read.append(json.loads((place / "metrics.json").read_text())["step"])
+            directory = (tmp_path / "export" / "best").resolve()  # as to open several files of one export
+            assert (directory / "model.keras").stat().st_size > 0
+            steps.append(json.loads((directory / "metrics.json").read_text())["step"])
 
-    reader = threading.Thread(target=look)
+    reader = threading.Thread(target=read)
     reader.start()
     for step in range(1, 30):
         offer(best, step, step, accuracy=step / 100)
     done.set()
     reader.join()
-    assert read == sorted(read)
-    assert len(set(read)) > 3
-    # The newest and the one before, and the link to the newest.
+    assert steps == sorted(steps)
+    assert len(set(steps)) > 3
+    # The newest and the previous one, and the link to the newest.
     assert len(list((tmp_path / "export").iterdir())) == 3
 
 
-def test_what_a_killed_attempt_left_half_written_goes(tmp_path: Path) -> None:
+def test_a_partial_export_of_a_killed_attempt_is_deleted(tmp_path: Path) -> None:
     offer(best_model(tmp_path, Output()), 10, 10, accuracy=0.5)
-    half = tmp_path / "export" / "best-20-abcdefgh"
-    half.mkdir()
-    (half / "model.keras").write_bytes(b"half")
+    partial = tmp_path / "export" / "best-20-abcdefgh"
+    partial.mkdir()
+    (partial / "model.keras").write_bytes(b"half")
     best_model(tmp_path, Output())
-    assert not half.exists()
+    assert not partial.exists()
     assert weight(tmp_path) == 10.0
 
 
-def test_what_compile_was_given_and_cannot_be_loaded_is_left_out_and_told(tmp_path: Path) -> None:
+def test_arguments_of_compile_that_cannot_be_loaded_are_left_out_and_reported(tmp_path: Path) -> None:
     model, output = Small({}).model(), Output()
     model.compile(optimizer="adam", loss=lambda targets, outputs: keras.ops.mean(targets - outputs))
     model.train_on_batch(np.zeros((8, 4)), np.zeros((8, 2)))
     offer(best_model(tmp_path, output, model), 10, 7, accuracy=0.5)
-    read = keras.models.load_model(tmp_path / "export" / "best" / "model.keras")
-    assert not read.compiled
+    exported = keras.models.load_model(tmp_path / "export" / "best" / "model.keras")
+    assert not exported.compiled
     assert "compile was given a lambda" in output.events("notice")[0]["message"]
     assert weight(tmp_path) == 7.0
-    model.train_on_batch(np.zeros((8, 4)), np.zeros((8, 2)))  # it is as it was
+    model.train_on_batch(np.zeros((8, 4)), np.zeros((8, 2)))  # the model itself stays compiled
     assert int(model.optimizer.iterations) == 2
 
 
@@ -265,7 +265,7 @@ def odd() -> keras.Model:
     return keras.Sequential([keras.Input((4,)), Odd(), keras.layers.Dense(2)])
 
 
-def test_what_cannot_be_saved_is_told_once_and_the_other_format_written(tmp_path: Path) -> None:
+def test_a_format_that_cannot_be_saved_is_reported_once_and_the_other_one_written(tmp_path: Path) -> None:
     output, model = Output(), odd()
     best = best_model(tmp_path, output, model, formats=["keras", "saved_model"])
     for step in (1, 2):
@@ -280,23 +280,23 @@ def test_what_cannot_be_saved_is_told_once_and_the_other_format_written(tmp_path
 
 
 def test_a_file_in_the_way_does_not_end_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # what is not written stays there
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a model that cannot be written stays there
     (tmp_path / "export").write_text("in the way")
     output = Output()
     offer(best_model(tmp_path, output), 1, 1, accuracy=0.5)
     assert output.events("notice")[0]["message"] == f"{tmp_path / 'export' / 'best'} could not be written: File exists; it is tried again"
 
 
-def test_a_temporary_directory_that_takes_no_model_does_not_end_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output, place = Output(), tmp_path / "tmp"
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
+def test_a_missing_temporary_directory_does_not_end_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, temporary = Output(), tmp_path / "tmp"
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     best = best_model(tmp_path, output)
     offer(best, 1, 1, accuracy=0.5)
     assert "the model of step 1 could not be saved to be exported: " in output.events("notice")[0]["message"]
-    place.mkdir()
-    offer(best, 2, 2, accuracy=0.4)  # at the next evaluation, whatever that gives
+    temporary.mkdir()
+    offer(best, 2, 2, accuracy=0.4)  # the first model is written at the next evaluation, also if that is worse
     assert weight(tmp_path) == 1.0
-    assert list(place.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -311,13 +311,13 @@ def test_a_temporary_directory_that_takes_no_model_does_not_end_training(tmp_pat
         ("top_5", None),
     ],
 )
-def test_a_metrics_name_tells_which_way_is_better(metric: str, expected: str | None) -> None:
+def test_the_name_of_a_metric_says_whether_less_or_more_is_better(metric: str, expected: str | None) -> None:
     assert direction(metric, "auto") == expected
     assert direction(metric, "max") == "max"
 
 
-@pytest.mark.parametrize("export, told", [({"metric": "recall"}, "one of loss, accuracy"), ({"metric": "top_5"}, "one of loss, accuracy")])
-def test_a_metric_that_the_workload_has_not_is_told_before_training(export: dict[str, Any], told: str, tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match=told):
-        train(tmp_path, 20, {}, export=export)
+@pytest.mark.parametrize("metric", ["recall", "top_5"])
+def test_a_metric_that_the_workload_does_not_have_is_an_error_before_training(metric: str, tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="one of loss, accuracy"):
+        train(tmp_path, 20, {}, export={"metric": metric})
     assert not (tmp_path / "checkpoints").exists() or not list((tmp_path / "checkpoints").iterdir())
