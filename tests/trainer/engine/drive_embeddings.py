@@ -91,7 +91,7 @@ def report(cluster: Any, scratch: Path, connection: Any) -> dict[str, Any]:
 
 @functools.cache
 def few_operations() -> int:
-    """Return the largest number of operations with which a model's steps are unrolled. The first call comes before a case changes it."""
+    """Return the largest number of operations with which a model's steps are unrolled, as it was before a case changed it."""
     from trainer.engine.parameter_server import asynchronous
 
     return asynchronous.FEW_OPERATIONS
@@ -102,8 +102,8 @@ def new_session(job: Any, connection: Any, *, unrolled: bool = False) -> Any:
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.workloads.loading import load_workload
 
-    few = few_operations()
-    asynchronous.FEW_OPERATIONS = few if unrolled else 0
+    unchanged = few_operations()  # before the next line changes it
+    asynchronous.FEW_OPERATIONS = unchanged if unrolled else 0
     session = AsynchronousSession(load_workload(job.train), job, connection, lambda: False)
     alive.append(session)
     return session

@@ -152,7 +152,7 @@ class Normed(keras.layers.Embedding):
 
 
 class Spare(keras.Model):
-    """A model with a layer that it does not use, and one with a subclass of Embedding."""
+    """A model with a layer that it does not use, and another one of a subclass of Embedding."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -87,9 +87,9 @@ def test_an_agent_with_many_boards_stops_before_it_has_learned_from_all_moves_of
     session, outcome, _ = train(tmp_path, 2000, stop_after=200, params=params)
     assert 200 <= outcome.step < 300
     assert int(np.asarray(session.optimizer.iterations)) == outcome.step - 100
-    again, resumed, _ = train(tmp_path, 600, params=params)
-    assert (resumed.step, resumed.finished) == (600, True)
-    assert int(np.asarray(again.optimizer.iterations)) == 500
+    resumed, outcome, _ = train(tmp_path, 600, params=params)
+    assert (outcome.step, outcome.finished) == (600, True)
+    assert int(np.asarray(resumed.optimizer.iterations)) == 500
 
 
 def test_a_stop_before_the_first_move_is_no_error(tmp_path: Path) -> None:

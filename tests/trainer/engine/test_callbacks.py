@@ -82,7 +82,7 @@ def test_means_count_only_the_steps_that_were_measured(tmp_path: Path) -> None:
     session = LocalSession(workload, job, AllReduce())
     hooks = Hooks(session, workload, job, Reporter("chief", Output()))
     hooks.begin(0, None)
-    # As workers of parameter servers report: first nothing, then two means with an old one between them.
+    # As workers of parameter servers report: first nothing, then two means, and between them the first one once more.
     for step, steps, loss, measured in [(5, 5, None, 0), (10, 5, 1.0, 10), (20, 10, 1.0, 0), (25, 5, 4.0, 5)]:
         metrics = {} if loss is None else {"accuracy": loss / 4}
         hooks.after(Progress(step=step, steps=steps, loss=loss, metrics=metrics, examples=0, seconds=1.0, measured=measured))
@@ -237,8 +237,8 @@ def test_the_weights_of_the_best_epoch_are_restored_evaluated_and_saved_at_the_e
     assert outcome.step == 75
     assert outcome.metrics["loss"] == pytest.approx(recorder.logs[0]["val_loss"])
     assert output.events("evaluated")[-1]["metrics"] == outcome.metrics
-    again, _, _ = train(tmp_path, list, steps=75, params=at_rate(0.1))
-    for weight, saved in zip(session.model.get_weights(), again.model.get_weights(), strict=True):
+    resumed, _, _ = train(tmp_path, list, steps=75, params=at_rate(0.1))
+    for weight, saved in zip(session.model.get_weights(), resumed.model.get_weights(), strict=True):
         np.testing.assert_array_equal(weight, saved)
 
 

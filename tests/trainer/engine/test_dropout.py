@@ -25,7 +25,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Losses]:
 
 @pytest.mark.parametrize("case", ["asynchronous", "compiled, of two batches", "synchronous", "started again"])
 def test_each_step_of_each_worker_has_another_loss_with_the_same_batch_and_weights(report: dict[str, Losses], case: str) -> None:
-    one, other = report[case].values()
-    assert len(one.keys() & other.keys()) >= STEPS // 2
-    losses = [*one.values(), *other.values()]
+    first, second = report[case].values()
+    assert len(first.keys() & second.keys()) >= STEPS // 2
+    losses = [*first.values(), *second.values()]
     assert len(set(losses)) == len(losses), report[case]

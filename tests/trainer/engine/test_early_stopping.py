@@ -59,7 +59,7 @@ def test_a_run_ends_after_its_maximum_time_and_does_not_continue(tmp_path: Path)
     session, outcome, _ = train(tmp_path, 1_000_000, max_seconds=1.5, evaluate={"every_steps": 0}, summaries={"every_steps": 0})
     assert outcome.finished
     assert run_state.read(tmp_path)["trained_seconds"] >= 1.5
-    again, outcome, output = train(tmp_path, 1_000_000, max_seconds=1.5, evaluate={"every_steps": 0}, summaries={"every_steps": 0})
+    resumed, outcome, output = train(tmp_path, 1_000_000, max_seconds=1.5, evaluate={"every_steps": 0}, summaries={"every_steps": 0})
     assert outcome.finished
-    assert again.step - session.step <= 2000  # one call
+    assert resumed.step - session.step <= 2000  # one call
     assert any("train.max_seconds" in event["message"] for event in output.events("notice"))
