@@ -44,14 +44,14 @@ def main(index: int, addresses: list[str]) -> None:
 
     def results(reducer: all_reduce.AllReduce) -> dict[str, object]:
         @tf.function(autograph=False)
-        def means() -> tuple[list[tf.Tensor], tf.Tensor]:
+        def means() -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
             indices = tf.constant(ROWS[index])
             rows = tf.IndexedSlices(tf.cast(indices[:, None] * [1, 2], tf.float32), indices, tf.constant([9, 2]))
-            reduced, _ = reducer.mean_gradients([tf.constant(g) for g in gradients], [rows])
-            return [tf.convert_to_tensor(mean) for mean in reduced], reducer.total(tf.constant([1.0, index]))
+            reduced, waited = reducer.mean_gradients([tf.constant(g) for g in gradients], [rows])
+            return [tf.convert_to_tensor(mean) for mean in reduced], waited, reducer.total(tf.constant([1.0, index]))
 
         with reducer.translate_peer_errors():
-            reduced, total = means()
+            reduced, waited, total = means()
         variables = [tf.Variable(index), *(tf.Variable(tf.cast(100 * index + tf.range(count), kind)) for count, kind in SHARED)]
         reducer.broadcast(variables)
         return {
@@ -59,6 +59,7 @@ def main(index: int, addresses: list[str]) -> None:
             "means": [mean.numpy().tolist() for mean in reduced[:-1]],
             "types": [mean.dtype.name for mean in reduced[:-1]],
             "rows": reduced[-1].numpy().tolist(),
+            "waited": float(waited),
             "total": total.numpy().tolist(),
         }
 
