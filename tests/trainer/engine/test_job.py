@@ -1,4 +1,4 @@
-"""Settings become a job with nothing left open."""
+"""Settings become a complete job."""
 
 from typing import Any
 
@@ -9,39 +9,39 @@ from trainer.settings import TrainerSettings
 from trainer.workloads.errors import WorkloadError
 
 
-def made(train: dict[str, Any] | None, **settings: Any) -> Job:
+def build_job(train: dict[str, Any] | None, **settings: Any) -> Job:
     base = {"run": "r", "run_dir": "/runs/r", "scratch_dir": "/scratch"}
     return job(TrainerSettings.model_validate({**base, **settings, "train": train}))
 
 
-def test_what_the_spec_leaves_out_the_workload_decides() -> None:
-    made_job = made({"workload": "mnist", "steps": 7})
-    assert made_job.steps == 7
-    assert made_job.batch_size == 100
-    assert (made_job.evaluate_every, made_job.summaries_every, made_job.profile_every) == (10, 10, 100)
-    assert made_job.checkpoint.every_steps == 100
-    assert made_job.steps_per_execution is None
+def test_the_workload_decides_settings_that_the_spec_leaves_out() -> None:
+    mnist_job = build_job({"workload": "mnist", "steps": 7})
+    assert mnist_job.steps == 7
+    assert mnist_job.batch_size == 100
+    assert (mnist_job.evaluate_every, mnist_job.summaries_every, mnist_job.profile_every) == (10, 10, 100)
+    assert mnist_job.checkpoint.every_steps == 100
+    assert mnist_job.steps_per_execution is None
 
 
 @pytest.mark.parametrize("workload", ["mnist", "own.code:model"])
-def test_epochs_take_the_place_of_steps(workload: str) -> None:
-    """Also once more in the task, which is not told what is not set."""
-    first = made({"workload": workload, "epochs": 3})
-    again = made(first.train.model_dump(exclude_none=True))
-    assert (first.train.epochs, first.train.steps) == (again.train.epochs, again.train.steps) == (3, None)
+def test_epochs_replace_steps(workload: str) -> None:
+    """Also in the task, which gets the first job's settings without those that are not set."""
+    first = build_job({"workload": workload, "epochs": 3})
+    in_task = build_job(first.train.model_dump(exclude_none=True))
+    assert (first.train.epochs, first.train.steps) == (in_task.train.epochs, in_task.train.steps) == (3, None)
 
 
-def test_zero_is_never() -> None:
-    assert made({"workload": "mnist", "evaluate": {"every_steps": 0}}).evaluate_every == 0
+def test_zero_means_never() -> None:
+    assert build_job({"workload": "mnist", "evaluate": {"every_steps": 0}}).evaluate_every == 0
 
 
-def test_an_evaluator_takes_the_chiefs_evaluations() -> None:
-    assert made({"workload": "mnist"}, has_evaluator=True).evaluate_every == 0
+def test_a_chief_with_an_evaluator_does_not_evaluate() -> None:
+    assert build_job({"workload": "mnist"}, has_evaluator=True).evaluate_every == 0
 
 
-def test_nothing_to_train_is_an_error_that_says_what_to_do() -> None:
+def test_a_missing_train_section_is_an_error_with_a_remedy() -> None:
     with pytest.raises(WorkloadError, match=r"no `train` section; give one"):
-        made(None)
+        build_job(None)
 
 
 @pytest.mark.parametrize(
@@ -55,5 +55,5 @@ def test_nothing_to_train_is_an_error_that_says_what_to_do() -> None:
         ({"workload": "mine:program"}, {"strategy": "manual"}, False),
     ],
 )
-def test_a_model_of_ones_own_is_exported_unless_told_not_to(train: dict[str, Any], settings: dict[str, Any], exports: bool) -> None:
-    assert (made(train, **settings).export is not None) == exports
+def test_a_users_own_model_is_exported_unless_the_spec_prevents_it(train: dict[str, Any], settings: dict[str, Any], exports: bool) -> None:
+    assert (build_job(train, **settings).export is not None) == exports

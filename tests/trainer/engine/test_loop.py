@@ -61,13 +61,13 @@ def train(
     data: Callable[[dict[str, Any]], Any] = Small,
     **changes: Any,
 ) -> tuple[Any, Any, Output]:
-    """Train in this process; returns session, outcome and what was reported."""
+    """Train in this process; return the session, the outcome and the reported events."""
     workload = data({"dropout": True, "normalised": True} if params is None else params)
-    chosen = settings(run_dir, steps, **changes)
-    session = kind(workload, chosen, AllReduce())
+    train_job = settings(run_dir, steps, **changes)
+    session = kind(workload, train_job, AllReduce())
     output = Output()
-    stopped = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
-    outcome = loop.run(session, workload, chosen, Reporter("chief", output), stopped)
+    should_stop = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
+    outcome = loop.run(session, workload, train_job, Reporter("chief", output), should_stop)
     return session, outcome, output
 
 
@@ -75,7 +75,7 @@ def state(session: Any) -> list[np.ndarray]:
     return [np.asarray(v.value) for v in (*session.model.variables, *session.optimizer.variables)]
 
 
-def test_a_resumed_run_ends_with_the_very_weights_of_an_uninterrupted_one_whatever_the_steps_of_a_call(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one_for_any_steps_per_execution(tmp_path: Path) -> None:
     straight, _, _ = train(tmp_path / "straight", 60, steps_per_execution=7)
     _, first, _ = train(tmp_path / "halves", 30, steps_per_execution=1)
     resumed, second, output = train(tmp_path / "halves", 60)
@@ -90,20 +90,20 @@ def test_checkpoints_evaluations_and_progress_come_when_they_are_due(tmp_path: P
     assert [event["step"] for event in output.events("checkpoint")] == [10, 20, 30, 40, 45]
     assert [event["step"] for event in output.events("evaluated")] == [20, 40, 45]
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*.index")) == ["ckpt-40.index", "ckpt-45.index"]
-    kept = run_state.read(tmp_path)
-    assert (kept["state"], kept["step"], kept["steps"]) == ("succeeded", 45, 45)
-    assert kept["metrics"] == pytest.approx(outcome.metrics)
+    record = run_state.read(tmp_path)
+    assert (record["state"], record["step"], record["steps"]) == ("succeeded", 45, 45)
+    assert record["metrics"] == pytest.approx(outcome.metrics)
     assert list(tmp_path.glob("logs/train/events*"))
     assert list(tmp_path.glob("logs/eval/events*"))
-    told = output.events("progress")
-    assert [event["step"] for event in told if event["step"] > 1] == [10, 20, 30, 40, 45]
-    for event in told:
+    progress = output.events("progress")
+    assert [event["step"] for event in progress if event["step"] > 1] == [10, 20, 30, 40, 45]
+    for event in progress:
         assert event["loss"] > 0
         assert event["seconds_per_step"] * event["examples_per_second"] == pytest.approx(16)
 
 
 class Ahead(LocalSession):
-    """As sessions with servers are: `flush` waits for steps that are under way, and the next `run` tells of them."""
+    """Like a session with servers: `flush` waits for the steps under way, and the next `run` reports them."""
 
     _under_way = 0
     _flushed: Progress | None = None
@@ -121,7 +121,7 @@ class Ahead(LocalSession):
         return super().run(steps, stop=stop, finish=finish, next_steps=next_steps)
 
 
-def test_no_step_is_saved_twice_where_a_save_waited_for_more_steps(tmp_path: Path) -> None:
+def test_no_step_is_saved_twice_if_a_save_waited_for_more_steps(tmp_path: Path) -> None:
     _, _, output = train(tmp_path, 60, kind=Ahead)
     saved = [event["step"] for event in output.events("checkpoint")]
     assert saved == sorted(set(saved))
@@ -135,7 +135,7 @@ def test_the_model_learns(tmp_path: Path) -> None:
     assert output.events("progress")[-1]["step"] == 150
 
 
-def test_a_stop_saves_first_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
+def test_a_stop_saves_first_and_the_run_resumes_from_that_step(tmp_path: Path) -> None:
     _, outcome, output = train(tmp_path, 100, stop_after=33, steps_per_execution=1)
     assert not outcome.finished
     assert outcome.step == 34
@@ -146,18 +146,18 @@ def test_a_stop_saves_first_and_the_run_goes_on_from_there(tmp_path: Path) -> No
     assert resumed.step == 100
 
 
-def test_timed_checkpoints(tmp_path: Path) -> None:
+def test_checkpoints_are_written_at_intervals_of_seconds(tmp_path: Path) -> None:
     _, _, output = train(tmp_path, 40, steps_per_execution=10, checkpoint={"every_seconds": 1e-6})
     assert [event["step"] for event in output.events("checkpoint")] == [10, 20, 30, 40]
 
 
-def test_a_complete_run_trains_no_more(tmp_path: Path) -> None:
+def test_a_complete_run_does_not_train_again(tmp_path: Path) -> None:
     first, _, _ = train(tmp_path, 20)
     second, outcome, output = train(tmp_path, 20)
     assert outcome.step == 20
     assert output.events("progress") == []
-    for mine, theirs in zip(state(first), state(second), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    for before, after in zip(state(first), state(second), strict=True):
+        np.testing.assert_array_equal(before, after)
 
 
 def test_a_profile_of_one_step_is_recorded(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_profile_of_one_step_is_recorded(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("logs/train/plugins/profile/*/*.xplane.pb"))) == 1
 
 
-def test_another_models_checkpoints_end_the_run_before_anything_is_written(tmp_path: Path) -> None:
+def test_checkpoints_of_another_model_end_the_run_before_anything_is_written(tmp_path: Path) -> None:
     train(tmp_path, 20, params={})
     before = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     with pytest.raises(CheckpointError, match="of another model"):
@@ -174,38 +174,38 @@ def test_another_models_checkpoints_end_the_run_before_anything_is_written(tmp_p
 
 
 def finite_checkpoints(run_dir: Path) -> list[int]:
-    """Return the steps of the checkpoints, after a look whether their weights are finite."""
+    """Check that the weights of all checkpoints are finite; return their steps."""
     steps = []
     for path in sorted(run_dir.glob("checkpoints/ckpt-*.index")):
         saved = tf.train.load_checkpoint(str(path.with_suffix("")))
-        kinds = saved.get_variable_to_dtype_map()
-        names = [name for name, kind in kinds.items() if kind.is_floating]
+        dtypes = saved.get_variable_to_dtype_map()
+        names = [name for name, dtype in dtypes.items() if dtype.is_floating]
         assert len(names) >= 4
         assert all(np.isfinite(saved.get_tensor(name)).all() for name in names), path
         steps.append(int(path.stem.removeprefix("ckpt-")))
     return steps
 
 
-BAD = {"bad": 24, "activation": "tanh"}
+NAN_LOSS = {"bad": 24, "activation": "tanh"}
 
 
-class Rooted(Small):
+class NonFiniteGradients(Small):
     """Has a loss that is finite and gradients that are not."""
 
     def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         return super().loss(targets, outputs) + tf.reduce_sum(tf.sqrt(outputs * 0.0))
 
 
-@pytest.mark.parametrize("together", [1, 7])
-def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(together: int, tmp_path: Path) -> None:
-    told = r"the loss of chief is nan or infinite at step 25; lower the learning rate, .* `train.on_nan: warn` trains on"
-    with pytest.raises(DivergedError, match=told):
-        train(tmp_path, 60, BAD, data=Poisoned, steps_per_execution=together)
+@pytest.mark.parametrize("steps_per_execution", [1, 7])
+def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(steps_per_execution: int, tmp_path: Path) -> None:
+    message = r"the loss of chief is nan or infinite at step 25; lower the learning rate, .* `train.on_nan: warn` trains on"
+    with pytest.raises(DivergedError, match=message):
+        train(tmp_path, 60, NAN_LOSS, data=Poisoned, steps_per_execution=steps_per_execution)
     assert finite_checkpoints(tmp_path) == [10, 20]
 
 
 class Growth(keras.layers.Layer):
-    """Has a weight that grows with each step, beyond what a float32 can be in the 23rd, and that its output does not depend on."""
+    """Has a weight that grows at each step, and is too large for a float32 in the 23rd; its output does not depend on the weight."""
 
     def build(self, _: Any) -> None:
         self.grown = self.add_weight(shape=(), initializer="ones", trainable=False, name="grown")
@@ -217,33 +217,33 @@ class Growth(keras.layers.Layer):
 
 
 class Growing(Small):
-    """Has such a layer first."""
+    """Has a Growth layer first."""
 
     def model(self) -> keras.Model:
         return keras.Sequential([keras.Input((4,)), Growth(), *super().model().layers])
 
 
-def test_weights_that_are_not_finite_are_not_saved_though_the_loss_is(tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_not_saved_even_if_the_loss_is_finite(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"the weights are not finite at step 30, .*grown for one, and are not saved; lower"):
         train(tmp_path, 60, {}, data=Growing)
     assert finite_checkpoints(tmp_path) == [10, 20]
 
 
 class Late(LocalSession):
-    """A worker has a call that it has not reported when an evaluation sees the weights."""
+    """A session whose worker-1 has not yet reported a call when an evaluation reads the weights."""
 
     def flush(self) -> NotFinite:
         return NotFinite(29, "worker-1")
 
 
-def test_weights_that_are_not_finite_are_laid_to_the_loss_that_made_them_so(tmp_path: Path) -> None:
-    seldom: dict[str, Any] = {"checkpoint": {"every_steps": 1000}, "evaluate": {"every_steps": 30}, "export": {"formats": ["keras"]}}
+def test_weights_that_are_not_finite_are_reported_with_the_loss_that_caused_them(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"checkpoint": {"every_steps": 1000}, "evaluate": {"every_steps": 30}, "export": {"formats": ["keras"]}}
     with pytest.raises(DivergedError, match="the loss of worker-1 is nan or infinite at step 29; lower"):
-        train(tmp_path, 60, {}, kind=Late, data=Growing, **seldom)
+        train(tmp_path, 60, {}, kind=Late, data=Growing, **config)
 
 
-def test_with_on_nan_warn_training_goes_on_and_what_is_not_finite_is_not_saved(tmp_path: Path) -> None:
-    _, outcome, output = train(tmp_path, 60, BAD, data=Poisoned, on_nan="warn")
+def test_on_nan_warn_continues_training_and_saves_only_finite_weights(tmp_path: Path) -> None:
+    _, outcome, output = train(tmp_path, 60, NAN_LOSS, data=Poisoned, on_nan="warn")
     assert (outcome.step, outcome.finished) == (60, True)
     (notice,) = output.events("notice")
     assert notice["message"].startswith("the loss of chief is nan or infinite at step 25; train.on_nan is warn")
@@ -253,22 +253,22 @@ def test_with_on_nan_warn_training_goes_on_and_what_is_not_finite_is_not_saved(t
     assert [event["step"] for event in resumed.events("restored")] == [20]
 
 
-def test_mixed_float16_leaves_out_a_step_until_its_loss_scale_is_used_up(tmp_path: Path) -> None:
-    once, half = {**BAD, "once": True}, "mixed_float16"
-    session, outcome, _ = train(tmp_path / "once", 60, once, data=Poisoned, precision=half)
+def test_mixed_float16_skips_steps_until_its_loss_scale_is_used_up(tmp_path: Path) -> None:
+    one_nan, precision = {**NAN_LOSS, "once": True}, "mixed_float16"
+    session, outcome, _ = train(tmp_path / "once", 60, one_nan, data=Poisoned, precision=precision)
     assert outcome.step == 60
     assert float(session.optimizer.dynamic_scale.numpy()) == 2**14
     with pytest.raises(DivergedError, match="the loss of chief is nan or infinite at step"):
-        train(tmp_path / "on", 60, BAD, data=Poisoned, precision=half)
-    assert max(finite_checkpoints(tmp_path / "on")) >= 30  # halved 15 times from 2^15
-    with pytest.raises(DivergedError, match=r"the loss scale has fallen to .* nothing is learned"):  # the gradients alone are not finite
-        train(tmp_path / "hidden", 60, {}, data=Rooted, precision=half)
+        train(tmp_path / "each", 60, NAN_LOSS, data=Poisoned, precision=precision)
+    assert max(finite_checkpoints(tmp_path / "each")) >= 30  # halved 15 times from 2^15
+    with pytest.raises(DivergedError, match=r"the loss scale has fallen to .* nothing is learned"):  # only the gradients are not finite
+        train(tmp_path / "hidden", 60, {}, data=NonFiniteGradients, precision=precision)
     with pytest.raises(DivergedError, match="the loss of chief is nan or infinite at step 13"):
-        train(tmp_path / "accumulated", 60, once, data=Poisoned, gradients={"accumulate": 2}, precision=half)
+        train(tmp_path / "accumulated", 60, one_nan, data=Poisoned, gradients={"accumulate": 2}, precision=precision)
 
 
 class Mask(keras.layers.Layer):
-    """Has a weight that is infinite from the start, and is not trained."""
+    """Has an untrained weight that is infinite from the start."""
 
     def build(self, _: Any) -> None:
         self.add_weight(shape=(), initializer=keras.initializers.Constant(np.inf), trainable=False, name="mask")
@@ -278,13 +278,13 @@ class Mask(keras.layers.Layer):
 
 
 class Masked(Small):
-    """Has such a layer last."""
+    """Has a Mask layer last."""
 
     def model(self) -> keras.Model:
         return keras.Sequential([keras.Input((4,)), *super().model().layers, Mask()])
 
 
-def test_a_weight_that_is_infinite_by_design_is_no_fault(tmp_path: Path) -> None:
+def test_an_untrained_weight_may_be_infinite(tmp_path: Path) -> None:
     _, outcome, _ = train(tmp_path, 20, {}, data=Masked)
     assert outcome.step == 20
 

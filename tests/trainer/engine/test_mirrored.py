@@ -1,4 +1,4 @@
-"""Two devices learn what one process learns with the double batch, whatever is set about gradients and precision."""
+"""Two devices learn what one process learns with twice the batch, for all settings of gradients and precision."""
 
 import json
 import sys
@@ -12,30 +12,30 @@ from tests.trainer.engine.drive_mirrored import CASES
 from tests.trainer.engine.test_callbacks_all_reduce import check_changes
 
 DRIVER = Path(__file__).with_name("drive_mirrored.py")
-# Half precision rounds at 1e-3, and the two add up in another order.
+# Half precision rounds at 1e-3, and two devices add up in another order.
 TOLERANCE = {"float16": 5e-3}
 
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    done = forked.run([sys.executable, str(DRIVER)], timeout=110, preload=forked.TENSORFLOW)
-    assert done.stdout, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    process = forked.run([sys.executable, str(DRIVER)], timeout=110, preload=forked.TENSORFLOW)
+    assert process.stdout, process.stderr[-3000:]
+    differences: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return differences
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_two_devices_are_one_with_the_double_batch(report: dict[str, Any], case: str) -> None:
+def test_two_devices_equal_one_process_with_twice_the_batch(report: dict[str, Any], case: str) -> None:
     assert report[case] < TOLERANCE.get(case, 2e-5)
 
 
-def test_a_rate_that_fell_may_become_a_constant_on_resume(report: dict[str, Any]) -> None:
+def test_a_falling_rate_may_become_a_constant_on_resume(report: dict[str, Any]) -> None:
     assert report["resumed"] < 1e-6
 
 
 @pytest.mark.parametrize("hooks", ["epochs", "batches"])
 def test_two_devices_hold_the_same_weights_when_a_callback_has_changed_them(report: dict[str, Any], hooks: str) -> None:
-    told = report["callbacks"][hooks]
-    check_changes(told)
-    one, other = told["replicas"]
+    changes = report["callbacks"][hooks]
+    check_changes(changes)
+    one, other = changes["replicas"]
     assert one == other

@@ -1,4 +1,4 @@
-"""Computations that every strategy does the same way."""
+"""Computations that are the same under every strategy."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ from trainer.engine import model_ops
 from trainer.workloads.errors import WorkloadError
 
 
-def test_an_evaluation_is_the_mean_over_examples_also_when_the_last_batch_is_small() -> None:
+def test_an_evaluation_is_the_mean_over_examples_even_if_the_last_batch_is_small() -> None:
     workload = Small({})
     model = model_ops.build(workload, small_job(3)).model
     whole = model_ops.evaluator(workload, model, batch_size=400)()
@@ -21,7 +21,7 @@ def test_an_evaluation_is_the_mean_over_examples_also_when_the_last_batch_is_sma
 
 
 class Sized(Small):
-    """Has a loss that needs to know how many examples a batch has."""
+    """Has a loss that needs the static size of a batch."""
 
     def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=outputs)
@@ -30,23 +30,25 @@ class Sized(Small):
 
 def test_a_loss_may_need_the_size_of_a_batch() -> None:
     model = model_ops.build(Small({}), small_job(3)).model
-    found, expected = (model_ops.evaluator(workload, model, batch_size=150)() for workload in (Sized({}), Small({})))
-    assert found == pytest.approx(expected, rel=1e-5)
+    actual, expected = (model_ops.evaluator(workload, model, batch_size=150)() for workload in (Sized({}), Small({})))
+    assert actual == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_batch_of_an_evaluation_is_traced_once() -> None:
-    seen = []
+def test_the_batches_of_an_evaluation_are_traced_once() -> None:
+    traced_shapes = []
 
     class Counted(Small):
         def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-            seen.append(targets.shape)
+            traced_shapes.append(targets.shape)
             return super().loss(targets, outputs)
 
     model_ops.evaluator(Counted({}), model_ops.build(Small({}), small_job(3)).model, batch_size=150)()
-    assert len(seen) == 1
+    assert len(traced_shapes) == 1
 
 
-def test_an_iterator_of_held_out_data_has_no_thread_that_tunes_it_and_may_take_a_minute_to_end() -> None:
+def test_held_out_data_is_not_tuned() -> None:
+    """The thread that tunes an iterator may take a minute to end."""
+
     class Tuned(Small):
         def eval_data(self, batch_size: int) -> tf.data.Dataset:
             return tf.data.Dataset.range(9).map(lambda n: (n, n), num_parallel_calls=tf.data.AUTOTUNE).batch(batch_size)
@@ -62,13 +64,13 @@ def test_start_weights_follow_the_seed() -> None:
 
 
 class Scheduled(Small):
-    """Has a learning rate that follows epochs."""
+    """Has a learning rate that falls with each epoch."""
 
     def optimizer_for(self, examples_per_step: int) -> keras.optimizers.Optimizer:
         return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 400 // examples_per_step, 0.5, staircase=True))
 
 
-def test_an_optimizer_is_told_how_many_examples_a_step_takes_where_it_asks() -> None:
+def test_optimizer_for_gets_the_number_of_examples_of_a_step() -> None:
     job = small_job(batch_size=10, gradients={"accumulate": 2})
     optimizer = model_ops.build(Scheduled({}), job, replicas=5).optimizer
     for step, rate in ((0, 0.1), (3, 0.1), (4, 0.05), (8, 0.025)):
@@ -77,35 +79,35 @@ def test_an_optimizer_is_told_how_many_examples_a_step_takes_where_it_asks() -> 
 
 
 class Unbuilt(Small):
-    """Forgets to say what goes in."""
+    """Has a model without an input shape."""
 
     def model(self) -> keras.Model:
         return keras.Sequential([keras.layers.Dense(2)])
 
 
-def test_a_model_without_weights_is_an_error_that_says_what_to_do() -> None:
+def test_a_model_without_weights_is_an_error_with_a_remedy() -> None:
     with pytest.raises(WorkloadError, match=r"no trainable weights: give it an input shape"):
         model_ops.build(Unbuilt({}), small_job())
 
 
 @pytest.mark.parametrize("unrolled", [1, 4])
-def test_a_loop_takes_each_step_once_whatever_the_number_that_is_unrolled(unrolled: int) -> None:
-    """The sum of 2^step says which steps there were; the one after five has no finite loss, and finite ones after it do not count.
+def test_a_loop_takes_each_step_once_for_any_number_of_unrolled_steps(unrolled: int) -> None:
+    """The sum of 2^step shows which steps ran. The sixth has no finite loss; finite losses after it do not count.
 
-    A step reads what the one before it wrote.
+    Each step reads the variable that the previous one wrote.
     """
-    number = tf.Variable(0.0)
+    count = tf.Variable(0.0)
 
     @tf.function(autograph=False)
     def run(steps: tf.Tensor) -> tf.Tensor:
-        def step(done: tf.Tensor) -> tf.Tensor:
-            loss = tf.where(tf.equal(number, 5), float("nan"), 1.0)
-            number.assign_add(1)
-            return tf.stack([loss, tf.pow(2.0, tf.cast(done, tf.float32))])
+        def step(index: tf.Tensor) -> tf.Tensor:
+            loss = tf.where(tf.equal(count, 5), float("nan"), 1.0)
+            count.assign_add(1)
+            return tf.stack([loss, tf.pow(2.0, tf.cast(index, tf.float32))])
 
         return model_ops.repeat(steps, step, 2, unrolled=unrolled)
 
     for steps in (0, 1, 3, 4, 5, 9):
-        number.assign(0)
+        count.assign(0)
         _, taken, finite = run(tf.constant(steps)).numpy()
         assert (taken, finite) == (2**steps - 1, min(steps, 5))

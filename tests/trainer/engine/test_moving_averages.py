@@ -1,4 +1,4 @@
-"""Moving averages of variables: kept by the optimizer, evaluated in the place of the variables, saved and gone on with."""
+"""Moving averages of variables: optimizers compute them, evaluations and exports use them, and a resumed run continues with them."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from trainer.engine import evaluator, model_ops, moving_averages
 from trainer.events import Reporter
 from trainer.workloads.averaged_sgd import AveragedSGD
 
-KERAS_OWN = {"optimizer": "SGD", "arguments": {"use_ema": True, "ema_momentum": 0.9}}
+KERAS_EMA = {"optimizer": "SGD", "arguments": {"use_ema": True, "ema_momentum": 0.9}}
 
 
 @pytest.mark.parametrize("momentum", [0.9999, 0.5])
@@ -34,15 +34,15 @@ def test_averages_equal_a_numpy_reference(momentum: float) -> None:
     assert abs(average - value).max() > 0.01
 
 
-def test_an_optimizer_comes_back_from_its_configuration() -> None:
+def test_an_optimizer_is_rebuilt_from_its_configuration() -> None:
     optimizer = AveragedSGD(0.3, ema_momentum=0.7, nesterov=True, momentum=0.8)
-    again = AveragedSGD.from_config(optimizer.get_config())
-    assert again.get_config() == optimizer.get_config()
-    assert (again.use_ema, again.ema_momentum, again.momentum) == (True, 0.7, 0.8)
+    rebuilt = AveragedSGD.from_config(optimizer.get_config())
+    assert rebuilt.get_config() == optimizer.get_config()
+    assert (rebuilt.use_ema, rebuilt.ema_momentum, rebuilt.momentum) == (True, 0.7, 0.8)
 
 
-def trained_by(steps: int) -> model_ops.BuiltModel:
-    built = model_ops.build(Small(KERAS_OWN), small_job(1))
+def model_after(steps: int) -> model_ops.BuiltModel:
+    built = model_ops.build(Small(KERAS_EMA), small_job(1))
     for _ in range(steps):
         built.optimizer.apply([tf.ones(v.shape) for v in built.model.trainable_variables], built.model.trainable_variables)
     return built
@@ -52,57 +52,57 @@ def weights(built: model_ops.BuiltModel) -> list[Any]:
     return [v.numpy() for v in built.model.trainable_variables]
 
 
-def test_a_model_shows_its_averages_and_has_its_own_values_again_also_after_an_error() -> None:
-    built = trained_by(5)
+def test_a_model_shows_its_averages_and_gets_its_own_values_back_even_after_an_error() -> None:
+    built = model_after(5)
     before = weights(built)
-    inside: list[Any] = []
+    during: list[Any] = []
 
-    def look() -> None:
+    def use_averages() -> None:
         with moving_averages.shown(built.model, built.optimizer):
-            inside.extend(weights(built))
+            during.extend(weights(built))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        look()
-    for was, then, is_now, average in zip(before, inside, weights(built), built.optimizer._model_variables_moving_average, strict=True):
-        np.testing.assert_array_equal(is_now, was)
-        np.testing.assert_array_equal(then, average.numpy())
-        assert abs(then - was).min() > 0.01
+        use_averages()
+    for own, shown, restored, average in zip(before, during, weights(built), built.optimizer._model_variables_moving_average, strict=True):
+        np.testing.assert_array_equal(restored, own)
+        np.testing.assert_array_equal(shown, average.numpy())
+        assert abs(shown - own).min() > 0.01
 
 
-def test_before_the_first_step_there_are_no_averages_to_show() -> None:
-    built = trained_by(0)
+def test_a_model_keeps_its_own_values_before_the_first_step() -> None:
+    built = model_after(0)
     before = weights(built)
     moving_averages.take(built.model, built.optimizer)
-    for was, is_now in zip(before, weights(built), strict=True):
-        np.testing.assert_array_equal(is_now, was)
+    for own, current in zip(before, weights(built), strict=True):
+        np.testing.assert_array_equal(current, own)
 
 
-def test_a_run_is_evaluated_with_averages_and_goes_on_with_them(tmp_path: Path) -> None:
-    straight, whole, _ = train(tmp_path / "straight", 40, params=KERAS_OWN)
-    train(tmp_path / "halves", 20, params=KERAS_OWN)
-    resumed, outcome, _ = train(tmp_path / "halves", 40, params=KERAS_OWN)
-    for mine, theirs in zip(straight.optimizer.variables, resumed.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
-    assert outcome.metrics == whole.metrics
-    own = model_ops.evaluator(Small(KERAS_OWN), resumed.model, 100)()
+def test_a_run_is_evaluated_with_averages_and_resumes_with_them(tmp_path: Path) -> None:
+    straight, expected, _ = train(tmp_path / "straight", 40, params=KERAS_EMA)
+    train(tmp_path / "halves", 20, params=KERAS_EMA)
+    resumed, outcome, _ = train(tmp_path / "halves", 40, params=KERAS_EMA)
+    for whole, half in zip(straight.optimizer.variables, resumed.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(whole.numpy(), half.numpy())
+    assert outcome.metrics == expected.metrics
+    own = model_ops.evaluator(Small(KERAS_EMA), resumed.model, 100)()
     with moving_averages.shown(resumed.model, resumed.optimizer):
-        averaged = model_ops.evaluator(Small(KERAS_OWN), resumed.model, 100)()
+        averaged = model_ops.evaluator(Small(KERAS_EMA), resumed.model, 100)()
     assert outcome.metrics["loss"] == pytest.approx(averaged["loss"], rel=1e-6)
     assert abs(averaged["loss"] - own["loss"]) > 1e-3
 
 
 def test_the_evaluator_reads_averages_from_the_checkpoint(tmp_path: Path) -> None:
-    _, outcome, output = train(tmp_path, 20, params=KERAS_OWN)
-    last = evaluator.evaluate_checkpoints(Small(KERAS_OWN), settings(tmp_path, 20), Reporter("evaluator", output), lambda: False)
+    _, outcome, output = train(tmp_path, 20, params=KERAS_EMA)
+    last = evaluator.evaluate_checkpoints(Small(KERAS_EMA), settings(tmp_path, 20), Reporter("evaluator", output), lambda: False)
     assert last is not None
     step, metrics = last
     assert step == 20
     assert metrics["loss"] == pytest.approx(outcome.metrics["loss"], rel=1e-5)
 
 
-def test_what_is_exported_are_the_averages(tmp_path: Path) -> None:
-    session, _, _ = train(tmp_path, 20, params=KERAS_OWN, export={})
+def test_the_exported_model_has_the_averages(tmp_path: Path) -> None:
+    session, _, _ = train(tmp_path, 20, params=KERAS_EMA, export={})
     exported = keras.models.load_model(tmp_path / "export" / "best" / "model.keras")
     for weight, average, own in zip(
         exported.weights, session.optimizer._model_variables_moving_average, session.model.weights, strict=True

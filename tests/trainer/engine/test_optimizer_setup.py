@@ -1,7 +1,8 @@
-"""Effects of the train settings: learning rates, gradients, precision; each seen in what a real session does."""
+"""Effects of the train settings: learning rates, gradients, precision; each checked on a real session."""
 
 import functools
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -28,13 +29,13 @@ def trained(params: dict[str, Any] | None = None, steps: int = STEPS, **train: A
 
 
 def built(**train: Any) -> model_ops.BuiltModel:
-    """Return what a session is made of."""
+    """Return the model and the optimizer of a session."""
     return model_ops.build(Small({}), small_job(**train))
 
 
 @functools.cache
 def plain(optimizer: str = "Adam") -> LocalSession:
-    """Return a session that was trained with no settings, once for all tests: they only look at it."""
+    """Return a session that was trained with default settings; all tests share it, and only read it."""
     return trained({"optimizer": optimizer})
 
 
@@ -68,21 +69,21 @@ def test_learning_rates_follow_the_schedule(settings: dict[str, Any], expected: 
         assert float(optimizer.learning_rate) == pytest.approx(rate, abs=1e-6)
 
 
-def test_a_schedule_comes_back_from_its_configuration() -> None:
+def test_a_schedule_is_rebuilt_from_its_configuration() -> None:
     optimizer = model_ops.build(Small({}), small_job(learning_rate={"schedule": "cosine", "warmup_steps": 3})).optimizer
-    again = type(optimizer).from_config(optimizer.get_config())
-    again.iterations.assign(40)
+    rebuilt = type(optimizer).from_config(optimizer.get_config())
+    rebuilt.iterations.assign(40)
     optimizer.iterations.assign(40)
-    assert float(again.learning_rate) == float(optimizer.learning_rate) > 0
+    assert float(rebuilt.learning_rate) == float(optimizer.learning_rate) > 0
 
 
-def test_an_optimizer_with_a_schedule_of_its_own_has_no_rate_to_start_from() -> None:
+def test_a_schedule_needs_an_initial_rate_if_the_optimizer_has_a_schedule_of_its_own() -> None:
     with pytest.raises(WorkloadError, match=r"ExponentialDecay.*add `initial`"):
         model_ops.build(Small({"schedule": True}), small_job(learning_rate={"schedule": "cosine"}))
     assert LearningRate(schedule="cosine").initial is None
 
 
-def test_a_schedule_changes_what_is_learnt() -> None:
+def test_a_schedule_changes_the_weights() -> None:
     assert difference(plain(), trained(learning_rate={"schedule": "constant"})) < 1e-6
     assert difference(plain(), trained(learning_rate={"schedule": "cosine"})) > 1e-2
 
@@ -104,18 +105,18 @@ def test_accumulated_batches_are_one_large_batch() -> None:
     assert difference(whole, parts) < 1e-5
 
 
-def test_accumulation_goes_on_where_it_stopped() -> None:
-    through = trained(gradients={"accumulate": 3})
-    first = trained(steps=STEPS // 2, gradients={"accumulate": 3})
-    first.begin_at(STEPS // 2)
-    first.run(STEPS // 2)
-    assert difference(through, first) == 0
+def test_accumulation_continues_where_it_stopped() -> None:
+    uninterrupted = trained(gradients={"accumulate": 3})
+    resumed = trained(steps=STEPS // 2, gradients={"accumulate": 3})
+    resumed.begin_at(STEPS // 2)
+    resumed.run(STEPS // 2)
+    assert difference(uninterrupted, resumed) == 0
 
 
-def test_averages_of_layers_pass_from_batch_to_batch() -> None:
+def test_moving_means_of_layers_pass_from_batch_to_batch() -> None:
     session = trained({"normalised": True}, gradients={"accumulate": 2})
-    moved = [v for v in session.model.non_trainable_variables if v.name == "moving_mean"]
-    assert np.abs(np.asarray(moved[0].value)).max() > 0
+    moving_means = [v for v in session.model.non_trainable_variables if v.name == "moving_mean"]
+    assert np.abs(np.asarray(moving_means[0].value)).max() > 0
 
 
 @pytest.mark.parametrize("precision, compute_dtype", [("mixed_bfloat16", "bfloat16"), ("mixed_float16", "float16")])
@@ -128,7 +129,7 @@ def test_mixed_precision_computes_in_half_and_keeps_float32_variables(precision:
     assert loss < 0.2
 
 
-def test_a_policy_of_ones_own_code_stays_unless_the_settings_ask_for_another() -> None:
+def test_a_dtype_policy_of_the_users_code_stays_unless_the_settings_set_another() -> None:
     keras.config.set_dtype_policy("mixed_bfloat16")
     assert built().model.layers[-1].compute_dtype == "bfloat16"
     assert built(precision="mixed_float16").model.layers[-1].compute_dtype == "float16"
@@ -138,12 +139,12 @@ def test_a_policy_of_ones_own_code_stays_unless_the_settings_ask_for_another() -
         optimizer_setup.prepare(servers)
 
 
-def test_loss_is_scaled_in_float16_alone() -> None:
+def test_loss_is_scaled_only_in_float16() -> None:
     assert isinstance(built(precision="mixed_float16").optimizer, keras.optimizers.LossScaleOptimizer)
     assert not isinstance(built(precision="mixed_bfloat16").optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-def test_xla_learns_the_same() -> None:
+def test_xla_trains_the_same_weights() -> None:
     compiled = trained(jit_compile=True)
     assert difference(compiled, plain()) < 1e-5
     # The loop that calls it is not compiled, so the compiled part is a function in its graph.
@@ -158,7 +159,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     assert difference(one, trained(params, seed=5)) > 0
 
 
-def test_progress_tells_how_long_it_waited_for_input() -> None:
+def test_progress_reports_the_wait_for_input() -> None:
     class Slow(Small):
         def train_data(self, shard: Any) -> tf.data.Dataset:
             data = super().train_data(shard)
@@ -174,7 +175,5 @@ def test_progress_tells_how_long_it_waited_for_input() -> None:
 
 
 def _sleep(values: Any) -> Any:
-    import time
-
     time.sleep(0.02)
     return values

@@ -1,4 +1,4 @@
-"""Parameter servers compute what one process computes: with one worker, the very same weights."""
+"""Parameter servers compute what one process computes: with one worker, the same weights."""
 
 import json
 import sys
@@ -18,9 +18,9 @@ DRIVER = Path(__file__).with_name("drive_parameter_server.py")
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     scratch = tmp_path_factory.mktemp("servers")
-    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=240, preload=forked.TENSORFLOW)
-    assert done.stdout, done.stderr[-3000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+    process = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=240, preload=forked.TENSORFLOW)
+    assert process.stdout, process.stderr[-3000:]
+    result = json.loads(process.stdout.splitlines()[-1])
     assert isinstance(result, dict)
     return result
 
@@ -36,17 +36,17 @@ def test_state_goes_to_the_servers_and_back_unchanged(report: dict[str, Any], ca
     assert report["cases"][case]["roundtrip"] == 0
 
 
-@pytest.mark.parametrize("how", ["plain", "compiled"])
-def test_random_layers_learn_too(report: dict[str, Any], how: str) -> None:
-    losses = report["dropout_losses"][how]
+@pytest.mark.parametrize("mode", ["plain", "compiled"])
+def test_random_layers_learn_too(report: dict[str, Any], mode: str) -> None:
+    losses = report["dropout_losses"][mode]
     assert losses[-1] < losses[0] * 0.7
 
 
-def test_data_that_ends_too_early_is_told_with_what_to_do(report: dict[str, Any]) -> None:
+def test_data_that_ends_too_early_is_an_error_with_a_remedy(report: dict[str, Any]) -> None:
     assert "gives 5 batches, but the run may take 30 more; it must be endless" in report["ended"]["known"]
     assert "has ended before the last step, 30; it must be endless" in report["ended"]["unknown"]
 
 
-def test_every_server_ends_with_success_when_told(report: dict[str, Any]) -> None:
+def test_every_server_ends_with_success_when_notified(report: dict[str, Any]) -> None:
     assert report["missed"] == []
     assert report["exit_codes"] == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""The steps of a turn on parameter servers, in one process: what each draws, and how often they are compiled."""
+"""The steps of a call on parameter servers, in one process: their random numbers, and how often they are compiled."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ STEPS = 4
 
 
 class Noisy(Alike):
-    """Adds a number to each output that an operation of TensorFlow draws, which keeps a state. Its loss is that number, its metric the square."""
+    """Each output is one number that a stateful operation of TensorFlow draws. The loss is that number, the metric its square."""
 
     def model(self) -> keras.Model:
         inputs = keras.Input((4,))
@@ -31,8 +31,8 @@ class Noisy(Alike):
         return {"square": tf.reduce_mean(outputs) ** 2}
 
 
-def turn(workload: Any, **settings: Any) -> tuple[Replica, Any]:
-    """Return the replica of STEPS steps that one loop takes in a turn, and the sums of their numbers."""
+def take_call(workload: Any, **settings: Any) -> tuple[Replica, Any]:
+    """Take STEPS steps in one loop, as a call does; return their replica, and the sums of their measures."""
     job = small_job(**settings)
     built = model_ops.build(workload, job)
     replica = Replica(workload, built.model, built.optimizer, job)
@@ -40,8 +40,8 @@ def turn(workload: Any, **settings: Any) -> tuple[Replica, Any]:
 
     @tf.function(autograph=False)
     def call(iterator: Any) -> tf.Tensor:
-        def step(done: tf.Tensor) -> tf.Tensor:
-            return replica.stateless_step(iterator, [tf.identity(v) for v in values], [], tf.constant(0), done)[0]
+        def step(index: tf.Tensor) -> tf.Tensor:
+            return replica.stateless_step(iterator, [tf.identity(v) for v in values], [], tf.constant(0), index)[0]
 
         return model_ops.repeat(tf.constant(STEPS), step, replica.width, unrolled=STEPS)
 
@@ -49,13 +49,13 @@ def turn(workload: Any, **settings: Any) -> tuple[Replica, Any]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"jit_compile": True}])
-def test_each_step_of_a_turn_draws_numbers_of_its_own(settings: dict[str, Any]) -> None:
-    _, (total, squares, *_) = turn(Noisy({}), **settings)
+def test_each_step_of_a_call_draws_its_own_numbers(settings: dict[str, Any]) -> None:
+    _, (total, squares, *_) = take_call(Noisy({}), **settings)
     mean = total / STEPS
     assert squares / STEPS - mean**2 > 1e-4  # their variance
 
 
-def test_the_steps_of_a_turn_are_compiled_once() -> None:
-    replica, _ = turn(Alike({}), jit_compile=True)
+def test_the_steps_of_a_call_are_compiled_once() -> None:
+    replica, _ = take_call(Alike({}), jit_compile=True)
     compiled: Any = replica._gradients_at
     assert compiled.experimental_get_tracing_count() == 1

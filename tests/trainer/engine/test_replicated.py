@@ -1,4 +1,4 @@
-"""A session of one process; what it does as one of several is in tests/integration/test_strategies.py."""
+"""A session of one process; tests/integration/test_strategies.py has sessions of several."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from trainer.engine.replicated import LocalSession
 
 
 class Second(AllReduce):
-    """The second place of a ring whose first has the very same state, as after `broadcast`."""
+    """The second task of an all-reduce whose first has the same state, as after `broadcast`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,16 +25,16 @@ class Second(AllReduce):
         assert any(v.dtype == tf.int64 and v.shape.rank for v in variables), "the random layers' states are shared too"
 
 
-def test_each_task_drops_other_units(tmp_path: Path) -> None:
+def test_each_task_drops_different_units(tmp_path: Path) -> None:
     states = []
-    for ring in (AllReduce(), Second()):
-        session = LocalSession(Small({"dropout": True}), settings(tmp_path, 10), ring)
+    for all_reduce in (AllReduce(), Second()):
+        session = LocalSession(Small({"dropout": True}), settings(tmp_path, 10), all_reduce)
         session.begin_at(0)
         states.append(model_ops.seeds(session.model)[0].numpy())
     np.testing.assert_array_equal(states[1] - states[0], [1, 0])
 
 
-def test_progress_tells_of_all_steps_of_a_call(tmp_path: Path) -> None:
+def test_progress_covers_all_steps_of_a_call(tmp_path: Path) -> None:
     session = LocalSession(Small({}), settings(tmp_path, 10), AllReduce())
     session.begin_at(0)
     progress = session.run(5, next_steps=7)

@@ -1,4 +1,4 @@
-"""Callbacks on parameter servers: they see current weights, may change the rate, and not the weights before training is over."""
+"""Callbacks on parameter servers: they see current weights, may change the rate, and may change weights only when training is over."""
 
 import json
 import sys
@@ -16,20 +16,20 @@ DRIVER = Path(__file__).with_name("drive_served_callbacks.py")
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     scratch = tmp_path_factory.mktemp("servers")
-    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=180, preload=forked.TENSORFLOW)
-    assert done.stdout, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    process = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=180, preload=forked.TENSORFLOW)
+    assert process.stdout, process.stderr[-3000:]
+    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return result
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_callbacks_see_current_weights_and_their_rate_reaches_the_servers(report: dict[str, Any], kind: str) -> None:
-    told = report[kind]
-    assert (told["step"], told["rate"]) == (15, 0.0)
-    assert told["batches"] == [*range(5)] * 3
-    first, second, third = told["seen"]
+    result = report[kind]
+    assert (result["step"], result["rate"]) == (15, 0.0)
+    assert result["batches"] == [*range(5)] * 3
+    first, second, third = result["seen"]
     assert first != second == third
-    assert told["sum"] == pytest.approx(first)  # EarlyStopping has put the best weights back, when training was over
+    assert result["sum"] == pytest.approx(first)  # EarlyStopping restored the best weights when training was over
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
