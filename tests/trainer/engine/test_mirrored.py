@@ -20,8 +20,8 @@ TOLERANCE = {"float16": 5e-3}
 def report() -> dict[str, Any]:
     process = forked.run([sys.executable, str(DRIVER)], timeout=110, preload=forked.TENSORFLOW)
     assert process.stdout, process.stderr[-3000:]
-    differences: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
-    return differences
+    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return result
 
 
 @pytest.mark.parametrize("case", sorted(CASES))

@@ -1,4 +1,4 @@
-"""Means over tasks, by connections of their own: each task a thread here, the connections real."""
+"""Means over tasks through direct TCP connections: each task is a thread here, the connections are real."""
 
 import contextlib
 import itertools
@@ -21,7 +21,7 @@ from trainer.engine.collectives.rendezvous import Endpoint, Listener
 from trainer.engine.collectives.tcp_all_reduce import PeerUnreachableError, TcpAllReduce
 
 HERE = "127.0.0.1"
-ADDRESS = f"{HERE}:1"  # of a server that need not be there
+ADDRESS = f"{HERE}:1"  # of a server that need not exist
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 SOON, LONG = 0.5, 20.0
 
@@ -44,31 +44,32 @@ def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
 def connected(size: int) -> list[dict[int, socket.socket]]:
     listeners = [Listener(ADDRESS) for _ in range(size)]
     endpoints = [listener.endpoint for listener in listeners]
-    found = at_once([partial(listeners[i].connect, i, [HERE] * size, endpoints, LONG) for i in range(size)])
-    assert all(len(connections) == size - 1 for connections in found)
-    return found
+    by_task = at_once([partial(listeners[i].connect, i, [HERE] * size, endpoints, LONG) for i in range(size)])
+    assert all(len(connections) == size - 1 for connections in by_task)
+    return by_task
 
 
 @pytest.fixture
 def group() -> Iterator[Groups]:
-    made: list[TcpAllReduce] = []
+    created: list[TcpAllReduce] = []
 
     def make(size: int, live: Callable[[AbstractSet[int]], bool] = lambda _: True) -> list[TcpAllReduce]:
-        made.extend(TcpAllReduce(i, [f"worker-{j}" for j in range(size)], found, live) for i, found in enumerate(connected(size)))
-        return made[-size:]
+        names = [f"worker-{i}" for i in range(size)]
+        created.extend(TcpAllReduce(i, names, connections, live) for i, connections in enumerate(connected(size)))
+        return created[-size:]
 
     yield make
-    for one in made:
-        one.close()
+    for task in created:
+        task.close()
 
 
-# Few elements go by the first task, many are shared out; fewer than there are tasks leave some with nothing to add up.
+# Few elements are added up by the first task, many are shared out; with fewer elements than tasks, some tasks have none to add up.
 @pytest.mark.parametrize("size,elements", [(2, 0), (3, 0), (7, 1), (2, 1), (2, 2_000_000), (3, 2), (3, 2_000_001), (5, 1000), (7, 300_007)])
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16), BFLOAT16], ids=str)
-def test_everybody_gets_the_same_mean(group: Groups, size: int, elements: int, dtype: np.dtype[Any]) -> None:
+def test_every_task_gets_the_same_mean(group: Groups, size: int, elements: int, dtype: np.dtype[Any]) -> None:
     tasks = group(size)
     random = np.random.default_rng(size)
-    # Twice, of other vectors: what was kept of the first is no part of the second.
+    # Twice, of different vectors: the first mean must leave nothing in the second.
     for _ in range(2):
         vectors = [random.normal(size=elements).astype(dtype) for _ in range(size)]
         results = at_once([partial(task.mean, vector) for task, vector in zip(tasks, vectors, strict=True)])
@@ -83,16 +84,16 @@ def test_everybody_gets_the_same_mean(group: Groups, size: int, elements: int, d
         np.testing.assert_allclose(results[0][0], expected, rtol=tolerance, atol=tolerance)
 
 
-def test_totals_and_means_of_several_forms_one_after_the_other(group: Groups) -> None:
+def test_totals_and_means_of_several_lengths_may_alternate(group: Groups) -> None:
     tasks = group(3)
 
     def work(index: int) -> list[float]:
         task = tasks[index]
-        told = []
+        results = []
         for step in range(50):
-            told.append(float(task.mean(np.full(100_000 + step, index, np.float32))[0].sum()))
-            told.append(float(task.total(np.array([index, step], np.float32)).sum()))
-        return told
+            results.append(float(task.mean(np.full(100_000 + step, index, np.float32))[0].sum()))
+            results.append(float(task.total(np.array([index, step], np.float32)).sum()))
+        return results
 
     first, *others = at_once([partial(work, i) for i in range(3)])
     assert first == [value for step in range(50) for value in (100_000 + step, 3 + 3 * step)]
@@ -100,23 +101,23 @@ def test_totals_and_means_of_several_forms_one_after_the_other(group: Groups) ->
 
 
 @pytest.mark.parametrize("size,elements", [(2, 0), (2, 1), (3, 2_000_000)])
-def test_everybody_gets_what_the_first_has(group: Groups, size: int, elements: int) -> None:
+def test_every_task_gets_the_vector_of_the_first(group: Groups, size: int, elements: int) -> None:
     vectors = [np.full(elements, i).astype(BFLOAT16) for i in range(size)]
     for received in at_once([partial(task.broadcast, vector) for task, vector in zip(group(size), vectors, strict=True)]):
         np.testing.assert_array_equal(received, vectors[0])
 
 
 @pytest.mark.parametrize("lengths", [(2, 3), (0, 4, 2), (0, 0), (40_000, 1, 7)], ids=str)
-def test_arrays_of_different_lengths_come_one_after_the_other(group: Groups, lengths: tuple[int, ...]) -> None:
+def test_arrays_of_different_lengths_are_concatenated(group: Groups, lengths: tuple[int, ...]) -> None:
     random = np.random.default_rng(3)
-    given = [(np.arange(count), random.normal(size=(count, 3)).astype(BFLOAT16)) for count in lengths]
-    for places, rows, waited in at_once([partial(task.all_gather, *own) for task, own in zip(group(len(lengths)), given, strict=True)]):
-        np.testing.assert_array_equal(places, np.concatenate([own for own, _ in given]))
-        np.testing.assert_array_equal(rows, np.concatenate([own for _, own in given]))
+    arrays = [(np.arange(count), random.normal(size=(count, 3)).astype(BFLOAT16)) for count in lengths]
+    for indices, rows, waited in at_once([partial(task.all_gather, *own) for task, own in zip(group(len(lengths)), arrays, strict=True)]):
+        np.testing.assert_array_equal(indices, np.concatenate([own for own, _ in arrays]))
+        np.testing.assert_array_equal(rows, np.concatenate([own for _, own in arrays]))
         assert waited >= 0
 
 
-def test_who_comes_last_waits_least(group: Groups) -> None:
+def test_the_last_task_waits_least(group: Groups) -> None:
     tasks = group(2)
     vector = np.ones(10, np.float32)
 
@@ -130,12 +131,12 @@ def test_who_comes_last_waits_least(group: Groups) -> None:
 
 
 @pytest.mark.parametrize("size,elements", [(2, 10), (3, 10), (3, 1_000_000)])
-def test_a_peer_that_goes_is_named_by_all_that_wait_for_it(group: Groups, size: int, elements: int) -> None:
+def test_a_peer_that_leaves_is_named_by_all_that_wait_for_it(group: Groups, size: int, elements: int) -> None:
     tasks = group(size)
     vector = np.ones(elements, np.float32)
 
     def leave() -> None:
-        time.sleep(SOON / 5)  # the others wait already, or find that it has left
+        time.sleep(SOON / 5)  # the others already wait, or find that it has left
         tasks[0].close()
 
     _, *errors = at_once([leave, *(partial(task.mean, vector) for task in tasks[1:])])
@@ -145,23 +146,23 @@ def test_a_peer_that_goes_is_named_by_all_that_wait_for_it(group: Groups, size: 
 
 
 @pytest.mark.parametrize("size,elements", [(2, 10), (3, 2_000_000)])
-def test_a_silent_peer_is_waited_for_until_somebody_says_it_is_gone(
+def test_tasks_wait_for_a_silent_peer_until_a_check_gives_it_up(
     group: Groups, size: int, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcp_all_reduce, "_POLL_INTERVAL", 0.05)
-    looks = itertools.count()
-    tasks = group(size, lambda waiting: 0 not in waiting or next(looks) < 5)
+    checks = itertools.count()
+    tasks = group(size, lambda waiting: 0 not in waiting or next(checks) < 5)
     errors = at_once([partial(task.mean, np.ones(elements, np.float32)) for task in tasks[1:]])
-    assert next(looks) > 5
+    assert next(checks) > 5
     assert all("does not answer any more" in str(error) for error in errors)
     assert all("worker-0" in str(error) for error in errors)
 
 
-def test_strangers_are_not_let_in_and_do_not_keep_the_peers_out() -> None:
+def test_strangers_are_rejected_and_do_not_keep_the_peers_out() -> None:
     listeners = [Listener(ADDRESS) for _ in range(2)]
     endpoints = [listener.endpoint for listener in listeners]
     handshake = struct.Struct("!16sI")
-    said = [
+    messages = [
         b"",
         b"",
         b"abc",
@@ -171,39 +172,39 @@ def test_strangers_are_not_let_in_and_do_not_keep_the_peers_out() -> None:
         handshake.pack(endpoints[0].token, 7),
     ]
     strangers = []
-    for words in said:
+    for message in messages:
         strangers.append(socket.create_connection((HERE, endpoints[0].port)))
-        strangers[-1].sendall(words)
+        strangers[-1].sendall(message)
     strangers[0].close()
-    found = at_once([partial(listeners[i].connect, i, [HERE] * 2, endpoints, LONG) for i in range(2)])
-    assert [set(connections) for connections in found] == [{1}, {0}]
+    by_task = at_once([partial(listeners[i].connect, i, [HERE] * 2, endpoints, LONG) for i in range(2)])
+    assert [set(connections) for connections in by_task] == [{1}, {0}]
     for stranger in strangers[1:]:
         stranger.settimeout(LONG)
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
         stranger.close()
-    for connection in itertools.chain.from_iterable(connections.values() for connections in found):
+    for connection in itertools.chain.from_iterable(connections.values() for connections in by_task):
         connection.close()
 
 
-def test_a_peer_that_cannot_be_reached_is_given_up_at_the_deadline() -> None:
+def test_a_peer_that_cannot_be_connected_is_given_up_at_the_deadline() -> None:
     with socket.create_server((HERE, 0)) as silent:
         listener = Listener(ADDRESS)
         endpoints = [Endpoint(silent.getsockname()[1], b"0" * 16), listener.endpoint, Endpoint(1, b"1" * 16)]
-        began = time.monotonic()
+        start = time.monotonic()
         assert listener.connect(1, [HERE] * 3, endpoints, SOON) is None
-        assert SOON <= time.monotonic() - began < LONG
+        assert SOON <= time.monotonic() - start < LONG
     assert threading.active_count() < 20
 
 
-def test_on_loopback_it_listens_there_alone_else_beside_tensorflows_port() -> None:
-    here = Listener("localhost:2222")
-    assert here.endpoint.port not in (2222, 2223)
+def test_a_listener_takes_any_port_on_loopback_and_the_one_after_tensorflows_elsewhere() -> None:
+    on_loopback = Listener("localhost:2222")
+    assert on_loopback.endpoint.port not in (2222, 2223)
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
-    there, other = (Listener(f"somewhere.example:{port - 1}") for _ in range(2))
-    assert there.endpoint.port == port
-    assert other.endpoint.port not in (port, 0)
-    for listener in (here, there, other):
+    first, second = (Listener(f"somewhere.example:{port - 1}") for _ in range(2))
+    assert first.endpoint.port == port
+    assert second.endpoint.port not in (port, 0)
+    for listener in (on_loopback, first, second):
         assert listener.connect(0, [HERE], [listener.endpoint], SOON) == {}

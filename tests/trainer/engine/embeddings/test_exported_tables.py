@@ -1,4 +1,4 @@
-"""The notice of formats that a model with spread tables is not exported in; test_embeddings.py has the exports."""
+"""The notice of export formats that a model with spread tables cannot have; test_embeddings.py has the exports."""
 
 import pytest
 
@@ -7,13 +7,13 @@ from trainer.settings import Export
 
 
 @pytest.mark.parametrize(
-    "formats, told",
+    "formats, notice",
     [
         (["keras", "saved_model"], "the model is exported as a SavedModel alone: a Keras file would need all rows"),
         (["keras"], "the model is not exported: a Keras file would need all rows"),
         (["saved_model"], ""),
     ],
 )
-def test_a_keras_file_is_left_out_and_told(formats: list[str], told: str) -> None:
-    assert omitted_formats(Export.model_validate({"formats": formats})).startswith(told)
-    assert bool(omitted_formats(Export.model_validate({"formats": formats}))) == bool(told)
+def test_a_keras_file_is_omitted_with_a_notice(formats: list[str], notice: str) -> None:
+    assert omitted_formats(Export.model_validate({"formats": formats})).startswith(notice)
+    assert bool(omitted_formats(Export.model_validate({"formats": formats}))) == bool(notice)

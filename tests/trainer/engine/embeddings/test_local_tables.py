@@ -1,4 +1,4 @@
-"""Large embedding layers in one process, whose rows are updated by themselves, learn what the whole matrix learns by Keras's own update."""
+"""Large embedding layers in one process: updates of single rows learn what Keras's update of the whole matrix learns."""
 
 import math
 from pathlib import Path
@@ -46,66 +46,63 @@ def test_rows_learn_what_the_whole_matrix_learns(tmp_path: Path, case: str) -> N
     assert by_rows.tables
     assert not dense.tables
     apply = dense.optimizer.apply
-    # Of a row that a batch has twice Keras gets two gradients, and its optimizers square, and clip, each by itself.
+    # If a batch has a row twice, Keras gets two gradients for it, and its optimizers square and clip each of them separately.
     object.__setattr__(
         dense.optimizer, "apply", lambda gradients, variables: apply([tf.convert_to_tensor(g) for g in gradients], variables)
     )
-    weights = [one.model.get_weights() for one in (trained(by_rows), trained(dense))]
+    weights = [result.model.get_weights() for result in (trained(by_rows), trained(dense))]
     assert max(float(np.max(np.abs(a - b))) for a, b in zip(*weights, strict=True)) < 1e-5
     moved = [np.max(np.abs(embedding_models.start(*w.shape).value - w)) for w in weights[0] if w.shape in {(23, 4), (23, 1), (6, 4)}]
     assert max(moved) > 1e-4, moved
 
 
-def test_a_model_whose_tables_are_here_is_exported_whole_in_both_formats(tmp_path: Path) -> None:
-    one = trained(session(tmp_path, {"model": "functional", "optimizer": "Adagrad"}))
-    write_last(Export(), tmp_path, 20, {}, one.model, Reporter("chief", Output()), lambda: math.inf, finished=True)
+def test_a_model_with_local_tables_is_exported_whole_in_both_formats(tmp_path: Path) -> None:
+    result = trained(session(tmp_path, {"model": "functional", "optimizer": "Adagrad"}))
+    write_last(Export(), tmp_path, 20, {}, result.model, Reporter("chief", Output()), lambda: math.inf, finished=True)
     inputs = {"user": tf.constant([0, 5, 22], tf.int64), "items": tf.constant([[1, 1, 2], [0, 22, 7], [3, 4, 5]], tf.int64)}
-    expected = one.model(inputs)
-    read = keras.models.load_model(tmp_path / "export" / "last" / "model.keras")
-    np.testing.assert_allclose(read(inputs), expected, atol=1e-6)
+    expected = result.model(inputs)
+    loaded = keras.models.load_model(tmp_path / "export" / "last" / "model.keras")
+    np.testing.assert_allclose(loaded(inputs), expected, atol=1e-6)
     served = tf.saved_model.load(str(tmp_path / "export" / "last" / "saved_model"))
     np.testing.assert_allclose(served.serve(inputs), expected, atol=1e-6)
 
 
-def test_what_needs_the_whole_matrix_has_it(tmp_path: Path) -> None:
+def test_an_optimizer_that_needs_the_whole_matrix_gets_it(tmp_path: Path) -> None:
     assert session(tmp_path, {"model": "few", "optimizer": "Lion"}).tables is None
     with pytest.raises(WorkloadError, match=r"train\.embeddings names rows, and the model has no such Embedding layer; it has few"):
         session(tmp_path, {"model": "few"}, embeddings={"sharded": ["rows"]})
 
 
-def test_a_layer_that_is_not_used_or_has_its_own_way_to_its_rows_is_left_to_keras(tmp_path: Path) -> None:
-    made = trained(session(tmp_path, {"model": "spare", "optimizer": "Adagrad"}))
-    assert made.tables.described() == "embedding layers updated by the rows that a step uses: used (23 x 4, 368 bytes)"
+def test_a_layer_that_is_not_used_or_looks_up_its_rows_itself_is_left_to_keras(tmp_path: Path) -> None:
+    result = trained(session(tmp_path, {"model": "spare", "optimizer": "Adagrad"}))
+    assert result.tables.described() == "embedding layers updated by the rows that a step uses: used (23 x 4, 368 bytes)"
 
 
 def test_layers_may_be_frozen_before_the_first_step(tmp_path: Path) -> None:
-    made = session(tmp_path, {"model": "functional", "optimizer": "Adagrad"})
-    shared, head = made.model.get_layer("shared"), made.model.layers[-1]
+    untrained = session(tmp_path, {"model": "functional", "optimizer": "Adagrad"})
+    head, shared, other = untrained.model.layers[-1], untrained.model.get_layer("shared"), untrained.model.get_layer("other")
     shared.trainable = head.trainable = False
-    before = [head.get_weights(), shared.get_weights(), made.model.get_layer("other").get_weights()]
-    trained(made)
-    after = [head.get_weights(), shared.get_weights(), made.model.get_layer("other").get_weights()]
-    assert [all(np.array_equal(a, b) for a, b in zip(*pair, strict=True)) for pair in zip(before, after, strict=True)] == [
-        True,
-        True,
-        False,
-    ]
+    before = [layer.get_weights() for layer in (head, shared, other)]
+    trained(untrained)
+    after = [layer.get_weights() for layer in (head, shared, other)]
+    unchanged = [all(np.array_equal(a, b) for a, b in zip(*pair, strict=True)) for pair in zip(before, after, strict=True)]
+    assert unchanged == [True, True, False]
 
 
-def test_rows_that_no_batch_has_stay_as_they_are_and_do_not_decay_where_that_is_excluded(tmp_path: Path) -> None:
-    made = session(tmp_path, {"model": "drawn", "initializer": "uniform", "optimizer": "Adam"})
-    layer = made.model.get_layer("drawn")
+def test_rows_that_no_batch_has_do_not_change_and_excluded_layers_do_not_decay(tmp_path: Path) -> None:
+    by_rows = session(tmp_path, {"model": "drawn", "initializer": "uniform", "optimizer": "Adam"})
+    layer = by_rows.model.get_layer("drawn")
     (before,) = layer.get_weights()
-    trained(made)
+    trained(by_rows)
     (after,) = layer.get_weights()
     np.testing.assert_array_equal(after[embedding_models.ROWS :], before[embedding_models.ROWS :])
     assert np.all(np.any(after[: embedding_models.ROWS] != before[: embedding_models.ROWS], axis=1))
-    assert made.tables is not None
-    assert [bool(np.any(slot.numpy()[embedding_models.ROWS :])) for slot in made.tables.variables] == [False, False]
+    assert by_rows.tables is not None
+    assert [bool(np.any(slot.numpy()[embedding_models.ROWS :])) for slot in by_rows.tables.variables] == [False, False]
 
     optimizer = keras.optimizers.AdamW(weight_decay=0.1)
     optimizer.exclude_from_weight_decay(var_list=[layer.embeddings])
-    tables = LocalTables.of(made.model, optimizer, Embeddings(min_rows=1))
+    tables = LocalTables.of(by_rows.model, optimizer, Embeddings(min_rows=1))
     assert tables is not None
     assert [rows.decays for rows in tables._rows.values()] == [False]
 
@@ -120,12 +117,12 @@ def test_a_checkpoint_has_rows_and_slots(tmp_path: Path) -> None:
     restored = Checkpoints(tmp_path / "checkpoints", second.model, second.optimizer, 1, second.tables.files()).restore(print)
     assert restored
     assert restored.step == 20
-    for ours, theirs in zip(first.tables.variables, second.tables.variables, strict=True):
-        assert np.any(ours.numpy())
-        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    for saved, read in zip(first.tables.variables, second.tables.variables, strict=True):
+        assert np.any(saved.numpy())
+        np.testing.assert_array_equal(saved.numpy(), read.numpy())
 
 
-def test_a_checkpoint_of_the_whole_matrix_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_whole_matrix_is_refused_with_a_remedy(tmp_path: Path) -> None:
     params = {"model": "few", "optimizer": "Adagrad"}
     dense, by_rows = session(tmp_path, params, embeddings=DENSE), session(tmp_path, params)
     Checkpoints(tmp_path / "checkpoints", dense.model, dense.optimizer, 1).save(20)
@@ -134,7 +131,7 @@ def test_a_checkpoint_of_the_whole_matrix_is_refused_with_what_to_do(tmp_path: P
         Checkpoints(tmp_path / "checkpoints", by_rows.model, by_rows.optimizer, 1, by_rows.tables.files()).restore(print)
 
 
-def test_a_checkpoint_of_rows_is_refused_for_the_whole_matrix_with_what_to_do(tmp_path: Path) -> None:
+def test_a_checkpoint_of_rows_is_refused_for_the_whole_matrix_with_a_remedy(tmp_path: Path) -> None:
     params = {"model": "few", "optimizer": "Adagrad"}
     dense, by_rows = session(tmp_path, params, embeddings=DENSE), session(tmp_path, params)
     assert by_rows.tables is not None
@@ -143,8 +140,8 @@ def test_a_checkpoint_of_rows_is_refused_for_the_whole_matrix_with_what_to_do(tm
         Checkpoints(tmp_path / "checkpoints", dense.model, dense.optimizer, 1).restore(print)
 
 
-def test_a_gradient_has_each_row_once_and_a_whole_one_those_that_are_not_0() -> None:
-    some = summed(tf.IndexedSlices(tf.constant([[1.0], [2.0], [4.0]]), tf.constant([7, 3, 7]), tf.constant([9, 1])))
-    assert (some.indices.numpy().tolist(), some.values.numpy().tolist()) == ([7, 3], [[5.0], [2.0]])
-    whole = summed(tf.constant([[0.0], [2.0], [0.0], [3.0]]))
-    assert (whole.indices.numpy().tolist(), whole.values.numpy().tolist()) == ([1, 3], [[2.0], [3.0]])
+def test_a_summed_gradient_has_each_row_once_and_only_rows_that_are_not_0_of_a_dense_one() -> None:
+    sparse = summed(tf.IndexedSlices(tf.constant([[1.0], [2.0], [4.0]]), tf.constant([7, 3, 7]), tf.constant([9, 1])))
+    assert (sparse.indices.numpy().tolist(), sparse.values.numpy().tolist()) == ([7, 3], [[5.0], [2.0]])
+    dense = summed(tf.constant([[0.0], [2.0], [0.0], [3.0]]))
+    assert (dense.indices.numpy().tolist(), dense.values.numpy().tolist()) == ([1, 3], [[2.0], [3.0]])

@@ -1,4 +1,4 @@
-"""docs/embeddings.md: its tables of shared rows and of slots are those that hashing and the optimizers have."""
+"""docs/embeddings.md: its tables of shared rows and of slots agree with hashing and with the optimizers."""
 
 import re
 from collections.abc import Callable
@@ -21,20 +21,20 @@ OPTIMIZERS: dict[str, list[Callable[[], Any]]] = {
 }
 
 
-def test_the_shares_of_ids_that_share_a_row_are_those_of_keras_hashing() -> None:
+def test_the_shares_of_ids_that_share_a_row_agree_with_keras_hashing() -> None:
     shares = {float(rows): float(share) / 100 for rows, share in re.findall(r"^\| ([\d.]+) \| ([\d.]+) % \|$", PAGE, re.MULTILINE)}
     assert len(shares) == 7
     assert {rows: 1 - np.exp(-1 / rows) for rows in shares} == pytest.approx(shares, abs=0.0005)
     ids = np.random.default_rng(1).integers(0, 2**60, 50_000)
-    _, place, count = np.unique(keras.layers.Hashing(100_000)(ids), return_inverse=True, return_counts=True)
-    assert np.mean(count[place] > 1) == pytest.approx(shares[2], abs=0.01)
+    _, inverse, counts = np.unique(keras.layers.Hashing(100_000)(ids), return_inverse=True, return_counts=True)
+    assert np.mean(counts[inverse] > 1) == pytest.approx(shares[2], abs=0.01)
 
 
-def test_the_slots_are_the_rules() -> None:
+def test_the_numbers_of_slots_agree_with_the_update_rules() -> None:
     section = PAGE.split("## Sizing of ps")[1]
-    told = dict(re.findall(r"^\| (.*?) \| (\d[^|]*) \|$", section, re.MULTILINE))
-    assert told.keys() == OPTIMIZERS.keys()
+    documented = dict(re.findall(r"^\| (.*?) \| (\d[^|]*) \|$", section, re.MULTILINE))
+    assert documented.keys() == OPTIMIZERS.keys()
     for names, optimizers in OPTIMIZERS.items():
-        least, *more = (len(rule_of(one, []).slots(one)) for one in (made() for made in optimizers))
-        assert next(int(number) for number in re.findall(r"\d", told[names])) == least
+        least, *more = (len(rule_of(optimizer, []).slots(optimizer)) for optimizer in (create() for create in optimizers))
+        assert next(int(number) for number in re.findall(r"\d", documented[names])) == least
         assert more == ([] if ";" not in names else [least + 1])

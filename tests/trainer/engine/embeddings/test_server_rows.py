@@ -13,20 +13,20 @@ TABLES: list[Any] = [
     SimpleNamespace(name="empty", rows=1),
     SimpleNamespace(name="large", rows=4000),
 ]
-OF_TABLE = [0, 0, 2, 2]
+TABLE_OF_ID = [0, 0, 2, 2]
 
 
 @pytest.mark.parametrize("ids", [[0, 9, 0, 3999], [9, 9, 10, 10]])
-def test_ids_of_their_tables_are_given_back(ids: list[int]) -> None:
-    assert server_rows._check_ids_of(TABLES, tf.constant(OF_TABLE), tf.constant(ids, tf.int64)).numpy().tolist() == ids
+def test_valid_ids_are_returned(ids: list[int]) -> None:
+    assert server_rows._check_ids_of(TABLES, tf.constant(TABLE_OF_ID), tf.constant(ids, tf.int64)).numpy().tolist() == ids
 
 
-def test_no_ids_are_none() -> None:
+def test_a_lookup_without_ids_returns_none() -> None:
     assert server_rows._check_ids_of(TABLES, tf.zeros([0], tf.int32), tf.zeros([0], tf.int64)).shape == (0,)
 
 
 @pytest.mark.parametrize(
-    "ids, told",
+    "ids, message",
     [
         ([0, 10, 0, 0], r"the layer small has 10 rows, and was given the id\] \[10\]"),
         ([-1, 0, 0, 0], r"the layer small has 10 rows, and was given the id\] \[-1\]"),
@@ -35,6 +35,6 @@ def test_no_ids_are_none() -> None:
         ([0, 0, 2**33, 0], rf"the layer large has 4,000 rows, and was given the id\] \[{2**33}\]"),
     ],
 )
-def test_the_first_id_outside_is_told_with_its_table(ids: list[int], told: str) -> None:
-    with pytest.raises(tf.errors.InvalidArgumentError, match=told):
-        server_rows._check_ids_of(TABLES, tf.constant(OF_TABLE), tf.constant(ids, tf.int64))
+def test_the_first_id_out_of_range_is_reported_with_its_table(ids: list[int], message: str) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        server_rows._check_ids_of(TABLES, tf.constant(TABLE_OF_ID), tf.constant(ids, tf.int64))
