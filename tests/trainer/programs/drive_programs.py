@@ -30,13 +30,13 @@ STRIP_GENERATIONS = 60
 def main(scratch: Path) -> None:
     from tests.trainer.engine.servers_here import servers
 
-    with servers(str(scratch), ps=0, workers=WORKERS) as here:
+    with servers(str(scratch), ps=0, workers=WORKERS) as cluster:
         try:
-            print(json.dumps(report(here.tf_config, scratch)), flush=True)
+            print(json.dumps(report(cluster.tf_config, scratch)), flush=True)
         except Exception:  # noqa: BLE001 - the test shows it; this process leaves as the trainer does
             traceback.print_exc()
         finally:
-            for process in here.processes.values():
+            for process in cluster.processes.values():
                 process.kill()
             os._exit(0)
 
@@ -50,26 +50,26 @@ def report(tf_config: str, scratch: Path) -> dict[str, Any]:
     from trainer.tf_config import parse
 
     sys.stdout.flush()
-    out, sys.stdout = sys.stdout, sys.stderr  # tables go there; the report alone to stdout
+    stdout, sys.stdout = sys.stdout, sys.stderr  # tables go to stderr, only the report to stdout
     chief, *tasks = program._connect(parse(tf_config))
     results: dict[str, Any] = {"devices": {task.name: task.devices for task in (chief, *tasks)}}
 
-    def run(workload: str, params: dict[str, Any], *, on: int = WORKERS, seed: int = 0) -> dict[str, Any]:
+    def run(workload: str, params: dict[str, Any], *, workers: int = WORKERS, seed: int = 0) -> dict[str, Any]:
         notices: list[str] = []
         log = DeviceLog()
-        results = scratch / "results"
-        cluster = Cluster(chief, tuple(tasks[:on]), results, log, notices.append, lambda *_: None)
-        before = _received()
+        directory = scratch / "results"
+        cluster = Cluster(chief, tuple(tasks[:workers]), directory, log, notices.append, lambda *_: None)
+        received_before = _received()
         with log.watch():
             metrics = load_program(Train(workload=workload, params=params, seed=seed))(cluster)
-        files = {path.name: path.read_text() for path in results.glob("*.txt")} | {
-            path.name: path.read_text() for path in results.glob("*.rle")
+        files = {path.name: path.read_text() for path in directory.glob("*.txt")} | {
+            path.name: path.read_text() for path in directory.glob("*.rle")
         }
         outcome = {"metrics": metrics, "notices": notices, "rows": log.rows(), "elsewhere": log.elsewhere(), "files": files}
-        return outcome | {"received": _received() - before}
+        return outcome | {"received": _received() - received_before}
 
     results["placement"] = run("placement", {})
-    results["placement_on_one"] = run("placement", {"x": 3.5}, on=1)
+    results["placement_on_one"] = run("placement", {"x": 3.5}, workers=1)
     for slices in ("unequal", "speed"):
         results[f"map_reduce_{slices}"] = run("map_reduce", {"count": 10_000_000, "slices": slices})
     results["map_reduce_few"] = run("map_reduce", {"count": 2})
@@ -80,19 +80,19 @@ def report(tf_config: str, scratch: Path) -> dict[str, Any]:
         file.write_text(text)
         results[f"life_{name}"] = run("life", {"pattern": str(file), "height": height, "width": width})
         (scratch / "results" / "life.gif").rename(scratch / f"{name}.gif")
-    for on in (1, 2, 3):
-        results[f"strips_{on}"] = run(
-            "life", {"height": 13, "width": 17, "density": 0.4, "generations": STRIP_GENERATIONS, "frames": 0}, on=on, seed=5
+    for workers in (1, 2, 3):
+        results[f"strips_{workers}"] = run(
+            "life", {"height": 13, "width": 17, "density": 0.4, "generations": STRIP_GENERATIONS, "frames": 0}, workers=workers, seed=5
         )
     results["unfinished"] = run("life", {"generations": 3, "frames": 0})
     sys.path.insert(0, str(scratch))
     (scratch / "documented.py").write_text((scratch / "example.txt").read_text())
     results["documented"] = run("documented:averages", {"count": 100_000})
-    (scratch / "falling.py").write_text(FALLING)
-    results["falling"] = run("falling:back", {})
+    (scratch / "colocated.py").write_text(COLOCATED)
+    results["colocated"] = run("colocated:add", {})
     (scratch / "together.py").write_text(TOGETHER)
     results["together"] = run("together:twice", {})
-    sys.stdout = out
+    sys.stdout = stdout
     return results
 
 
@@ -103,10 +103,10 @@ def _received() -> int:
 
 
 # An operation runs where its variable is, even if another device is requested.
-FALLING = """
+COLOCATED = """
 import tensorflow as tf
 
-def back(cluster):
+def add(cluster):
     with tf.device(cluster.tasks[0].cpu):
         total = tf.Variable(1.0)
     with tf.device(cluster.tasks[1].cpu):
@@ -125,12 +125,12 @@ def powers(matrix):
 
 def twice(cluster):
     for _ in range(2):  # the first call brings the function to each task
-        began = time.perf_counter()
+        start = time.perf_counter()
         products = cluster.each(lambda task: powers(tf.ones([300, 300])))
-        begun = time.perf_counter() - began
+        started = time.perf_counter() - start
         for product in products:
             product.numpy()
-    return {"part": begun / (time.perf_counter() - began)}
+    return {"part": started / (time.perf_counter() - start)}
 """
 
 

@@ -12,8 +12,8 @@ from trainer.workloads.catalog import LifeParams
 from trainer.workloads.errors import WorkloadError
 
 
-def params(**given: Any) -> LifeParams:
-    return LifeParams.model_validate(given)
+def params(**fields: Any) -> LifeParams:
+    return LifeParams.model_validate(fields)
 
 
 def test_random_cells_follow_the_seed_and_the_density() -> None:
@@ -36,12 +36,12 @@ def test_the_examples_pattern_is_a_gun_and_an_eater() -> None:
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    "fields, message",
     [
         ({"pattern": "nowhere.rle"}, r"train\.params\.pattern is 'nowhere\.rle': .*/nowhere\.rle cannot be read: No such file"),
         ({"pattern": str(EXAMPLES / "life" / "glider-gun.rle"), "width": 20}, r"is 16 rows and 36 columns; the board has 50 and 20"),
     ],
 )
-def test_what_gives_no_board(given: dict[str, Any], message: str) -> None:
+def test_a_pattern_that_cannot_be_read_or_does_not_fit_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
-        start(params(**given), seed=0)
+        start(params(**fields), seed=0)

@@ -1,4 +1,4 @@
-"""Which functions are programs, and what is told of those that are not."""
+"""Functions that are programs, and the errors of those that are not."""
 
 import sys
 from collections.abc import Iterator
@@ -42,9 +42,9 @@ def run(name: str, **train: Any) -> Any:
     return load_program(Train(workload=f"placed_here:{name}", **train))("a cluster")  # type: ignore[arg-type]
 
 
-def test_a_program_gets_the_cluster_and_what_it_takes() -> None:
-    given = run("counted", params={"count": 5}, seed=7, data="/data")
-    assert given == {"cluster": "a cluster", "count": 5, "seed": 7, "data": "/data", "step": 1}
+def test_a_program_gets_the_cluster_and_the_arguments_that_it_takes() -> None:
+    arguments = run("counted", params={"count": 5}, seed=7, data="/data")
+    assert arguments == {"cluster": "a cluster", "count": 5, "seed": 7, "data": "/data", "step": 1}
     assert run("whole", params={"any": 1}) == {"any": 1}
 
 
@@ -58,23 +58,23 @@ def test_a_program_gets_the_cluster_and_what_it_takes() -> None:
         ("nothing", {}, "has no nothing"),
     ],
 )
-def test_what_is_no_program(name: str, params: dict[str, Any], message: str) -> None:
+def test_an_invalid_program_or_parameter_is_refused(name: str, params: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         run(name, params=params)
 
 
-def test_what_nothing_gives_is_told_with_the_functions_place() -> None:
+def test_a_missing_argument_is_reported_with_the_location_of_the_function() -> None:
     with pytest.raises(WorkloadError, match=r"counted \(.*placed_here\.py:2\) requires 'count', which is not given"):
         run("counted")
 
 
-def test_a_program_does_not_train() -> None:
+def test_a_program_is_not_loaded_as_a_workload() -> None:
     with pytest.raises(WorkloadError, match=r"is a program placed by hand, .* set strategy: manual"):
         load_workload(Train(workload="placed_here:whole"))
 
 
 @pytest.mark.parametrize("name", [name for name, entry in CATALOG.items() if "manual" in entry.strategies])
-def test_every_built_in_program_is_there_and_takes_no_data(name: str) -> None:
+def test_every_built_in_program_loads_and_takes_no_data(name: str) -> None:
     assert callable(load_program(Train(workload=name)))
     with pytest.raises(WorkloadError, match=f"{name} makes what it needs"):
         load_program(Train(workload=name, data="/data"))

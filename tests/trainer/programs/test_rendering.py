@@ -1,4 +1,4 @@
-"""Films of boards: what a reader of GIFs sees."""
+"""Films of boards, as a reader of GIFs sees them."""
 
 import io
 
@@ -25,10 +25,10 @@ def test_a_film_has_every_board_for_its_time_and_repeats() -> None:
 
 
 def test_living_cells_are_black_squares() -> None:
-    shown = picture(BLINKER[0], 2)
-    assert shown.shape == (6, 6)
-    assert shown[:, 2:4].max() == 0
-    assert shown[:, :2].min() == 255
+    pixels = picture(BLINKER[0], 2)
+    assert pixels.shape == (6, 6)
+    assert pixels[:, 2:4].max() == 0
+    assert pixels[:, :2].min() == 255
 
 
 def film_of(**params: int) -> tuple[int, int, list[str]]:
@@ -37,12 +37,12 @@ def film_of(**params: int) -> tuple[int, int, list[str]]:
     return cell, frames, notices
 
 
-def test_the_film_is_as_asked_for_where_it_fits() -> None:
+def test_a_film_that_fits_has_the_requested_size() -> None:
     assert film_of(height=50, width=50) == (4, 300, [])
     assert film_of(height=50, width=50, generations=10) == (4, 10, [])
     assert film_of(height=10_000, width=10_000, frames=0) == (4, 0, [])
 
 
-def test_the_film_of_a_large_board_is_made_smaller_and_that_is_said() -> None:
+def test_the_film_of_a_large_board_is_made_smaller_with_a_notice() -> None:
     assert film_of(height=1000, width=1000) == (1, 300, ["the board is large: life.gif shows 300 generations, a cell 1 pixels wide"])
     assert film_of(height=10_000, width=10_000)[:2] == (1, 3)

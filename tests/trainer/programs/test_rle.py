@@ -9,10 +9,10 @@ from hypothesis.extra.numpy import arrays
 from trainer.programs import rle
 from trainer.workloads.errors import WorkloadError
 
-GLIDER = "#C a comment\nx = 3, y = 3, rule = B3/S23\nbob$2bo$3o!\nwhat follows is not read\n"
+GLIDER = "#C a comment\nx = 3, y = 3, rule = B3/S23\nbob$2bo$3o!\ntext after the end is not read\n"
 
 
-def test_a_glider() -> None:
+def test_a_glider_is_read() -> None:
     assert rle.read(GLIDER, "glider.rle").tolist() == [[0, 1, 0], [0, 0, 1], [1, 1, 1]]
 
 
@@ -25,7 +25,7 @@ def test_a_glider() -> None:
         ("x = 3, y = 1\n!", [[0, 0, 0]]),
     ],
 )
-def test_what_the_format_allows(text: str, rows: list[list[int]]) -> None:
+def test_valid_text_is_read(text: str, rows: list[list[int]]) -> None:
     assert rle.read(text, "a.rle").tolist() == rows
 
 
@@ -43,13 +43,13 @@ def test_what_the_format_allows(text: str, rows: list[list[int]]) -> None:
         ("x = 2, y = 1\n#\n2o", r"a\.rle:3: found no end; expected ! after the last row"),
     ],
 )
-def test_what_is_no_pattern(text: str, message: str) -> None:
+def test_invalid_text_is_refused(text: str, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         rle.read(text, "a.rle")
 
 
 @given(arrays(np.uint8, st.tuples(st.integers(1, 12), st.integers(1, 80)), elements=st.integers(0, 1)))
-def test_what_is_written_is_read_again(board: rle.Board) -> None:
+def test_a_written_pattern_can_be_read(board: rle.Board) -> None:
     text = rle.write(board)
     assert np.array_equal(rle.read(text, "again.rle"), board)
     assert max(map(len, text.splitlines())) <= 70

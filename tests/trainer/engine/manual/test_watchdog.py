@@ -13,29 +13,29 @@ from trainer.engine.manual.watchdog import ServerWatchdog, unreachable
 from trainer.exit_codes import ExitCode
 from trainer.tf_config import split_address
 
-SAY_EVERY = 0.3  # seconds
+INTERVAL = 0.3  # seconds between reports that the run is alive
 
 
 @dataclass
-class Left:
-    """The watch's reasons when it wanted to end this process."""
+class Exits:
+    """The exit codes and reasons with which the watchdog would end this process."""
 
-    said: list[tuple[ExitCode, str]] = field(default_factory=list)
-    told: threading.Event = field(default_factory=threading.Event)
+    reasons: list[tuple[ExitCode, str]] = field(default_factory=list)
+    called: threading.Event = field(default_factory=threading.Event)
 
     def __call__(self, code: ExitCode, reason: str) -> None:
-        self.said.append((code, reason))
-        self.told.set()
+        self.reasons.append((code, reason))
+        self.called.set()
 
 
 @contextmanager
-def watched(servers: dict[str, str], left: Left, *, stopped: bool = False, there: bool = True) -> Iterator[list[float]]:
+def watched(servers: dict[str, str], exits: Exits, *, stopped: bool = False, connected: bool = True) -> Iterator[list[float]]:
     alive: list[float] = []
     watch = ServerWatchdog(
-        servers, lambda: stopped, lambda: alive.append(time.monotonic()), left, timeout=0.5, poll_interval=0.1, alive_interval=SAY_EVERY
+        servers, lambda: stopped, lambda: alive.append(time.monotonic()), exits, timeout=0.5, poll_interval=0.1, alive_interval=INTERVAL
     )
     watch.start()
-    if there:
+    if connected:
         watch.all_connected()
     try:
         yield alive
@@ -44,46 +44,46 @@ def watched(servers: dict[str, str], left: Left, *, stopped: bool = False, there
 
 
 def test_a_stop_ends_the_program() -> None:
-    left = Left()
-    with watched({}, left, stopped=True):
-        assert left.told.wait(10)
-    assert left.said == [(ExitCode.STOPPED, "")]
+    exits = Exits()
+    with watched({}, exits, stopped=True):
+        assert exits.called.wait(10)
+    assert exits.reasons == [(ExitCode.STOPPED, "")]
 
 
-def test_a_server_that_is_gone_is_named_after_a_while(ports: Ports) -> None:
-    left = Left()
-    here, gone = ports.address(), ports.address()
-    ports.listen(here)
-    began = time.monotonic()
-    with watched({"worker-0": here, "worker-1": gone}, left):
-        assert left.told.wait(30)
-    assert time.monotonic() - began >= 0.5
-    assert left.said == [(ExitCode.PEER_LOST, f"worker-1 ({gone}) is gone: connection refused for 0.5 s")]
+def test_a_lost_server_is_named_after_the_timeout(ports: Ports) -> None:
+    exits = Exits()
+    answering, lost = ports.address(), ports.address()
+    ports.listen(answering)
+    start = time.monotonic()
+    with watched({"worker-0": answering, "worker-1": lost}, exits):
+        assert exits.called.wait(30)
+    assert time.monotonic() - start >= 0.5
+    assert exits.reasons == [(ExitCode.PEER_LOST, f"worker-1 ({lost}) is gone: connection refused for 0.5 s")]
 
 
-def test_a_server_that_was_never_there_is_awaited_and_one_that_was_is_not(ports: Ports) -> None:
-    left = Left()
+def test_the_watchdog_waits_for_a_server_that_has_not_started_but_not_for_one_that_is_lost(ports: Ports) -> None:
+    exits = Exits()
     late, lost = ports.address(), ports.address()
     ports.listen(lost)
-    with watched({"worker-0": late, "worker-1": lost}, left, there=False) as alive:
-        assert not left.told.wait(3 * SAY_EVERY)
+    with watched({"worker-0": late, "worker-1": lost}, exits, connected=False) as alive:
+        assert not exits.called.wait(3 * INTERVAL)
         assert alive == []  # nothing runs yet
         ports.close(lost)
-        assert left.told.wait(30)
-    assert left.said == [(ExitCode.PEER_LOST, f"worker-1 ({lost}) is gone: connection refused for 0.5 s")]
+        assert exits.called.wait(30)
+    assert exits.reasons == [(ExitCode.PEER_LOST, f"worker-1 ({lost}) is gone: connection refused for 0.5 s")]
 
 
-def test_servers_that_answer_are_left_alone(ports: Ports) -> None:
-    left = Left()
-    here = ports.address()
-    ports.listen(here)
-    with watched({"worker-0": here}, left) as alive:
-        # Twice as long as the timeout of a silent one.
-        until("run.json to say three times that the run is alive", lambda: len(alive) >= 3 or left.said, seen=lambda: alive)
-    assert left.said == []
+def test_servers_that_answer_do_not_end_the_program(ports: Ports) -> None:
+    exits = Exits()
+    address = ports.address()
+    ports.listen(address)
+    with watched({"worker-0": address}, exits) as alive:
+        # Almost twice as long as the timeout of a silent server.
+        until("run.json to say three times that the run is alive", lambda: len(alive) >= 3 or exits.reasons, seen=lambda: alive)
+    assert exits.reasons == []
 
 
-def test_why_an_address_gives_no_connection(ports: Ports) -> None:
+def test_an_address_without_a_connection_has_a_reason(ports: Ports) -> None:
     address = ports.address()
     assert unreachable(address, 1) == "connection refused"
     assert unreachable("no-such-host.invalid:1", 1) is not None
@@ -91,34 +91,34 @@ def test_why_an_address_gives_no_connection(ports: Ports) -> None:
     assert unreachable(address, 1) is None
 
 
-def greet(listener: socket.socket, taken: list[socket.socket]) -> None:
-    """Take connections and send on each what gRPC sends unasked, until the listener is shut down."""
+def greet(listener: socket.socket, accepted: list[socket.socket]) -> None:
+    """Accept connections, and send on each the first message of gRPC, until the listener is shut down."""
     with suppress(OSError):
         while True:
-            taken.append(listener.accept()[0])
-            taken[-1].sendall(b"settings")
+            accepted.append(listener.accept()[0])
+            accepted[-1].sendall(b"settings")
 
 
-def test_a_server_whose_process_ended_is_known_though_another_serves_in_its_place() -> None:
-    left, taken = Left(), list[socket.socket]()
+def test_a_server_whose_process_ended_is_detected_even_if_another_serves_at_its_address() -> None:
+    exits, accepted = Exits(), list[socket.socket]()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        watch = ServerWatchdog({"worker-0": address}, lambda: False, lambda: None, left, poll_interval=0.1)
-        serving = threading.Thread(target=greet, args=(listener, taken))
+        watch = ServerWatchdog({"worker-0": address}, lambda: False, lambda: None, exits, poll_interval=0.1)
+        serving = threading.Thread(target=greet, args=(listener, accepted))
         serving.start()
         watch.start()
         try:
             watch.all_connected()
-            until("the third connection", lambda: len(taken) >= 3, seen=lambda: taken)
+            until("the third connection", lambda: len(accepted) >= 3, seen=lambda: accepted)
             listener.shutdown(socket.SHUT_RDWR)
             serving.join()
-            for one in (listener, *taken):
-                one.close()
+            for opened in (listener, *accepted):
+                opened.close()
             with socket.create_server(split_address(address)) as another:
-                taken = [another.accept()[0] for _ in range(3)]
+                accepted = [another.accept()[0] for _ in range(3)]
                 assert watch.ended() == ["worker-0"]
         finally:
             watch.stop()
-            for one in taken:
-                one.close()
-    assert left.said == []
+            for connection in accepted:
+                connection.close()
+    assert exits.reasons == []

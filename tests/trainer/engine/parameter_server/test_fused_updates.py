@@ -1,4 +1,4 @@
-"""The fused update does what Keras's own does."""
+"""The fused update equals Keras's own."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def test_apply_equals_keras(make: Any) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=1e-6)
 
 
-def test_the_fused_kernel_is_used_for_plain_adam_alone() -> None:
+def test_the_fused_kernel_is_used_only_for_plain_adam() -> None:
     variables = [keras.Variable(np.ones(3, np.float32))]
     assert fused_updates.fuses(keras.optimizers.Adam(0.1), variables)
     for optimizer in (keras.optimizers.Adam(0.1, clipvalue=1.0), keras.optimizers.AdamW(0.1), keras.optimizers.SGD(0.1)):
@@ -57,7 +57,7 @@ def test_the_fused_kernel_is_used_for_plain_adam_alone() -> None:
 
 
 def rows_updated(apply: Any, dtype: str = "float32", constraint: Any = None) -> tuple[list[np.ndarray], Any]:
-    """Return a matrix, and what Adagrad keeps of it, after two updates of rows alone, of which one is there twice; and the optimizer."""
+    """Return a matrix and Adagrad's variables after two updates of only some rows, one of them given twice; and the optimizer."""
     matrix = keras.Variable(np.ones((5, 2)), dtype=dtype)
     matrix.constraint = constraint
     optimizer = keras.optimizers.Adagrad(SCHEDULE)
@@ -74,10 +74,10 @@ def test_adagrad_updates_rows_without_keras_and_counts_the_step(dtype: str, monk
     monkeypatch.setattr(keras.optimizers.Adagrad, "apply", None)
     ours, optimizer = rows_updated(fused_updates.apply, dtype)
     assert int(optimizer.iterations) == 2
-    for mine, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(mine, other, rtol=2e-5 if dtype == "float32" else 2e-2)
+    for mine, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=2e-5 if dtype == "float32" else 2e-2)
 
 
-def test_a_matrix_with_a_constraint_keeps_to_it() -> None:
+def test_the_constraint_of_a_matrix_is_applied() -> None:
     (matrix, *_), _ = rows_updated(fused_updates.apply, constraint=keras.constraints.MaxNorm(1.0, axis=1))
     assert np.linalg.norm(matrix, axis=1).max() <= 1.001

@@ -1,4 +1,4 @@
-"""Variables laid out over servers, and optimizers' slots found again."""
+"""The layout of variables over servers, and the slots of optimizers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,13 +20,13 @@ def variables(*shapes: tuple[int, ...]) -> list[keras.Variable]:
 
 
 @given(st.lists(st.integers(1, 50_000), min_size=1, max_size=12), st.integers(1, 5))
-def test_every_variable_is_on_one_server_and_comes_back_whole(lengths: list[int], servers: int) -> None:
-    given_variables = variables(*[(length,) for length in lengths])
-    packs = packing.lay_out(given_variables, servers, flattened=True)
+def test_every_variable_is_on_one_server_and_is_restored_whole(lengths: list[int], servers: int) -> None:
+    originals = variables(*[(length,) for length in lengths])
+    packs = packing.lay_out(originals, servers, flattened=True)
     assert sorted(member for pack in packs for member in pack.members) == list(range(len(lengths)))
     assert {pack.server for pack in packs} <= set(range(servers))
     for pack in packs:
-        members = [given_variables[i].value for i in pack.members]
+        members = [originals[i].value for i in pack.members]
         for before, after in zip(members, pack.split(pack.join(members)), strict=True):
             np.testing.assert_array_equal(before.numpy(), after.numpy())
 
@@ -48,7 +48,7 @@ def test_a_large_model_is_cut_into_several_vectors(monkeypatch: pytest.MonkeyPat
     assert all(sum(pack.sizes) * 4 <= 1200 for pack in packs)
 
 
-def test_variables_by_themselves_keep_their_shape_and_order() -> None:
+def test_variables_that_are_not_flattened_keep_their_shape_and_order() -> None:
     packs = packing.lay_out(variables((3, 2), (50, 50), (4,)), 2, flattened=False)
     assert [pack.members for pack in packs] == [(0,), (1,), (2,)]
     assert packs[1].join([tf.ones((50, 50))]).shape == (50, 50)
@@ -60,12 +60,12 @@ def test_variables_by_themselves_keep_their_shape_and_order() -> None:
 def test_slots_are_found_for_every_optimizer_that_is_packed(kind: Any, count: int, averaged: bool) -> None:
     optimizer = kind(use_ema=averaged)
     optimizer.build(variables(*[(5 + j,) for j in range(count)]))
-    found = packing.find_slots(optimizer, count)
-    for slot in found.slots:
+    layout = packing.find_slots(optimizer, count)
+    for slot in layout.slots:
         assert [tuple(optimizer.variables[i].shape) for i in slot] == [(5 + j,) for j in range(count)]
-    assert all(optimizer.variables[i].shape == () for i in found.scalars)
-    places = [*found.scalars, *(i for slot in found.slots for i in slot)]
-    assert sorted(places) == list(range(len(optimizer.variables)))
+    assert all(optimizer.variables[i].shape == () for i in layout.scalars)
+    indices = [*layout.scalars, *(i for slot in layout.slots for i in slot)]
+    assert sorted(indices) == list(range(len(optimizer.variables)))
 
 
 @pytest.mark.parametrize(
@@ -78,5 +78,5 @@ def test_slots_are_found_for_every_optimizer_that_is_packed(kind: Any, count: in
         keras.optimizers.Muon,
     ],
 )
-def test_what_looks_at_whole_variables_is_not_packed(optimizer: Callable[[], keras.optimizers.Optimizer]) -> None:
+def test_an_optimizer_that_needs_whole_variables_is_not_packed(optimizer: Callable[[], keras.optimizers.Optimizer]) -> None:
     assert not packing.elementwise(optimizer())

@@ -1,4 +1,4 @@
-"""A ps that holds rows runs itself again when its chief's process ends, in the same process and with the same words."""
+"""A ps that holds rows restarts itself when its chief's process ends, in the same process and with the same arguments."""
 
 import json
 import socket
@@ -25,29 +25,29 @@ while True:
 
 @pytest.fixture
 def chief() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(30)
-        yield listening
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(30)
+        yield listener
 
 
-def test_it_starts_over_once_its_chief_has_ended_and_not_before_it_holds_rows(chief: socket.socket, tmp_path: Path) -> None:
+def test_a_ps_restarts_once_its_chief_has_ended_but_only_if_it_holds_rows(chief: socket.socket, tmp_path: Path) -> None:
     port = chief.getsockname()[1]
     cluster = {"chief": [f"127.0.0.1:{port}"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:1"]}
     config = json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}})
-    words = [sys.executable, "-c", PS, config, str(tmp_path)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as ps:
+    command = [sys.executable, "-c", PS, config, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as ps:
         assert ps.stdout
         try:
-            begins = ps.stdout.readline()
-            assert begins == f"begins {ps.pid}\n"
+            first_line = ps.stdout.readline()
+            assert first_line == f"begins {ps.pid}\n"
             chief.settimeout(0.3)
-            with pytest.raises(TimeoutError):  # it has no rows, and asks nobody
+            with pytest.raises(TimeoutError):  # without rows it does not connect to the chief
                 chief.accept()
             chief.settimeout(30)
             rows_file(str(tmp_path), "ps-0").touch()
             connection, _ = chief.accept()
             connection.close()  # as the kernel does when a process ends
-            assert ps.stdout.readline() == begins
+            assert ps.stdout.readline() == first_line
             assert not rows_file(str(tmp_path), "ps-0").exists()
         finally:
             ps.kill()

@@ -1,4 +1,4 @@
-"""A worker's data set: the same as here, from arrays that no graph has."""
+"""A worker's data set: the same as on the chief, without its arrays in a graph."""
 
 import gc
 from collections.abc import Callable
@@ -16,29 +16,29 @@ ROWS = np.arange(1_500_000, dtype=np.float32).reshape(-1, 5)  # 6 MB
 TARGETS = np.arange(len(ROWS))
 
 
-def of_arrays(worker: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+def from_arrays(worker: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
     return in_memory.batches(ROWS, TARGETS, Shard(3, seed=1, index=worker, count=2, start=start))
 
 
-def of_a_data_set(worker: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+def from_a_data_set(worker: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
     small = tf.constant([[1.0], [2.0]])
     rows = tf.data.Dataset.from_tensor_slices((ROWS, TARGETS)).shard(2, worker).skip(start * 3)
     return rows.map(lambda row, target: (row * tf.gather(small, worker), target)).batch(3)
 
 
-@pytest.mark.parametrize("make, part_bytes", [(of_arrays, 1 << 30), (of_arrays, 1_000_000), (of_a_data_set, 1 << 30)])
-def test_it_is_the_same_from_arrays_that_no_graph_has(
+@pytest.mark.parametrize("make, part_bytes", [(from_arrays, 1 << 30), (from_arrays, 1_000_000), (from_a_data_set, 1 << 30)])
+def test_a_workers_data_set_is_the_same_and_its_graph_has_no_arrays(
     make: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset], part_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_memory, "PART_BYTES", part_bytes)
     data = WorkerData(make)
-    gc.collect()  # nothing that it needs goes
+    gc.collect()  # the data set must hold everything that it needs
     assert data._function.graph.as_graph_def().ByteSize() < 100_000
     for worker, start in (0, 0), (1, 7):
         arguments = tf.constant(worker, tf.int64), tf.constant(start, tf.int64)
         assert data(*arguments).element_spec == make(*arguments).element_spec
-        for here, there in zip(islice(make(*arguments), 4), islice(data(*arguments), 4), strict=True):
-            tf.nest.map_structure(np.testing.assert_array_equal, here, there)
+        for expected, actual in zip(islice(make(*arguments), 4), islice(data(*arguments), 4), strict=True):
+            tf.nest.map_structure(np.testing.assert_array_equal, expected, actual)
 
 
 def test_few_long_texts_stay_constants() -> None:

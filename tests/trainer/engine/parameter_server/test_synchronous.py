@@ -1,4 +1,4 @@
-"""Synchronous parameter servers: the weights of one process with the whole batch, and nobody waits for a slow worker."""
+"""Synchronous parameter servers: the weights of one process with the whole batch, and no wait for a slow worker."""
 
 import json
 import sys
@@ -22,37 +22,37 @@ DRIVER = Path(drive_synchronous.__file__)
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    done = forked.run([sys.executable, str(DRIVER), str(tmp_path_factory.mktemp("servers"))], timeout=LONGEST, preload=forked.TENSORFLOW)
-    assert done.stdout, done.stderr[-3000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+    process = forked.run([sys.executable, str(DRIVER), str(tmp_path_factory.mktemp("servers"))], timeout=LONGEST, preload=forked.TENSORFLOW)
+    assert process.stdout, process.stderr[-3000:]
+    result = json.loads(process.stdout.splitlines()[-1])
     assert isinstance(result, dict)
     return result
 
 
 @pytest.mark.parametrize("case", sorted({**CASES, **TABLES, SAVED: {}}))
-def test_three_workers_on_two_servers_learn_what_one_process_learns_with_the_threefold_batch(report: dict[str, Any], case: str) -> None:
+def test_three_workers_on_two_servers_learn_what_one_process_learns_with_three_times_the_batch(report: dict[str, Any], case: str) -> None:
     """The sums of 3 means of 8 examples and the mean of 24 round differently."""
     assert report["cases"][case]["step"] == ROUNDS
     assert report["cases"][case]["difference"] < (1e-2 if case == "bfloat16" else 2e-5)
 
 
-def test_gradients_travel_as_bfloat16_where_they_are_to(report: dict[str, Any]) -> None:
+def test_gradients_travel_as_bfloat16_if_the_wire_is_set(report: dict[str, Any]) -> None:
     assert report["cases"]["bfloat16"]["difference"] > 1e-5
 
 
-def test_no_gradient_is_dropped_where_all_are_needed(report: dict[str, Any]) -> None:
+def test_no_gradient_is_dropped_if_all_are_needed(report: dict[str, Any]) -> None:
     assert {case["dropped"] for case in report["cases"].values()} == {0}
 
 
 def test_a_round_does_not_wait_for_a_back_up_that_is_ten_times_slower(report: dict[str, Any]) -> None:
-    """Of 70 rounds it takes part in the few that it can; waiting for it, each would have its gradient. `make bench` has the times."""
+    """It takes part in few of 70 rounds; if rounds waited for it, it would take part in all. `make bench` measures the times."""
     steps = report["steps one slower"]
     assert 1 <= steps["worker-2"] < 60
     assert min(count for worker, count in steps.items() if worker != "worker-2") > steps["worker-2"]
 
 
 def test_gradients_beyond_the_needed_ones_are_dropped_and_counted(report: dict[str, Any]) -> None:
-    """70 rounds of 2 of 3: at most one dropped each; of a third that is ten times slower one for each of its steps."""
+    """70 rounds need 2 of 3 gradients: each drops at most one; of a worker that is ten times slower, one for each of its steps."""
     assert 2 <= report["dropped one slower"] <= report["all seconds one slower"] / (SLOWER * STEP_SECONDS) + 4
     assert 10 <= report["dropped alike"] <= 80
 
@@ -63,9 +63,9 @@ def test_rows_learn_with_a_back_up_worker_too(report: dict[str, Any]) -> None:
 
 
 def test_the_next_round_waits_until_the_rows_of_a_checkpoint_are_written(report: dict[str, Any]) -> None:
-    found = report["cases"][SAVED]
-    assert found["at the save"] < 2e-5
-    assert found["after it"] > 1e-4
+    case = report["cases"][SAVED]
+    assert case["at the save"] < 2e-5
+    assert case["after it"] > 1e-4
 
 
 def test_a_server_may_hold_nothing_but_rows_that_are_not_trained(report: dict[str, Any]) -> None:
@@ -78,22 +78,22 @@ def test_a_norm_of_rows_on_several_servers_is_refused(report: dict[str, Any]) ->
     )
 
 
-def test_progress_shows_who_is_slow(report: dict[str, Any]) -> None:
+def test_progress_shows_the_slow_worker(report: dict[str, Any]) -> None:
     speeds = report["workers one slower"]
     assert set(speeds) == {f"worker-{i}" for i in range(WORKERS)}
     assert speeds["worker-2"] < min(speed for task, speed in speeds.items() if task != "worker-2")
 
 
-def test_progress_shows_who_waits_for_whom(report: dict[str, Any]) -> None:
-    """Nine tenths of a round here."""
+def test_progress_shows_the_wait_for_peers(report: dict[str, Any]) -> None:
+    """Nine tenths of a round, for all but the slow worker."""
     waits = report["peer_wait"]
     assert set(waits) == {f"worker-{i}" for i in range(WORKERS)}
     assert waits["worker-2"] < 0.3
     assert all(0.4 < wait <= 1 for task, wait in waits.items() if task != "worker-2"), waits
 
 
-def test_progress_shows_who_waits_for_its_input(report: dict[str, Any]) -> None:
-    """All of a round where the reader is slow, a tenth elsewhere."""
+def test_progress_shows_the_wait_for_input(report: dict[str, Any]) -> None:
+    """All of a round on the worker with the slow reader, a tenth on the others."""
     waits = report["input_wait"]
     assert set(waits) == {f"worker-{i}" for i in range(WORKERS)}
     assert waits["worker-2"] > 0.4
@@ -109,11 +109,11 @@ def test_a_back_up_may_be_killed_and_takes_part_again_while_rounds_go_on(report:
     assert report["back-up is back"]
 
 
-def test_servers_that_differ_about_who_came_first_hold_nobody_up(report: dict[str, Any]) -> None:
+def test_servers_that_differ_about_the_first_gradients_block_no_worker(report: dict[str, Any]) -> None:
     assert report["differing"] == {"done": DIFFERING, "steps": 40}
 
 
-def test_a_stop_ends_a_call_and_another_session_does_the_rest(report: dict[str, Any]) -> None:
+def test_a_stop_ends_a_call_and_another_session_takes_the_other_steps(report: dict[str, Any]) -> None:
     stopped = report["stopped"]
     assert stopped["stop"]
     assert 1 <= stopped["step"] <= 40

@@ -1,4 +1,4 @@
-"""The chief's progress from calls that workers have ended, or have not yet."""
+"""The chief's progress from calls of workers, ended or not."""
 
 import socket
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from trainer.engine.session import NotFinite
 
 @dataclass(frozen=True)
 class Measures:
-    """Of a model with one metric."""
+    """The measures of a model with one metric."""
 
     metrics: tuple[str, ...] = ("accuracy",)
     width: int = 3
@@ -30,14 +30,14 @@ def test_loss_and_metrics_are_means_over_steps_and_stay_known_while_no_call_ends
     workers = Workers(Connection(None, 1, 2), lambda _: None, lambda *_: result(0, 0), Measures(), lambda: False)
     assert workers.summarise([]) == (None, {}, [])
     assert workers.summarise([result(0, 0, 0, 0, 0)]) == (None, {}, [])  # lost
-    loss, metrics, told = workers.summarise([result(0, 10, 10.0, 5.0, 1.0), result(1, 30, 15.0, 25.0, 1.0)])
+    loss, metrics, tasks = workers.summarise([result(0, 10, 10.0, 5.0, 1.0), result(1, 30, 15.0, 25.0, 1.0)])
     assert (loss, metrics) == (25 / 40, {"accuracy": 0.75})
-    assert [(one.task, one.loss, one.input_wait) for one in told] == [("worker-0", 1.0, 0.5), ("worker-1", 0.5, 0.5)]
+    assert [(task.task, task.loss, task.input_wait) for task in tasks] == [("worker-0", 1.0, 0.5), ("worker-1", 0.5, 0.5)]
     assert workers.summarise([]) == (loss, metrics, [])
 
 
 @pytest.mark.parametrize("message", ["Socket closed", "recvmsg:Connection reset by peer"])
-def test_a_connection_that_breaks_without_a_name_is_the_workers_while_every_server_answers(message: str) -> None:
+def test_a_broken_connection_without_a_name_is_a_lost_worker_while_every_server_answers(message: str) -> None:
     broken = tf.errors.UnavailableError(None, None, message)
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         servers = [f"127.0.0.1:{server.getsockname()[1]}" for server in (one, other)]
@@ -57,7 +57,7 @@ def test_an_error_that_names_a_task_or_is_of_another_kind_is_left_to_the_coordin
     )
 
 
-def test_the_worker_is_named_whose_own_weights_were_finite() -> None:
+def test_the_worker_whose_weights_were_finite_is_named() -> None:
     def first_non_finite(worker: int, step: int, *, weights_not_finite: bool = False) -> Result:
         totals = np.zeros(2, np.float32)
         return Result(worker=worker, seconds=1.0, steps=4, totals=totals, first_non_finite=step, weights_not_finite=weights_not_finite)
@@ -65,7 +65,7 @@ def test_the_worker_is_named_whose_own_weights_were_finite() -> None:
     assert not_finite([result(0, 4, 0.0, 0.0)]) is None
     assert not_finite([first_non_finite(0, 122, weights_not_finite=True), first_non_finite(1, 130)]) == NotFinite(130, "worker-1")
     assert not_finite([first_non_finite(1, 61), first_non_finite(0, 62)]) == NotFinite(61, "worker-1")
-    # That worker's call was lost with it.
+    # The call of the worker with finite weights was lost.
     assert not_finite([first_non_finite(0, 122, weights_not_finite=True), first_non_finite(2, 120, weights_not_finite=True)]) == NotFinite(
         120, "worker-2"
     )
@@ -74,15 +74,15 @@ def test_the_worker_is_named_whose_own_weights_were_finite() -> None:
 @pytest.mark.parametrize(
     "from_finite_weights,finite_steps,first,weights_not_finite",
     [(0, 4, None, False), (1, 2, 13, False), (0, 0, 11, True)],
-    ids=["all finite", "weights were", "weights were not"],
+    ids=["all finite", "weights finite", "weights not finite"],
 )
-def test_a_call_tells_its_first_loss_that_is_not_finite_and_whose_fault_it_is(
+def test_a_call_reports_its_first_loss_that_is_not_finite_and_whether_its_weights_were(
     from_finite_weights: int, finite_steps: int, first: int | None, weights_not_finite: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asynchronous, "constant", tf.constant)  # on this process's device: there is no chief
     session = object.__new__(AsynchronousSession)
-    loss, start, done, global_step = 0.5, 10, 4, 20
-    session._call = lambda *_: tf.constant([loss, from_finite_weights, finite_steps, start, done, global_step], tf.float64)
-    call = session._run(None, done, Assignment(0, first=False))
-    assert (call.steps, call.global_step) == (done, global_step)
+    loss, start, steps, global_step = 0.5, 10, 4, 20
+    session._call = lambda *_: tf.constant([loss, from_finite_weights, finite_steps, start, steps, global_step], tf.float64)
+    call = session._run(None, steps, Assignment(0, first=False))
+    assert (call.steps, call.global_step) == (steps, global_step)
     assert (call.first_non_finite, call.weights_not_finite) == (first, weights_not_finite)
