@@ -15,7 +15,7 @@ STEPS = 4
 
 
 class Noisy(Alike):
-    """Each output is one number that a stateful operation of TensorFlow draws. The loss is that number, the metric its square."""
+    """Its outputs are all the one number that a stateful operation of TensorFlow draws. The loss is that number, the metric its square."""
 
     def model(self) -> keras.Model:
         inputs = keras.Input((4,))

@@ -95,8 +95,8 @@ def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fast_retries")
 def test_a_full_disk_does_not_stop_training_and_is_reported_with_path_and_free_bytes(disk: Path) -> None:
     kind = session_with({110: lambda: fill(disk), 210: (disk / "filler").unlink})
-    every: dict[str, Any] = {"checkpoint": {"every_steps": 100, "keep": 2}, "evaluate": {"every_steps": 150}}
-    _, outcome, output = train(disk, 300, kind=kind, steps_per_execution=1, **every)
+    config: dict[str, Any] = {"checkpoint": {"every_steps": 100, "keep": 2}, "evaluate": {"every_steps": 150}}
+    _, outcome, output = train(disk, 300, kind=kind, steps_per_execution=1, **config)
     assert (outcome.step, outcome.finished) == (300, True)
     failed = output.events("save_failed")[0]
     assert (failed["step"], failed["saved"], failed["free"]) == (200, 100, 0)

@@ -75,7 +75,7 @@ def test_every_task_gets_the_same_mean(group: Groups, size: int, elements: int, 
         results = at_once([partial(task.mean, vector) for task, vector in zip(tasks, vectors, strict=True)])
         expected = np.mean([vector.astype(np.float64) for vector in vectors], axis=0)
         sums = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
-        # Half precision, of 8 and 11 bits, is rounded once on the way back, whatever the number of tasks.
+        # Half precision, of 8 and 11 bits, is rounded once on the way back, for any number of tasks.
         tolerance = {BFLOAT16: 2**-8, np.dtype(np.float16): 2**-11, np.dtype(np.float32): 1e-6}.get(dtype, 1e-14)
         for mean, waited in results:
             assert mean.dtype == sums
@@ -187,7 +187,7 @@ def test_strangers_are_rejected_and_do_not_keep_the_peers_out() -> None:
         connection.close()
 
 
-def test_a_peer_that_cannot_be_connected_is_given_up_at_the_deadline() -> None:
+def test_connecting_to_an_unreachable_peer_ends_at_the_deadline() -> None:
     with socket.create_server((HERE, 0)) as silent:
         listener = Listener(ADDRESS)
         endpoints = [Endpoint(silent.getsockname()[1], b"0" * 16), listener.endpoint, Endpoint(1, b"1" * 16)]

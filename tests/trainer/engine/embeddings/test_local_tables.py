@@ -140,7 +140,7 @@ def test_a_checkpoint_of_rows_is_refused_for_the_whole_matrix_with_a_remedy(tmp_
         Checkpoints(tmp_path / "checkpoints", dense.model, dense.optimizer, 1).restore(print)
 
 
-def test_a_summed_gradient_has_each_row_once_and_only_rows_that_are_not_0_of_a_dense_one() -> None:
+def test_a_summed_gradient_has_each_row_once_and_the_nonzero_rows_of_a_dense_one() -> None:
     sparse = summed(tf.IndexedSlices(tf.constant([[1.0], [2.0], [4.0]]), tf.constant([7, 3, 7]), tf.constant([9, 1])))
     assert (sparse.indices.numpy().tolist(), sparse.values.numpy().tolist()) == ([7, 3], [[5.0], [2.0]])
     dense = summed(tf.constant([[0.0], [2.0], [0.0], [3.0]]))

@@ -21,7 +21,7 @@ def test_valid_ids_are_returned(ids: list[int]) -> None:
     assert server_rows._check_ids_of(TABLES, tf.constant(TABLE_OF_ID), tf.constant(ids, tf.int64)).numpy().tolist() == ids
 
 
-def test_a_lookup_without_ids_returns_none() -> None:
+def test_a_lookup_without_ids_returns_no_ids() -> None:
     assert server_rows._check_ids_of(TABLES, tf.zeros([0], tf.int32), tf.zeros([0], tf.int64)).shape == (0,)
 
 

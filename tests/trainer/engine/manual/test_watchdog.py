@@ -78,8 +78,8 @@ def test_servers_that_answer_do_not_end_the_program(ports: Ports) -> None:
     address = ports.address()
     ports.listen(address)
     with watched({"worker-0": address}, exits) as alive:
-        # Almost twice as long as the timeout of a silent server.
-        until("run.json to say three times that the run is alive", lambda: len(alive) >= 3 or exits.reasons, seen=lambda: alive)
+        # This takes longer than the timeout of a silent server.
+        until("three reports that the run is alive", lambda: len(alive) >= 3 or exits.reasons, seen=lambda: alive)
     assert exits.reasons == []
 
 

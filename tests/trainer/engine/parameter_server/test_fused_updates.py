@@ -45,8 +45,8 @@ SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
 def test_apply_equals_keras(make: Any) -> None:
     ours = trained(make, fused_updates.apply)
     keras_own = trained(make, lambda optimizer, gradients, variables: optimizer.apply(gradients, variables))
-    for mine, theirs in zip(ours, keras_own, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=1e-6)
+    for actual, expected in zip(ours, keras_own, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-6)
 
 
 def test_the_fused_kernel_is_used_only_for_plain_adam() -> None:
@@ -70,12 +70,12 @@ def rows_updated(apply: Any, dtype: str = "float32", constraint: Any = None) -> 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_adagrad_updates_rows_without_keras_and_counts_the_step(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs, _ = rows_updated(lambda optimizer, gradients, variables: optimizer.apply(gradients, variables), dtype)
+    keras_own, _ = rows_updated(lambda optimizer, gradients, variables: optimizer.apply(gradients, variables), dtype)
     monkeypatch.setattr(keras.optimizers.Adagrad, "apply", None)
     ours, optimizer = rows_updated(fused_updates.apply, dtype)
     assert int(optimizer.iterations) == 2
-    for mine, expected in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(mine, expected, rtol=2e-5 if dtype == "float32" else 2e-2)
+    for actual, expected in zip(ours, keras_own, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=2e-5 if dtype == "float32" else 2e-2)
 
 
 def test_the_constraint_of_a_matrix_is_applied() -> None:

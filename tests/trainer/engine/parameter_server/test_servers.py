@@ -98,7 +98,7 @@ def test_a_server_is_notified_again_if_its_first_operation_fails(tmp_path: Path,
     assert (notified, (tmp_path / "ps-0.stop").read_text()) == (["ps-0"], "done")
 
 
-def test_a_ps_that_is_asked_to_stop_ends_when_its_chief_has_saved_and_a_worker_without_that(cluster: servers_here.Servers) -> None:
+def test_a_ps_that_is_asked_to_stop_ends_when_its_chief_has_saved_and_a_worker_does_not_wait(cluster: servers_here.Servers) -> None:
     stopping = [cluster.processes.pop(name) for name in ("ps-0", "worker-0")]
     try:
         result = run_chief(cluster, *(process.pid for process in stopping), program=STOPPING_CHIEF)

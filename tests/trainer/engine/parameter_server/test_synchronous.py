@@ -104,7 +104,7 @@ def test_a_worker_that_every_round_needs_may_be_killed(report: dict[str, Any]) -
     assert report["killed step"] == 40 + 120
 
 
-def test_a_back_up_may_be_killed_and_takes_part_again_while_rounds_go_on(report: dict[str, Any]) -> None:
+def test_a_back_up_may_be_killed_and_takes_part_again_while_rounds_continue(report: dict[str, Any]) -> None:
     assert report["rounds without it"] == 20
     assert report["back-up is back"]
 

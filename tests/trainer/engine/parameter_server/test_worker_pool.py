@@ -30,9 +30,9 @@ def test_loss_and_metrics_are_means_over_steps_and_stay_known_while_no_call_ends
     workers = Workers(Connection(None, 1, 2), lambda _: None, lambda *_: result(0, 0), Measures(), lambda: False)
     assert workers.summarise([]) == (None, {}, [])
     assert workers.summarise([result(0, 0, 0, 0, 0)]) == (None, {}, [])  # lost
-    loss, metrics, tasks = workers.summarise([result(0, 10, 10.0, 5.0, 1.0), result(1, 30, 15.0, 25.0, 1.0)])
+    loss, metrics, progress = workers.summarise([result(0, 10, 10.0, 5.0, 1.0), result(1, 30, 15.0, 25.0, 1.0)])
     assert (loss, metrics) == (25 / 40, {"accuracy": 0.75})
-    assert [(task.task, task.loss, task.input_wait) for task in tasks] == [("worker-0", 1.0, 0.5), ("worker-1", 0.5, 0.5)]
+    assert [(worker.task, worker.loss, worker.input_wait) for worker in progress] == [("worker-0", 1.0, 0.5), ("worker-1", 0.5, 0.5)]
     assert workers.summarise([]) == (loss, metrics, [])
 
 
