@@ -155,7 +155,7 @@ def test_a_volume_that_does_not_answer_delays_no_step(freezable: Volume, monkeyp
 
 @pytest.mark.usefixtures("fast_retries")
 @pytest.mark.parametrize("save_ends", [True, False])
-def test_a_task_that_ends_because_of_a_lost_ps_finishes_its_save_and_never_takes_a_save_that_hangs_for_complete(
+def test_a_task_that_a_lost_ps_ends_finishes_its_save_and_a_save_that_hangs_is_never_taken_as_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save_ends: bool
 ) -> None:
     half_written, resume, exits = threading.Event(), threading.Event(), list[list[str]]()
