@@ -1,4 +1,4 @@
-"""An event loop and a connection prober that a test controls, so that no test waits: it advances the clock, and says which addresses answer."""
+"""An event loop and a connection prober that a test controls, so that no test waits: it advances the clock and chooses which addresses answer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,8 +7,8 @@ from trainer.event_loop import EventLoop
 from trainer.peers import ConnectError, ConnectionProber
 
 
-class Clocked(EventLoop):
-    """An event loop with a fake clock: timers are called when the test advances it."""
+class FakeClockLoop(EventLoop):
+    """An event loop with a fake clock: timers fire when the test advances it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -18,8 +18,8 @@ class Clocked(EventLoop):
         """See EventLoop.now."""
         return self._now
 
-    def pass_time(self, seconds: float) -> None:
-        """Advance the clock, and make the calls that are due meanwhile, each at its time."""
+    def advance(self, seconds: float) -> None:
+        """Advance the clock, and make each call that falls due at its time."""
         end = self._now + seconds
         self._running = True
         while self._until_next() is not None and self._timers[0][0] <= end:
@@ -28,7 +28,7 @@ class Clocked(EventLoop):
         self._now = end
 
 
-class Answers(ConnectionProber):
+class FakeProber(ConnectionProber):
     """A prober for which every address refuses connections, except those in `reachable`."""
 
     def __init__(self, loop: EventLoop) -> None:

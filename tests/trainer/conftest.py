@@ -25,14 +25,14 @@ DEADLINE = 60.0  # seconds for each wait
 
 @pytest.fixture(autouse=True)
 def float32_afterwards() -> Iterator[None]:
-    """Reset Keras's precision, which a job may set for the whole process."""
+    """Reset Keras's precision, which a job may change for the whole process."""
     yield
     if keras := sys.modules.get("keras"):
         keras.config.set_dtype_policy("float32")
 
 
-class Running:
-    """One trainer process and what it has printed so far."""
+class TrainerProcess:
+    """One trainer process and its output so far."""
 
     def __init__(self, argv: list[str], env: dict[str, str], pass_fds: tuple[int, ...], preload: str) -> None:
         self.lines: list[str] = []
@@ -58,8 +58,8 @@ class Running:
 
     def event(self, kind: str, number: int = 1) -> Event:
         """Wait for the `number`-th event of a kind."""
-        found: list[Event] = until(f"{number} x {kind}", lambda: len(e := self.events(kind)) >= number and e, seen=lambda: self.lines)
-        return found[number - 1]
+        events: list[Event] = until(f"{number} x {kind}", lambda: len(e := self.events(kind)) >= number and e, seen=lambda: self.lines)
+        return events[number - 1]
 
     def line(self, start: str) -> str:
         """Wait for a line of output that begins with `start`; return the rest of the line."""
@@ -96,19 +96,25 @@ class Trainers:
     """Starts trainer processes."""
 
     def __init__(self) -> None:
-        self.running: list[Running] = []
+        self.running: list[TrainerProcess] = []
 
-    def start(self, argv: list[str], env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), preload: str = "") -> Running:
+    def start(
+        self, argv: list[str], env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), preload: str = ""
+    ) -> TrainerProcess:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINER_", "TF_CONFIG"))}
-        running = Running(argv, {**inherited, "TRAINER_EVENTS": "json", "PYTHONPATH": str(REPOSITORY), **(env or {})}, pass_fds, preload)
+        running = TrainerProcess(
+            argv, {**inherited, "TRAINER_EVENTS": "json", "PYTHONPATH": str(REPOSITORY), **(env or {})}, pass_fds, preload
+        )
         self.running.append(running)
         return running
 
-    def trainer(self, *arguments: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), preload: str = "") -> Running:
+    def trainer(
+        self, *arguments: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), preload: str = ""
+    ) -> TrainerProcess:
         """Start the trainer command; `preload` forks it and its training process, see tests/forked.py."""
         return self.start([sys.executable, "-m", "trainer", *arguments], env, pass_fds, preload)
 
-    def start_parent(self, *command: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), **job: Any) -> Running:
+    def start_parent(self, *command: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), **job: Any) -> TrainerProcess:
         """Start trainer.parent with a command in the training process's place."""
         return self.start([sys.executable, str(DRIVER), json.dumps({"command": command, **job})], env, pass_fds)
 
@@ -146,7 +152,7 @@ class Ports:
     def close(self, address: str) -> None:
         bound = self._sockets.pop(address)
         with contextlib.suppress(OSError):
-            bound.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            bound.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         bound.close()
 
     def close_all(self) -> None:

@@ -1,4 +1,4 @@
-"""Reads an exported model as a user does: in a process of its own that knows nothing of the trainer."""
+"""Reads an exported model as a user does: in a separate process that does not need the trainer."""
 
 import json
 import os
@@ -18,13 +18,13 @@ directory, file, *modules = sys.argv[1:]
 inputs = np.load(file)
 served = tf.saved_model.load(f"{directory}/saved_model")
 outputs = {"serve": served.serve(inputs).numpy()}
-[outputs["signature"]] = [t.numpy() for t in served.signatures["serving_default"](tf.constant(inputs)).values()]
+[outputs["signature"]] = [output.numpy() for output in served.signatures["serving_default"](tf.constant(inputs)).values()]
 for module in modules:
     __import__(module)
 outputs["keras"] = keras.models.load_model(f"{directory}/model.keras").predict(inputs, batch_size=len(inputs), verbose=0)
 np.savez(file + ".npz", **outputs)
-used = {name for name in sys.modules if name.partition(".")[0] in ("trainer", "tests")}
-assert used <= {".".join(module.split(".")[:depth]) for module in modules for depth in range(1, 9)}, used
+imported = {name for name in sys.modules if name.partition(".")[0] in ("trainer", "tests")}
+assert imported <= {".".join(module.split(".")[:depth]) for module in modules for depth in range(1, 9)}, imported
 """
 
 
@@ -34,20 +34,20 @@ def assert_export_matches_metrics(run_dir: Path, workload: Workload, scratch: Pa
     `modules` define the layers that the Keras file needs beyond Keras's own. A SavedModel needs none.
     """
     best = run_dir / "export" / "best"
-    facts: dict[str, Any] = json.loads((best / "metrics.json").read_text())
+    content: dict[str, Any] = json.loads((best / "metrics.json").read_text())
     [(inputs, targets)] = list(workload.eval_data(100_000))
     file = scratch / "inputs.npy"
     np.save(file, inputs.numpy())
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     (scratch / "predict.py").write_text(_PREDICT)
     command = [sys.executable, str(scratch / "predict.py"), str(best), str(file), *modules]
-    done = forked.run(command, cwd=scratch, env=environment, timeout=100, preload=forked.TENSORFLOW)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = forked.run(command, cwd=scratch, env=environment, timeout=100, preload=forked.TENSORFLOW)
+    assert result.returncode == 0, result.stdout + result.stderr
     outputs = np.load(f"{file}.npz")
     assert set(outputs) == {"keras", "serve", "signature"}
-    for how, values in outputs.items():
-        np.testing.assert_allclose(values, outputs["keras"], rtol=1e-4, atol=1e-5, err_msg=how)
-        np.testing.assert_allclose(float(workload.loss(targets, values)), facts["metrics"]["loss"], rtol=1e-3, err_msg=how)
+    for form, values in outputs.items():
+        np.testing.assert_allclose(values, outputs["keras"], rtol=1e-4, atol=1e-5, err_msg=form)
+        np.testing.assert_allclose(float(workload.loss(targets, values)), content["metrics"]["loss"], rtol=1e-3, err_msg=form)
         accuracy = float(workload.metrics(targets, values)["accuracy"])
-        np.testing.assert_allclose(accuracy, facts["metrics"]["accuracy"], rtol=1e-4, err_msg=how)
-    return facts
+        np.testing.assert_allclose(accuracy, content["metrics"]["accuracy"], rtol=1e-4, err_msg=form)
+    return content

@@ -1,4 +1,4 @@
-"""Reads back what a run wrote for TensorBoard: from the event files, and through TensorBoard's own HTTP interface."""
+"""Reads a run's logs for TensorBoard back: from the event files, and through TensorBoard's own HTTP interface."""
 
 import json
 import re
@@ -32,7 +32,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Events:
-    """All that the event files of one directory hold."""
+    """The content of the event files of one directory."""
 
     summaries: tuple[Summary, ...]
     graphs: tuple[bytes, ...]
@@ -57,7 +57,7 @@ class Events:
 
 
 def read_events(logdir: Path) -> Events:
-    """Return what the event files directly in `logdir` hold, oldest file first."""
+    """Return the content of the event files directly in `logdir`, oldest file first."""
     summaries: list[Summary] = []
     graphs: list[bytes] = []
     plugins: dict[str, str] = {}
@@ -87,41 +87,44 @@ class TensorBoard:
     def get(self, path: str, **query: str) -> bytes:
         """Return TensorBoard's response to `data/<path>`. Raises HTTPError if that is an error."""
         address = f"{self._address}/data/{path}" + (f"?{urlencode(query)}" if query else "")
-        with urlopen(address, timeout=20) as answer:
-            content: bytes = answer.read()
+        with urlopen(address, timeout=20) as response:
+            content: bytes = response.read()
         return content
 
     def json(self, path: str, **query: str) -> Any:
-        """Return the answer to `get` as JSON."""
+        """Return the response to `get` as JSON."""
         return json.loads(self.get(path, **query))
 
     def wait_for(self, path: str, expected: set[str], seconds: float = 60) -> Any:
-        """Return `json(path)` as soon as it, a mapping or a list, names all of `expected`; TensorBoard loads a log bit by bit."""
-        return self._until(lambda found: expected <= set(found), path, f"name {sorted(expected)}", seconds)
+        """Return `json(path)` as soon as it, a mapping or a list, contains all of `expected`; TensorBoard loads a log in parts."""
+        return self._until(lambda response: expected <= set(response), path, f"name {sorted(expected)}", seconds)
 
     def wait_for_plugins(self, expected: set[str], seconds: float = 60) -> None:
-        """Return as soon as these plugins have something to show: TensorBoard has their tabs."""
+        """Return as soon as TensorBoard shows the tabs of these plugins: they have data."""
         self._until(
-            lambda found: all(found[plugin]["enabled"] for plugin in expected), "plugins_listing", f"enable {sorted(expected)}", seconds
+            lambda response: all(response[plugin]["enabled"] for plugin in expected),
+            "plugins_listing",
+            f"enable {sorted(expected)}",
+            seconds,
         )
 
-    def _until(self, ready: Callable[[Any], bool], path: str, what: str, seconds: float) -> Any:
+    def _until(self, ready: Callable[[Any], bool], path: str, action: str, seconds: float) -> Any:
         deadline = time.monotonic() + seconds
-        found: Any = None
+        response: Any = None
         while time.monotonic() < deadline:
             try:
-                found = self.json(path)
-                if ready(found):
-                    return found
+                response = self.json(path)
+                if ready(response):
+                    return response
             except HTTPError as error:
-                found = error
+                response = error
             time.sleep(0.3)
-        raise TimeoutError(f"TensorBoard's {path} did not {what} in {seconds} s; the last answer was {found}")
+        raise TimeoutError(f"TensorBoard's {path} did not {action} in {seconds} s; the last response was {response}")
 
 
 @contextmanager
 def tensorboard(logdir: Path, log: Path, seconds: float = 60) -> Iterator[TensorBoard]:
-    """Serve `logdir` on a free port while the block runs; `log` takes what TensorBoard prints.
+    """Serve `logdir` on a free port while the block runs; `log` receives its output.
 
     Raises TimeoutError if it does not serve within that many seconds.
     """
@@ -137,7 +140,7 @@ def tensorboard(logdir: Path, log: Path, seconds: float = 60) -> Iterator[Tensor
 def _address(process: "subprocess.Popen[bytes]", log: Path, seconds: float) -> str:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
-        if found := re.search(r"http://localhost:\d+", log.read_text()):
-            return found.group()
+        if match := re.search(r"http://localhost:\d+", log.read_text()):
+            return match.group()
         time.sleep(0.2)
     raise TimeoutError(f"TensorBoard did not serve within {seconds} s:\n{log.read_text()}")

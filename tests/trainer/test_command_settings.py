@@ -26,7 +26,7 @@ def test_it_has_every_key_of_the_trainers_settings_with_the_same_default() -> No
     assert {field.name: ... if field.default is MISSING else field.default for field in fields(CommandSettings)} == trainers
 
 
-def test_what_is_right_is_read() -> None:
+def test_valid_settings_are_read() -> None:
     settings = settings_of({**RIGHT, "strategy": "parameter_server", "start_timeout": 5, "train": None}, "TRAINER_SETTINGS")
     assert (settings.strategy, settings.start_timeout, settings.max_restarts) == ("parameter_server", 5, 10)
 
@@ -54,11 +54,11 @@ def test_what_is_right_is_read() -> None:
     ids=str,
 )
 def test_one_mistake_is_one_problem_that_says_all(values: dict[str, Any], golden: Golden) -> None:
-    (found,) = problems(**values)
-    golden(found)
+    (problem,) = problems(**values)
+    golden(problem)
 
 
-def test_every_problem_comes_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(ConfigurationError) as raised:
         settings_of({"run_dir": 1, "rnu": 2}, "TRAINER_SETTINGS")
     assert [problem.split(" ")[0] for problem in raised.value.problems] == [
@@ -69,7 +69,7 @@ def test_every_problem_comes_at_once() -> None:
 @pytest.mark.parametrize(
     "text, part", [("{", "is not valid JSON: "), ("[" * 100_000, "is not valid JSON: "), ("[]", "is list; expected an object")]
 )
-def test_what_is_no_object_is_refused(text: str, part: str) -> None:
+def test_a_document_that_is_no_object_is_refused(text: str, part: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^TRAINER_SETTINGS {part}"):
         settings_of(parse_document(text), "TRAINER_SETTINGS")
 

@@ -1,4 +1,4 @@
-"""The trainer's settings: every problem at once, with place, value and expectation."""
+"""The trainer's settings: all problems at once, with place, value and expectation."""
 
 import json
 from pathlib import Path
@@ -21,23 +21,23 @@ def from_json(text: str) -> TrainerSettings:
 
 
 def from_file(path: Path) -> TrainerSettings:
-    found = load(str(path))
-    assert found is not None
-    return validated(*found)
+    document_and_source = load(str(path))
+    assert document_and_source is not None
+    return validated(*document_and_source)
 
 
-def problems(text: str) -> list[str]:
+def problems_of(text: str) -> list[str]:
     with pytest.raises(ConfigurationError) as raised:
         from_json(text)
     return raised.value.problems
 
 
-def changed(**values: Any) -> str:
+def settings_with(**values: Any) -> str:
     return json.dumps({**RIGHT, **values})
 
 
-def test_what_is_right_is_read() -> None:
-    settings = from_json(changed(max_restarts=3))
+def test_valid_settings_are_read() -> None:
+    settings = from_json(settings_with(max_restarts=3))
     assert settings.max_restarts == 3
     assert settings.train is not None
     assert settings.train.workload == "mnist"
@@ -47,38 +47,38 @@ def test_yaml_and_json_files_are_read(tmp_path: Path) -> None:
     yaml = tmp_path / "settings.yaml"
     yaml.write_text("run: a\nrun_dir: /runs/a\nscratch_dir: /tmp/a\ntrain:\n  workload: my.code:Model\n")
     as_json = tmp_path / "settings.json"
-    as_json.write_text(changed(train={"workload": "my.code:Model"}))
+    as_json.write_text(settings_with(train={"workload": "my.code:Model"}))
     assert from_file(yaml) == from_file(as_json)
 
 
 WRONG = {
     "no JSON": "{",
     "a list": "[]",
-    "a number for a text": changed(run=5),
-    "a negative number": changed(max_restarts=-1),
-    "a misspelt strategy": changed(strategy="paramter_server"),
-    "a misspelt key": changed(max_restart=1),
-    "a misspelt key of train": changed(train={"workload": "mnist", "batchsize": 1}),
-    "a misspelt key below it": changed(train={"workload": "mnist", "checkpoint": {"kepe": 1}}),
-    "a misspelt workload": changed(train={"workload": "mnsit"}),
-    "a parameter out of range": changed(train={"workload": "mnist", "params": {"dropout_keep": 2}}),
-    "no workload": changed(train={}),
-    "a workload that trains, by hand": changed(strategy="manual"),
-    "a program, not by hand": changed(train={"workload": "life"}),
+    "a number for a text": settings_with(run=5),
+    "a negative number": settings_with(max_restarts=-1),
+    "a misspelt strategy": settings_with(strategy="paramter_server"),
+    "a misspelt key": settings_with(max_restart=1),
+    "a misspelt key of train": settings_with(train={"workload": "mnist", "batchsize": 1}),
+    "a misspelt key below it": settings_with(train={"workload": "mnist", "checkpoint": {"kepe": 1}}),
+    "a misspelt workload": settings_with(train={"workload": "mnsit"}),
+    "a parameter out of range": settings_with(train={"workload": "mnist", "params": {"dropout_keep": 2}}),
+    "no workload": settings_with(train={}),
+    "a workload that trains, by hand": settings_with(strategy="manual"),
+    "a program, not by hand": settings_with(train={"workload": "life"}),
 }
 
 
 @pytest.mark.parametrize("mistake", WRONG)
 def test_one_mistake_is_one_problem_that_says_all(mistake: str, golden: Golden) -> None:
-    found = problems(WRONG[mistake])
-    assert len(found) == 1, found
-    golden(*found)
+    problems = problems_of(WRONG[mistake])
+    assert len(problems) == 1, problems
+    golden(*problems)
 
 
 def test_every_problem_comes_at_once(golden: Golden) -> None:
-    found = problems(json.dumps({"run": 1, "startegy": "x", "train": {"workload": "mnsit", "steps": 0, "checkpoint": {"keep": 0}}}))
-    assert len(found) == 7
-    golden(*found)
+    problems = problems_of(json.dumps({"run": 1, "startegy": "x", "train": {"workload": "mnsit", "steps": 0, "checkpoint": {"keep": 0}}}))
+    assert len(problems) == 7
+    golden(*problems)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_every_problem_comes_at_once(golden: Golden) -> None:
         (b"", "is NoneType; expected an object"),
     ],
 )
-def test_files_that_cannot_be_used(tmp_path: Path, content: bytes | None, part: str) -> None:
+def test_unusable_files_are_refused(tmp_path: Path, content: bytes | None, part: str) -> None:
     path = tmp_path / "settings.yaml"
     if content is not None:
         path.write_bytes(content)
@@ -122,16 +122,16 @@ def test_settings_that_do_not_fit_the_cluster(
 ) -> None:
     train = {"workload": "mnist", **({"sync": sync} if sync else {})}
     settings = TrainerSettings.model_validate({**RIGHT, "strategy": strategy, "train": train})
-    found = check_fit(TaskConfig(cluster=cluster), settings)
-    assert len(found) == count, found
-    golden(*found)
+    problems = check_fit(TaskConfig(cluster=cluster), settings)
+    assert len(problems) == count, problems
+    golden(*problems)
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_a_misfit_names_the_strategy_that_was_given_and_not_the_one_of_its_kind(kind: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STRATEGIES, "another", STRATEGIES[kind])  # type: ignore[misc] # none that a spec can name
+def test_a_misfit_names_the_given_strategy_and_not_another_of_its_kind(kind: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGIES, "another", STRATEGIES[kind])  # type: ignore[misc] # a name that no spec can have
     settings = TrainerSettings.model_validate(RIGHT).model_copy(update={"strategy": "another"})
     cluster: dict[str, tuple[str, ...]] = {"ps": ("p:1", "p:2")} if STRATEGIES[kind].trains else {}
-    found = check_fit(TaskConfig(cluster=cluster), settings)
-    assert found
-    assert [problem for problem in found if not problem.startswith("strategy another ")] == []
+    problems = check_fit(TaskConfig(cluster=cluster), settings)
+    assert problems
+    assert [problem for problem in problems if not problem.startswith("strategy another ")] == []

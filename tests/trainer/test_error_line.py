@@ -1,4 +1,4 @@
-"""The line that tells what is wrong, of errors as Python, TensorFlow and Keras raise them."""
+"""The one line that describes an error, for errors as Python, TensorFlow and Keras raise them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ def without_message() -> None:
 
 @tf.function
 def while_traced(values: Any) -> Any:
-    """A user's loss that refuses what it gets."""
+    """A user's loss that refuses its input."""
     if tf.reduce_sum(values) > 0:
         raise KeyError("no column 'price' in the targets")
     return values
@@ -32,7 +32,7 @@ def while_run(values: Any) -> Any:
 
 
 class Halve(keras.layers.Layer):
-    """A user's layer that refuses what it gets."""
+    """A user's layer that refuses its input."""
 
     built = True
 
@@ -53,13 +53,13 @@ class Halve(keras.layers.Layer):
     ],
     ids=["plain", "without a message", "traced", "run", "layer", "layer in a graph", "operation"],
 )
-def test_the_line_says_what_is_wrong(failing: Callable[[], Any], expected: str) -> None:
+def test_the_line_names_the_error(failing: Callable[[], Any], expected: str) -> None:
     with pytest.raises(Exception) as raised:
         failing()
     assert error_line(raised.value).partition(" [Op:")[0] == expected
 
 
-def test_a_graph_error_without_frames() -> None:
+def test_the_message_of_a_graph_error_without_frames_is_found() -> None:
     message = "Graph execution error:\n\nDetected at node Assert defined at (most recent call last):\n<stack traces unavailable>\nno rows\n\t [[{{node Assert}}]]"
     assert error_line(ValueError(message)) == "ValueError: no rows"
 
@@ -67,7 +67,7 @@ def test_a_graph_error_without_frames() -> None:
 @pytest.mark.parametrize(
     "before", ["", "  (0) CANCELLED:  another has failed\n\t [[{{node while/Send}}]]\n"], ids=["", "after a cancelled one"]
 )
-def test_of_several_errors_at_once_the_first_is_told(before: str) -> None:
+def test_the_first_of_several_errors_is_shown(before: str) -> None:
     message = f"""Graph execution error:
 
 Detected at node while/Assert defined at (most recent call last):

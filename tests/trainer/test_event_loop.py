@@ -14,9 +14,9 @@ from trainer.event_loop import EventLoop
 
 @pytest.fixture
 def loop() -> Iterator[EventLoop]:
-    with EventLoop() as made:
-        made.call_later(60, made.stop)
-        yield made
+    with EventLoop() as event_loop:
+        event_loop.call_later(60, event_loop.stop)
+        yield event_loop
 
 
 def test_timers_run_in_order_and_can_be_cancelled(loop: EventLoop) -> None:
@@ -29,16 +29,16 @@ def test_timers_run_in_order_and_can_be_cancelled(loop: EventLoop) -> None:
     assert seen == ["first", "second"]
 
 
-def test_signals_are_handled_in_the_loop_and_given_back() -> None:
+def test_signals_are_handled_in_the_loop_and_their_handlers_restored() -> None:
     before = signal.getsignal(signal.SIGUSR1)
     seen: list[str] = []
     with EventLoop() as loop:
 
-        def note(name: str) -> None:
+        def record(name: str) -> None:
             seen.append(name)
             loop.stop()
 
-        loop.on_signal(signal.SIGUSR1, lambda: note("usr1"))
+        loop.on_signal(signal.SIGUSR1, lambda: record("usr1"))
         loop.call_later(0.05, lambda: os.kill(os.getpid(), signal.SIGUSR1))
         loop.call_later(60, loop.stop)
         began = time.monotonic()
@@ -48,19 +48,19 @@ def test_signals_are_handled_in_the_loop_and_given_back() -> None:
     assert signal.getsignal(signal.SIGUSR1) == before
 
 
-def test_a_thread_wakes_it(loop: EventLoop) -> None:
-    where: list[int] = []
+def test_a_thread_wakes_the_loop(loop: EventLoop) -> None:
+    thread_ids: list[int] = []
 
-    def note() -> None:
-        where.append(threading.get_ident())
+    def record() -> None:
+        thread_ids.append(threading.get_ident())
         loop.stop()
 
-    thread = threading.Thread(target=lambda: loop.call_from_thread(note))
+    thread = threading.Thread(target=lambda: loop.call_from_thread(record))
     thread.start()
     began = time.monotonic()
     loop.run()
     thread.join()
-    assert where == [threading.get_ident()]
+    assert thread_ids == [threading.get_ident()]
     assert time.monotonic() - began < 30  # woken, not by the timer above
 
 

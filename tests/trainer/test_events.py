@@ -9,8 +9,8 @@ import pytest
 from trainer import events
 
 
-def reported(monkeypatch: pytest.MonkeyPatch, form: str, kind: str, **fields: Any) -> str:
-    monkeypatch.setenv("TRAINER_EVENTS", form)
+def output_of(monkeypatch: pytest.MonkeyPatch, output_format: str, kind: str, **fields: Any) -> str:
+    monkeypatch.setenv("TRAINER_EVENTS", output_format)
     stream = io.StringIO()
     events.Reporter("worker-0", stream)(kind, **fields)
     return stream.getvalue()
@@ -20,7 +20,7 @@ PROGRESS = {"step": 5, "steps": 10, "loss": 0.25, "metrics": {"accuracy": 0.5}, 
 
 
 def test_an_event_is_read_back_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = reported(monkeypatch, "json", "progress", **PROGRESS)
+    line = output_of(monkeypatch, "json", "progress", **PROGRESS)
     assert line.endswith("\n")
     event = events.parse(line)
     assert event is not None
@@ -28,13 +28,13 @@ def test_an_event_is_read_back_as_it_was_written(monkeypatch: pytest.MonkeyPatch
     assert (event["event"], event["task"]) == ("progress", "worker-0")
 
 
-def test_people_read_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reported(monkeypatch, "text", "progress", **PROGRESS) == "step 5/10  loss 0.25  accuracy 0.5  1,234 examples/s  0.1 s/step\n"
+def test_text_output_is_one_readable_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert output_of(monkeypatch, "text", "progress", **PROGRESS) == "step 5/10  loss 0.25  accuracy 0.5  1,234 examples/s  0.1 s/step\n"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_a_finite_number_is_null_and_still_json(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
-    line = reported(monkeypatch, "json", "progress", **{**PROGRESS, "loss": value, "metrics": {"accuracy": value}})
+def test_a_number_that_is_not_finite_becomes_null(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
+    line = output_of(monkeypatch, "json", "progress", **{**PROGRESS, "loss": value, "metrics": {"accuracy": value}})
     event = json.loads(line, parse_constant=pytest.fail)
     assert event["loss"] is None
     assert event["metrics"] == {"accuracy": None}

@@ -1,4 +1,4 @@
-"""The `trainer` command: what it takes, what it refuses, and how fast it is there."""
+"""The `trainer` command: its arguments, its errors and its start time."""
 
 import contextlib
 import json
@@ -21,26 +21,26 @@ TF_CONFIG = {"cluster": {"chief": ["c:1"], "worker": ["w:1"], "ps": ["p:1"]}, "t
 
 
 def trainer(*arguments: str, text: str | None = None, **env: Any) -> subprocess.CompletedProcess[str]:
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINER_", "TF_CONFIG"))}
-    given = {name: value if isinstance(value, str) else json.dumps(value) for name, value in env.items()}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINER_", "TF_CONFIG"))}
+    variables = {name: value if isinstance(value, str) else json.dumps(value) for name, value in env.items()}
     return subprocess.run(
         [sys.executable, "-m", "trainer", *arguments],
-        input=text, cwd=REPOSITORY, env={**ours, **given}, capture_output=True, text=True, timeout=30, check=False,
+        input=text, cwd=REPOSITORY, env={**inherited, **variables}, capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
 
 
 def test_nothing_to_run_is_refused_with_help() -> None:
-    ended = trainer()
-    assert ended.returncode == 2
-    assert "usage: trainer" in ended.stderr
-    assert "TRAINER_SETTINGS or --settings FILE" in ended.stderr
+    result = trainer()
+    assert result.returncode == 2
+    assert "usage: trainer" in result.stderr
+    assert "TRAINER_SETTINGS or --settings FILE" in result.stderr
 
 
 def test_help_has_the_exit_codes() -> None:
-    ended = trainer("--help")
-    assert ended.returncode == 0
+    result = trainer("--help")
+    assert result.returncode == 0
     for code in ("  2  the configuration is wrong", " 75  a peer was lost", "143  asked to stop"):
-        assert code in ended.stdout
+        assert code in result.stdout
 
 
 def test_version() -> None:
@@ -48,9 +48,9 @@ def test_version() -> None:
 
 
 def test_a_check_starts_nothing(golden: Golden) -> None:
-    ended = trainer("--check", TRAINER_SETTINGS={**SETTINGS, "strategy": "parameter_server"}, TF_CONFIG=TF_CONFIG)
-    assert ended.returncode == 0
-    golden(ended.stdout.strip())
+    result = trainer("--check", TRAINER_SETTINGS={**SETTINGS, "strategy": "parameter_server"}, TF_CONFIG=TF_CONFIG)
+    assert result.returncode == 0
+    golden(result.stdout.strip())
 
 
 def test_settings_come_from_a_file_or_stdin_too(tmp_path: Path) -> None:
@@ -62,13 +62,13 @@ def test_settings_come_from_a_file_or_stdin_too(tmp_path: Path) -> None:
 
 
 def test_problems_of_tf_config_and_settings_come_together() -> None:
-    ended = trainer(
+    result = trainer(
         TRAINER_SETTINGS={"run": 1},
         TF_CONFIG={"cluster": {}, "task": {"type": "master", "index": 0}},
         TRAINER_LIFELINE="77",
         TRAINER_STOP_SECONDS="soon",
     )
-    assert ended.returncode == 2
+    assert result.returncode == 2
     for part in (
         "TF_CONFIG.task.type",
         "TRAINER_SETTINGS.run is 1",
@@ -76,8 +76,8 @@ def test_problems_of_tf_config_and_settings_come_together() -> None:
         "TRAINER_LIFELINE is '77'",
         "TRAINER_STOP_SECONDS is 'soon'",
     ):
-        assert f"trainer: {part}" in ended.stderr
-    event = json.loads(ended.stdout)
+        assert f"trainer: {part}" in result.stderr
+    event = json.loads(result.stdout)
     assert (event["event"], event["exit_code"], event["cause"]) == ("failed", 2, "the configuration is wrong")
     assert "(and 5 more)" in event["detail"]
 
@@ -92,74 +92,74 @@ def test_problems_of_tf_config_and_settings_come_together() -> None:
         ([], {**SETTINGS, "strategy": "parameter_server"}, "needs at least one ps"),
     ],
 )
-def test_what_does_not_go_together(arguments: list[str], settings: dict[str, Any] | None, part: str) -> None:
-    ended = trainer(*arguments, TRAINER_SETTINGS=settings or "")
-    assert ended.returncode == 2
-    assert part in ended.stderr
+def test_conflicting_arguments_are_refused(arguments: list[str], settings: dict[str, Any] | None, part: str) -> None:
+    result = trainer(*arguments, TRAINER_SETTINGS=settings or "")
+    assert result.returncode == 2
+    assert part in result.stderr
 
 
-def test_without_tensorflow_it_says_so_at_once(tmp_path: Path) -> None:
+def test_missing_tensorflow_is_reported_at_once(tmp_path: Path) -> None:
     site = Path(sysconfig.get_paths()["purelib"])
     for package in site.iterdir():
         if not package.name.startswith("tensorflow"):
             (tmp_path / package.name).symlink_to(package)
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), "TRAINER_SETTINGS": json.dumps(SETTINGS)}
     command = [sys.executable, "-S", "-m", "trainer"]
-    ended = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=30, check=False)
-    assert ended.returncode == 2, ended.stderr
-    assert "trainer: TensorFlow is not installed" in ended.stderr
-    assert "pip install 'tf-launcher[trainer]'" in json.loads(ended.stdout)["detail"]
+    result = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert result.returncode == 2, result.stderr
+    assert "trainer: TensorFlow is not installed" in result.stderr
+    assert "pip install 'tf-launcher[trainer]'" in json.loads(result.stdout)["detail"]
 
 
 def test_a_users_program_runs_with_the_trainers_environment() -> None:
     script = 'echo "$GRPC_FAIL_FAST $TRAINER_ATTEMPT $1"'
-    ended = trainer("--events", "text", "--", "sh", "-c", script, "sh", "--events", TF_CONFIG=TF_CONFIG)
-    assert ended.returncode == 0
-    assert "use_caller 1 --events" in ended.stdout.splitlines()
-    assert "attempt 1 started as worker" in ended.stdout
+    result = trainer("--events", "text", "--", "sh", "-c", script, "sh", "--events", TF_CONFIG=TF_CONFIG)
+    assert result.returncode == 0
+    assert "use_caller 1 --events" in result.stdout.splitlines()
+    assert "attempt 1 started as worker" in result.stdout
 
 
 def test_a_users_program_finds_the_cuda_library_that_tensorflow_does_not_find(tmp_path: Path) -> None:
-    """That TensorFlow then uses a GPU is shown by benchmarks/gpu.py, on one."""
+    """benchmarks/gpu.py shows, on a GPU, that TensorFlow then uses it."""
     packages = tmp_path / "nvidia/cusolver"
     (packages / "lib").mkdir(parents=True)
-    here = {"PYTHONPATH": str(tmp_path)}
+    path = {"PYTHONPATH": str(tmp_path)}
     command = ("--", "sh", "-c", 'echo "path=$LD_LIBRARY_PATH"')
-    assert f"path=/mine:{packages}/lib" in trainer(*command, LD_LIBRARY_PATH="/mine", **here).stdout.splitlines()
-    assert f"path={packages}/lib" in trainer(*command, LD_LIBRARY_PATH="", **here).stdout.splitlines()
+    assert f"path=/mine:{packages}/lib" in trainer(*command, LD_LIBRARY_PATH="/mine", **path).stdout.splitlines()
+    assert f"path={packages}/lib" in trainer(*command, LD_LIBRARY_PATH="", **path).stdout.splitlines()
     packages.rename(tmp_path / "nvidia/other")
-    assert "path=/mine" in trainer(*command, LD_LIBRARY_PATH="/mine", **here).stdout.splitlines()
+    assert "path=/mine" in trainer(*command, LD_LIBRARY_PATH="/mine", **path).stdout.splitlines()
 
 
 def test_a_users_program_finds_the_directories_that_it_writes_to(tmp_path: Path) -> None:
-    ended = trainer("--", "sh", "-c", 'echo 1 > "$RUN_DIR/results/a" && echo 1 > "$RUN_DIR/b"', RUN_DIR=str(tmp_path / "runs" / "a"))
-    assert ended.returncode == 0, ended.stderr
+    result = trainer("--", "sh", "-c", 'echo 1 > "$RUN_DIR/results/a" && echo 1 > "$RUN_DIR/b"', RUN_DIR=str(tmp_path / "runs" / "a"))
+    assert result.returncode == 0, result.stderr
 
 
-def test_a_run_directory_that_cannot_be_made_is_the_programs_own_matter(tmp_path: Path) -> None:
+def test_a_program_runs_although_its_run_directory_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert trainer("--", "true", RUN_DIR=str(tmp_path / "file" / "a")).returncode == 0
 
 
 def test_settings_limit_the_restarts_of_a_users_program() -> None:
-    ended = trainer("--", "sh", "-c", "exit 7", TRAINER_SETTINGS={**SETTINGS, "train": None, "max_restarts": 0})
-    assert ended.returncode == 7
-    assert "limit of 0 restarts" in ended.stdout
+    result = trainer("--", "sh", "-c", "exit 7", TRAINER_SETTINGS={**SETTINGS, "train": None, "max_restarts": 0})
+    assert result.returncode == 7
+    assert "limit of 0 restarts" in result.stdout
 
 
-def test_settings_of_its_role_come_before_those_of_all() -> None:
+def test_settings_of_a_role_override_those_of_all_tasks() -> None:
     settings = {**SETTINGS, "train": None, "max_restarts": 5, "restarts": {"chief": {"restart": "exit_code"}, "ps": {"restart": "always"}}}
-    ended = trainer("--", "sh", "-c", "exit 7", TRAINER_SETTINGS=settings)
-    assert ended.returncode == 7
-    assert "`restart: exit_code` makes exit codes below 128 final" in ended.stdout
+    result = trainer("--", "sh", "-c", "exit 7", TRAINER_SETTINGS=settings)
+    assert result.returncode == 7
+    assert "`restart: exit_code` makes exit codes below 128 final" in result.stdout
 
 
-def test_settings_reach_the_program_as_they_were_given(tmp_path: Path) -> None:
+def test_settings_reach_the_program_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("{run: a, run_dir: /runs/a, scratch_dir: /scratch, max_restarts: 1}")
-    ended = trainer("--settings", str(file), "--", "sh", "-c", 'echo "$TRAINER_SETTINGS"')
-    given = {"run": "a", "run_dir": "/runs/a", "scratch_dir": "/scratch", "max_restarts": 1}
-    assert json.loads(ended.stdout.splitlines()[-1]) == given  # and nothing that was left out: the workload decides that
+    result = trainer("--settings", str(file), "--", "sh", "-c", 'echo "$TRAINER_SETTINGS"')
+    expected = {"run": "a", "run_dir": "/runs/a", "scratch_dir": "/scratch", "max_restarts": 1}
+    assert json.loads(result.stdout.splitlines()[-1]) == expected  # without defaults: the workload decides those
 
 
 def test_a_users_program_waits_for_its_peers_by_name(trainers: Any, ports: Any) -> None:
@@ -172,20 +172,20 @@ def test_a_users_program_waits_for_its_peers_by_name(trainers: Any, ports: Any) 
     assert waiting["seconds"] > 4.5
 
 
-def test_the_parent_is_small_and_quick() -> None:
+def test_the_parent_imports_little_and_starts_quickly() -> None:
     program = (
         "import sys; import trainer.__main__, trainer.parent, trainer.configuration, trainer.tf_config, trainer.peers\n"
         "print(sorted({'tensorflow', 'keras', 'numpy', 'typer', 'rich', 'yaml', 'asyncio', 'launcher'} & set(sys.modules)))"
     )
-    ended = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=True)
-    assert ended.stdout == "[]\n"
+    result = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=True)
+    assert result.stdout == "[]\n"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert trainer("--check", TRAINER_SETTINGS=SETTINGS).returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.6  # processor time: 0.15 s
 
 
-# As the first process of a container, whose parent has the number 1, with readers that take long.
+# The first process of a container, whose parent has PID 1; it waits long for readers.
 IN_A_CONTAINER = """
 import os, sys
 import trainer.__main__ as trainer
@@ -196,38 +196,38 @@ sys.exit(trainer.main())
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("program, code", [("exit 2", 2), ("trap 'exit 9' TERM; echo up; while :; do sleep 0.05; done", 9)])
-def test_one_that_is_asked_to_stop_ends_with_its_own_code_and_does_not_stay_for_readers(program: str, code: int) -> None:
+def test_a_stopped_trainer_ends_with_its_own_code_without_waiting_for_readers(program: str, code: int) -> None:
     """Each second counts: an engine kills it once its grace period is over."""
     command = [sys.executable, "-c", IN_A_CONTAINER, "--", "sh", "-c", program]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINER_", "TF_CONFIG"))}
-    with subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ours:
-        assert ours.stdout is not None
-        next(line for line in ours.stdout if "failed" in line or line == "up\n")
-        while ours.poll() is None:  # one that comes while it leaves is not heard
-            ours.send_signal(signal.SIGTERM)
+    with subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if "failed" in line or line == "up\n")
+        while process.poll() is None:  # a signal that arrives while it exits is lost
+            process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                ours.wait(3)
-        assert ours.returncode == code
+                process.wait(3)
+        assert process.returncode == code
 
 
-def test_one_that_is_asked_to_stop_before_its_program_has_started_starts_none() -> None:
-    stops = """
+def test_a_trainer_stopped_before_its_program_starts_does_not_start_it() -> None:
+    program = """
 import os, signal, sys
 import trainer.__main__ as trainer
-made = trainer._job
-trainer._job = lambda *given: os.kill(os.getpid(), signal.SIGTERM) or made(*given)
+make_job = trainer._job
+trainer._job = lambda *arguments: os.kill(os.getpid(), signal.SIGTERM) or make_job(*arguments)
 sys.exit(trainer.main())
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", stops, "--", "echo", "started"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+    result = subprocess.run(
+        [sys.executable, "-c", program, "--", "echo", "started"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
     )
-    assert (ended.returncode, "started" in ended.stdout) == (143, False)
+    assert (result.returncode, "started" in result.stdout) == (143, False)
 
 
 @pytest.mark.timeout(30)
-def test_one_that_is_asked_to_stop_while_it_reads_its_settings_ends_as_stopped(tmp_path: Path) -> None:
+def test_a_trainer_stopped_while_it_reads_its_settings_ends_as_stopped(tmp_path: Path) -> None:
     os.mkfifo(settings := tmp_path / "settings")
     command = [sys.executable, "-m", "trainer", "--settings", str(settings)]
-    with subprocess.Popen(command, cwd=REPOSITORY) as ours, settings.open("w"):  # opened once it reads
-        ours.terminate()
-        assert ours.wait() == 143
+    with subprocess.Popen(command, cwd=REPOSITORY) as process, settings.open("w"):  # opened once it reads
+        process.terminate()
+        assert process.wait() == 143

@@ -1,4 +1,4 @@
-"""run.json of a run that did not end well, and a stop that comes while TensorFlow is deaf to signals."""
+"""run.json of a run that fails, and a stop while TensorFlow ignores signals."""
 
 import json
 import os
@@ -25,33 +25,33 @@ def settings(run_dir: Path, **more: Any) -> str:
         "summaries": {"every_steps": 0},
         **more.pop("train", {}),
     }
-    whole = {"run": "small", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": train, "max_restarts": 0}
-    return json.dumps({**whole, **more})
+    document = {"run": "small", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": train, "max_restarts": 0}
+    return json.dumps({**document, **more})
 
 
 def test_a_wrong_configuration_is_in_the_record(trainers: Any, tmp_path: Path) -> None:
     run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path, train={"workload": "no.such:Model"})}, preload=forked.TENSORFLOW)
     assert run.code(90) == 2
-    found = run_state.read(tmp_path)
-    assert (found["state"], found["name"], found["step"]) == ("failed", "small", 0)
-    assert found["reason"] == f"the configuration is wrong: {run.event('failed')['detail']}"
-    assert "no module no" in found["reason"]
+    record = run_state.read(tmp_path)
+    assert (record["state"], record["name"], record["step"]) == ("failed", "small", 0)
+    assert record["reason"] == f"the configuration is wrong: {run.event('failed')['detail']}"
+    assert "no module no" in record["reason"]
 
 
 @pytest.mark.timeout(240)
-def test_a_run_that_fails_for_good_says_so_and_one_that_goes_on_says_that(trainers: Any, tmp_path: Path) -> None:
+def test_run_json_shows_a_final_failure_and_then_the_resumed_run(trainers: Any, tmp_path: Path) -> None:
     run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)}, preload=forked.TENSORFLOW)
     saved = until("a checkpoint", lambda: run.events("checkpoint"), 90, seen=lambda: run.lines)[0]
     assert run_state.read(tmp_path)["state"] == "running"
     os.kill(run.event("started")["pid"], signal.SIGKILL)
     assert run.code() == 1
-    found = run_state.read(tmp_path)
-    assert found["state"] == "failed"
-    assert "killed by SIGKILL (out of memory?), exit code 137" in found["reason"]
-    assert "the limit of 0 restarts is reached" in found["reason"]
-    assert found["step"] >= saved["step"]  # what the training process said stays
-    assert Path(found["checkpoint"] + ".index").is_file()
-    assert found["versions"]["tensorflow"]
+    record = run_state.read(tmp_path)
+    assert record["state"] == "failed"
+    assert "killed by SIGKILL (out of memory?), exit code 137" in record["reason"]
+    assert "the limit of 0 restarts is reached" in record["reason"]
+    assert record["step"] >= saved["step"]  # as the training process recorded it
+    assert Path(record["checkpoint"] + ".index").is_file()
+    assert record["versions"]["tensorflow"]
 
     again = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)}, preload=forked.TENSORFLOW)
     until("a checkpoint", lambda: again.events("checkpoint"), 90, seen=lambda: again.lines)
@@ -60,24 +60,24 @@ def test_a_run_that_fails_for_good_says_so_and_one_that_goes_on_says_that(traine
     again.send(signal.SIGTERM)
     assert again.code(90) == 143
     assert (run_state.read(tmp_path)["state"], run_state.read(tmp_path).get("reason")) == ("stopped", None)
-    done = again.events("checkpoint")[-1]["step"]
-    assert run_state.read(tmp_path)["step"] == done
+    last_step = again.events("checkpoint")[-1]["step"]
+    assert run_state.read(tmp_path)["step"] == last_step
 
 
 @pytest.mark.slow
-def test_other_tasks_leave_the_record_alone(trainers: Any, tmp_path: Path) -> None:
+def test_other_tasks_leave_the_record_unchanged(trainers: Any, tmp_path: Path) -> None:
     before = '{"state": "running", "step": 7}'
     (tmp_path / "run.json").write_text(before)
     config = {"cluster": {"chief": ["127.0.0.1:1"]}, "task": {"type": "evaluator", "index": 0}}
-    told = settings(tmp_path, has_evaluator=True, orphan_timeout=0.5)
-    run = trainers.trainer(env={"TRAINER_SETTINGS": told, "TF_CONFIG": json.dumps(config)})
+    trainer_settings = settings(tmp_path, has_evaluator=True, orphan_timeout=0.5)
+    run = trainers.trainer(env={"TRAINER_SETTINGS": trainer_settings, "TF_CONFIG": json.dumps(config)})
     assert run.code(90) == 75
     assert (tmp_path / "run.json").read_text() == before
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_stop_while_the_collective_runtime_starts_is_heard(trainers: Any, ports: Any, tmp_path: Path) -> None:
+def test_a_stop_while_the_collective_runtime_starts_is_obeyed(trainers: Any, ports: Any, tmp_path: Path) -> None:
     first, second = ports.address(), ports.address()
     ports.close(first)
     cluster = {"worker": [first, second]}
@@ -88,21 +88,21 @@ def test_a_stop_while_the_collective_runtime_starts_is_heard(trainers: Any, port
         }
         for index in range(2)
     ]
-    # For the trainer's parent the second task is there; TensorFlow waits for it.
+    # The trainer's parent reaches the second task; TensorFlow waits for it.
     ports.listen(second)
     leader = trainers.trainer(env=environments[0])
-    starting(leader, first)
+    wait_for_server(leader, first)
     ports.close(second)
     leader.send(signal.SIGTERM)
     leader.event("stopping")
-    time.sleep(0.5)  # whatever heard it has heard it
+    time.sleep(0.5)  # until the signal has been handled
     trainers.trainer(env=environments[1])
     assert leader.code(90) == 143
     assert run_state.read(tmp_path)["state"] == "stopped"
     assert leader.events("checkpoint")
 
 
-def starting(run: Any, address: str) -> None:
+def wait_for_server(run: Any, address: str) -> None:
     """Wait until TensorFlow's server of a task answers: its collective runtime then waits for the others."""
     host, port = address.split(":")
 
