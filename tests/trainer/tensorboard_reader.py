@@ -97,7 +97,7 @@ class TensorBoard:
 
     def wait_for(self, path: str, expected: set[str], seconds: float = 60) -> Any:
         """Return `json(path)` as soon as it, a mapping or a list, contains all of `expected`; TensorBoard loads a log in parts."""
-        return self._until(lambda response: expected <= set(response), path, f"name {sorted(expected)}", seconds)
+        return self._until(lambda response: expected <= set(response), path, f"contain {sorted(expected)}", seconds)
 
     def wait_for_plugins(self, expected: set[str], seconds: float = 60) -> None:
         """Return as soon as TensorBoard shows the tabs of these plugins: they have data."""

@@ -123,12 +123,12 @@ def test_a_users_program_finds_the_cuda_library_that_tensorflow_does_not_find(tm
     """benchmarks/gpu.py shows, on a GPU, that TensorFlow then uses it."""
     packages = tmp_path / "nvidia/cusolver"
     (packages / "lib").mkdir(parents=True)
-    path = {"PYTHONPATH": str(tmp_path)}
+    python_path = {"PYTHONPATH": str(tmp_path)}
     command = ("--", "sh", "-c", 'echo "path=$LD_LIBRARY_PATH"')
-    assert f"path=/mine:{packages}/lib" in trainer(*command, LD_LIBRARY_PATH="/mine", **path).stdout.splitlines()
-    assert f"path={packages}/lib" in trainer(*command, LD_LIBRARY_PATH="", **path).stdout.splitlines()
+    assert f"path=/mine:{packages}/lib" in trainer(*command, LD_LIBRARY_PATH="/mine", **python_path).stdout.splitlines()
+    assert f"path={packages}/lib" in trainer(*command, LD_LIBRARY_PATH="", **python_path).stdout.splitlines()
     packages.rename(tmp_path / "nvidia/other")
-    assert "path=/mine" in trainer(*command, LD_LIBRARY_PATH="/mine", **path).stdout.splitlines()
+    assert "path=/mine" in trainer(*command, LD_LIBRARY_PATH="/mine", **python_path).stdout.splitlines()
 
 
 def test_a_users_program_finds_the_directories_that_it_writes_to(tmp_path: Path) -> None:

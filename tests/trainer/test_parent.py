@@ -19,19 +19,19 @@ from tests.waiting import until
 class TestEnds:
     """A training process that ends by itself."""
 
-    def test_done_is_done(self, trainers: Any) -> None:
+    def test_a_process_that_reports_done_ends_the_task_with_0(self, trainers: Any) -> None:
         run = trainers.start_parent(*shell(f"echo worked; {DONE}"))
         assert run.code() == 0
         assert "worked" in run.lines
         assert len(run.events("started")) == 1
         assert not run.events("failed")
 
-    def test_an_end_with_0_that_was_not_reported_is_none(self, trainers: Any) -> None:
+    def test_an_exit_with_0_without_a_report_is_a_failure(self, trainers: Any) -> None:
         run = trainers.start_parent(*shell("exit 0"))
         assert run.code() == 2
         assert "its work was not done" in run.event("failed")["detail"]
 
-    def test_what_training_writes_for_the_moment_does_not_stay(self, trainers: Any) -> None:
+    def test_temporary_files_of_training_are_removed(self, trainers: Any) -> None:
         run = trainers.start_parent(*shell(f'echo in $TMPDIR; touch "$TMPDIR/converted.py"; {DONE}'))
         assert run.code() == 0
         directory = Path(run.line("in").split()[-1])
@@ -39,16 +39,16 @@ class TestEnds:
         assert not directory.exists()
 
     def test_the_next_start_removes_leftovers_of_a_killed_task_and_nothing_else(self, trainers: Any, tmp_path: Path) -> None:
-        users = tmp_path / "trainer-data"
-        users.mkdir()
-        here = {"TMPDIR": str(tmp_path)}
-        alive, killed = (trainers.start_parent(*shell("echo in $TMPDIR; sleep 60"), env=here) for _ in range(2))
-        kept, left = (Path(run.line("in").split()[-1]) for run in (alive, killed))
+        user_data = tmp_path / "trainer-data"
+        user_data.mkdir()
+        environment = {"TMPDIR": str(tmp_path)}
+        alive, killed = (trainers.start_parent(*shell("echo in $TMPDIR; sleep 60"), env=environment) for _ in range(2))
+        used, leftover = (Path(run.line("in").split()[-1]) for run in (alive, killed))
         killed.send(signal.SIGKILL)
         killed.code()
-        assert left.is_dir()
-        assert trainers.start_parent(*shell(DONE), env=here).code() == 0
-        assert sorted(tmp_path.iterdir()) == sorted([users, kept])
+        assert leftover.is_dir()
+        assert trainers.start_parent(*shell(DONE), env=environment).code() == 0
+        assert sorted(tmp_path.iterdir()) == sorted([user_data, used])
 
     def test_started_names_the_process_that_runs(self, trainers: Any) -> None:
         run = trainers.start_parent(*shell("echo pid $$ of attempt $TRAINER_ATTEMPT"), role="worker", built_in=False)
@@ -67,7 +67,7 @@ class TestEnds:
         assert failed["detail"] == "no such workload"
 
     @pytest.mark.parametrize(
-        "script, code, cause, left_with, last",
+        "script, code, cause, task_code, suffix",
         [
             ("exit 75", 75, "a peer was lost", 1, ", exit code 75"),
             ("exit 7", 7, "failed with exit code 7", 7, ""),
@@ -75,25 +75,27 @@ class TestEnds:
             ("kill -SEGV $$", 139, "killed by SIGSEGV", 1, ", exit code 139"),
         ],
     )
-    def test_restarts_up_to_the_limit(self, trainers: Any, script: str, code: int, cause: str, left_with: int, last: str) -> None:
+    def test_failures_are_retried_up_to_the_limit(
+        self, trainers: Any, script: str, code: int, cause: str, task_code: int, suffix: str
+    ) -> None:
         run = trainers.start_parent(*shell(f"echo attempt $TRAINER_ATTEMPT; {script}"), policy={"max_restarts": 2})
-        assert run.code() == left_with
+        assert run.code() == task_code
         assert [line for line in run.lines if line.startswith("attempt")] == ["attempt 1", "attempt 2", "attempt 3"]
         restarting = run.events("restarting")
         assert [event["restarts"] for event in restarting] == [1, 2]
         assert [event["attempt"] for event in restarting] == [2, 3]
         assert [event["delay"] for event in restarting] == [0, 0.1]
         assert {(event["exit_code"], event["cause"]) for event in restarting} == {(code, cause)}
-        assert run.event("failed")["cause"] == f"{cause}{last}; the limit of 2 restarts is reached"
-        assert run.event("failed")["exit_code"] == left_with
+        assert run.event("failed")["cause"] == f"{cause}{suffix}; the limit of 2 restarts is reached"
+        assert run.event("failed")["exit_code"] == task_code
         assert run.event("failed")["process_exit_code"] == code
 
-    def test_no_restart_where_none_is_allowed(self, trainers: Any) -> None:
+    def test_nothing_restarts_with_a_limit_of_0(self, trainers: Any) -> None:
         run = trainers.start_parent(*shell("exit 75"), policy={"max_restarts": 0})
         assert run.code() == 1
         assert len(run.events("started")) == 1
 
-    def test_a_stop_by_somebody_else_does_not_count(self, trainers: Any) -> None:
+    def test_a_stop_from_outside_does_not_count(self, trainers: Any) -> None:
         script = '[ "$TRAINER_ATTEMPT" -lt 3 ] && exit 143; [ "$TRAINER_ATTEMPT" -lt 4 ] && kill -TERM $$; ' + DONE
         run = trainers.start_parent(*shell(script), policy={"max_restarts": 0})
         assert run.code() == 0
@@ -107,7 +109,7 @@ class TestEnds:
         run.send(signal.SIGTERM)
         assert run.code() == 143
 
-    def test_the_error_of_one_attempt_is_not_told_of_the_next(self, trainers: Any) -> None:
+    def test_the_error_of_one_attempt_is_not_reported_for_the_next(self, trainers: Any) -> None:
         script = '[ "$TRAINER_ATTEMPT" = 1 ] && echo it broke > "$TRAINER_ERROR_FILE"; exit 1'
         run = trainers.start_parent(*shell(script), policy={"max_restarts": 1})
         assert run.code() == 1
@@ -123,13 +125,13 @@ class TestEnds:
         assert (failed["exit_code"], failed["detail"]) == (2, "KeyError: x")
         golden(failed["cause"])
 
-    def test_what_fails_another_way_each_time_is_tried_again(self, trainers: Any) -> None:
+    def test_different_failures_are_retried(self, trainers: Any) -> None:
         script = 'echo "from step $TRAINER_ATTEMPT: KeyError" > "$TRAINER_ERROR_FILE.fingerprint"; exit 1'
         run = trainers.start_parent(*shell(script), policy={"max_restarts": 3})
         assert run.code() == 1
         assert len(run.events("started")) == 4
 
-    def test_nothing_of_a_process_group_is_left(self, trainers: Any) -> None:
+    def test_no_process_of_the_group_remains(self, trainers: Any) -> None:
         run = trainers.start_parent(*shell(f"sleep 60 & echo left $!; {DONE}"))
         grandchild = int(run.line("left"))
         assert run.code() == 0
@@ -145,7 +147,7 @@ class TestStops:
     """A training process that is asked to stop."""
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-    def test_a_signal_lets_it_save_first(self, trainers: Any, number: signal.Signals) -> None:
+    def test_a_signal_lets_training_save_first(self, trainers: Any, number: signal.Signals) -> None:
         run = trainers.start_parent(*GRACEFUL)
         run.line("ready")
         run.send(number)
@@ -154,19 +156,23 @@ class TestStops:
         assert number.name in run.event("stopping")["reason"]
         assert not run.events("failed")
 
-    def test_a_stop_lasts_as_long_as_it_is_told_to(self, trainers: Any) -> None:
+    def test_a_stop_lasts_at_least_as_long_as_configured(self, trainers: Any) -> None:
         run = trainers.trainer("--", *GRACEFUL, env={"TRAINER_STOP_SECONDS": "1.5", "TRAINER_EVENTS": "json"})
         run.line("ready")
         run.send(signal.SIGTERM)
-        asked = run.event("stopping")["time"]
+        stopped_at = run.event("stopping")["time"]
         assert run.code() == 143
-        assert time.time() - asked > 1.4
+        assert time.time() - stopped_at > 1.4
 
-    # Deaf for a while, as TensorFlow's collective runtime is when it starts.
-    LATE = ("sh", "-c", 'trap "" TERM; echo ready; sleep 1.5; trap "echo saved; exit 143" TERM; echo hears; while :; do sleep 0.05; done')
+    # Ignores the signal for a while, as TensorFlow's collective runtime does when it starts.
+    LATE_HANDLER = (
+        "sh",
+        "-c",
+        'trap "" TERM; echo ready; sleep 1.5; trap "echo saved; exit 143" TERM; echo handles; while :; do sleep 0.05; done',
+    )
 
-    def test_a_signal_that_a_training_process_did_not_hear_comes_again(self, trainers: Any) -> None:
-        run = trainers.start_parent(*self.LATE)
+    def test_a_signal_that_a_training_process_ignored_is_sent_again(self, trainers: Any) -> None:
+        run = trainers.start_parent(*self.LATE_HANDLER)
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143
@@ -181,7 +187,7 @@ class TestStops:
         assert run.code() == 143
         assert run.lines.count("signal") == 1
 
-    def test_work_that_is_complete_is_no_stop(self, trainers: Any) -> None:
+    def test_work_completed_during_a_stop_is_a_success(self, trainers: Any) -> None:
         run = trainers.start_parent(
             *shell(f"complete() {{ {DONE}; exit 0; }}; trap complete TERM; echo ready; while :; do sleep 0.05; done")
         )
@@ -207,7 +213,7 @@ class TestStops:
         assert len(run.events("stopping")) == 1
         assert "second signal" in run.event("failed")["cause"]
 
-    def test_between_two_attempts_it_stops_at_once(self, trainers: Any) -> None:
+    def test_a_task_between_two_attempts_stops_at_once(self, trainers: Any) -> None:
         run = trainers.start_parent(*shell("exit 75"), policy={"first_delay": 30, "longest_delay": 30})
         run.event("restarting", 2)
         run.send(signal.SIGTERM)
@@ -222,7 +228,7 @@ class TestStops:
         golden(run.event("failed")["cause"])
         assert len(run.events("started")) == 1
 
-    def test_it_stops_soon_while_peers_are_missing(self, trainers: Any, ports: Any) -> None:
+    def test_a_task_whose_peers_are_missing_stops_soon(self, trainers: Any, ports: Any) -> None:
         run = trainers.start_parent(*IGNORES_SIGTERM, awaited={"ps-0": ports.address()}, timeouts={"ending": 0.3})
         run.line("ready")
         run.send(signal.SIGTERM)
@@ -242,7 +248,7 @@ class TestStops:
 class TestLifelines:
     """Processes whose parent is gone."""
 
-    def test_without_its_supervisor_it_stops(self, trainers: Any, pipe: tuple[int, int]) -> None:
+    def test_a_task_without_its_supervisor_stops(self, trainers: Any, pipe: tuple[int, int]) -> None:
         reading, writing = pipe
         run = trainers.start_parent(*GRACEFUL, lifeline=reading, pass_fds=(reading,))
         run.line("ready")
@@ -251,14 +257,14 @@ class TestLifelines:
         assert "saved" in run.lines
         assert run.event("stopping")["reason"] == "the run's supervisor is gone"
 
-    def test_without_its_supervisor_it_does_not_wait_for_ever(self, trainers: Any, pipe: tuple[int, int]) -> None:
+    def test_a_task_without_its_supervisor_is_killed_if_it_does_not_stop(self, trainers: Any, pipe: tuple[int, int]) -> None:
         reading, writing = pipe
         run = trainers.start_parent(*IGNORES_SIGTERM, lifeline=reading, pass_fds=(reading,), timeouts={"supervisor_lost": 0.3})
         run.line("ready")
         os.close(writing)
         assert run.code() == 137
 
-    def test_the_pipe_is_not_passed_on(self, trainers: Any, pipe: tuple[int, int]) -> None:
+    def test_the_pipe_is_not_passed_to_the_program(self, trainers: Any, pipe: tuple[int, int]) -> None:
         reading, _ = pipe
         script = f'echo lifeline "[$TRAINER_LIFELINE]"; ls -l /proc/self/fd /dev/fd | grep -c "pipe.*{os.fstat(reading).st_ino}"; exit 0'
         run = trainers.trainer("--", *shell(script), env={"TRAINER_LIFELINE": str(reading)}, pass_fds=(reading,))
@@ -267,7 +273,7 @@ class TestLifelines:
         assert run.lines[-1] == "0"
 
     @pytest.mark.parametrize("built_in", [True, False], ids=["training process", "user's program"])
-    def test_kill_9_takes_the_child_along(self, trainers: Any, *, built_in: bool) -> None:
+    def test_a_killed_parent_takes_its_child_along(self, trainers: Any, *, built_in: bool) -> None:
         if built_in:
             program = "import os, time; from trainer import parent_death; parent_death.die_with_parent(); print('ready', os.getpid()); time.sleep(60)"
             run = trainers.start_parent(sys.executable, "-uc", program)
@@ -278,7 +284,7 @@ class TestLifelines:
         run.process.kill()
         until("the child is gone", lambda: not is_alive(child), seen=lambda: run.lines)
 
-    def test_output_that_nobody_reads_does_not_keep_it_from_stopping_well(self, tmp_path: Path) -> None:
+    def test_unread_output_does_not_prevent_a_clean_stop(self, tmp_path: Path) -> None:
         saved = tmp_path / "saved"
         script = f'trap "sleep 0.2; touch {saved}; exit 143" TERM; echo ready; while :; do sleep 0.05; done'
         process = subprocess.Popen([sys.executable, "-m", "trainer", "--", "sh", "-c", script], stdout=subprocess.PIPE)
@@ -290,19 +296,18 @@ class TestLifelines:
         assert saved.exists()
 
 
-def _process_one() -> list[str]:
-    """How this machine starts a program as process 1; empty where it does not."""
-    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+@pytest.fixture
+def unshare() -> list[str]:
+    """Return the command that starts a program as process 1; skip the test if this machine does not allow that."""
+    command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
     try:
-        return unshare if subprocess.run([*unshare, "true"], capture_output=True, timeout=10, check=False).returncode == 0 else []
-    except (OSError, subprocess.TimeoutExpired):
-        return []
+        subprocess.run([*command, "true"], capture_output=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        pytest.skip("this machine does not allow a PID namespace (unshare)")
+    return command
 
 
-def test_as_process_1_it_reaps_orphans_and_stops_well(trainers: Any) -> None:
-    unshare = _process_one()
-    if not unshare:
-        pytest.skip("this machine lets nobody make a PID namespace (unshare)")
+def test_a_trainer_as_process_1_reaps_orphans_and_stops_cleanly(trainers: Any, unshare: list[str]) -> None:
     orphan = "(setsid sleep 0.1 &)"
     script = (
         f'trap "echo saved; exit 143" TERM; {orphan}; sleep 0.6; grep -sl "^State:.Z" /proc/[0-9]*/status; '
@@ -315,12 +320,9 @@ def test_as_process_1_it_reaps_orphans_and_stops_well(trainers: Any) -> None:
 
 
 @pytest.mark.parametrize("init", [[], shell('"$@"; exit $?')], ids=["process 1", "under an init"])
-def test_in_a_container_it_gives_who_watches_time_to_read_what_was_wrong(trainers: Any, init: list[str]) -> None:
-    unshare = _process_one()
-    if not unshare:
-        pytest.skip("this machine lets nobody make a PID namespace (unshare)")
-    first = [*init, "init"] if init else []
-    run = trainers.start([*unshare, *first, sys.executable, "-m", "trainer", "--", *shell("exit 2")])
-    told = run.event("failed")["time"]
+def test_a_trainer_that_fails_in_a_container_leaves_time_to_read_its_error(trainers: Any, unshare: list[str], init: list[str]) -> None:
+    wrapper = [*init, "init"] if init else []
+    run = trainers.start([*unshare, *wrapper, sys.executable, "-m", "trainer", "--", *shell("exit 2")])
+    failed_at = run.event("failed")["time"]
     assert run.code() == 2
-    assert time.time() - told > 0.9
+    assert time.time() - failed_at > 0.9

@@ -1,4 +1,4 @@
-"""Lifelines: the pipe, the wrapper around a user's program, and a parent that is gone already."""
+"""Lifelines: the pipe, the wrapper around a user's program, and a parent that has already exited."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 from trainer import parent_death
 
 
-def test_watch_calls_when_the_last_holder_of_the_pipe_is_gone() -> None:
+def test_watch_calls_back_when_the_last_holder_of_the_pipe_has_closed_it() -> None:
     reading, writing = os.pipe()
     closed = threading.Event()
     thread = parent_death.watch(reading, closed.set)
@@ -21,23 +21,24 @@ def test_watch_calls_when_the_last_holder_of_the_pipe_is_gone() -> None:
     os.close(reading)
 
 
-def test_a_process_whose_parent_died_before_it_asked_is_killed() -> None:
+def die_with_parent(**variables: str) -> tuple[int, bytes]:
+    """Return the exit code and the output of a program that binds its life to its parent's, with these variables."""
     program = "from trainer import parent_death; parent_death.die_with_parent(); print('lives')"
-    environment = {**os.environ, parent_death.PARENT_PID: "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=20, check=False)
-    assert ended.returncode == -9
-    assert ended.stdout == b""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
+    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=20, check=False)
+    return result.returncode, result.stdout
 
 
-def test_without_a_parent_that_asked_nothing_happens() -> None:
-    program = "from trainer import parent_death; parent_death.die_with_parent(); print('lives')"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=20, check=True)
-    assert ended.stdout == b"lives\n"
+def test_a_process_whose_parent_died_before_the_call_is_killed() -> None:
+    assert die_with_parent(**{parent_death.PARENT_PID: "1"}) == (-9, b"")
 
 
-def test_a_wrapped_program_is_the_same_process_and_sees_nothing_of_it(tmp_path: Path) -> None:
-    # A file of that name in the working directory must not be taken for Python's own.
+def test_a_process_without_a_registered_parent_lives() -> None:
+    assert die_with_parent() == (0, b"lives\n")
+
+
+def test_a_wrapped_program_is_the_same_process_and_sees_nothing_of_the_wrapper(tmp_path: Path) -> None:
+    # Python's own module must be imported, not the file of that name in the working directory.
     (tmp_path / "signal.py").write_text("raise SystemExit('the wrong module')")
     script = f"echo $$ [${parent_death.PARENT_PID}] [${parent_death.PARENT_PIPE}]"
     with subprocess.Popen(
@@ -53,6 +54,6 @@ def test_a_wrapped_program_is_the_same_process_and_sees_nothing_of_it(tmp_path: 
 
 
 def test_a_program_that_cannot_be_run_is_a_wrong_configuration() -> None:
-    ended = subprocess.run(parent_death.wrapped(["./no-such-program"]), capture_output=True, text=True, timeout=20, check=False)
-    assert ended.returncode == 2
-    assert "'./no-such-program' cannot be run: No such file or directory" in ended.stderr
+    result = subprocess.run(parent_death.wrapped(["./no-such-program"]), capture_output=True, text=True, timeout=20, check=False)
+    assert result.returncode == 2
+    assert "'./no-such-program' cannot be run: No such file or directory" in result.stderr

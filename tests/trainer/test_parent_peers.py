@@ -10,28 +10,28 @@ from tests.processes import is_alive
 from tests.trainer.stand_ins import DONE, GRACEFUL, IGNORES_SIGTERM, shell
 
 
-def stops(run: Any) -> None:
-    """Check that a task runs, and stops well when it is asked to."""
+def assert_stops(run: Any) -> None:
+    """Check that a task runs, and stops with 143 when asked to."""
     assert run.process.poll() is None
     run.send(signal.SIGTERM)
     assert run.code() == 143
 
 
-def waits_for_longer_than(run: Any, seconds: float) -> None:
-    """Wait until the parent has told that it waits for its peers since so many seconds."""
+def wait_until_waiting_for(run: Any, seconds: float) -> None:
+    """Wait until the parent reports that it has waited for its peers for this many seconds."""
     number = 1
     while run.event("waiting", number)["seconds"] < seconds:
         number += 1
 
 
 class TestPeers:
-    """Peers that are not there, late or lost."""
+    """Peers that are missing, late or lost."""
 
-    def test_waiting_names_who_is_missing_until_they_are_there(self, trainers: Any, ports: Any) -> None:
-        late, there = ports.address(), ports.address()
-        ports.listen(there)
+    def test_missing_peers_are_named_until_all_are_reached(self, trainers: Any, ports: Any) -> None:
+        late, reachable = ports.address(), ports.address()
+        ports.listen(reachable)
         run = trainers.start_parent(
-            *GRACEFUL, awaited={"worker-1": late, "ps-0": there}, timeouts={"first_waiting": 0.2, "waiting_every": 0.3}
+            *GRACEFUL, awaited={"worker-1": late, "ps-0": reachable}, timeouts={"first_waiting": 0.2, "waiting_every": 0.3}
         )
         waiting = run.event("waiting")
         assert waiting["missing"] == [{"task": "worker-1", "address": late, "reason": "connection refused"}]
@@ -39,33 +39,31 @@ class TestPeers:
         run.event("waiting", 2)
         ports.listen(late)
         assert "every peer was reached" in run.event("notice")["message"]
-        told = len(run.events("waiting"))
-        ports.close(there)
+        count = len(run.events("waiting"))
+        ports.close(reachable)
         ports.close(late)
         time.sleep(0.5)
-        assert len(run.events("waiting")) == told
-        run.send(signal.SIGTERM)
-        assert run.code() == 143
+        assert len(run.events("waiting")) == count
+        assert_stops(run)
         assert len(run.events("started")) == 1
 
-    def test_a_task_whose_peers_are_all_there_says_that_no_step_follows(self, trainers: Any, ports: Any) -> None:
-        there = ports.address()
-        ports.listen(there)
-        run = trainers.start_parent(*GRACEFUL, awaited={"ps-0": there}, makes_steps=True, timeouts={"stalled": 0.2})
-        told = run.event("waiting", 2)
-        assert told["missing"] == []
-        assert told["seconds"] >= 0.4
-        stops(run)
+    def test_a_task_that_has_reached_all_peers_reports_that_no_step_follows(self, trainers: Any, ports: Any) -> None:
+        reachable = ports.address()
+        ports.listen(reachable)
+        run = trainers.start_parent(*GRACEFUL, awaited={"ps-0": reachable}, makes_steps=True, timeouts={"stalled": 0.2})
+        waiting = run.event("waiting", 2)
+        assert waiting["missing"] == []
+        assert waiting["seconds"] >= 0.4
+        assert_stops(run)
 
-    def test_a_program_of_ones_own_is_ready_once_the_peers_that_it_waited_for_are_there(self, trainers: Any, ports: Any) -> None:
+    def test_a_users_program_is_ready_once_it_has_reached_its_peers(self, trainers: Any, ports: Any) -> None:
         late = ports.address()
         run = trainers.start_parent(*GRACEFUL, built_in=False, awaited={"worker-1": late}, timeouts={"first_waiting": 0.2})
         run.event("waiting")
         assert not run.events("ready")
         ports.listen(late)
         assert run.event("ready")["seconds"] >= 0.2
-        run.send(signal.SIGTERM)
-        assert run.code() == 143
+        assert_stops(run)
 
     def test_at_the_deadline_it_ends_and_names_who_is_missing(self, trainers: Any, ports: Any, golden: Golden) -> None:
         address = ports.address()
@@ -83,7 +81,7 @@ class TestPeers:
         run = trainers.start_parent(*shell(DONE), awaited={"ps-0": ports.address()})
         assert run.code() == 0
 
-    def test_hundreds_of_missing_peers_fit_in_a_line_and_are_all_found(self, trainers: Any, ports: Any) -> None:
+    def test_hundreds_of_missing_peers_fit_in_one_line_and_are_all_found(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         awaited = {f"worker-{index}": address for index in range(400)}
         run = trainers.start_parent(*GRACEFUL, awaited=awaited, timeouts={"first_waiting": 0.5})
@@ -93,8 +91,7 @@ class TestPeers:
         assert max(map(len, run.lines)) < 4096
         ports.listen(address)
         run.event("notice")
-        run.send(signal.SIGTERM)
-        assert run.code() == 143
+        assert_stops(run)
 
     def test_a_server_ends_when_its_chief_is_gone(self, trainers: Any, ports: Any, golden: Golden) -> None:
         address = ports.address()
@@ -108,7 +105,7 @@ class TestPeers:
         assert address in failed["detail"]
         assert "does not answer" in run.event("notice")["message"]
 
-    def test_a_server_serves_on_until_its_chief_has_saved(self, trainers: Any, ports: Any) -> None:
+    def test_a_stopped_server_keeps_serving_until_its_chief_has_saved(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         ports.listen(address)
         run = trainers.start_parent(*GRACEFUL, watched_chief=address, role="ps")
@@ -121,7 +118,7 @@ class TestPeers:
         ports.close(address)
         assert run.code() == 143
 
-    def test_a_server_hears_at_once_that_it_is_to_stop(self, trainers: Any, ports: Any) -> None:
+    def test_a_server_is_warned_at_once_of_its_stop(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         ports.listen(address)
         program = 'trap "echo warned" URG; trap "exit 143" TERM; echo ready; while :; do sleep 0.05; done'
@@ -133,7 +130,7 @@ class TestPeers:
         ports.close(address)
         assert run.code() == 143
 
-    def test_a_server_that_stops_alone_serves_on_for_a_while_only(self, trainers: Any, ports: Any) -> None:
+    def test_a_server_that_stops_without_its_chief_keeps_serving_only_for_a_while(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         ports.listen(address)
         run = trainers.start_parent(*GRACEFUL, watched_chief=address, role="ps", timeouts={"server_stop": 0.3})
@@ -141,13 +138,13 @@ class TestPeers:
         run.send(signal.SIGTERM)
         assert run.code() == 143
 
-    def test_a_chief_that_comes_back_in_time_is_no_loss(self, trainers: Any, ports: Any) -> None:
+    def test_a_chief_that_comes_back_in_time_is_not_lost(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         run = trainers.start_parent(*GRACEFUL, watched_chief=address, role="worker", timeouts={"orphan": 8, "server_stop": 0.1})
         run.event("notice")
         ports.listen(address)
         assert run.event("notice", 2)["message"] == "the chief answers again"
-        stops(run)
+        assert_stops(run)
 
     def test_a_chief_without_any_worker_saves_and_ends(self, trainers: Any, ports: Any, golden: Golden) -> None:
         first, second = ports.address(), ports.address()
@@ -168,7 +165,7 @@ class TestPeers:
         assert second in failed["detail"]
         assert not run.events("restarting")
 
-    def test_a_worker_that_comes_back_in_time_keeps_the_chief(self, trainers: Any, ports: Any) -> None:
+    def test_a_worker_that_comes_back_in_time_keeps_the_chief_running(self, trainers: Any, ports: Any) -> None:
         first, second = ports.address(), ports.address()
         ports.listen(first)
         workers = {"worker-0": first, "worker-1": second}
@@ -180,33 +177,31 @@ class TestPeers:
         assert "every worker" in run.event("notice", 2)["message"]
         ports.listen(second)
         assert run.event("notice", 3)["message"] == "a worker answers again"
-        stops(run)
+        assert_stops(run)
 
-    def test_workers_that_come_late_are_waited_for_as_at_any_start(self, trainers: Any, ports: Any) -> None:
+    def test_late_workers_are_awaited_until_the_start_timeout(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         workers = {"worker-0": address}
         timeouts = {"orphan": 0.2, "start": 60, "first_waiting": 0.1, "waiting_every": 0.2}
         run = trainers.start_parent(*GRACEFUL, awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
         run.line("ready")
-        waits_for_longer_than(run, 0.8)
+        wait_until_waiting_for(run, 0.8)
         ports.listen(address)
         assert "every peer was reached" in run.event("notice")["message"]
-        stops(run)
+        assert_stops(run)
 
-    def test_peers_lost_after_a_time_together_do_not_use_up_the_restarts_while_training_comes_further(
-        self, trainers: Any, ports: Any
-    ) -> None:
+    def test_peers_lost_after_a_while_do_not_use_up_the_restarts_while_training_progresses(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         ports.listen(address)
         policy = {"max_restarts": 0, "healthy_after": 0.1}
         step = "$((TRAINER_ATTEMPT < 3 ? TRAINER_ATTEMPT : 3))"
-        lost = f"sleep 1; echo {step} > $TRAINER_ERROR_FILE.fingerprint; exit 75"
-        run = trainers.start_parent(*shell(lost), awaited={"worker-0": address}, policy=policy)
+        script = f"sleep 1; echo {step} > $TRAINER_ERROR_FILE.fingerprint; exit 75"
+        run = trainers.start_parent(*shell(script), awaited={"worker-0": address}, policy=policy)
         assert run.code() == 1
         assert [event["restarts"] for event in run.events("restarting")] == [0, 0, 0]
         assert "the limit of 0 restarts is reached" in run.event("failed")["cause"]
 
-    def test_an_attempt_that_waits_for_its_workers_again_waits_as_at_any_start(self, trainers: Any, ports: Any) -> None:
+    def test_a_new_attempt_awaits_its_workers_until_the_start_timeout(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         ports.listen(address)
         workers = {"worker-0": address}
@@ -218,11 +213,11 @@ class TestPeers:
         run.line("ready")
         os.kill(run.event("started")["pid"], signal.SIGUSR1)
         run.event("started", 2)
-        waits_for_longer_than(run, 2.5)
-        stops(run)
+        wait_until_waiting_for(run, 2.5)
+        assert_stops(run)
 
-    def test_who_is_stopped_and_loses_a_peer_meanwhile_has_stopped(self, trainers: Any) -> None:
-        # A Job fails for good on the 75 of some roles; a drained node is no reason for that.
+    def test_a_task_that_loses_a_peer_while_it_stops_has_stopped(self, trainers: Any) -> None:
+        # For some roles a Job fails finally on exit code 75; a drained node is no reason for that.
         run = trainers.start_parent(*shell('trap "exit 75" TERM; echo ready; while :; do sleep 0.1; done'))
         run.line("ready")
         run.send(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""When restarts in place end, and when those before count no more, with real processes."""
+"""The end of restarts in place, and the reset of their count, with real processes."""
 
 import signal
 import sys
@@ -16,7 +16,7 @@ def python(tmp_path: Path, script: str) -> tuple[str, ...]:
     return (sys.executable, str(tmp_path / "train.py"))
 
 
-def test_a_program_that_raises_the_same_twice_is_not_started_a_third_time(trainers: Any, tmp_path: Path) -> None:
+def test_a_program_that_raises_the_same_error_twice_is_not_started_a_third_time(trainers: Any, tmp_path: Path) -> None:
     run = trainers.start_parent(*python(tmp_path, "raise ValueError(f'no rows at {os.getpid()}')"), built_in=False)
     assert run.code() == 2
     assert len(run.events("started")) == 2
@@ -27,7 +27,7 @@ def test_a_program_that_raises_the_same_twice_is_not_started_a_third_time(traine
     assert run.event("restarting")["detail"].startswith("ValueError: no rows at ")
 
 
-def test_a_program_that_loses_a_peer_each_time_is_tried_up_to_the_limit(trainers: Any, tmp_path: Path) -> None:
+def test_a_program_that_loses_a_peer_each_time_is_retried_up_to_the_limit(trainers: Any, tmp_path: Path) -> None:
     script = "class UnavailableError(Exception): ...\nraise UnavailableError('ps-0 does not answer')"
     run = trainers.start_parent(*python(tmp_path, script), built_in=False, policy={"max_restarts": 3})
     assert run.code() == 1
@@ -35,13 +35,13 @@ def test_a_program_that_loses_a_peer_each_time_is_tried_up_to_the_limit(trainers
     assert run.event("failed")["detail"] == f"UnavailableError: ps-0 does not answer ({tmp_path}/train.py:4)"
 
 
-def test_a_program_without_a_traceback_is_tried_up_to_the_limit(trainers: Any) -> None:
+def test_a_program_without_a_traceback_is_retried_up_to_the_limit(trainers: Any) -> None:
     run = trainers.start_parent(*shell("echo it broke; exit 1"), built_in=False, policy={"max_restarts": 2})
     assert run.code() == 1
     assert len(run.events("started")) == 3
 
 
-def test_restarts_count_no_more_after_an_attempt_that_ran_for_long(trainers: Any, tmp_path: Path) -> None:
+def test_a_long_attempt_resets_the_restart_count(trainers: Any, tmp_path: Path) -> None:
     script = f'until [ -e "{tmp_path}/$TRAINER_ATTEMPT" ]; do sleep 0.05; done; [ "$TRAINER_ATTEMPT" = 4 ] || kill -9 $$'
     run = trainers.start_parent(*shell(script), built_in=False, policy={"max_restarts": 1, "recovers_after": 0.5})
     for attempt in range(1, 5):
@@ -53,19 +53,19 @@ def test_restarts_count_no_more_after_an_attempt_that_ran_for_long(trainers: Any
     assert [event["restarts"] for event in run.events("restarting")] == [1, 1, 1]
 
 
-def test_a_program_that_is_always_started_again_ends_by_a_failure_or_when_it_is_asked_to(trainers: Any) -> None:
+def test_a_program_that_is_always_restarted_ends_with_a_failure_or_a_stop(trainers: Any) -> None:
     always = {"restart": "always", "max_restarts": 0}
     run = trainers.start_parent(*shell('[ "$TRAINER_ATTEMPT" = 1 ] || exit 3'), built_in=False, policy=always)
     assert run.code() == 3
-    again = run.event("restarting")
-    assert (again["exit_code"], again["restarts"], again["left"]) == (0, 0, 0)
-    asked = trainers.start_parent(*shell("trap 'exit 0' TERM; echo here; while :; do sleep 0.05; done"), built_in=False, policy=always)
-    asked.line("here")
-    asked.send(signal.SIGTERM)
-    assert asked.code() == 0
+    restarting = run.event("restarting")
+    assert (restarting["exit_code"], restarting["restarts"], restarting["left"]) == (0, 0, 0)
+    stopped = trainers.start_parent(*shell("trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done"), built_in=False, policy=always)
+    stopped.line("ready")
+    stopped.send(signal.SIGTERM)
+    assert stopped.code() == 0
 
 
-def test_a_program_that_has_saved_before_it_raises_the_same_again_goes_on(trainers: Any, tmp_path: Path) -> None:
+def test_a_program_that_saves_before_it_raises_the_same_error_is_retried(trainers: Any, tmp_path: Path) -> None:
     script = (
         "from trainer.events import Reporter\n"
         "step = min(int(os.environ['TRAINER_ATTEMPT']), 3)\n"
@@ -86,10 +86,10 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_restarts_count_no_more_once_there_is_a_newer_checkpoint(trainers: Any, tmp_path: Path) -> None:
+def test_a_newer_checkpoint_resets_the_restart_count(trainers: Any, tmp_path: Path) -> None:
     run = trainers.start_parent(*python(tmp_path, CHECKPOINTS), policy={"max_restarts": 2, "recovers_after": 3600.0})
     assert run.code() == 1
-    # Each of four attempts saves a later step; then three come no further, of which the last is past the limit.
+    # Four attempts save a later step each; of the three failures since the last of these steps, the third is past the limit.
     assert [event["restarts"] for event in run.events("restarting")] == [1, 1, 1, 1, 2]
     assert len(run.events("recovered")) == 3
     assert len(run.events("started")) == 6

@@ -24,7 +24,7 @@ def test_it_answers_from_open_to_close_and_never_again(address: str) -> None:
     assert unreachable(address, 1) == "connection refused"
     assert port.open()
     assert port.open()
-    for _ in range(1100):  # more than a socket keeps that nobody takes
+    for _ in range(1100):  # more than the backlog of a socket that accepts none
         assert unreachable(address, 1) is None
     port.close()
     port.close()
@@ -33,7 +33,7 @@ def test_it_answers_from_open_to_close_and_never_again(address: str) -> None:
     assert "placeholder" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_port_that_is_taken_is_had_once_it_is_free(address: str) -> None:
+def test_a_taken_port_can_be_opened_once_it_is_free(address: str) -> None:
     port, other = PortHolder(address, 60), PortHolder(address, 60)
     assert other.open()
     assert not port.open()
@@ -42,7 +42,7 @@ def test_a_port_that_is_taken_is_had_once_it_is_free(address: str) -> None:
     port.close()
 
 
-def test_it_closes_where_no_shutdown_wakes_who_accepts(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_closes_even_if_shutdown_does_not_wake_the_accepting_thread(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS, where a listening socket is not connected and cannot be shut down."""
 
     def shutdown(*_: object) -> None:
@@ -55,12 +55,12 @@ def test_it_closes_where_no_shutdown_wakes_who_accepts(address: str, monkeypatch
     assert unreachable(address, 1) == "connection refused"
 
 
-def test_it_answers_for_its_time_at_most(address: str) -> None:
+def test_it_answers_no_longer_than_its_timeout(address: str) -> None:
     port = PortHolder(address, 0.5)
     assert port.open()
     assert unreachable(address, 1) is None
     until("it to answer no more", lambda: unreachable(address, 1) == "connection refused", seen=lambda: unreachable(address, 1))
-    assert port.open()  # it has had its time: it is not the port that is wrong
+    assert port.open()  # its time is over, but nothing is wrong with the port
     assert unreachable(address, 1) == "connection refused"
     port.close()
 
@@ -71,7 +71,7 @@ def test_a_task_without_an_address_has_no_port() -> None:
     port.close()
 
 
-def test_a_process_forked_off_does_not_keep_the_port(address: str) -> None:
+def test_a_forked_process_does_not_hold_the_port(address: str) -> None:
     port = PortHolder(address, 60)
     assert port.open()
     ours, its = socket.socketpair()
@@ -82,7 +82,7 @@ def test_a_process_forked_off_does_not_keep_the_port(address: str) -> None:
     try:
         ours.recv(1)
         port.close()
-        with socket.socket() as bound:  # without SO_REUSEADDR: it must be nobody's
+        with socket.socket() as bound:  # without SO_REUSEADDR: the port must be free
             bound.bind(split_address(address))
     finally:
         ours.send(b"x")

@@ -1,4 +1,4 @@
-"""Starting and clearing away: what tests of the whole parent process (test_parent.py) leave out."""
+"""The parts of starting and cleaning up that test_parent.py leaves out."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ from trainer.process_group import missing_program
 
 
 def test_missing_program_says_what_to_do(tmp_path: Path) -> None:
-    text = tmp_path / "script"
-    text.write_text("")
+    script = tmp_path / "script"
+    script.write_text("")
     assert missing_program(["sh", "-c", "true"]) is None
     assert "was not found" in (missing_program(["no-such-program"]) or "")
-    assert "is not executable" in (missing_program([str(text)]) or "")
+    assert "is not executable" in (missing_program([str(script)]) or "")

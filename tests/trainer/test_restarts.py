@@ -12,20 +12,20 @@ from trainer.restarts import SAME_AGAIN, End, History, Policy, Restart, cause_of
 POLICY = Policy(max_restarts=3)
 
 
-def test_done_and_wrong_configuration_end_it() -> None:
+def test_success_and_a_wrong_configuration_end_the_task() -> None:
     assert decide_restart(0, 10, History(), POLICY) == End(0)
     assert decide_restart(2, 10, History(), POLICY) == End(2, "the configuration is wrong")
 
 
-# Past the limit nobody is to start the container again, as is done with one that was killed as a whole or found no peers.
-@pytest.mark.parametrize("code, left_with", [(75, 1), (1, 1), (7, 7), (139, 1), (255, 1), (-signal.SIGKILL, 1), (-signal.SIGSEGV, 1)])
-def test_failures_count_until_the_limit(code: int, left_with: int, golden: Golden) -> None:
+# Past the limit the task does not exit like a killed container or one without peers: those are started again.
+@pytest.mark.parametrize("code, task_code", [(75, 1), (1, 1), (7, 7), (139, 1), (255, 1), (-signal.SIGKILL, 1), (-signal.SIGSEGV, 1)])
+def test_failures_count_until_the_limit(code: int, task_code: int, golden: Golden) -> None:
     decision = decide_restart(code, 10, History(restarts=2), POLICY)
     assert isinstance(decision, Restart)
     assert decision.history.restarts == 3
     end = decide_restart(code, 10, decision.history, POLICY)
     assert isinstance(end, End)
-    assert end.exit_code == left_with
+    assert end.exit_code == task_code
     golden(end.cause)
 
 
@@ -38,19 +38,19 @@ def test_always_starts_again_what_was_done_too_and_does_not_count_it(golden: Gol
     second = decide_restart(0, 10, first.history, always)
     assert isinstance(second, Restart)
     assert second.delay == 1.0  # one that returns at once is not started in a loop without a pause
-    assert isinstance(decide_restart(1, 10, History(restarts=3), always), End)  # a failure counts as ever
+    assert isinstance(decide_restart(1, 10, History(restarts=3), always), End)  # a failure still counts
 
 
-@pytest.mark.parametrize("code, left_with", [(1, 1), (75, 1), (127, 127)])
-def test_exit_code_makes_codes_below_those_of_signals_final(code: int, left_with: int, golden: Golden) -> None:
+@pytest.mark.parametrize("code, task_code", [(1, 1), (75, 1), (127, 127)])
+def test_exit_code_makes_codes_below_those_of_signals_final(code: int, task_code: int, golden: Golden) -> None:
     end = decide_restart(code, 10, History(), replace(POLICY, restart="exit_code"))
     assert isinstance(end, End)
-    assert end.exit_code == left_with
+    assert end.exit_code == task_code
     golden(end.cause)
 
 
 @pytest.mark.parametrize("code", [128, 137, 139, 255, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM])
-def test_exit_code_tries_signals_again(code: int) -> None:
+def test_exit_code_restarts_after_signals(code: int) -> None:
     decision = decide_restart(code, 10, History(), replace(POLICY, restart="exit_code"))
     assert isinstance(decision, Restart)
     assert decision.history.restarts == (code != -signal.SIGTERM)
@@ -63,18 +63,18 @@ def test_a_stop_never_counts(code: int) -> None:
     assert decision.history.restarts == 3
 
 
-def test_a_peer_lost_after_a_minute_together_does_not_count_while_training_comes_further() -> None:
+def test_a_peer_lost_after_a_minute_does_not_count_while_training_progresses() -> None:
     used_up = History(restarts=3, fingerprint="an error", lost_from=0)
     late = decide_restart(75, 200, used_up, POLICY, "50", connected=61)
     assert isinstance(late, Restart)
     assert late.history == History(restarts=3, short_attempts=1, fingerprint="an error", lost_from=50)
-    for fingerprint in ("50", "0", ""):  # no further, or a program that does not say how far it was
+    for fingerprint in ("50", "0", ""):  # no progress, or a program that does not report it
         assert isinstance(decide_restart(75, 200, late.history, POLICY, fingerprint, connected=61), End)
     assert isinstance(decide_restart(75, 200, used_up, POLICY, "50", connected=59), End)
     assert isinstance(decide_restart(1, 200, used_up, POLICY, "from step 50: model.py:3: KeyError", connected=61), End)
 
 
-def test_losses_before_any_step_leave_what_is_known_of_the_last_step() -> None:
+def test_peers_lost_before_any_step_keep_the_last_known_step() -> None:
     history = History(lost_from=500)
     for fingerprint in ("", "0", "500"):
         lost = decide_restart(75, 200, history, POLICY, fingerprint, connected=61)
@@ -83,7 +83,7 @@ def test_losses_before_any_step_leave_what_is_known_of_the_last_step() -> None:
         history = lost.history
 
 
-def test_the_first_restart_comes_at_once_and_delays_then_double_to_the_longest() -> None:
+def test_the_first_restart_comes_at_once_and_delays_then_double_up_to_the_longest() -> None:
     history, delays = History(), []
     for _ in range(9):
         decision = decide_restart(143, 1, history, POLICY)
@@ -93,7 +93,7 @@ def test_the_first_restart_comes_at_once_and_delays_then_double_to_the_longest()
     assert delays == [0, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
-def test_an_attempt_that_lived_starts_the_delays_again_but_not_the_count() -> None:
+def test_a_long_attempt_resets_the_delay_but_not_the_count() -> None:
     decision = decide_restart(75, 61, History(restarts=2, short_attempts=5), POLICY)
     assert isinstance(decision, Restart)
     assert decision.delay == 0
@@ -105,7 +105,7 @@ def test_causes_are_words(golden: Golden) -> None:
     golden(*map(cause_of, (75, -9, -11, 1)))
 
 
-def test_the_same_failure_twice_in_a_row_ends_it() -> None:
+def test_the_same_failure_twice_in_a_row_ends_the_task() -> None:
     first = decide_restart(1, 10, History(), POLICY, "from step 0: model.py:3: KeyError")
     assert isinstance(first, Restart)
     assert decide_restart(1, 10, first.history, POLICY, "from step 0: model.py:3: KeyError") == End(2, SAME_AGAIN)
@@ -113,7 +113,7 @@ def test_the_same_failure_twice_in_a_row_ends_it() -> None:
     assert isinstance(decide_restart(1, 10, first.history, POLICY, "from step 50: model.py:3: KeyError"), Restart)
 
 
-def test_the_same_failure_after_long_runs_is_tried_as_often_as_the_limit_allows() -> None:
+def test_the_same_failure_after_long_attempts_is_retried_up_to_the_limit() -> None:
     history = History()
     for repeats in range(POLICY.max_restarts + 1):
         decision = decide_restart(1, POLICY.recovers_after, history, POLICY, "ValueError at train.py:3")
@@ -123,11 +123,11 @@ def test_the_same_failure_after_long_runs_is_tried_as_often_as_the_limit_allows(
     assert decide_restart(1, POLICY.recovers_after, history, POLICY, "ValueError at train.py:3") == End(2, SAME_AGAIN)
 
 
-def test_a_failure_for_good_ends_it_at_once_with_its_own_cause() -> None:
+def test_a_final_failure_ends_the_task_at_once_with_its_own_cause() -> None:
     assert decide_restart(2, 10, History(), POLICY, f"{FINAL}training has diverged") == End(2, "training has diverged")
 
 
-def test_a_lost_peer_between_two_failures_does_not_make_them_two() -> None:
+def test_a_lost_peer_between_two_equal_failures_does_not_make_them_differ() -> None:
     first = decide_restart(1, 10, History(), POLICY, "it")
     assert isinstance(first, Restart)
     lost = decide_restart(75, 10, first.history, POLICY)

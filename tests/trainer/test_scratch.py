@@ -1,4 +1,4 @@
-"""A task's own directory where the temporary one takes no locks or no files."""
+"""A task's scratch directory if the temporary directory takes no locks or no files."""
 
 import errno
 import fcntl
@@ -13,17 +13,17 @@ from trainer import scratch
 
 
 @pytest.mark.parametrize("refused", ["open", "flock"])
-def test_a_directory_that_cannot_be_held_is_not_left(refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    really_open = os.open
+def test_a_directory_that_cannot_be_locked_is_removed(refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_open = os.open
 
     def refuse(path: Any, *rest: Any, **named: Any) -> int:
-        if refused == "flock" or rest[0] & os.O_CREAT:  # the lock, and not what is removed
+        if refused == "flock" or rest[0] & os.O_CREAT:  # the lock file, not a directory that is removed
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-        return really_open(path, *rest, **named)
+        return real_open(path, *rest, **named)
 
     before = len(os.listdir("/dev/fd"))  # noqa: PTH208 - of descriptors
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr({"open": os, "flock": fcntl}[refused], refused, refuse)  # as file systems do that know no locks, or are full
+    monkeypatch.setattr({"open": os, "flock": fcntl}[refused], refused, refuse)  # like a file system that has no locks, or is full
     with scratch.directory() as path:
         assert path is None
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""TensorFlow's announcements are dropped; everything else that is written to stderr stays."""
+"""TensorFlow's announcements are dropped; all other output to stderr stays."""
 
 import subprocess
 import sys
@@ -9,11 +9,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def stderr_of(body: str) -> tuple[int, str]:
     program = f"import os, sys\nfrom trainer.task import importing_silently\n{body}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
-    return done.returncode, done.stderr
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    return result.returncode, result.stderr
 
 
-def test_importing_tensorflow_says_nothing() -> None:
+def test_importing_tensorflow_writes_nothing() -> None:
     assert stderr_of("with importing_silently():\n    import tensorflow") == (0, "")
 
 
@@ -27,7 +27,7 @@ def test_other_lines_stay_in_order() -> None:
     assert (code, text) == (0, "W0000 careful\nfrom Python\nafter\n")
 
 
-def test_an_import_that_fails_still_shows_why() -> None:
+def test_a_failed_import_still_shows_its_error() -> None:
     code, text = stderr_of("with importing_silently():\n    print('on the way', file=sys.stderr)\n    import no_such_module")
     assert code == 1
     assert text.startswith("on the way\n")

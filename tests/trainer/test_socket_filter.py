@@ -1,4 +1,4 @@
-"""A port that listens everywhere is reached from loopback alone once it is closed to others."""
+"""A port that listens on all addresses is reachable only from loopback once it is restricted."""
 
 import contextlib
 import socket
@@ -23,7 +23,7 @@ def listening(family: socket.AddressFamily, address: str) -> Iterator[int]:
 
 
 def address_for_others() -> str | None:
-    """Return an address of this machine that is not loopback, None where it has none; nothing is sent."""
+    """Return an address of this machine that is not loopback, None if it has none; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -33,7 +33,7 @@ def address_for_others() -> str | None:
 
 
 def own_address() -> str:
-    """Return the address by which others reach this machine; skip the test where there is none."""
+    """Return the address by which others reach this machine; skip the test if it has none."""
     if (address := address_for_others()) is None:
         pytest.skip("this machine has no address but loopback")
     return address
@@ -48,7 +48,7 @@ def reachable(host: str, port: int) -> bool:
 
 
 @pytest.mark.parametrize("family,everywhere", [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")])
-def test_others_are_shut_out(family: socket.AddressFamily, everywhere: str) -> None:
+def test_other_machines_cannot_connect(family: socket.AddressFamily, everywhere: str) -> None:
     address = own_address()
     with listening(family, everywhere) as port:
         assert reachable(address, port)

@@ -30,7 +30,7 @@ def stacks(*threads: list[tuple[str, int, str]]) -> str:
 
 
 @pytest.mark.parametrize(
-    "threads, told",
+    "threads, expected",
     [
         ([[("/code/model.py", 12, "call"), *BEGIN]], "in its code, model.py:12 in call"),
         ([[("/home/me/trainer/task.py", 12, "main"), *BEGIN]], "in its code, task.py:12 in main"),
@@ -79,8 +79,8 @@ def stacks(*threads: list[tuple[str, int, str]]) -> str:
         "a thread of its own",
     ],
 )
-def test_what_a_task_does(threads: list[list[tuple[str, int, str]]], told: str) -> None:
-    assert str(activity(stacks(*threads))).partition(", func_graph")[0] == told
+def test_the_stacks_show_the_activity_of_a_task(threads: list[list[tuple[str, int, str]]], expected: str) -> None:
+    assert str(activity(stacks(*threads))).partition(", func_graph")[0] == expected
 
 
 def test_a_process_that_writes_nothing_is_silent() -> None:
