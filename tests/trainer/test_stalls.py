@@ -17,7 +17,7 @@ pytestmark = pytest.mark.takes_minutes  # mostly waiting, while other tests comp
 
 LIMIT = 1.0
 OWN = str(Path(trainer.__file__).parent)
-# Defines a report that it trains, with steps of 10 ms; the program of a test follows.
+# Defines a training that reports steps of 10 ms, and a hang; each test's program follows.
 HEAD = """
 import json, os, sys, time
 from trainer import stack_signal

@@ -32,7 +32,7 @@ class Shows:
     optimizer = loss = metrics = train_data = eval_data = model
 """
 
-# Stands before Keras, which is imported before TensorFlow, until the gate is there.
+# A module `keras` that waits for the gate file, then imports Keras, and after it TensorFlow.
 GATED = """
 import os, sys, time
 
@@ -61,7 +61,7 @@ os.kill(child, signal.SIGTERM)
 time.sleep(0.5)
 os.kill(child, signal.SIGKILL)
 os.waitpid(child, 0)
-print(f"asked: {stop()}", flush=True)
+print(f"stop requested: {stop()}", flush=True)
 
 def watch():
     while not stop():
@@ -73,11 +73,11 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # many minutes in C
 """
 
 
-def test_a_stop_is_heard_while_the_main_thread_is_in_c_and_is_nobody_elses() -> None:
+def test_a_stop_is_noticed_while_the_main_thread_is_in_c_and_no_other_signal_counts() -> None:
     with subprocess.Popen([sys.executable, "-c", STOPS], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == "asked: False\n"  # not by another signal, nor by what ends a process forked off
+            assert process.stdout.readline() == "stop requested: False\n"  # neither by another signal nor by one to a forked process
             time.sleep(0.5)
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=20) == 143
@@ -89,7 +89,9 @@ def test_a_stop_is_heard_while_the_main_thread_is_in_c_and_is_nobody_elses() -> 
     "strategy,role,workload",
     [("parameter_server", "chief", "mnist_mlp"), ("manual", "chief", "placement"), ("multi_worker_mirrored", "worker", "mnist_mlp")],
 )
-def test_who_waits_for_its_peers_answers_and_hears_a_stop(strategy: str, role: str, workload: str, ports: Any, tmp_path: Path) -> None:
+def test_a_task_that_waits_for_its_peers_answers_and_stops_when_asked(
+    strategy: str, role: str, workload: str, ports: Any, tmp_path: Path
+) -> None:
     roles = ("chief", "worker") if strategy == "multi_worker_mirrored" else ("chief", "ps", "worker")
     cluster = {name: [ports.address()] for name in roles}
     own = cluster[role][0]
@@ -102,7 +104,7 @@ def test_who_waits_for_its_peers_answers_and_hears_a_stop(strategy: str, role: s
         "train": {"workload": workload},
     }
     gate = tmp_path / "gate"
-    if role == "chief":  # its servers end when it stays away: it answers before TensorFlow is imported
+    if role == "chief":  # its servers end if it does not answer: it does so before it imports TensorFlow
         (tmp_path / "keras.py").write_text(GATED, encoding="utf-8")
     with socket.create_server(("127.0.0.1", 0)) as worker:
         worker.settimeout(60)
@@ -116,7 +118,7 @@ def test_who_waits_for_its_peers_answers_and_hears_a_stop(strategy: str, role: s
         }
         command = [sys.executable, "-P", "-m", "trainer.task"]
         with ExitStack() as stack:
-            process: Any  # forked where it answers after TensorFlow is imported
+            process: Any  # forked if it answers only after it has imported TensorFlow
             if role == "chief":
                 process = stack.enter_context(subprocess.Popen(command, env=environment, cwd=ROOT))
             else:
@@ -135,9 +137,9 @@ def test_who_waits_for_its_peers_answers_and_hears_a_stop(strategy: str, role: s
 
 
 def test_a_gpus_memory_is_taken_as_it_is_needed(tmp_path: Path) -> None:
-    """The variable is the only way that all of TensorFlow hears of, its servers included; what comes of it shows on a GPU alone.
+    """All of TensorFlow, its servers included, reads only the variable; its effect shows only on a GPU.
 
-    And one that has a GPU, which TensorFlow does not use, reports that.
+    A task with a GPU that TensorFlow does not use reports that.
     """
     (tmp_path / "shows.py").write_text(SHOWS, encoding="utf-8")
     (tmp_path / "devices").mkdir()
@@ -157,10 +159,10 @@ def test_a_gpus_memory_is_taken_as_it_is_needed(tmp_path: Path) -> None:
     }
     (tmp_path / "with_a_gpu.py").write_text(with_a_gpu, encoding="utf-8")
     command = [sys.executable, str(tmp_path / "with_a_gpu.py"), str(tmp_path / "devices")]
-    done = forked.run(command, env=environment, timeout=100, preload=forked.TENSORFLOW)
-    assert done.returncode == 2
-    assert "growth is true" in done.stderr
-    assert "TensorFlow uses no GPU, and this task has 1: " in done.stdout
+    result = forked.run(command, env=environment, timeout=100, preload=forked.TENSORFLOW)
+    assert result.returncode == 2
+    assert "growth is true" in result.stderr
+    assert "TensorFlow uses no GPU, and this task has 1: " in result.stdout
 
 
 EXITS = {
@@ -176,9 +178,9 @@ EXITS = {
 }
 
 
-@pytest.mark.parametrize("how", EXITS)
-def test_code_that_ends_the_process_has_not_done_the_work(how: str, trainers: Any, tmp_path: Path) -> None:
-    text, expected = EXITS[how]
+@pytest.mark.parametrize("kind", EXITS)
+def test_code_that_ends_the_process_does_not_count_as_done(kind: str, trainers: Any, tmp_path: Path) -> None:
+    text, expected = EXITS[kind]
     module = tmp_path / "leaves.py"
     module.write_text(text, encoding="utf-8")
     settings = {"run": "leaves", "run_dir": str(tmp_path), "scratch_dir": str(tmp_path), "train": {"workload": "leaves:model", "steps": 1}}

@@ -1,14 +1,14 @@
-"""TensorBoard as it is run: without TensorFlow, unless somebody's plug-in may need it."""
+"""TensorBoard runs without TensorFlow, unless it or a plug-in of others may need it."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-# In place of what serves: tells whether TensorFlow could be imported there.
+# Replaces the server: prints whether TensorFlow can be imported.
 PROGRAM = """
 from tensorboard import program
 
-def told(board):
+def report(board):
     try:
         import tensorflow
     except ImportError:
@@ -16,41 +16,41 @@ def told(board):
     else:
         print("with")
 
-program.TensorBoard.main = told
+program.TensorBoard.main = report
 from trainer import tensorboard
 sys.argv = ["tensorboard", "--logdir", "/tmp"]
 tensorboard.main()
 """
 
 
-def tensorflow_there(path: Path) -> str:
-    """Run it with a directory on the path, and return whether TensorFlow was there: with, or without."""
+def tensorflow_importable(path: Path) -> str:
+    """Run it with a directory on the path; return `with` if TensorFlow can be imported, else `without`."""
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(path)!r})\n{PROGRAM}"]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
 
 
-def test_tensorboard_does_without_tensorflow(tmp_path: Path) -> None:
-    assert tensorflow_there(tmp_path) == "without"
+def test_tensorboard_runs_without_tensorflow(tmp_path: Path) -> None:
+    assert tensorflow_importable(tmp_path) == "without"
 
 
-def test_where_tensorboard_has_no_program_that_reads_logs_tensorflow_is_there(tmp_path: Path) -> None:
-    # As its package is where none was built for the machine.
+def test_tensorflow_can_be_imported_if_tensorboard_has_no_program_that_reads_logs(tmp_path: Path) -> None:
+    # Like the package for a machine for which none was built.
     (tmp_path / "first" / "tensorboard_data_server").mkdir(parents=True)
     (tmp_path / "first" / "tensorboard_data_server" / "__init__.py").write_text("def server_binary():\n    return None\n")
-    assert tensorflow_there(tmp_path / "first") == "with"
+    assert tensorflow_importable(tmp_path / "first") == "with"
 
 
-def test_with_a_plug_in_of_others_tensorflow_is_there(tmp_path: Path) -> None:
+def test_tensorflow_can_be_imported_by_a_plug_in_of_others(tmp_path: Path) -> None:
     (tmp_path / "curves.py").write_text("from tensorboard.plugins import base_plugin\n\n\nclass Plugin(base_plugin.TBLoader):\n    pass\n")
-    made = tmp_path / "curves-1.0.dist-info"
-    made.mkdir()
-    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: curves\nVersion: 1.0\n")
-    (made / "entry_points.txt").write_text("[tensorboard_plugins]\ncurves = curves:Plugin\n")
-    assert tensorflow_there(tmp_path) == "with"
+    dist_info = tmp_path / "curves-1.0.dist-info"
+    dist_info.mkdir()
+    (dist_info / "METADATA").write_text("Metadata-Version: 2.1\nName: curves\nVersion: 1.0\n")
+    (dist_info / "entry_points.txt").write_text("[tensorboard_plugins]\ncurves = curves:Plugin\n")
+    assert tensorflow_importable(tmp_path) == "with"
 
 
-def test_it_is_tensorboard() -> None:
-    done = subprocess.run(
+def test_the_version_is_that_of_tensorboard() -> None:
+    result = subprocess.run(
         [sys.executable, "-P", "-m", "trainer.tensorboard", "--version"], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.strip()[0].isdigit()
+    assert result.stdout.strip()[0].isdigit()

@@ -1,4 +1,4 @@
-"""TF_CONFIG: what is understood, and what each wrong one is told."""
+"""TF_CONFIG: the valid documents, and the errors of the wrong ones."""
 
 import json
 from typing import Any
@@ -17,15 +17,15 @@ def text(cluster: Any, role: Any = "chief", index: Any = 0, **more: Any) -> str:
     return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}, **more})
 
 
-def problems(given: str) -> list[str]:
+def problems_of(document: str) -> list[str]:
     with pytest.raises(ConfigurationError) as raised:
-        parse(given)
+        parse(document)
     return raised.value.problems
 
 
-@pytest.mark.parametrize("nothing", [None, "", "  \n", '{"cluster": {}, "task": {"type": "chief", "index": 0}}'])
-def test_no_cluster_is_a_chief_that_works_alone(nothing: str | None) -> None:
-    task = parse(nothing)
+@pytest.mark.parametrize("no_cluster", [None, "", "  \n", '{"cluster": {}, "task": {"type": "chief", "index": 0}}'])
+def test_a_task_without_a_cluster_is_a_chief_without_peers(no_cluster: str | None) -> None:
+    task = parse(no_cluster)
     assert (task.name, task.role, task.index, task.cluster) == ("chief", "chief", 0, {})
     assert task.is_chief
     assert task.address is None
@@ -47,9 +47,9 @@ def test_each_task_knows_itself_and_all_others(role: str, index: int, name: str,
     task = parse(text(CLUSTER, role, index))
     assert (task.name, task.address, task.is_chief) == (name, address, is_chief)
     assert (task.chief_name, task.chief_address) == ("chief", "chief:2222")
-    everyone = {"chief": "chief:2222", "worker-0": "worker-0:2222", "worker-1": "worker-1:2222", "ps-0": "ps-0:2222"}
-    assert task.tasks() == everyone
-    assert task.peers() == {other: where for other, where in everyone.items() if other != name}
+    addresses = {"chief": "chief:2222", "worker-0": "worker-0:2222", "worker-1": "worker-1:2222", "ps-0": "ps-0:2222"}
+    assert task.tasks() == addresses
+    assert task.peers() == {peer: peer_address for peer, peer_address in addresses.items() if peer != name}
 
 
 def test_a_program_s_chief_may_be_called_master() -> None:
@@ -70,7 +70,7 @@ def test_worker_0_leads_a_cluster_of_workers() -> None:
     assert (other.chief_name, other.chief_address) == ("worker-0", "a:1")
 
 
-def test_what_tensorflow_takes_besides_is_taken() -> None:
+def test_other_forms_that_tensorflow_accepts_are_accepted() -> None:
     task = parse(text({"worker": {"1": "b:1", "0": "a:1"}}, "worker", 1, environment="cloud", rpc_layer="grpc"))
     assert task == TaskConfig(cluster={"worker": ("a:1", "b:1")}, role="worker", index=1)
 
@@ -78,11 +78,11 @@ def test_what_tensorflow_takes_besides_is_taken() -> None:
 @pytest.mark.parametrize(
     "address", ["worker-0:2222", "run-worker-0.run:2222", "10.0.0.1:1", "[::1]:65535", "my_service:80", "localhost.:9"]
 )
-def test_addresses_that_are_right(address: str) -> None:
+def test_valid_addresses_are_accepted(address: str) -> None:
     assert parse(text({"chief": [address]})).address == address
 
 
-def test_split_address_takes_brackets_away() -> None:
+def test_split_address_removes_brackets() -> None:
     assert split_address("[::1]:2222") == ("::1", 2222)
     assert split_address("ps-0:80") == ("ps-0", 80)
 
@@ -129,27 +129,27 @@ WRONG: dict[str, str] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_one_mistake_is_one_problem_that_says_all(name: str, golden: Golden) -> None:
-    found = problems(WRONG[name])
-    assert len(found) == 1, found
-    golden(*found)
+    problems = problems_of(WRONG[name])
+    assert len(problems) == 1, problems
+    golden(*problems)
 
 
-@pytest.mark.parametrize("endless", ["[" * 100_000, '{"task": ' + "9" * 5000 + "}"], ids=["brackets", "number"])
-def test_what_python_cannot_read_is_one_problem_in_python_s_words(endless: str) -> None:
-    (found,) = problems(endless)
-    assert found.startswith("TF_CONFIG is not usable JSON: ")
+@pytest.mark.parametrize("document", ["[" * 100_000, '{"task": ' + "9" * 5000 + "}"], ids=["brackets", "number"])
+def test_unreadable_json_is_one_problem_with_python_s_message(document: str) -> None:
+    (problem,) = problems_of(document)
+    assert problem.startswith("TF_CONFIG is not usable JSON: ")
 
 
 def test_every_problem_comes_at_once(golden: Golden) -> None:
-    found = problems(
+    problems = problems_of(
         text({"evaluator": ["e:1"], "wroker": ["w:1"], "ps": ["p", "p:1", "p:1"]}, "master", "x", clutser=1),
     )
-    assert len(found) == 7
-    golden(*found)
+    assert len(problems) == 7
+    golden(*problems)
 
 
 def test_what_is_missing_altogether(golden: Golden) -> None:
-    golden(*problems("{}"))
+    golden(*problems_of("{}"))
 
 
 def test_the_largest_cluster_is_read_quickly() -> None:
@@ -169,10 +169,10 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["cluster", "task", "environment"]), json_values) | json_values)
-def test_whatever_is_given_it_is_a_task_or_a_clear_error(document: Any) -> None:
+def test_any_document_is_a_task_or_a_clear_error(document: Any) -> None:
     try:
-        said = [parse(json.dumps(document)).name]
+        output = [parse(json.dumps(document)).name]
     except ConfigurationError as error:
-        said = error.problems
-        assert all(problem.startswith("TF_CONFIG") for problem in said)
-    assert said
+        output = error.problems
+        assert all(problem.startswith("TF_CONFIG") for problem in output)
+    assert output

@@ -1,4 +1,4 @@
-"""The exception that ended a program is found in its output, whatever else it wrote."""
+"""The exception that ended a program is found in its output, whatever else the output contains."""
 
 import errno
 import subprocess
@@ -11,15 +11,15 @@ from launcher.runs.reasons import shortened
 from trainer import tracebacks
 
 
-def raised(tmp_path: Path, source: str) -> tracebacks.ExceptionSummary:
-    """Return what is found in the output of a program."""
+def summary_of(tmp_path: Path, source: str) -> tracebacks.ExceptionSummary:
+    """Return the summary of the exception in the output of a program."""
     program = tmp_path / "train.py"
     program.write_text(source)
-    ended = subprocess.run([sys.executable, str(program)], capture_output=True, check=False)
-    found = tracebacks.last(b"step 1\r step 2\n" + ended.stderr)
-    assert ended.returncode == 1
-    assert found is not None
-    return found
+    result = subprocess.run([sys.executable, str(program)], capture_output=True, check=False)
+    summary = tracebacks.last(b"step 1\r step 2\n" + result.stderr)
+    assert result.returncode == 1
+    assert summary is not None
+    return summary
 
 
 @pytest.mark.parametrize(
@@ -41,21 +41,21 @@ def raised(tmp_path: Path, source: str) -> tracebacks.ExceptionSummary:
     ],
     ids=["plain", "in a function", "in a library", "own class", "several lines", "no file", "read-only", "syntax", "chain", "ignored"],
 )  # fmt: skip
-def test_the_line_says_what_and_where_in_the_users_file(tmp_path: Path, source: str, line: str, number: int) -> None:
-    found = raised(tmp_path, source)
-    assert found.line.startswith(line)
-    assert found.line.endswith(f" ({tmp_path}/train.py:{number})")
-    assert found.fingerprint.startswith(f"{line.partition(':')[0]} at {tmp_path}/train.py:{number}, in ")
+def test_the_line_names_the_error_and_its_place_in_the_users_file(tmp_path: Path, source: str, line: str, number: int) -> None:
+    summary = summary_of(tmp_path, source)
+    assert summary.line.startswith(line)
+    assert summary.line.endswith(f" ({tmp_path}/train.py:{number})")
+    assert summary.fingerprint.startswith(f"{line.partition(':')[0]} at {tmp_path}/train.py:{number}, in ")
 
 
-def test_it_is_found_behind_a_line_that_the_program_has_not_finished() -> None:
-    found = tracebacks.last(b'3/10 [=>Traceback (most recent call last):\n  File "/code/a.py", line 3, in f\n    f()\nKeyError: 1\n')
-    assert found == tracebacks.ExceptionSummary("KeyError: 1 (/code/a.py:3)", "KeyError at /code/a.py:3, in /code/a.py:3")
+def test_a_traceback_is_found_behind_an_unfinished_line() -> None:
+    summary = tracebacks.last(b'3/10 [=>Traceback (most recent call last):\n  File "/code/a.py", line 3, in f\n    f()\nKeyError: 1\n')
+    assert summary == tracebacks.ExceptionSummary("KeyError: 1 (/code/a.py:3)", "KeyError at /code/a.py:3, in /code/a.py:3")
 
 
-def test_the_same_place_is_the_same_whatever_the_message_says(tmp_path: Path) -> None:
-    found = {raised(tmp_path, f"raise ValueError({message!r})").fingerprint for message in ("step 1", "step 2 of /tmp/ab12")}
-    assert len(found) == 1
+def test_the_same_place_has_the_same_fingerprint_whatever_the_message(tmp_path: Path) -> None:
+    fingerprints = {summary_of(tmp_path, f"raise ValueError({message!r})").fingerprint for message in ("step 1", "step 2 of /tmp/ab12")}
+    assert len(fingerprints) == 1
 
 
 SURVIVED = """Traceback (most recent call last):
@@ -66,15 +66,15 @@ going on without it
 """
 
 
-def test_a_traceback_that_the_program_went_on_from_is_the_same_only_with_the_same_after_it() -> None:
-    def same(after: str) -> str:
-        found = tracebacks.last((SURVIVED + after).encode())
-        assert found is not None
-        return found.fingerprint
+def test_a_survived_traceback_has_the_same_fingerprint_only_with_the_same_later_output() -> None:
+    def fingerprint(later_output: str) -> str:
+        summary = tracebacks.last((SURVIVED + later_output).encode())
+        assert summary is not None
+        return summary.fingerprint
 
     log = "2026-11-23 10:0{}:00.123456: E external/local_xla/xla.cc:1] no GPU\n"
-    assert same("step 1 loss 0.3\ngave up\n") != same("step 1 loss 0.2\ngave up\n")
-    assert same(log.format(1) + "gave up\n") == same(log.format(2) + "gave up\n")
+    assert fingerprint("step 1 loss 0.3\ngave up\n") != fingerprint("step 1 loss 0.2\ngave up\n")
+    assert fingerprint(log.format(1) + "gave up\n") == fingerprint(log.format(2) + "gave up\n")
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_a_traceback_that_the_program_went_on_from_is_the_same_only_with_the_sam
         "try:\n    raise ConnectionResetError\nexcept OSError as e:\n    raise RuntimeError('could not fetch') from e",
     ],
 )
-def test_what_may_pass_is_no_failure_of_the_programs_own(tmp_path: Path, source: str) -> None:
-    found = raised(tmp_path, source)
-    assert found.fingerprint == ""
-    assert found.line
+def test_a_transient_error_has_no_fingerprint(tmp_path: Path, source: str) -> None:
+    summary = summary_of(tmp_path, source)
+    assert summary.fingerprint == ""
+    assert summary.line
 
 
 @pytest.mark.parametrize("output", [b"", b"killed", b"Traceback (most recent call last):", b'  File "train.py", line 3'])
-def test_output_without_a_whole_traceback_tells_nothing(output: bytes) -> None:
+def test_output_without_a_whole_traceback_has_no_summary(output: bytes) -> None:
     assert tracebacks.last(output) is None
 
 
@@ -129,28 +129,28 @@ incompatible device type CPU (group_key=1)"""
         (MIXED, "give all workers the same `gpus`"),
     ],
 )
-def test_what_keras_says_of_several_workers_comes_with_a_remedy_that_a_backend_quotes_whole(error: str, remedy: str) -> None:
-    found = tracebacks.last(FIT.format(error).encode())
-    assert found is not None
-    line, _, words = found.line.partition(" (/code/train.py:27); ")
+def test_keras_errors_of_several_workers_have_a_remedy_that_a_backend_quotes_whole(error: str, remedy: str) -> None:
+    summary = tracebacks.last(FIT.format(error).encode())
+    assert summary is not None
+    line, _, advice = summary.line.partition(" (/code/train.py:27); ")
     assert line == error.splitlines()[0]
-    assert remedy in words
-    assert "docs/keras.md" in words
-    assert words in shortened(found.line)
+    assert remedy in advice
+    assert "docs/keras.md" in advice
+    assert advice in shortened(summary.line)
     other = tracebacks.last(FIT.format(error.replace("0.5441101", "1.7964")).encode())
     assert other is not None
-    assert found.fingerprint == other.fingerprint != ""  # values differ from attempt to attempt; the mistake stays
+    assert summary.fingerprint == other.fingerprint != ""  # values differ from attempt to attempt; the mistake stays
 
 
-def test_a_program_that_finds_no_run_directory_is_told_of_the_field() -> None:
-    found = tracebacks.last(FIT.format("KeyError: 'RUN_DIR'").encode())
-    assert found is not None
-    assert "`storage: {}`" in found.line
+def test_a_missing_run_directory_names_the_field_that_adds_it() -> None:
+    summary = tracebacks.last(FIT.format("KeyError: 'RUN_DIR'").encode())
+    assert summary is not None
+    assert "`storage: {}`" in summary.line
 
 
-def test_a_lock_that_is_no_keras_file_comes_with_no_remedy() -> None:
-    found = tracebacks.last(FIT.format("BlockingIOError: [Errno 11] Resource temporarily unavailable").encode())
-    assert found == tracebacks.ExceptionSummary("BlockingIOError: [Errno 11] Resource temporarily unavailable (/code/train.py:27)", "")
+def test_a_lock_that_is_no_keras_file_has_no_remedy() -> None:
+    summary = tracebacks.last(FIT.format("BlockingIOError: [Errno 11] Resource temporarily unavailable").encode())
+    assert summary == tracebacks.ExceptionSummary("BlockingIOError: [Errno 11] Resource temporarily unavailable (/code/train.py:27)", "")
 
 
 IN_A_GRAPH = """{} Graph execution error:
@@ -167,24 +167,24 @@ Detected at node Log defined at (most recent call last):
 
 def test_frames_in_a_message_of_tensorflow_are_not_taken_for_a_traceback() -> None:
     wrong = FIT.format(IN_A_GRAPH.format("tensorflow.python.framework.errors_impl.InvalidArgumentError:", "assertion failed: [the loss]"))
-    found = tracebacks.last(wrong.encode())
-    assert found is not None
-    assert found.line == "InvalidArgumentError: assertion failed: [the loss] (/code/train.py:27)"
-    assert found.fingerprint
+    summary = tracebacks.last(wrong.encode())
+    assert summary is not None
+    assert summary.line == "InvalidArgumentError: assertion failed: [the loss] (/code/train.py:27)"
+    assert summary.fingerprint
     lost = FIT.format(IN_A_GRAPH.format("tensorflow.python.framework.errors_impl.AbortedError:", "Collective ops is aborted by: x"))
-    found = tracebacks.last(lost.encode())
-    assert found == tracebacks.ExceptionSummary("AbortedError: Collective ops is aborted by: x (/code/train.py:27)", "")
+    summary = tracebacks.last(lost.encode())
+    assert summary == tracebacks.ExceptionSummary("AbortedError: Collective ops is aborted by: x (/code/train.py:27)", "")
 
 
-def test_a_function_that_autograph_has_made_is_the_same_whatever_its_file_is_called() -> None:
-    def same(name: str) -> str:
+def test_a_function_made_by_autograph_has_the_same_fingerprint_whatever_its_files_name() -> None:
+    def fingerprint(name: str) -> str:
         frame = f'  File "/tmp/__autograph_generated_file{name}.py", line 13, in tf__loss\n'
-        found = tracebacks.last(FIT.format(f"{frame}ValueError: in user code:\n\n    ValueError: no loss").encode())
-        assert found is not None
-        assert found.line == "ValueError: no loss (/code/train.py:27)"
-        return found.fingerprint
+        summary = tracebacks.last(FIT.format(f"{frame}ValueError: in user code:\n\n    ValueError: no loss").encode())
+        assert summary is not None
+        assert summary.line == "ValueError: no loss (/code/train.py:27)"
+        return summary.fingerprint
 
-    assert same("tlgubwj1") == same("ysnn8oov")
+    assert fingerprint("tlgubwj1") == fingerprint("ysnn8oov")
 
 
 # As TensorFlow 2.15 writes an error of a session.
@@ -212,7 +212,7 @@ Original stack trace for 'save/SaveV2':
 """
 
 
-def test_an_error_of_a_session_is_told_by_what_it_says_and_is_the_same_whenever_it_is() -> None:
+def test_an_error_of_a_session_shows_its_message_and_is_the_same_at_any_time() -> None:
     first, second = (tracebacks.last(SESSION.format("", time).encode()) for time in ("1795564701.018273", "1795564703.4"))
     several = tracebacks.last(SESSION.format("=====================\nNOT_FOUND: ", "1795564701.018273").encode())
     assert first is not None

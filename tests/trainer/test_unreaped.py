@@ -1,4 +1,4 @@
-"""Training processes that have ended but for a thread in a write to a frozen disk: their task ends, or goes on when the disk answers."""
+"""Training processes that have ended except for a thread that writes to a frozen disk: their task ends, or continues once the disk answers."""
 
 import signal
 import sys
@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.stand_ins import DONE_IN_PYTHON
 from tests.volumes import Volume, volume
 
-# Writes in a thread of its own, and ends by the code that it is given, at once or when it is asked to stop; its next attempt is done.
+# Writes in a thread, and exits with the given code, at once or when asked to stop; the second attempt succeeds.
 WRITES = f"""
 import os, signal, sys, threading
 file, code, at_once = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "at once"
@@ -46,14 +46,14 @@ def start(trainers: Any, frozen: Volume, code: int, when: str) -> Any:
     return run
 
 
-def test_an_end_for_good_ends_the_task_while_the_disk_is_frozen(trainers: Any, frozen: Volume) -> None:
+def test_a_final_failure_ends_the_task_while_the_disk_is_frozen(trainers: Any, frozen: Volume) -> None:
     run = start(trainers, frozen, 2, "at once")
     assert run.code() == 2
     assert (run.event("failed")["exit_code"], run.event("failed")["detail"]) == (2, "it could not be saved")
     assert "write to a volume that does not answer" in run.event("notice")["message"]
 
 
-def test_a_stop_ends_the_task_while_the_disk_is_frozen_and_says_why(trainers: Any, frozen: Volume) -> None:
+def test_a_stop_ends_the_task_while_the_disk_is_frozen_and_reports_the_error(trainers: Any, frozen: Volume) -> None:
     run = start(trainers, frozen, 1, "asked")
     run.send(signal.SIGTERM)
     assert run.code() == 1
@@ -69,8 +69,8 @@ def test_another_attempt_begins_when_the_disk_answers(trainers: Any, frozen: Vol
     assert len(run.events("started")) == 2
 
 
-# Its first thread has ended, which is no reason to take the process for one that has: another one goes on.
-GOES_ON = f"""
+# The first thread has ended, but not the process: another thread works.
+MAIN_THREAD_ENDS = f"""
 import ctypes, os, threading, time
 def work():
     time.sleep(2.5)
@@ -82,8 +82,8 @@ ctypes.CDLL(None).pthread_exit(None)
 """
 
 
-def test_a_program_that_goes_on_in_another_thread_has_not_ended(trainers: Any) -> None:
-    run = trainers.start_parent(sys.executable, "-c", GOES_ON)
+def test_a_program_that_continues_in_another_thread_has_not_ended(trainers: Any) -> None:
+    run = trainers.start_parent(sys.executable, "-c", MAIN_THREAD_ENDS)
     run.line("worked")
     assert run.code() == 0
     assert not run.events("notice")

@@ -1,4 +1,4 @@
-"""Errors of a user's code: their own lines first and alone, and what tells the same error of two attempts."""
+"""Errors of a user's code: only the user's lines are shown, and a fingerprint identifies the same error in two attempts."""
 
 import errno
 import importlib.util
@@ -45,15 +45,15 @@ def caught(run: Callable[[], object]) -> Exception:
     pytest.fail("no error")
 
 
-def own(error: Exception) -> list[user_errors.Frame]:
-    """The frames in mine.py; this test's own are a user's as well."""
+def own_frames(error: Exception) -> list[user_errors.Frame]:
+    """Return the frames in mine.py; those of this test count as a user's, too."""
     return [frame for frame in user_errors.user_frames(error) if frame.file.endswith("mine.py")]
 
 
 def test_only_the_users_frames_are_shown(code: ModuleType) -> None:
     error = caught(lambda: code.load("{"))
-    assert [(frame.function, frame.line) for frame in own(error)] == [("load", 5)]
-    text = user_errors.format_traceback(error, own(error), "worker-3")
+    assert [(frame.function, frame.line) for frame in own_frames(error)] == [("load", 5)]
+    text = user_errors.format_traceback(error, own_frames(error), "worker-3")
     assert text.startswith("worker-3: an error in your code")
     assert "    return json.loads(text)\nJSONDecodeError: Expecting property name" in text
     assert json.__file__ not in text
@@ -62,16 +62,16 @@ def test_only_the_users_frames_are_shown(code: ModuleType) -> None:
 def test_places_in_messages_of_graphs_are_frames(code: ModuleType) -> None:
     path = code.__file__
     error = ValueError(f'in user code:\n\n    File "{path}", line 5, in load  *\n        return json.loads(text)\n\n    ValueError: no')
-    assert own(error) == [user_errors.Frame(str(path), 5, "load")]
+    assert own_frames(error) == [user_errors.Frame(str(path), 5, "load")]
 
 
-def test_what_failed_on_another_task_names_it(code: ModuleType) -> None:
+def test_an_error_on_another_task_names_that_task(code: ModuleType) -> None:
     error = ValueError(f"""  File "{code.__file__}", line 5, in load
 
 no
 Additional GRPC error information from remote target /job:worker/replica:0/task:12 while calling /tensorflow.eager.EagerService/Enqueue:""")
-    assert user_errors.location(error, own(error)) == f" ({code.__file__}:5, on worker-12)"
-    assert user_errors.format_traceback(error, own(error), "chief").startswith("chief: an error in your code, on worker-12; ")
+    assert user_errors.location(error, own_frames(error)) == f" ({code.__file__}:5, on worker-12)"
+    assert user_errors.format_traceback(error, own_frames(error), "chief").startswith("chief: an error in your code, on worker-12; ")
     assert user_errors.location(error, []) == " (on worker-12)"
     assert user_errors.location(ValueError("no"), []) == ""
 
@@ -79,31 +79,31 @@ Additional GRPC error information from remote target /job:worker/replica:0/task:
 def test_an_error_of_the_library_shows_the_users_error_that_led_to_it(code: ModuleType) -> None:
     outer = RuntimeError("wrapped")
     outer.__cause__ = caught(lambda: code.chained("{"))
-    assert [frame.function for frame in own(outer)] == ["chained"]
+    assert [frame.function for frame in own_frames(outer)] == ["chained"]
 
 
 def test_the_same_failure_has_the_same_fingerprint_whatever_numbers_it_names(code: ModuleType) -> None:
     first, second = (caught(lambda: code.chained("{")) for _ in range(2))
     second.args = ("step 18 of 0x7f11bb: no settings",)
-    prints = {user_errors.fingerprint(error, own(error), 100) for error in (first, second)}
-    assert len(prints) == 1
-    assert "mine.py:11" in prints.pop()
-    assert user_errors.fingerprint(first, own(first), 100) != user_errors.fingerprint(first, own(first), 200)
+    fingerprints = {user_errors.fingerprint(error, own_frames(error), 100) for error in (first, second)}
+    assert len(fingerprints) == 1
+    assert "mine.py:11" in fingerprints.pop()
+    assert user_errors.fingerprint(first, own_frames(first), 100) != user_errors.fingerprint(first, own_frames(first), 200)
     first.args, second.args = ("[[0.1838][1.5307]]",), ("[[4][-1.5e-07]]",)
-    assert user_errors.fingerprint(first, own(first), 100) == user_errors.fingerprint(second, own(second), 100)
+    assert user_errors.fingerprint(first, own_frames(first), 100) == user_errors.fingerprint(second, own_frames(second), 100)
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("gone"), OSError(28, "No space left"), MemoryError(), TimeoutError()])
-def test_what_may_pass_has_none(error: Exception) -> None:
+def test_a_transient_error_has_no_fingerprint(error: Exception) -> None:
     assert user_errors.fingerprint(error, [], 0) == ""
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file", "/x"), OSError(errno.EROFS, "Read-only file system", "/x")])
-def test_a_file_that_is_missing_or_cannot_be_written_stays_so(error: Exception) -> None:
+def test_a_missing_or_read_only_file_has_a_fingerprint(error: Exception) -> None:
     assert user_errors.fingerprint(error, [], 0)
 
 
-def test_the_parent_reads_what_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parent_reads_the_error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "error"
     assert (error_file.last_line(path), error_file.fingerprint(path)) == ("", "")
     error_file.write("nobody reads this")

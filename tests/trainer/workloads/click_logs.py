@@ -1,4 +1,4 @@
-"""Click logs in Criteo's format, small ones."""
+"""Small click logs in Criteo's format."""
 
 import gzip
 from collections.abc import Iterable
@@ -13,6 +13,6 @@ def line(number: int) -> str:
 
 
 def write(path: Path, numbers: Iterable[int]) -> None:
-    """Write a file with the lines of `numbers`, with gzip where its name says so."""
+    """Write a file with the lines of `numbers`, compressed if its name ends in .gz."""
     text = "".join(f"{line(number)}\n" for number in numbers).encode()
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)

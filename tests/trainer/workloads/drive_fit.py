@@ -1,7 +1,7 @@
 """Trains compiled Keras models on a strategy, and with `fit` on the same batches; prints, as JSON, how they differ, and why some are refused.
 
 Usage: drive_fit.py STRATEGY [INDEX ADDRESS ADDRESS]. Two replicas are compared with one that has their batches joined, parameter servers
-with a worker with one. A process of its own, as a strategy configures TensorFlow for all of it.
+with a worker with one. It runs in its own process, because a strategy configures TensorFlow for a whole process.
 """
 
 import json
@@ -22,7 +22,7 @@ from benchmarks.processes import free_addresses  # noqa: E402
 from tests.trainer.engine.servers_here import ENVIRONMENT, servers  # noqa: E402
 from trainer import parent_death  # noqa: E402
 
-# Of two replicas, what has no mean over each one's own batch in it: in the others that is another than over both batches.
+# With two replicas, the models without a mean over a replica's own batch, which differs from the mean over both batches.
 SAME = {
     "mirrored": ("losses", "outputs", "scaled", "clipped", "averaged", "bounded", "guide", "tracked", "computed", "counted"),
     "multi_worker_mirrored": ("guide", "tracked", "computed"),
@@ -47,10 +47,10 @@ def main(strategy: str, *task: str) -> None:
 
 @contextmanager
 def _cluster(strategy: str, task: tuple[str, ...]) -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Set TF_CONFIG, and start the tasks that this one trains with; give those that end by themselves."""
+    """Set TF_CONFIG, and start the tasks that this one trains with; yield those that end by themselves."""
     if strategy == "parameter_server":
-        with tempfile.TemporaryDirectory() as scratch, servers(scratch, ps=1, workers=1) as here:
-            os.environ["TF_CONFIG"] = here.tf_config
+        with tempfile.TemporaryDirectory() as scratch, servers(scratch, ps=1, workers=1) as cluster:
+            os.environ["TF_CONFIG"] = cluster.tf_config
             yield []
         return
     others = []
@@ -75,28 +75,28 @@ def train_all(strategy: str) -> dict[str, Any]:
     from trainer.engine.collectives import all_reduce
     from trainer.workloads.errors import WorkloadError
 
-    models, session, index = import_module("fitted").MODELS, *_sessions(strategy)
+    models, make_session, index = import_module("fitted").MODELS, *_session_factory(strategy)
     report: dict[str, Any] = {}
     for number, name in enumerate(SAME[strategy]):
         # A collective's number belongs to vectors of one size, as in a program that trains one model.
         for constant in ("_STATE", "_CONTROL", "_GRADIENTS"):
             setattr(all_reduce, constant, getattr(all_reduce, constant) + 1000 * number)
-        made = workload(models[name])
-        ours = by_trainer(session(made), made)
+        keras_model = workload(models[name])
+        ours = by_trainer(make_session(keras_model), keras_model)
         if index == 0:
             theirs = by_keras(models[name])
-            report[name] = {**ours.differences(theirs), "told": abs(ours.reported["loss"] - theirs.reported["loss"])}
+            report[name] = {**ours.differences(theirs), "reported_loss": abs(ours.reported["loss"] - theirs.reported["loss"])}
     for name in REFUSED[strategy]:
-        made = workload(models[name])
+        keras_model = workload(models[name])
         try:
-            by_trainer(session(made), made)
+            by_trainer(make_session(keras_model), keras_model)
         except WorkloadError as error:
             report[name] = str(error)
     return report
 
 
-def _sessions(strategy: str) -> tuple[Any, int]:
-    """Return what makes a session for a workload, and the place of this task."""
+def _session_factory(strategy: str) -> tuple[Any, int]:
+    """Return a function that makes a session for a workload, and the index of this task."""
     from tests.trainer.engine.drivers import keep_sessions
     from tests.trainer.workloads.fitting import BATCH, job_of
     from trainer.engine.collectives.all_reduce import AllReduce
@@ -108,15 +108,15 @@ def _sessions(strategy: str) -> tuple[Any, int]:
 
     if strategy == "parameter_server":
         connection = connect(parse(os.environ["TF_CONFIG"]))
-        return lambda made: AsynchronousSession(made, job_of(strategy=strategy), connection, lambda: False), 0
+        return lambda model: AsynchronousSession(model, job_of(strategy=strategy), connection, lambda: False), 0
     job = job_of(BATCH // 2, strategy)
     if strategy == "mirrored":
         keep_sessions()
         names = devices(2)
-        return lambda made: MirroredSession(made, job, names), 0
+        return lambda model: MirroredSession(model, job, names), 0
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    tasks = AllReduce(2, index)
-    return lambda made: LocalSession(made, job, tasks), index
+    all_reduce = AllReduce(2, index)
+    return lambda model: LocalSession(model, job, all_reduce), index
 
 
 if __name__ == "__main__":

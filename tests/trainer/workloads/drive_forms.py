@@ -1,6 +1,6 @@
-"""Trains every form of a user's own workload on one strategy, with real tasks; prints, as JSON, how each of them learned.
+"""Trains every form of a user's own workload on one strategy, with real tasks; prints, as JSON, the results of each.
 
-Usage: drive_forms.py STRATEGY SCRATCH [TF_CONFIG]. A process of its own, as a strategy configures TensorFlow for all of it.
+Usage: drive_forms.py STRATEGY SCRATCH [TF_CONFIG]. It runs in its own process, because a strategy configures TensorFlow for a whole process.
 """
 
 import json
@@ -32,8 +32,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "functions:four": {"units": 12},
     "points:Points": {},
 }
-# Two processes on few cores take their time: of compiled models some.
-BRIEF = {
+# Two processes on few cores are slow, so they train only some of the forms.
+SOME_FORMS = {
     "multi_worker_mirrored": (
         "compiled:random",
         "outputs:model",
@@ -44,7 +44,7 @@ BRIEF = {
         "points:Points",
     )
 }
-# Behind the name of a form that is trained with synchronous updates, too.
+# Ends the name of a form that is also trained with synchronous updates.
 SYNC = ", synchronous"
 EXACT = ("compiled:model", "outputs:model", "subclassed:model", "functions:two", "functions:four", "points:Points")
 
@@ -55,22 +55,22 @@ alive: list[Any] = []
 def forms(strategy: str) -> list[str]:
     """Return the forms that are trained on a strategy."""
     synchronous = [f"functions:four{SYNC}"] if strategy == "parameter_server" else []
-    return [name for name in FORMS if name in BRIEF.get(strategy, FORMS)] + synchronous
+    return [name for name in FORMS if name in SOME_FORMS.get(strategy, FORMS)] + synchronous
 
 
 def main(strategy: str, scratch: str, tf_config: str = "") -> None:
     parent_death.die_with_parent()
     os.environ |= ENVIRONMENT
-    # As few as the launcher plans, to see that no pipeline waits for a thread that waits for it.
+    # As few as the launcher plans, to check that no pipeline waits for a thread that waits for the pipeline.
     os.environ["TF_NUM_INTEROP_THREADS"] = {"mirrored": "2", "parameter_server": "4"}.get(strategy, "1")
     try:
-        with _others(strategy, scratch, tf_config) as (own, processes):
-            if own:
-                os.environ["TF_CONFIG"] = own
-            print(json.dumps(train_all(strategy, scratch, own)), flush=True)
+        with _others(strategy, scratch, tf_config) as (own_config, processes):
+            if own_config:
+                os.environ["TF_CONFIG"] = own_config
+            print(json.dumps(train_all(strategy, scratch, own_config)), flush=True)
             for process in processes:
                 process.wait(timeout=30)
-    except Exception:  # noqa: BLE001 - the test shows it; this process leaves as the trainer does
+    except Exception:  # noqa: BLE001 - the test shows it; this process exits as the trainer does
         traceback.print_exc()
     finally:
         os._exit(0)
@@ -78,21 +78,23 @@ def main(strategy: str, scratch: str, tf_config: str = "") -> None:
 
 @contextmanager
 def _others(strategy: str, scratch: str, tf_config: str) -> Iterator[tuple[str, Collection["subprocess.Popen[bytes]"]]]:
-    """Start the tasks that this one trains with; give its TF_CONFIG, empty where it is alone, and their processes."""
+    """Start the tasks that this one trains with; yield its TF_CONFIG, empty without other tasks, and their processes."""
     if strategy == "parameter_server":
-        with servers(scratch, ps=2, workers=1) as here:
-            yield here.tf_config, here.processes.values()
+        with servers(scratch, ps=2, workers=1) as cluster:
+            yield cluster.tf_config, cluster.processes.values()
     elif strategy == "multi_worker_mirrored" and not tf_config:
-        held, addresses = free_ports(2)
-        own, others = (json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}) for i in range(2))
+        sockets, addresses = free_ports(2)
+        own_config, other_config = (
+            json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}) for i in range(2)
+        )
         environment = {**os.environ, **parent_death.child_environment()}
-        other = subprocess.Popen([sys.executable, __file__, strategy, scratch, others], env=environment, stdout=subprocess.DEVNULL)
+        other = subprocess.Popen([sys.executable, __file__, strategy, scratch, other_config], env=environment, stdout=subprocess.DEVNULL)
         try:
-            yield own, [other]
+            yield own_config, [other]
         finally:
             other.kill()
-            for one in held:
-                one.close()
+            for reserved in sockets:
+                reserved.close()
     else:
         yield tf_config, []
 
@@ -100,9 +102,8 @@ def _others(strategy: str, scratch: str, tf_config: str) -> Iterator[tuple[str, 
 def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
     from trainer.task import importing_silently
 
-    with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with importing_silently():  # as the trainer does: the garbage collector then ignores imported objects
         import keras  # noqa: F401
-        import numpy as np
         import tensorflow as tf
 
     from trainer.engine import model_ops
@@ -114,7 +115,7 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
     from trainer.tf_config import parse
     from trainer.workloads.loading import load_workload
 
-    make = _sessions(strategy, tf_config)
+    make_session = _session_factory(strategy, tf_config)
     report: dict[str, Any] = {}
     for number, name in enumerate(forms(strategy)):
         # A collective's number belongs to vectors of one size, as in a program that trains one model.
@@ -129,7 +130,7 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
             )
         )
         workload = load_workload(work.train)
-        session = make(workload, work)
+        session = make_session(workload, work)
         alive.append(session)
         session.begin_at(0)
         losses = []
@@ -138,24 +139,20 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
         session.flush()
         session.fetch()
         evaluated = model_ops.evaluator(workload, session.model, 64)()
-        trained = [np.asarray(v.value).astype(float) for v in session.model.variables if v.value.dtype.is_floating]
+        trained = _weights(session.model)
         report[name] = {"losses": losses, "evaluated": evaluated, "weights": [value.ravel().tolist() for value in trained]}
         if session.is_chief:
             checkpoints = Checkpoints(Path(scratch) / name.replace(":", "-"), session.model, session.optimizer, 1)
             checkpoints.save(STEPS)
             # As an evaluator does, without the optimizer, and as a task that starts again.
-            alone = tf.train.Checkpoint(model=session.model)
-            for variable in session.model.variables:
-                variable.value.assign(tf.zeros_like(variable.value))
-            alone.restore(str(checkpoints.latest)).assert_existing_objects_matched().expect_partial()
-            again = [np.asarray(v.value).astype(float) for v in session.model.variables if v.value.dtype.is_floating]
-            report[name]["lost_by_the_model_alone"] = max(float(np.max(np.abs(a - b))) for a, b in zip(trained, again, strict=True))
-            for variable in session.model.variables:
-                variable.value.assign(tf.zeros_like(variable.value))
+            model_only = tf.train.Checkpoint(model=session.model)
+            _clear(session.model)
+            model_only.restore(str(checkpoints.latest)).assert_existing_objects_matched().expect_partial()
+            report[name]["lost_without_optimizer"] = _largest_difference(trained, _weights(session.model))
+            _clear(session.model)
             restored = checkpoints.restore(print)
             report[name]["restored"] = restored.step if restored else None
-            again = [np.asarray(v.value).astype(float) for v in session.model.variables if v.value.dtype.is_floating]
-            report[name]["lost"] = max(float(np.max(np.abs(a - b))) for a, b in zip(trained, again, strict=True))
+            report[name]["lost"] = _largest_difference(trained, _weights(session.model))
     for session in alive:
         session.close()
     if strategy == "parameter_server":
@@ -163,7 +160,24 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
     return report
 
 
-def _sessions(strategy: str, tf_config: str) -> Any:
+def _weights(model: Any) -> list[Any]:
+    import numpy as np
+
+    return [np.asarray(variable.value).astype(float) for variable in model.variables if variable.value.dtype.is_floating]
+
+
+def _clear(model: Any) -> None:
+    import tensorflow as tf
+
+    for variable in model.variables:
+        variable.value.assign(tf.zeros_like(variable.value))
+
+
+def _largest_difference(first: list[Any], second: list[Any]) -> float:
+    return max(float(abs(one - other).max()) for one, other in zip(first, second, strict=True))
+
+
+def _session_factory(strategy: str, tf_config: str) -> Any:
     from tests.trainer.engine.drivers import keep_sessions
     from trainer.engine import mirrored
     from trainer.engine.collectives.all_reduce import AllReduce
@@ -182,8 +196,8 @@ def _sessions(strategy: str, tf_config: str) -> Any:
         keep_sessions()
         names = mirrored.devices(2)
         return lambda workload, work: mirrored.MirroredSession(workload, work, names)
-    ring = AllReduce(2, json.loads(tf_config)["task"]["index"]) if tf_config else AllReduce()
-    return lambda workload, work: LocalSession(workload, work, ring)
+    all_reduce_group = AllReduce(2, json.loads(tf_config)["task"]["index"]) if tf_config else AllReduce()
+    return lambda workload, work: LocalSession(workload, work, all_reduce_group)
 
 
 if __name__ == "__main__":

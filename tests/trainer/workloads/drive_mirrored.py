@@ -1,6 +1,6 @@
 """Trains cifar10 mirrored over two logical CPUs, and in one process with a batch as large as both; prints, as JSON, how they compare.
 
-Usage: drive_mirrored.py SCRATCH. It is a process of its own because devices are configured once, before TensorFlow starts up.
+Usage: drive_mirrored.py SCRATCH. It runs in its own process, because devices are configured once, before TensorFlow starts.
 """
 
 import json
@@ -17,7 +17,7 @@ STEPS = 12
 def main(scratch: str) -> None:
     from trainer.task import importing_silently
 
-    with importing_silently():  # as the trainer does: the garbage collector looks no further at what an import has made
+    with importing_silently():  # as the trainer does: the garbage collector then ignores imported objects
         import keras  # noqa: F401
         import tensorflow  # noqa: F401, ICN001
 
@@ -40,7 +40,7 @@ def main(scratch: str) -> None:
 
     def values(session: Any) -> dict[str, Any]:
         variables = (*session.model.variables, *session.optimizer.variables)
-        return {f"{number} {v.name}": np.asarray(v.value) for number, v in enumerate(variables)}
+        return {f"{number} {variable.name}": np.asarray(variable.value) for number, variable in enumerate(variables)}
 
     mirrored = MirroredSession(workload, job_of(8), devices(2))
     single = LocalSession(workload, job_of(16), AllReduce())
@@ -51,18 +51,18 @@ def main(scratch: str) -> None:
         report["losses"].append([session.run(STEPS // 3).loss for _ in range(3)])
         optimizer: Any = session.optimizer
         report["rates"].append(optimizer.get_config()["learning_rate"]["config"]["decay_steps"])
-    here, there = values(mirrored), values(single)
+    after, expected = values(mirrored), values(single)
     report["differences"] = {
-        theirs: float(np.max(np.abs(value - mine))) for (theirs, value), mine in zip(there.items(), here.values(), strict=True)
+        name: float(np.max(np.abs(value - actual))) for (name, value), actual in zip(expected.items(), after.values(), strict=True)
     }
-    report["moved"] = {name: float(np.max(np.abs(value - before[name]))) for name, value in here.items()}
+    report["moved"] = {name: float(np.max(np.abs(value - before[name]))) for name, value in after.items()}
     report["evaluations"] = []
     for session in (mirrored, single):
         evaluate = model_ops.evaluator(workload, session.model, 500)
         with moving_averages.shown(session.model, session.optimizer):
             averaged = evaluate()["loss"]
         report["evaluations"].append([averaged, evaluate()["loss"]])
-    report["unchanged"] = all(np.array_equal(value, here[name]) for name, value in values(mirrored).items())
+    report["unchanged"] = all(np.array_equal(value, after[name]) for name, value in values(mirrored).items())
     print(json.dumps(report), flush=True)
 
 

@@ -29,9 +29,9 @@ class Fitted:
 
     def differences(self, other: "Fitted") -> dict[str, float]:
         """Return the differences of the weights and of each number of the evaluation from another's."""
-        apart = {name: abs(value - other.evaluated[name]) for name, value in self.evaluated.items() if name in other.evaluated}
+        differences = {name: abs(value - other.evaluated[name]) for name, value in self.evaluated.items() if name in other.evaluated}
         pairs = zip(self.weights, other.weights, strict=True)
-        return {**apart, "weights": max(float(np.max(np.abs(here - there))) for here, there in pairs)}
+        return {**differences, "weights": max(float(np.max(np.abs(own - others))) for own, others in pairs)}
 
 
 def workload(source: Source, **more: Any) -> KerasModel:
@@ -48,30 +48,30 @@ def job_of(batch: int = BATCH, strategy: str = "single", **train: Any) -> Job:
 def by_keras(source: Source, fit: dict[str, Any] | None = None) -> Fitted:
     """Train with `fit` on the batches that one reader would take."""
     model_function, data = source
-    ours = workload(source)
+    keras_model = workload(source)
     keras.utils.set_random_seed(0)
     model = model_function()
-    model.run_eagerly = True  # so few small steps take less than to trace one
-    batches = [_parts(*batch) for batch, _ in zip(ours.train_data(Shard(BATCH, 0)), range(STEPS), strict=False)]
+    model.run_eagerly = True  # so few small steps take less time than to trace one
+    batches = [_parts(*batch) for batch, _ in zip(keras_model.train_data(Shard(BATCH, 0)), range(STEPS), strict=False)]
     flat = [tf.nest.flatten(batch) for batch in batches]
     stacked = tf.data.Dataset.from_tensor_slices(tuple(tf.stack(part) for part in zip(*flat, strict=True)))
     history = model.fit(
         stacked.map(lambda *parts: tf.nest.pack_sequence_as(batches[0], parts)), shuffle=False, verbose=0, **(fit or {})
     ).history
-    given = data()
-    held_out = (given if isinstance(given, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(given)).batch(BATCH)
+    examples = data()
+    held_out = (examples if isinstance(examples, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(examples)).batch(BATCH)
     return Fitted(
         _weights(model), {name: values[-1] for name, values in history.items()}, model.evaluate(held_out, verbose=0, return_dict=True)
     )
 
 
-def by_trainer(session: Any, ours: KerasModel) -> Fitted:
+def by_trainer(session: Any, keras_model: KerasModel) -> Fitted:
     """Train with a session."""
     session.begin_at(0)
     progress = session.run(STEPS, finish=True)
     session.fetch()
     with moving_averages.shown(session.model, session.optimizer):
-        weights, evaluated = _weights(session.model), model_ops.evaluator(ours, session.model, BATCH)()
+        weights, evaluated = _weights(session.model), model_ops.evaluator(keras_model, session.model, BATCH)()
     return Fitted(weights, {"loss": progress.loss, **progress.metrics}, evaluated)
 
 
@@ -81,4 +81,4 @@ def _parts(inputs: Any, targets: Any) -> tuple[Any, ...]:
 
 
 def _weights(model: keras.Model) -> list[np.ndarray[Any, Any]]:
-    return [np.asarray(v.value).astype(float) for v in model.variables if v.value.dtype.is_floating]
+    return [np.asarray(variable.value).astype(float) for variable in model.variables if variable.value.dtype.is_floating]

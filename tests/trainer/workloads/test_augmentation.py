@@ -26,20 +26,20 @@ def test_shape_type_and_standardisation() -> None:
     np.testing.assert_allclose(images.std(axis=(1, 2, 3)), 1, rtol=1e-4)
 
 
-def test_static_shapes_are_kept_in_a_pipeline() -> None:
+def test_a_pipeline_has_static_shapes() -> None:
     data = tf.data.Dataset.from_tensors(PICTURES).map(
         lambda images: augmentation.distorted(images, tf.constant(0, tf.int64), tf.constant(0, tf.int64))
     )
     assert data.element_spec.shape == (6, 24, 24, 3)
 
 
-def test_the_same_place_gives_the_same_and_others_others() -> None:
+def test_the_same_place_gives_the_same_pictures_and_other_places_others() -> None:
     np.testing.assert_array_equal(distorted(PICTURES), distorted(PICTURES))
     assert (distorted(PICTURES) != distorted(PICTURES, seed=4)).any(axis=(1, 2, 3)).all()
     assert (distorted(PICTURES) != distorted(PICTURES, first=6)).any(axis=(1, 2, 3)).all()
 
 
-def test_half_a_batch_is_distorted_as_it_is_in_the_whole() -> None:
+def test_half_a_batch_is_distorted_as_in_the_whole_batch() -> None:
     for first in (0, 10**12):
         whole = distorted(PICTURES, first=first)
         np.testing.assert_array_equal(distorted(PICTURES[3:], first=first + 3), whole[3:])
@@ -56,7 +56,7 @@ def test_draws_are_uniform_and_independent() -> None:
     assert abs(np.corrcoef(values[:-1, 0], values[1:, 0])[0, 1]) < 0.06
 
 
-def test_each_picture_equals_what_tf_image_makes_of_it_with_the_same_draws() -> None:
+def test_each_picture_equals_that_of_tf_image_with_the_same_draws() -> None:
     images = distorted(PICTURES, seed=9, first=100)
     mirrored = set()
     for index, (down, right, mirror, light, strength, *_) in enumerate(draws(9, 100, 6)):

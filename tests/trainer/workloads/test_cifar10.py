@@ -37,21 +37,21 @@ def model(workload: Cifar10) -> keras.Model:
     return workload.model()
 
 
-def settings(run_dir: Path, steps: int, **train: Any) -> Job:
+def job_of(run_dir: Path, steps: int, **train: Any) -> Job:
     base = {"workload": "cifar10", "steps": steps, "batch_size": 32, "params": SMALL, "evaluate": {"every_steps": 0}}
     values = {"run": "cifar10", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": {**base, **train}}
     return job(TrainerSettings.model_validate(values))
 
 
 def trained(run_dir: Path, steps: int, **train: Any) -> tuple[LocalSession, loop.Outcome, Output]:
-    chosen = settings(run_dir, steps, **train)
+    train_job = job_of(run_dir, steps, **train)
     workload = Cifar10(params=SMALL, data="synthetic", seed=0)
-    session = LocalSession(workload, chosen, AllReduce())
+    session = LocalSession(workload, train_job, AllReduce())
     output = Output()
-    return session, loop.run(session, workload, chosen, Reporter("chief", output), lambda: False), output
+    return session, loop.run(session, workload, train_job, Reporter("chief", output), lambda: False), output
 
 
-def test_numbers_of_the_network(model: keras.Model) -> None:
+def test_the_network_has_the_published_shapes_and_start_values(model: keras.Model) -> None:
     shapes = [(5, 5, 3, 64), (64,), (5, 5, 64, 64), (64,), (2304, 384), (384,), (384, 192), (192,), (192, 10), (10,)]
     assert [tuple(variable.shape) for variable in model.trainable_variables] == shapes
     kernels = [keras.ops.convert_to_numpy(variable) for variable in model.trainable_variables[::2]]
@@ -64,7 +64,7 @@ def test_numbers_of_the_network(model: keras.Model) -> None:
     assert model.output_shape == (None, 10)
 
 
-def test_weight_decay_is_that_of_the_dense_layers(model: keras.Model) -> None:
+def test_weight_decay_applies_only_to_the_dense_layers(model: keras.Model) -> None:
     model(tf.zeros([1, 24, 24, 3]))
     dense = [model.get_layer(name).kernel for name in ("local3", "local4")]
     expected = sum(0.004 * float(tf.nn.l2_loss(kernel.value)) for kernel in dense)
@@ -72,7 +72,7 @@ def test_weight_decay_is_that_of_the_dense_layers(model: keras.Model) -> None:
     assert float(tf.add_n(model.losses)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_it_computes_what_the_published_layers_compute(model: keras.Model) -> None:
+def test_it_computes_the_same_as_the_published_layers(model: keras.Model) -> None:
     k1, b1, k2, b2, w3, b3, w4, b4, w5, b5 = (variable.value for variable in model.trainable_variables)
     images = tf.random.stateless_normal([3, 24, 24, 3], seed=[1, 2])
 
@@ -105,12 +105,12 @@ def test_wrong_parameters_are_named() -> None:
         Cifar10(params={"filters": 0}, data="synthetic", seed=0)
 
 
-def taken(workload: Cifar10, shard: Shard, batches: int) -> tuple[np.ndarray, np.ndarray]:
+def read_batches(workload: Cifar10, shard: Shard, batches: int) -> tuple[np.ndarray, np.ndarray]:
     images, labels = zip(*islice(workload.train_data(shard), batches), strict=True)
     return np.stack(images), np.stack(labels)
 
 
-def test_batches_are_what_the_model_takes(workload: Cifar10, model: keras.Model) -> None:
+def test_batches_fit_the_model(workload: Cifar10, model: keras.Model) -> None:
     images, labels = next(iter(workload.train_data(Shard(128, seed=0))))
     assert (images.shape, images.dtype.name, labels.shape) == ((128, 24, 24, 3), "float32", (128,))
     outputs = model(images, training=True)
@@ -121,49 +121,49 @@ def test_batches_are_what_the_model_takes(workload: Cifar10, model: keras.Model)
 
 @pytest.fixture(scope="module")
 def whole(workload: Cifar10) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the second reader of two takes."""
-    return taken(workload, Shard(16, seed=3, index=1, count=2), 34)
+    """Return the first batches of the second of two readers."""
+    return read_batches(workload, Shard(16, seed=3, index=1, count=2), 34)
 
 
 @pytest.mark.parametrize("start", [1, 7, 30])
 def test_a_stream_started_later_continues_exactly_distortions_included(
     workload: Cifar10, whole: tuple[np.ndarray, np.ndarray], start: int
 ) -> None:
-    resumed = taken(workload, Shard(16, seed=3, index=1, count=2, start=start), 4)
-    for one, other in zip(whole, resumed, strict=True):
-        np.testing.assert_array_equal(one[start : start + 4], other)
+    resumed = read_batches(workload, Shard(16, seed=3, index=1, count=2, start=start), 4)
+    for expected, actual in zip(whole, resumed, strict=True):
+        np.testing.assert_array_equal(actual, expected[start : start + 4])
 
 
-def test_two_readers_see_together_what_one_sees_with_the_whole_batch(workload: Cifar10) -> None:
-    whole, _ = taken(workload, Shard(16, seed=3), 3)
-    halves = [taken(workload, Shard(8, seed=3, index=index, count=2), 3)[0] for index in (0, 1)]
+def test_two_readers_together_see_the_batches_of_one_reader(workload: Cifar10) -> None:
+    whole, _ = read_batches(workload, Shard(16, seed=3), 3)
+    halves = [read_batches(workload, Shard(8, seed=3, index=index, count=2), 3)[0] for index in (0, 1)]
     np.testing.assert_array_equal(np.concatenate(halves, axis=1), whole)
 
 
 def test_a_picture_is_distorted_again_each_epoch(workload: Cifar10) -> None:
     size = len(workload.eval_data(1))  # the test set is a fifth of the training set
-    first, _ = taken(workload, Shard(5 * size, seed=3), 1)
-    second, _ = taken(workload, Shard(5 * size, seed=3, start=1), 1)
+    first, _ = read_batches(workload, Shard(5 * size, seed=3), 1)
+    second, _ = read_batches(workload, Shard(5 * size, seed=3, start=1), 1)
     assert len(np.unique(np.concatenate([first[0], second[0]])[:, 0, 0, 0])) > 15 * size / 2
 
 
 def test_it_learns_in_600_small_steps_resumes_exactly_and_evaluates_the_averages(tmp_path: Path) -> None:
-    chosen = {"checkpoint": {"every_steps": 500}, "summaries": {"every_steps": 0}}
-    straight, whole, output = trained(tmp_path / "straight", 600, **chosen)
+    options = {"checkpoint": {"every_steps": 500}, "summaries": {"every_steps": 0}}
+    straight, whole, output = trained(tmp_path / "straight", 600, **options)
     assert whole.metrics["accuracy"] >= 0.9
-    # By default every tenth step is told of.
+    # By default every tenth step is reported.
     assert [event["step"] for event in output.events("progress")][-60:] == list(range(10, 601, 10))
-    resumed, outcome, output = trained(as_it_was_at(500, tmp_path / "straight", tmp_path / "resumed"), 600, **chosen)
+    resumed, outcome, output = trained(copy_at_step(500, tmp_path / "straight", tmp_path / "resumed"), 600, **options)
     assert output.events("restored")[0]["step"] == 500
-    for mine, theirs in zip(_state(straight), _state(resumed), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    for expected, actual in zip(_state(straight), _state(resumed), strict=True):
+        np.testing.assert_array_equal(actual, expected)
     assert outcome.metrics == whole.metrics
     with moving_averages.shown(straight.model, straight.optimizer):
         assert model_ops.evaluator(Cifar10(SMALL, "synthetic", 0), straight.model, 500)() == pytest.approx(whole.metrics)
 
 
-def as_it_was_at(step: int, run_dir: Path, copy: Path) -> Path:
-    """Copy of a run directory what it held when the checkpoint of that step was its last; return the copy."""
+def copy_at_step(step: int, run_dir: Path, copy: Path) -> Path:
+    """Copy the state of a run directory at the checkpoint of a step; return the copy."""
     (copy / "checkpoints").mkdir(parents=True)
     for file in (run_dir / "checkpoints").glob(f"ckpt-{step}.*"):
         shutil.copy2(file, copy / "checkpoints")
@@ -171,7 +171,7 @@ def as_it_was_at(step: int, run_dir: Path, copy: Path) -> Path:
 
 
 def _state(session: LocalSession) -> Sequence[np.ndarray]:
-    return [np.asarray(v.value) for v in (*session.model.variables, *session.optimizer.variables)]
+    return [np.asarray(variable.value) for variable in (*session.model.variables, *session.optimizer.variables)]
 
 
 class Linear(Cifar10):
@@ -187,13 +187,13 @@ class Linear(Cifar10):
 
 def test_a_linear_classifier_does_not_learn(tmp_path: Path) -> None:
     linear = Linear(params={}, data="synthetic", seed=0)
-    session = LocalSession(linear, settings(tmp_path, 600), AllReduce())
+    session = LocalSession(linear, job_of(tmp_path, 600), AllReduce())
     session.begin_at(0)
     session.run(600)
     assert model_ops.evaluator(linear, session.model, 500)()["accuracy"] < 0.35
 
 
-def test_summaries(workload: Cifar10, model: keras.Model, tmp_path: Path) -> None:
+def test_summaries_show_layers_variables_and_inputs(workload: Cifar10, model: keras.Model, tmp_path: Path) -> None:
     writer = tf.summary.create_file_writer(str(tmp_path))
     with writer.as_default(step=100):
         workload.write_summaries(model, 100)

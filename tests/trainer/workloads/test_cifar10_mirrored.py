@@ -1,4 +1,4 @@
-"""cifar10 over two devices learns what one process learns from a batch as large as both: weights, averages, learning rate."""
+"""cifar10 on two devices learns the same as one process with a batch as large as both: weights, averages, learning rate."""
 
 import json
 import sys
@@ -15,17 +15,17 @@ DRIVER = Path(__file__).with_name("drive_mirrored.py")
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     scratch = tmp_path_factory.mktemp("mirrored")
-    done = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=110, preload=forked.TENSORFLOW)
-    assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert isinstance(result, dict)
-    return result
+    result = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=110, preload=forked.TENSORFLOW)
+    assert result.returncode == 0, result.stderr[-3000:]
+    content = json.loads(result.stdout.splitlines()[-1])
+    assert isinstance(content, dict)
+    return content
 
 
 def test_weights_and_averages_are_the_same(report: dict[str, Any]) -> None:
     assert report["replicas"] == 2
     assert len(report["differences"]) == 2 * 10 + 1
-    # Sums in another order differ in the last bits, and which of two pixels that are nearly alike is the larger may change.
+    # Sums in another order differ in the last bits, and which of two nearly equal pixels is the larger may change.
     assert max(report["differences"].values()) < 2e-5
     assert sum(moved > 1e-3 for moved in report["moved"].values()) > 15
 
@@ -36,8 +36,8 @@ def test_losses_and_the_steps_of_350_epochs_are_the_same(report: dict[str, Any])
     assert report["rates"] == [350 * 10_000 // 16] * 2
 
 
-def test_averages_are_evaluated_on_all_devices_and_training_goes_on_with_the_weights(report: dict[str, Any]) -> None:
-    for one, other in zip(*report["evaluations"], strict=True):
-        assert one == pytest.approx(other, rel=1e-5)
+def test_averages_are_evaluated_on_all_devices_and_training_continues_with_the_weights(report: dict[str, Any]) -> None:
+    for mirrored, single in zip(*report["evaluations"], strict=True):
+        assert mirrored == pytest.approx(single, rel=1e-5)
     assert report["evaluations"][0][0] != report["evaluations"][0][1]
     assert report["unchanged"]

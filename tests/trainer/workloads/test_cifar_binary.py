@@ -13,13 +13,13 @@ FIRST, LAST, TEST = "data_batch_1.bin", "data_batch_5.bin", "test_batch.bin"
 
 
 def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Any images and labels."""
+    """Return random images and labels."""
     rng = np.random.default_rng([seed, count])
     return rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, count, dtype=np.uint8)
 
 
 def encoded(images: np.ndarray, labels: np.ndarray) -> bytes:
-    """Images and labels in the published format: label, then red, green and blue."""
+    """Return images and labels in the published format: label, then red, green and blue."""
     records = [
         bytes([label]) + b"".join(image[:, :, channel].tobytes() for channel in range(3))
         for image, label in zip(images, labels, strict=True)
@@ -30,8 +30,8 @@ def encoded(images: np.ndarray, labels: np.ndarray) -> bytes:
 GOOD = encoded(*pictures(4))
 
 
-def put(directory: Path, **changed: bytes | None) -> None:
-    """Write a whole set of 4 records a file; `first`, `last` and `test` take another file's place, or leave it out."""
+def write_set(directory: Path, **changed: bytes | None) -> None:
+    """Write a whole set of 4 records a file; `first`, `last` and `test` replace a file's content, None leaves the file out."""
     directory.mkdir(parents=True, exist_ok=True)
     contents: dict[str, bytes | None] = dict.fromkeys((*cifar_binary.TRAIN_FILES, TEST), GOOD)
     contents |= {{"first": FIRST, "last": LAST, "test": TEST}[name]: content for name, content in changed.items()}
@@ -66,26 +66,26 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
 
 @pytest.mark.parametrize("name,content,message", WRONG.values(), ids=WRONG)
 def test_a_wrong_file_is_named_with_what_was_found_and_expected(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    put(tmp_path, **{name: content})
+    write_set(tmp_path, **{name: content})
     with pytest.raises(DataError, match=re.escape(str(tmp_path)) + "/" + message):
         cifar10_data.load(str(tmp_path))
 
 
-def test_a_missing_directory_says_what_data_may_be() -> None:
+def test_the_error_of_a_missing_directory_lists_the_values_of_data() -> None:
     with pytest.raises(DataError, match=r"train\.data /no/such/place: no such directory.*`synthetic`, `download`, or a directory"):
         cifar10_data.load("/no/such/place")
 
 
 @pytest.mark.parametrize("name", ["last", "test"])
-def test_a_missing_file_is_named_beside_what_is_there(tmp_path: Path, name: str) -> None:
-    put(tmp_path, **{name: None})
+def test_a_missing_file_is_named_beside_the_existing_files(tmp_path: Path, name: str) -> None:
+    write_set(tmp_path, **{name: None})
     missing = {"last": LAST, "test": TEST}[name]
     with pytest.raises(DataError, match=rf"{missing}: found no such file \(the directory holds data_batch_1\.bin, .*Copy CIFAR-10's six"):
         cifar10_data.load(str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    "there,advice",
+    "file,advice",
     [
         ("data_batch_1", "take the binary version"),
         ("cifar-10-batches-py", "take the binary version"),
@@ -93,15 +93,15 @@ def test_a_missing_file_is_named_beside_what_is_there(tmp_path: Path, name: str)
         ("train.bin", "files of CIFAR-100"),
     ],
 )
-def test_what_lies_there_instead_is_recognised(tmp_path: Path, there: str, advice: str) -> None:
-    (tmp_path / there).touch()
+def test_files_of_other_formats_are_recognised(tmp_path: Path, file: str, advice: str) -> None:
+    (tmp_path / file).touch()
     with pytest.raises(DataError, match=advice):
         cifar10_data.load(str(tmp_path))
 
 
 @pytest.mark.usefixtures("without_dac_override")
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
-    put(tmp_path)
+    write_set(tmp_path)
     (tmp_path / TEST).chmod(0)
     with pytest.raises(DataError, match=rf"{TEST}: found it cannot be read \(Permission denied\)"):
         cifar10_data.load(str(tmp_path))

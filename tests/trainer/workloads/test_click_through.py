@@ -1,4 +1,4 @@
-"""click_through: learns what is planted, reads Criteo's format, and shows AUC beside its loss, the log loss."""
+"""click_through: learns the planted clicks, reads Criteo's format, and shows AUC beside its loss, the log loss."""
 
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,14 @@ SMALL = {"rows": 200, "dimension": 8, "hidden_units": [16], "eval_examples": 500
 def trained(run_dir: Path, steps: int, data: str = "synthetic", **params: Any) -> tuple[Any, Output]:
     train = {"workload": "click_through", "steps": steps, "data": data, "params": SMALL | params, "batch_size": 256}
     values = {"run": "clicks", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch"), "train": train}
-    chosen = job(TrainerSettings.model_validate(values))
-    clicks = ClickThrough(params=chosen.train.params, data=data, seed=0)
+    train_job = job(TrainerSettings.model_validate(values))
+    clicks = ClickThrough(params=train_job.train.params, data=data, seed=0)
     output = Output()
-    session = LocalSession(clicks, chosen, AllReduce())
-    return loop.run(session, clicks, chosen, Reporter("chief", output), lambda: False), output
+    session = LocalSession(clicks, train_job, AllReduce())
+    return loop.run(session, clicks, train_job, Reporter("chief", output), lambda: False), output
 
 
-def test_a_small_model_comes_near_the_best_auc_and_shows_it(tmp_path: Path) -> None:
+def test_a_small_model_comes_near_the_best_auc_and_reports_it(tmp_path: Path) -> None:
     outcome, output = trained(tmp_path, 500)
     best = ClickThrough(SMALL, "synthetic", 0).best_auc()
     assert best is not None
@@ -55,7 +55,7 @@ NEAR = 0.03
 
 
 def test_it_trains_on_criteos_files(tmp_path: Path) -> None:
-    """Even lines have clicks, and one number has the line's own in it: a part that can be learned."""
+    """Even lines have clicks, and one feature is the number of the line, so that there is something to learn."""
     write(tmp_path / "train.txt.gz", range(600))
     outcome, _ = trained(tmp_path / "run", 20, data=str(tmp_path))
     assert outcome.metrics["loss"] < 0.6
@@ -75,8 +75,8 @@ def test_each_category_has_a_table_of_each_part() -> None:
     outputs = model(features)
     assert outputs.shape == labels.shape == (32,)
     probability = tf.sigmoid(outputs)
-    wanted = -tf.reduce_mean(labels * tf.math.log(probability) + (1 - labels) * tf.math.log(1 - probability))
-    assert float(clicks.loss(labels, outputs)) == pytest.approx(float(wanted), rel=1e-5)
+    expected = -tf.reduce_mean(labels * tf.math.log(probability) + (1 - labels) * tf.math.log(1 - probability))
+    assert float(clicks.loss(labels, outputs)) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_negative_numbers_and_zero_are_numbers_too() -> None:
@@ -87,7 +87,7 @@ def test_negative_numbers_and_zero_are_numbers_too() -> None:
     assert len(np.unique(outputs)) == 4
 
 
-def test_the_auc_of_a_batch_and_of_an_evaluation() -> None:
+def test_a_batch_and_an_evaluation_have_the_exact_auc() -> None:
     rng = np.random.default_rng(2)
     labels, scores = rng.integers(0, 2, 400).astype(np.float32), np.round(rng.normal(0, 2, 400), 1).astype(np.float32)
     exact = planted_clicks.auc(scores, labels)

@@ -1,4 +1,4 @@
-"""criteo: the published format is read, dealt out and hashed; a wrong line is named by its file and number."""
+"""criteo: the published format is read, divided among readers and hashed; a wrong line is named by its file and number."""
 
 import gzip
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ ROWS = (100,) * criteo.CATEGORIES
 
 
 def numbers(batches: Sequence[Any]) -> list[int]:
-    """Return the lines' numbers, which `line` writes as the first number."""
+    """Return the numbers of the lines, which `line` writes as their first feature."""
     return [int(value) for features, _ in batches for value in features["numbers"].numpy()[:, 0]]
 
 
-def taken(files: criteo.Files, batches: int, **shard: int) -> list[int]:
+def read_numbers(files: criteo.Files, batches: int, **shard: int) -> list[int]:
     return numbers(list(criteo.batches(files, ROWS, Shard(10, **{"seed": 3, **shard})).take(batches)))
 
 
@@ -36,15 +36,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> criteo.Files:
 
 @pytest.fixture(scope="module")
 def straight(files: criteo.Files) -> list[int]:
-    """Return what the second reader of two takes, three epochs of it and more."""
-    return taken(files, 43, index=1, count=2)
+    """Return the numbers that the second of two readers takes in more than three epochs."""
+    return read_numbers(files, 43, index=1, count=2)
 
 
 def test_a_line_becomes_numbers_and_rows(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("1\t-2\t\t17.5" + "\t0" * 10 + "\t68fd1e64\t" + "\t80e26c9b" * 24 + "\n")
     (tmp_path / "eval.txt").write_text(line(0))
-    found = criteo.find(str(tmp_path))
-    ((features, labels),) = criteo.batches(found, ROWS, Shard(1, seed=0)).take(1)
+    log_files = criteo.find(str(tmp_path))
+    ((features, labels),) = criteo.batches(log_files, ROWS, Shard(1, seed=0)).take(1)
     np.testing.assert_array_equal(features["numbers"], [[-2, 0, 17.5, *[0] * 10]])
     assert features["categories"].dtype == tf.int64
     assert labels.numpy().tolist() == [1]
@@ -68,9 +68,9 @@ FIXED = [769854, 257646, 55571]
 @pytest.mark.parametrize("readers", [1, 2, 3])
 def test_readers_together_see_each_line_once_an_epoch_and_no_held_out_one(files: criteo.Files, readers: int) -> None:
     epoch = 270 // readers // 10
-    seen = [value for index in range(readers) for value in taken(files, epoch, index=index, count=readers)]
-    wanted = [number for number in range(300) if number % 10 != 9]
-    assert sorted(seen) == wanted[: len(seen)] if readers == 1 else set(seen) <= set(wanted)
+    seen = [value for index in range(readers) for value in read_numbers(files, epoch, index=index, count=readers)]
+    expected = [number for number in range(300) if number % 10 != 9]
+    assert sorted(seen) == expected[: len(seen)] if readers == 1 else set(seen) <= set(expected)
     assert len(set(seen)) == len(seen) == epoch * 10 * readers
 
 
@@ -81,50 +81,53 @@ def test_each_tenth_line_is_held_out(files: criteo.Files) -> None:
 
 
 @pytest.mark.parametrize("start", [1, 12, 13, 14, 27, 40])
-def test_a_reader_goes_on_where_it_was(files: criteo.Files, straight: list[int], start: int) -> None:
-    """13.5 batches an epoch: the starts are within the first, at its end and beyond it."""
-    assert taken(files, 3, index=1, count=2, start=start) == straight[start * 10 : start * 10 + 30]
+def test_a_resumed_reader_continues_exactly(files: criteo.Files, straight: list[int], start: int) -> None:
+    """An epoch has 13.5 batches: the starts are within the first epoch, at its end and beyond it."""
+    assert read_numbers(files, 3, index=1, count=2, start=start) == straight[start * 10 : start * 10 + 30]
 
 
-def test_epochs_seeds_and_readers_have_orders_of_their_own(files: criteo.Files) -> None:
-    both = taken(files, 54)
+def test_epochs_and_seeds_have_orders_of_their_own(files: criteo.Files) -> None:
+    both = read_numbers(files, 54)
     assert sorted(both[:270]) == sorted(both[270:])
     assert both[:270] != both[270:]
-    assert taken(files, 5, seed=4) != both[:50]
+    assert read_numbers(files, 5, seed=4) != both[:50]
 
 
-def test_batches_are_made_in_a_graph_as_workers_without_python_make_them(files: criteo.Files, straight: list[int]) -> None:
+def test_batches_can_be_made_in_a_graph_for_workers_without_python(files: criteo.Files, straight: list[int]) -> None:
     @tf.function(autograph=False)
     def data(index: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
         return criteo.batches(files, ROWS, Shard(10, seed=3, index=index, count=2, start=start))
 
-    made = data(tf.constant(1, tf.int64), tf.constant(15, tf.int64))
-    assert numbers(list(made.take(3))) == straight[150:180]
+    dataset = data(tf.constant(1, tf.int64), tf.constant(15, tf.int64))
+    assert numbers(list(dataset.take(3))) == straight[150:180]
 
 
-def test_gzip_gives_what_plain_text_gives(files: criteo.Files, straight: list[int], tmp_path: Path) -> None:
+def test_gzip_gives_the_same_as_plain_text(files: criteo.Files, straight: list[int], tmp_path: Path) -> None:
     (tmp_path / "train.txt.gz").write_bytes(gzip.compress(files.train[0].read_bytes()))
     packed = criteo.find(str(tmp_path))
     assert packed.examples == files.examples == 270
-    assert taken(packed, 43, index=1, count=2) == straight
+    assert read_numbers(packed, 43, index=1, count=2) == straight
 
 
 def test_the_last_of_several_days_is_held_out(tmp_path: Path) -> None:
     for day in (0, 2, 10):
         write(tmp_path / f"day_{day}.gz", range(day * 100, day * 100 + 20))
-    found = criteo.find(str(tmp_path))
-    assert ([path.name for path in found.train], [path.name for path in found.held_out]) == (["day_0.gz", "day_2.gz"], ["day_10.gz"])
-    assert found.examples == 40
-    assert sorted(taken(found, 4)) == [*range(20), *range(200, 220)]
-    assert numbers(list(criteo.once(found, ROWS, 100, 1000))) == list(range(1000, 1020))
+    log_files = criteo.find(str(tmp_path))
+    assert ([path.name for path in log_files.train], [path.name for path in log_files.held_out]) == (
+        ["day_0.gz", "day_2.gz"],
+        ["day_10.gz"],
+    )
+    assert log_files.examples == 40
+    assert sorted(read_numbers(log_files, 4)) == [*range(20), *range(200, 220)]
+    assert numbers(list(criteo.once(log_files, ROWS, 100, 1000))) == list(range(1000, 1020))
 
 
-def test_files_beside_them_are_not_read(tmp_path: Path) -> None:
+def test_other_files_are_not_read(tmp_path: Path) -> None:
     for name in ("train.txt", "eval.txt", "test.txt", "readme.txt"):
         write(tmp_path / name, range(20))
-    found = criteo.find(str(tmp_path))
-    assert ([path.name for path in found.train], [path.name for path in found.held_out]) == (["train.txt"], ["eval.txt"])
-    assert found.examples == 20
+    log_files = criteo.find(str(tmp_path))
+    assert ([path.name for path in log_files.train], [path.name for path in log_files.held_out]) == (["train.txt"], ["eval.txt"])
+    assert log_files.examples == 20
 
 
 def test_large_files_are_not_counted(files: criteo.Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +136,7 @@ def test_large_files_are_not_counted(files: criteo.Files, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    "wrong, found",
+    "wrong, message",
     [
         ("1\t2", r"found 2 fields in `1\t2`; expected 40 fields separated by tabs: a label, 13 numbers, 26 categories"),
         (line(3).partition("\t")[2], "found 39 fields in `3\t"),
@@ -144,21 +147,21 @@ def test_large_files_are_not_counted(files: criteo.Files, monkeypatch: pytest.Mo
     ],
 )
 @pytest.mark.parametrize("at", [3, 250])
-def test_a_wrong_line_is_named(tmp_path: Path, wrong: str, found: str, at: int) -> None:
-    """Among the first before training starts, with exit code 2; a later one where it is read."""
+def test_a_wrong_line_is_named(tmp_path: Path, wrong: str, message: str, at: int) -> None:
+    """One of the first lines is refused before training starts, with exit code 2; a later one when it is read."""
     lines = [line(number) for number in range(300)]
     lines[at] = wrong
     path = tmp_path / "train.txt"
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(DataError if at < criteo.CHECKED else tf.errors.InvalidArgumentError) as raised:
-        taken(criteo.find(str(tmp_path)), 30)
-    told = str(raised.value) if at < criteo.CHECKED else error_line(raised.value).replace("\\t", "\t")
-    assert f"{path}, line {at + 1}: " in told
-    assert found.replace("\\t", "\t") in told
-    assert "Correct that line or remove it." in told
+        read_numbers(criteo.find(str(tmp_path)), 30)
+    error = str(raised.value) if at < criteo.CHECKED else error_line(raised.value).replace("\\t", "\t")
+    assert f"{path}, line {at + 1}: " in error
+    assert message.replace("\\t", "\t") in error
+    assert "Correct that line or remove it." in error
 
 
-def test_a_wrong_line_is_found_whatever_the_file(tmp_path: Path) -> None:
+def test_a_wrong_line_is_found_in_each_file(tmp_path: Path) -> None:
     write(tmp_path / "day_0", range(10))
     (tmp_path / "day_1").write_text("no log\n")
     with pytest.raises(DataError, match="day_1, line 1: found 1 fields in `no log`"):
@@ -166,7 +169,7 @@ def test_a_wrong_line_is_found_whatever_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, content, found",
+    "name, content, message",
     [
         ("readme.txt", b"", r"found readme\.txt; expected train\.txt or day_0, day_1, \.\.\., with or without \.gz"),
         ("train.txt", b"", "found no lines; expected at least one"),
@@ -175,13 +178,13 @@ def test_a_wrong_line_is_found_whatever_the_file(tmp_path: Path) -> None:
         ("train.txt.gz", gzip.compress(b"", mtime=0)[:10] + b"\xff" * 100, "found damaged gzip data; expected a whole gzip file"),
     ],
 )
-def test_wrong_files_are_named(tmp_path: Path, name: str, content: bytes, found: str) -> None:
+def test_wrong_files_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=found):
+    with pytest.raises(DataError, match=message):
         criteo.find(str(tmp_path))
 
 
-def test_a_directory_must_be_there(tmp_path: Path) -> None:
+def test_a_directory_and_its_files_must_exist(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"train\.data {tmp_path}/no: no such directory on this machine\. Expected `synthetic`, or"):
         criteo.find(f"{tmp_path}/no")
     with pytest.raises(DataError, match=f"{tmp_path}: found no file; expected train.txt"):

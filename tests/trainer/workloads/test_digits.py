@@ -1,4 +1,4 @@
-"""Synthetic digits: the same for the same seed, each digit as frequent, and no two alike."""
+"""Synthetic digits: the same for the same seed, each digit equally frequent, and no two equal."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def test_same_seed_gives_the_same_digits_and_another_seed_others() -> None:
     assert (images != others).any(axis=(1, 2)).all()
 
 
-def test_shape_range_and_frequency() -> None:
+def test_digits_have_the_shape_of_mnist_a_wide_range_and_similar_frequencies() -> None:
     images, labels = digits.draw(3001, seed=0)
     assert images.shape == (3001, 28, 28)
     assert labels.shape == (3001,)

@@ -1,4 +1,4 @@
-"""docs/workloads.md: its example works as it stands; its tables, and those of docs/programs.md, are the catalog's."""
+"""docs/workloads.md: its examples work as printed; its tables, and those of docs/programs.md, are the catalog's."""
 
 import re
 import sys
@@ -22,14 +22,14 @@ PAGES = PAGE + (DOCS / "programs.md").read_text(encoding="utf-8")
 
 @pytest.fixture
 def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The page's programs as modules, by what each has of its own."""
+    """Write the page's programs as modules; each is found by a text that only it has."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     for module, mark in (("circle", "circle.compile"), ("function", "def line("), ("line", "class Line")):
-        (found,) = [block for block in blocks if mark in block]
+        (program,) = [block for block in blocks if mark in block]
         if module == "circle":
-            found += next(block for block in blocks if block.startswith("def callbacks("))
-        assert len(found.splitlines()) <= 45
-        (tmp_path / f"{module}.py").write_text(found)
+            program += next(block for block in blocks if block.startswith("def callbacks("))
+        assert len(program.splitlines()) <= 45
+        (tmp_path / f"{module}.py").write_text(program)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     for module in ("circle", "function", "line"):
@@ -49,7 +49,7 @@ def test_the_example_of_a_users_class_learns() -> None:
 @pytest.mark.usefixtures("examples")
 def test_the_example_of_a_compiled_model_learns() -> None:
     workload: Any = load_workload(Train.model_validate({"workload": "circle:model", "params": {"units": 24, "patience": 4}}))
-    assert [one.patience for one in workload.callbacks() if isinstance(one, keras.callbacks.EarlyStopping)] == [4]
+    assert [callback.patience for callback in workload.callbacks() if isinstance(callback, keras.callbacks.EarlyStopping)] == [4]
     model = workload.model()
     train(workload, model, 300)
     assert accuracy(workload, model) > 0.9
@@ -60,13 +60,15 @@ def test_the_example_of_a_model_function_learns() -> None:
     workload = load_workload(Train.model_validate({"workload": "function:line", "params": {"learning_rate": 0.1}}))
     model = workload.model()
     train(workload, model, 200)
-    slope, offset = (float(keras.ops.squeeze(variable)) for variable in sorted(model.trainable_variables, key=lambda v: -v.shape.rank))
+    slope, offset = (
+        float(keras.ops.squeeze(variable)) for variable in sorted(model.trainable_variables, key=lambda variable: -variable.shape.rank)
+    )
     assert slope == pytest.approx(3, abs=0.1)
     assert offset == pytest.approx(0, abs=0.1)
 
 
 @pytest.mark.parametrize("name", sorted(CATALOG))
-def test_the_tables_are_the_catalogs(name: str) -> None:
+def test_the_tables_match_the_catalog(name: str) -> None:
     section = PAGES.split(f"`train.params` of {name}:")[1].split("`train.params` of")[0].split("##")[0]
     documented = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (.*) \|$", section, re.MULTILINE)
     fields = CATALOG[name].params.model_fields

@@ -1,4 +1,4 @@
-"""Two replicas train a compiled Keras model as `fit` does one on both of their batches, or say why not."""
+"""Two replicas train a compiled Keras model like `fit` with both of their batches joined, or refuse it with the reason."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.trainer.workloads.drive_fit import REFUSED, SAME
 pytestmark = [pytest.mark.slow, pytest.mark.takes_minutes, pytest.mark.timeout(600)]
 
 DRIVER = Path(__file__).with_name("drive_fit.py")
-WORDS = {
+MESSAGES = {
     "guide": "has train_step of its own, which parameter_server does not run: .* Use strategy single, mirrored or multi_worker_mirrored",
     "moving": "compute_loss of Moving changes .*seen, which parameter_server does not save",
     "summed": "a loss whose reduction is 'sum', but a step takes the mean of its 2 batches; use reduction='sum_over_batch_size'",
@@ -27,18 +27,18 @@ WORDS = {
 
 
 @pytest.fixture(scope="module", params=SAME)
-def reported(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    done = forked.run([sys.executable, str(DRIVER), request.param], timeout=580, preload=forked.TENSORFLOW)
-    assert done.stdout, done.stderr[-4000:]
-    return request.param, json.loads(done.stdout.splitlines()[-1])
+def strategy_report(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    result = forked.run([sys.executable, str(DRIVER), request.param], timeout=580, preload=forked.TENSORFLOW)
+    assert result.stdout, result.stderr[-4000:]
+    return request.param, json.loads(result.stdout.splitlines()[-1])
 
 
-def test_they_learn_what_one_learns_from_both_batches(reported: tuple[str, dict[str, Any]]) -> None:
-    strategy, report = reported
+def test_replicas_learn_the_same_as_one_process_from_both_batches(strategy_report: tuple[str, dict[str, Any]]) -> None:
+    strategy, report = strategy_report
     assert {name: values for name in SAME[strategy] if max((values := report[name]).values()) > 1e-4} == {}
 
 
-def test_what_they_cannot_follow_is_refused_in_words(reported: tuple[str, dict[str, Any]]) -> None:
-    strategy, report = reported
+def test_a_model_that_replicas_cannot_train_is_refused_with_the_reason(strategy_report: tuple[str, dict[str, Any]]) -> None:
+    strategy, report = strategy_report
     for name in REFUSED[strategy]:
-        assert re.search(WORDS[name], report.get(name, "it trained")), name
+        assert re.search(MESSAGES[name], report.get(name, "it trained")), name

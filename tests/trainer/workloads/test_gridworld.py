@@ -41,7 +41,7 @@ def reference_picture(hero: int, things: list[int]) -> np.ndarray:
     return picture
 
 
-def test_everything_starts_on_a_cell_of_its_own_anywhere() -> None:
+def test_everything_starts_on_a_random_cell_of_its_own() -> None:
     boards = gridworld.start(2000, seed(0))
     cells = np.concatenate([boards.hero[:, None], boards.things], axis=1)
     assert cells.shape == (2000, 1 + THINGS)
@@ -62,15 +62,15 @@ def test_the_hero_moves_one_cell_and_stops_at_the_border(hero: int) -> None:
 
 
 @pytest.mark.parametrize("place", range(THINGS))
-def test_what_is_touched_is_rewarded_and_appears_again_on_a_free_cell(place: int) -> None:
+def test_a_touched_thing_is_rewarded_and_reappears_on_a_free_cell(place: int) -> None:
     things = [0, 1, 2, 3, 4, 5]
     things[place] = CENTRE - SIDE
     before = Boards(tf.fill([3000], CENTRE), tf.repeat(tf.constant([things]), 3000, axis=0))
     after, rewards = gridworld.step(before, tf.fill([3000], UP), seed(2))
     assert set(rewards.numpy()) == {1.0 if place < GOALS else -1.0}
     others = [cell for i, cell in enumerate(things) if i != place]
-    kept = np.delete(after.things.numpy(), place, axis=1)
-    assert (kept == others).all()
+    untouched = np.delete(after.things.numpy(), place, axis=1)
+    assert (untouched == others).all()
     free = set(range(CELLS)) - set(others) - {CENTRE - SIDE}
     counts = np.bincount(after.things.numpy()[:, place], minlength=CELLS)
     assert {cell for cell in range(CELLS) if counts[cell]} == free
@@ -85,9 +85,9 @@ def test_many_boards_follow_the_rules_for_whole_episodes() -> None:
     for number in range(gridworld.EPISODE):
         actions = random.integers(ACTIONS, size=64).astype(np.int32)
         after, gained = gridworld.step(boards, tf.constant(actions), seed(100 + number))
-        heroes, of_all, heroes_after, of_all_after, rewards = (part.numpy().tolist() for part in (*boards, *after, gained))
+        heroes, all_things, heroes_after, all_things_after, rewards = (part.numpy().tolist() for part in (*boards, *after, gained))
         for i in range(64):
-            hero, things, moved = reference_cell(heroes[i], actions[i]), of_all[i], of_all_after[i]
+            hero, things, moved = reference_cell(heroes[i], actions[i]), all_things[i], all_things_after[i]
             touched = [place for place, cell in enumerate(things) if cell == hero]
             assert heroes_after[i] == hero
             assert rewards[i] == sum(1.0 if place < GOALS else -1.0 for place in touched)
@@ -96,7 +96,7 @@ def test_many_boards_follow_the_rules_for_whole_episodes() -> None:
         boards = after
 
 
-def test_the_same_seed_gives_the_same_game_and_another_one_another() -> None:
+def test_the_same_seed_gives_the_same_game_and_another_seed_another_game() -> None:
     boards = gridworld.start(50, seed(5))
     assert (gridworld.start(50, seed(5)).things.numpy() == boards.things.numpy()).all()
     assert (gridworld.start(50, seed(6)).things.numpy() != boards.things.numpy()).any()

@@ -41,7 +41,7 @@ def weights_of(network: Dueling) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(weight.value) for weight in network.weights]
 
 
-def test_the_network_is_that_of_convolutions_over_the_whole_picture() -> None:
+def test_the_network_equals_convolutions_over_the_whole_picture() -> None:
     network = Dueling([4, 6, 8], 16)
     conv1, conv2, conv3, conv4, advantage, value = weights_of(network)
     small = gridworld.small_pictures(gridworld.start(20, tf.constant([1, 2])))
@@ -61,7 +61,7 @@ def test_epsilon_falls_in_a_line_after_the_random_moves() -> None:
     assert [published.epsilon(step) for step in (0, 9_999, 10_000, 15_000, 20_000, 400_000)] == pytest.approx([1, 1, 1, 0.55, 0.1, 0.1])
 
 
-def test_an_update_belongs_to_every_fourth_move_after_the_random_ones() -> None:
+def test_every_fourth_move_after_the_random_ones_has_an_update() -> None:
     published = GridworldDqn(params={}, data="synthetic", seed=0)
     assert published.updates(0, 10_000) == 0
     assert published.updates(9_990, 10_008) == 2
@@ -72,7 +72,7 @@ def test_an_update_belongs_to_every_fourth_move_after_the_random_ones() -> None:
 
 @pytest.fixture(scope="module")
 def player() -> GridworldDqn:
-    """An agent as it is by itself, whose moves are traced once."""
+    """An agent with the small parameters only; the tests share it, so that its moves are traced once."""
     return agent()
 
 
@@ -84,11 +84,11 @@ def test_moves_follow_one_another_by_the_rules_and_episodes_have_fifty(player: G
     assert (after[..., 0] == places[..., 0] * 5 + places[..., 1]).all()
     touched = before[..., 1:] == after[..., :1]
     assert (reward == touched[..., :GOALS].sum(-1) - touched[..., GOALS:].sum(-1)).all()
-    goes_on = (before[1:] == after[:-1]).all((1, 2))
-    assert [i + 1 for i, same in enumerate(goes_on) if not same] == [EPISODE, 2 * EPISODE]
+    continues = (before[1:] == after[:-1]).all((1, 2))
+    assert [i + 1 for i, same in enumerate(continues) if not same] == [EPISODE, 2 * EPISODE]
 
 
-def test_where_it_does_not_move_at_random_it_takes_the_best_action(player: GridworldDqn) -> None:
+def test_a_move_that_is_not_random_is_the_best_action(player: GridworldDqn) -> None:
     model = player.model()
     rows = play(player, weights_of(model.online), 20, 0.0).reshape(200, -1)
     assert (rows[:, BOARD] == np.argmax(model.online(small_pictures(rows[:, :BOARD])), 1)).all()
@@ -96,7 +96,7 @@ def test_where_it_does_not_move_at_random_it_takes_the_best_action(player: Gridw
     assert np.bincount(random.ravel()).min() > 500 - 5 * 500**0.5  # of 2,000, each action a quarter
 
 
-def test_measured_are_the_reward_of_an_episode_and_the_best_actions_value(player: GridworldDqn) -> None:
+def test_the_measures_are_the_reward_of_an_episode_and_the_best_actions_value(player: GridworldDqn) -> None:
     model = player.model()
     games, seed = player.start(10, player=0, step=0)
     _, rows, sums = player._play(weights_of(model.online), games, tf.constant(0), tf.constant(30), tf.constant(0.3), seed)
@@ -108,17 +108,17 @@ def test_an_update_moves_values_towards_the_double_q_target_and_the_target_netwo
     player = agent(gamma=0.9, target_rate=0.25)
     model, optimizer = player.model(), player.optimizer()
     optimizer.build(model.trainable_variables)
-    for weight in model.target.weights:  # another network than the one that learns
+    for weight in model.target.weights:  # not the network that learns
         weight.assign(weight.value * 0.5 + 0.01)
     row = play(player, weights_of(model.online), 1, 1.0, count=1)[0]
-    # The same move four thousand times: whatever is drawn from the replay is known.
+    # The same move four thousand times, so that each draw from the replay is known.
     rows = np.repeat(row, 4000, axis=0)
     before, after = small_pictures(row[:, :BOARD]), small_pictures(row[:, BOARD + 2 :])
     best = int(np.argmax(model.online(after)[0]))
     goal = row[0, BOARD + 1] + 0.9 * float(model.target(after)[0, best])
     error = goal - float(model.online(before)[0, row[0, BOARD]])
     start = [weight.value.numpy() for weight in model.target.weights]
-    learn = tf.function(player.learn, autograph=False)  # as in training: in a graph, where nothing but the data tells an order
+    learn = tf.function(player.learn, autograph=False)  # in a graph, as in training, where only the data determines an order
     loss = learn(model, optimizer, tf.constant(rows), tf.constant(0), tf.constant(1), 32)
     assert float(loss) == pytest.approx(error**2, rel=1e-3)
     assert abs(goal - float(model.online(before)[0, row[0, BOARD]])) < abs(error)
@@ -137,9 +137,9 @@ def test_the_replay_is_a_ring_that_holds_the_last_moves() -> None:
     assert (model.replay.value.numpy() == np.concatenate([rows[10_000:], rows[2000:10_000]])).all()
 
 
-def test_players_draw_other_games_and_the_same_ones_again() -> None:
+def test_players_draw_different_games_and_each_the_same_ones_again() -> None:
     player = agent()
-    first, again, other, later = (player.start(50, *of)[0].numpy() for of in ((0, 0), (0, 0), (1, 0), (0, 64)))
+    first, again, other, later = (player.start(50, *player_and_step)[0].numpy() for player_and_step in ((0, 0), (0, 0), (1, 0), (0, 64)))
     assert (first == again).all()
     assert (first != other).any()
     assert (first != later).any()
@@ -157,7 +157,7 @@ def test_the_film_shows_an_episode_move_by_move(player: GridworldDqn, tmp_path: 
             film.seek(number)
             durations.append(film.info["duration"])
             pictures.append(np.asarray(film.convert("RGB")))
-    # A frame that shows the same as the one before it makes that one longer.
+    # A frame that equals the one before it lengthens that one.
     assert sum(durations) == (EPISODE + 1) * 200
     assert len(pictures) > 1
     for picture in pictures:
@@ -180,7 +180,7 @@ def test_wrong_parameters_are_named_together() -> None:
         GridworldDqn(params={}, data="somewhere", seed=0)
 
 
-def test_keras_counts_what_is_learned_alone_as_trainable() -> None:
+def test_only_the_learned_variables_are_trainable() -> None:
     model = agent().model()
     assert isinstance(model, keras.Model)
     assert [variable.path.split("/")[-2:][0] for variable in model.trainable_variables] == ["online"] * 6

@@ -16,17 +16,17 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 
 def encoded(array: np.ndarray, kind: int = 8) -> bytes:
-    """An array of bytes in IDX format."""
+    """Return an array of bytes in IDX format."""
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, kind, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
 
 
 def digits(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Any images and labels."""
+    """Return random images and labels."""
     rng = np.random.default_rng(count)
     return rng.integers(0, 256, (count, 28, 28), dtype=np.uint8), (np.arange(count) % 10).astype(np.uint8)
 
 
-def put(directory: Path, images: bytes, labels: bytes) -> None:
+def write_pair(directory: Path, images: bytes, labels: bytes) -> None:
     """Write a training pair under its published names."""
     (directory / IMAGES).write_bytes(images)
     (directory / LABELS).write_bytes(labels)
@@ -74,7 +74,7 @@ WRONG: dict[str, tuple[bytes, bytes, str]] = {
 
 @pytest.mark.parametrize("images,labels,message", WRONG.values(), ids=WRONG)
 def test_a_wrong_file_is_named_with_what_was_found_and_expected(tmp_path: Path, images: bytes, labels: bytes, message: str) -> None:
-    put(tmp_path, images, labels)
+    write_pair(tmp_path, images, labels)
     with pytest.raises(DataError, match=re.escape(str(tmp_path)) + "/" + message):
         idx.read_pair(str(tmp_path), "train")
 
@@ -108,12 +108,12 @@ def test_a_wrong_gzip_file_is_named(tmp_path: Path, write: Callable[[Path], None
         idx.read_pair(str(tmp_path), "train")
 
 
-def test_a_missing_directory_says_what_data_may_be() -> None:
+def test_the_error_of_a_missing_directory_lists_the_values_of_data() -> None:
     with pytest.raises(DataError, match=r"train\.data /no/such/place: no such directory.*`synthetic`, `download`, or a directory"):
         mnist_data.load("/no/such/place")
 
 
-def test_a_missing_file_is_named_beside_what_is_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_beside_the_existing_files(tmp_path: Path) -> None:
     (tmp_path / IMAGES).write_bytes(GOOD_IMAGES)
     with pytest.raises(DataError, match=rf"{LABELS}: found no such file, with or without \.gz \(the directory holds {IMAGES}\)"):
         idx.read_pair(str(tmp_path), "train")
@@ -121,7 +121,7 @@ def test_a_missing_file_is_named_beside_what_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_dac_override")
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
-    put(tmp_path, GOOD_IMAGES, GOOD_LABELS)
+    write_pair(tmp_path, GOOD_IMAGES, GOOD_LABELS)
     (tmp_path / IMAGES).chmod(0)
     with pytest.raises(DataError, match=rf"{IMAGES}: found it cannot be read \(Permission denied\)"):
         idx.read_pair(str(tmp_path), "train")

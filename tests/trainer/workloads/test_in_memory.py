@@ -13,13 +13,13 @@ from trainer.workloads.protocol import Shard
 
 
 def examples(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs that tell their own number, and targets that must stay with them."""
+    """Return inputs that encode their own number, and targets that must stay with them."""
     number = np.arange(count)
     return np.stack([number % 256, number // 256], axis=1).astype(np.uint8), (number * 3).astype(np.int32)
 
 
 def numbers(shard: Shard, batches: int, count: int) -> np.ndarray:
-    """Which examples the first batches hold, [batches, batch_size], read from the inputs and checked against the targets."""
+    """Return the numbers of the examples in the first batches, [batches, batch_size], read from the inputs and checked against the targets."""
     drawn = []
     for inputs, targets in islice(in_memory.batches(*examples(count), shard), batches):
         assert inputs.shape == (shard.batch_size, 2)
@@ -29,7 +29,7 @@ def numbers(shard: Shard, batches: int, count: int) -> np.ndarray:
     return np.array(drawn)
 
 
-def test_dtypes_and_static_shapes_are_kept() -> None:
+def test_batches_have_the_dtypes_of_the_arrays_and_static_shapes() -> None:
     inputs, targets = in_memory.batches(*examples(50), Shard(8, seed=0)).element_spec
     assert (inputs.shape, inputs.dtype) == ((8, 2), tf.uint8)
     assert (targets.shape, targets.dtype) == ((8,), tf.int32)
@@ -43,7 +43,7 @@ def test_same_seed_gives_the_same_stream_and_another_seed_another() -> None:
 
 @pytest.fixture(scope="module")
 def whole() -> np.ndarray:
-    """Return what the second reader of three draws."""
+    """Return the batches of the second of three readers."""
     return numbers(Shard(7, seed=3, index=1, count=3), 270, 101)
 
 
@@ -66,14 +66,14 @@ def test_readers_together_see_each_example_once_an_epoch(readers: int) -> None:
     drawn = [numbers(Shard(10, seed=1, index=index, count=readers), 3 * batches, 1000) for index in range(readers)]
     epochs = []
     for epoch in range(3):
-        seen = np.concatenate([one[epoch * batches : (epoch + 1) * batches].ravel() for one in drawn])
+        seen = np.concatenate([reader[epoch * batches : (epoch + 1) * batches].ravel() for reader in drawn])
         assert sorted(seen) == list(range(1000))
         epochs.append(seen)
     assert (epochs[0] != epochs[1]).mean() > 0.9
     assert (epochs[1] != epochs[2]).mean() > 0.9
 
 
-def test_nothing_is_dropped_where_batches_do_not_divide_an_epoch() -> None:
+def test_no_example_is_dropped_if_batches_do_not_divide_an_epoch() -> None:
     drawn = numbers(Shard(32, seed=5), 100, 100).ravel()
     for epoch in range(32):
         assert sorted(drawn[epoch * 100 : (epoch + 1) * 100]) == list(range(100))
@@ -92,7 +92,7 @@ def test_examples_are_mixed_not_rotated() -> None:
     assert 0.4 < halves.mean() < 0.6
 
 
-def test_traced_for_a_remote_worker_with_tensors_for_index_and_start() -> None:
+def test_batches_can_be_traced_for_a_remote_worker_with_tensors_for_index_and_start() -> None:
     inputs, targets = examples(90)
 
     @tf.function
@@ -106,7 +106,7 @@ def test_traced_for_a_remote_worker_with_tensors_for_index_and_start() -> None:
     np.testing.assert_array_equal(traced, numbers(Shard(9, seed=2, index=1, count=2, start=42), 1, 90)[0] * 3)
 
 
-def test_once_gives_all_in_order_with_a_smaller_last_batch() -> None:
+def test_once_gives_all_examples_in_order_with_a_smaller_last_batch() -> None:
     inputs, targets = examples(25)
     batches = list(in_memory.once(inputs, targets, 10))
     assert [len(labels) for _, labels in batches] == [10, 10, 5]
@@ -123,16 +123,16 @@ def test_inputs_without_targets_are_refused(targets: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("gpus,ahead", [([], 0), (["GPU:0"], in_memory.PREFETCHED_BATCHES)])
-def test_batches_are_made_while_gpus_compute_and_only_then(gpus: list[str], ahead: int) -> None:
-    made: list[int] = []
+def test_batches_are_prefetched_only_for_gpus(gpus: list[str], ahead: int) -> None:
+    produced: list[int] = []
 
-    def count(number: int) -> int:
-        made.append(number)
+    def record(number: int) -> int:
+        produced.append(number)
         return number
 
-    numbers = tf.data.Dataset.range(100).map(lambda n: tf.numpy_function(count, [n], tf.int64))
+    numbers = tf.data.Dataset.range(100).map(lambda number: tf.numpy_function(record, [number], tf.int64))
     batches = iter(in_memory.prefetched(numbers, gpus).with_options(in_memory.options()))
     assert int(next(batches)) == 0
-    until("what is made ahead", lambda: len(made) >= 1 + ahead, seen=lambda: made)
-    assert made == list(range(1 + ahead))
+    until("the batches made ahead", lambda: len(produced) >= 1 + ahead, seen=lambda: produced)
+    assert produced == list(range(1 + ahead))
     assert [int(number) for number in islice(batches, 5)] == [1, 2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""A compiled Keras model is trained and evaluated by one process as Keras's own `fit` and `evaluate` do it."""
+"""One process trains and evaluates a compiled Keras model as Keras's own `fit` and `evaluate` do."""
 
 import functools
 import sys
@@ -23,14 +23,14 @@ def models() -> Iterator[dict[str, Source]]:
     sys.modules.pop("fitted", None)
 
 
-def trained(source: Source, more: dict[str, Any] | None = None, **train: Any) -> Fitted:
-    made = workload(source, **(more or {}))
-    return by_trainer(LocalSession(made, job_of(**train), AllReduce()), made)
+def trained(source: Source, definitions: dict[str, Any] | None = None, **train: Any) -> Fitted:
+    keras_model = workload(source, **(definitions or {}))
+    return by_trainer(LocalSession(keras_model, job_of(**train), AllReduce()), keras_model)
 
 
 @pytest.fixture(scope="module")
-def by_name(models: dict[str, Source]) -> Callable[[str], Fitted]:
-    """Return a function that trains a model with nothing else set, each once for all tests."""
+def trained_once(models: dict[str, Source]) -> Callable[[str], Fitted]:
+    """Return a function that trains a model with the default options, each once for all tests."""
     return functools.cache(lambda name: trained(models[name]))
 
 
@@ -59,25 +59,25 @@ def by_name(models: dict[str, Source]) -> Callable[[str], Fitted]:
         "parts",
     ],
 )
-def test_training_and_evaluation_are_those_of_fit(models: dict[str, Source], by_name: Callable[[str], Fitted], name: str) -> None:
-    theirs, ours = by_keras(models[name]), by_name(name)
-    assert ours.evaluated.keys() == theirs.evaluated.keys() - {"side_loss", "first_loss"}  # the parts of a loss are not told
+def test_training_and_evaluation_equal_those_of_fit(models: dict[str, Source], trained_once: Callable[[str], Fitted], name: str) -> None:
+    theirs, ours = by_keras(models[name]), trained_once(name)
+    assert ours.evaluated.keys() == theirs.evaluated.keys() - {"side_loss", "first_loss"}  # the parts of a loss are not reported
     assert ours.reported.keys() == ours.evaluated.keys()
     assert max(ours.differences(theirs).values()) < 1e-4
-    if name not in ("nested", "perturbed"):  # of those `fit` tells the loss metric, which they do not update
+    if name not in ("nested", "perturbed"):  # for these `fit` reports the loss metric, which they do not update
         assert ours.reported["loss"] == pytest.approx(theirs.reported["loss"], abs=1e-4)
 
 
-def test_one_replica_may_apply_gradients_as_often_as_it_likes(by_name: Callable[[str], Fitted]) -> None:
-    assert by_name("twice").differences(by_name("plain"))["weights"] < 1e-5
+def test_one_replica_may_apply_gradients_more_than_once(trained_once: Callable[[str], Fitted]) -> None:
+    assert trained_once("twice").differences(trained_once("plain"))["weights"] < 1e-5
 
 
-def test_classes_weigh_what_they_weigh_in_fit(models: dict[str, Source], by_name: Callable[[str], Fitted]) -> None:
+def test_class_weights_have_the_effect_that_they_have_in_fit(models: dict[str, Source], trained_once: Callable[[str], Fitted]) -> None:
     weights = {0: 1.0, 1: 3.0}
     theirs = by_keras(models["plain"], {"class_weight": weights})
     ours = trained(models["plain"], {"class_weight": lambda: weights})
     assert max(ours.differences(theirs).values()) < 1e-4
-    assert max(ours.differences(by_name("plain")).values()) > 1e-3
+    assert max(ours.differences(trained_once("plain")).values()) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -96,19 +96,21 @@ def test_classes_weigh_what_they_weigh_in_fit(models: dict[str, Source], by_name
         ("counted", {"jit_compile": True}, r"train\.jit_compile changes .* has compute_metrics of its own"),
     ],
 )
-def test_what_a_step_of_its_own_cannot_have_is_refused(models: dict[str, Source], name: str, train: dict[str, Any], message: str) -> None:
+def test_options_that_a_custom_step_cannot_have_are_refused(
+    models: dict[str, Source], name: str, train: dict[str, Any], message: str
+) -> None:
     with pytest.raises(WorkloadError, match=message):
         trained(models[name], **train)
 
 
-def test_what_layers_add_is_a_loss_for_evaluations(models: dict[str, Source]) -> None:
+def test_losses_of_layers_are_a_loss_for_evaluations(models: dict[str, Source]) -> None:
     assert trained(models["pulled"]).reported["loss"] > 0
 
 
-def test_clipping_and_the_learning_rate_of_the_spec_hold_for_a_step_of_its_own(
-    models: dict[str, Source], by_name: Callable[[str], Fitted]
+def test_clipping_and_the_learning_rate_of_the_spec_apply_to_a_custom_step(
+    models: dict[str, Source], trained_once: Callable[[str], Fitted]
 ) -> None:
-    asked = {"learning_rate": {"initial": 0.5}, "gradients": {"clip_global_norm": 0.05}}
-    own, engines = trained(models["guide"], **asked), trained(models["plain"], **asked)
-    assert max(own.differences(engines).values()) < 1e-5
-    assert max(own.differences(by_name("guide")).values()) > 1e-3
+    options = {"learning_rate": {"initial": 0.5}, "gradients": {"clip_global_norm": 0.05}}
+    custom, standard = trained(models["guide"], **options), trained(models["plain"], **options)
+    assert max(custom.differences(standard).values()) < 1e-5
+    assert max(custom.differences(trained_once("guide")).values()) > 1e-3

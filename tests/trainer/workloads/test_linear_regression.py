@@ -1,4 +1,4 @@
-"""linear_regression: ends at the line through its points, saves by the clock, keeps one checkpoint, goes on from it."""
+"""linear_regression: ends at the line through its points, saves by the clock, keeps one checkpoint, resumes from it."""
 
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,15 @@ def workload() -> LinearRegression:
 
 def trained(run_dir: Path, steps: int, stop_after: int | None = None, **train: Any) -> tuple[Any, Output]:
     values = {"run": "line", "run_dir": str(run_dir), "scratch_dir": str(run_dir / "scratch")}
-    chosen = job(TrainerSettings.model_validate({**values, "train": {"workload": "linear_regression", "steps": steps, **train}}))
+    train_job = job(TrainerSettings.model_validate({**values, "train": {"workload": "linear_regression", "steps": steps, **train}}))
     line = LinearRegression(params={}, data="synthetic", seed=0)
-    session = LocalSession(line, chosen, AllReduce())
+    session = LocalSession(line, train_job, AllReduce())
     output = Output()
     stopped = (lambda: session.step >= stop_after) if stop_after else (lambda: False)
-    return loop.run(session, line, chosen, Reporter("chief", output), stopped), output
+    return loop.run(session, line, train_job, Reporter("chief", output), stopped), output
 
 
-def test_what_it_does_by_default() -> None:
+def test_steps_checkpoints_and_optimizer_have_their_defaults() -> None:
     train = with_defaults(Train(workload="linear_regression"))
     assert (train.steps, train.batch_size) == (2000 * 100, 1)
     assert (train.checkpoint.every_seconds, train.checkpoint.every_steps, train.checkpoint.keep) == (50, None, 1)
@@ -46,7 +46,7 @@ def test_what_it_does_by_default() -> None:
     assert float(optimizer.learning_rate) == pytest.approx(0.001)
 
 
-def test_the_points_lie_about_the_line(workload: LinearRegression) -> None:
+def test_the_points_lie_around_the_line(workload: LinearRegression) -> None:
     assert workload.x.shape == workload.y.shape == (100, 1)
     assert (workload.x.min(), workload.x.max()) == (-1, 1)
     np.testing.assert_array_equal(workload.y, LinearRegression(params={}, data="synthetic", seed=9).y)
@@ -63,7 +63,7 @@ def test_outputs_hold_the_line_beside_its_predictions(workload: LinearRegression
     assert {name: float(value) for name, value in workload.metrics(y, outputs).items()} == {"w": 3, "b": -1}
 
 
-def test_it_ends_near_w_2_and_b_0_and_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+def test_it_ends_near_w_2_and_b_0_and_resumes_where_it_was_stopped(tmp_path: Path) -> None:
     straight, _ = trained(tmp_path / "straight", 10_000)
     assert straight.metrics["w"] == pytest.approx(2, abs=0.15)
     assert straight.metrics["b"] == pytest.approx(0, abs=0.1)

@@ -15,7 +15,7 @@ from trainer.workloads.protocol import Agent
 WHOLE = """
 class Whole:
     def __init__(self, params, data, seed):
-        self.given = (params, data, seed)
+        self.arguments = (params, data, seed)
     def model(self): ...
     def optimizer(self): ...
     def loss(self, targets, outputs): ...
@@ -70,7 +70,7 @@ def _example(workload: object) -> tuple[object, object]:
 
 
 @pytest.mark.parametrize("name", sorted(CATALOG))
-def test_an_agent_is_told_from_a_workload_that_is_given_data(name: str) -> None:
+def test_only_an_agent_is_loaded_as_an_agent(name: str) -> None:
     agent = load_agent(with_defaults(Train(workload=name)))
     assert (agent is not None) == (name == "gridworld_dqn")
     assert agent is None or isinstance(agent, Agent)
@@ -79,7 +79,7 @@ def test_an_agent_is_told_from_a_workload_that_is_given_data(name: str) -> None:
 @pytest.mark.usefixtures("code")
 def test_a_users_class_gets_params_data_and_seed() -> None:
     workload = load_workload(Train(workload="mine.whole:Whole", params={"a": 1}, data="/d", seed=5))
-    assert workload.given == ({"a": 1}, "/d", 5)  # type: ignore[attr-defined]
+    assert workload.arguments == ({"a": 1}, "/d", 5)  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("code")
@@ -105,7 +105,7 @@ def test_a_users_class_gets_params_data_and_seed() -> None:
         ("mine.whole:Picky", r"RuntimeError: no layer of -1 units \(.*whole\.py:\d+\)"),
     ],
 )
-def test_what_is_wrong_is_said(name: str, message: str) -> None:
+def test_each_mistake_is_named(name: str, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         load_workload(Train(workload=name))
 

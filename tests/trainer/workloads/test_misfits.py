@@ -1,4 +1,4 @@
-"""A Keras model that does not fit its data: the one line that a run ends with. Nothing is refused before Keras refuses it."""
+"""A Keras model that does not fit its data: the one line with which a run ends. The trainer refuses nothing before Keras does."""
 
 import re
 from collections.abc import Callable
@@ -35,17 +35,17 @@ def zeros(*shape: int) -> np.ndarray:
     return np.zeros((20, *shape), np.float32)
 
 
-def error_of(made: KerasModel) -> Exception:
-    """Return the error of a first step as the trainer's frames alone raise it."""
+def error_of(keras_model: KerasModel) -> Exception:
+    """Return the error of a first step with only the trainer's frames."""
     with pytest.raises(Exception, match=r".") as raised:
-        prepare_and_step(made)
+        prepare_and_step(keras_model)
     assert raised.value.__traceback__ is not None
     assert raised.value.__traceback__.tb_next is not None
     return raised.value.with_traceback(raised.value.__traceback__.tb_next.tb_next)
 
 
-def prepare_and_step(made: KerasModel) -> None:
-    session = LocalSession(made, fitting.job_of(), AllReduce())
+def prepare_and_step(keras_model: KerasModel) -> None:
+    session = LocalSession(keras_model, fitting.job_of(), AllReduce())
     session.begin_at(0)
     session.run(1)
 
@@ -78,23 +78,23 @@ def prepare_and_step(made: KerasModel) -> None:
     ids=["axis", "second input", "missing input", "number of inputs", "targets", "integer targets", "loss"],
 )
 def test_model_and_data_are_named_with_their_shapes(model: Callable[[], keras.Model], inputs: Any, targets: Any, message: str) -> None:
-    made = fitting.workload((model, lambda: (inputs, targets)))
-    explained = made.explained(error_of(made))
+    keras_model = fitting.workload((model, lambda: (inputs, targets)))
+    explained = keras_model.explained(error_of(keras_model))
     assert isinstance(explained, WorkloadError)
     assert re.search(message, str(explained)), explained
 
 
-def test_an_error_of_another_kind_and_one_with_lines_of_the_users_stay_as_they_are() -> None:
-    made = fitting.workload((lambda: dense("mse"), lambda: (zeros(4), zeros(3))))
-    made.model()
-    assert made.explained(ValueError("no such file")) is None
-    assert made.explained(KeyError("is incompatible with the layer: ")) is None
-    with pytest.raises(ValueError, match=r"^Input 0 of mine is incompatible") as raised, roles.explaining(made):
+def test_other_errors_and_errors_from_lines_of_the_user_stay_unchanged() -> None:
+    keras_model = fitting.workload((lambda: dense("mse"), lambda: (zeros(4), zeros(3))))
+    keras_model.model()
+    assert keras_model.explained(ValueError("no such file")) is None
+    assert keras_model.explained(KeyError("is incompatible with the layer: ")) is None
+    with pytest.raises(ValueError, match=r"^Input 0 of mine is incompatible") as raised, roles.explaining(keras_model):
         raise ValueError("Input 0 of mine is incompatible with the layer: ")  # in a file that is not the trainer's
     assert not isinstance(raised.value, WorkloadError)
 
 
-def test_the_explanation_takes_the_errors_place() -> None:
+def test_the_explanation_replaces_the_error() -> None:
     class Explains:
         def explained(self, error: Exception) -> WorkloadError:
             return WorkloadError(f"because of {error}")

@@ -28,7 +28,7 @@ def model(workload: Mnist) -> keras.Model:
 
 @pytest.fixture(scope="module")
 def logdir(workload: Mnist, model: keras.Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log directory as the engine lays it out, with what mnist writes at the start, at step 10 and at step 20."""
+    """A log directory as the engine lays it out, with mnist's summaries of the start, of step 10 and of step 20."""
     root = tmp_path_factory.mktemp("run") / "logs"
     train_dir = str(root / "train")
     writer = tf.summary.create_file_writer(train_dir)
@@ -46,7 +46,7 @@ def events(logdir: Path) -> Events:
     return read_events(logdir / "train")
 
 
-def test_numbers_of_the_network(workload: Mnist) -> None:
+def test_the_network_has_the_published_shapes_and_start_values(workload: Mnist) -> None:
     model = workload.model()
     assert [tuple(variable.shape) for variable in model.trainable_variables] == [(784, 500), (500,), (500, 10), (10,)]
     for variable in model.trainable_variables:
@@ -60,7 +60,7 @@ def test_numbers_of_the_network(workload: Mnist) -> None:
     assert float(workload.optimizer().learning_rate) == pytest.approx(0.001)
 
 
-def test_dropout_works_in_training_alone(model: keras.Model) -> None:
+def test_dropout_works_only_in_training(model: keras.Model) -> None:
     ones = tf.ones([100, 500])
     dropout = model.get_layer("dropout")
     np.testing.assert_array_equal(dropout(ones, training=False), ones)
@@ -73,13 +73,13 @@ def test_keeping_every_unit_is_allowed() -> None:
     np.testing.assert_array_equal(model.get_layer("dropout")(tf.ones([9, 3]), training=True), np.ones([9, 3]))
 
 
-def test_learns_the_synthetic_digits(workload: Mnist) -> None:
+def test_it_learns_the_synthetic_digits(workload: Mnist) -> None:
     model = workload.model()
     train(workload, model, 600)
     assert accuracy(workload, model) >= 0.97
 
 
-def test_scalars(events: Events, model: keras.Model) -> None:
+def test_scalars_show_the_variables_and_dropout(events: Events, model: keras.Model) -> None:
     assert events.tags("scalars") == SCALARS
     np.testing.assert_allclose(events.scalars("dropout_keep_probability"), [(10, 0.9), (20, 0.9)], rtol=1e-6)
     kernel = keras.ops.convert_to_numpy(model.get_layer("hidden").kernel)
@@ -118,7 +118,7 @@ def test_graph_holds_layers_loss_and_accuracy(events: Events) -> None:
         assert part in names
 
 
-def test_tensorboard_serves_all_of_it(logdir: Path, tmp_path: Path, model: keras.Model, workload: Mnist) -> None:
+def test_tensorboard_serves_all_summaries(logdir: Path, tmp_path: Path, model: keras.Model, workload: Mnist) -> None:
     with tensorboard(logdir, tmp_path / "tensorboard.log") as board:
         runs = board.wait_for("plugin/projector/runs", {"train"})
         assert runs == ["train"]

@@ -24,7 +24,7 @@ class Linear(MnistMlp):
         return keras.Sequential([keras.Input((784,), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Dense(10)])
 
 
-def test_numbers_of_the_network(workload: MnistMlp) -> None:
+def test_the_network_has_the_published_shapes_and_start_values(workload: MnistMlp) -> None:
     model = workload.model()
     assert [tuple(variable.shape) for variable in model.trainable_variables] == [(784, 100), (100,), (100, 10), (10,)]
     hidden, hidden_bias, logits, logits_bias = (keras.ops.convert_to_numpy(variable) for variable in model.trainable_variables)
@@ -67,7 +67,7 @@ def test_the_seed_decides_the_start_weights() -> None:
     assert (start(3) != start(4)).mean() > 0.9
 
 
-def test_batches_are_what_the_model_takes(workload: MnistMlp) -> None:
+def test_batches_fit_the_model(workload: MnistMlp) -> None:
     inputs, targets = next(iter(workload.train_data(Shard(batch_size=100, seed=0))))
     assert (inputs.shape, inputs.dtype.name) == ((100, 784), "uint8")
     model = workload.model()
@@ -87,14 +87,14 @@ def test_training_and_test_digits_differ(workload: MnistMlp) -> None:
     assert not train_images & test_images
 
 
-def test_learns_the_synthetic_digits(workload: MnistMlp) -> None:
+def test_it_learns_the_synthetic_digits(workload: MnistMlp) -> None:
     model = workload.model()
     assert accuracy(workload, model) < 0.3
     train(workload, model, 1000)
     assert accuracy(workload, model) >= 0.97
 
 
-def test_a_linear_classifier_does_not(workload: MnistMlp) -> None:
+def test_a_linear_classifier_does_not_learn_them(workload: MnistMlp) -> None:
     linear = Linear(params={}, data="synthetic", seed=0)
     model = linear.model()
     train(linear, model, 600)

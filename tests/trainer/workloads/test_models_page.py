@@ -1,4 +1,4 @@
-"""docs/models.md: its programs load what a run of docs/workloads.md's example stored, one after the other as they stand there."""
+"""docs/models.md: its programs, run in their order, load the results of a run of docs/workloads.md's example."""
 
 import re
 import shutil
@@ -21,7 +21,7 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
-def test_the_programs_of_the_page_load_what_a_run_has_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_programs_of_the_page_load_the_results_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = [block for block in blocks("workloads.md") if "circle.compile" in block]
     (tmp_path / "circle.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -36,7 +36,7 @@ class Looping(keras.Model):
 def plain(units, learning_rate=0.1): return keras.Sequential([keras.layers.Dense(units)])
 def nothing(): return None
 def looping(): m = Looping(); m.compile("sgd", "mse"); return m
-def stateful(): m = keras.Sequential([keras.layers.LSTM(2, stateful=True, name="kept")]); m.compile("sgd", "mse"); return m
+def stateful(): m = keras.Sequential([keras.layers.LSTM(2, stateful=True, name="memory")]); m.compile("sgd", "mse"); return m
 def eager(): m = keras.Sequential([keras.layers.Dense(1)]); m.compile("sgd", "mse", run_eagerly=True); return m
 def everything(**params): return params
 """,
@@ -101,7 +101,7 @@ def other(features, targets):
     w = tf.Variable(tf.zeros([4, 1]), name="w")
     loss = loss_of(features @ w, targets)
     return features @ w, loss, minimize(loss * 2.0, "sgd")
-def kept(features, targets):
+def reused(features, targets):
     global outside
     if outside is None:
         outside = keras.layers.Dense(1)
@@ -149,12 +149,12 @@ def workload(name: str, **params: Any) -> Workload:
 
 
 @pytest.mark.parametrize("name", ["compiled:model", "outputs:model"])
-def test_an_evaluation_is_what_keras_says(name: str) -> None:
-    made = workload(name)
-    model = model_ops.build(made, small_job()).model
-    ours = model_ops.evaluator(made, model, batch_size=32)()
-    parts = [np.concatenate(part) for part in zip(*((tf.nest.flatten(b)) for b in made.eval_data(32)), strict=True)]
-    batch = tf.nest.pack_sequence_as(made.eval_data(32).element_spec, parts)
+def test_an_evaluation_equals_that_of_keras(name: str) -> None:
+    form = workload(name)
+    model = model_ops.build(form, small_job()).model
+    ours = model_ops.evaluator(form, model, batch_size=32)()
+    parts = [np.concatenate(part) for part in zip(*(tf.nest.flatten(batch) for batch in form.eval_data(32)), strict=True)]
+    batch = tf.nest.pack_sequence_as(form.eval_data(32).element_spec, parts)
     inputs, targets = batch
     weights = targets["weights"] if name == "outputs:model" else None
     theirs = model.evaluate(inputs, targets["targets"] if weights is not None else targets, 32, 0, weights, return_dict=True)
@@ -163,23 +163,23 @@ def test_an_evaluation_is_what_keras_says(name: str) -> None:
 
 
 def test_a_batchs_metrics_leave_no_trace_in_the_metrics_variables() -> None:
-    made = workload("compiled:model")
-    model = model_ops.build(made, small_job()).model
-    inputs, targets = next(iter(made.eval_data(20)))
+    form = workload("compiled:model")
+    model = model_ops.build(form, small_job()).model
+    inputs, targets = next(iter(form.eval_data(20)))
     outputs = model(inputs)
-    first, again = made.metrics(targets, outputs), made.metrics(targets, outputs)
+    first, again = form.metrics(targets, outputs), form.metrics(targets, outputs)
     assert {name: float(value) for name, value in first.items()} == {name: float(value) for name, value in again.items()}
 
 
 def test_variables_are_found_again_by_name_and_hold_their_start_values() -> None:
-    made = workload("functions:three")
-    model = model_ops.build(made, small_job(4)).model
-    names = [v.name for v in model.variables]
+    form = workload("functions:three")
+    model = model_ops.build(form, small_job(4)).model
+    names = [variable.name for variable in model.variables]
     assert names.count("kernel") == 2
     assert "seed_generator_state" in names
-    moving = next(v for v in model.variables if v.name == "moving_mean")
-    np.testing.assert_array_equal(moving.value, np.zeros(8))  # the call that made it has not moved it
-    inputs, _ = next(iter(made.train_data(Shard(4, seed=0))))
+    moving = next(variable for variable in model.variables if variable.name == "moving_mean")
+    np.testing.assert_array_equal(moving.value, np.zeros(8))  # the call that created it has not moved it
+    inputs, _ = next(iter(form.train_data(Shard(4, seed=0))))
     first, again = model(inputs, training=False), model(inputs, training=False)
     np.testing.assert_array_equal(first["predictions"], again["predictions"])
     other = model_ops.build(workload("functions:three"), small_job(5)).model
@@ -187,31 +187,31 @@ def test_variables_are_found_again_by_name_and_hold_their_start_values() -> None
 
 
 def test_given_values_take_the_variables_places() -> None:
-    made = workload("functions:four", units=3)
-    model = model_ops.build(made, small_job()).model
-    inputs, _ = next(iter(made.train_data(Shard(4, seed=0))))
-    trained = [tf.zeros_like(v.value) for v in model.trainable_variables]
-    kept = [v.value for v in model.non_trainable_variables]
-    outputs, after = model.stateless_call(trained, kept, inputs, training=True)
+    form = workload("functions:four", units=3)
+    model = model_ops.build(form, small_job()).model
+    inputs, _ = next(iter(form.train_data(Shard(4, seed=0))))
+    trained = [tf.zeros_like(variable.value) for variable in model.trainable_variables]
+    state = [variable.value for variable in model.non_trainable_variables]
+    outputs, after = model.stateless_call(trained, state, inputs, training=True)
     np.testing.assert_array_equal(outputs["predictions"], np.zeros((4, 2)))
-    seen = [v.name for v in model.non_trainable_variables].index("seen")
+    seen = [variable.name for variable in model.non_trainable_variables].index("seen")
     assert float(after[seen]) == pytest.approx(0.1 * float(tf.reduce_mean(inputs[0])), abs=1e-6)
-    assert float(kept[seen]) == 0
+    assert float(state[seen]) == 0
 
 
-def test_a_served_model_function_takes_features_alone(tmp_path: Path) -> None:
-    made = workload("functions:three")
-    model = model_ops.build(made, small_job()).model
+def test_a_served_model_function_takes_only_features(tmp_path: Path) -> None:
+    form = workload("functions:three")
+    model = model_ops.build(form, small_job()).model
     model.export(str(tmp_path / "model"), format="tf_saved_model", verbose=False)
-    features, targets = next(iter(made.eval_data(5)))[0]
+    features, targets = next(iter(form.eval_data(5)))[0]
     loaded = tf.saved_model.load(str(tmp_path / "model"))
     served = loaded.serve(features)
     np.testing.assert_allclose(served, model((features, targets), training=False)["predictions"], atol=1e-6)
 
 
 def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
-    made = workload("forms_functions:branch", cap=2.0)
-    model = model_ops.build(made, small_job()).model
+    form = workload("forms_functions:branch", cap=2.0)
+    model = model_ops.build(form, small_job()).model
     run = tf.function(lambda features: model((features, tf.zeros([1, 1])))["predictions"][0, 0], autograph=False)
     assert [float(run(tf.constant([[x] * 4]))) for x in (0.25, 3.0)] == [1.0, 0.0]
 
@@ -235,7 +235,7 @@ def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
         (
             "forms_models:stateful",
             {},
-            "the layer 'kept' is stateful: its state continues from batch to batch, .*; leave stateful=True out",
+            "the layer 'memory' is stateful: its state continues from batch to batch, .*; leave stateful=True out",
         ),
         ("forms_models:eager", {}, "run_eagerly=True; the trainer only runs graphs"),
         ("forms_dataless:model", {}, "has no train_data and no eval_data. Add them: a function that returns"),
@@ -249,7 +249,7 @@ def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
         ("forms_functions:old", {}, r"minimizes with an optimizer of TensorFlow 1; expected .* minimize\(loss, optimizer\)"),
         ("forms_functions:other", {}, "the train op does not minimize the returned loss"),
         (
-            "forms_functions:kept",
+            "forms_functions:reused",
             {},
             r"created dense/bias, dense/kernel in its first call, but not dense/bias, dense/kernel in a later one",
         ),
@@ -257,19 +257,19 @@ def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
         ("forms_functions:growing", {}, "creates the variable 'calibration/kernel', which its first call, in training mode, did not"),
     ],
 )
-def test_what_is_wrong_is_said(name: str, params: dict[str, Any], message: str) -> None:
+def test_each_mistake_is_named(name: str, params: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         train_a_step(workload(name, **params))
 
 
-def train_a_step(made: Workload) -> None:
-    model = model_ops.build(made, small_job()).model
-    inputs, _ = next(iter(made.train_data(Shard(2, seed=0))))
+def train_a_step(form: Workload) -> None:
+    model = model_ops.build(form, small_job()).model
+    inputs, _ = next(iter(form.train_data(Shard(2, seed=0))))
     for training in (True, False):
         tf.function(lambda: model(inputs, training=training), autograph=False)()  # noqa: B023 - called at once
 
 
-def test_a_model_at_module_level_is_as_good() -> None:
+def test_a_model_may_be_made_at_module_level() -> None:
     plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     plain.compile("sgd", "mse")
     importlib.import_module("forms_models").ready = plain  # type: ignore[attr-defined]
@@ -277,7 +277,7 @@ def test_a_model_at_module_level_is_as_good() -> None:
 
 
 @pytest.mark.parametrize("name, kind", [("function", "model function"), ("Class", "workload class")])
-def test_class_weight_is_refused_where_nothing_would_use_it(name: str, kind: str) -> None:
+def test_class_weight_is_refused_if_nothing_would_use_it(name: str, kind: str) -> None:
     with pytest.raises(
         WorkloadError, match=rf"forms_weighing\.py has a class_weight, which only applies to .* is a {kind}; give sample weights"
     ):
@@ -285,26 +285,26 @@ def test_class_weight_is_refused_where_nothing_would_use_it(name: str, kind: str
 
 
 def callbacks_of(name: str, **params: Any) -> list[Any]:
-    made: Any = workload(name, **params)
-    return [*made.callbacks()]
+    form: Any = workload(name, **params)
+    return [*form.callbacks()]
 
 
 def test_a_modules_callbacks_are_made_with_its_params() -> None:
-    assert [one.patience for one in callbacks_of("forms_called:model", patience=5)] == [5]
-    assert [one.patience for one in callbacks_of("forms_called:Class")] == [3]
+    assert [callback.patience for callback in callbacks_of("forms_called:model", patience=5)] == [5]
+    assert [callback.patience for callback in callbacks_of("forms_called:Class")] == [3]
     assert callbacks_of("forms_called:model")[0] is not callbacks_of("forms_called:model")[0]
 
 
-def test_one_callback_alone_is_a_list_of_it() -> None:
+def test_a_single_callback_counts_as_a_list() -> None:
     assert len(callbacks_of("forms_unlisted:model")) == 1
 
 
 @pytest.mark.parametrize("name", ["model", "function"])
 def test_a_module_that_is_imported_by_an_optional_name_defines_nothing(name: str) -> None:
-    made: Any = workload(f"forms_imported:{name}")
-    model = model_ops.build(made, small_job()).model
-    assert model_ops.metric_names(made, model) == ()
-    assert made.callbacks() == []
+    form: Any = workload(f"forms_imported:{name}")
+    model = model_ops.build(form, small_job()).model
+    assert model_ops.metric_names(form, model) == ()
+    assert form.callbacks() == []
     assert not hasattr(workload("forms_imported:Class"), "callbacks")
 
 
@@ -316,6 +316,6 @@ def test_a_module_that_is_imported_by_an_optional_name_defines_nothing(name: str
         ("number", "number 1 of its list is int; expected an object"),
     ],
 )
-def test_what_is_no_list_of_callbacks_is_said(kind: str, message: str) -> None:
+def test_wrong_callbacks_are_named(kind: str, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         callbacks_of("forms_wrong:model", kind=kind)

@@ -1,4 +1,4 @@
-"""Histogram buckets: those of TensorFlow, and sense for what it leaves open."""
+"""Histogram buckets: those of TensorBoard, and sensible ones for values that it does not define."""
 
 import numpy as np
 import pytest
@@ -15,17 +15,17 @@ from trainer.workloads.network_summaries import buckets
 )
 def test_buckets_are_those_of_tensorboard(values: np.ndarray) -> None:
     expected = tf.make_ndarray(histogram_pb("any", values, buckets=30).value[0].tensor)
-    found = buckets(values)
-    np.testing.assert_allclose(found[:, :2], expected[:, :2], rtol=1e-6, atol=1e-12)
+    actual = buckets(values)
+    np.testing.assert_allclose(actual[:, :2], expected[:, :2], rtol=1e-6, atol=1e-12)
     # A value on an edge may fall on either side of it.
-    assert abs(found[:, 2] - expected[:, 2]).sum() <= 2
-    assert found[:, 2].sum() == values.size
+    assert abs(actual[:, 2] - expected[:, 2]).sum() <= 2
+    assert actual[:, 2].sum() == values.size
 
 
 def test_infinite_values_are_left_out() -> None:
-    found = buckets(np.array([np.nan, 1.0, np.inf, 2.0, -np.inf]))
-    assert found[:, 2].sum() == 2
-    assert (found[0, 0], found[-1, 1]) == (1.0, 2.0)
+    actual = buckets(np.array([np.nan, 1.0, np.inf, 2.0, -np.inf]))
+    assert actual[:, 2].sum() == 2
+    assert (actual[0, 0], actual[-1, 1]) == (1.0, 2.0)
 
 
 def test_no_finite_value_gives_an_empty_histogram() -> None:

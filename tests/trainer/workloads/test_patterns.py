@@ -1,4 +1,4 @@
-"""Synthetic pictures: the same for the same seed, each kind as frequent, and no two alike."""
+"""Synthetic pictures: the same for the same seed, each kind equally frequent, and no two equal."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def test_same_seed_gives_the_same_pictures_and_another_seed_others() -> None:
     assert (images != others).any(axis=(1, 2, 3)).all()
 
 
-def test_shape_range_and_frequency() -> None:
+def test_pictures_have_the_shape_of_cifar_10_a_wide_range_and_similar_frequencies() -> None:
     images, kinds = patterns.draw(2001, seed=0)
     assert images.shape == (2001, 32, 32, 3)
     assert kinds.shape == (2001,)

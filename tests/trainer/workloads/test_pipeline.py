@@ -15,7 +15,7 @@ from trainer.workloads.user_call import CallArguments
 
 
 def examples(count: int) -> tf.data.Dataset:
-    """Inputs that tell their own number, and targets that must stay with them."""
+    """Return inputs that encode their own number, and targets that must stay with them."""
     return tf.data.Dataset.range(count).map(lambda number: (tf.cast(number, tf.float32)[tf.newaxis], number * 3))
 
 
@@ -51,7 +51,7 @@ def test_a_stream_started_later_continues_exactly(start: int) -> None:
     np.testing.assert_array_equal(resumed, whole[start : start + 7])
 
 
-def test_where_the_size_is_not_known_a_resumed_stream_starts_with_another_order() -> None:
+def test_a_resumed_stream_of_unknown_size_starts_with_another_order() -> None:
     unknown = examples(40).filter(lambda inputs, _: inputs[0] >= 0)
     assert pipeline.inspect(unknown, "train_data").count is None
     whole = numbers(unknown, Shard(5, seed=2), 16)
@@ -71,7 +71,7 @@ def test_endless_examples_are_shuffled_and_batched() -> None:
         pipeline.once(endless, facts, 5)
 
 
-def test_what_fits_in_memory_is_read_once() -> None:
+def test_data_that_fits_in_memory_is_read_once() -> None:
     read: list[int] = []
 
     def note(inputs: tf.Tensor, targets: tf.Tensor) -> Any:
@@ -88,7 +88,7 @@ def test_what_fits_in_memory_is_read_once() -> None:
     assert sorted(read) == list(range(12))
 
 
-def test_what_is_drawn_again_each_time_is_not_kept() -> None:
+def test_examples_with_random_values_are_not_cached() -> None:
     noisy = examples(12).map(lambda inputs, targets: (inputs + tf.random.uniform([1]), targets))
     facts = pipeline.inspect(noisy, "train_data")
     assert facts.random
@@ -97,14 +97,14 @@ def test_what_is_drawn_again_each_time_is_not_kept() -> None:
     assert not np.isin(epochs[0], epochs[1]).any()
 
 
-def test_a_large_set_is_not_kept_and_shuffled_among_some() -> None:
+def test_a_large_set_is_not_cached_and_is_shuffled_in_a_buffer() -> None:
     large = tf.data.Dataset.range(2**24).map(lambda number: (tf.zeros([100]), number))
     facts = pipeline.inspect(large, "train_data")
     assert not facts.fits_in_memory
     assert facts.buffer == pipeline.SHUFFLE_BUFFER
 
 
-def test_evaluation_is_once_and_in_order() -> None:
+def test_evaluation_reads_once_and_in_order() -> None:
     dataset = examples(11)
     batches = [inputs.numpy()[:, 0] for inputs, _ in pipeline.once(dataset, pipeline.inspect(dataset, "eval_data"), 4)]
     assert [len(batch) for batch in batches] == [4, 4, 3]
@@ -118,13 +118,14 @@ def generated() -> tf.data.Dataset:
     return tf.data.Dataset.from_generator(generate, output_signature=(tf.TensorSpec([1]), tf.TensorSpec([], tf.int64)))
 
 
-@pytest.mark.parametrize("made", [pipeline.once, lambda few, facts, size: pipeline.batches(few, facts, Shard(size, seed=0))])
-def test_no_iterator_has_a_thread_that_tunes_it_and_may_take_a_minute_to_end(made: Any) -> None:
+@pytest.mark.parametrize("make", [pipeline.once, lambda few, facts, size: pipeline.batches(few, facts, Shard(size, seed=0))])
+def test_no_iterator_has_a_thread_that_tunes_it(make: Any) -> None:
+    """Such a thread may take a minute to end."""
     few = examples(4).map(lambda *parts: parts, num_parallel_calls=tf.data.AUTOTUNE)
-    assert made(few, pipeline.inspect(few, "train_data"), 2).options().autotune.enabled is False
+    assert make(few, pipeline.inspect(few, "train_data"), 2).options().autotune.enabled is False
 
 
-def test_a_generator_is_seen_to_run_python() -> None:
+def test_a_generator_is_recognised_as_python() -> None:
     assert pipeline.inspect(generated(), "train_data").python
     assert not pipeline.inspect(examples(3), "train_data").python
     assert numbers(generated(), Shard(2, seed=0), 5).shape == (5, 2)
@@ -161,31 +162,31 @@ def test_batches_are_taken_apart_and_no_example_is_missed(kind: str) -> None:
     assert sorted(np.concatenate(drawn).flat) == sorted([*range(10), *range(10)])
 
 
-def test_what_was_done_to_batches_is_kept() -> None:
+def test_operations_on_batches_are_kept() -> None:
     dataset = examples(6).batch(2).map(lambda inputs, targets: (inputs + 10, targets))
     assert pipeline.gives_batches(dataset)
     assert [int(inputs[0]) for inputs, _ in pipeline.examples_of(dataset)] == [10, 11, 12, 13, 14, 15]
 
 
-def test_a_batch_that_is_one_example_is_left_where_it_was_batched_again() -> None:
+def test_only_the_last_batching_is_taken_apart() -> None:
     windows = tf.data.Dataset.range(12).batch(4, drop_remainder=True).map(lambda row: (row[:-1], row[1:]))
-    found = [inputs.numpy().tolist() for inputs, _ in pipeline.examples_of(windows.shuffle(3, seed=1).batch(2))]
-    assert sorted(found) == [[0, 1, 2], [4, 5, 6], [8, 9, 10]]
+    unbatched = [inputs.numpy().tolist() for inputs, _ in pipeline.examples_of(windows.shuffle(3, seed=1).batch(2))]
+    assert sorted(unbatched) == [[0, 1, 2], [4, 5, 6], [8, 9, 10]]
 
 
-def given(*elements: tuple[Any, ...], shapes: list[list[int | None]]) -> tf.data.Dataset:
-    """A generator of elements whose parts have these shapes."""
+def dataset_of(*elements: tuple[Any, ...], shapes: list[list[int | None]]) -> tf.data.Dataset:
+    """Return a Dataset of elements whose parts have these shapes."""
     return tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=tuple(map(tf.TensorSpec, shapes)))
 
 
 def rows(lengths: list[int]) -> tf.data.Dataset:
-    """Examples of different lengths: rows of ones, with a number."""
-    return given(*((np.ones(length), 1.0) for length in lengths), shapes=[[None], []])
+    """Return examples of different lengths: rows of ones, with a number."""
+    return dataset_of(*((np.ones(length), 1.0) for length in lengths), shapes=[[None], []])
 
 
 def generated_batches() -> tf.data.Dataset:
     batch = [(np.arange(n, n + 4)[:, None], np.arange(n, n + 4) * 3) for n in (0, 4, 8)]
-    return given(*batch, shapes=[[None, 1], [None]]).map(lambda inputs, targets: (inputs, tf.cast(targets, tf.int64)))
+    return dataset_of(*batch, shapes=[[None, 1], [None]]).map(lambda inputs, targets: (inputs, tf.cast(targets, tf.int64)))
 
 
 HIDDEN_BATCHES: dict[str, Callable[[], tf.data.Dataset]] = {
@@ -211,21 +212,21 @@ HIDDEN_BATCHES: dict[str, Callable[[], tf.data.Dataset]] = {
 
 
 @pytest.mark.parametrize("kind", HIDDEN_BATCHES)
-def test_batches_made_by_other_means_are_taken_apart(kind: str) -> None:
+def test_batches_made_by_other_operations_are_taken_apart(kind: str) -> None:
     dataset = HIDDEN_BATCHES[kind]()
     assert pipeline.gives_batches(dataset)
-    apart = pipeline.examples_of(dataset)
-    assert pipeline.inspect(apart, "train_data").count in {12, None}
-    assert sorted(numbers(apart, Shard(4, seed=3), 3).flat) == list(range(12))
+    unbatched = pipeline.examples_of(dataset)
+    assert pipeline.inspect(unbatched, "train_data").count in {12, None}
+    assert sorted(numbers(unbatched, Shard(4, seed=3), 3).flat) == list(range(12))
 
 
 SINGLE = {
     "rows of different lengths": lambda: rows([1, 2]),
-    "known dimensions": lambda: given((np.ones([2, 4]), np.ones(2)), shapes=[[2, 4], [2]]),
+    "known dimensions": lambda: dataset_of((np.ones([2, 4]), np.ones(2)), shapes=[[2, 4], [2]]),
     "batches taken apart by hand": lambda: (
         generated_batches().padded_batch(2).flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(parts))
     ),
-    "unbatched rows": lambda: given((np.ones([1, 2, 4]), np.ones([1, 2])), shapes=[[None, None, 4], [None, None]]).unbatch(),
+    "unbatched rows": lambda: dataset_of((np.ones([1, 2, 4]), np.ones([1, 2])), shapes=[[None, None, 4], [None, None]]).unbatch(),
     "sampled examples": lambda: tf.data.Dataset.sample_from_datasets([examples(3), examples(3)]),
     "interleaved examples": lambda: tf.data.Dataset.range(2).interleave(lambda _: examples(3)),
     "windows": lambda: (
@@ -253,20 +254,20 @@ def test_single_examples_are_not_taken_apart(kind: str) -> None:
     assert not pipeline.may_give_batches(dataset)
 
 
-def test_rows_of_numbers_are_said_to_be_taken_as_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    def said(dataset: tf.data.Dataset) -> str:
+def test_rows_of_numbers_are_reported_as_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    def output_for(dataset: tf.data.Dataset) -> str:
         data = user_data.UserData(dataset, CallArguments("own:model", {}, "", 1), "train_data")
         data.count()
         return capsys.readouterr().out
 
-    tagged = given((np.ones(2), np.ones(2)), shapes=[[None], [None]])
-    assert "each is taken as one example. If they are batches, add .unbatch()" in said(tagged)
-    assert said(tagged.unbatch()) == said(rows([1, 2])) == ""
-    assert "gives batches" in said(generated_batches())
+    tagged = dataset_of((np.ones(2), np.ones(2)), shapes=[[None], [None]])
+    assert "each is taken as one example. If they are batches, add .unbatch()" in output_for(tagged)
+    assert output_for(tagged.unbatch()) == output_for(rows([1, 2])) == ""
+    assert "gives batches" in output_for(generated_batches())
 
 
-def test_parts_of_different_lengths_tell_that_batches_are_expected() -> None:
-    translated = given((np.ones([2, 4]), np.ones(3)), shapes=[[None, 4], [None]])
+def test_parts_of_different_lengths_cause_advice_to_batch() -> None:
+    translated = dataset_of((np.ones([2, 4]), np.ones(3)), shapes=[[None, 4], [None]])
     with pytest.raises(tf.errors.InvalidArgumentError) as refused:
         list(pipeline.examples_of(translated))
     assert "if each is one example, add .batch(1)" in pipeline.remedy(refused.value)
@@ -278,11 +279,11 @@ def padded(values: tuple[float, float] | None) -> tf.data.Dataset:
     return rows([1, 2, 4, 5]).bucket_by_sequence_length(lambda row, _: tf.shape(row)[0], [3], [2, 2], padding_values=values)
 
 
-def test_buckets_are_taken_apart_and_padded_as_they_were() -> None:
+def test_buckets_are_taken_apart_and_padded_as_before() -> None:
     assert pipeline.gives_batches(padded(None))
     for values, padding in ((None, 0), ((-1.0, 0.0), -1)):
-        apart = pipeline.examples_of(padded(values))
-        ((inputs, targets),) = pipeline.once(apart, pipeline.inspect(apart, "eval_data"), 4)
+        unbatched = pipeline.examples_of(padded(values))
+        ((inputs, targets),) = pipeline.once(unbatched, pipeline.inspect(unbatched, "eval_data"), 4)
         assert sorted(row[row != padding].size for row in inputs.numpy()) == [1, 2, 4, 5]
         assert (inputs.shape, targets.shape) == ((4, 5), (4,))
 
@@ -300,7 +301,7 @@ def test_datasets_padded_with_different_values_are_not_mixed() -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_padding_of_the_users_own_pads_the_batches_that_are_made_of_the_examples(weighted: bool) -> None:
+def test_a_users_padding_is_used_for_the_batches_made_of_the_examples(weighted: bool) -> None:
     def train_data() -> tf.data.Dataset:
         signature = (tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.float32))
         lengths = [1, 1, 3, 3]  # batches of two need no padding, one of four does
@@ -308,7 +309,7 @@ def test_a_padding_of_the_users_own_pads_the_batches_that_are_made_of_the_exampl
         return data.padded_batch(2, padding_values=(0, -1, 0.0)).map(lambda x, y, w: (x, y, w) if weighted else (x, y))
 
     data = user_data.UserData(train_data, CallArguments("own:model", {}, "", 1), "train_data")
-    if not weighted:  # what each value is for is known by the types of all parts alone
+    if not weighted:  # only the types of all parts show which part a value is for
         with pytest.raises(
             WorkloadError, match="padding values for int32, int32, float32, but the operations after it give examples of int32, int32"
         ):
@@ -327,7 +328,7 @@ def test_examples_of_different_lengths_are_padded_with_zeros() -> None:
     np.testing.assert_array_equal(inputs.numpy(), [[1, 0, 0], [1, 1, 0], [1, 1, 1]])
 
 
-def test_a_part_of_unknown_rank_is_batched_as_it_is_and_different_lengths_tell_what_to_do() -> None:
+def test_a_part_of_unknown_rank_is_batched_unchanged_and_different_lengths_cause_advice() -> None:
     def rows(lengths: list[int]) -> tf.data.Dataset:
         numbers = tf.data.Dataset.from_tensor_slices(lengths)
         return numbers.map(lambda length: (tf.ones([length]), tf.py_function(lambda number: number * 2, [length], tf.int32)))

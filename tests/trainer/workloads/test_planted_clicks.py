@@ -1,4 +1,4 @@
-"""planted_clicks: examples computed from their index alone, with ids by Zipf's law and a known probability of a click."""
+"""planted_clicks: examples computed only from their index, with ids by Zipf's law and a known probability of a click."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ ROWS = (1000,) * CATEGORIES
 EXPONENT = 1.5
 
 
-def test_an_example_depends_on_its_index_alone() -> None:
+def test_an_example_depends_only_on_its_index() -> None:
     features, labels = planted_clicks.drawn(tf.range(50, dtype=tf.int64), ROWS, EXPONENT)
     again, same = planted_clicks.drawn(tf.constant([17, 3], tf.int64), ROWS, EXPONENT)
     for name, values in again.items():
@@ -42,7 +42,7 @@ def test_ids_are_below_their_tables_rows_and_no_two_ranks_share_one(rows: int) -
     assert len(np.unique(ranks * planted_clicks._SCATTER % rows)) == len(ranks)
 
 
-def test_clicks_have_the_probability_that_is_told() -> None:
+def test_clicks_have_the_computed_probability() -> None:
     features, labels = planted_clicks.drawn(tf.range(50_000, dtype=tf.int64), ROWS, EXPONENT)
     expected = tf.sigmoid(planted_clicks.log_odds(features)).numpy()
     for low, high in ((0.0, 0.1), (0.1, 0.3), (0.3, 0.6), (0.6, 1.0)):
@@ -61,7 +61,7 @@ def test_the_best_auc_is_that_of_the_true_probability() -> None:
     assert 0.75 < planted_clicks.auc(odds + noise, labels.numpy()) < best - 0.001
 
 
-def test_the_area_is_the_part_of_pairs_in_order() -> None:
+def test_the_auc_is_the_part_of_pairs_in_order() -> None:
     rng = np.random.default_rng(1)
     scores, labels = rng.integers(0, 20, 300).astype(float), rng.integers(0, 2, 300).astype(float)
     ones, zeros = scores[labels == 1][:, np.newaxis], scores[labels == 0]
@@ -73,7 +73,7 @@ def numbers_of(shard: Shard, count: int) -> np.ndarray:
     return np.concatenate([features["numbers"] for features, _ in batches])
 
 
-def test_readers_deal_the_examples_out_once_an_epoch_and_go_on_where_they_were() -> None:
+def test_readers_divide_the_examples_of_an_epoch_and_resume_exactly() -> None:
     examples, _ = planted_clicks.drawn(tf.range(60, dtype=tf.int64), ROWS, EXPONENT)
     seen = np.concatenate([numbers_of(Shard(10, 5, index=index, count=2), 3) for index in range(2)])
     np.testing.assert_array_equal(np.unique(seen, axis=0), np.unique(examples["numbers"], axis=0))
@@ -83,7 +83,7 @@ def test_readers_deal_the_examples_out_once_an_epoch_and_go_on_where_they_were()
     assert not np.array_equal(straight[:30], straight[30:60])
 
 
-def test_held_out_examples_are_others() -> None:
+def test_held_out_examples_are_not_in_the_training_set() -> None:
     (features, _), (rest, _) = planted_clicks.once(ROWS, EXPONENT, 50, 60)
     assert (len(features["numbers"]), len(rest["numbers"])) == (50, 10)
     training, _ = planted_clicks.drawn(tf.range(1000, dtype=tf.int64), ROWS, EXPONENT)

@@ -16,26 +16,26 @@ from trainer.workloads.protocol import Shard
 from trainer.workloads.user_call import CallArguments
 from trainer.workloads.user_data import UserData
 
-GIVEN = CallArguments("mine:model", {"rows": 6}, "synthetic", 3)
+CALL = CallArguments("mine:model", {"rows": 6}, "synthetic", 3)
 
 
 def data(source: Any) -> UserData:
-    return UserData(source, GIVEN, "train_data")
+    return UserData(source, CALL, "train_data")
 
 
-def test_functions_take_what_they_want_and_values_are_as_good() -> None:
-    def made(rows: int, seed: int, noise: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
+def test_functions_take_the_arguments_that_they_name_and_values_work_too() -> None:
+    def arrays(rows: int, seed: int, noise: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
         return np.full((rows, 2), seed + noise), np.arange(rows)
 
-    inputs, targets = data(made).first(100)
+    inputs, targets = data(arrays).first(100)
     np.testing.assert_array_equal(inputs, np.full((6, 2), 3.5, np.float32))
     assert inputs.dtype == tf.float32  # what Keras computes with
     assert targets.dtype == tf.int64
-    inputs, _ = data(made(4, 1)).first(100)
+    inputs, _ = data(arrays(4, 1)).first(100)
     assert inputs.shape == (4, 2)
 
 
-def test_nests_of_arrays_are_dealt_out_together() -> None:
+def test_nested_arrays_are_batched_together() -> None:
     numbers = np.arange(20)
     source = ({"a": numbers, "b": numbers[:, np.newaxis] * 2}, (numbers * 3, [float(n) for n in range(20)]))
     for inputs, (three, one) in islice(data(source).batches(Shard(4, seed=0)), 5):
@@ -73,7 +73,7 @@ def test_sample_weights_travel_with_the_targets(kind: str) -> None:
     ],
     ids=["none", "one", "lengths", "empty", "objects", "ragged", "no string", "number", "string", "spec", "argument"],
 )
-def test_what_is_wrong_is_said(source: Any, message: str) -> None:
+def test_each_mistake_is_named(source: Any, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         data(source).batches(Shard(2, seed=0))
 
@@ -94,20 +94,20 @@ TEXTS = ["a", "bb", "ä\U0001f600", "c" * 40, "", "f"]
 )
 def test_strings_are_examples_in_each_form(form: Callable[[list[str]], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_memory, "PART_BYTES", 60)  # of more than one part
-    held = data(lambda: (form(TEXTS), np.arange(6)))
+    user_data = data(lambda: (form(TEXTS), np.arange(6)))
 
     @tf.function(autograph=False)
     def on_a_worker(start: tf.Tensor) -> tf.data.Dataset:
-        return held.batches(Shard(6, seed=0, start=start))
+        return user_data.batches(Shard(6, seed=0, start=start))
 
     worker = on_a_worker.get_concrete_function(tf.TensorSpec([], tf.int64))
-    for drawn in (held.batches(Shard(6, seed=0)), held.once(6), worker(tf.constant(0, tf.int64))):
+    for drawn in (user_data.batches(Shard(6, seed=0)), user_data.once(6), worker(tf.constant(0, tf.int64))):
         inputs, targets = next(iter(drawn))
         assert [inputs.numpy()[n].decode() for n in np.argsort(targets)] == TEXTS
 
 
 def larger_in_a_graph() -> tf.data.Dataset:
-    """Return a Dataset, which would have 2.2 GB where it is made in a graph."""
+    """Return a Dataset that would take 2.2 GB if it were made in a graph."""
     if not tf.executing_eagerly():
         tf.make_tensor_proto(np.broadcast_to(np.uint8(0), 2_200_000_000))  # as a constant does, here of one byte
     return examples(3)
@@ -121,34 +121,34 @@ def larger_in_a_graph() -> tf.data.Dataset:
         ("too large", r"an array of 2 GB or more.*Return the arrays instead of the Dataset, or read files"),
     ],
 )
-def test_what_workers_without_python_cannot_make_is_refused(kind: str, message: str) -> None:
-    held = data({"generator": generated, "value": examples(5), "too large": larger_in_a_graph}[kind])
+def test_data_that_workers_without_python_cannot_make_is_refused(kind: str, message: str) -> None:
+    user_data = data({"generator": generated, "value": examples(5), "too large": larger_in_a_graph}[kind])
 
     @tf.function(autograph=False)
     def on_a_worker(index: tf.Tensor) -> tf.data.Dataset:
-        return held.batches(Shard(2, seed=0, index=index, count=2))
+        return user_data.batches(Shard(2, seed=0, index=index, count=2))
 
     with pytest.raises(WorkloadError, match=message):
         on_a_worker.get_concrete_function(tf.TensorSpec([], tf.int64))
 
 
 def test_a_dataset_is_made_in_a_graph_for_workers() -> None:
-    held = data(lambda: examples(10))
+    user_data = data(lambda: examples(10))
 
     @tf.function(autograph=False)
     def on_a_worker(index: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
-        return held.batches(Shard(5, seed=0, index=index, count=2, start=start))
+        return user_data.batches(Shard(5, seed=0, index=index, count=2, start=start))
 
-    made = on_a_worker.get_concrete_function(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64))
-    drawn = [next(iter(made(tf.constant(i, tf.int64), tf.constant(0, tf.int64))))[1].numpy() for i in range(2)]
+    traced = on_a_worker.get_concrete_function(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64))
+    drawn = [next(iter(traced(tf.constant(i, tf.int64), tf.constant(0, tf.int64))))[1].numpy() for i in range(2)]
     assert sorted(np.concatenate(drawn)) == [n * 3 for n in range(10)]
 
 
-def test_a_dataset_of_batches_is_taken_apart_and_that_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dataset_of_batches_is_taken_apart_and_that_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     batch = next(iter(data(lambda: examples(6).batch(2)).batches(Shard(3, seed=0))))
     assert tf.nest.flatten(batch)[0].shape[0] == 3
     assert capsys.readouterr().out.startswith("train_data of mine:model: <lambda>")
-    evaluated = UserData(lambda: examples(6).batch(2), GIVEN, "eval_data")
+    evaluated = UserData(lambda: examples(6).batch(2), CALL, "eval_data")
     assert tf.nest.flatten(next(iter(evaluated.once(4))))[0].shape[0] == 4
     assert capsys.readouterr().out.startswith("eval_data of mine:model: <lambda>")
 
@@ -162,14 +162,15 @@ WEIGHTS = {0: 1, 2: 5.0}
 )
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 @pytest.mark.parametrize("sampled", [False, True])
-def test_classes_have_weights_and_sample_weights_count_as_well(kind: str, targets: np.ndarray, sampled: bool) -> None:
+def test_class_weights_multiply_sample_weights(kind: str, targets: np.ndarray, sampled: bool) -> None:
     arrays = (np.arange(4.0), targets, np.array([1, 1, 1, 0.5], np.float32))[: 3 if sampled else 2]
     source = arrays if kind == "arrays" else tf.data.Dataset.from_tensor_slices(arrays)
-    weighed = UserData(source, GIVEN, "train_data", ClassWeight(WEIGHTS, GIVEN))
-    inputs, given = next(iter(weighed.batches(Shard(4, seed=0))))
+    weighed = UserData(source, CALL, "train_data", ClassWeight(WEIGHTS, CALL))
+    inputs, weighted_targets = next(iter(weighed.batches(Shard(4, seed=0))))
     order = np.argsort(inputs.numpy())
-    np.testing.assert_allclose(given["weights"].numpy()[order], [1, 5, 1, 2.5 if sampled else 5])  # a class that is not named weighs 1
-    assert given["weights"].dtype == tf.float32
+    # A class that is not named weighs 1.
+    np.testing.assert_allclose(weighted_targets["weights"].numpy()[order], [1, 5, 1, 2.5 if sampled else 5])
+    assert weighted_targets["weights"].dtype == tf.float32
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_classes_have_weights_and_sample_weights_count_as_well(kind: str, target
     ],
 )
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
-def test_weights_of_classes_that_mean_nothing_are_refused(kind: str, weights: Any, targets: Any, message: str) -> None:
+def test_class_weights_without_a_meaning_are_refused(kind: str, weights: Any, targets: Any, message: str) -> None:
     source = (np.zeros(3), targets) if kind == "arrays" else tf.data.Dataset.from_tensor_slices((np.zeros(3), targets))
     with pytest.raises(WorkloadError, match=message):
-        UserData(source, GIVEN, "train_data", ClassWeight(weights, GIVEN)).batches(Shard(1, seed=0))
+        UserData(source, CALL, "train_data", ClassWeight(weights, CALL)).batches(Shard(1, seed=0))

@@ -21,7 +21,7 @@ def eval_data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def model(units: int = 8) -> keras.Model:
-    # No input shape: the data says it.
+    # No input shape: it follows from the data.
     layers = [keras.layers.Dense(units, "relu"), keras.layers.Dense(1, "sigmoid", kernel_regularizer="l2")]
     plain = keras.Sequential(layers)
     plain.compile(keras.optimizers.Adam(0.02), loss="binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="auc")])

@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 EXAMPLES = 64
-_DRAWN = np.random.default_rng(0)
-POINTS = _DRAWN.normal(size=(EXAMPLES, 4)).astype(np.float32)
+_RANDOM = np.random.default_rng(0)
+POINTS = _RANDOM.normal(size=(EXAMPLES, 4)).astype(np.float32)
 SIDES = (POINTS.sum(axis=1) > 0).astype(np.int64)
-WEIGHTS = _DRAWN.uniform(0.5, 2, EXAMPLES).astype(np.float32)
+WEIGHTS = _RANDOM.uniform(0.5, 2, EXAMPLES).astype(np.float32)
 # Rows of words of different lengths, padded with 0.
 WORDS = np.tile(np.array([[3, 1, 2, 0, 0], [2, 2, 0, 0, 0], [4, 1, 1, 3, 2], [1, 0, 0, 0, 0]], np.int32), (EXAMPLES // 4, 1))
 
@@ -39,7 +39,7 @@ def both() -> tuple[Any, ...]:
 
 
 class Pulled(keras.layers.Layer):
-    """Wants its inputs to be small, each example's by itself."""
+    """Penalizes large inputs, each example's separately."""
 
     def call(self, inputs: Any) -> Any:
         self.add_loss(0.1 * keras.ops.mean(keras.ops.square(inputs)))
@@ -50,22 +50,22 @@ def _through(kind: Any, *layers: Any) -> keras.Model:
     inputs = outputs = keras.Input((4,))
     for layer in layers:
         outputs = layer(outputs)
-    made: keras.Model = kind(inputs, outputs)
-    return made
+    model: keras.Model = kind(inputs, outputs)
+    return model
 
 
 def _classifier(kind: Any = keras.Model, optimizer: Any = None, metrics: Any = ("accuracy",), **options: Any) -> keras.Model:
-    made = _through(kind, keras.layers.Dense(6, "tanh", **options), keras.layers.Dense(2, "softmax"))
-    made.compile(optimizer or keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=metrics and list(metrics))
-    return made
+    model = _through(kind, keras.layers.Dense(6, "tanh", **options), keras.layers.Dense(2, "softmax"))
+    model.compile(optimizer or keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=metrics and list(metrics))
+    return model
 
 
 def losses() -> keras.Model:
     """Sample weights, plain and weighted metrics, and each way in which a layer adds to the loss."""
     hidden = keras.layers.Dense(6, "tanh", kernel_regularizer="l2")
-    made = _through(keras.Model, hidden, Pulled(), keras.layers.Dense(2, "softmax"))
-    made.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["accuracy"])
-    return made
+    model = _through(keras.Model, hidden, Pulled(), keras.layers.Dense(2, "softmax"))
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["accuracy"])
+    return model
 
 
 def layers() -> keras.Model:
@@ -73,11 +73,11 @@ def layers() -> keras.Model:
     adapted = keras.layers.Normalization()
     adapted.adapt(POINTS)
     hidden = keras.layers.Dense(6, activity_regularizer="l2")
-    made = _through(
+    model = _through(
         keras.Model, adapted, hidden, keras.layers.BatchNormalization(), keras.layers.Dropout(0.3, seed=3), keras.layers.Dense(2, "softmax")
     )
-    made.compile(keras.optimizers.Adam(0.05), keras.losses.SparseCategoricalCrossentropy(), metrics=["accuracy"])
-    return made
+    model.compile(keras.optimizers.Adam(0.05), keras.losses.SparseCategoricalCrossentropy(), metrics=["accuracy"])
+    return model
 
 
 def outputs() -> keras.Model:
@@ -85,18 +85,18 @@ def outputs() -> keras.Model:
     four, two = keras.Input((4,)), keras.Input((2,))
     hidden = keras.layers.Dense(6, "tanh")(keras.layers.Concatenate()([four, two]))
     heads = {"side": keras.layers.Dense(1, "sigmoid", name="side")(hidden), "first": keras.layers.Dense(1, name="first")(hidden)}
-    made = keras.Model([four, two], heads)
-    made.compile(
+    model = keras.Model([four, two], heads)
+    model.compile(
         keras.optimizers.SGD(0.1),
         {"side": "binary_crossentropy", "first": keras.losses.Huber()},
         loss_weights={"side": 0.3, "first": 2.0},
         metrics={"side": ["accuracy", keras.metrics.AUC(name="auc")], "first": "mae"},
     )
-    return made
+    return model
 
 
 def masked() -> keras.Model:
-    """A mask made by an embedding, which an LSTM passes over and the loss leaves out; in half precision, by the user's policy."""
+    """A mask made by an embedding, which an LSTM skips and the loss leaves out; in half precision, by the user's policy."""
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
         parts = [
@@ -105,11 +105,11 @@ def masked() -> keras.Model:
             keras.layers.LSTM(5, return_sequences=True),
             keras.layers.Dense(4, "softmax"),
         ]
-        made = keras.Sequential(parts)
+        model = keras.Sequential(parts)
     finally:
         keras.config.set_dtype_policy("float32")
-    made.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return made
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
 
 
 def scaled() -> keras.Model:
@@ -144,14 +144,14 @@ def bounded() -> keras.Model:
 
 
 def function() -> keras.Model:
-    """A loss that is a function, which is a mean by itself; what is said of speed says nothing of results."""
-    made = _through(keras.Model, keras.layers.Dense(2, "softmax"))
+    """A loss that is a function and returns a mean; options for speed do not change the results."""
+    model = _through(keras.Model, keras.layers.Dense(2, "softmax"))
 
     def loss(targets: Any, predictions: Any) -> Any:
         return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(targets, predictions))
 
-    made.compile(keras.optimizers.SGD(0.1), loss, jit_compile=False, steps_per_execution=3, auto_scale_loss=False)
-    return made
+    model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=False, steps_per_execution=3, auto_scale_loss=False)
+    return model
 
 
 class Guide(keras.Model):
@@ -205,7 +205,7 @@ class Tracked(keras.Model):
 
 
 class Unmeasured(keras.Model):
-    """Has a loss in its step alone."""
+    """Has a loss only in its step."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -235,8 +235,8 @@ class Counted(keras.Model):
         return super().compute_loss(x, y, y_pred, sample_weight, training)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
-        told = super().compute_metrics(x, y, y_pred, sample_weight)
-        return {**told, "error": 1 - told["accuracy"]}
+        results = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**results, "error": 1 - results["accuracy"]}
 
 
 class _Stepping(keras.Model):
@@ -268,16 +268,16 @@ class Nested(_Stepping):
 
 
 class Perturbed(_Stepping):
-    """Sharpness-aware: takes its gradients at weights nearby, those where its own batch makes the loss higher."""
+    """Sharpness-aware: takes its gradients at nearby weights, at which the loss of its own batch is higher."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
         loss, gradients, variables = self.gradients(data)
         for variable, gradient in zip(variables, gradients, strict=True):
             variable.assign_add(0.05 * gradient)
-        _, there, _ = self.gradients(data)
+        _, gradients_nearby, _ = self.gradients(data)
         for variable, gradient in zip(variables, gradients, strict=True):
             variable.assign_sub(0.05 * gradient)
-        self.optimizer.apply(there, variables)
+        self.optimizer.apply(gradients_nearby, variables)
         return {"loss": loss}
 
 
@@ -380,13 +380,13 @@ def _vectorized() -> Any:
 
 
 def vectorized_texts() -> tf.data.Dataset:
-    """Texts made numbers in the pipeline."""
-    words = _vectorized()
-    return tf.data.Dataset.from_tensor_slices(texts()).map(lambda text, good: (words(text), good))
+    """Texts that the pipeline turns into numbers."""
+    vectorize = _vectorized()
+    return tf.data.Dataset.from_tensor_slices(texts()).map(lambda text, good: (vectorize(text), good))
 
 
 def reading() -> keras.Model:
-    """Texts made numbers in the model."""
+    """Texts that the model turns into numbers."""
     text = keras.Input((), dtype="string")
     return _judging(text, _vectorized()(text))
 
@@ -398,9 +398,9 @@ def judging() -> keras.Model:
 
 def _judging(inputs: Any, numbers: Any) -> keras.Model:
     mean = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(10, 4, mask_zero=True)(numbers))
-    made = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(mean))
-    made.compile(keras.optimizers.Adam(0.1), "binary_crossentropy", metrics=["accuracy"])
-    return made
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(mean))
+    model.compile(keras.optimizers.Adam(0.1), "binary_crossentropy", metrics=["accuracy"])
+    return model
 
 
 class Moving(keras.Model):
@@ -420,9 +420,9 @@ def moving() -> keras.Model:
 
 
 def summed() -> keras.Model:
-    made = _classifier()
-    made.compile("sgd", keras.losses.SparseCategoricalCrossentropy(reduction="sum"))
-    return made
+    model = _classifier()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(reduction="sum"))
+    return model
 
 
 def plain() -> keras.Model:
@@ -434,21 +434,21 @@ def guide() -> keras.Model:
 
 
 def tracked() -> keras.Model:
-    made = _through(Tracked, keras.layers.Dense(1))
-    made.compile(optimizer=keras.optimizers.Adam(0.05))
-    return made
+    model = _through(Tracked, keras.layers.Dense(1))
+    model.compile(optimizer=keras.optimizers.Adam(0.05))
+    return model
 
 
 def unmeasured() -> keras.Model:
-    made = _through(Unmeasured, keras.layers.Dense(2, "softmax"))
-    made.compile(optimizer=keras.optimizers.SGD(0.1))
-    return made
+    model = _through(Unmeasured, keras.layers.Dense(2, "softmax"))
+    model.compile(optimizer=keras.optimizers.SGD(0.1))
+    return model
 
 
 def pulled() -> keras.Model:
-    made = _through(Unmeasured, Pulled(), keras.layers.Dense(2, "softmax"))
-    made.compile(optimizer=keras.optimizers.SGD(0.1))
-    return made
+    model = _through(Unmeasured, Pulled(), keras.layers.Dense(2, "softmax"))
+    model.compile(optimizer=keras.optimizers.SGD(0.1))
+    return model
 
 
 def computed() -> keras.Model:
@@ -460,8 +460,8 @@ def counted() -> keras.Model:
 
 
 MODELS: dict[str, tuple[Callable[[], keras.Model], Data]] = {
-    one.__name__: (one, data)
-    for one, data in {
+    build.__name__: (build, data)
+    for build, data in {
         losses: weighted,
         layers: points,
         outputs: both,

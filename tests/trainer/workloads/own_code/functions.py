@@ -1,4 +1,4 @@
-"""Model functions in the three signatures, with variables made in each of the ways there are."""
+"""Model functions in the three signatures, with variables made in each possible way."""
 
 from typing import Any
 

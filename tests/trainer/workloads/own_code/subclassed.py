@@ -31,6 +31,6 @@ class Sum(keras.Model):
 
 
 def model() -> keras.Model:
-    made = Sum()
-    made.compile(keras.optimizers.Adam(0.03), loss="mse", metrics=["mae"])
-    return made
+    sum_model = Sum()
+    sum_model.compile(keras.optimizers.Adam(0.03), loss="mse", metrics=["mae"])
+    return sum_model
