@@ -130,7 +130,7 @@ def test_a_final_failure_of_the_chief_fails_the_run(start: Start, script: str, c
     "success, chief, other, code",
     [
         pytest.param("chief", "exit 1", SLEEPS, 75, id="by its chief"),
-        pytest.param("all_workers", "true", "exit 2", 2, id="by a worker that it needs"),
+        pytest.param("all_workers", "true", "exit 2", 2, id="by a required worker"),
     ],
 )
 def test_a_task_that_starts_after_its_run_has_failed_fails_too(start: Start, success: str, chief: str, other: str, code: int) -> None:

@@ -43,7 +43,7 @@ def test_a_taken_port_can_be_opened_once_it_is_free(address: str) -> None:
 
 
 def test_it_closes_even_if_shutdown_does_not_wake_the_accepting_thread(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS, where a listening socket is not connected and cannot be shut down."""
+    """As on macOS: a listening socket is not connected there and cannot be shut down."""
 
     def shutdown(*_: object) -> None:
         raise OSError(errno.ENOTCONN, "not connected")

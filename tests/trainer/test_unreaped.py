@@ -54,7 +54,7 @@ def test_a_final_failure_ends_the_task_while_the_disk_is_frozen(trainers: Any, f
 
 
 def test_a_stop_ends_the_task_while_the_disk_is_frozen_and_reports_the_error(trainers: Any, frozen: Volume) -> None:
-    run = start(trainers, frozen, 1, "asked")
+    run = start(trainers, frozen, 1, "when asked")
     run.send(signal.SIGTERM)
     assert run.code() == 1
     assert run.event("failed")["detail"] == "it could not be saved"

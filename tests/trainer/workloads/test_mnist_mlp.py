@@ -1,4 +1,4 @@
-"""mnist_mlp: its published numbers, and that it learns the synthetic digits where less does not."""
+"""mnist_mlp: its published numbers; it learns the synthetic digits, which a linear classifier does not."""
 
 from itertools import islice
 

@@ -1,4 +1,4 @@
-"""Batches from a user's Dataset: every example once an epoch among all readers, cached, resumed exactly where its size is known."""
+"""Batches from a user's Dataset: every example once an epoch among all readers, cached, resumed exactly if its size is known."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice

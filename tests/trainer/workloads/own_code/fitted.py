@@ -69,7 +69,7 @@ def losses() -> keras.Model:
 
 
 def layers() -> keras.Model:
-    """Layers with a state: adapted before, moved by each batch, drawing from a seed; what they add is a sum over the batch."""
+    """Layers with a state: adapted before, moved by each batch, drawing from a seed; the loss that they add is a sum over the batch."""
     adapted = keras.layers.Normalization()
     adapted.adapt(POINTS)
     hidden = keras.layers.Dense(6, activity_regularizer="l2")
