@@ -1,4 +1,4 @@
-"""Which image a spec's containers start from, and what is said when the engine cannot be asked."""
+"""The image that a spec's containers start from, and the errors if the engine cannot be used."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_one_role_with_gpus_is_enough_for_the_image_with_cuda() -> None:
     assert images.build_command(images.GPU_IMAGE) == "launcher image build --gpu"
 
 
-def test_the_image_that_the_spec_names_is_taken_with_gpus_too() -> None:
+def test_an_image_that_the_spec_names_is_used_with_gpus_too() -> None:
     named = spec(image="registry.example/team/train:3", roles=Roles(chief=Role(gpus=1)))
     assert images.image_for(named) == "registry.example/team/train:3"
     assert not images.is_ours(images.image_for(named))
@@ -32,12 +32,12 @@ def test_the_image_that_the_spec_names_is_taken_with_gpus_too() -> None:
 
 def test_an_image_that_no_container_starts_from_is_not_needed() -> None:
     roles = {"chief": {"image": "a:1"}, "worker": {"image": "b:1"}}
-    own = {"strategy": "multi_worker_mirrored", "roles": roles}
-    assert images.all_for(spec(**own)) == ["a:1", "b:1"]
-    assert images.all_for(spec(**own, storage={})) == [images.DEFAULT_IMAGE, "a:1", "b:1"]
+    fields = {"strategy": "multi_worker_mirrored", "roles": roles}
+    assert images.all_for(spec(**fields)) == ["a:1", "b:1"]
+    assert images.all_for(spec(**fields, storage={})) == [images.DEFAULT_IMAGE, "a:1", "b:1"]
 
 
-def test_without_the_docker_command_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_docker_command_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DockerError, match="command docker is not installed") as caught:
         images.find(images.DEFAULT_IMAGE)
@@ -53,33 +53,33 @@ def test_without_the_docker_command_it_says_what_to_install(monkeypatch: pytest.
         ('Current context "prod" is not found on the file system: context prod does not exist', "context"),
     ],
 )
-def test_an_engine_that_cannot_be_asked_is_told_with_a_remedy(output: str, message: str) -> None:
+def test_an_engine_that_cannot_be_used_is_an_error_with_a_remedy(output: str, message: str) -> None:
     error = docker_cli.no_engine(output)
     assert error is not None
     assert message in error.message
     assert error.remedy
 
 
-def test_what_the_engine_itself_refuses_is_no_missing_engine() -> None:
+def test_a_refusal_by_the_engine_is_not_taken_for_a_missing_engine() -> None:
     assert docker_cli.no_engine("Error: No such image: nothing:1") is None
 
 
-def program(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a program called docker on the PATH: what the command says is not in our hands, and some of it is hard to provoke."""
+def fake_docker(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a script called docker on the PATH: some errors of the real command are hard to provoke."""
     path = directory / "docker"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
 
 
-def test_an_engine_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program(tmp_path, "exec sleep 60", monkeypatch)
+def test_an_engine_that_hangs_is_an_error_after_the_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_docker(tmp_path, "exec sleep 60", monkeypatch)
     with pytest.raises(DockerError, match=r"`docker info` gave no answer within 0\.2 s"):
         docker("info", deadline=0.2)
 
 
-def test_a_refusal_is_told_in_the_engine_s_own_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program(tmp_path, "echo first >&2; echo the last word >&2; exit 3", monkeypatch)
+def test_an_error_quotes_the_last_line_of_the_engine_s_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_docker(tmp_path, "echo first >&2; echo the last word >&2; exit 3", monkeypatch)
     with pytest.raises(DockerError, match="`docker volume ls` failed: the last word") as caught:
         docker("volume", "ls")
     assert "first" in caught.value.output

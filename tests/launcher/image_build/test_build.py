@@ -1,4 +1,4 @@
-"""The docker commands that a build consists of, as a command in docker's place gets them."""
+"""The docker commands that a build runs, as a script in docker's place receives them."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (True, "linux/arm/v7", f"{GPU_IMAGE}-linux-arm-v7"),
     ],
 )
-def test_code_is_laid_on_an_image_of_its_platform(gpu: bool, platform: str | None, base: str, log: Path, tmp_path: Path) -> None:
+def test_code_is_added_to_an_image_of_its_platform(gpu: bool, platform: str | None, base: str, log: Path, tmp_path: Path) -> None:
     code = tmp_path / "My Code"
     code.mkdir()
     assert build(Request(gpu=gpu, code=code, platform=platform), lambda _: None).name == f"{base}-with-my-code"

@@ -1,4 +1,4 @@
-"""The build context that the engine is sent: the same from a checkout, an installed wheel and a plain `docker build`."""
+"""The build context that is sent to the engine: the same from a checkout, an installed wheel and a plain `docker build`."""
 
 import hashlib
 import io
@@ -23,30 +23,30 @@ def names(archive: bytes) -> list[str]:
         return tar.getnames()
 
 
-def test_the_context_holds_the_packages_and_what_the_dockerfile_copies() -> None:
-    held = names(context.archive())
-    assert set(context.FILES) < set(held)
-    assert {"trainer/task.py", "launcher/backend/kubernetes/attendant.py"} <= set(held)
-    assert not [name for name in held if "__pycache__" in name or name.startswith("tests")]
+def test_the_context_has_the_packages_and_all_that_the_dockerfile_copies() -> None:
+    entries = names(context.archive())
+    assert set(context.FILES) < set(entries)
+    assert {"trainer/task.py", "launcher/backend/kubernetes/attendant.py"} <= set(entries)
+    assert not [name for name in entries if "__pycache__" in name or name.startswith("tests")]
     for line in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE):
         for source in line.split():
-            assert source in held or any(name.startswith(f"{source}/") for name in held), source
+            assert source in entries or any(name.startswith(f"{source}/") for name in entries), source
 
 
 def test_a_plain_docker_build_gets_the_same_files() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    let_in = {line.removeprefix("!") for line in lines if line.startswith("!")}
-    assert let_in == (set(context.FILES) - {context.DOCKERFILE}) | set(context.PACKAGES)
+    allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    assert allowed == (set(context.FILES) - {context.DOCKERFILE}) | set(context.PACKAGES)
     assert "*" in lines
     assert "**/__pycache__" in lines
 
 
 def test_an_installed_wheel_sends_the_same_bytes_as_a_checkout(tmp_path: Path) -> None:
-    built = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
-    assert built.returncode == 0, built.stderr
+    assert process.returncode == 0, process.stderr
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         wheel.extractall(tmp_path / "site")  # noqa: S202 - our own
     program = (
@@ -54,14 +54,14 @@ def test_an_installed_wheel_sends_the_same_bytes_as_a_checkout(tmp_path: Path) -
         "from launcher.image_build import context; import hashlib\n"
         "print(context.__file__, hashlib.sha256(context.archive()).hexdigest(), context.default_base_image())"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=30)
-    file, digest, base = done.stdout.split()
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=30)
+    file, digest, base = result.stdout.split()
     assert file.startswith(str(tmp_path))
     assert digest == hashlib.sha256(context.archive()).hexdigest()
     assert base == context.default_base_image() == "python:3.11-slim-bookworm"
 
 
-def test_the_dockerfile_has_the_launcher_s_version_user_and_places() -> None:
+def test_the_dockerfile_has_the_launcher_s_version_user_and_paths() -> None:
     assert set(re.findall(r"^ARG VERSION=(\S+)", DOCKERFILE, re.MULTILINE)) == {launcher.__version__}
     assert set(re.findall(r"^USER (\S+)", DOCKERFILE, re.MULTILINE)) == {f"{images.USER}:{images.USER}"}
     assert f"-o {images.USER} -g 0 {container_paths.CONTAINER_RUNS} " in DOCKERFILE
@@ -69,7 +69,7 @@ def test_the_dockerfile_has_the_launcher_s_version_user_and_places() -> None:
     assert f"PYTHONPATH={container_paths.CONTAINER_CODE} " in DOCKERFILE
 
 
-def test_the_images_hold_the_versions_that_are_tested() -> None:
+def test_the_images_have_the_versions_that_are_tested() -> None:
     def locked(name: str) -> dict[str, str]:
         text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
         return dict(re.findall(r"^([a-z0-9-]+)(==\S+)", text, re.MULTILINE))
@@ -78,16 +78,16 @@ def test_the_images_hold_the_versions_that_are_tested() -> None:
     image = locked("image.txt")
     assert image.items() <= tested.items()
     assert not {"docker", "kubernetes", "typer"} & set(image)
-    assert {"pydantic", "urllib3"} <= set(image)  # of the attendant
+    assert {"pydantic", "urllib3"} <= set(image)  # the attendant needs them
     assert locked("image-gpu.txt").keys() >= {"nvidia-cudnn-cu12", "tensorboard", "pydantic"}
 
 
-def test_the_attendant_needs_nothing_that_the_images_do_not_hold() -> None:
+def test_the_attendant_needs_no_package_that_the_images_lack() -> None:
     program = (
         "import sys\n"
         "for name in ('kubernetes', 'docker', 'typer'): sys.modules[name] = None\n"
         "import launcher.backend.kubernetes.attendant\n"
         "print(*sorted({'tensorflow', 'numpy', 'grpc'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert (result.returncode, result.stdout) == (0, "\n"), result.stderr

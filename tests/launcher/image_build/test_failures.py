@@ -1,4 +1,4 @@
-"""Messages about builds that fail; the outputs are the engine's and pip's own."""
+"""Messages about builds that fail; the outputs were written by the engine and pip."""
 
 import pytest
 
@@ -24,10 +24,10 @@ PIP = (
         ("/usr/bin/python: No module named venv", "base image base:1 lacks", "official python images"),
         ("exec /bin/sh: exec format error", "another processor architecture", "DOCKER_DEFAULT_PLATFORM"),
         ("ERROR: Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?", "does not answer", "docker info"),
-        ("what nobody has seen", "what nobody has seen", "--verbose"),
+        ("an unknown failure", "an unknown failure", "--verbose"),
     ],
 )
-def test_a_failure_is_told_with_its_last_lines_and_a_remedy(output: str, message: str, remedy: str) -> None:
+def test_an_error_has_the_last_lines_of_the_output_and_a_remedy(output: str, message: str, remedy: str) -> None:
     error = failure(output, name="ours:1", base="base:1", last="one\ntwo")
     assert message in error.message
     assert remedy in error.remedy

@@ -1,4 +1,4 @@
-"""Steps read from BuildKit's lines; these were written by BuildKit 0.8 (Docker 20.10) and 0.23 (Docker 28)."""
+"""Steps that are read from BuildKit's output. The samples were written by BuildKit 0.8 (Docker 20.10) and 0.23 (Docker 28)."""
 
 import pytest
 
@@ -40,13 +40,13 @@ ERROR: failed to solve: process did not complete successfully: exit code: 1
 
 def read(text: str) -> tuple[Steps, list[Step | Output]]:
     steps = Steps()
-    return steps, [heard for line in text.splitlines() if (heard := steps.read(line)) is not None]
+    return steps, [event for line in text.splitlines() if (event := steps.read(line)) is not None]
 
 
-def test_steps_begin_write_and_end() -> None:
-    _, heard = read(FINE)
+def test_steps_begin_have_output_and_end() -> None:
+    _, events = read(FINE)
     installing = "installing TensorFlow and its dependencies"
-    assert heard == [
+    assert events == [
         Step("looking for the base image"),
         Step("looking for the base image", 0.0),
         Step(installing),
@@ -66,5 +66,5 @@ def test_a_failure_keeps_the_last_lines() -> None:
 
 
 @pytest.mark.parametrize("line", ["", "#", "#x y", "#5", "-----", "DONE 1.0s", "#7 transferring context: 2B done", "\x1b[0m"])
-def test_other_lines_are_nobody_s_business(line: str) -> None:
+def test_other_lines_are_ignored(line: str) -> None:
     assert Steps().read(line) is None

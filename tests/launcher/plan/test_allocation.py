@@ -17,23 +17,25 @@ from launcher.plan.planner import share_cores, share_gpus
         ({}, 4, []),
     ],
 )
-def test_threads(wanted: dict[str, float | None], cores: int, expected: list[int]) -> None:
+def test_a_task_gets_the_cores_that_it_asks_for_or_a_share_of_the_others(
+    wanted: dict[str, float | None], cores: int, expected: list[int]
+) -> None:
     assert list(share_cores(wanted, cores).values()) == expected
 
 
 def test_no_gpu_is_given_twice_and_a_task_gets_all_or_none() -> None:
     wanted = {"chief": Resources(gpus=2), "worker-0": Resources(gpus=4), "worker-1": Resources(gpus=1), "ps-0": Resources()}
-    given = share_gpus(wanted, ["0", "1", "2", "3"])
-    assert given.visible == {"chief": ("0", "1"), "worker-0": (), "worker-1": ("2",), "ps-0": ()}
-    assert given.without == ("worker-0",)
+    shares = share_gpus(wanted, ["0", "1", "2", "3"])
+    assert shares.visible == {"chief": ("0", "1"), "worker-0": (), "worker-1": ("2",), "ps-0": ()}
+    assert shares.without == ("worker-0",)
 
 
-def test_tasks_that_must_be_alike_all_get_gpus_or_none() -> None:
-    one = Resources(gpus=1)
-    wanted = {"chief": one, "worker-0": one, "worker-1": one, "evaluator": one}
-    alike = ("chief", "worker-0", "worker-1")
-    enough = share_gpus(wanted, ["0", "1", "2"], all_or_none=alike)
-    assert (enough.visible["worker-1"], enough.without) == (("2",), ("evaluator",))
-    short = share_gpus(wanted, ["0", "1"], all_or_none=alike)
-    assert short.visible == {"chief": (), "worker-0": (), "worker-1": (), "evaluator": ("0",)}
-    assert short.without == alike
+def test_a_group_of_tasks_gets_gpus_for_all_or_none() -> None:
+    one_gpu = Resources(gpus=1)
+    wanted = {"chief": one_gpu, "worker-0": one_gpu, "worker-1": one_gpu, "evaluator": one_gpu}
+    group = ("chief", "worker-0", "worker-1")
+    of_three = share_gpus(wanted, ["0", "1", "2"], all_or_none=group)
+    assert (of_three.visible["worker-1"], of_three.without) == (("2",), ("evaluator",))
+    of_two = share_gpus(wanted, ["0", "1"], all_or_none=group)
+    assert of_two.visible == {"chief": (), "worker-0": (), "worker-1": (), "evaluator": ("0",)}
+    assert of_two.without == group

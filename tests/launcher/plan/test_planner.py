@@ -1,4 +1,4 @@
-"""The planner: what a valid spec becomes on each target."""
+"""The planner: the plan of a valid spec for each target."""
 
 import json
 import os
@@ -33,8 +33,8 @@ def planned(target: Target = "local", *, machine: Machine = MACHINE, **fields: A
     return plan(spec(**fields), target, run_dir="/runs/digits", digest="d1", spec_dir="/home/me", machine=machine)
 
 
-def settings(made: Plan, task: int = 0) -> TrainerSettings:
-    return TrainerSettings.model_validate_json(made.tasks[task].env["TRAINER_SETTINGS"])
+def settings(planned_run: Plan, task: int = 0) -> TrainerSettings:
+    return TrainerSettings.model_validate_json(planned_run.tasks[task].env["TRAINER_SETTINGS"])
 
 
 @pytest.mark.parametrize(
@@ -46,39 +46,43 @@ def settings(made: Plan, task: int = 0) -> TrainerSettings:
     ],
 )
 def test_every_target_has_its_own_addresses(target: Target, chief: str, worker: str) -> None:
-    made = planned(target, strategy="parameter_server", roles=PS_ROLES)
-    where = {task.name: task.address for task in made.tasks}
-    assert list(where) == ["chief", "worker-0", "worker-1", "ps-0", "ps-1", "evaluator"]
-    assert (where["chief"], where["worker-1"], where["evaluator"]) == (chief, worker, "")
+    result = planned(target, strategy="parameter_server", roles=PS_ROLES)
+    addresses = {task.name: task.address for task in result.tasks}
+    assert list(addresses) == ["chief", "worker-0", "worker-1", "ps-0", "ps-1", "evaluator"]
+    assert (addresses["chief"], addresses["worker-1"], addresses["evaluator"]) == (chief, worker, "")
 
 
 @pytest.mark.parametrize("target", ["local", "docker", "kubernetes"])
 def test_the_chief_of_a_program_may_be_called_master_in_tf_config(target: Target) -> None:
     fields: dict[str, Any] = {"command": ["python", "train.py"], "tf_config": {"master": True}}
-    made = planned(target, strategy="parameter_server", roles=PS_ROLES, **fields)
-    moved = with_addresses(made, {task.name: f"{task.name}:1" for task in made.tasks if task.role != "evaluator"})
-    for plan_of in (made, moved):
-        assert all(list(task.tf_config["cluster"]) == ["master", "worker", "ps"] for task in plan_of.tasks)
-        assert [task.tf_config["task"]["type"] for task in plan_of.tasks] == ["master", "worker", "worker", "ps", "ps", "evaluator"]
+    result = planned(target, strategy="parameter_server", roles=PS_ROLES, **fields)
+    moved = with_addresses(result, {task.name: f"{task.name}:1" for task in result.tasks if task.role != "evaluator"})
+    for each in (result, moved):
+        assert all(list(task.tf_config["cluster"]) == ["master", "worker", "ps"] for task in each.tasks)
+        assert [task.tf_config["task"]["type"] for task in each.tasks] == ["master", "worker", "worker", "ps", "ps", "evaluator"]
     assert moved.tasks[1].tf_config["cluster"]["master"] == ["chief:1"]
 
 
-def test_the_evaluator_is_told_of_the_cluster_but_is_not_in_it() -> None:
-    made = planned(strategy="parameter_server", roles=PS_ROLES)
-    for task in made.tasks:
+def test_the_evaluator_has_the_cluster_s_addresses_but_is_not_in_it() -> None:
+    result = planned(strategy="parameter_server", roles=PS_ROLES)
+    for task in result.tasks:
         assert set(task.tf_config["cluster"]) == {"chief", "worker", "ps"}
         assert task.tf_config["task"] == {"type": task.role, "index": task.index}
-    assert made.tasks[-1].tf_config["task"] == {"type": "evaluator", "index": 0}
+    assert result.tasks[-1].tf_config["task"] == {"type": "evaluator", "index": 0}
 
 
 def test_with_addresses_changes_the_addresses_everywhere_and_nothing_else() -> None:
-    made = planned(strategy="parameter_server", roles=PS_ROLES)
-    held = {name: f"127.0.0.1:{40000 + index}" for index, name in enumerate(["chief", "worker-0", "worker-1", "ps-0", "ps-1"])}
-    moved = with_addresses(made, held)
-    assert {task.name: task.address for task in moved.tasks} == {**held, "evaluator": ""}
-    cluster = {"chief": [held["chief"]], "worker": [held["worker-0"], held["worker-1"]], "ps": [held["ps-0"], held["ps-1"]]}
+    result = planned(strategy="parameter_server", roles=PS_ROLES)
+    new_addresses = {name: f"127.0.0.1:{40000 + index}" for index, name in enumerate(["chief", "worker-0", "worker-1", "ps-0", "ps-1"])}
+    moved = with_addresses(result, new_addresses)
+    assert {task.name: task.address for task in moved.tasks} == {**new_addresses, "evaluator": ""}
+    cluster = {
+        "chief": [new_addresses["chief"]],
+        "worker": [new_addresses["worker-0"], new_addresses["worker-1"]],
+        "ps": [new_addresses["ps-0"], new_addresses["ps-1"]],
+    }
     assert all(task.tf_config["cluster"] == cluster for task in moved.tasks)
-    assert with_addresses(moved, {task.name: task.address for task in made.tasks if task.address}) == made
+    assert with_addresses(moved, {task.name: task.address for task in result.tasks if task.address}) == result
 
 
 @pytest.mark.parametrize(
@@ -91,17 +95,17 @@ def test_with_addresses_changes_the_addresses_everywhere_and_nothing_else() -> N
         ("multi_worker_mirrored", {"worker": {"replicas": 2}}, {"worker-0"}, ("worker-0",)),
     ],
 )
-def test_the_leader_and_its_evaluator_alone_have_the_run_directory(
+def test_only_the_leader_and_the_evaluator_have_the_run_directory(
     strategy: str, roles: dict[str, Any], mounts: set[str], required: tuple[str, ...]
 ) -> None:
-    made = planned(strategy=strategy, roles=roles)
-    assert {task.name for task in made.tasks if task.mounts_run_dir} == mounts
-    assert made.required_tasks == required
+    result = planned(strategy=strategy, roles=roles)
+    assert {task.name for task in result.tasks if task.mounts_run_dir} == mounts
+    assert result.required_tasks == required
 
 
 def test_a_users_own_program_has_the_run_directory_on_every_task() -> None:
-    made = planned(strategy="parameter_server", roles=PS_ROLES, command=["python", "train.py"])
-    assert all(task.mounts_run_dir for task in made.tasks)
+    result = planned(strategy="parameter_server", roles=PS_ROLES, command=["python", "train.py"])
+    assert all(task.mounts_run_dir for task in result.tasks)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +117,12 @@ def test_a_users_own_program_has_the_run_directory_on_every_task() -> None:
         ({"worker": {"replicas": 2}, "ps": {}}, "all_workers", ("worker-0", "worker-1")),
     ],
 )
-def test_a_users_own_evaluator_decides_nothing(roles: dict[str, Any], success: str, required: tuple[str, ...]) -> None:
-    made = planned(strategy="parameter_server", roles=roles, command=["python", "train.py"], success=success)
-    assert made.required_tasks == required
+def test_the_success_of_a_users_own_evaluator_is_not_required(roles: dict[str, Any], success: str, required: tuple[str, ...]) -> None:
+    result = planned(strategy="parameter_server", roles=roles, command=["python", "train.py"], success=success)
+    assert result.required_tasks == required
 
 
-def test_programs_in_containers_are_told_how_their_run_ends() -> None:
+def test_programs_in_containers_have_settings_for_the_end_of_their_run() -> None:
     fields: dict[str, Any] = {
         "strategy": "parameter_server",
         "roles": PS_ROLES,
@@ -132,23 +136,27 @@ def test_programs_in_containers_are_told_how_their_run_ends() -> None:
 
 
 def test_restart_rules_follow_strategy_and_role() -> None:
-    made = planned(strategy="parameter_server", roles=PS_ROLES, limits={"max_restarts": 4})
-    assert {task.name: task.restart.scope for task in made.tasks if task.index == 0} == {
+    result = planned(strategy="parameter_server", roles=PS_ROLES, limits={"max_restarts": 4})
+    assert {task.name: task.restart.scope for task in result.tasks if task.index == 0} == {
         "chief": "alone", "worker-0": "alone", "ps-0": "all", "evaluator": "alone",
     }  # fmt: skip
-    assert {task.restart.max_restarts for task in made.tasks} == {4}
+    assert {task.restart.max_restarts for task in result.tasks} == {4}
     mirrored = planned(strategy="multi_worker_mirrored", roles={"chief": {}, "worker": {}})
     assert [task.restart.scope for task in mirrored.tasks] == ["all", "all"]
 
 
 def test_settings_carry_the_defaults_of_the_workload_and_the_limits() -> None:
-    made = planned(limits={"max_restarts": 3, "start_timeout": "90s", "grace_period": "5s", "deadline": "2h"})
-    told = settings(made)
-    assert told.train is not None
-    assert (told.train.steps, told.train.checkpoint.every_seconds) == (2000, 30)
-    assert (told.run, told.run_dir, told.scratch_dir) == ("digits", "/runs/digits", "/runs/digits/launcher/scratch")
-    assert (told.max_restarts, told.start_timeout, told.spec_digest) == (3, 90, "d1")
-    assert (made.start_timeout, made.grace_period, made.deadline) == (90, 5, 7200)
+    result = planned(limits={"max_restarts": 3, "start_timeout": "90s", "grace_period": "5s", "deadline": "2h"})
+    task_settings = settings(result)
+    assert task_settings.train is not None
+    assert (task_settings.train.steps, task_settings.train.checkpoint.every_seconds) == (2000, 30)
+    assert (task_settings.run, task_settings.run_dir, task_settings.scratch_dir) == (
+        "digits",
+        "/runs/digits",
+        "/runs/digits/launcher/scratch",
+    )
+    assert (task_settings.max_restarts, task_settings.start_timeout, task_settings.spec_digest) == (3, 90, "d1")
+    assert (result.start_timeout, result.grace_period, result.deadline) == (90, 5, 7200)
 
 
 @pytest.mark.parametrize("gpus, replicas", [(0, 2), (4, 4)])
@@ -156,7 +164,7 @@ def test_mirrored_uses_the_chiefs_gpus_or_two_devices(gpus: int, replicas: int) 
     assert settings(planned(strategy="mirrored", roles={"chief": {"gpus": gpus}})).local_replicas == replicas
 
 
-def test_settings_know_whether_there_is_an_evaluator() -> None:
+def test_settings_say_whether_the_run_has_an_evaluator() -> None:
     assert settings(planned(roles={"chief": {}, "evaluator": {}})).has_evaluator
     assert not settings(planned()).has_evaluator
 
@@ -172,11 +180,11 @@ def test_a_local_command_runs_under_the_trainer_in_the_code_directory_with_the_l
     assert settings(planned(command=["python", "train.py"])).train is None
 
 
-def test_without_code_local_tasks_start_where_the_spec_is() -> None:
+def test_without_code_local_tasks_start_in_the_directory_of_the_spec() -> None:
     assert planned(command=["./run.sh"]).tasks[0].cwd == "/home/me"
 
 
-def test_user_environment_may_change_ours_but_not_what_a_task_is() -> None:
+def test_a_users_env_may_change_our_variables_but_not_the_task_s_settings() -> None:
     env = planned(env={"OMP_NUM_THREADS": "3", "TRAINER_SETTINGS": "{}", "PATH": "/opt/bin", "PYTHONPATH": "/lib/mine"}).tasks[0].env
     assert env["OMP_NUM_THREADS"] == "3"
     assert json.loads(env["TRAINER_SETTINGS"])["run"] == "digits"
@@ -184,18 +192,18 @@ def test_user_environment_may_change_ours_but_not_what_a_task_is() -> None:
     assert env["PYTHONPATH"].split(os.pathsep)[0] == "/lib/mine"
 
 
-def test_values_of_secrets_are_no_part_of_a_plan() -> None:
+def test_a_plan_has_no_values_of_secrets() -> None:
     secret = {"secret": "team", "key": "token"}
     roles = {"worker": {"replicas": 2, "env": {"MINE": secret, "TOKEN": "none"}}}
-    made = planned("docker", strategy="multi_worker_mirrored", roles={"chief": {}, **roles}, env={"TOKEN": secret, "MINE": "chief's"})
-    chief, worker, _ = made.tasks
+    result = planned("docker", strategy="multi_worker_mirrored", roles={"chief": {}, **roles}, env={"TOKEN": secret, "MINE": "chief's"})
+    chief, worker, _ = result.tasks
     assert (chief.secrets, chief.env["MINE"]) == ({"TOKEN": SecretKey("team", "token")}, "chief's")
     assert (worker.secrets, worker.env["TOKEN"]) == ({"MINE": SecretKey("team", "token")}, "none")
     assert "TOKEN" not in chief.env
-    assert from_document(json.loads(json.dumps(to_document(made)))) == made
+    assert from_document(json.loads(json.dumps(to_document(result)))) == result
 
 
-def test_containers_run_the_trainer_of_our_image_and_in_another_the_parent_that_comes_with_the_run_or_the_command_alone() -> None:
+def test_containers_of_our_image_run_its_trainer_and_others_the_parent_that_the_run_brings_or_only_the_command() -> None:
     command = ["python", "train.py"]
     image = "tensorflow/tensorflow:2.21.0"
     assert planned("docker", command=command).tasks[0].command == ("python", "-P", "-m", "trainer", "--", *command)
@@ -208,8 +216,7 @@ def test_containers_run_the_trainer_of_our_image_and_in_another_the_parent_that_
     assert "TRAINER_PARENT" in variable
     assert planned("docker", command=command, image=image, supervise=False).tasks[0].command == tuple(command)
     assert planned(command=command, image=image, supervise=False).tasks[0].command[-4:] == ("trainer", "--", *command)
-    told = settings(planned("kubernetes"))
-    assert told.scratch_dir == "/tmp/trainer"
+    assert settings(planned("kubernetes")).scratch_dir == "/tmp/trainer"
     env = planned("docker", command=command, code="src").tasks[0].env
     assert env["PYTHONPATH"] == "/code"
     assert "OMP_NUM_THREADS" not in env
@@ -222,22 +229,22 @@ OWN_ROLES: dict[str, Any] = {
 }
 
 
-def test_a_role_s_own_comes_before_the_spec_s() -> None:
-    made = planned("kubernetes", strategy="parameter_server", roles=OWN_ROLES, command=["python", "a.py"], env={"LEVEL": "3"})
-    chief, worker, ps = made.tasks
-    assert [task.image for task in made.tasks] == [None, "worker:1", "ps:1"]
+def test_fields_of_a_role_override_those_of_the_spec() -> None:
+    result = planned("kubernetes", strategy="parameter_server", roles=OWN_ROLES, command=["python", "a.py"], env={"LEVEL": "3"})
+    chief, worker, ps = result.tasks
+    assert [task.image for task in result.tasks] == [None, "worker:1", "ps:1"]
     assert chief.command == ("python", "-P", "-m", "trainer", "--", "python", "a.py", "--lead")
     assert (worker.command[-3:], ps.command[-2:]) == (("--", "python", "a.py"), ("--", "./ps"))
     assert (worker.cwd, ps.cwd) == ("/srv", None)
     assert (chief.env["LEVEL"], chief.env["MORE"], worker.env["LEVEL"], "MORE" in worker.env) == ("4", "1", "3", False)
-    assert [(task.restart.when, task.restart.max_restarts) for task in made.tasks] == [
+    assert [(task.restart.when, task.restart.max_restarts) for task in result.tasks] == [
         ("on_failure", 10),
         ("exit_code", 2),
         ("on_failure", 0),
     ]
-    told = settings(made).restarts
-    assert told is not None
-    assert {role: restarts.model_dump() for role, restarts in told.items()} == {
+    restarts = settings(result).restarts
+    assert restarts is not None
+    assert {role: limits.model_dump() for role, limits in restarts.items()} == {
         "worker": {"restart": "exit_code", "max_restarts": 2},
         "ps": {"restart": "on_failure", "max_restarts": 0},
     }
@@ -246,19 +253,19 @@ def test_a_role_s_own_comes_before_the_spec_s() -> None:
 
 def test_an_image_without_a_command_runs_its_entrypoint_with_args() -> None:
     roles = {"worker": {"args": ["--steps", "5"]}, "ps": {"command": ["./ps"]}}
-    made = plan(
+    result = plan(
         ClusterSpec.model_validate({"version": 1, "name": "digits", "strategy": "parameter_server", "roles": roles, "image": "mine:1"}),
         "docker",
         run_dir="/runs/digits",
     )
-    worker, ps = made.tasks
+    worker, ps = result.tasks
     assert (worker.command, worker.is_entrypoint, worker.cwd) == (("--steps", "5"), True, None)
     assert (ps.command[-2:], ps.is_entrypoint) == (("--", "./ps"), False)
-    assert from_document(json.loads(json.dumps(to_document(made)))) == made
+    assert from_document(json.loads(json.dumps(to_document(result)))) == result
 
 
 @pytest.mark.parametrize(
-    "roles, success, tells",
+    "roles, success, can_report",
     [
         ({"worker": {}, "ps": {"image": "ps:1", "command": ["./ps"]}}, "chief", True),
         ({"worker": {"image": "worker:1", "command": ["./train"]}, "ps": {"image": "ps:1"}}, "chief", True),
@@ -267,14 +274,14 @@ def test_an_image_without_a_command_runs_its_entrypoint_with_args() -> None:
         ({"worker": {"image": "worker:1"}, "ps": {"command": ["./ps"]}}, "chief", False),
     ],
 )
-def test_tasks_ask_for_the_end_of_their_run_only_where_those_that_decide_it_can_answer(
-    roles: dict[str, Any], success: str, *, tells: bool
+def test_tasks_poll_for_the_end_of_their_run_only_if_the_tasks_that_decide_it_can_answer(
+    roles: dict[str, Any], success: str, *, can_report: bool
 ) -> None:
     document = {"version": 1, "name": "digits", "strategy": "parameter_server", "roles": roles, "success": success}
     document |= {"command": ["./train"]} if roles["worker"] == {} else {}
-    made = plan(ClusterSpec.model_validate(document), "kubernetes", run_dir="/runs/digits")
-    assert (settings(made).ending is not None, role_rules.can_report_end(made)) == (tells, tells)
-    assert settings(made).unsupervised == ([role for role, own in roles.items() if "image" in own and "command" not in own] or None)
+    result = plan(ClusterSpec.model_validate(document), "kubernetes", run_dir="/runs/digits")
+    assert (settings(result).ending is not None, role_rules.can_report_end(result)) == (can_report, can_report)
+    assert settings(result).unsupervised == ([role for role, own in roles.items() if "image" in own and "command" not in own] or None)
 
 
 def test_this_machine_cannot_run_the_entrypoint_of_an_image() -> None:
@@ -285,25 +292,25 @@ def test_this_machine_cannot_run_the_entrypoint_of_an_image() -> None:
     assert "--on docker or --on kubernetes" in refused.value.remedy
 
 
-def test_a_working_directory_beside_the_spec_is_one_of_the_code_in_a_container() -> None:
-    own: dict[str, Any] = {"roles": {"chief": {"working_dir": "src/tools"}}, "command": ["python", "a.py"], "code": "./src"}
-    assert planned(**own).tasks[0].cwd == "/home/me/src/tools"
-    assert planned("docker", **own).tasks[0].cwd == "/code/tools"
+def test_a_working_directory_beside_the_spec_becomes_one_of_the_code_in_a_container() -> None:
+    fields: dict[str, Any] = {"roles": {"chief": {"working_dir": "src/tools"}}, "command": ["python", "a.py"], "code": "./src"}
+    assert planned(**fields).tasks[0].cwd == "/home/me/src/tools"
+    assert planned("docker", **fields).tasks[0].cwd == "/code/tools"
     with pytest.raises(UsageError, match="working_dir is src/tools, a directory of this machine"):
-        planned("docker", **{**own, "code": None})
+        planned("docker", **{**fields, "code": None})
 
 
 def test_cores_are_shared_and_cpu_is_honoured() -> None:
-    made = planned(
+    result = planned(
         strategy="parameter_server", roles={"chief": {"cpu": 4.0}, "worker": {"replicas": 2}, "ps": {}}, machine=Machine(cores=16)
     )
-    threads = {task.name: task.env["TF_NUM_INTRAOP_THREADS"] for task in made.tasks}
+    threads = {task.name: task.env["TF_NUM_INTRAOP_THREADS"] for task in result.tasks}
     assert threads == {"chief": "4", "worker-0": "4", "worker-1": "4", "ps-0": "4"}
-    for task in made.tasks:
+    for task in result.tasks:
         assert task.env["OMP_NUM_THREADS"] == task.env["TF_NUM_INTEROP_THREADS"] == threads[task.name]
 
 
-def test_no_task_has_a_single_thread_between_operations_with_which_tensorflow_would_wait_for_ever() -> None:
+def test_no_task_has_a_single_inter_op_thread_with_which_tensorflow_would_deadlock() -> None:
     trained = planned(strategy="parameter_server", roles=PS_ROLES, machine=Machine(cores=2))
     assert {task.env["TF_NUM_INTRAOP_THREADS"] for task in trained.tasks} == {"1"}
     assert {task.env["TF_NUM_INTEROP_THREADS"] for task in trained.tasks} == {"4"}
@@ -312,17 +319,17 @@ def test_no_task_has_a_single_thread_between_operations_with_which_tensorflow_wo
 
 
 @pytest.mark.parametrize("strategy", ["single", "multi_worker_mirrored"])
-def test_the_trainers_own_loop_has_a_thread_a_core(strategy: str) -> None:
+def test_the_trainers_own_loop_has_one_thread_for_each_core(strategy: str) -> None:
     roles = {"worker": {"replicas": 2}} if strategy == "multi_worker_mirrored" else {"chief": {}}
-    made = planned(strategy=strategy, roles=roles, machine=Machine(cores=2))
-    assert {task.env["TF_NUM_INTEROP_THREADS"] for task in made.tasks} == {"1" if strategy == "multi_worker_mirrored" else "2"}
+    result = planned(strategy=strategy, roles=roles, machine=Machine(cores=2))
+    assert {task.env["TF_NUM_INTEROP_THREADS"] for task in result.tasks} == {"1" if strategy == "multi_worker_mirrored" else "2"}
 
 
 def test_gpus_are_shared_out_and_a_lack_of_them_is_said(golden: Golden) -> None:
     roles = {"chief": {}, "worker": {"replicas": 3, "gpus": 1}, "ps": {}}
-    made = planned(strategy="parameter_server", roles=roles, machine=Machine(cores=8, gpus=("0", "1")))
-    assert [task.env["CUDA_VISIBLE_DEVICES"] for task in made.tasks] == ["", "0", "1", "", ""]
-    golden(*made.notices)
+    result = planned(strategy="parameter_server", roles=roles, machine=Machine(cores=8, gpus=("0", "1")))
+    assert [task.env["CUDA_VISIBLE_DEVICES"] for task in result.tasks] == ["", "0", "1", "", ""]
+    golden(*result.notices)
     assert planned(machine=MACHINE).notices == ()
 
 
@@ -330,35 +337,35 @@ def test_tasks_that_exchange_gradients_all_have_gpus_or_none() -> None:
     def visible(gpus: int, **program: Any) -> tuple[list[str], tuple[str, ...]]:
         machine = Machine(cores=8, gpus=tuple(str(i) for i in range(gpus)))
         roles = {"worker": {"replicas": 3, "gpus": 1}, "evaluator": {}}
-        made = planned(strategy="multi_worker_mirrored", roles=roles, machine=machine, **program)
-        return [task.env["CUDA_VISIBLE_DEVICES"] for task in made.tasks], made.notices
+        result = planned(strategy="multi_worker_mirrored", roles=roles, machine=machine, **program)
+        return [task.env["CUDA_VISIBLE_DEVICES"] for task in result.tasks], result.notices
 
     assert visible(3) == (["0", "1", "2", ""], ())
     notice = "the spec asks for 3 GPUs, this machine has 2: these run without a GPU: worker-0, worker-1, worker-2"
     assert visible(2) == (["", "", "", ""], (notice,))
-    # A program of one's own may do anything with them.
+    # A user's program may use them in any way.
     assert visible(2, command=["python"])[0] == ["0", "1", "", ""]
 
 
-def test_a_tf_config_that_cannot_fit_is_refused_with_the_size_that_would() -> None:
+def test_a_too_large_tf_config_is_refused_with_the_number_of_tasks_that_fit() -> None:
     def cluster_of(tasks: int) -> Plan:
         return planned("kubernetes", strategy="multi_worker_mirrored", roles={"worker": {"replicas": tasks}})
 
     with pytest.raises(LauncherError) as error:
         cluster_of(9000)
-    most = int("".join(filter(str.isdigit, error.value.remedy.split("tasks")[0])))
+    max_tasks = int("".join(filter(str.isdigit, error.value.remedy.split("tasks")[0])))
     assert "9000 tasks" in error.value.message
-    tasks = cluster_of(most).tasks
+    tasks = cluster_of(max_tasks).tasks
     longest = max(tasks, key=lambda task: len(str(task.tf_config["task"])))
-    assert all(task.tf_config["cluster"] == longest.tf_config["cluster"] for task in tasks)  # so to size one of them is enough
+    assert all(task.tf_config["cluster"] == longest.tf_config["cluster"] for task in tasks)  # so it is enough to measure one
     assert len("TF_CONFIG=") + len(tf_config_text(longest.tf_config)) + 1 <= ENVIRONMENT_LIMIT
     with pytest.raises(LauncherError):
-        cluster_of(most + 10)
+        cluster_of(max_tasks + 10)
 
 
-def test_a_plan_survives_being_a_json_document() -> None:
-    made = planned(strategy="parameter_server", roles=PS_ROLES, limits={"deadline": "1h"})
-    assert from_document(json.loads(json.dumps(to_document(made)))) == made
+def test_a_plan_can_be_written_and_read_as_json() -> None:
+    result = planned(strategy="parameter_server", roles=PS_ROLES, limits={"deadline": "1h"})
+    assert from_document(json.loads(json.dumps(to_document(result)))) == result
 
 
 def test_planning_changes_nothing_on_disk(tmp_path: Path) -> None:

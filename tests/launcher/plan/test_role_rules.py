@@ -1,4 +1,4 @@
-"""The tables of what follows from strategy and role."""
+"""The tables of rules by strategy and role."""
 
 from typing import get_args
 
@@ -12,7 +12,7 @@ def test_every_strategy_has_a_row_and_a_restart_rule_for_each_of_its_roles() -> 
         assert set(kind.restarts) == {*kind.mandatory, *kind.optional}, name
 
 
-def test_names() -> None:
+def test_names_of_tasks() -> None:
     assert [role_rules.task_name("chief", 0), role_rules.task_name("evaluator", 0), role_rules.task_name("ps", 1)] == [
         "chief",
         "evaluator",
