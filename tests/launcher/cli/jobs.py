@@ -12,7 +12,7 @@ from typing import NoReturn
 TASK = os.environ.get("RUN_TASK", "chief")
 
 
-def tell(kind: str, **fields: object) -> None:
+def report(kind: str, **fields: object) -> None:
     event = json.dumps({"event": kind, "time": time.time(), "task": TASK, **fields}, separators=(",", ":"))
     os.write(int(os.environ["TRAINER_EVENTS_FD"]), event.encode() + b"\n")
 
@@ -21,17 +21,17 @@ def steps(count: int, seconds: float) -> None:
     """Report `count` steps, `seconds` apart."""
     for step in range(1, count + 1):
         time.sleep(seconds)
-        tell("progress", step=step, steps=count, loss=1 / step, metrics={"accuracy": step / count}, examples_per_second=1000.0)
-    tell("checkpoint", step=count, path=f"{os.environ['RUN_DIR']}/checkpoints/ckpt-{count}", seconds=0.1)
-    tell("done", step=count, seconds=count * seconds, metrics={"accuracy": 1.0})
+        report("progress", step=step, steps=count, loss=1 / step, metrics={"accuracy": step / count}, examples_per_second=1000.0)
+    report("checkpoint", step=count, path=f"{os.environ['RUN_DIR']}/checkpoints/ckpt-{count}", seconds=0.1)
+    report("done", step=count, seconds=count * seconds, metrics={"accuracy": 1.0})
 
 
 def early() -> None:
     """Report two steps of many, an evaluation after each, and the end before the last step."""
     for step in (1, 2):
-        tell("progress", step=step, steps=100, loss=1 / step, metrics={"accuracy": 1.0})
-        tell("evaluated", step=step, metrics={"accuracy": 0.75}, seconds=0.1)
-    tell("done", step=2, seconds=0.1, metrics={"accuracy": 0.75}, ended_early="accuracy did not improve on 0.75 in 1 evaluations")
+        report("progress", step=step, steps=100, loss=1 / step, metrics={"accuracy": 1.0})
+        report("evaluated", step=step, metrics={"accuracy": 0.75}, seconds=0.1)
+    report("done", step=2, seconds=0.1, metrics={"accuracy": 0.75}, ended_early="accuracy did not improve on 0.75 in 1 evaluations")
 
 
 def fail() -> NoReturn:
@@ -64,12 +64,12 @@ def stubborn() -> NoReturn:
 
 
 if __name__ == "__main__":
-    what, *values = sys.argv[1:]
-    if what == "steps":
+    job, *values = sys.argv[1:]
+    if job == "steps":
         steps(int(values[0]), float(values[1]))
-    elif what == "coloured":
+    elif job == "coloured":
         print("\x1b[31mred\x1b[0m", flush=True)
-    elif what == "slow":
+    elif job == "slow":
         forever(float(values[0]))
     else:
-        {"early": early, "fail": fail, "forever": forever, "stubborn": stubborn}[what]()
+        {"early": early, "fail": fail, "forever": forever, "stubborn": stubborn}[job]()

@@ -1,4 +1,4 @@
-"""Which run a name means where runs of that name are on several backends: real runs in the directories of two of them."""
+"""The run that a name means if several backends have a run of that name: real runs in the directories of two backends."""
 
 import os
 import shutil
@@ -21,20 +21,20 @@ from tests.launcher.backend.local.running import FOREVER, Runs
 from tests.launcher.cli.conftest import Cli
 
 
-def test_an_engine_that_was_named_and_does_not_answer_is_an_error_and_else_a_note(cli: Cli, tmp_path: Path) -> None:
-    away = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
+def test_an_engine_that_does_not_answer_is_an_error_if_it_was_named_and_else_a_note(cli: Cli, tmp_path: Path) -> None:
+    unreachable = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
     runs_directory(tmp_path / "runs", "docker").mkdir(parents=True)
-    named, every = cli("ls", "--on", "docker", "--json", env=away), cli("ls", "--json", env=away)
+    named, unnamed = cli("ls", "--on", "docker", "--json", env=unreachable), cli("ls", "--json", env=unreachable)
     assert (named.returncode, named.stdout) == (1, "")
-    assert (every.returncode, every.stdout) == (0, "[]\n")
-    assert "the runs on docker cannot be listed" in every.stderr
+    assert (unnamed.returncode, unnamed.stdout) == (0, "[]\n")
+    assert "the runs on docker cannot be listed" in unnamed.stderr
 
 
 @pytest.fixture
 def runs_on(tmp_path: Path) -> Iterator[dict[str, Runs]]:
-    found = {on: Runs(runs_directory(tmp_path, on)) for on in ("local", "docker")}
-    yield found
-    for on, runs in found.items():
+    both = {on: Runs(runs_directory(tmp_path, on)) for on in ("local", "docker")}
+    yield both
+    for on, runs in both.items():
         if on in backends_of(tmp_path, "run"):
             runs.backend.stop("run", now=True)
 
@@ -45,7 +45,7 @@ def choose(runs_on: dict[str, Runs], *, unique: bool = False) -> str:
     return next(on for on, backend in backends.items() if backend is chosen)
 
 
-def test_a_live_run_goes_before_one_that_has_ended_and_then_the_newest(
+def test_a_live_run_is_preferred_to_one_that_has_ended_and_then_the_newest(
     runs_on: dict[str, Runs], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs_on["local"].start({"chief": FOREVER})
@@ -54,8 +54,8 @@ def test_a_live_run_goes_before_one_that_has_ended_and_then_the_newest(
     assert backends_of(tmp_path, "run") == ["local", "docker"]
     assert run_names(tmp_path) == ["run"]
     assert choose(runs_on, unique=True) == "local"
-    told = "run is on local (running), on docker (succeeded): using the one on local; --on chooses another\n"
-    assert capsys.readouterr().err == told
+    message = "run is on local (running), on docker (succeeded): using the one on local; --on chooses another\n"
+    assert capsys.readouterr().err == message
     runs_on["local"].backend.stop("run", now=True)
     assert choose(runs_on, unique=True) == "docker"
 
@@ -70,41 +70,41 @@ def test_of_several_live_ones_none_is_stopped_and_the_newest_is_shown(runs_on: d
 
 
 class Unreachable(LocalBackend):
-    """Stands for a cluster that is gone, and of which a run is noted."""
+    """Stands for a cluster that does not answer any more, and had a run."""
 
     def status(self, name: str) -> RunStatus:
         """Raise as for a server that does not answer."""
         raise LauncherError(f"asking about {name}: the cluster does not answer", "")
 
 
-def test_a_live_run_is_stopped_though_a_cluster_cannot_be_asked_and_one_that_has_ended_is_not(
+def test_a_live_run_is_stopped_though_a_cluster_does_not_answer_and_one_that_has_ended_is_not(
     runs_on: dict[str, Runs], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     local = runs_on["local"]
     local.start({"chief": FOREVER})
     backends: dict[str, Backend] = {"local": local.backend, "kubernetes": Unreachable(tmp_path)}
     assert _choose("run", backends, unique=True) is local.backend
-    told = "on local (running), on kubernetes (state not known: asking about run: the cluster does not answer)"
-    assert capsys.readouterr().err == f"run is {told}: using the one on local; --on chooses another\n"
+    states = "on local (running), on kubernetes (state not known: asking about run: the cluster does not answer)"
+    assert capsys.readouterr().err == f"run is {states}: using the one on local; --on chooses another\n"
     local.backend.stop("run", now=True)
     assert _choose("run", backends, unique=False) is local.backend
     with pytest.raises(UsageError, match="the state of run on kubernetes is not known: asking about run: the cluster does not answer"):
         _choose("run", backends, unique=True)
 
 
-def test_without_a_name_what_is_noted_of_clusters_counts_only_where_nothing_is_here(runs_on: dict[str, Runs], tmp_path: Path) -> None:
-    note = tmp_path / ".kubernetes" / "context" / "namespace" / "gone" / "place.json"
+def test_without_a_name_noted_runs_of_clusters_count_only_if_there_is_no_local_run(runs_on: dict[str, Runs], tmp_path: Path) -> None:
+    note = tmp_path / ".kubernetes" / "context" / "namespace" / "remote" / "place.json"
     note.parent.mkdir(parents=True)
     note.touch()
-    assert run_names(tmp_path) == ["gone"]
+    assert run_names(tmp_path) == ["remote"]
     runs_on["local"].start({"chief": "print('done')"})
     runs_on["local"].wait()
     assert open_run(None, None, tmp_path, ClusterRef())[1] == "run"
-    assert run_names(tmp_path) == ["gone", "run"]
+    assert run_names(tmp_path) == ["remote", "run"]
 
 
 @pytest.mark.parametrize("removed", [False, True])
-def test_processes_of_an_interrupted_run_go_before_a_newer_run_that_has_ended(runs_on: dict[str, Runs], removed: bool) -> None:
+def test_processes_of_an_interrupted_run_are_preferred_to_a_newer_run_that_has_ended(runs_on: dict[str, Runs], removed: bool) -> None:
     local = runs_on["local"]
     local.start({"chief": FOREVER})
     local.until_line("up")
@@ -139,10 +139,10 @@ def test_an_empty_name_is_not_the_only_run(runs_on: dict[str, Runs], tmp_path: P
         open_run("", None, tmp_path, ClusterRef())
 
 
-@pytest.mark.parametrize("on, there", [("kubernetes", "in the namespace"), ("local", "under here")])
-def test_several_runs_are_said_to_be_where_their_backend_has_them(on: str, there: str) -> None:
+@pytest.mark.parametrize("on, place", [("kubernetes", "in the namespace"), ("local", "under here")])
+def test_an_error_about_several_runs_says_where_the_backend_has_them(on: str, place: str) -> None:
     runs = [SimpleNamespace(name="one"), SimpleNamespace(name="other")]
-    with pytest.raises(UsageError, match=f"there are 2 runs {there}"):
+    with pytest.raises(UsageError, match=f"there are 2 runs {place}"):
         find_run(None, cast("Backend", SimpleNamespace(runs=lambda: runs)), Path("here"), on)
-    with pytest.raises(UsageError, match=f"there are no runs {there}"):
+    with pytest.raises(UsageError, match=f"there are no runs {place}"):
         find_run(None, cast("Backend", SimpleNamespace(runs=list)), Path("here"), on)

@@ -12,41 +12,41 @@ from launcher.cli.main import run
 from tests.golden_messages import Golden
 
 
-def findings(written: str) -> dict[str, tuple[str, str]]:
-    return {one["what"]: (one["level"], one["words"]) for one in json.loads(written)["findings"]}
+def findings(output: str) -> dict[str, tuple[str, str]]:
+    return {one["what"]: (one["level"], one["words"]) for one in json.loads(output)["findings"]}
 
 
 def test_this_machine_can_run_clusters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--runs", str(tmp_path / "runs"), "--json"]) == 0
-    told = findings(capsys.readouterr().out)
-    assert told["tensorflow"] == ("ok", "installed")
-    assert told["runs"][0] == "ok"
+    results = findings(capsys.readouterr().out)
+    assert results["tensorflow"] == ("ok", "installed")
+    assert results["runs"][0] == "ok"
 
 
-def test_more_gpus_than_there_are_are_a_problem(
+def test_more_gpus_than_the_machine_has_are_a_problem(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     spec = tmp_path / "spec.yaml"
     spec.write_text("version: 1\nname: digits\nroles: {chief: {gpus: 2}}\ntrain: {workload: mnist_mlp}\n")
     assert run(["doctor", str(spec), "--runs", str(tmp_path)]) == 1
-    written = capsys.readouterr().out
-    assert "problem  GPUs: the spec asks for 2, this machine has 0" in written
-    assert "ask for fewer" in written
+    output = capsys.readouterr().out
+    assert "problem  GPUs: the spec asks for 2, this machine has 0" in output
+    assert "ask for fewer" in output
 
 
-@pytest.mark.skipif(os.geteuid() == 0 and sys.platform != "linux", reason="root writes everywhere; on Linux alone it can leave that off")
+@pytest.mark.skipif(os.geteuid() == 0 and sys.platform != "linux", reason="root writes everywhere; only on Linux it can drop that right")
 def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
-    # access(2) asks what root is permitted, in use or not: only a process that starts without it may no more than its files' rights say.
-    bound = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+    # access(2) counts every capability that root may use: only a process that starts without them is bound by the modes of files.
+    unprivileged = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
     tmp_path.chmod(0o500)
     try:
-        doctor = (*bound, sys.executable, "-m", "launcher", "doctor", "--runs", str(tmp_path / "runs"))
-        done = subprocess.run(doctor, capture_output=True, text=True, timeout=60, check=False)
+        doctor = (*unprivileged, sys.executable, "-m", "launcher", "doctor", "--runs", str(tmp_path / "runs"))
+        result = subprocess.run(doctor, capture_output=True, text=True, timeout=60, check=False)
     finally:
         tmp_path.chmod(0o700)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "cannot be written" in done.stdout
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "cannot be written" in result.stdout
 
 
 @pytest.mark.parametrize("below", ["", "runs"])
@@ -66,8 +66,8 @@ def test_runs_in_a_file_are_a_problem(below: str, tmp_path: Path, capsys: pytest
     ],
     ids=" ".join,
 )
-def test_what_would_change_nothing_is_refused(words: list[str], capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
-    assert run(["doctor", *words]) == 2
+def test_what_would_change_nothing_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+    assert run(["doctor", *arguments]) == 2
     golden(*capsys.readouterr().err.splitlines())
 
 
@@ -77,7 +77,7 @@ def test_an_engine_that_does_not_answer_is_a_problem(capsys: pytest.CaptureFixtu
     assert findings(capsys.readouterr().out)["engine"][0] == "problem"
 
 
-def test_without_a_cluster_the_kubeconfig_is_asked_for(
+def test_without_a_cluster_the_remedy_is_to_set_kubeconfig(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))

@@ -14,5 +14,5 @@ BUILD = "the image could not be built:\n  | RUN   pip install something-long\n  
         (20, "the image\ncould not be built:\n  | RUN   pip install something-long\n  | exit 1\nsee\n`docker info --all`\nfor more"),
     ],
 )
-def test_what_a_program_has_written_keeps_its_lines(width: int | None, text: str) -> None:
+def test_the_output_of_a_program_keeps_its_lines(width: int | None, text: str) -> None:
     assert wrapped(BUILD, width, len("remedy: ")) == text

@@ -23,7 +23,7 @@ class Shown:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def event(self, event: object) -> None: ...
 
@@ -33,11 +33,11 @@ class Shown:
     def status(self, status: RunStatus) -> None: ...
 
     def say(self, message: str) -> None:
-        self.said.append(message)
+        self.messages.append(message)
 
 
-def followed(lines: Iterator[LogLine], monkeypatch: pytest.MonkeyPatch) -> Shown:
-    """Follow a run that has ended and of which these lines are left, by a clock on which five seconds pass with each look."""
+def follow_ended(lines: Iterator[LogLine], monkeypatch: pytest.MonkeyPatch) -> Shown:
+    """Follow a run that has ended and has these lines left. Each reading of its clock advances it by five seconds."""
     clock = itertools.count(step=5.0)
     monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=lambda: next(clock), time=time.time, sleep=time.sleep))
     backend = SimpleNamespace(status=lambda _: ENDED, reconcile=lambda _: [], logs=lambda *_, **__: lines)
@@ -47,9 +47,9 @@ def followed(lines: Iterator[LogLine], monkeypatch: pytest.MonkeyPatch) -> Shown
 
 
 def test_every_line_of_a_run_that_ended_is_shown_however_long_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = followed((LogLine(0.0, "chief", str(number)) for number in range(30_000)), monkeypatch)
+    shown = follow_ended((LogLine(0.0, "chief", str(number)) for number in range(30_000)), monkeypatch)
     assert shown.lines == [str(number) for number in range(30_000)]
-    assert shown.said == []
+    assert shown.messages == []
 
 
 def test_a_reader_that_brings_nothing_more_is_left_and_that_is_said(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
@@ -59,7 +59,7 @@ def test_a_reader_that_brings_nothing_more_is_left_and_that_is_said(monkeypatch:
         yield LogLine(0.0, "chief", "one")
         hangs.wait(60)
 
-    shown = followed(one_line(), monkeypatch)
+    shown = follow_ended(one_line(), monkeypatch)
     hangs.set()
     assert shown.lines == ["one"]
-    golden(*shown.said)
+    golden(*shown.messages)

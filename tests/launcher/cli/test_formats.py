@@ -25,7 +25,7 @@ def test_duration_has_its_two_largest_units(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize("passed, text", [(0.2, "just now"), (4, "4 s ago"), (60, "1 min 00 s ago")])
-def test_ago(passed: float, text: str) -> None:
+def test_a_past_time_is_shown_as_a_duration_ago(passed: float, text: str) -> None:
     assert formats.ago(1000 - passed, now=1000) == text
 
 
@@ -38,7 +38,7 @@ def test_memory_has_a_binary_unit(size: int, text: str) -> None:
     "number, noun, text",
     [(1, "task", "1 task"), (2, "task", "2 tasks"), (2, "ps", "2 ps"), (1200, "worker", "1,200 workers"), (2, "process", "2 processes")],
 )
-def test_count(number: int, noun: str, text: str) -> None:
+def test_a_count_has_the_plural_of_its_noun(number: int, noun: str, text: str) -> None:
     assert formats.count(number, noun) == text
 
 
@@ -51,19 +51,19 @@ def test_time_of_a_step_has_a_unit_that_fits(seconds: float, text: str) -> None:
     "text, moment",
     [("10m", 400), ("1h30m", 1000 - 5400), ("1970-01-01T00:01:00Z", 60), ("1970-01-01T01:00:00.5+01:00", 0.5)],
 )
-def test_since_takes_how_long_ago_and_a_time(text: str, moment: float) -> None:
+def test_since_takes_a_duration_and_a_time(text: str, moment: float) -> None:
     assert formats.moment(text, now=1000) == moment
 
 
 @pytest.mark.parametrize("text", ["yesterday", "10", "10 m", "2026-13-01"])
-def test_since_that_is_no_time_says_what_is(text: str) -> None:
+def test_an_invalid_since_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         formats.moment(text)
     assert repr(text) in caught.value.message
     assert "10m" in caught.value.remedy
 
 
-def test_timeout_that_is_no_duration_says_what_is() -> None:
+def test_an_invalid_timeout_is_refused() -> None:
     assert formats.seconds_of("1m30s", "--timeout") == 90
     with pytest.raises(UsageError, match="--timeout"):
         formats.seconds_of("soon", "--timeout")
@@ -77,10 +77,10 @@ def test_a_duration_out_of_range_says_the_range(text: str, golden: Golden) -> No
         golden(caught.value.message, caught.value.remedy)
 
 
-def test_clock_reads_back() -> None:
+def test_a_formatted_time_can_be_parsed() -> None:
     assert rfc3339(60.5) == "1970-01-01T00:01:00.500Z"
     assert formats.moment(rfc3339(60.5)) == 60.5
 
 
-def test_a_metric_that_was_not_finite_is_nan() -> None:
+def test_a_metric_that_was_not_finite_is_shown_as_nan() -> None:
     assert formats.metrics({"loss": None, "accuracy": 0.5}) == "loss nan  accuracy 0.5"

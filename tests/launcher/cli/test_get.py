@@ -1,4 +1,4 @@
-"""`launcher get`: what a run has stored is copied whole or not at all, and never over what is there."""
+"""`launcher get`: the files of a run are copied all or none, and never over existing ones."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ from tests.launcher.cli.conftest import Cli, Spec
 
 
 def packed(*entries: tuple[str, bytes | str], links: bytes = tarfile.SYMTYPE) -> bytes:
-    """Return a tar file of a directory `top`; a text is where a link, of the type `links`, leads."""
+    """Return a tar file of a directory `top`. A content that is a text is the target of a link, of the type `links`."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
         top = tarfile.TarInfo("top")
@@ -45,7 +45,7 @@ def unpack(content: bytes, destination: Path, *, replace: bool = False) -> unpac
     return unpacking.unpack(pieces(content), destination, replace=replace, on_bytes=lambda _: None)
 
 
-def test_nothing_is_written_outside_whatever_the_stream_says(tmp_path: Path) -> None:
+def test_no_entry_of_the_stream_is_written_outside_the_destination(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     content = packed(
         ("top/file", b"inside"),
@@ -56,8 +56,8 @@ def test_nothing_is_written_outside_whatever_the_stream_says(tmp_path: Path) -> 
         ("top/away/escaped", b"y"),
         ("top/up", "../.."),
     )
-    done = unpack(content, tmp_path / "own" / "copy")
-    assert set(done.left_out) >= {"../../escaped", "away", "up"}
+    result = unpack(content, tmp_path / "own" / "copy")
+    assert set(result.left_out) >= {"../../escaped", "away", "up"}
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
     assert [path.name for path in (tmp_path / "own").iterdir()] == ["copy"]
     copy = tmp_path / "own" / "copy"
@@ -66,7 +66,7 @@ def test_nothing_is_written_outside_whatever_the_stream_says(tmp_path: Path) -> 
     assert not Path("/etc/escaped").exists()
 
 
-def test_hard_links_are_made_to_what_is_in_the_stream_alone(tmp_path: Path) -> None:
+def test_hard_links_lead_only_to_files_of_the_stream(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("secret")
     content = packed(("top/file", b"inside"), ("top/same", "top/file"), ("top/away", "top/../../mine"), links=tarfile.LNKTYPE)
     assert unpack(content, tmp_path / "copy") == unpacking.Unpacked(2, 6, ("away",))
@@ -75,18 +75,18 @@ def test_hard_links_are_made_to_what_is_in_the_stream_alone(tmp_path: Path) -> N
 
 
 def test_links_in_a_circle_are_links(tmp_path: Path) -> None:
-    done = unpack(packed(("top/a", "b"), ("top/b", "a"), ("top/c", "a"), ("top/file", b"x")), tmp_path / "copy")
-    assert (done.files, done.left_out) == (4, ())
+    result = unpack(packed(("top/a", "b"), ("top/b", "a"), ("top/c", "a"), ("top/file", b"x")), tmp_path / "copy")
+    assert (result.files, result.left_out) == (4, ())
 
 
-def test_it_needs_nothing_of_tarfile_that_older_python_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpacking_needs_nothing_that_older_versions_of_tarfile_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, name in ((tarfile, "data_filter"), (tarfile, "FilterError"), (tarfile.TarInfo, "replace")):  # from 3.11.4 on
         monkeypatch.delattr(owner, name, raising=False)
     assert unpack(packed(("top/file", b"inside"), ("top/near", "file"), ("top/away", "/etc")), tmp_path / "copy").left_out == ("away",)
 
 
 @pytest.mark.parametrize("length", [0, 600, 1500, 2048, 2100, 3584, 4000])  # headers, at 0, 512 and 2048, have 512 bytes, files 1,024
-def test_of_a_stream_that_ends_early_nothing_is_left(length: int, tmp_path: Path) -> None:
+def test_a_stream_that_ends_early_leaves_nothing(length: int, tmp_path: Path) -> None:
     content = packed(("top/one", bytes(1000)), ("top/two", bytes(1000)))
     with pytest.raises(LauncherError, match="the tar file is incomplete"):
         unpack(content[:length], tmp_path / "copy")
@@ -94,7 +94,7 @@ def test_of_a_stream_that_ends_early_nothing_is_left(length: int, tmp_path: Path
     assert unpack(content, tmp_path / "copy").files == 2
 
 
-def test_what_is_there_is_replaced_as_a_whole_and_only_when_asked_to(tmp_path: Path) -> None:
+def test_an_existing_directory_is_replaced_as_a_whole_and_only_with_replace(tmp_path: Path) -> None:
     target = tmp_path / "copy"
     target.mkdir()
     (target / "old").touch()
@@ -106,7 +106,7 @@ def test_what_is_there_is_replaced_as_a_whole_and_only_when_asked_to(tmp_path: P
     assert [path.name for path in tmp_path.rglob("*")] == ["copy", "new"]
 
 
-def test_what_was_made_there_during_the_copy_is_not_replaced_unasked(tmp_path: Path) -> None:
+def test_a_directory_created_during_the_copy_is_not_replaced(tmp_path: Path) -> None:
     target = tmp_path / "copy"
 
     def chunks() -> Iterator[bytes]:
@@ -119,30 +119,30 @@ def test_what_was_made_there_during_the_copy_is_not_replaced_unasked(tmp_path: P
     assert [path.name for path in tmp_path.rglob("*")] == ["copy", "mine"]
 
 
-@pytest.mark.parametrize("at, done, left", [(1, False, "old"), (1, True, "old"), (2, False, "old"), (2, True, "new")])
+@pytest.mark.parametrize("call, renamed, remaining", [(1, False, "old"), (1, True, "old"), (2, False, "old"), (2, True, "new")])
 def test_an_interrupt_at_a_rename_leaves_the_old_or_the_new(
-    at: int, done: bool, left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: int, renamed: bool, remaining: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "old").touch()
     rename, calls = Path.rename, itertools.count(1)
 
     def interrupted(path: Path, target: Path) -> Path:
-        hit = next(calls) == at
-        if done or not hit:
+        interrupts = next(calls) == call
+        if renamed or not interrupts:
             rename(path, target)
-        if hit:
+        if interrupts:
             raise KeyboardInterrupt
         return target
 
     monkeypatch.setattr(Path, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):
         unpack(packed(("top/new", b"x")), tmp_path / "copy", replace=True)
-    assert [path.name for path in tmp_path.rglob("*")] == ["copy", left]
+    assert [path.name for path in tmp_path.rglob("*")] == ["copy", remaining]
 
 
 @pytest.mark.parametrize(
-    "destination, replace, told",
+    "destination, replace, message",
     [
         ("work", True, "holds the working directory"),
         ("runs", True, "is not replaced"),
@@ -152,21 +152,21 @@ def test_an_interrupt_at_a_rename_leaves_the_old_or_the_new(
     ],
 )
 def test_no_directory_that_is_needed_is_replaced(
-    destination: str, replace: bool, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    destination: str, replace: bool, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "runs" / "mnist").mkdir(parents=True)
     (tmp_path / "work" / "below").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work" / "below")
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         unpacking.check(tmp_path / destination, tmp_path / "runs", replace=replace)
 
 
-def test_a_runs_model_and_checkpoints_come_here(cli: Cli, spec: Spec, tmp_path: Path) -> None:
+def test_a_runs_model_and_checkpoints_are_copied(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     assert cli("up", spec("steps", "3", "0")).returncode == 0
     run = tmp_path / "runs" / "toy"
-    none = cli("get", "toy")
-    assert none.returncode == 2
-    assert "toy has no model yet" in none.stderr
+    missing = cli("get", "toy")
+    assert missing.returncode == 2
+    assert "toy has no model yet" in missing.stderr
     assert not (tmp_path / "toy-model").exists()
 
     (run / "export" / "best-3-x").mkdir(parents=True)
@@ -175,10 +175,10 @@ def test_a_runs_model_and_checkpoints_come_here(cli: Cli, spec: Spec, tmp_path: 
     (run / "export" / "best" / "metrics.json").write_text(json.dumps({"step": 3, "metric": "accuracy", "value": 0.75}))
     (run / "checkpoints").mkdir(exist_ok=True)
     (run / "checkpoints" / "ckpt-3.index").touch()
-    got = cli("get", "toy")
-    assert got.returncode == 0, got.stderr
-    assert "the model of step 3, accuracy 0.75 is in toy-model, 2 files" in got.stdout
-    assert 'keras.models.load_model("toy-model/model.keras")' in got.stdout
+    copied = cli("get", "toy")
+    assert copied.returncode == 0, copied.stderr
+    assert "the model of step 3, accuracy 0.75 is in toy-model, 2 files" in copied.stdout
+    assert 'keras.models.load_model("toy-model/model.keras")' in copied.stdout
     assert not (tmp_path / "toy-model").is_symlink()
     assert (tmp_path / "toy-model" / "model.keras").read_bytes() == b"model"
     assert json.loads(cli("status", "toy", "--json").stdout)["model"] == str(run / "export" / "best")
@@ -187,17 +187,17 @@ def test_a_runs_model_and_checkpoints_come_here(cli: Cli, spec: Spec, tmp_path: 
 
     again = cli("get", "toy")
     assert (again.returncode, "--force" in again.stderr) == (2, True)
-    told = json.loads(cli("get", "toy", "checkpoints", "mine", "--json").stdout)
-    assert (told["name"], told["what"], told["path"], told["files"], told["left_out"]) == (
+    report = json.loads(cli("get", "toy", "checkpoints", "mine", "--json").stdout)
+    assert (report["name"], report["what"], report["path"], report["files"], report["left_out"]) == (
         "toy",
         "checkpoints",
         str(tmp_path / "mine"),
         1,
         [],
     )
-    none = cli("get", "toy", "results", "--json")
-    refused = json.loads(none.stderr)
-    assert (none.returncode, refused["error"]) == (2, "toy has no results yet")
+    missing = cli("get", "toy", "results", "--json")
+    refused = json.loads(missing.stderr)
+    assert (missing.returncode, refused["error"]) == (2, "toy has no results yet")
     assert refused["remedy"].startswith("it has checkpoints, model; ")
     wrong = cli("get", "toy", "weights")
     assert (wrong.returncode, "checkpoints" in wrong.stderr) == (2, True)
@@ -217,7 +217,7 @@ def test_a_signal_during_the_copy_leaves_nothing_behind(number: signal.Signals, 
         try:
             yield Stored("here", chunks())
         finally:
-            os.kill(os.getpid(), number)  # again, meanwhile
+            os.kill(os.getpid(), number)  # a second one, during the clean-up
             closed.append(number)
 
     monkeypatch.setattr("launcher.cli.backends.open_run", lambda *_: (SimpleNamespace(fetch=fetch), "toy"))

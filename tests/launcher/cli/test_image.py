@@ -1,4 +1,4 @@
-"""`launcher image build` where it refuses, before any engine is asked."""
+"""`launcher image build` with arguments that it refuses before it contacts an engine."""
 
 from pathlib import Path
 
@@ -20,17 +20,17 @@ from tests.launcher.cli.conftest import Cli
         (["--build-arg", "=x"], "--build-arg: '=x' is not NAME=VALUE"),
     ],
 )
-def test_what_cannot_be_used_is_refused_at_once(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_an_unusable_argument_is_refused_at_once(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
     (tmp_path / "file").write_text("text")
     (tmp_path / "empty").mkdir()
-    done = cli("image", "build", *arguments, env={"DOCKER_HOST": "tcp://127.0.0.1:1"})
-    assert done.returncode == 2
-    assert f"error: {message}" in done.stderr
-    assert "remedy: " in done.stderr
-    assert "building" not in done.stderr
+    result = cli("image", "build", *arguments, env={"DOCKER_HOST": "tcp://127.0.0.1:1"})
+    assert result.returncode == 2
+    assert f"error: {message}" in result.stderr
+    assert "remedy: " in result.stderr
+    assert "building" not in result.stderr
 
 
-def test_without_the_docker_command_it_says_what_to_install(cli: Cli, tmp_path: Path) -> None:
-    done = cli("image", "build", env={"PATH": str(tmp_path)})
-    assert done.returncode == 1
-    assert "error: the command docker is not installed" in done.stderr
+def test_a_missing_docker_command_is_an_error(cli: Cli, tmp_path: Path) -> None:
+    result = cli("image", "build", env={"PATH": str(tmp_path)})
+    assert result.returncode == 1
+    assert "error: the command docker is not installed" in result.stderr

@@ -1,4 +1,4 @@
-"""The verb `import`: where the spec goes, what is said beside it, and what is never overwritten."""
+"""The verb `import`: where the spec and the report go, and which files are never overwritten."""
 
 import io
 import json
@@ -33,58 +33,57 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_spec_goes_to_stdout_and_the_report_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["import", "tfjob.yaml"]) == 0
-    written = capsys.readouterr()
-    assert yaml.safe_load(written.out)["name"] == "mnist"
-    assert written.err.startswith("imported: mnist, 2 tasks (2 workers), multi_worker_mirrored, from tfjob.yaml\n")
-    assert "tfjob.yaml:5: spec.cleanPodPolicy: " in written.err
-    for about in ("restarts", "exit codes", "end", "TF_CONFIG"):
-        assert f"\n  {about}: " in written.err
+    output = capsys.readouterr()
+    assert yaml.safe_load(output.out)["name"] == "mnist"
+    assert output.err.startswith("imported: mnist, 2 tasks (2 workers), multi_worker_mirrored, from tfjob.yaml\n")
+    assert "tfjob.yaml:5: spec.cleanPodPolicy: " in output.err
+    for topic in ("restarts", "exit codes", "end", "TF_CONFIG"):
+        assert f"\n  {topic}: " in output.err
 
 
-def test_what_is_written_to_a_file_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_spec_that_is_written_to_a_file_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["import", "tfjob.yaml", "-o", "cluster.yaml"]) == 0
-    written = capsys.readouterr()
-    assert written.out.startswith("wrote cluster.yaml: mnist, 2 tasks")
-    assert written.err == ""
+    output = capsys.readouterr()
+    assert output.out.startswith("wrote cluster.yaml: mnist, 2 tasks")
+    assert output.err == ""
     assert run(["validate", "cluster.yaml"]) == 0
 
 
-def test_nothing_is_overwritten_unless_asked_for(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_overwritten_without_force(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "cluster.yaml").write_text("mine")
     assert run(["import", "tfjob.yaml", "-o", "cluster.yaml"]) == 2
     assert "--force" in capsys.readouterr().err
     assert (here / "cluster.yaml").read_text() == "mine"
-    assert run(["import", "two.yaml", "-o", "cluster.yaml", "--force"]) == 2  # what is refused writes nothing
+    assert run(["import", "two.yaml", "-o", "cluster.yaml", "--force"]) == 2  # a refused import writes nothing
     assert (here / "cluster.yaml").read_text() == "mine"
     assert run(["import", "tfjob.yaml", "-o", "cluster.yaml", "--force"]) == 0
     assert "name: mnist" in (here / "cluster.yaml").read_text()
 
 
-def test_of_several_one_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_name_chooses_one_of_several_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["import", "two.yaml", "--name", "second"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["name"] == "second"
     assert run(["import", "two.yaml", "--name", "third"]) == 2
-    told = capsys.readouterr().err
-    assert "no TFJob called third in the file: first and second" in told
+    assert "no TFJob called third in the file: first and second" in capsys.readouterr().err
 
 
 def test_stdin_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TFJOB.replace("NAME", "piped").encode())))
     assert run(["import", "-"]) == 0
-    written = capsys.readouterr()
-    assert yaml.safe_load(written.out)["name"] == "piped"
-    assert "stdin:5: spec.cleanPodPolicy" in written.err
+    output = capsys.readouterr()
+    assert yaml.safe_load(output.out)["name"] == "piped"
+    assert "stdin:5: spec.cleanPodPolicy" in output.err
 
 
-def test_json_has_what_there_is_to_say(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_whole_report(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["import", "tfjob.yaml", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert set(told) == {"from", "name", "strategy", "tasks", "remarks", "differences", "others", "text"}
-    assert told["tasks"] == {"worker": 2}
-    assert [remark["path"] for remark in told["remarks"]] == ["spec.cleanPodPolicy"]
+    report = json.loads(capsys.readouterr().out)
+    assert set(report) == {"from", "name", "strategy", "tasks", "remarks", "differences", "others", "text"}
+    assert report["tasks"] == {"worker": 2}
+    assert [remark["path"] for remark in report["remarks"]] == ["spec.cleanPodPolicy"]
     assert run(["import", "tfjob.yaml", "--json", "-o", "cluster.yaml"]) == 0
     assert json.loads(capsys.readouterr().out)["file"] == "cluster.yaml"
-    assert (here / "cluster.yaml").read_text() == told["text"]
+    assert (here / "cluster.yaml").read_text() == report["text"]
 
 
 def test_problems_are_json_with_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +96,7 @@ def test_problems_are_json_with_json(here: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    "arguments, told",
+    "arguments, message",
     [
         (["nowhere.yaml"], "there is no such file"),
         (["."], "this is a directory"),
@@ -106,12 +105,12 @@ def test_problems_are_json_with_json(here: Path, capsys: pytest.CaptureFixture[s
         (["tfjob.yaml", "-o", "tfjob.yaml/x.yaml"], "tfjob.yaml is not a directory"),
     ],
 )
-def test_paths_that_cannot_be_are_told(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusable_paths_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["import", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_variables_are_for_their_owner_alone(here: Path) -> None:
+def test_only_the_owner_can_read_a_spec_with_variables(here: Path) -> None:
     (here / "tfjob.yaml").write_text(TFJOB.replace("command:", "env: [{name: PASSWORD, value: hush}], command:"))
     assert run(["import", "tfjob.yaml", "-o", "cluster.yaml"]) == 0
     assert (here / "cluster.yaml").stat().st_mode & 0o077 == 0

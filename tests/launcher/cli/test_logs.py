@@ -1,4 +1,4 @@
-"""The point from which a reader of logs goes on after the last lines: tasks may be on machines whose clocks differ."""
+"""The position from which a reader of logs continues: tasks may be on machines whose clocks differ."""
 
 from launcher.cli.logs import Position
 from launcher.runs.status import LogLine
@@ -8,16 +8,16 @@ LATER = [LogLine(6.0, "worker-0", "its clock is behind"), LogLine(9.0, "chief", 
 
 
 def position(lines: list[LogLine]) -> Position:
-    found = Position()
-    assert list(found.note(lines)) == lines
-    return found
+    result = Position()
+    assert list(result.note(lines)) == lines
+    return result
 
 
-def test_a_reader_goes_on_after_the_last_line_of_each_task() -> None:
+def test_a_reader_continues_after_the_last_line_of_each_task() -> None:
     assert list(position(WRITTEN).after(sorted(WRITTEN + LATER, key=lambda line: line.time))) == LATER
 
 
-def test_it_reads_from_the_last_line_of_the_task_whose_clock_is_behind_and_all_of_one_that_was_silent() -> None:
+def test_a_reader_starts_at_the_last_line_of_the_slowest_clock_and_reads_all_lines_of_a_task_without_earlier_ones() -> None:
     assert position(WRITTEN).since(["chief", "worker-0"], None) == 5.0
     assert position(WRITTEN).since(["chief", "worker-1"], 2.0) == 2.0
     first = LogLine(1.0, "worker-1", "its first")

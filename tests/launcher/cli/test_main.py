@@ -23,7 +23,7 @@ SPEC = "version: 1\nname: toy\nstrategy: single\ncommand: [python, -c, pass]\n"
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_table_says_what_the_verb_says(verb: str) -> None:
+def test_the_table_of_verbs_has_the_summary_of_each(verb: str) -> None:
     module = importlib.import_module(VERBS[verb].module)
     assert VERBS[verb].summary == getattr(module, VERBS[verb].function).__doc__.splitlines()[0]
 
@@ -31,22 +31,22 @@ def test_the_table_says_what_the_verb_says(verb: str) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_of_each_verb_has_examples_that_parse(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([verb, "--help"]) == 0
-    written = capsys.readouterr().out
-    assert VERBS[verb].summary in written
-    lines = [line.strip() for line in written.partition("Examples:")[2].splitlines() if line.startswith("    launcher ")]
+    output = capsys.readouterr().out
+    assert VERBS[verb].summary in output
+    lines = [line.strip() for line in output.partition("Examples:")[2].splitlines() if line.startswith("    launcher ")]
     assert lines
     for line in lines:
         first = re.split(r" (?:\||&&|>) ", line)[0]
-        program, named, *arguments = shlex.split(first)
-        assert (program, named) == ("launcher", verb)
+        program, name, *arguments = shlex.split(first)
+        assert (program, name) == ("launcher", verb)
         load(verb).make_context(verb, arguments).close()
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_help_lists_the_verbs(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == 0
-    written = capsys.readouterr().out
-    assert all(f"\n  {verb} " in written for verb in VERBS)
+    output = capsys.readouterr().out
+    assert all(f"\n  {verb} " in output for verb in VERBS)
 
 
 def test_every_verb_and_option_is_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,17 +59,17 @@ def test_every_verb_and_option_is_in_the_docs(capsys: pytest.CaptureFixture[str]
                 assert word.strip(".,") in documented, f"{word} of {verb}"
 
 
-def test_version(environment: dict[str, str], tmp_path: Path) -> None:
-    done = subprocess.run([*LAUNCHER, "--version"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=20, check=True)
-    assert done.stdout == f"launcher {launcher.__version__}\n"
+def test_version_is_printed(environment: dict[str, str], tmp_path: Path) -> None:
+    result = subprocess.run([*LAUNCHER, "--version"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=20, check=True)
+    assert result.stdout == f"launcher {launcher.__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [["upp"], ["up", "--bad"], ["validate"]], ids=["a verb", "an option", "an argument"])
 def test_a_wrong_command_line_is_told_in_two_lines(arguments: list[str], capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     assert run(arguments) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    golden(*told.err.splitlines())
+    output = capsys.readouterr()
+    assert output.out == ""
+    golden(*output.err.splitlines())
 
 
 def test_an_error_of_the_system_comes_with_what_to_do(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
@@ -79,9 +79,9 @@ def test_an_error_of_the_system_comes_with_what_to_do(capsys: pytest.CaptureFixt
 
 def test_errors_are_json_with_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "../etc", "--json"]) == 2
-    told = json.loads(capsys.readouterr().err)
-    assert set(told) == {"error", "remedy", "exit_code", "problems"}
-    assert told["exit_code"] == 2
+    failure = json.loads(capsys.readouterr().err)
+    assert set(failure) == {"error", "remedy", "exit_code", "problems"}
+    assert failure["exit_code"] == 2
 
 
 @pytest.mark.parametrize("name", ["..", ".", "-x", "UPPER", "a.b", ""])
@@ -105,19 +105,19 @@ def test_a_name_that_could_be_another_path_is_refused(name: str, tmp_path: Path,
     ids=" ".join,
 )
 def test_a_variable_of_the_shell_that_is_not_set_means_nothing(
-    words: list[str], capsys: pytest.CaptureFixture[str], golden: Golden
+    arguments: list[str], capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
-    assert run(words) == 2
+    assert run(arguments) == 2
     golden(*capsys.readouterr().err.splitlines())
 
 
-def test_no_such_backend_says_which_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_backend_is_refused_with_the_names_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "toy.yaml").write_text(SPEC)
     for verb in ("up", "plan"):
         assert run([verb, str(tmp_path / "toy.yaml"), "--on", "slurm"]) == 2
-        told = capsys.readouterr().err
-        assert "'slurm'" in told
-        assert "local" in told
+        error = capsys.readouterr().err
+        assert "'slurm'" in error
+        assert "local" in error
 
 
 @pytest.mark.parametrize("verb", ["up", "plan", "diff", "status", "down"])
@@ -131,27 +131,27 @@ def test_runs_below_a_file_are_answered_with_the_file(
     below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     (tmp_path / "toy.yaml").write_text(SPEC)
-    for words in (["ls"], ["up", str(tmp_path / "toy.yaml")]):
-        assert run([*words, "--runs", str(tmp_path / below)]) == 1
+    for arguments in (["ls"], ["up", str(tmp_path / "toy.yaml")]):
+        assert run([*arguments, "--runs", str(tmp_path / below)]) == 1
         golden(*capsys.readouterr().err.splitlines())
 
 
-def test_what_nobody_expected_is_told_without_a_traceback(
+def test_an_unexpected_error_is_shown_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("launcher.cli.backends.BACKENDS", {"local": BackendEntry("launcher.no_such_module:Backend", "")})
     monkeypatch.delenv("LAUNCHER_DEBUG", raising=False)
     assert run(["ls", "--runs", str(tmp_path)]) == 1
-    told = capsys.readouterr().err
-    assert "no_such_module" in told
-    assert "LAUNCHER_DEBUG=1" in told
-    assert "Traceback" not in told
+    error = capsys.readouterr().err
+    assert "no_such_module" in error
+    assert "LAUNCHER_DEBUG=1" in error
+    assert "Traceback" not in error
     monkeypatch.setenv("LAUNCHER_DEBUG", "1")
     assert run(["ls", "--runs", str(tmp_path)]) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_reader_that_leaves_is_no_error(environment: dict[str, str]) -> None:
+def test_a_reader_that_closes_the_pipe_is_no_error(environment: dict[str, str]) -> None:
     process = subprocess.Popen([*LAUNCHER, "schema"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.close()
@@ -163,21 +163,21 @@ def test_a_reader_that_leaves_is_no_error(environment: dict[str, str]) -> None:
 def test_nothing_slow_is_imported_for_help_and_validate(arguments: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "toy.yaml").write_text(SPEC)
     code = f"import sys; from launcher.cli.main import run; code = run({arguments!r}); print(*sys.modules, sep='\\n'); sys.exit(code)"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30, check=True
     )
-    imported = set(done.stdout.split())
+    imported = set(result.stdout.split())
     assert "launcher.cli.main" in imported
     assert not imported & {"tensorflow", "keras", "numpy", "docker", "kubernetes", "rich.live", "launcher.backend.local.backend"}
 
 
-def complete(words: str, cwd: Path, environment: dict[str, str]) -> list[str]:
+def complete(line: str, cwd: Path, environment: dict[str, str]) -> list[str]:
     """Return what bash would offer for the last word."""
-    asked = {"_LAUNCHER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-    return forked.launcher(cwd=cwd, env=environment | asked).stdout.split()
+    variables = {"_LAUNCHER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    return forked.launcher(cwd=cwd, env=environment | variables).stdout.split()
 
 
-def test_completion(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_the_shell_completes_verbs_options_runs_and_tasks(tmp_path: Path, environment: dict[str, str]) -> None:
     assert complete("launcher logs --since= --on ", tmp_path, environment) == ["local", "docker", "kubernetes"]
     (tmp_path / "cluster.yaml").write_text(SPEC)
     directory = tmp_path / "runs" / "mnist" / "launcher"
@@ -203,7 +203,7 @@ def test_runs_without_tensorflow(tmp_path: Path, environment: dict[str, str]) ->
     (tmp_path / "toy.yaml").write_text(SPEC)
     blocked = "import sys; sys.modules.update(tensorflow=None, keras=None, numpy=None); from launcher.cli.main import run; "
     for arguments in (["validate", "toy.yaml"], ["plan", "toy.yaml"], ["ls"], ["init", "new.yaml"]):
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", f"{blocked}sys.exit(run({arguments!r}))"],
             cwd=tmp_path,
             env=environment,
@@ -212,4 +212,4 @@ def test_runs_without_tensorflow(tmp_path: Path, environment: dict[str, str]) ->
             timeout=30,
             check=False,
         )
-        assert (done.returncode, done.stderr) == (0, ""), arguments
+        assert (result.returncode, result.stderr) == (0, ""), arguments

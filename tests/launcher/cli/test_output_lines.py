@@ -1,4 +1,4 @@
-"""Which lines of output are progress events."""
+"""The lines of output that are progress events."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ PROGRESS: dict[str, Any] = {
 }
 
 
-def test_a_progress_event_is_one() -> None:
+def test_a_progress_event_is_recognized() -> None:
     assert event_in(json.dumps(PROGRESS, separators=(",", ":"))) == PROGRESS
 
 
@@ -37,7 +37,7 @@ def test_a_progress_event_is_one() -> None:
         {"event": "checkpoint", "step": None},
     ],
 )
-def test_what_looks_like_one_is_output(wrong: dict[str, Any]) -> None:
+def test_an_invalid_event_is_output(wrong: dict[str, Any]) -> None:
     assert event_in(json.dumps(PROGRESS | wrong, separators=(",", ":"))) is None
 
 
@@ -47,7 +47,7 @@ def test_ordinary_output_is_output(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line, chatter",
+    "line, noise",
     [
         ("I0000 00:00:1795263742.645292   25075 port.cc:153] oneDNN custom operations are on.", True),
         ("2026-01-31 12:00:00.123456: I tensorflow/core/platform/cpu_feature_guard.cc:210] This binary", True),
@@ -59,5 +59,5 @@ def test_ordinary_output_is_output(line: str) -> None:
         ("I am a line", False),
     ],
 )
-def test_only_tensorflows_information_is_chatter(line: str, chatter: bool) -> None:
-    assert is_tf_noise(line) is chatter
+def test_only_tensorflows_information_is_noise(line: str, noise: bool) -> None:
+    assert is_tf_noise(line) is noise

@@ -1,4 +1,4 @@
-"""The place of a run when its spec is in another directory, and when the project is copied: real runs of a small program."""
+"""The directory of a run if its spec is in another directory, and if the project is copied: real runs of a small program."""
 
 import shutil
 import subprocess
@@ -10,11 +10,11 @@ import pytest
 from tests import forked
 from tests.launcher.cli.conftest import Spec
 
-In = Callable[..., subprocess.CompletedProcess[str]]
+RunIn = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run_in(environment: dict[str, str]) -> In:
+def run_in(environment: dict[str, str]) -> RunIn:
     def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         return forked.launcher(*arguments, cwd=directory, env=environment)
 
@@ -22,7 +22,7 @@ def run_in(environment: dict[str, str]) -> In:
 
 
 @pytest.fixture
-def project(tmp_path: Path, spec: Spec, run_in: In) -> Path:
+def project(tmp_path: Path, spec: Spec, run_in: RunIn) -> Path:
     """Return a directory with a spec that has run there, its code beside it."""
     directory = tmp_path / "project"
     directory.mkdir()
@@ -31,7 +31,7 @@ def project(tmp_path: Path, spec: Spec, run_in: In) -> Path:
     return directory
 
 
-def test_a_run_beside_its_spec_is_not_started_again_elsewhere_without_a_word(project: Path, tmp_path: Path, run_in: In) -> None:
+def test_a_run_beside_its_spec_is_started_elsewhere_only_with_fresh(project: Path, tmp_path: Path, run_in: RunIn) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     up = ("up", "../project/toy.yaml", "--set", f"code={project}")
@@ -47,11 +47,11 @@ def test_a_run_beside_its_spec_is_not_started_again_elsewhere_without_a_word(pro
     assert "toy is complete" in run_in(elsewhere, *up, "--runs", "../project/runs").stdout
     fresh = run_in(elsewhere, *up, "--fresh")
     assert (fresh.returncode, "step 2/2" in fresh.stdout) == (0, True)
-    assert "another run toy" not in run_in(elsewhere, *up, "--runs", "runs").stdout  # it is named, though that is the default
+    assert "another run toy" not in run_in(elsewhere, *up, "--runs", "runs").stdout  # the option is given, though with the default
     assert "another run toy is in ../project/runs" in run_in(elsewhere, *up).stdout
 
 
-def test_a_copied_project_goes_on_as_the_same_spec(project: Path, tmp_path: Path, run_in: In) -> None:
+def test_a_copied_project_has_the_same_spec_and_continues(project: Path, tmp_path: Path, run_in: RunIn) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(project, copy)
     again = run_in(copy, "up", "toy.yaml", "--set", "code=.")
@@ -62,11 +62,11 @@ def test_a_copied_project_goes_on_as_the_same_spec(project: Path, tmp_path: Path
     assert (other.returncode, other.stdout.splitlines()[1].split()[0]) == (1, "code")
 
 
-def test_a_run_of_another_project_says_so_when_it_goes_on(project: Path, tmp_path: Path, run_in: In) -> None:
+def test_a_run_of_another_project_is_resumed_with_a_note(project: Path, tmp_path: Path, run_in: RunIn) -> None:
     other = tmp_path / "other"
     other.mkdir()
     shutil.copy(project / "toy.yaml", other)
     up = ("up", "--runs", "project/runs", "--resume")
-    done = run_in(tmp_path, *up, "other/toy.yaml", "--set", f"code={other}")
-    assert done.returncode == 0, done.stderr
-    assert "it was last started from a spec in project" in done.stdout
+    result = run_in(tmp_path, *up, "other/toy.yaml", "--set", f"code={other}")
+    assert result.returncode == 0, result.stderr
+    assert "it was last started from a spec in project" in result.stdout

@@ -21,21 +21,21 @@ def digest(project: Path, code: str, data: str) -> str:
     return plan_file(file, (), "local", project / "runs")[1].spec_digest
 
 
-@pytest.mark.parametrize("data", ["./data", "../data", "{there}/data", "synthetic"])
+@pytest.mark.parametrize("data", ["./data", "../data", "{tmp}/data", "synthetic"])
 def test_a_spec_is_the_same_wherever_its_project_is(data: str, tmp_path: Path) -> None:
     first, *others = [
-        digest(tmp_path / where / "project", "../src", data.format(there=tmp_path)) for where in ("one", "other", "further/below")
+        digest(tmp_path / parent / "project", "../src", data.format(tmp=tmp_path)) for parent in ("one", "other", "further/below")
     ]
     assert others == [first, first]
 
 
-@pytest.mark.parametrize("code, data", [("./src", "../data"), ("../src", "./data"), ("../src", "{there}/data")])
+@pytest.mark.parametrize("code, data", [("./src", "../data"), ("../src", "./data"), ("../src", "{tmp}/data")])
 def test_other_code_or_data_is_another_spec(code: str, data: str, tmp_path: Path) -> None:
     project = tmp_path / "one" / "project"
-    assert digest(project, code, data.format(there=tmp_path)) != digest(project, "../src", "../data")
+    assert digest(project, code, data.format(tmp=tmp_path)) != digest(project, "../src", "../data")
 
 
-def test_python_code_is_a_part_of_what_identifies_a_spec_and_what_a_run_leaves_beside_it_is_not(tmp_path: Path) -> None:
+def test_python_code_is_part_of_a_spec_s_identity_and_files_that_a_run_writes_beside_it_are_not(tmp_path: Path) -> None:
     source = tmp_path / "src"
     source.mkdir()
     program = source / "train.py"
@@ -50,9 +50,9 @@ def test_python_code_is_a_part_of_what_identifies_a_spec_and_what_a_run_leaves_b
     assert digest(tmp_path, "./src", "synthetic") != first
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="its file systems take UTF-8 alone")
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file systems take only UTF-8")
 @pytest.mark.parametrize(
-    "spec, runs, named",
+    "spec, runs, message",
     [
         ("command: [python]", "runs", "the run directory is not UTF-8: {tmp}/runs-\\xff/runs/toy"),
         ("command: [python]\ncode: .", "/elsewhere", "`code` is not UTF-8: {tmp}/runs-\\xff"),
@@ -64,9 +64,9 @@ def test_python_code_is_a_part_of_what_identifies_a_spec_and_what_a_run_leaves_b
         ),
     ],
 )
-def test_a_directory_that_is_not_utf_8_is_refused_and_shown(spec: str, runs: str, named: str, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_utf_8_is_refused_and_shown(spec: str, runs: str, message: str, tmp_path: Path) -> None:
     project = tmp_path / os.fsdecode(b"runs-\xff")
     project.mkdir()
     (project / "toy.yaml").write_text(f"version: 1\nname: toy\n{spec}\n")
-    with pytest.raises(UsageError, match=re.escape(named.format(tmp=tmp_path)) + r"\Z"):
+    with pytest.raises(UsageError, match=re.escape(message.format(tmp=tmp_path)) + r"\Z"):
         plan_file(project / "toy.yaml", (), "local", project / runs)

@@ -21,13 +21,13 @@ ERROR = "ValueError: no such file (/home/ada/net.py:7)"
 class Logs:
     """A backend of which only the logs are read."""
 
-    def logs(self, name: str, **chosen: Any) -> Iterator[LogLine]:
+    def logs(self, name: str, **options: Any) -> Iterator[LogLine]:
         """Yield a traceback."""
-        del name, chosen
+        del name, options
         yield from (LogLine(0.0, "chief", line) for line in ("Traceback (most recent call last):", "    ^^^^", ERROR))
 
 
-def told(status: RunStatus) -> dict[str, str]:
+def facts_of(status: RunStatus) -> dict[str, str]:
     """Return the facts of the summary by their names."""
     console = Console(file=io.StringIO(), width=500)
     show_summary(console, cast("Backend", Logs()), status, Path("runs"), ("net.yaml",))
@@ -35,8 +35,8 @@ def told(status: RunStatus) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.strip().partition("  ") for line in lines)}
 
 
-def run(state: State, *tasks: TaskStatus, **known: Any) -> RunStatus:
-    return RunStatus("net", "local", state, tasks=tasks, **known)
+def run(state: State, *tasks: TaskStatus, **fields: Any) -> RunStatus:
+    return RunStatus("net", "local", state, tasks=tasks, **fields)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def run(state: State, *tasks: TaskStatus, **known: Any) -> RunStatus:
         (run(State.FAILED, reason="not done within the deadline of 5 s"), "run it again"),
     ],
 )
-def test_what_to_type_next_claims_to_go_on_only_where_that_does(status: RunStatus, label: str) -> None:
-    facts = told(status)
+def test_the_next_command_is_labelled_continue_only_if_it_continues(status: RunStatus, label: str) -> None:
+    facts = facts_of(status)
     assert facts[label] == "launcher up net.yaml"
     assert len({"continue with", "run it again", "after a fix"} & set(facts)) == 1
 
@@ -62,33 +62,33 @@ def test_what_to_type_next_claims_to_go_on_only_where_that_does(status: RunStatu
 def test_an_error_is_told_once(golden: Golden) -> None:
     task = TaskStatus("chief", State.FAILED, exit_code=1, restarts=(Restart(0.0, 1, 1, f"failed with exit code 1: {ERROR}"),))
     reason = f"chief failed on attempt 2 (exit code 1): failed with exit code 1: {ERROR}"
-    facts = told(run(State.FAILED, task, reason=reason, reason_task="chief"))
+    facts = facts_of(run(State.FAILED, task, reason=reason, reason_task="chief"))
     assert (facts["reason"], facts.get("task"), facts.get("last error")) == (reason, None, None)
     golden(facts["restarts"])
-    facts = told(run(State.FAILED, task, reason="not done within the deadline of 5 s"))
+    facts = facts_of(run(State.FAILED, task, reason="not done within the deadline of 5 s"))
     assert (facts["reason"], facts["last error"]) == ("not done within the deadline of 5 s", ERROR)
     golden(facts["task"])
 
 
-def test_a_remedy_is_told_where_the_reason_does_not_have_it() -> None:
+def test_a_remedy_is_shown_unless_the_reason_has_it() -> None:
     task = TaskStatus("chief", State.FAILED, exit_code=137, remedy="raise `roles.chief.memory`")
-    assert told(run(State.FAILED, task, reason="not done within 5 s"))["remedy"] == "raise `roles.chief.memory`"
-    own = run(State.FAILED, task, reason="chief failed; raise `roles.chief.memory`", reason_task="chief")
-    assert "remedy" not in told(own)
+    assert facts_of(run(State.FAILED, task, reason="not done within 5 s"))["remedy"] == "raise `roles.chief.memory`"
+    with_remedy = run(State.FAILED, task, reason="chief failed; raise `roles.chief.memory`", reason_task="chief")
+    assert "remedy" not in facts_of(with_remedy)
 
 
-def test_training_and_evaluation_are_told_apart() -> None:
+def test_training_and_evaluation_are_shown_separately() -> None:
     trained = run(State.RUNNING, step=5, steps=9, loss=0.5, metrics={"accuracy": 1.0}, training_metrics={"accuracy": 1.0})
     assert (measures.training(trained), measures.evaluation(trained)) == ("loss 0.5  accuracy 1", "")
     assert measures.metrics_cell(trained) == "training: accuracy 1"
-    known = {"metrics": {"accuracy": 0.9}, "metrics_of": "evaluation", "evaluated_step": 4}
-    evaluated = run(State.RUNNING, step=5, steps=9, loss=0.5, training_metrics={"accuracy": 1.0}, **known)
+    fields = {"metrics": {"accuracy": 0.9}, "metrics_of": "evaluation", "evaluated_step": 4}
+    evaluated = run(State.RUNNING, step=5, steps=9, loss=0.5, training_metrics={"accuracy": 1.0}, **fields)
     assert (measures.training(evaluated), measures.evaluation(evaluated)) == ("loss 0.5  accuracy 1", "accuracy 0.9  after step 4")
     assert measures.metrics_cell(evaluated) == "evaluation: accuracy 0.9"
 
 
 @pytest.mark.parametrize(
-    "known, steps, cell",
+    "fields, steps, cell",
     [
         ({}, "", ""),
         ({"step": 1500}, "1,500", "1,500"),
@@ -97,6 +97,6 @@ def test_training_and_evaluation_are_told_apart() -> None:
         ({"step": 3000, "steps": 3000, "ended_early": "no better"}, "3,000 of 3,000 (100%)", "3,000/3,000"),
     ],
 )
-def test_a_run_that_ended_early_is_not_at_some_percent(known: dict[str, Any], steps: str, cell: str) -> None:
-    status = run(State.SUCCEEDED, **known)
+def test_a_run_that_ended_early_shows_no_percentage(fields: dict[str, Any], steps: str, cell: str) -> None:
+    status = run(State.SUCCEEDED, **fields)
     assert (measures.steps(status), measures.steps_cell(status)) == (steps, cell)
