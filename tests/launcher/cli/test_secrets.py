@@ -1,4 +1,4 @@
-"""The file that has values of secrets outside Kubernetes: how its lines are read, and that none is shown."""
+"""The env file, which has values of secrets outside Kubernetes: how its lines are read, and that no message shows one."""
 
 import os
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_a_line_is_read_as_compose_reads_it(line: str, value: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("line", ["hunter2", "1A=hunter2", "A-B=hunter2", "A='hunter2", 'A="hunter2" more', "=hunter2", "A=hunter2\0"])
-def test_what_is_no_line_of_it_is_refused_and_not_shown(line: str, tmp_path: Path) -> None:
+def test_an_invalid_line_is_refused_and_not_shown(line: str, tmp_path: Path) -> None:
     (tmp_path / "team.env").write_text(f"B=c\n{line}\n")
     with pytest.raises(UsageError, match=r"team\.env:2: ") as refused:
         read(tmp_path / "team.env")
@@ -52,10 +52,8 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "team.env")
 
 
-def test_what_the_environment_has_holds_before_the_file_which_gives_what_is_named_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "team.env").write_text("HERE=no\nTHERE=file\nOTHER=not asked for\n")
+def test_the_environment_overrides_the_file_of_which_only_named_secrets_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "team.env").write_text("HERE=no\nTHERE=file\nOTHER=not named\n")
     env = {name: {"secret": "team", "key": "token"} for name in ("HERE", "THERE")}
     document = {"version": 1, "name": "toy", "command": ["true"], "image": "mine:1", "env": env, "env_file": str(tmp_path / "team.env")}
     spec = ClusterSpec.model_validate(document)

@@ -31,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         *((strategy, "my_code.models:Net") for strategy in get_args(Strategy)),
     ],
 )
-def test_what_init_writes_is_valid(strategy: str, workload: str, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_a_spec_that_init_writes_is_valid(strategy: str, workload: str, capsys: pytest.CaptureFixture[str], here: Path) -> None:
     (here / "my_code").mkdir()
     (here / "my_code" / "models.py").write_text("class Net: ...")
     assert run(["init", "--strategy", strategy, "--workload", workload]) == 0
@@ -42,7 +42,7 @@ def test_what_init_writes_is_valid(strategy: str, workload: str, capsys: pytest.
     assert first == f"# yaml-language-server: $schema={SCHEMA_FILE}"
 
 
-def test_init_for_a_program_of_ones_own(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_init_writes_a_valid_spec_for_a_users_program(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     (here / "train.py").write_text("")
     assert run(["init", "--command", "--strategy", "multi_worker_mirrored"]) == 0
     assert run(["validate", "cluster.yaml"]) == 0
@@ -51,11 +51,11 @@ def test_init_for_a_program_of_ones_own(capsys: pytest.CaptureFixture[str], here
 
 def test_init_and_render_write_json(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     assert run(["init", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"file": "cluster.yaml", "name": "mnist-mlp", "strategy": "parameter_server", "workload": "mnist_mlp"}
+    report = json.loads(capsys.readouterr().out)
+    assert report == {"file": "cluster.yaml", "name": "mnist-mlp", "strategy": "parameter_server", "workload": "mnist_mlp"}
     assert run(["render", "cluster.yaml", "--to", "compose", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["to"], yaml.safe_load(told["text"])["name"]) == ("compose", "mnist-mlp")
+    report = json.loads(capsys.readouterr().out)
+    assert (report["to"], yaml.safe_load(report["text"])["name"]) == ("compose", "mnist-mlp")
     assert run(["render", "cluster.yaml", "--to", "kubernetes", "-o", "k8s", "--json"]) == 0
     files = json.loads(capsys.readouterr().out)["files"]
     assert sorted(files) == sorted(f"k8s/{path.name}" for path in (here / "k8s").iterdir())
@@ -71,7 +71,7 @@ def test_init_overwrites_only_with_force(here: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    "arguments, told",
+    "arguments, message",
     [
         (["--strategy", "paramter_server"], "parameter_server"),
         (["--workload", "mnits"], "mnist"),
@@ -88,18 +88,20 @@ def test_init_overwrites_only_with_force(here: Path, capsys: pytest.CaptureFixtu
         (["--workload", "my net:Net"], "is not package.module:name; expected"),
     ],
 )
-def test_init_refuses_what_cannot_be_valid(arguments: list[str], told: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_refuses_arguments_that_cannot_be_valid(
+    arguments: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["init", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(here.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
-def test_init_where_nobody_may_write(capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_refuses_a_file_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["init", "/proc/x.yaml"]) == 2
-    told = capsys.readouterr().err
-    assert "/proc/x.yaml cannot be written" in told
-    assert "mkdir" not in told
+    error = capsys.readouterr().err
+    assert "/proc/x.yaml cannot be written" in error
+    assert "mkdir" not in error
 
 
 def test_the_next_command_can_be_pasted(capsys: pytest.CaptureFixture[str], here: Path) -> None:
@@ -109,25 +111,25 @@ def test_the_next_command_can_be_pasted(capsys: pytest.CaptureFixture[str], here
     assert command(Path("my runs"), "up", "a b.yaml") == "launcher up 'a b.yaml' --runs 'my runs'"
 
 
-def test_validate_tells_of_every_file_and_every_problem(here: Path, spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_reports_every_file_and_every_problem(here: Path, spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
     good = spec("steps")
     (here / "one.yaml").write_text("version: 1\nname: x\nstrategi: single\ncommand: [a]\nenvv: {}\n")
     assert run(["validate", good, "one.yaml", "missing.yaml"]) == 2
-    told = capsys.readouterr()
-    assert told.out.startswith("toy.yaml: ok: 1 task (1 chief), single, python ")
+    output = capsys.readouterr()
+    assert output.out.startswith("toy.yaml: ok: 1 task (1 chief), single, python ")
     for location in ("one.yaml:3:1", "one.yaml:5:1", "missing.yaml:1:1"):
-        assert location in told.err
-    assert "error: 3 problems" in told.err
+        assert location in output.err
+    assert "error: 3 problems" in output.err
     assert run(["validate", good, "one.yaml", "--json"]) == 2
-    told = capsys.readouterr()
-    assert json.loads(told.out)["tasks"] == {"chief": 1}
-    assert [problem["line"] for problem in json.loads(told.err)["problems"]] == [3, 5]
+    output = capsys.readouterr()
+    assert json.loads(output.out)["tasks"] == {"chief": 1}
+    assert [problem["line"] for problem in json.loads(output.err)["problems"]] == [3, 5]
 
 
-def test_validate_says_where_a_run_has_no_volume(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own = "version: 1\nname: own\nimage: mine:1\ncommand: [python, train.py]\n"
-    (here / "own.yaml").write_text(own)
-    (here / "asks.yaml").write_text(own + "storage: {}\n")
+def test_validate_notes_that_a_run_has_no_volume(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "version: 1\nname: own\nimage: mine:1\ncommand: [python, train.py]\n"
+    (here / "own.yaml").write_text(text)
+    (here / "asks.yaml").write_text(text + "storage: {}\n")
     assert run(["validate", "own.yaml", "asks.yaml"]) == 0
     assert capsys.readouterr().out.count("notice: own.yaml: in containers the run has no volume") == 1
     assert run(["validate", "own.yaml", "asks.yaml", "--json"]) == 0
@@ -170,7 +172,7 @@ def test_plan_shows_every_task(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert "worker-0" in capsys.readouterr().err
 
 
-def test_plan_shows_of_a_script_its_first_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_shows_the_first_line_of_a_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "s.yaml").write_text(
         "version: 1\nname: s\nimage: mine:1\ncommand:\n  - sh\n  - -c\n  - |\n    set -e\n    date\n    python train.py\n"
     )
@@ -214,32 +216,32 @@ def test_render_replaces_only_a_file_that_it_has_written(here: Path, capsys: pyt
 @pytest.mark.parametrize("resources, code", [("resources: [../other.yaml, ", 0), ("resources: # [", 2), ("resources: [1] # [", 2)])
 def test_a_rendered_kustomization_that_was_edited_deletes_nothing_elsewhere(resources: str, code: int, here: Path) -> None:
     (here / "try.yaml").write_text("version: 1\nname: try\ncommand: [python, x.py]\nimage: mine:1\n")
-    again = ["render", "try.yaml", "--to", "kubernetes", "-o", "k8s"]
-    assert run(again) == 0
+    render = ["render", "try.yaml", "--to", "kubernetes", "-o", "k8s"]
+    assert run(render) == 0
     kustomization = here / "k8s" / "kustomization.yaml"
     (here / "other.yaml").write_text((here / "k8s" / "job.yaml").read_text())
     kustomization.write_text(kustomization.read_text().replace("resources: [", resources))
-    assert run(again) == code
+    assert run(render) == code
     assert (here / "other.yaml").exists()
 
 
-def test_render_writes_to_a_pipe_that_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_render_writes_to_a_pipe(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "try.yaml").write_text("version: 1\nname: try\ncommand: [python, x.py]\n")
     printed = cli("render", "try.yaml", "--to", "compose", "-o", "/dev/stdout")
     assert (printed.returncode, yaml.safe_load(printed.stdout)["name"]) == (0, "try")
 
 
-def test_what_is_put_into_env_stands_in_no_comment_and_is_read_by_nobody_else(cli: Cli, tmp_path: Path) -> None:
+def test_a_value_set_for_env_is_in_no_comment_and_only_the_owner_can_read_it(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
-    assert cli("render", "try.yaml", "--to", "compose", "-o", "compose.yaml").returncode == 0  # it is replaced
+    assert cli("render", "try.yaml", "--to", "compose", "-o", "compose.yaml").returncode == 0  # the next one replaces it
     for target, output in (("compose", "compose.yaml"), ("kubernetes", "k8s")):
-        done = cli("render", "try.yaml", "--to", target, "--set", "env.TOKEN=s3cret", "--set", "train.steps=7", "-o", output)
-        assert done.returncode == 0, done.stderr
+        result = cli("render", "try.yaml", "--to", target, "--set", "env.TOKEN=s3cret", "--set", "train.steps=7", "-o", output)
+        assert result.returncode == 0, result.stderr
         files = [path for path in (tmp_path / output, *tmp_path.glob(f"{output}/*")) if path.is_file()]
         lines = [line for path in files for line in path.read_text().splitlines()]
-        told = [line for line in lines if line.startswith("#") and "--set" in line]
-        assert told
-        assert all(line.endswith(f"--to {target} --set env.TOKEN=... --set train.steps=7") for line in told)
+        comments = [line for line in lines if line.startswith("#") and "--set" in line]
+        assert comments
+        assert all(line.endswith(f"--to {target} --set env.TOKEN=... --set train.steps=7") for line in comments)
         assert any("s3cret" in line for line in lines)
         assert not any("s3cret" in line for line in lines if line.startswith("#"))
         assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
@@ -248,16 +250,16 @@ def test_what_is_put_into_env_stands_in_no_comment_and_is_read_by_nobody_else(cl
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\x85", "\u2028"])
-def test_what_is_set_cannot_end_the_comment_that_tells_of_it(end: str, cli: Cli, tmp_path: Path) -> None:
+def test_a_set_value_cannot_end_the_comment_that_shows_it(end: str, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "try.yaml").write_text("version: 1\nname: try\ncommand: [python, train.py]\n")
     for target in ("compose", "kubernetes"):
-        done = cli("render", "try.yaml", "--to", target, "--set", f'command=[python, "train.py{end}evil: true"]')
-        assert done.returncode == 0, done.stderr
-        assert not any(line.startswith("evil") for line in done.stdout.splitlines())
-        assert all("evil" not in document for document in yaml.safe_load_all(done.stdout))
+        result = cli("render", "try.yaml", "--to", target, "--set", f'command=[python, "train.py{end}evil: true"]')
+        assert result.returncode == 0, result.stderr
+        assert not any(line.startswith("evil") for line in result.stdout.splitlines())
+        assert all("evil" not in document for document in yaml.safe_load_all(result.stdout))
 
 
-def test_render_to_what_there_is_not_says_what_there_is(cli: Cli, tmp_path: Path) -> None:
+def test_render_to_an_unknown_target_names_the_known_ones(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
     refused = cli("render", "try.yaml", "--to", "swarm")
     assert refused.returncode == 2
@@ -265,29 +267,29 @@ def test_render_to_what_there_is_not_says_what_there_is(cli: Cli, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "output, told",
+    "output, message",
     [
         ("no/such/x.yaml", "mkdir -p no/such"),
         (".", "e.g. compose.yaml"),
         ("try.yaml/x.yaml", "try.yaml is not a directory"),
     ],
 )
-def test_a_file_that_cannot_be_written_is_refused_as_init_refuses_it(output: str, told: str, cli: Cli, tmp_path: Path) -> None:
+def test_render_refuses_a_file_that_cannot_be_written_as_init_does(output: str, message: str, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
-    for words in (["render", "try.yaml", "--to", "compose", "-o", output], ["init", output]):
-        refused = cli(*words)
+    for arguments in (["render", "try.yaml", "--to", "compose", "-o", output], ["init", output]):
+        refused = cli(*arguments)
         assert refused.returncode == 2
-        assert told.replace("compose", "cluster" if words[0] == "init" else "compose") in refused.stderr
+        assert message.replace("compose", "cluster" if arguments[0] == "init" else "compose") in refused.stderr
 
 
-def test_plan_shows_the_names_that_tasks_have_on_kubernetes(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_shows_the_names_of_tasks_on_kubernetes(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", spec("steps"), "--on", "kubernetes", "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert [task["address"] for task in planned["tasks"]] == ["toy-chief-0.toy:2222"]
     assert planned["run_dir"] == "/runs/toy"
 
 
-def test_older_spellings_are_valid_and_named(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_deprecated_fields_are_valid_and_noted(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     volume = {"name": "sets", "mount_path": "/sets", "source": {"emptyDir": {}}}
     sources = [{"secret": "aws"}, {"secret": "hub", "name": "TOKEN", "key": "token"}, {"secret": "hub", "name": "HOME", "key": "home"}]
     kubernetes = {"tensorboard": False, "volumes": [volume], "env_from": sources}

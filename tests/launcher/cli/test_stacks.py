@@ -1,4 +1,4 @@
-"""`launcher stacks`: of a run of processes; tests/e2e have those of containers and pods, tests/trainer/test_stacks.py the parent's part."""
+"""`launcher stacks` of a local run; tests/e2e has tests of containers and pods, tests/trainer/test_stacks.py of the parent's part."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ os.execv("/bin/sleep", ["sleep", "600"])
 """
 
 
-def test_the_stacks_of_each_task(cli: Cli, tmp_path: Path) -> None:
+def test_stacks_are_shown_of_each_task(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
     spec = {
         "version": 1,
@@ -40,9 +40,9 @@ def test_the_stacks_of_each_task(cli: Cli, tmp_path: Path) -> None:
     assert f'File "{tmp_path / "train.py"}", line 5 in waits_for_nothing' in chief
     assert worker.startswith("worker-0  process ")
     assert "runs another program now" in worker
-    told = [json.loads(line) for line in cli("stacks", "toy", "chief", "--json").stdout.splitlines()]
-    assert [(one["task"], one["problem"]) for one in told] == [("chief", "")]
-    assert "in waits_for_nothing" in told[0]["processes"][0]["stacks"]
+    reports = [json.loads(line) for line in cli("stacks", "toy", "chief", "--json").stdout.splitlines()]
+    assert [(report["task"], report["problem"]) for report in reports] == [("chief", "")]
+    assert "in waits_for_nothing" in reports[0]["processes"][0]["stacks"]
     unknown = cli("stacks", "toy", "chef")
     assert (unknown.returncode, "did you mean chief?" in unknown.stderr.lower()) == (2, True), unknown.stderr
     assert cli("down", "toy", "--now").returncode == 0

@@ -8,7 +8,7 @@ from launcher.cli.stopping import stop_action
 
 
 @pytest.mark.parametrize(
-    "spec, words",
+    "spec, expected",
     [
         (None, "saving a checkpoint"),
         ({"train": {"workload": "mnist"}, "command": None, "limits": {"grace_period": "30s"}}, "saving a checkpoint"),
@@ -17,5 +17,5 @@ from launcher.cli.stopping import stop_action
         ({"command": ["python", "train.py"], "limits": {"grace_period": "2m"}}, "asking your program to stop, up to 120 s"),
     ],
 )
-def test_a_stop_says_what_it_does_first(spec: dict[str, Any] | None, words: str) -> None:
-    assert stop_action(spec) == words
+def test_a_stop_says_what_it_does_first(spec: dict[str, Any] | None, expected: str) -> None:
+    assert stop_action(spec) == expected

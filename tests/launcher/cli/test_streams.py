@@ -1,4 +1,4 @@
-"""Output that is closed, or whose encoding lacks a character. Python opens these streams as it starts, so each is a process from nothing."""
+"""Output that is closed, or whose encoding lacks a character. Python opens these streams as it starts, so each test starts a new process."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import yaml
 
 from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
 
-MARK = "\N{CHECK MARK}"
+CHECK_MARK = "\N{CHECK MARK}"
 
 
 @pytest.fixture
@@ -19,27 +19,27 @@ def latin1(environment: dict[str, str]) -> dict[str, str]:
 
 
 def test_a_character_that_the_terminal_lacks_stops_no_run(latin1: dict[str, str], cli: Cli, tmp_path: Path) -> None:
-    spec = {"version": 1, "name": "toy", "strategy": "single", "command": ["sh", "-c", f"echo {MARK}; echo done"]}
+    spec = {"version": 1, "name": "toy", "strategy": "single", "command": ["sh", "-c", f"echo {CHECK_MARK}; echo done"]}
     (tmp_path / "toy.yaml").write_text(json.dumps(spec))
-    done = subprocess.run([*LAUNCHER, "up", "toy.yaml"], cwd=tmp_path, env=latin1, capture_output=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert rb"\u2713" in done.stdout
+    result = subprocess.run([*LAUNCHER, "up", "toy.yaml"], cwd=tmp_path, env=latin1, capture_output=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert rb"\u2713" in result.stdout
     assert json.loads(cli("status", "toy", "--json").stdout)["state"] == "succeeded"
 
 
-def test_what_is_rendered_is_the_same_on_every_terminal(latin1: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "toy.yaml").write_text(json.dumps({"version": 1, "name": "toy", "command": ["echo", MARK], "image": "mine:1"}))
+def test_render_prints_the_same_on_every_terminal(latin1: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "toy.yaml").write_text(json.dumps({"version": 1, "name": "toy", "command": ["echo", CHECK_MARK], "image": "mine:1"}))
     render = [*LAUNCHER, "render", "toy.yaml", "--to", "compose"]
     printed = subprocess.run(render, cwd=tmp_path, env=latin1, capture_output=True, timeout=30, check=True).stdout
     subprocess.run([*render, "-o", "compose.yaml"], cwd=tmp_path, env=latin1, timeout=30, check=True)
     assert printed == (tmp_path / "compose.yaml").read_bytes()
-    assert MARK in str(yaml.safe_load(printed))
+    assert CHECK_MARK in str(yaml.safe_load(printed))
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_is_no_error(closed: str, cli: Cli, spec: Spec, environment: dict[str, str], tmp_path: Path) -> None:
     assert cli("up", spec("steps", "1", "0")).returncode == 0
-    for words in ("ls", "ls --json", "logs --raw"):
-        shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *LAUNCHER, *words.split()]
-        done = subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30, check=False)
-        assert (done.returncode, done.stderr) == (0, ""), words
+    for arguments in ("ls", "ls --json", "logs --raw"):
+        shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *LAUNCHER, *arguments.split()]
+        result = subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        assert (result.returncode, result.stderr) == (0, ""), arguments

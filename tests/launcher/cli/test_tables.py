@@ -15,7 +15,7 @@ ROWS: list[tuple[tables.Cell, ...]] = [
 ]
 
 
-def test_plain_is_aligned_uncut_and_has_a_dash_for_nothing() -> None:
+def test_plain_is_aligned_uncut_and_has_a_dash_for_an_empty_cell() -> None:
     assert tables.plain(HEADERS, ROWS, right=("STEP",)).splitlines() == [
         "TASK        STEP  EXIT  REASON",
         "chief      1,000  -     a reason that is much longer than the window is wide, from end to end",
@@ -26,9 +26,9 @@ def test_plain_is_aligned_uncut_and_has_a_dash_for_nothing() -> None:
 def test_terminal_leaves_empty_columns_out_and_stays_within_the_window() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=40, color_system="truecolor")
     tables.show(console, HEADERS, ROWS)
-    written = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "EXIT" not in written
-    assert "\x1b[36mchief" in written
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "EXIT" not in output
+    assert "\x1b[36mchief" in output
     plain = Console(file=io.StringIO(), force_terminal=True, width=40, color_system=None)
     tables.show(plain, HEADERS, ROWS, unwrapped=("TASK",))
     lines = plain.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -48,15 +48,15 @@ RUNS: list[tuple[tables.Cell, ...]] = [
 def test_no_name_is_cut_and_no_word_broken_however_narrow_the_window(width: int, rows: list[tuple[tables.Cell, ...]]) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
     tables.show(console, NAMES, rows, unwrapped=NAMES[:2], spare=("TOOK", "METRICS"))
-    written = console.file.getvalue()  # type: ignore[attr-defined]
-    assert max(map(len, written.splitlines())) <= width
-    assert "…" not in written
-    words = written.split()
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, output.splitlines())) <= width
+    assert "…" not in output
+    words = output.split()
     if width > 60 or len(rows) == 1:
         assert {str(row[0]) for row in rows} <= set(words)
         assert "succeeded" in words
     assert set(words) & {"loss", "accuracy"} in (set(), {"loss", "accuracy"})
-    folded = "".join(line.partition(" ")[0] for line in written.splitlines()[1:])
+    folded = "".join(line.partition(" ")[0] for line in output.splitlines()[1:])
     assert all(str(row[0]) in folded for row in rows)
 
 

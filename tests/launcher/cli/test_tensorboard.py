@@ -16,16 +16,16 @@ from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
 
 @pytest.fixture
 def logs(cli: Cli, spec: Spec, tmp_path: Path) -> Path:
-    """The logs directory of a run that is done."""
+    """The logs directory of a run that has ended."""
     assert cli("up", spec("steps", "1", "0")).returncode == 0
     directory = tmp_path / "runs" / "toy" / "logs" / "train"
     directory.mkdir(parents=True)
     return directory
 
 
-def test_it_answers_on_loopback_and_leaves_nothing_behind(logs: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_tensorboard_answers_on_loopback_and_leaves_nothing_behind(logs: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     del logs
-    # TensorBoard itself warns of what it uses; that is not ours to judge.
+    # TensorBoard's own imports warn.
     process = subprocess.Popen(
         [*LAUNCHER, "tensorboard", "--port", "0"],
         cwd=tmp_path,
@@ -36,29 +36,29 @@ def test_it_answers_on_loopback_and_leaves_nothing_behind(logs: Path, tmp_path: 
     )
     try:
         assert process.stdout is not None
-        address = next(found for line in process.stdout if (found := re.search(r"http://[^ ]+", line)))
+        address = next(match for line in process.stdout if (match := re.search(r"http://[^ ]+", line)))
         assert address[0].startswith(("http://127.0.0.1:", "http://localhost:"))
-        with urllib.request.urlopen(f"{address[0].rstrip('/')}/data/environment", timeout=20) as answer:
-            assert b"runs/toy/logs" in answer.read()
+        with urllib.request.urlopen(f"{address[0].rstrip('/')}/data/environment", timeout=20) as response:
+            assert b"runs/toy/logs" in response.read()
     finally:
         process.terminate()
         process.communicate(timeout=20)
 
 
-def test_a_port_in_use_is_told(logs: Path, cli: Cli) -> None:
+def test_a_port_in_use_is_refused(logs: Path, cli: Cli) -> None:
     del logs
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = cli("tensorboard", "--port", str(port))
-    assert done.returncode == 2
-    assert f"port {port}" in done.stderr
-    for port in ([], ["--port", "0"]):
-        done = cli("tensorboard", "--host", "ü..x", *port)
-        assert (done.returncode, "ü..x" in done.stderr, "give " in done.stderr) == (2, True, True), done.stderr
+        result = cli("tensorboard", "--port", str(port))
+    assert result.returncode == 2
+    assert f"port {port}" in result.stderr
+    for option in ([], ["--port", "0"]):
+        result = cli("tensorboard", "--host", "ü..x", *option)
+        assert (result.returncode, "ü..x" in result.stderr, "give " in result.stderr) == (2, True, True), result.stderr
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-def test_a_port_of_any_address_is_tried(host: str) -> None:
+def test_a_port_in_use_is_recognized_at_any_address(host: str) -> None:
     try:
         taken = socket.create_server((host, 0), family=socket.AF_INET6 if host == "::1" else socket.AF_INET)
     except OSError as error:
@@ -69,15 +69,17 @@ def test_a_port_of_any_address_is_tried(host: str) -> None:
     assert is_free(host, port)
 
 
-def test_a_run_without_logs_is_told(cli: Cli, spec: Spec) -> None:
+def test_a_run_without_logs_is_refused(cli: Cli, spec: Spec) -> None:
     assert cli("up", spec("steps", "1", "0")).returncode == 0
-    done = cli("tensorboard")
-    assert done.returncode == 2
-    assert "no logs" in done.stderr
+    result = cli("tensorboard")
+    assert result.returncode == 2
+    assert "no logs" in result.stderr
 
 
-def test_without_tensorboard_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    # None in sys.modules is how Python notes that a module cannot be had.
+def test_a_missing_tensorboard_is_an_error_that_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # None in sys.modules makes the import fail.
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     assert run(["tensorboard", "toy"]) == 1
     assert "pip install tensorboard" in capsys.readouterr().err

@@ -18,7 +18,7 @@ import pytest
 
 from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
 
-# The terminal becomes the process's own, so that what is typed on it becomes signals.
+# Makes the terminal the process's own, so that Ctrl-C on it becomes a signal.
 _TAKE_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 CTRL_C = b"\x03"
 
@@ -39,16 +39,16 @@ class Terminal:
             start_new_session=True,
         )
         os.close(slave)
-        self.written = ""
+        self.output = ""
 
     def read_until(self, text: str, seconds: float = 60) -> None:
         """Read until the terminal has shown `text` since the last call."""
-        seen = len(self.written)
+        start = len(self.output)
         deadline = time.monotonic() + seconds
-        while text not in self.written[seen:]:
-            assert time.monotonic() < deadline, f"{text!r} is not shown: {self.written[-2000:]}"
+        while text not in self.output[start:]:
+            assert time.monotonic() < deadline, f"{text!r} is not shown: {self.output[-2000:]}"
             if not self._read(0.1):
-                assert text in self.written[seen:], f"ended without {text!r}: {self.written[-2000:]}"
+                assert text in self.output[start:], f"ended without {text!r}: {self.output[-2000:]}"
 
     def type(self, keys: bytes) -> None:
         os.write(self._master, keys)
@@ -57,7 +57,7 @@ class Terminal:
         """Return the exit code once all is read."""
         deadline = time.monotonic() + seconds
         while self._read(0.1):
-            assert time.monotonic() < deadline, f"still runs: {self.written[-2000:]}"
+            assert time.monotonic() < deadline, f"still runs: {self.output[-2000:]}"
         return self.process.wait(timeout=5)
 
     def close(self) -> None:
@@ -71,8 +71,8 @@ class Terminal:
         if not ready:
             return True
         with contextlib.suppress(OSError):  # Linux: the other side is closed
-            if output := os.read(self._master, 65536):
-                self.written += output.decode("utf-8", "replace")
+            if data := os.read(self._master, 65536):
+                self.output += data.decode("utf-8", "replace")
                 return True
         return False
 
@@ -82,7 +82,7 @@ Opener = Callable[..., Terminal]
 
 @pytest.fixture
 def terminal(tmp_path: Path, environment: dict[str, str], cli: Cli) -> Iterator[Opener]:
-    """Open terminals with `terminal(*arguments)`; all are closed at the end, before what runs is killed."""
+    """Open terminals with `terminal(*arguments)`; all are closed at the end, before the runs are killed."""
     del cli
     opened: list[Terminal] = []
 
@@ -103,11 +103,11 @@ def test_the_display_has_a_bar_facts_and_each_task(terminal: Opener, spec: Spec)
     up = terminal("up", spec("steps", "30", "0.1"))
     up.read_until("examples/s")
     for shown in ("step", "loss", "accuracy", "elapsed", "chief", "running"):
-        assert shown in up.written
+        assert shown in up.output
     assert up.wait() == 0
-    assert "toy succeeded" in up.written
+    assert "toy succeeded" in up.output
     # The cursor, hidden while the display is drawn, is back.
-    assert up.written.rfind("\x1b[?25h") > up.written.rfind("\x1b[?25l") > -1
+    assert up.output.rfind("\x1b[?25h") > up.output.rfind("\x1b[?25l") > -1
 
 
 def test_ctrl_c_once_saves_and_stops(terminal: Opener, spec: Spec, cli: Cli, tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ def test_ctrl_c_once_saves_and_stops(terminal: Opener, spec: Spec, cli: Cli, tmp
     up.type(CTRL_C)
     up.read_until("press Ctrl-C again to stop at once")
     assert up.wait() == 130
-    assert "saved" in up.written
+    assert "saved" in up.output
     assert (tmp_path / "runs" / "toy" / "saved").is_file()
-    assert "launcher up" in up.written
+    assert "launcher up" in up.output
     assert state(cli) == "stopped"
 
 
@@ -139,31 +139,31 @@ def test_ctrl_c_twice_stops_at_once(terminal: Opener, spec: Spec, cli: Cli) -> N
     "answer, code, shown",
     [(b"resume\n", 0, "toy continues"), (b"fresh\n", 0, "starts from the first step"), (b"\n", 2, "nothing was started")],
 )
-def test_a_changed_spec_is_asked_about(answer: bytes, code: int, shown: str, terminal: Opener, spec: Spec, cli: Cli) -> None:
+def test_a_changed_spec_prompts_for_an_answer(answer: bytes, code: int, shown: str, terminal: Opener, spec: Spec, cli: Cli) -> None:
     assert cli("up", spec("steps", "2", "0")).returncode == 0
     up = terminal("up", spec("steps", "3", "0"))
     up.read_until("quit")
     up.type(answer)
     assert up.wait() == code
-    assert shown in up.written
+    assert shown in up.output
 
 
-def test_ctrl_c_in_logs_leaves_the_run_alone(terminal: Opener, spec: Spec, cli: Cli) -> None:
+def test_ctrl_c_in_logs_does_not_stop_the_run(terminal: Opener, spec: Spec, cli: Cli) -> None:
     assert cli("up", spec("forever"), "--detach").returncode == 0
     logs = terminal("logs", "-f")
     logs.read_until("| up")
     logs.type(CTRL_C)
     assert logs.wait() == 130
-    assert "Traceback" not in logs.written
+    assert "Traceback" not in logs.output
     assert state(cli) == "running"
 
 
-def test_status_has_colours_unless_they_are_not_wanted(terminal: Opener, spec: Spec, cli: Cli) -> None:
+def test_status_has_colours_unless_no_color_is_set(terminal: Opener, spec: Spec, cli: Cli) -> None:
     assert cli("up", spec("steps", "1", "0")).returncode == 0
     coloured = terminal("status")
     assert coloured.wait() == 0
-    assert "\x1b[32m✔ succeeded" in coloured.written
+    assert "\x1b[32m✔ succeeded" in coloured.output
     plain = terminal("status", NO_COLOR="1")
     assert plain.wait() == 0
-    assert "✔ succeeded" in plain.written
-    assert "\x1b[3" not in plain.written
+    assert "✔ succeeded" in plain.output
+    assert "\x1b[3" not in plain.output

@@ -1,4 +1,4 @@
-"""How many progress events become lines."""
+"""The progress events that become lines."""
 
 import pytest
 
@@ -48,14 +48,14 @@ def test_workers_together_are_shown_about_every_five_seconds(clock: list[float])
     assert 400 / 5 - 8 <= shown <= 400 / 5 + 16
 
 
-def test_what_is_rare_is_always_shown(clock: list[float]) -> None:
+def test_rare_events_are_always_shown(clock: list[float]) -> None:
     del clock
     throttle = Throttle()
     event = {"event": "restarting", "task": "ps-0"}
     assert [throttle.admits(event) for _ in range(3)] == [True] * 3
 
 
-def test_waiting_for_peers_is_told_every_ten_seconds_by_each_task(clock: list[float]) -> None:
+def test_waiting_for_peers_is_shown_every_ten_seconds_for_each_task(clock: list[float]) -> None:
     throttle = Throttle()
     assert throttle.admits({"event": "waiting", "task": "chief"})
     assert throttle.admits({"event": "waiting", "task": "ps-0"})

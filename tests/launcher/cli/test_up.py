@@ -16,14 +16,14 @@ from tests.waiting import until
 
 
 def test_success_is_plain_lines_a_summary_and_exit_code_0(cli: Cli, spec: Spec) -> None:
-    done = cli("up", spec("steps", "30", "0.02"))
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
-    lines = done.stdout.splitlines()
+    result = cli("up", spec("steps", "30", "0.02"))
+    assert result.returncode == 0, result.stderr
+    assert "\x1b" not in result.stdout
+    lines = result.stdout.splitlines()
     assert "chief | step 30/30  loss 0.03333  accuracy 1  1,000 examples/s" in lines
     # A second and a half of thirty steps: the first, the last and about one a second between.
     assert sum(line.startswith("chief | step ") for line in lines) <= 6
-    summary = dict(line.split(maxsplit=1) for line in done.stdout.partition("toy succeeded")[2].splitlines()[1:])
+    summary = dict(line.split(maxsplit=1) for line in result.stdout.partition("toy succeeded")[2].splitlines()[1:])
     expected = {
         "steps": "30 of 30 (100%)",
         "speed": "1,000 examples/s",
@@ -35,18 +35,18 @@ def test_success_is_plain_lines_a_summary_and_exit_code_0(cli: Cli, spec: Spec) 
     assert summary["checkpoint"] == "runs/toy/checkpoints/ckpt-30"
 
 
-def test_how_to_go_on_names_what_was_set(cli: Cli, spec: Spec) -> None:
-    done = cli("up", spec("fail"), "--set", "limits.max_restarts=0", "--set", "env.WORDS=two words")
-    assert done.returncode == 1
-    summary = done.stdout.partition("toy failed")[2]
+def test_the_command_to_continue_has_the_set_values(cli: Cli, spec: Spec) -> None:
+    result = cli("up", spec("fail"), "--set", "limits.max_restarts=0", "--set", "env.WORDS=two words")
+    assert result.returncode == 1
+    summary = result.stdout.partition("toy failed")[2]
     assert "launcher up toy.yaml --set limits.max_restarts=0 --set 'env.WORDS=two words'" in summary
 
 
 def test_failure_names_task_exit_code_last_error_and_the_log(cli: Cli, spec: Spec) -> None:
-    done = cli("up", spec("fail"))
-    assert done.returncode == 1
-    assert "chief | about to fail" in done.stdout
-    summary = done.stdout.partition("toy failed")[2]
+    result = cli("up", spec("fail"))
+    assert result.returncode == 1
+    assert "chief | about to fail" in result.stdout
+    summary = result.stdout.partition("toy failed")[2]
     for fact in ("chief", "attempt 1", "exit code 1", "ValueError: the data is not there", "launcher logs toy --role chief"):
         assert fact in summary
     assert summary.count("ValueError: the data is not there") == 1
@@ -56,15 +56,15 @@ def test_failure_names_task_exit_code_last_error_and_the_log(cli: Cli, spec: Spe
     assert "chief | ValueError: the data is not there" in shown.stdout.splitlines()
 
 
-def test_a_run_that_ended_early_says_so_and_tells_training_from_evaluation(cli: Cli, spec: Spec) -> None:
-    done = cli("up", spec("early"))
-    assert done.returncode == 0
-    summary = dict(line.strip().split("  ", 1) for line in done.stdout.partition("toy succeeded")[2].splitlines()[1:])
-    told = {name: value.strip() for name, value in summary.items()}
-    assert told["stopped early"] == "at step 2: accuracy did not improve on 0.75 in 1 evaluations"
-    assert told["steps"] == "2, of 100 at most"
-    assert told["training"] == "loss 0.5  accuracy 1"
-    assert told["evaluation"] == "accuracy 0.75  after step 2"
+def test_a_run_that_ended_early_says_so_and_shows_training_apart_from_evaluation(cli: Cli, spec: Spec) -> None:
+    result = cli("up", spec("early"))
+    assert result.returncode == 0
+    summary = dict(line.strip().split("  ", 1) for line in result.stdout.partition("toy succeeded")[2].splitlines()[1:])
+    facts = {name: value.strip() for name, value in summary.items()}
+    assert facts["stopped early"] == "at step 2: accuracy did not improve on 0.75 in 1 evaluations"
+    assert facts["steps"] == "2, of 100 at most"
+    assert facts["training"] == "loss 0.5  accuracy 1"
+    assert facts["evaluation"] == "accuracy 0.75  after step 2"
     status = cli("status").stdout
     assert "succeeded: stopped early at step 2: accuracy did not improve" in status
     assert "%" not in status
@@ -75,11 +75,11 @@ def test_a_run_that_ended_early_says_so_and_tells_training_from_evaluation(cli: 
     assert (as_json["metrics"], as_json["metrics_of"], as_json["loss"]) == ({"accuracy": 0.75}, "evaluation", 0.5)
 
 
-@pytest.mark.parametrize("what, code, state", [(["steps", "3", "0"], 0, "succeeded"), (["fail"], 1, "failed")])
-def test_json_is_events_then_one_summary(what: list[str], code: int, state: str, cli: Cli, spec: Spec) -> None:
-    done = cli("up", spec(*what), "--json")
-    assert done.returncode == code
-    events = [json.loads(line) for line in done.stdout.splitlines()]
+@pytest.mark.parametrize("job, code, state", [(["steps", "3", "0"], 0, "succeeded"), (["fail"], 1, "failed")])
+def test_json_is_events_then_one_summary(job: list[str], code: int, state: str, cli: Cli, spec: Spec) -> None:
+    result = cli("up", spec(*job), "--json")
+    assert result.returncode == code
+    events = [json.loads(line) for line in result.stdout.splitlines()]
     summary = events[-1]
     assert [event["event"] for event in events].count("summary") == 1
     assert (summary["event"], summary["name"], summary["state"], summary["exit_code"]) == ("summary", "toy", state, code)
@@ -93,14 +93,14 @@ def test_json_is_events_then_one_summary(what: list[str], code: int, state: str,
 
 def test_a_wrong_spec_starts_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "toy.yaml").write_text("version: 1\nname: toy\nstrategi: single\ncommand: [python]\n")
-    done = cli("up", "toy.yaml")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "toy.yaml:3:1" in done.stderr
+    result = cli("up", "toy.yaml")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "toy.yaml:3:1" in result.stderr
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_secret_comes_from_where_up_is_called_and_is_in_no_file(cli: Cli, tmp_path: Path) -> None:
+def test_a_secret_comes_from_the_environment_of_up_and_is_in_no_file(cli: Cli, tmp_path: Path) -> None:
     program = ["python", "-c", "import os, sys; sys.exit(os.environ['TOKEN'][::-1] != '2retnuh')"]
     document = {"version": 1, "name": "toy", "command": program, "env": {"TOKEN": {"secret": "team", "key": "token"}}}
     (tmp_path / "toy.yaml").write_text(json.dumps({**document, "limits": {"max_restarts": 0}}))
@@ -109,11 +109,11 @@ def test_a_secret_comes_from_where_up_is_called_and_is_in_no_file(cli: Cli, tmp_
     assert "these secrets are not set in this environment, from which tasks take them: TOKEN (token of team)" in refused.stderr
     assert "export TOKEN=..." in refused.stderr
     assert not (tmp_path / "runs" / "toy").exists()
-    done = cli("up", "toy.yaml", env={"TOKEN": "hunter2"})
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = cli("up", "toy.yaml", env={"TOKEN": "hunter2"})
+    assert result.returncode == 0, result.stdout + result.stderr
     assert "toy is complete" in cli("up", "toy.yaml").stdout
     other = "# for the team\nexport OTHER=hunter3\nTOKEN='hunter2'  # quoted\n"
-    for text, said in (
+    for text, message in (
         (None, "cannot be read: No such file"),
         (other.replace("TOKEN", "hunter2"), "nor in"),
         ("TOKEN='hunter2", "env:1: "),
@@ -124,14 +124,14 @@ def test_a_secret_comes_from_where_up_is_called_and_is_in_no_file(cli: Cli, tmp_
             json.dumps({**document, "name": "file", "env_file": "team.env", "tensorboard": {"host": "0.0.0.0"}})
         )
         refused = cli("up", "file.yaml")
-        assert (refused.returncode, said in refused.stderr, "hunter2" in refused.stderr) == (2, True, False), refused.stderr
+        assert (refused.returncode, message in refused.stderr, "hunter2" in refused.stderr) == (2, True, False), refused.stderr
     (tmp_path / "team.env").write_text(other)
-    read = cli("up", "file.yaml")
-    assert read.returncode == 0, read.stdout + read.stderr
+    from_file = cli("up", "file.yaml")
+    assert from_file.returncode == 0, from_file.stdout + from_file.stderr
     valid = cli("validate", "file.yaml").stdout
     assert ("on Kubernetes: env_file is not read" in valid, "on Kubernetes: tensorboard.host left out" in valid) == (True, True), valid
-    two = {"chief": {}, "worker": {"env": {"TOKEN": {"secret": "other", "key": "token"}}}}
-    (tmp_path / "two.yaml").write_text(json.dumps({**document, "name": "two", "strategy": "multi_worker_mirrored", "roles": two}))
+    roles = {"chief": {}, "worker": {"env": {"TOKEN": {"secret": "other", "key": "token"}}}}
+    (tmp_path / "two.yaml").write_text(json.dumps({**document, "name": "two", "strategy": "multi_worker_mirrored", "roles": roles}))
     refused = cli("up", "two.yaml", env={"TOKEN": "hunter2"})
     assert refused.returncode == 2
     assert "a variable cannot have two secrets: TOKEN (token of other, token of team)" in refused.stderr
@@ -140,7 +140,7 @@ def test_a_secret_comes_from_where_up_is_called_and_is_in_no_file(cli: Cli, tmp_
     files = [file for file in (tmp_path / "runs").rglob("*") if file.is_file()]
     assert files
     assert "hunter2" not in "".join(
-        [done.stdout, done.stderr, read.stdout, read.stderr, plan, *(file.read_text(errors="replace") for file in files)]
+        [result.stdout, result.stderr, from_file.stdout, from_file.stderr, plan, *(file.read_text(errors="replace") for file in files)]
     )
 
 
@@ -156,15 +156,15 @@ def test_a_second_up_of_a_complete_run_says_so(cli: Cli, spec: Spec) -> None:
     assert json.loads(as_json.stdout)["state"] == "succeeded"
 
 
-def test_a_changed_spec_needs_an_answer(cli: Cli, spec: Spec, tmp_path: Path) -> None:
+def test_a_changed_spec_needs_a_flag(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     assert cli("up", spec("steps", "3", "0")).returncode == 0
     (tmp_path / "runs" / "toy" / "mine").write_text("precious")
     changed = spec("steps", "4", "0")
-    asked = cli("up", changed)
-    assert asked.returncode == 2
-    assert "command" in asked.stderr
-    assert "--resume" in asked.stderr
-    assert "--fresh" in asked.stderr
+    refused = cli("up", changed)
+    assert refused.returncode == 2
+    assert "command" in refused.stderr
+    assert "--resume" in refused.stderr
+    assert "--fresh" in refused.stderr
 
     resumed = cli("up", changed, "--resume")
     assert resumed.returncode == 0
@@ -182,16 +182,16 @@ def test_a_changed_spec_needs_an_answer(cli: Cli, spec: Spec, tmp_path: Path) ->
 
 def test_diff_shows_what_has_changed_since_the_run_was_started(cli: Cli, spec: Spec) -> None:
     file = spec("steps", "3", "0")
-    none = cli("diff", file, "--on", "local")
-    assert (none.returncode, "there is no run toy on local" in none.stdout) == (1, True)
+    missing = cli("diff", file, "--on", "local")
+    assert (missing.returncode, "there is no run toy on local" in missing.stdout) == (1, True)
     assert cli("up", file).returncode == 0
     same = cli("diff", file)  # it has been started here, and nowhere else
     assert (same.returncode, same.stdout) == (0, "")
     other = cli("diff", file, "--on", "local", "--set", "limits.max_restarts=3")
     assert other.returncode == 1
     assert other.stdout.splitlines()[1].split() == ["limits.max_restarts", "0", "3"]
-    told = json.loads(cli("diff", file, "--on", "local", "--set", "limits.max_restarts=3", "--json").stdout)
-    assert told["changes"] == [{"path": "limits.max_restarts", "was": 0, "is": 3}]
+    report = json.loads(cli("diff", file, "--on", "local", "--set", "limits.max_restarts=3", "--json").stdout)
+    assert report["changes"] == [{"path": "limits.max_restarts", "was": 0, "is": 3}]
 
 
 def old_runs(tmp_path: Path) -> list[Path]:
@@ -199,7 +199,7 @@ def old_runs(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("lost", ["state.json", "spec.json"])
-def test_fresh_renames_also_what_cannot_be_read(lost: str, cli: Cli, spec: Spec, tmp_path: Path) -> None:
+def test_fresh_renames_also_a_run_that_cannot_be_read(lost: str, cli: Cli, spec: Spec, tmp_path: Path) -> None:
     file = spec("steps", "3", "0")
     assert cli("up", file).returncode == 0
     (tmp_path / "runs" / "toy" / "mine").write_text("precious")
@@ -210,7 +210,7 @@ def test_fresh_renames_also_what_cannot_be_read(lost: str, cli: Cli, spec: Spec,
     assert not (tmp_path / "runs" / "toy" / "mine").exists()
 
 
-def test_fresh_waits_for_what_a_killed_supervisor_left_to_save_in_the_old_run(cli: Cli, spec: Spec, tmp_path: Path) -> None:
+def test_fresh_waits_until_tasks_of_a_killed_supervisor_have_saved_in_the_old_run(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     assert cli("up", spec("slow", "2"), "--detach").returncode == 0
     state = tmp_path / "runs" / "toy" / "launcher" / "state.json"
     until("the chief to be up", lambda: "chief | up" in cli("logs", "toy").stdout, seen=lambda: cli("logs", "toy").stdout)
@@ -221,20 +221,20 @@ def test_fresh_waits_for_what_a_killed_supervisor_left_to_save_in_the_old_run(cl
     assert not (tmp_path / "runs" / "toy" / "saved").exists()
 
 
-def test_of_two_that_start_again_at_once_one_does(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_only_one_of_two_simultaneous_fresh_starts_succeeds(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
     assert cli("up", spec("steps", "3", "0")).returncode == 0
     command = [*LAUNCHER, "up", spec("forever"), "--fresh", "--detach"]
     both = [subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate(timeout=30)[1] for process in both]
+    errors = [process.communicate(timeout=30)[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 2]
-    assert any(says in "".join(told) for says in ("toy runs already", "another `launcher up` is starting toy"))
+    assert any(message in "".join(errors) for message in ("toy runs already", "another `launcher up` is starting toy"))
     assert len(old_runs(tmp_path)) == 1
 
 
 def test_fresh_and_resume_exclude_each_other(cli: Cli, spec: Spec) -> None:
-    done = cli("up", spec("steps", "3", "0"), "--fresh", "--resume")
-    assert done.returncode == 2
-    assert "exclude each other" in done.stderr
+    result = cli("up", spec("steps", "3", "0"), "--fresh", "--resume")
+    assert result.returncode == 2
+    assert "exclude each other" in result.stderr
 
 
 def start(
@@ -283,11 +283,11 @@ def test_a_signal_saves_and_stops(
     assert json.loads(cli("status", "--json").stdout)["state"] == "stopped"
 
 
-def test_under_nohup_the_end_of_the_terminal_ends_nothing(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_under_nohup_the_run_survives_the_end_of_the_terminal(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
     ignoring = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
     process = start(tmp_path, environment, spec("steps", "1000", "0.1"), last="examples/s", before=ignoring)
     process.send_signal(signal.SIGHUP)
-    # It was there when the signal came and goes on showing what the run does.
+    # The launcher has ignored the signal, and still shows the run's progress.
     assert process.stdout is not None
     for _ in range(2):
         assert "step" in process.stdout.readline()
@@ -298,7 +298,7 @@ def test_under_nohup_the_end_of_the_terminal_ends_nothing(cli: Cli, spec: Spec, 
     assert process.returncode == 143
 
 
-def test_a_reader_that_leaves_ends_the_run(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_reader_that_closes_the_pipe_ends_the_run(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
     process = start(tmp_path, environment, spec("steps", "1000", "0.1"), last="examples/s")
     assert process.stdout is not None
     process.stdout.close()
@@ -308,12 +308,12 @@ def test_a_reader_that_leaves_ends_the_run(cli: Cli, spec: Spec, tmp_path: Path,
     assert all(task["pid"] is None for task in status["tasks"])
 
 
-def test_a_detached_run_on_a_cluster_is_told_what_nobody_does_unless_it_has_an_attendant() -> None:
-    def told(**options: object) -> list[str]:
+def test_notices_of_a_detached_run_on_a_cluster_name_the_work_that_is_not_done_without_an_attendant() -> None:
+    def notices(**options: object) -> list[str]:
         head = {"version": 1, "name": "toy", "strategy": "single", "roles": {"chief": {}}, "train": {"workload": "mnist"}}
         return list(_unwatched_notices(ClusterSpec.model_validate({**head, "kubernetes": options}), "launcher wait toy"))
 
-    (lost,) = told()
+    (lost,) = notices()
     assert "pods of a lost node stay until `launcher wait toy` replaces them" in lost
-    assert [words.split(" deletes")[0] for words in told(ttl="1h")[1:]] == ["kubernetes.ttl"]
-    assert told(attendant=True, ttl="1h") == []
+    assert [notice.split(" deletes")[0] for notice in notices(ttl="1h")[1:]] == ["kubernetes.ttl"]
+    assert notices(attendant=True, ttl="1h") == []

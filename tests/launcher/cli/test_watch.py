@@ -34,8 +34,8 @@ def test_a_run_in_the_background_from_up_to_down(cli: Cli, spec: Spec, tmp_path:
     assert "toy on local, single" in status.stdout
     row = next(line.split() for line in status.stdout.splitlines() if line.startswith("chief"))
     assert row[1] == "running"
-    told = json.loads(cli("status", "toy", "--json").stdout)
-    assert (told["state"], [task["name"] for task in told["tasks"]]) == ("running", ["chief"])
+    report = json.loads(cli("status", "toy", "--json").stdout)
+    assert (report["state"], [task["name"] for task in report["tasks"]]) == ("running", ["chief"])
     # A spec file stands for its run, wherever the verb is used.
     assert json.loads(cli("status", file, "--json").stdout)["name"] == "toy"
     assert "running" in cli("ls").stdout
@@ -56,7 +56,7 @@ def test_a_run_in_the_background_from_up_to_down(cli: Cli, spec: Spec, tmp_path:
     assert cli("down").returncode == 0
 
 
-def test_logs(cli: Cli, spec: Spec, tmp_path: Path) -> None:
+def test_logs_are_limited_and_filtered(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     assert cli("up", spec("steps", "5", "0"), "--detach").returncode == 0
     assert cli("wait", "--timeout", "60s").returncode == 0
     until_written(tmp_path, '"done"')
@@ -69,10 +69,10 @@ def test_logs(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     assert cli("logs", "--since", "1h").stdout.splitlines() == lines
     assert '"event":"progress"' in cli("logs", "--raw").stdout
 
-    told = [json.loads(line) for line in cli("logs", "--json").stdout.splitlines()]
-    assert [line["event"]["step"] for line in told if line.get("event", {}).get("event") == "progress"] == [1, 2, 3, 4, 5]
-    stamped = cli("logs", "-t").stdout.splitlines()[0].split()[2]
-    assert abs(datetime.fromisoformat(stamped).timestamp() - datetime.now(UTC).timestamp()) < 120
+    records = [json.loads(line) for line in cli("logs", "--json").stdout.splitlines()]
+    assert [line["event"]["step"] for line in records if line.get("event", {}).get("event") == "progress"] == [1, 2, 3, 4, 5]
+    timestamp = cli("logs", "-t").stdout.splitlines()[0].split()[2]
+    assert abs(datetime.fromisoformat(timestamp).timestamp() - datetime.now(UTC).timestamp()) < 120
 
     steps = ["chief | step 4/5", "chief | step 5/5"]
     assert [line[:16] for line in cli("logs", "--grep", r"step [45]/", "--role", "chief").stdout.splitlines()] == steps
@@ -86,16 +86,16 @@ def test_logs(cli: Cli, spec: Spec, tmp_path: Path) -> None:
         assert (wrong.returncode, wrong.stdout) == (2, "")
 
 
-def test_logs_of_a_role_are_what_is_told_of_its_tasks(cli: Cli, tmp_path: Path) -> None:
-    told = "events = os.fdopen(int(os.environ['TRAINER_EVENTS_FD']), 'w')\nfor n in range(4):\n    for task in ('worker-0', 'chief'):\n"
-    told += "        event = {'event': 'progress', 'time': n, 'task': task, 'step': n, 'steps': 4, 'metrics': {}}\n"
-    told += "        print(json.dumps(event, separators=(',', ':')), file=events)\n"
-    program = f"import os\nrole = json.loads(os.environ['TF_CONFIG'])['task']['type']\nprint(role, 'writes')\nif role == 'chief':\n    exec({told!r})\n"
+def test_logs_of_a_role_have_the_events_about_its_tasks(cli: Cli, tmp_path: Path) -> None:
+    report = "events = os.fdopen(int(os.environ['TRAINER_EVENTS_FD']), 'w')\nfor n in range(4):\n    for task in ('worker-0', 'chief'):\n"
+    report += "        event = {'event': 'progress', 'time': n, 'task': task, 'step': n, 'steps': 4, 'metrics': {}}\n"
+    report += "        print(json.dumps(event, separators=(',', ':')), file=events)\n"
+    program = f"import os\nrole = json.loads(os.environ['TF_CONFIG'])['task']['type']\nprint(role, 'writes')\nif role == 'chief':\n    exec({report!r})\n"
     command = json.dumps([sys.executable, "-c", f"import json\n{program}"])
     roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\n"
-    (tmp_path / "told.yaml").write_text(f"version: 1\nname: told\n{roles}command: {command}\n")
-    assert cli("up", "told.yaml").returncode == 0
-    lines = [line for line in cli("logs", "told", "--role", "worker").stdout.splitlines() if "step" in line or "writes" in line]
+    (tmp_path / "roles.yaml").write_text(f"version: 1\nname: roles\n{roles}command: {command}\n")
+    assert cli("up", "roles.yaml").returncode == 0
+    lines = [line for line in cli("logs", "roles", "--role", "worker").stdout.splitlines() if "step" in line or "writes" in line]
     assert sorted(lines) == [
         "worker-0 | step 0/4",
         "worker-0 | step 1/4",
@@ -103,14 +103,14 @@ def test_logs_of_a_role_are_what_is_told_of_its_tasks(cli: Cli, tmp_path: Path) 
         "worker-0 | step 3/4",
         "worker-0 | worker writes",
     ]
-    assert "worker" not in cli("logs", "told", "--role", "chief").stdout
-    assert cli("logs", "told", "--role", "chief", "--tail", "2").stdout.splitlines() == ["chief | step 2/4", "chief | step 3/4"]
-    followed = cli("logs", "told", "--role", "worker", "--tail", "3", "-f").stdout.splitlines()
+    assert "worker" not in cli("logs", "roles", "--role", "chief").stdout
+    assert cli("logs", "roles", "--role", "chief", "--tail", "2").stdout.splitlines() == ["chief | step 2/4", "chief | step 3/4"]
+    followed = cli("logs", "roles", "--role", "worker", "--tail", "3", "-f").stdout.splitlines()
     assert len(followed) == 3
-    assert cli("logs", "told", "--role", "worker", "--tail", "0", "-f").stdout == ""
+    assert cli("logs", "roles", "--role", "worker", "--tail", "0", "-f").stdout == ""
 
 
-def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(cli: Cli, spec: Spec) -> None:
+def test_a_misspelt_name_is_answered_with_the_right_one(cli: Cli, spec: Spec) -> None:
     assert cli("up", spec("steps", "1", "0")).returncode == 0
     assert "did you mean status? " in cli("statu").stderr
     missed = cli("status", "toi")
@@ -127,7 +127,7 @@ def test_following_logs_ends_with_the_run(cli: Cli, spec: Spec, tmp_path: Path, 
     assert "step 20/20" in out
 
 
-def test_wait_tells_the_result(cli: Cli, spec: Spec) -> None:
+def test_wait_reports_the_result(cli: Cli, spec: Spec) -> None:
     assert cli("up", spec("fail"), "--detach").returncode == 0
     waited = cli("wait", "toy", "--json")
     assert waited.returncode == 1
@@ -137,29 +137,29 @@ def test_wait_tells_the_result(cli: Cli, spec: Spec) -> None:
     assert "exit code 1" in shown.stdout
 
 
-def test_down_of_a_run_that_has_ended_says_what_it_removed(cli: Cli, spec: Spec, tmp_path: Path) -> None:
+def test_down_of_a_run_that_has_ended_reports_the_removed_objects(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     assert cli("up", spec("steps", "1", "0")).returncode == 0
-    told = "toy has succeeded and does not run; there was nothing to remove; its data stays in runs/toy\n"
-    assert cli("down").stdout == told
+    message = "toy has succeeded and does not run; there was nothing to remove; its data stays in runs/toy\n"
+    assert cli("down").stdout == message
     as_json = cli("down", "--json")
-    told = json.loads(as_json.stdout)
+    report = json.loads(as_json.stdout)
     expected = {"name": "toy", "state": "succeeded", "ran": False, "checkpoint_step": 1, "removed": {}, "deleted": False}
-    assert told == expected | {"run_dir": str(tmp_path / "runs" / "toy")}
+    assert report == expected | {"run_dir": str(tmp_path / "runs" / "toy")}
     assert json.loads(cli("down", "--json", "--delete-data", "--yes").stdout)["deleted"]
 
 
 def test_down_deletes_only_what_is_confirmed(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     assert cli("up", spec("steps", "1", "0")).returncode == 0
-    asked = cli("down", "--delete-data")
-    assert asked.returncode == 2
-    assert "--yes" in asked.stderr
+    refused = cli("down", "--delete-data")
+    assert refused.returncode == 2
+    assert "--yes" in refused.stderr
     assert (tmp_path / "runs" / "toy" / "launcher").is_dir()
     assert cli("down", "--delete-data", "--yes").returncode == 0
     assert not (tmp_path / "runs" / "toy").exists()
     assert "no runs" in cli("ls").stdout
 
 
-def test_down_of_all_that_have_ended_takes_none_that_ended_lately_or_that_runs(cli: Cli, spec: Spec, tmp_path: Path) -> None:
+def test_down_of_all_finished_runs_removes_no_recent_or_live_one(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     assert cli("up", spec("steps", "1", "0")).returncode == 0
     assert cli("up", spec("steps", "1", "0"), "--set", "name=other").returncode == 0
     assert cli("up", spec("steps", "1000", "0.1"), "--set", "name=runs", "--detach").returncode == 0
@@ -167,38 +167,38 @@ def test_down_of_all_that_have_ended_takes_none_that_ended_lately_or_that_runs(c
     refused = cli("down", "--finished", "--delete-data")
     assert refused.returncode == 2
     assert "other, toy" in refused.stderr
-    done = cli("down", "--finished", "--delete-data", "--yes", "--json")
-    told = json.loads(done.stdout)
-    assert [(one["name"], one["state"], one["deleted"]) for one in told] == [("other", "succeeded", True), ("toy", "succeeded", True)]
+    result = cli("down", "--finished", "--delete-data", "--yes", "--json")
+    removed = json.loads(result.stdout)
+    assert [(run["name"], run["state"], run["deleted"]) for run in removed] == [("other", "succeeded", True), ("toy", "succeeded", True)]
     assert [path.name for path in (tmp_path / "runs").iterdir() if not path.name.startswith(".")] == ["runs"]
 
 
-@pytest.mark.parametrize("words", [("toy", "--finished"), ("--older", "7d"), ("--finished", "--older", "week")])
-def test_down_of_many_and_of_one_exclude_each_other(words: tuple[str, ...], cli: Cli) -> None:
-    assert cli("down", *words).returncode == 2
+@pytest.mark.parametrize("arguments", [("toy", "--finished"), ("--older", "7d"), ("--finished", "--older", "week")])
+def test_down_of_many_and_of_one_exclude_each_other(arguments: tuple[str, ...], cli: Cli) -> None:
+    assert cli("down", *arguments).returncode == 2
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "wait", "down", "tensorboard"])
-def test_no_run_at_all_says_how_to_start_one(verb: str, cli: Cli) -> None:
-    done = cli(verb)
-    assert done.returncode == 2
-    assert "launcher up" in done.stderr
+def test_an_error_without_any_run_says_how_to_start_one(verb: str, cli: Cli) -> None:
+    result = cli(verb)
+    assert result.returncode == 2
+    assert "launcher up" in result.stderr
     assert cli(verb, "nosuch").returncode in {1, 2}
 
 
-def test_which_run_must_be_said_when_there_are_two(cli: Cli, spec: Spec) -> None:
+def test_a_run_must_be_named_if_there_are_two(cli: Cli, spec: Spec) -> None:
     assert cli("up", spec("steps", "1", "0")).returncode == 0
     assert cli("up", spec("steps", "1", "0"), "--set", "name=other").returncode == 0
-    done = cli("status", "--json")
-    assert done.returncode == 2
-    told = json.loads(done.stderr)
-    assert "2 runs" in told["error"]
-    assert {"toy", "other"} <= set(told["remedy"].replace(",", "").split())
+    result = cli("status", "--json")
+    assert result.returncode == 2
+    report = json.loads(result.stderr)
+    assert "2 runs" in report["error"]
+    assert {"toy", "other"} <= set(report["remedy"].replace(",", "").split())
 
 
 def test_runs_may_be_elsewhere(cli: Cli, spec: Spec, tmp_path: Path) -> None:
-    done = cli("up", spec("steps", "1", "0"), "--runs", "elsewhere")
-    assert done.returncode == 0
+    result = cli("up", spec("steps", "1", "0"), "--runs", "elsewhere")
+    assert result.returncode == 0
     assert (tmp_path / "elsewhere" / "toy").is_dir()
     assert not (tmp_path / "runs").exists()
     by_variable = cli("status", "--json", env={"LAUNCHER_RUNS": str(tmp_path / "elsewhere")})
