@@ -20,9 +20,9 @@ def inspected(name: str) -> dict[str, Any]:
     return facts
 
 
-def output(name: str, *words: str, options: tuple[str, ...] = ()) -> str:
+def output(name: str, *arguments: str, options: tuple[str, ...] = ()) -> str:
     """Return the stdout of a container of the image."""
-    return docker("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", *options, name, *words, deadline=120)
+    return docker("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", *options, name, *arguments, deadline=120)
 
 
 def wheel(directory: Path, name: str) -> Path:
@@ -36,6 +36,6 @@ def wheel(directory: Path, name: str) -> Path:
     return path
 
 
-def greets(name: str, package: Path) -> None:
+def check_package(name: str, package: Path) -> None:
     """Check that an image has a package that `wheel` has written."""
     assert output(name, "-c", f"import {package.name.split('-')[0]}", options=("--entrypoint", "python")) == "hello\n"

@@ -64,9 +64,9 @@ def build(engine: None) -> Build:
 @pytest.fixture(scope="session")
 def image(build: Build) -> Built:
     """Build the trainer's image once, which takes seconds if the engine has it."""
-    done = build()
-    assert done.returncode == 0, done.stderr
-    name = json.loads(done.stdout)["image"]
+    result = build()
+    assert result.returncode == 0, result.stderr
+    name = json.loads(result.stdout)["image"]
     return Built(name, json.loads(docker("image", "inspect", name))[0])
 
 
@@ -111,12 +111,12 @@ def by_relay(relay: "subprocess.Popen[str]") -> dict[str, str]:
 
 
 @pytest.fixture
-def lose(relay: "subprocess.Popen[str]") -> Callable[[], None]:
+def lose_connections(relay: "subprocess.Popen[str]") -> Callable[[], None]:
     """Return a function that makes the relay lose its connections, and returns once they are lost."""
 
-    def lose() -> None:
+    def signal_relay() -> None:
         os.kill(relay.pid, signal.SIGUSR1)
         assert relay.stdout is not None
         assert relay.stdout.readline() == "lost\n"
 
-    return lose
+    return signal_relay

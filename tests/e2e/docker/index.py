@@ -1,4 +1,4 @@
-"""A package index of a test's own: one tiny package, over HTTPS with a private certificate, or through a proxy."""
+"""A package index for a test: one tiny package, over HTTPS with a private certificate, or through a proxy."""
 
 import base64
 import subprocess

@@ -61,8 +61,8 @@ def launch(
     *arguments: str, runs: Path, environment: dict[str, str] | None = None, timeout: float = 900
 ) -> subprocess.CompletedProcess[str]:
     """Run a command line of the launcher from the repository's root."""
-    words = (arguments[0], "--on", "docker", "--runs", str(runs), *arguments[1:])
-    return forked.launcher(*words, env=os.environ | (environment or {}), timeout=timeout, preload=forked.DOCKER)
+    command = (arguments[0], "--on", "docker", "--runs", str(runs), *arguments[1:])
+    return forked.launcher(*command, env=os.environ | (environment or {}), timeout=timeout, preload=forked.DOCKER)
 
 
 def get(url: str, within: float = 60) -> Any:
@@ -104,9 +104,9 @@ class Run:
 
     def launcher(self, *arguments: str, timeout: float = 900) -> str:
         """Run a verb that must succeed, and return what it prints."""
-        done = launch(*arguments, runs=self.runs, timeout=timeout)
-        assert done.returncode == 0, f"{arguments} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        result = launch(*arguments, runs=self.runs, timeout=timeout)
+        assert result.returncode == 0, f"{arguments} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
+        return result.stdout
 
     def status(self) -> dict[str, Any]:
         """Return `launcher status --json`."""
@@ -158,8 +158,8 @@ class Run:
 
     def tasks(self) -> list[str]:
         """Return the tasks that have a container."""
-        listed = docker("ps", "--all", "--filter", f"label={labels.RUN}={self.name}", "--format", f'{{{{.Label "{labels.TASK}"}}}}')
-        return [task for task in listed.split() if task]
+        names = docker("ps", "--all", "--filter", f"label={labels.RUN}={self.name}", "--format", f'{{{{.Label "{labels.TASK}"}}}}')
+        return [task for task in names.split() if task]
 
     def progress_count(self, task: str, leader: str = "chief") -> int:
         """Return the number of reports of a task's steps or evaluations, by the task or its leader."""
@@ -189,8 +189,8 @@ class Run:
         docker("exec", self.container(task), "python", "-c", program)
 
 
-def left(name: str) -> dict[str, list[str]]:
-    """Return the objects of a run that are left on the engine."""
+def objects_of(name: str) -> dict[str, list[str]]:
+    """Return the objects that the engine has of a run."""
     of_run = ("--filter", f"label={labels.RUN}={name}")
     return {
         "containers": docker("ps", "--all", "--quiet", *of_run).split(),
@@ -209,13 +209,13 @@ def cleaned(name: str, runs: Path) -> Iterator[Run]:
     try:
         yield run
     finally:
-        if left(name) != NOTHING or locks.held(RunPaths(runs / ".docker" / name).lock):  # false if the test has removed it
+        if objects_of(name) != NOTHING or locks.held(RunPaths(runs / ".docker" / name).lock):  # false if the test has removed it
             launch("down", name, "--now", "--delete-data", "--yes", runs=runs)
-        for container in left(name)["containers"]:
+        for container in objects_of(name)["containers"]:
             docker("rm", "--force", container)
-        for network in left(name)["networks"]:
+        for network in objects_of(name)["networks"]:
             docker("network", "rm", network)
-        for volume in left(name)["volumes"]:
+        for volume in objects_of(name)["volumes"]:
             docker("volume", "rm", volume)
 
 
@@ -223,7 +223,7 @@ def cleaned(name: str, runs: Path) -> Iterator[Run]:
 def started(spec: dict[str, Any], directory: Path) -> Iterator[Run]:
     """Start a run of `spec` detached, under a name and on a port of its own."""
     spec = {"version": 1, "name": unique(str(spec["name"])), "tensorboard": {"port": free_port()}} | {
-        k: v for k, v in spec.items() if k != "name"
+        key: value for key, value in spec.items() if key != "name"
     }
     file = directory / f"{spec['name']}.yaml"
     file.write_text(yaml.safe_dump(spec))
@@ -242,8 +242,8 @@ def two_clusters(training: dict[str, Any], directory: Path) -> Iterator[dict[str
     roles = {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 2}, "evaluator": {}}
     servers = {"name": "servers", "strategy": "parameter_server", "roles": roles, **training}
     peers = {"name": "peers", "strategy": "multi_worker_mirrored", "roles": {"worker": {"replicas": 2}}, **training}
-    with contextlib.ExitStack() as both:
-        runs = {str(spec["name"]): both.enter_context(started(spec, directory)) for spec in (servers, peers)}
+    with contextlib.ExitStack() as stack:
+        runs = {str(spec["name"]): stack.enter_context(started(spec, directory)) for spec in (servers, peers)}
         for name, run in runs.items():
             run.until(f"{name} to make steps", lambda run=run, name=name: run.step(LEADERS[name]) > 20, 300)  # type: ignore[misc]
         yield runs

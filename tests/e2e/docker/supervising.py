@@ -53,12 +53,12 @@ def prepared(directory: Path, **spec: Any) -> Iterator[Prepared]:
     name = unique("supervised")
     file = directory / f"{name}.yaml"
     file.write_text(yaml.safe_dump({"version": 1, "name": name, **spec}))
-    read, plan = plan_file(file, [], "docker", directory / "runs")
+    parsed, plan = plan_file(file, [], "docker", directory / "runs")
     paths = RunPaths(directory / "runs" / ".docker" / name)
     paths.tasks.mkdir(parents=True)
     paths.lock.touch()
     result = Prepared(Run(name, directory / "runs"), plan, paths, Engine(endpoint()))
-    result.file.write_text(render(Source(read, plan, paths.directory, "a test")))
+    result.file.write_text(render(Source(parsed, plan, paths.directory, "a test")))
     result.write(lambda document: document["services"].pop(TENSORBOARD, None))
     try:
         yield result
@@ -73,26 +73,26 @@ def prepared(directory: Path, **spec: Any) -> Iterator[Prepared]:
 class Supervised:
     """A run that a controller supervises on a thread."""
 
-    of: Prepared
+    prepared: Prepared
     containers: RunContainers
     thread: threading.Thread
 
     @property
     def run(self) -> Run:
         """The run."""
-        return self.of.run
+        return self.prepared.run
 
     def status(self) -> RunStatus:
         """Return the status that the controller has written."""
-        snapshot = state_file.read(self.of.paths.state)
+        snapshot = state_file.read(self.prepared.paths.state)
         assert snapshot is not None
         return snapshot.status
 
-    def ask(self, number: int | None = signal.SIGTERM) -> None:
+    def request_stop(self, number: int | None = signal.SIGTERM) -> None:
         """Ask the controller to stop the run, as a signal does; None means that the launcher has ended."""
         self.containers.request_stop(number)
 
-    def ended(self) -> RunStatus:
+    def wait_for_end(self) -> RunStatus:
         """Wait for the controller to end by itself, and return the last status that it has written."""
         self.thread.join(_TIMEOUT)
         assert not self.thread.is_alive(), f"not ended within {_TIMEOUT:g} s: {self.status()}"
@@ -102,14 +102,15 @@ class Supervised:
 @contextlib.contextmanager
 def supervised(directory: Path, **spec: Any) -> Iterator[Supervised]:
     """Start and supervise a run of `spec` for a `with` block."""
-    with prepared(directory, **spec) as run:
-        containers = RunContainers(run.paths, run.plan, run.engine)
-        controller = RunController(run.paths, run.plan, containers.tasks, containers)
+    with prepared(directory, **spec) as prepared_run:
+        containers = RunContainers(prepared_run.paths, prepared_run.plan, prepared_run.engine)
+        controller = RunController(prepared_run.paths, prepared_run.plan, containers.tasks, containers)
         controller.start()
-        result = Supervised(run, containers, threading.Thread(target=controller.run, name=f"supervisor of {run.run.name}", daemon=True))
+        thread = threading.Thread(target=controller.run, name=f"supervisor of {prepared_run.run.name}", daemon=True)
+        result = Supervised(prepared_run, containers, thread)
         result.thread.start()
         try:
             yield result
         finally:
-            result.ask(signal.SIGQUIT)
+            result.request_stop(signal.SIGQUIT)
             result.thread.join(_TIMEOUT)

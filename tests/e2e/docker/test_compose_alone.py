@@ -16,13 +16,13 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(990)]
 
 
 @pytest.mark.usefixtures("image")
-def test_compose_alone_goes_on_where_it_was_taken_down(tmp_path: Path) -> None:
+def test_compose_without_the_launcher_resumes_from_the_checkpoint_of_its_stop(tmp_path: Path) -> None:
     project = unique("taken-down")
-    served = {"strategy": "parameter_server", "roles": {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 1}}}
-    # It is saved as it is taken down, and never before.
-    trains = stand_in.spec(checkpoint={"every_steps": 1_000_000})
+    cluster = {"strategy": "parameter_server", "roles": {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 1}}}
+    # Its only checkpoint is that of the stop.
+    training = stand_in.spec(checkpoint={"every_steps": 1_000_000})
     file = tmp_path / "spec.yaml"
-    file.write_text(yaml.safe_dump({"version": 1, "name": project, "tensorboard": {"port": free_port()}, **served, **trains}))
+    file.write_text(yaml.safe_dump({"version": 1, "name": project, "tensorboard": {"port": free_port()}, **cluster, **training}))
     rendered = tmp_path / "compose.yaml"
     with cleaned(project, tmp_path / "runs") as run:
         render = [sys.executable, "-m", "launcher", "render", str(file), "--to", "compose", "--output", str(rendered)]
@@ -33,10 +33,10 @@ def test_compose_alone_goes_on_where_it_was_taken_down(tmp_path: Path) -> None:
         docker(*compose, "stop", deadline=120)
         codes = {task: run.inspect(task)["State"]["ExitCode"] for task in run.tasks()}
         assert codes["chief"] == 143
-        assert set(codes.values()) <= {0, 143}  # servers are told to leave, or asked to stop: none is killed
+        assert set(codes.values()) <= {0, 143}  # servers end by themselves or are asked to stop: none is killed
         (saved,) = run.events("chief", "checkpoint")
         docker(*compose, "down", deadline=120)
         docker(*compose, "up", "--detach", deadline=120)
-        (restored,) = run.until("the chief to go on", lambda: run.events("chief", "restored"))
+        (restored,) = run.until("the chief to continue", lambda: run.events("chief", "restored"))
         assert restored["step"] == saved["step"] > 0
         run.await_progress("chief")

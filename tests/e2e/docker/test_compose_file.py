@@ -1,4 +1,4 @@
-"""Docker Compose takes what is rendered: the committed files, and reservations of GPUs, which need none to be read."""
+"""Docker Compose accepts rendered files: the committed ones, and reservations of GPUs, which it reads without a GPU."""
 
 import json
 import subprocess
@@ -15,9 +15,9 @@ from tests.e2e.docker.running import EXAMPLES, ROOT
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(180)]
 
 
-def as_compose_reads_it(file: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(docker("compose", "--file", str(file), "config", "--format", "json"))
-    return read
+def parsed_by_compose(file: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(docker("compose", "--file", str(file), "config", "--format", "json"))
+    return document
 
 
 def test_every_example_has_a_committed_file() -> None:
@@ -25,10 +25,10 @@ def test_every_example_has_a_committed_file() -> None:
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "compose").glob("*.yaml")), ids=lambda file: file.stem)
-def test_compose_takes_the_committed_file(file: Path) -> None:
-    read = as_compose_reads_it(file)
-    assert read["name"] == file.stem
-    assert set(read["services"]) == set(yaml.safe_load(file.read_text())["services"])
+def test_compose_accepts_the_committed_file(file: Path) -> None:
+    document = parsed_by_compose(file)
+    assert document["name"] == file.stem
+    assert set(document["services"]) == set(yaml.safe_load(file.read_text())["services"])
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,13 @@ def test_compose_takes_the_committed_file(file: Path) -> None:
         ),
     ],
 )
-def test_compose_takes_gpus_by_count_and_by_number(strategy: str, roles: str, reserved: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_compose_accepts_gpus_by_count_and_by_number(
+    strategy: str, roles: str, reserved: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
     spec, file = tmp_path / "gpus.yaml", tmp_path / "compose.yaml"
     spec.write_text(f"version: 1\nname: gpus\nstrategy: {strategy}\nroles: {roles}\ntrain: {{workload: mnist_mlp}}\n")
     command = [sys.executable, "-m", "launcher", "render", str(spec), "--to", "compose", "-o", str(file)]
     subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    services = as_compose_reads_it(file)["services"]
-    found = {name: service["deploy"]["resources"]["reservations"]["devices"] for name, service in services.items() if "deploy" in service}
-    assert found == {name: [{"driver": "nvidia", "capabilities": ["gpu"], **which}] for name, which in reserved.items()}
+    services = parsed_by_compose(file)["services"]
+    devices = {name: service["deploy"]["resources"]["reservations"]["devices"] for name, service in services.items() if "deploy" in service}
+    assert devices == {name: [{"driver": "nvidia", "capabilities": ["gpu"], **device}] for name, device in reserved.items()}

@@ -1,4 +1,4 @@
-"""An engine that is stopped and started while a run is on its way: on an engine of the test's own, which nobody else uses."""
+"""An engine is stopped and started during a run: a separate engine, which no other test uses."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 
 from launcher.docker_cli import DockerError, docker
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.running import NOTHING, left, started, until
+from tests.e2e.docker.running import NOTHING, objects_of, started, until
 from tests.stand_in import stand_in
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
@@ -22,8 +22,8 @@ SPEC = {
     **stand_in.spec(checkpoint={"every_seconds": 1}),
 }
 
-# The trainer's image as it is, but for TensorFlow, of which only the name is there: a third as much to take to another engine.
-SMALL = """
+# The trainer's image, with an empty TensorFlow: a third as much to copy to another engine.
+SMALL_DOCKERFILE = """
 FROM {image} AS whole
 USER root
 RUN cd /opt/venv/lib/python3*/site-packages && rm -rf tensorflow keras h5py h5py.libs && install -D /dev/null tensorflow/__init__.py
@@ -36,7 +36,7 @@ ENV PATH=/opt/venv/bin:${{PATH}} HOME=/tmp USER=trainer PYTHONPATH=/code PYTHONU
 
 
 class Engine:
-    """A Docker engine with everything of its own: socket, data and network."""
+    """A separate Docker engine with its own socket, data and network."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -49,11 +49,11 @@ class Engine:
         engine = ["dockerd", "--config-file", str(self.directory / "daemon.json"), "--host", f"unix://{self.socket}"]
         engine += ["--data-root", str(self.directory / "data"), "--exec-root", str(self.directory / "exec")]
         engine += ["--pidfile", str(self.directory / "pid")]
-        # In a network of its own: bridges, addresses and rules for forwarding are the machine's, and another engine may be using them.
+        # In its own network namespace: another engine may use the machine's bridges, addresses and forwarding rules.
         command = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "engine", *engine]
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        # If one engine runs as root, another can: that it does not start is no reason to leave the test out.
+        # Root can run a second engine, so the test is not skipped if that does not start.
         until("the engine to answer", self._answers, within, seen=lambda: (self.directory / "log").read_text()[-2000:])
 
     def _answers(self) -> bool:
@@ -73,32 +73,32 @@ class Engine:
 
 
 @pytest.fixture
-def small(image: Built, tag: str) -> str:
+def small_image(image: Built, tag: str) -> str:
     base = image.facts["Config"]["Labels"]["org.opencontainers.image.base.name"]
-    docker("build", "--tag", tag, "-", stdin=SMALL.format(image=image.name, base=base), deadline=300)
+    docker("build", "--tag", tag, "-", stdin=SMALL_DOCKERFILE.format(image=image.name, base=base), deadline=300)
     return tag
 
 
 @pytest.fixture
-def engine_of_its_own(image: Built, small: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def separate_engine(image: Built, small_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     if os.geteuid() != 0 or not all(map(shutil.which, ("dockerd", "unshare", "ip"))):
-        pytest.skip("an engine of the test's own can only be started by root, where dockerd, unshare and ip are installed")
+        pytest.skip("only root can start a separate engine, and only with dockerd, unshare and ip")
     engine = Engine(tmp_path_factory.mktemp("engine"))
     try:
         engine.start()
-        with subprocess.Popen(["docker", "save", small], stdout=subprocess.PIPE) as saved:
+        with subprocess.Popen(["docker", "save", small_image], stdout=subprocess.PIPE) as saved:
             load = ["docker", "--host", f"unix://{engine.socket}", "load", "--quiet"]
             subprocess.run(load, stdin=saved.stdout, check=True, timeout=240, capture_output=True)
-        docker("--host", f"unix://{engine.socket}", "tag", small, image.name)
-        with pytest.MonkeyPatch.context() as elsewhere:
-            elsewhere.setenv("DOCKER_HOST", f"unix://{engine.socket}")
+        docker("--host", f"unix://{engine.socket}", "tag", small_image, image.name)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("DOCKER_HOST", f"unix://{engine.socket}")
             yield engine
     finally:
         engine.stop()
         shutil.rmtree(engine.directory, ignore_errors=True)
 
 
-# One that fails while the other waits and waits: it is asked to stop.
+# One task fails, and the other, which waits, is asked to stop.
 FAILING = {
     "name": "failing",
     "strategy": "multi_worker_mirrored",
@@ -108,21 +108,21 @@ FAILING = {
 }
 
 
-def test_a_run_goes_on_when_its_engine_is_started_again_and_one_that_failed_does_not(engine_of_its_own: Engine, tmp_path: Path) -> None:
+def test_a_run_continues_when_its_engine_is_started_again_and_a_failed_one_does_not(separate_engine: Engine, tmp_path: Path) -> None:
     with started(FAILING, tmp_path) as failed, started(SPEC, tmp_path) as run:
-        run.until("it to be on its way", lambda: run.step() > 20)
-        failed.until("it to fail", lambda: failed.status()["state"] == "failed", seen=failed.status)
+        run.until("the run to make steps", lambda: run.step() > 20)
+        failed.until("the other run to fail", lambda: failed.status()["state"] == "failed", seen=failed.status)
         ends = {task: failed.inspect(task)["State"]["FinishedAt"] for task in failed.tasks()}
         assert min(failed.inspect(task)["State"]["ExitCode"] for task in ends) == 2
-        assert all(failed.inspect(task)["State"]["ExitCode"] for task in ends)  # none ended well
-        engine_of_its_own.stop()
+        assert all(failed.inspect(task)["State"]["ExitCode"] for task in ends)  # none succeeded
+        separate_engine.stop()
         assert run.supervisor().is_running()  # it waits for the engine
-        engine_of_its_own.start()
+        separate_engine.start()
         run.until("every task to run again", lambda: all(run.inspect(task)["State"]["Running"] for task in run.tasks()), 90)
         assert {task: failed.inspect(task)["State"]["FinishedAt"] for task in ends} == ends
         assert not any(failed.inspect(task)["State"]["Running"] for task in ends)
         # From the checkpoint that the chief saved when the engine asked it to stop.
-        restored = run.until("the chief to go on from a checkpoint", lambda: run.events("chief", "restored"), 150)
+        restored = run.until("the chief to continue from a checkpoint", lambda: run.events("chief", "restored"), 150)
         assert restored[-1]["step"] > 0
         run.await_progress(timeout=150)
         status = run.status()
@@ -132,4 +132,4 @@ def test_a_run_goes_on_when_its_engine_is_started_again_and_one_that_failed_does
         run.launcher("down", run.name)
         assert run.status()["state"] == "stopped"
         run.launcher("down", run.name, "--delete-data", "--yes")
-        assert left(run.name) == NOTHING
+        assert objects_of(run.name) == NOTHING

@@ -1,7 +1,7 @@
-"""Examples come in containers to the results they are there for: a program by the launcher, all-reduce by Compose alone.
+"""Examples reach their results in containers: a program by the launcher, all-reduce by only Compose.
 
-The README's commands (test_readme.py) train the one with parameter servers. Each other example trains in the tests of local runs alone;
-what is rendered of it for containers Compose reads in test_compose_file.py.
+The README's commands (test_readme.py) train the one with parameter servers. The other examples train only in the tests of local runs;
+in test_compose_file.py Compose reads their rendered files.
 """
 
 import json
@@ -13,7 +13,7 @@ import yaml
 
 from launcher.docker_cli import docker
 from tests.e2e.code.brought import bare
-from tests.e2e.docker.running import EXAMPLES, NOTHING, ROOT, Run, cleaned, get, launch, left, unique
+from tests.e2e.docker.running import EXAMPLES, NOTHING, ROOT, Run, cleaned, get, launch, objects_of, unique
 from tests.processes import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.timeout(990), pytest.mark.usefixtures("image")]
@@ -21,69 +21,69 @@ pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.timeout(990), 
 DIGITS = 0.97  # at least, of the held-out digits
 
 
-def test_the_launcher_runs_a_program_and_every_verb_tells_of_it_until_nothing_is_left(tmp_path: Path) -> None:
-    port, own = free_port(), unique("life")
+def test_the_launcher_runs_a_program_and_every_verb_shows_it_until_it_is_deleted(tmp_path: Path) -> None:
+    port, name = free_port(), unique("life")
     runs = tmp_path / "runs"
-    with cleaned(own, runs) as run:
-        up = ("up", str(EXAMPLES / "life.yaml"), "--set", f"name={own}", "--set", f"tensorboard.port={port}")
-        done = launch(*up, "--json", runs=runs)
-        assert done.returncode == 0, f"{done.stdout[-5000:]}\n{done.stderr}"
-        assert "is there" in done.stderr  # the image: which one, and why
-        lines: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    with cleaned(name, runs) as run:
+        up = ("up", str(EXAMPLES / "life.yaml"), "--set", f"name={name}", "--set", f"tensorboard.port={port}")
+        result = launch(*up, "--json", runs=runs)
+        assert result.returncode == 0, f"{result.stdout[-5000:]}\n{result.stderr}"
+        assert "is there" in result.stderr  # the image, with the reason for its choice
+        lines: list[dict[str, Any]] = [json.loads(line) for line in result.stdout.splitlines()]
         summary = lines[-1]
         assert (summary["event"], summary["state"], summary["restarts"]) == ("summary", "succeeded", {})
-        assert summary["run_dir"] == f"volume {own}_run"
-        logs = run.launcher("logs", own)
+        assert summary["run_dir"] == f"volume {name}_run"
+        logs = run.launcher("logs", name)
         assert logs
-        assert run.status()["metrics"]["period"] == 30  # as the gun in the pattern is known to have
-        assert run.launcher("tensorboard", own).strip() == f"http://127.0.0.1:{port}"
+        assert run.status()["metrics"]["period"] == 30  # the known period of the gun in the pattern
+        assert run.launcher("tensorboard", name).strip() == f"http://127.0.0.1:{port}"
         run.await_tensorboard(port, "images", "train")
-        # Again: it is complete. Down: its results stay, then they go.
+        # A second `up` finds it complete; `down` keeps its results until they are deleted.
         again = launch(*up, runs=runs)
         assert (again.returncode, "is complete" in again.stdout) == (0, True), again.stdout + again.stderr
-        run.launcher("down", own)
-        assert left(own) == NOTHING | {"volumes": [f"{own}_run"]}
+        run.launcher("down", name)
+        assert objects_of(name) == NOTHING | {"volumes": [f"{name}_run"]}
         assert run.status()["state"] == "succeeded"
-        assert run.launcher("logs", own) == logs
-        run.launcher("get", own, "results", str(tmp_path / "results"))
+        assert run.launcher("logs", name) == logs
+        run.launcher("get", name, "results", str(tmp_path / "results"))
         assert "worker-2" in (tmp_path / "results" / "devices.txt").read_text()
-        _its_logs_are_shown_again(run)
-        run.launcher("down", own, "--delete-data", "--yes")
-        assert left(own) == NOTHING
-        assert not (runs / own).exists()
+        _check_tensorboard_of_stopped_run(run)
+        run.launcher("down", name, "--delete-data", "--yes")
+        assert objects_of(name) == NOTHING
+        assert not (runs / name).exists()
 
 
-def test_programs_as_users_bring_them_run_in_an_image_that_has_no_trainer_for_them(tmp_path: Path) -> None:
-    """TensorFlow 1 with ps in `server.join()` and no chief; Keras fit. The image has the trainer, too, but what comes with the run is taken."""
-    brought = {
+def test_users_programs_run_with_the_trainer_that_comes_with_the_run(tmp_path: Path) -> None:
+    """TensorFlow 1 with ps in `server.join()` and no chief; Keras fit. The image has the trainer, too, but the one that comes with the run is used."""
+    specs = {
         "between-graph": bare("parameter_server", {"ps": {}, "worker": {"replicas": 2}}, "tests/programs", "between_graph.py"),
         "keras-fit": bare("multi_worker_mirrored", {"worker": {"replicas": 2}}, "examples/keras-fit", "train.py", "--epochs", "2"),
     }
-    for name, spec in brought.items():
-        own = unique(name)
-        file = tmp_path / f"{name}.yaml"
-        file.write_text(yaml.safe_dump({"version": 1, "name": own, "tensorboard": {"port": free_port()}, **spec}))
-        with cleaned(own, tmp_path / "runs") as run:
+    for kind, spec in specs.items():
+        name = unique(kind)
+        file = tmp_path / f"{kind}.yaml"
+        file.write_text(yaml.safe_dump({"version": 1, "name": name, "tensorboard": {"port": free_port()}, **spec}))
+        with cleaned(name, tmp_path / "runs") as run:
             run.launcher("up", str(file))
-            told = run.status()
-            assert (told["state"], {task["state"] for task in told["tasks"]}) == ("succeeded", {"succeeded"}), told
-            assert sum(len(task["restarts"]) for task in told["tasks"]) == 0
+            status = run.status()
+            assert (status["state"], {task["state"] for task in status["tasks"]}) == ("succeeded", {"succeeded"}), status
+            assert sum(len(task["restarts"]) for task in status["tasks"]) == 0
 
 
-def _its_logs_are_shown_again(run: Run) -> None:
-    """TensorBoard of a run that was taken down answers where one says, and goes with the next `down`."""
+def _check_tensorboard_of_stopped_run(run: Run) -> None:
+    """TensorBoard of a stopped run answers at the given port, and ends with the next `down`."""
     for port in (free_port(), free_port()):
         assert run.launcher("tensorboard", run.name, "--port", str(port)).strip() == f"http://127.0.0.1:{port}"
         run.await_tensorboard(port, "images", "train")
-    assert run.launcher("tensorboard", run.name, "--port", "0").startswith("http://127.0.0.1:")  # where it is, or at a free port
+    assert run.launcher("tensorboard", run.name, "--port", "0").startswith("http://127.0.0.1:")  # at its present port, or at a free one
     run.launcher("down", run.name)
-    assert left(run.name) == NOTHING | {"volumes": [f"{run.name}_run"]}
+    assert objects_of(run.name) == NOTHING | {"volumes": [f"{run.name}_run"]}
 
 
-def test_compose_alone_trains_it_and_the_launcher_finds_it(tmp_path: Path) -> None:
+def test_compose_without_the_launcher_trains_an_example_and_the_launcher_finds_its_run(tmp_path: Path) -> None:
     name, port = "mnist-multiworker", free_port()
     project = unique(name)
-    # As it is committed, but for what two runs cannot share: the name and the port.
+    # The committed file, except for name and port, which two runs cannot share.
     text = (ROOT / "compose" / f"{name}.yaml").read_text().replace("published: '6006'", f"published: '{port}'")
     file = tmp_path / "compose.yaml"
     file.write_text(text.replace(f"name: {name}\n", f"name: {project}\n", 1).replace(f"run: {name}\n", f"run: {project}\n"))
@@ -91,7 +91,7 @@ def test_compose_alone_trains_it_and_the_launcher_finds_it(tmp_path: Path) -> No
     with cleaned(project, tmp_path / "runs") as run:
         docker(*compose, "up", "--detach", deadline=120)
         tasks = run.tasks()
-        # All but TensorBoard end by themselves, and well: that is what `docker compose up` waits for.
+        # All but TensorBoard end by themselves and succeed: `docker compose up` waits for that.
         docker("wait", *(run.container(task) for task in tasks), deadline=240)
         assert {task: run.inspect(task)["State"]["ExitCode"] for task in tasks} == dict.fromkeys(tasks, 0)
         assert {task: run.inspect(task)["RestartCount"] for task in tasks} == dict.fromkeys(tasks, 0)
@@ -102,9 +102,9 @@ def test_compose_alone_trains_it_and_the_launcher_finds_it(tmp_path: Path) -> No
         assert {line.split()[0] for line in run.launcher("logs", project).splitlines()} == set(tasks)
         assert status["tensorboard"] == f"http://127.0.0.1:{port}", get(f"http://127.0.0.1:{port}/data/environment")
         run.await_tensorboard(port, "scalars", "train", "eval")
-        # Its data stays when its containers go.
+        # Its data stays when its containers are removed.
         docker(*compose, "down", deadline=120)
-        assert left(project) == NOTHING | {"volumes": [f"{project}_run"]}
+        assert objects_of(project) == NOTHING | {"volumes": [f"{project}_run"]}
         assert run.status()["state"] == "stopped"
         docker(*compose, "down", "--volumes", deadline=120)
-        assert left(project) == NOTHING
+        assert objects_of(project) == NOTHING

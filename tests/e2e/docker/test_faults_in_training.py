@@ -1,4 +1,4 @@
-"""TensorFlow's tasks go on after a pause, and after a cut of their network: each role of two clusters that train side by side."""
+"""TensorFlow's tasks continue after a pause, and after a cut of their network: each role of two clusters that train side by side."""
 
 import contextlib
 import json
@@ -12,16 +12,16 @@ from launcher.docker_cli import DockerError, docker
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import LEADERS, ROOT, Run, paused, two_clusters
 
-# One after the other, on the same two clusters.
+# The tests run one after the other, on the same two clusters.
 pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.timeout(1500), pytest.mark.xdist_group("two clusters that train")]
 
-# Trains at a walking pace for as long as it is needed, and saves often.
+# Trains slowly for as long as it is needed, and saves often.
 PACED: dict[str, Any] = {
     "code": str(ROOT / "tests" / "e2e" / "code"),
     "train": {"workload": "paced:Paced", "steps": 1_000_000, "steps_per_execution": 10, "checkpoint": {"every_seconds": 3}},
 }
 
-# Those of one group at the same time: every role, and one of two workers.
+# The tasks of a group are paused or cut off together. They cover every role, and one of two workers.
 Group = list[tuple[str, str]]
 PAUSED: list[Group] = [
     [("servers", "worker-1"), ("peers", "worker-1")],
@@ -35,7 +35,7 @@ CUT_OFF: list[Group] = [
 ]
 
 
-def named(group: Group) -> str:
+def group_id(group: Group) -> str:
     return "+".join(f"{kind}-{task}" for kind, task in group)
 
 
@@ -43,42 +43,42 @@ def named(group: Group) -> str:
 def runs(image: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     """Return two clusters that train at the same time on one engine."""
     del image
-    with two_clusters(PACED, tmp_path_factory.mktemp("two")) as found:
-        yield found
+    with two_clusters(PACED, tmp_path_factory.mktemp("two")) as clusters:
+        yield clusters
 
 
-def test_an_evaluator_measures_what_the_chief_has_saved(runs: dict[str, Run]) -> None:
+def test_an_evaluator_measures_the_chief_s_checkpoints(runs: dict[str, Run]) -> None:
     run = runs["servers"]
     evaluated = run.until("the evaluator to measure a checkpoint", lambda: run.events("evaluator", "evaluated"), 240)
     assert evaluated[0]["step"] > 0
 
 
-@pytest.mark.parametrize("group", PAUSED, ids=named)
-def test_a_pause_of_twenty_seconds_is_waited_out(runs: dict[str, Run], group: Group) -> None:
+@pytest.mark.parametrize("group", PAUSED, ids=group_id)
+def test_training_continues_after_a_pause_of_twenty_seconds(runs: dict[str, Run], group: Group) -> None:
     with paused(*(runs[kind].container(task) for kind, task in group)):
-        began = time.monotonic()
+        started_at = time.monotonic()
         for kind, task in group:
             run = runs[kind]
             run.until(f"{task} to be seen paused", lambda: "paused" in run.tasks_status()[task]["reason"], 60)  # noqa: B023
-        time.sleep(max(0.0, began + 20 - time.monotonic()))  # the fault itself takes that long
+        time.sleep(max(0.0, started_at + 20 - time.monotonic()))  # the fault itself takes that long
     for kind, task in group:
         runs[kind].await_progress(task, LEADERS[kind], leader=LEADERS[kind])
 
 
-@pytest.mark.parametrize("group", CUT_OFF, ids=named)
-def test_a_task_that_was_cut_off_from_the_network_takes_part_again(runs: dict[str, Run], group: Group) -> None:
+@pytest.mark.parametrize("group", CUT_OFF, ids=group_id)
+def test_a_task_that_was_cut_off_from_the_network_trains_again(runs: dict[str, Run], group: Group) -> None:
     for kind, task in group:
         docker("network", "disconnect", f"{runs[kind].name}_cluster", runs[kind].container(task))
     time.sleep(10)  # the fault itself
     for kind, task in group:
         network, container = f"{runs[kind].name}_cluster", runs[kind].container(task)
-        with contextlib.suppress(DockerError):  # a container that was started again meanwhile is connected
+        with contextlib.suppress(DockerError):  # a container that was restarted meanwhile is connected
             docker("network", "connect", "--alias", task, network, container)
     for kind, task in group:
         runs[kind].await_progress(task, LEADERS[kind], leader=LEADERS[kind])
 
 
-def test_down_saves_what_servers_and_what_peers_have_learned(runs: dict[str, Run], image: Built) -> None:
+def test_down_saves_the_progress_of_both_clusters(runs: dict[str, Run], image: Built) -> None:
     for kind, run in runs.items():
         reached = run.step(LEADERS[kind])
         run.launcher("down", run.name)

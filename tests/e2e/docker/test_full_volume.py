@@ -1,4 +1,4 @@
-"""A run whose volume is a small disk that is full, read-only and frozen, each for a while: training goes on, it is told, and later steps are saved."""
+"""A run whose volume is a small disk that is full, read-only and frozen, each for a while: training continues, the failure is reported, and later steps are saved."""
 
 import json
 import time
@@ -29,34 +29,34 @@ SPEC: dict[str, Any] = {
 }
 
 
-def test_a_volume_that_takes_nothing_for_a_while_costs_no_step(image: Built, tmp_path: Path) -> None:
+def test_a_volume_that_fails_for_a_while_costs_no_step(image: Built, tmp_path: Path) -> None:
     del image
     name = unique("full")
     file = tmp_path / f"{name}.yaml"
     file.write_text(yaml.safe_dump(SPEC | {"name": name, "train": SPEC["train"] | {"checkpoint": {"every_steps": 20, "keep": 2}}}))
     with volume(tmp_path / "disk", tmp_path / "image", 32_000_000, owner=USER) as disk, cleaned(name, tmp_path / "runs") as run:
-        ours = {labels.RUN: name, "com.docker.compose.project": name, "com.docker.compose.volume": "run"}
-        words = [word for label in ours.items() for word in ("--label", "=".join(label))]
-        bound = ("--opt", "type=none", "--opt", "o=bind", "--opt", f"device={disk.path}")
-        docker("volume", "create", *words, *bound, f"{name}_run")
+        label_values = {labels.RUN: name, "com.docker.compose.project": name, "com.docker.compose.volume": "run"}
+        label_options = [word for label in label_values.items() for word in ("--label", "=".join(label))]
+        device_options = ("--opt", "type=none", "--opt", "o=bind", "--opt", f"device={disk.path}")
+        docker("volume", "create", *label_options, *device_options, f"{name}_run")
         run.launcher("up", str(file), "--resume", "--detach")
 
-        def wait(what: str, kind: str, after: int = 0, such: Callable[[Event], bool] = bool) -> Event:
-            found: list[Event] = run.until(what, lambda: [*filter(such, run.events("chief", kind)[after:])], 240)
-            return found[0]
+        def wait(what: str, kind: str, after: int = 0, matches: Callable[[Event], bool] = bool) -> Event:
+            events: list[Event] = run.until(what, lambda: [*filter(matches, run.events("chief", kind)[after:])], 240)
+            return events[0]
 
         wait("a checkpoint", "checkpoint")
         for fault, cause in FAULTS.items():
-            before, since = len(run.events("chief", "save_failed")), time.monotonic()
+            before, started_at = len(run.events("chief", "save_failed")), time.monotonic()
             with disk.failing(fault):
-                failed = wait(f"the {fault} volume to be told of", "save_failed", before, is_disk_full if fault == "full" else bool)
-                print(f"{fault}: told after {time.monotonic() - since:.1f} s: {failed['cause']}")
+                failed = wait(f"the {fault} volume to be reported", "save_failed", before, is_disk_full if fault == "full" else bool)
+                print(f"{fault}: reported after {time.monotonic() - started_at:.1f} s: {failed['cause']}")
                 assert (failed["path"], failed["cause"][: len(cause)]) == (f"/runs/{name}/checkpoints", cause)
                 assert fault != "full" or failed["free"] < failed["size"]
                 wait("20 more steps", "progress", len(run.events("chief", "progress")) + 4)
-                told = len(run.events("chief", "checkpoint"))
-            # A write that hung goes on where it was.
-            saved = wait("later steps to be saved", "checkpoint", told + (fault == "frozen"))
+                checkpoints = len(run.events("chief", "checkpoint"))
+            # A write that hung continues, and its checkpoint is not a later one.
+            saved = wait("later steps to be saved", "checkpoint", checkpoints + (fault == "frozen"))
             assert saved["step"] > failed["step"] > failed["saved"]
         assert len(run.events("chief", "started")) == 1
         run.launcher("down", name)

@@ -78,7 +78,7 @@ def test_following_ends_when_the_answer_is_closed_from_elsewhere(client: Engine,
 
 
 def test_an_engine_that_goes_silent_is_not_waited_for(
-    lose: Callable[[], None], by_relay: dict[str, str], start: Any, monkeypatch: pytest.MonkeyPatch
+    lose_connections: Callable[[], None], by_relay: dict[str, str], start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     container = start("import time\nprint('up', flush=True)\ntime.sleep(1000)")
     monkeypatch.setattr(engine, "TIMEOUT", 1_000)  # longer than this test may take
@@ -89,7 +89,7 @@ def test_an_engine_that_goes_silent_is_not_waited_for(
         return [line.text for _, line in log_stream.read(far.client, container, "chief")]
 
     until("its line", lambda: written() == ["up"], seen=written)
-    lose()
+    lose_connections()
     with pytest.raises(ERRORS):
         list(log_stream.read(far.client, container, "chief"))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.docker.running import NOTHING, ROOT, cleaned, left
+from tests.e2e.docker.running import NOTHING, ROOT, cleaned, objects_of
 from tests.processes import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.timeout(1500), pytest.mark.usefixtures("image")]
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.timeout(1500),
 def test_the_commands_of_the_readme_work_one_after_the_other(tmp_path: Path) -> None:
     blocks = re.findall(r"^```sh docker\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert blocks
-    if left("mnist-ps") != NOTHING:
+    if objects_of("mnist-ps") != NOTHING:
         pytest.skip("this engine has a run called mnist-ps, which another user may need")
     for directory in ("examples", "compose"):
         shutil.copytree(ROOT / directory, tmp_path / directory)
@@ -55,4 +55,4 @@ def test_the_commands_of_the_readme_work_one_after_the_other(tmp_path: Path) -> 
                 assert json.loads(chosen.stdout)["backend"] == "docker"
                 assert b"mnist-ps is on local (succeeded), on docker (succeeded): using the one on docker; --on" in chosen.stderr
         assert "mnist-ps succeeded" in said[0]
-        assert left("mnist-ps") == NOTHING | {"volumes": ["mnist-ps_run"]}
+        assert objects_of("mnist-ps") == NOTHING | {"volumes": ["mnist-ps_run"]}

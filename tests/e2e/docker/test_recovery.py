@@ -16,7 +16,7 @@ import pytest
 
 from launcher.docker_cli import DockerError, docker
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.running import LEADERS, NOTHING, Run, launch, left, paused, two_clusters
+from tests.e2e.docker.running import LEADERS, NOTHING, Run, launch, objects_of, paused, two_clusters
 from tests.stand_in import stand_in
 
 # One after the other, on the same two clusters.
@@ -131,11 +131,11 @@ def test_down_leaves_nothing(runs: dict[str, Run]) -> None:
     run.launcher("down", run.name)
     assert run.status()["state"] == "stopped"
     assert run.status()["checkpoint_step"]
-    assert left(run.name) == {"containers": [], "networks": [], "volumes": [f"{run.name}_run"]}
+    assert objects_of(run.name) == {"containers": [], "networks": [], "volumes": [f"{run.name}_run"]}
     refused = launch("down", run.name, "--delete-data", runs=run.runs)
     assert refused.returncode == 2  # not without a yes
     run.launcher("down", run.name, "--delete-data", "--yes")
-    assert left(run.name) == NOTHING
+    assert objects_of(run.name) == NOTHING
     # The other one goes on.
     runs["servers"].await_progress()
 
@@ -172,7 +172,7 @@ def test_without_its_supervisor_a_run_goes_on_and_can_be_stopped(runs: dict[str,
     status = run.status()
     assert (status["state"], status["reason"]) == ("stopped", "asked to stop")
     assert status["checkpoint_step"] >= reached
-    assert left(run.name)["containers"] == []
+    assert objects_of(run.name)["containers"] == []
     summary = docker("run", "--rm", "--volume", f"{run.name}_run:/runs:ro", "--entrypoint", "cat", image.name, f"/runs/{run.name}/run.json")
     assert json.loads(summary)["state"] == "stopped"
     # From elsewhere its spec is not known: it is not gone on with unasked.

@@ -22,7 +22,7 @@ from docker import from_env
 from launcher.backend.docker.stop import stop
 from launcher.docker_cli import docker
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.running import NOTHING, ROOT, cleaned, launch, left, unique
+from tests.e2e.docker.running import NOTHING, ROOT, cleaned, launch, objects_of, unique
 from tests.processes import free_port
 from tests.stand_in import stand_in
 
@@ -46,7 +46,7 @@ def refused(file: Path, message: str, remedy: str, *, environment: dict[str, str
         said = done.stderr.splitlines()
         assert any(line.startswith("error:") and re.search(message, line) for line in said), done.stderr
         assert any(line.startswith("remedy:") and remedy in line for line in said), done.stderr
-        assert left(file.stem) == NOTHING
+        assert objects_of(file.stem) == NOTHING
 
 
 def test_a_port_that_is_taken_where_none_is_next(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_port_that_is_taken_where_none_is_next(tmp_path: Path) -> None:
             for more in ((), ("--port", str(free_port()))):
                 shown = launch("tensorboard", run.name, *more, runs=runs)
                 assert (shown.returncode, "was never started" in shown.stderr) == (2, True), shown.stderr
-            assert left(run.name) == NOTHING
+            assert objects_of(run.name) == NOTHING
             assert "port is taken" in run.status()["reason"]
 
 

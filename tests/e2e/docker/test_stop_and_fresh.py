@@ -12,7 +12,7 @@ import yaml
 
 from launcher.docker_cli import docker
 from tests.e2e.docker.conftest import Built
-from tests.e2e.docker.running import NOTHING, cleaned, launch, left, unique
+from tests.e2e.docker.running import NOTHING, cleaned, launch, objects_of, unique
 from tests.processes import free_port
 from tests.stand_in import stand_in
 
@@ -42,7 +42,7 @@ def test_ctrl_c_saves_and_up_goes_on_and_fresh_keeps_the_old_volume(image: Built
         summary = rest[-1]
         assert summary["state"] == "stopped"
         assert summary["checkpoint_step"]
-        assert left(name) == NOTHING | {"volumes": [f"{name}_run"]}
+        assert objects_of(name) == NOTHING | {"volumes": [f"{name}_run"]}
         more = ("--set", f"train.steps={summary['checkpoint_step'] + 50}")
         done = launch("up", str(file), "--resume", "--json", *more, runs=runs)
         events = [json.loads(line) for line in done.stdout.splitlines()]
