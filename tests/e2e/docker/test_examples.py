@@ -54,7 +54,7 @@ def test_the_launcher_runs_a_program_and_every_verb_shows_it_until_it_is_deleted
 
 
 def test_users_programs_run_with_the_trainer_that_comes_with_the_run(tmp_path: Path) -> None:
-    """TensorFlow 1 with ps in `server.join()` and no chief; Keras fit. The image has the trainer, too, but the one that comes with the run is used."""
+    """TensorFlow 1 with ps in `server.join()` and no chief; Keras fit. The image has the trainer, but that of the run is used."""
     specs = {
         "between-graph": bare("parameter_server", {"ps": {}, "worker": {"replicas": 2}}, "tests/programs", "between_graph.py"),
         "keras-fit": bare("multi_worker_mirrored", {"worker": {"replicas": 2}}, "examples/keras-fit", "train.py", "--epochs", "2"),

@@ -1,4 +1,4 @@
-"""A run whose volume is a small disk that is full, read-only and frozen, each for a while: training continues, the failure is reported, and later steps are saved."""
+"""A run's volume is a small disk, in turn full, read-only and frozen: training continues, the fault is reported, later steps are saved."""
 
 import json
 import time

@@ -16,18 +16,18 @@ from tests.e2e.docker.running import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
-# As the rendered Compose files and manifests start their containers.
+# The options with which rendered Compose files and manifests start their containers.
 HARDENED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--network", "none")
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
 def run(image: Built) -> Run:
-    """Run a container of the image to its end: options for docker, then the words after the image's name."""
+    """Run a container of the image to its end: options for docker, then the arguments after the image's name."""
 
-    def run(*options: str, words: tuple[str, ...] = (), name: str = image.name) -> subprocess.CompletedProcess[str]:
+    def run(*options: str, arguments: tuple[str, ...] = (), name: str = image.name) -> subprocess.CompletedProcess[str]:
         container = f"test-{uuid.uuid4().hex[:12]}"
-        command = ["docker", "run", "--rm", "--name", container, *HARDENED, *options, name, *words]
+        command = ["docker", "run", "--rm", "--name", container, *HARDENED, *options, name, *arguments]
         try:
             return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
         except subprocess.TimeoutExpired:
@@ -38,26 +38,26 @@ def run(image: Built) -> Run:
 
 
 @pytest.fixture
-def container(image: Built) -> Iterator[Callable[..., str]]:
-    """Start a container of the image that goes on; it is removed at the end of the test."""
+def start_container(image: Built) -> Iterator[Callable[..., str]]:
+    """Start a container of the image in the background; it is removed at the end of the test."""
     started: list[str] = []
 
-    def start(*options: str, words: tuple[str, ...]) -> str:
-        started.append(docker("run", "--detach", *HARDENED, *options, image.name, *words).strip())
+    def start(*options: str, arguments: tuple[str, ...]) -> str:
+        started.append(docker("run", "--detach", *HARDENED, *options, image.name, *arguments).strip())
         return started[-1]
 
     yield start
-    for one in started:
-        docker("rm", "--force", "--volumes", one)
+    for container in started:
+        docker("rm", "--force", "--volumes", container)
 
 
 def state(container: str) -> dict[str, Any]:
-    """Return what the engine says of a container's state."""
-    found: dict[str, Any] = json.loads(docker("container", "inspect", container))[0]["State"]
-    return found
+    """Return a container's state as the engine describes it."""
+    result: dict[str, Any] = json.loads(docker("container", "inspect", container))[0]["State"]
+    return result
 
 
-def test_it_says_what_it_is(image: Built) -> None:
+def test_the_image_has_its_configuration_and_labels(image: Built) -> None:
     config = image.facts["Config"]
     assert config["Entrypoint"] == ["trainer"]
     assert config["User"] == f"{images.USER}:{images.USER}"
@@ -72,11 +72,11 @@ def test_it_says_what_it_is(image: Built) -> None:
     assert not config.get("ExposedPorts")
 
 
-def test_it_is_small(image: Built) -> None:
+def test_the_image_is_small(image: Built) -> None:
     assert image.facts["Size"] <= 1.2e9
 
 
-def test_find_knows_it(image: Built) -> None:
+def test_find_returns_the_image(image: Built) -> None:
     found = images.find(image.name)
     assert found is not None
     assert (found.id, found.size) == (image.facts["Id"], image.facts["Size"])
@@ -84,7 +84,7 @@ def test_find_knows_it(image: Built) -> None:
 
 
 # One program for all that needs TensorFlow: it takes seconds to import.
-WORKS = """
+USES_TENSORFLOW = """
 import json, os
 import keras, tensorboard, tensorflow as tf
 
@@ -105,33 +105,33 @@ print(json.dumps({
 
 def test_tensorflow_works_on_a_read_only_root_as_any_user(run: Run) -> None:
     # As its own user it trains in every other test with TensorFlow here.
-    done = run("--user", "12345:0", "--entrypoint", "python", words=("-c", WORKS))
-    assert done.returncode == 0, done.stderr
-    told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    assert told["tensorflow"].startswith("2.21.")
-    assert told["shape"] == [2, 1]
-    assert told["logs"] == 1
-    assert told["lite"] > 1000
+    result = run("--user", "12345:0", "--entrypoint", "python", arguments=("-c", USES_TENSORFLOW))
+    assert result.returncode == 0, result.stderr
+    report = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
+    assert report["tensorflow"].startswith("2.21.")
+    assert report["shape"] == [2, 1]
+    assert report["logs"] == 1
+    assert report["lite"] > 1000
 
 
-IS = """
+USER_FACTS = """
 import getpass, json, os, pathlib, sys
 print(json.dumps([os.getuid(), getpass.getuser(), str(pathlib.Path.home()), sys.executable]))
 """
 
 
 @pytest.mark.parametrize("user", ["", "12345:0"], ids=["its own user", "any user of group 0"])
-def test_a_program_knows_who_it_is_and_can_write_to_a_new_volume_for_runs(run: Run, user: str) -> None:
+def test_a_program_knows_its_user_and_can_write_to_a_new_volume_for_runs(run: Run, user: str) -> None:
     volume = f"test-{uuid.uuid4().hex[:12]}"
     try:
         options = ("--volume", f"{volume}:/runs", *(("--user", user) if user else ()))
         writes = "mkdir /runs/a && echo x > /runs/a/b && cat /runs/a/b"
-        done = run(*options, "--entrypoint", "sh", words=("-c", f'{writes} && python -c "$0"', IS))
-        assert done.returncode == 0, done.stderr
-        written, told = done.stdout.splitlines()
+        result = run(*options, "--entrypoint", "sh", arguments=("-c", f'{writes} && python -c "$0"', USER_FACTS))
+        assert result.returncode == 0, result.stderr
+        written, facts = result.stdout.splitlines()
         assert written == "x"
         uid = int(user.partition(":")[0]) if user else images.USER
-        assert json.loads(told) == [uid, "trainer", "/tmp", "/opt/venv/bin/python"]
+        assert json.loads(facts) == [uid, "trainer", "/tmp", "/opt/venv/bin/python"]
     finally:
         docker("volume", "rm", "--force", volume)
 
@@ -173,42 +173,42 @@ print(json.dumps({
 """
 
 
-def test_it_holds_nothing_that_running_does_not_need(run: Run) -> None:
-    done = run("--user", "0", "--cap-add", "DAC_OVERRIDE", "--entrypoint", "python", words=("-c", CONTENTS))
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told.pop("files") > 5000
-    assert told.pop("libraries") == 1
-    assert {what: found[:5] for what, found in told.items() if found} == {}
+def test_the_image_has_nothing_that_running_does_not_need(run: Run) -> None:
+    result = run("--user", "0", "--cap-add", "DAC_OVERRIDE", "--entrypoint", "python", arguments=("-c", CONTENTS))
+    assert result.returncode == 0, result.stderr
+    contents = json.loads(result.stdout)
+    assert contents.pop("files") > 5000
+    assert contents.pop("libraries") == 1
+    assert {kind: files[:5] for kind, files in contents.items() if files} == {}
 
 
-def test_what_is_installed_fits_together(run: Run) -> None:
-    done = run("--entrypoint", "pip", words=("check",))
-    assert (done.returncode, done.stdout) == (0, "No broken requirements found.\n"), done.stderr
+def test_the_installed_packages_fit_together(run: Run) -> None:
+    result = run("--entrypoint", "pip", arguments=("check",))
+    assert (result.returncode, result.stdout) == (0, "No broken requirements found.\n"), result.stderr
 
 
-def test_it_runs_any_program_and_hands_on_its_end(run: Run) -> None:
-    assert run(words=("--", "sh", "-c", "exit 2")).returncode == 2
-    nothing = run()
-    assert nothing.returncode == 2
-    assert "there is nothing to run" in nothing.stderr
-    assert run(words=("--version",)).stdout == f"trainer {launcher.__version__}\n"
+def test_the_image_runs_any_program_and_returns_its_exit_code(run: Run) -> None:
+    assert run(arguments=("--", "sh", "-c", "exit 2")).returncode == 2
+    without_arguments = run()
+    assert without_arguments.returncode == 2
+    assert "there is nothing to run" in without_arguments.stderr
+    assert run(arguments=("--version",)).stdout == f"trainer {launcher.__version__}\n"
 
 
-def test_docker_stop_is_a_stop(container: Callable[..., str]) -> None:
-    one = container(words=("--", "python", "-c", "import time; print('up', flush=True); time.sleep(100)"))
-    until("the program to be up", lambda: "up" in docker("logs", one).split(), seen=lambda: state(one))
-    docker("stop", "--time", "60", one)
-    assert state(one)["ExitCode"] == 143  # one that has to be killed ends with 137
+def test_docker_stop_stops_the_program(start_container: Callable[..., str]) -> None:
+    container = start_container(arguments=("--", "python", "-c", "import time; print('up', flush=True); time.sleep(100)"))
+    until("the program to be up", lambda: "up" in docker("logs", container).split(), seen=lambda: state(container))
+    docker("stop", "--time", "60", container)
+    assert state(container)["ExitCode"] == 143  # one that has to be killed ends with 137
 
 
-def test_the_engine_knows_how_the_task_is(container: Callable[..., str]) -> None:
+def test_the_engine_knows_the_health_of_the_task(start_container: Callable[..., str]) -> None:
     often = ("--health-interval", "1s", "--health-start-period", "0s", "--health-retries", "1")
-    one = container(*often, words=("--", "sleep", "100"))
-    until("it to be healthy", lambda: state(one)["Health"]["Status"] == "healthy", seen=lambda: state(one))
-    line = state(one)["Health"]["Log"][-1]["Output"]
+    container = start_container(*often, arguments=("--", "sleep", "100"))
+    until("the container to be healthy", lambda: state(container)["Health"]["Status"] == "healthy", seen=lambda: state(container))
+    line = state(container)["Health"]["Log"][-1]["Output"]
     assert "attempt 1, runs" in line
     pid = line.split("process ")[1].split(",")[0]
-    docker("exec", one, "python", "-c", f"import os, signal; os.kill({pid}, signal.SIGSTOP)")
-    until("it to be unhealthy", lambda: state(one)["Health"]["Status"] == "unhealthy", seen=lambda: state(one))
-    assert "stopped by a signal" in state(one)["Health"]["Log"][-1]["Output"]
+    docker("exec", container, "python", "-c", f"import os, signal; os.kill({pid}, signal.SIGSTOP)")
+    until("the container to be unhealthy", lambda: state(container)["Health"]["Status"] == "unhealthy", seen=lambda: state(container))
+    assert "stopped by a signal" in state(container)["Health"]["Log"][-1]["Output"]

@@ -1,4 +1,4 @@
-"""`launcher image build --push`: what is pushed arrives in a registry, which here is a program of the test's own."""
+"""`launcher image build --push`: the pushed image arrives in a registry, here a part of the test."""
 
 import hashlib
 import http.server
@@ -20,7 +20,7 @@ _UPLOADS = "/blobs/uploads/"
 
 
 class Registry(http.server.BaseHTTPRequestHandler):
-    """Takes blobs and manifests, and forgets them with the test."""
+    """Stores blobs and manifests in memory."""
 
     protocol_version = "HTTP/1.1"
     blobs: dict[str, bytes]
@@ -40,14 +40,14 @@ class Registry(http.server.BaseHTTPRequestHandler):
         self._answer(202, Location=self.path, Range=f"0-{len(self.blobs['uploaded']) - 1}")
 
     def do_PUT(self) -> None:
-        place = urlsplit(self.path)
-        if _UPLOADS in place.path:
-            [digest] = parse_qs(place.query)["digest"]
+        url = urlsplit(self.path)
+        if _UPLOADS in url.path:
+            [digest] = parse_qs(url.query)["digest"]
             content = self.blobs.pop("uploaded", b"") + self._body()
             assert digest == f"sha256:{hashlib.sha256(content).hexdigest()}"
             self.blobs[digest] = content
         else:
-            self.manifests[place.path] = content = self._body()
+            self.manifests[url.path] = content = self._body()
             digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
         self._answer(201, **{"Location": self.path, "Docker-Content-Digest": digest})
 
@@ -68,29 +68,29 @@ class Registry(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def registry() -> Iterator[tuple[int, type[Registry]]]:
-    kept = type("Kept", (Registry,), {"blobs": {}, "manifests": {}})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kept) as server:
+    handler = type("EmptyRegistry", (Registry,), {"blobs": {}, "manifests": {}})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_address[1], kept
+        yield server.server_address[1], handler
         server.shutdown()
 
 
-def test_what_is_pushed_is_in_the_registry_and_one_that_does_not_answer_is_named(registry: tuple[int, type[Registry]]) -> None:
-    port, kept = registry
-    name, nobody = f"127.0.0.1:{port}/team/small:1", f"127.0.0.1:{free_port()}/team/small:1"
-    docker("build", "--tag", name, "--tag", nobody, "-", stdin="FROM scratch\nCOPY --from=python:3.11-slim-bookworm /etc/hostname /\n")
+def test_push_uploads_the_image_and_names_a_registry_that_does_not_answer(registry: tuple[int, type[Registry]]) -> None:
+    port, handler = registry
+    name, unreachable = f"127.0.0.1:{port}/team/small:1", f"127.0.0.1:{free_port()}/team/small:1"
+    docker("build", "--tag", name, "--tag", unreachable, "-", stdin="FROM scratch\nCOPY --from=python:3.11-slim-bookworm /etc/hostname /\n")
     try:
         push(name)
-        [(place, manifest)] = kept.manifests.items()
-        assert place == "/v2/team/small/manifests/1"
-        assert {layer["digest"] for layer in json.loads(manifest)["layers"]} <= set(kept.blobs)
-        with pytest.raises(DockerError, match=f"pushing {nobody} failed: ") as refused:
-            push(nobody)
-        assert f"docker login {nobody.partition('/')[0]}" in refused.value.remedy
+        [(path, manifest)] = handler.manifests.items()
+        assert path == "/v2/team/small/manifests/1"
+        assert {layer["digest"] for layer in json.loads(manifest)["layers"]} <= set(handler.blobs)
+        with pytest.raises(DockerError, match=f"pushing {unreachable} failed: ") as refused:
+            push(unreachable)
+        assert f"docker login {unreachable.partition('/')[0]}" in refused.value.remedy
     finally:
-        docker("image", "rm", "--force", name, nobody)
+        docker("image", "rm", "--force", name, unreachable)

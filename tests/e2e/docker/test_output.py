@@ -1,4 +1,4 @@
-"""A container's output as the engine gives it: whole lines, from where one had read, and until it ends."""
+"""A container's output as the engine has it: whole lines, from any position, and until its end."""
 
 import contextlib
 import threading
@@ -19,7 +19,7 @@ from tests.e2e.docker.running import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(360)]
 
-# Longer than the engine takes in one piece; a bar that is drawn over itself; what is no UTF-8; a last line without an end.
+# A line longer than the engine stores in one piece; a redrawn progress bar; invalid UTF-8; an empty line; a last line without an end.
 WRITES = (
     "import sys, time\n"
     "out = sys.stdout.buffer\n"
@@ -45,12 +45,12 @@ def start(image: Built, client: Engine) -> Iterator[Any]:
         return started[-1]
 
     yield start
-    for one in started:
+    for container in started:
         with contextlib.suppress(NotFound):
-            client.client.containers.get(one).remove(force=True)
+            client.client.containers.get(container).remove(force=True)
 
 
-def test_what_was_written_can_be_read_again_and_from_anywhere(client: Engine, start: Any) -> None:
+def test_output_can_be_read_again_and_from_any_position(client: Engine, start: Any) -> None:
     container = start(WRITES)
     followed = list(log_stream.follow(client.client, container, "chief"))
     docker("wait", container)
@@ -60,24 +60,24 @@ def test_what_was_written_can_be_read_again_and_from_anywhere(client: Engine, st
     times = [line.time for _, line in whole]
     assert times == sorted(times)
     assert abs(time.time() - times[-1]) < 60
-    # The engine may write down text without a line's end only when the follower has been told of the end.
+    # The engine may store text without a line's end only after the follower's stream has ended.
     assert followed in (whole, whole[:-1])
     assert list(log_stream.read(client.client, container, "chief", tail=2)) == whole[-2:]
-    for already, (stamp, _) in enumerate(whole, 1):
-        assert list(log_stream.read(client.client, container, "chief", after=stamp)) == whole[already:]
-        assert list(log_stream.follow(client.client, container, "chief", after=stamp)) == whole[already:]
+    for count, (stamp, _) in enumerate(whole, 1):
+        assert list(log_stream.read(client.client, container, "chief", after=stamp)) == whole[count:]
+        assert list(log_stream.follow(client.client, container, "chief", after=stamp)) == whole[count:]
 
 
-def test_following_ends_when_the_answer_is_closed_from_elsewhere(client: Engine, start: Any) -> None:
+def test_following_ends_when_another_thread_closes_the_response(client: Engine, start: Any) -> None:
     container = start("import time\nprint('up', flush=True)\ntime.sleep(1000)")
-    answers: list[Any] = []
-    following = log_stream.follow(client.client, container, "chief", opened=answers.append)
+    responses: list[Any] = []
+    following = log_stream.follow(client.client, container, "chief", opened=responses.append)
     assert next(following)[1].text == "up"
-    threading.Timer(0.5, answers[0].close).start()
+    threading.Timer(0.5, responses[0].close).start()
     assert list(following) == []
 
 
-def test_an_engine_that_goes_silent_is_not_waited_for(
+def test_reading_from_a_silent_engine_ends_with_an_error(
     lose_connections: Callable[[], None], by_relay: dict[str, str], start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     container = start("import time\nprint('up', flush=True)\ntime.sleep(1000)")
@@ -94,21 +94,21 @@ def test_an_engine_that_goes_silent_is_not_waited_for(
         list(log_stream.read(far.client, container, "chief"))
 
 
-def test_a_container_that_is_gone_is_the_engine_s_own_error(client: Engine) -> None:
-    with pytest.raises(NotFound, match="nobody"):
-        list(log_stream.read(client.client, "nobody", "chief"))
+def test_a_missing_container_is_the_engine_s_error(client: Engine) -> None:
+    with pytest.raises(NotFound, match="no-such-container"):
+        list(log_stream.read(client.client, "no-such-container", "chief"))
 
 
-def test_a_container_is_gone_as_soon_as_it_is_being_removed(client: Engine, start: Any) -> None:
+def test_a_container_that_is_being_removed_counts_as_missing(client: Engine, start: Any) -> None:
     # So many files that removing them takes the engine a while, in which it lists the container and refuses its log.
     program = "for file in range(20_000):\n    open(f'/tmp/{file}', 'w').close()"
     container = start(program, "--label", f"{labels.TASK}=chief", "--label", f"{labels.REQUIRED}=true")
     docker("wait", container)
-    (seen,) = [one for one in client.client.containers.list(all=True, ignore_removed=True) if one.id == container]
-    removing = threading.Thread(target=seen.remove, kwargs={"force": True})
+    (listed,) = [one for one in client.client.containers.list(all=True, ignore_removed=True) if one.id == container]
+    removing = threading.Thread(target=listed.remove, kwargs={"force": True})
     removing.start()
     while removing.is_alive():
-        assert container_status.status(client, "removed", [seen]).state is State.SUCCEEDED
+        assert container_status.status(client, "removed", [listed]).state is State.SUCCEEDED
         with contextlib.suppress(NotFound):
             list(log_stream.read(client.client, container, "chief"))
     removing.join()

@@ -1,4 +1,4 @@
-"""The README's Docker section works as it stands."""
+"""The commands of the README's Docker section work."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ def test_the_commands_of_the_readme_work_one_after_the_other(tmp_path: Path) -> 
         pytest.skip("this engine has a run called mnist-ps, which another user may need")
     for directory in ("examples", "compose"):
         shutil.copytree(ROOT / directory, tmp_path / directory)
-    # As they are committed, but for the port, which somebody else may have.
+    # The committed files, except for the port, which another program may use.
     port, example, composed = free_port(), tmp_path / "examples" / "mnist-ps.yaml", tmp_path / "compose" / "mnist-ps.yaml"
     example.write_text(f"{example.read_text()}\ntensorboard: {{port: {port}}}\n")
     composed.write_text(composed.read_text().replace("published: '6006'", f"published: '{port}'"))
@@ -33,26 +33,26 @@ def test_the_commands_of_the_readme_work_one_after_the_other(tmp_path: Path) -> 
     # The README's first run is of the same spec, on this machine and from this directory.
     first = ["bash", "-ec", "launcher up examples/mnist-ps.yaml --set train.steps=50"]
     subprocess.run(first, cwd=tmp_path, env=environment, capture_output=True, timeout=120, check=True)
-    with cleaned("mnist-ps", tmp_path / "runs") as run, contextlib.ExitStack() as taken:
-        said = []
+    with cleaned("mnist-ps", tmp_path / "runs") as run, contextlib.ExitStack() as port_holder:
+        outputs = []
         for block in blocks:
             if block is blocks[0]:
-                taken.enter_context(socket.create_server(("127.0.0.1", port)))  # TensorBoard's
+                port_holder.enter_context(socket.create_server(("127.0.0.1", port)))  # TensorBoard's
             else:
-                taken.close()
-            done = subprocess.run(
+                port_holder.close()
+            result = subprocess.run(
                 ["bash", "-exc", block], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=False
             )
-            assert done.returncode == 0, done.stdout + done.stderr
-            said.append(done.stdout)
+            assert result.returncode == 0, result.stdout + result.stderr
+            outputs.append(result.stdout)
             if block is blocks[0]:
                 status = run.status()
                 assert status["state"] == "succeeded"
                 assert status["metrics"]["accuracy"] >= 0.97  # of the held-out digits
-                chosen = subprocess.run(
+                status_json = subprocess.run(
                     ["launcher", "status", "mnist-ps", "--json"], cwd=tmp_path, env=environment, capture_output=True, check=True
                 )
-                assert json.loads(chosen.stdout)["backend"] == "docker"
-                assert b"mnist-ps is on local (succeeded), on docker (succeeded): using the one on docker; --on" in chosen.stderr
-        assert "mnist-ps succeeded" in said[0]
+                assert json.loads(status_json.stdout)["backend"] == "docker"
+                assert b"mnist-ps is on local (succeeded), on docker (succeeded): using the one on docker; --on" in status_json.stderr
+        assert "mnist-ps succeeded" in outputs[0]
         assert objects_of("mnist-ps") == NOTHING | {"volumes": ["mnist-ps_run"]}

@@ -1,4 +1,4 @@
-"""A run is stopped in the foreground, goes on, and starts again beside what it was."""
+"""A run in the foreground is stopped, continues, and starts again beside its old volume."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from tests.stand_in import stand_in
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
 
-def test_ctrl_c_saves_and_up_goes_on_and_fresh_keeps_the_old_volume(image: Built, tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_up_continues_and_fresh_keeps_the_old_volume(image: Built, tmp_path: Path) -> None:
     spec = {
         "version": 1,
         "name": unique("stop"),
@@ -44,8 +44,8 @@ def test_ctrl_c_saves_and_up_goes_on_and_fresh_keeps_the_old_volume(image: Built
         assert summary["checkpoint_step"]
         assert objects_of(name) == NOTHING | {"volumes": [f"{name}_run"]}
         more = ("--set", f"train.steps={summary['checkpoint_step'] + 50}")
-        done = launch("up", str(file), "--resume", "--json", *more, runs=runs)
-        events = [json.loads(line) for line in done.stdout.splitlines()]
+        result = launch("up", str(file), "--resume", "--json", *more, runs=runs)
+        events = [json.loads(line) for line in result.stdout.splitlines()]
         assert [event["step"] for event in events if event["event"] == "restored"] == [summary["checkpoint_step"]]
         assert events[-1]["state"] == "succeeded"
         fresh = launch("up", str(file), "--fresh", "--json", "--set", "train.steps=50", runs=runs)
@@ -53,8 +53,10 @@ def test_ctrl_c_saves_and_up_goes_on_and_fresh_keeps_the_old_volume(image: Built
         renamed = re.search(rf"volume ({name}\.\S+_run)", fresh.stderr)
         assert renamed, fresh.stderr
         try:
-            kept = docker("run", "--rm", "--volume", f"{renamed[1]}:/runs", "--entrypoint", "ls", image.name, f"/runs/{name}/checkpoints")
-            assert f"ckpt-{summary['checkpoint_step'] + 50}.index" in kept
+            checkpoints = docker(
+                "run", "--rm", "--volume", f"{renamed[1]}:/runs", "--entrypoint", "ls", image.name, f"/runs/{name}/checkpoints"
+            )
+            assert f"ckpt-{summary['checkpoint_step'] + 50}.index" in checkpoints
         finally:
             docker("volume", "rm", renamed[1])
         assert json.loads(fresh.stdout.splitlines()[-1])["step"] == 50

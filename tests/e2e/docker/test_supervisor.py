@@ -1,4 +1,4 @@
-"""Decisions of the supervisor of a run of containers: when a run has failed, what is tried again, and how it leaves what it cannot see any more."""
+"""Decisions of a supervisor of containers: when a run has failed, which tasks start again, and what follows if engine or directory is lost."""
 
 import contextlib
 import os
@@ -21,23 +21,23 @@ from tests.e2e.docker.supervising import Supervised, supervised
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(360), pytest.mark.usefixtures("image")]
 
-SLEEPS = {"command": ["sleep", "1000"]}
+SLEEPING = {"command": ["sleep", "1000"]}
 SERVERS = {"strategy": "parameter_server", "roles": {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 1}}}
 
 
 def nothing_restarts(supervised_run: Supervised) -> bool:
-    """Return whether nothing of a run's containers runs, nor comes back with the engine."""
-    found = [supervised_run.run.inspect(task) for task in supervised_run.run.tasks()]
-    assert found
-    return not any(one["State"]["Running"] or one["State"]["Restarting"] for one in found) and {
-        one["HostConfig"]["RestartPolicy"]["Name"] for one in found
+    """Return whether no container of a run runs, or is started again by the engine."""
+    containers = [supervised_run.run.inspect(task) for task in supervised_run.run.tasks()]
+    assert containers
+    return not any(container["State"]["Running"] or container["State"]["Restarting"] for container in containers) and {
+        container["HostConfig"]["RestartPolicy"]["Name"] for container in containers
     } == {"no"}
 
 
 @pytest.mark.parametrize(
     "spec, reason",
     [
-        (SLEEPS | {"limits": {"start_timeout": "2s", "deadline": "2s", "grace_period": "1s"}}, "not done within the deadline of 2 s"),
+        (SLEEPING | {"limits": {"start_timeout": "2s", "deadline": "2s", "grace_period": "1s"}}, "not done within the deadline of 2 s"),
         (
             {"train": {"workload": "mnist_mlp"}, "limits": {"start_timeout": "1s"}},
             "training did not start within the start timeout of 1 s",
@@ -52,11 +52,11 @@ def test_a_run_that_is_late_is_ended(spec: dict[str, Any], reason: str, tmp_path
         assert nothing_restarts(supervised_run)
 
 
-@pytest.mark.parametrize("own", [{}, {"supervise": True}, {"supervise": False}], ids=["our image", "no trainer in it", "no parent"])
-def test_what_fails_too_often_fails_for_good(tmp_path: Path, image: Built, own: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{}, {"supervise": True}, {"supervise": False}], ids=["our image", "no trainer in it", "no parent"])
+def test_a_run_fails_after_its_last_restart(tmp_path: Path, image: Built, fields: dict[str, Any]) -> None:
     program = ["sh", "-c", "echo so many times; exit 7"]
-    other = {"image": image.facts["Config"]["Labels"]["org.opencontainers.image.base.name"]} if own else {}
-    with supervised(tmp_path, command=program, limits={"max_restarts": 1}, **own, **other) as supervised_run:
+    other = {"image": image.facts["Config"]["Labels"]["org.opencontainers.image.base.name"]} if fields else {}
+    with supervised(tmp_path, command=program, limits={"max_restarts": 1}, **fields, **other) as supervised_run:
         status = supervised_run.wait_for_end()
         assert (status.state, status.tasks[0].state, status.tasks[0].exit_code) == (State.FAILED, State.FAILED, 7)
         assert "chief failed on attempt 2 (exit code 7)" in status.reason
@@ -65,7 +65,7 @@ def test_what_fails_too_often_fails_for_good(tmp_path: Path, image: Built, own: 
         assert nothing_restarts(supervised_run)
 
 
-def test_an_image_without_python_fails_at_once_and_the_field_for_it_named(tmp_path: Path, image: Built) -> None:
+def test_a_run_in_an_image_without_python_fails_at_once_and_the_remedy_names_the_field(tmp_path: Path, image: Built) -> None:
     with supervised(tmp_path, command=["true"], image=image.name, env={"PATH": "/nowhere"}) as supervised_run:
         status = supervised_run.wait_for_end()
         assert status.state is State.FAILED
@@ -74,8 +74,8 @@ def test_an_image_without_python_fails_at_once_and_the_field_for_it_named(tmp_pa
         assert nothing_restarts(supervised_run)
 
 
-def test_a_task_that_may_not_be_started_again_is_not(tmp_path: Path) -> None:
-    with supervised(tmp_path, **SLEEPS, limits={"max_restarts": 0}) as supervised_run:
+def test_a_task_without_restarts_is_not_started_again(tmp_path: Path) -> None:
+    with supervised(tmp_path, **SLEEPING, limits={"max_restarts": 0}) as supervised_run:
         docker("kill", supervised_run.run.container("chief"))
         status = supervised_run.wait_for_end()
         assert (status.state, status.reason[:28]) == (State.FAILED, "chief failed on attempt 1 (e")
@@ -83,8 +83,8 @@ def test_a_task_that_may_not_be_started_again_is_not(tmp_path: Path) -> None:
         assert nothing_restarts(supervised_run)
 
 
-def test_a_container_that_somebody_removes_is_the_end_of_the_run(tmp_path: Path) -> None:
-    with supervised(tmp_path, **SLEEPS, strategy="multi_worker_mirrored", roles={"worker": {"replicas": 2}}) as supervised_run:
+def test_a_run_fails_if_one_of_its_containers_is_removed(tmp_path: Path) -> None:
+    with supervised(tmp_path, **SLEEPING, strategy="multi_worker_mirrored", roles={"worker": {"replicas": 2}}) as supervised_run:
         docker("rm", "--force", supervised_run.run.container("worker-1"))
         status = supervised_run.wait_for_end()
         assert (status.state, status.reason) == (State.FAILED, "the container of worker-1 was removed")
@@ -92,25 +92,25 @@ def test_a_container_that_somebody_removes_is_the_end_of_the_run(tmp_path: Path)
         assert nothing_restarts(supervised_run)
 
 
-def test_servers_are_let_go_when_the_work_is_done(tmp_path: Path) -> None:
+def test_servers_end_once_the_chief_has_succeeded(tmp_path: Path) -> None:
     program = ["sh", "-c", 'case $TF_CONFIG in *\'"type": "chief"\'*|*\'"type":"chief"\'*) echo done ;; *) exec sleep 1000 ;; esac']
     with supervised(tmp_path, **SERVERS, command=program) as supervised_run:
         status = supervised_run.wait_for_end()
         assert (status.state, status.reason) == (State.SUCCEEDED, "")
-        # Whether their parents have heard of the end or the supervisor has stopped them first.
+        # Their parents have noticed the end, or the supervisor has stopped them first.
         assert {task.name: task.state for task in status.tasks} == dict.fromkeys(("chief", "worker-0", "ps-0"), State.SUCCEEDED)
         assert nothing_restarts(supervised_run)
 
 
-def test_a_launcher_in_the_foreground_that_is_gone_takes_its_run_along(tmp_path: Path) -> None:
-    with supervised(tmp_path, **SLEEPS) as supervised_run:
+def test_a_run_in_the_foreground_stops_if_its_launcher_ends(tmp_path: Path) -> None:
+    with supervised(tmp_path, **SLEEPING) as supervised_run:
         supervised_run.request_stop(None)
         status = supervised_run.wait_for_end()
         assert (status.state, status.reason) == (State.STOPPED, "the launcher that ran it in the foreground is gone")
         assert objects_of(supervised_run.run.name) == NOTHING | {"volumes": [f"{supervised_run.run.name}_run"]}
 
 
-def test_who_asks_twice_does_not_wait_for_what_does_not_stop(tmp_path: Path) -> None:
+def test_a_second_stop_request_kills_a_program_that_does_not_stop(tmp_path: Path) -> None:
     program = ["python", "-c", "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(1000)"]
     with supervised(tmp_path, command=program, limits={"grace_period": "100s"}) as supervised_run:
         supervised_run.run.until("the program to run", lambda: "up" in docker("logs", supervised_run.run.container("chief")), 30)
@@ -121,22 +121,22 @@ def test_who_asks_twice_does_not_wait_for_what_does_not_stop(tmp_path: Path) -> 
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # the lost connections
-def test_an_engine_that_stays_away_is_not_waited_for_and_its_run_goes_on(
+def test_a_supervisor_ends_if_its_engine_stays_away_and_the_run_continues(
     tmp_path: Path, by_relay: dict[str, str], relay: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_containers, "_ENGINE_AWAY_TIMEOUT", 2.0)
-    with contextlib.ExitStack() as until_cleaned:
+    with contextlib.ExitStack() as cleanup:
         with monkeypatch.context() as elsewhere:
             elsewhere.setenv("DOCKER_HOST", by_relay["DOCKER_HOST"])
-            supervised_run = until_cleaned.enter_context(supervised(tmp_path, **SLEEPS))
+            supervised_run = cleanup.enter_context(supervised(tmp_path, **SLEEPING))
         relay.kill()
         status = supervised_run.wait_for_end()
         assert (status.state, status.reason[:32]) == (State.INTERRUPTED, "the engine has not answered for ")
         assert supervised_run.run.inspect("chief")["State"]["Running"]
 
 
-def test_a_run_whose_directory_is_removed_is_stopped_and_none_starts_beside_it(tmp_path: Path) -> None:
-    with started({"name": "removed", **SLEEPS, "limits": {"grace_period": "1s"}}, tmp_path) as run:
+def test_a_run_whose_directory_is_removed_is_stopped_and_no_other_starts_beside_it(tmp_path: Path) -> None:
+    with started({"name": "removed", **SLEEPING, "limits": {"grace_period": "1s"}}, tmp_path) as run:
         supervisor = run.supervisor().pid
         os.kill(supervisor, signal.SIGSTOP)  # it notices nothing meanwhile
         try:
@@ -145,55 +145,52 @@ def test_a_run_whose_directory_is_removed_is_stopped_and_none_starts_beside_it(t
             assert (again.returncode, f"{run.name} runs already" in again.stderr) == (2, True), again.stderr
         finally:
             os.kill(supervisor, signal.SIGCONT)
-        run.until("the containers to go", lambda: not objects_of(run.name)["containers"])
+        run.until("the containers to be removed", lambda: not objects_of(run.name)["containers"])
         assert not (run.runs / ".docker" / run.name).exists()
 
 
-def test_who_follows_a_run_is_told_that_its_directory_was_removed(tmp_path: Path) -> None:
-    with supervised(tmp_path, **SLEEPS, limits={"grace_period": "1s"}) as supervised_run:
+def test_the_status_of_a_followed_run_says_that_its_directory_was_removed(tmp_path: Path) -> None:
+    with supervised(tmp_path, **SLEEPING, limits={"grace_period": "1s"}) as supervised_run:
         name, backend = supervised_run.run.name, DockerBackend(supervised_run.run.runs)
         backend._supervised.hold_lifeline(name, os.open(os.devnull, os.O_RDONLY))
         shutil.rmtree(supervised_run.prepared.paths.run_dir)
         supervised_run.run.until("the run to end", lambda: backend.status(name).state in ENDED, seen=lambda: backend.status(name))
         supervised_run.thread.join(60)
-        for volume in [*supervised_run.prepared.engine.volumes(name), None]:  # of which `up` goes on, or nothing
+        for volume in [*supervised_run.prepared.engine.volumes(name), None]:  # from which `up` continues, or none
             status = backend.status(name)
             assert status.state is State.FAILED
-            told, goes_on = (
+            removed, continues = (
                 f"{supervised_run.prepared.paths.run_dir} was removed while the run ran",
                 "`up` continues from its last checkpoint",
             )
-            assert (status.reason[: len(told)], goes_on in status.reason) == (told, volume is not None)
+            assert (status.reason[: len(removed)], continues in status.reason) == (removed, volume is not None)
             if volume is not None:
                 volume.remove()
         backend._supervised._close_lifeline(name)
 
 
-def test_a_supervisor_that_lost_its_directory_lets_a_run_alone_that_was_started_in_its_place(tmp_path: Path) -> None:
-    with supervised(tmp_path, **SLEEPS, limits={"grace_period": "1s"}) as supervised_run:
-        before, paths, text = (
-            supervised_run.run.inspect("chief")["Id"],
-            supervised_run.prepared.paths,
-            supervised_run.prepared.file.read_text(),
-        )
+def test_a_supervisor_that_lost_its_directory_does_not_touch_a_new_run_in_its_place(tmp_path: Path) -> None:
+    with supervised(tmp_path, **SLEEPING, limits={"grace_period": "1s"}) as supervised_run:
+        prepared_run = supervised_run.prepared
+        before, paths, text = supervised_run.run.inspect("chief")["Id"], prepared_run.paths, prepared_run.file.read_text()
         watch = supervised_run.containers.watch
         assert watch is not None
-        close, reached, goes_on = watch.close, threading.Event(), threading.Event()
+        close, closed, may_return = watch.close, threading.Event(), threading.Event()
 
-        def held(timeout: float) -> None:
+        def close_and_wait(timeout: float) -> None:
             close(timeout)
-            reached.set()
-            goes_on.wait(60)
+            closed.set()
+            may_return.wait(60)
 
-        watch.close = held  # type: ignore[method-assign]
+        watch.close = close_and_wait  # type: ignore[method-assign]
         shutil.rmtree(paths.run_dir)
-        assert reached.wait(60)
+        assert closed.wait(60)
         paths.tasks.mkdir(parents=True)
         paths.lock.touch()
-        supervised_run.prepared.file.write_text(text)
-        second = run_containers.RunContainers(paths, supervised_run.prepared.plan, supervised_run.prepared.engine)
+        prepared_run.file.write_text(text)
+        second = run_containers.RunContainers(paths, prepared_run.plan, prepared_run.engine)
         second.start()
-        goes_on.set()
+        may_return.set()
         supervised_run.thread.join(60)
         supervised_run.containers.tasks[0].kill()
         after = supervised_run.run.inspect("chief")

@@ -1,4 +1,4 @@
-"""A run's volume: under another name all of it is there, or the old one still is; and what `launcher get` reads of it."""
+"""A run's volume: a rename keeps all of it or changes nothing, and `launcher get` copies from it."""
 
 import json
 import signal
@@ -24,12 +24,12 @@ from tests.e2e.docker.running import launch, unique, until
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(360)]
 
 FILL = "mkdir -p /runs/a/b; echo all > /runs/a/b/file; ln -s b/file /runs/a/link; chmod 600 /runs/a/b/file; chown 1234:4321 /runs/a/b/file"
-LOOK = "cat /runs/a/link; stat -c '%u %g %a' /runs/a/b/file; readlink /runs/a/link"
+READ_BACK = "cat /runs/a/link; stat -c '%u %g %a' /runs/a/b/file; readlink /runs/a/link"
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A run that only has a volume, and what it is called once it is renamed."""
+    """A run that has only a volume, and its name after the rename."""
 
     name: str
     new_name: str
@@ -47,25 +47,25 @@ def client() -> Engine:
 @pytest.fixture
 def stored(image: Built) -> Iterator[Stored]:
     name = unique("stored")
-    found = Stored(name, f"{name}.{uuid.uuid4().hex[:6]}")
+    stored_run = Stored(name, f"{name}.{uuid.uuid4().hex[:6]}")
     volume = docker("volume", "create", "--label", f"{labels.RUN}={name}", f"{name}_run").strip()
     docker("run", "--rm", "--user", "0", "--volume", f"{volume}:/runs", "--entrypoint", "sh", image.name, "-c", FILL)
-    yield found
-    for left in found.volumes:
-        docker("volume", "rm", left)
+    yield stored_run
+    for volume in stored_run.volumes:
+        docker("volume", "rm", volume)
 
 
 def spec(image: str) -> ClusterSpec:
     return ClusterSpec.model_validate({"version": 1, "name": "toy", "image": image, "command": ["true"]})
 
 
-def test_all_of_it_is_there_with_its_owners_and_rights(client: Engine, stored: Stored, image: Built) -> None:
+def test_a_renamed_volume_has_all_files_with_owners_and_modes(client: Engine, stored: Stored, image: Built) -> None:
     new = f"{stored.new_name}_run"
     assert rename(client, stored.name, stored.new_name, None) == Location("volume", new)
     assert stored.volumes == {new}
-    found = docker("run", "--rm", "--user", "0", "--volume", f"{new}:/runs:ro", "--entrypoint", "sh", image.name, "-c", LOOK)
-    assert found.splitlines() == ["all", "1234 4321 600", "b/file"]
-    # It tells of which run it was, and is none of that run's any more.
+    output = docker("run", "--rm", "--user", "0", "--volume", f"{new}:/runs:ro", "--entrypoint", "sh", image.name, "-c", READ_BACK)
+    assert output.splitlines() == ["all", "1234 4321 600", "b/file"]
+    # Its label names its former run, to which it belongs no more.
     assert client.client.volumes.get(new).attrs["Labels"] == {RENAMED_FROM: stored.name}
     assert client.volumes(stored.name) == []
     assert rename(client, stored.name, f"{stored.new_name}.again", None) is None
@@ -77,22 +77,22 @@ MODEL = (
 )
 
 
-def test_a_model_comes_out_of_a_volume_that_nothing_mounts_any_more(stored: Stored, image: Built, tmp_path: Path) -> None:
+def test_a_model_is_copied_from_a_volume_that_no_container_mounts(stored: Stored, image: Built, tmp_path: Path) -> None:
     script = MODEL.format(stored.name)
     docker("run", "--rm", "--user", "0", "--volume", f"{stored.name}_run:/runs", "--entrypoint", "sh", image.name, "-c", script)
-    done = launch("get", stored.name, "model", str(tmp_path / "mine"), "--json", runs=tmp_path / "runs")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["origin"], told["files"], told["left_out"]) == (f"volume {stored.name}_run, {stored.name}/export/best", 3, ["away"])
+    result = launch("get", stored.name, "model", str(tmp_path / "mine"), "--json", runs=tmp_path / "runs")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert (report["origin"], report["files"], report["left_out"]) == (f"volume {stored.name}_run, {stored.name}/export/best", 3, ["away"])
     copied = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert copied == {"mine/model.keras": "weights\n", "mine/same": "weights\n", "mine/saved_model/part": "part\n"}
     assert not (tmp_path / "mine").is_symlink()
-    none = launch("get", stored.name, "results", runs=tmp_path / "runs")
-    assert (none.returncode, "has no results yet" in none.stderr, "it has model" in none.stderr) == (2, True, True), none.stderr
+    missing = launch("get", stored.name, "results", runs=tmp_path / "runs")
+    assert (missing.returncode, "has no results yet" in missing.stderr, "it has model" in missing.stderr) == (2, True, True), missing.stderr
     assert docker("ps", "--all", "--quiet", "--filter", f"label={READER}={stored.name}") == ""
 
 
-def test_without_the_image_that_copies_nothing_is_touched(client: Engine, stored: Stored) -> None:
+def test_without_an_image_for_the_copy_the_volume_stays(client: Engine, stored: Stored) -> None:
     nowhere = "localhost:1/nobody/has:this"
     with pytest.raises(LauncherError, match=nowhere):
         rename(client, stored.name, stored.new_name, spec(nowhere))
@@ -100,7 +100,7 @@ def test_without_the_image_that_copies_nothing_is_touched(client: Engine, stored
 
 
 @pytest.mark.parametrize(
-    "layer, said",
+    "layer, message",
     [
         ("LABEL nothing=here", "executable file not found"),
         ("USER root\nRUN printf '#!/bin/sh\\necho no space left on device >&2; exit 1' > /usr/local/bin/cp; chmod +x /usr/local/bin/cp",
@@ -108,44 +108,44 @@ def test_without_the_image_that_copies_nothing_is_touched(client: Engine, stored
     ],
     ids=["no cp", "cp fails"],
 )  # fmt: skip
-def test_a_copy_that_fails_leaves_the_old_one(client: Engine, stored: Stored, image: Built, layer: str, said: str) -> None:
-    bare = f"tf-launcher/test:{uuid.uuid4().hex[:12]}"
-    docker("build", "--tag", bare, "-", stdin=f"FROM {'scratch' if 'nothing' in layer else image.name}\n{layer}\n", deadline=300)
+def test_a_failed_copy_leaves_the_old_volume(client: Engine, stored: Stored, image: Built, layer: str, message: str) -> None:
+    tag = f"tf-launcher/test:{uuid.uuid4().hex[:12]}"
+    docker("build", "--tag", tag, "-", stdin=f"FROM {'scratch' if 'nothing' in layer else image.name}\n{layer}\n", deadline=300)
     try:
-        with pytest.raises(LauncherError, match=said), translate_errors("renaming it"):
-            rename(client, stored.name, stored.new_name, spec(bare))
+        with pytest.raises(LauncherError, match=message), translate_errors("renaming it"):
+            rename(client, stored.name, stored.new_name, spec(tag))
         assert stored.volumes == {f"{stored.name}_run"}
-        assert docker("ps", "--all", "--quiet", "--filter", f"ancestor={bare}") == ""
+        assert docker("ps", "--all", "--quiet", "--filter", f"ancestor={tag}") == ""
     finally:
-        docker("image", "rm", "--force", bare)
+        docker("image", "rm", "--force", tag)
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
-def test_a_copy_that_is_cut_short_leaves_the_old_one(client: Engine, stored: Stored, image: Built, by: signal.Signals) -> None:
-    slow = f"tf-launcher/test:{uuid.uuid4().hex[:12]}"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_copy_leaves_the_old_volume(client: Engine, stored: Stored, image: Built, number: signal.Signals) -> None:
+    tag = f"tf-launcher/test:{uuid.uuid4().hex[:12]}"
     layer = "USER root\nRUN printf '#!/bin/sh\\nsleep 1000' > /usr/local/bin/cp; chmod +x /usr/local/bin/cp"
-    docker("build", "--tag", slow, "-", stdin=f"FROM {image.name}\n{layer}\n", deadline=300)
+    docker("build", "--tag", tag, "-", stdin=f"FROM {image.name}\n{layer}\n", deadline=300)
     program = (
         "from launcher.backend.docker.engine import Engine, endpoint\n"
         "from launcher.backend.docker.volumes import rename\n"
         "from launcher.spec.models import ClusterSpec\n"
-        f"spec = ClusterSpec.model_validate({{'version': 1, 'name': 'toy', 'image': {slow!r}, 'command': ['true']}})\n"
+        f"spec = ClusterSpec.model_validate({{'version': 1, 'name': 'toy', 'image': {tag!r}, 'command': ['true']}})\n"
         f"rename(Engine(endpoint()), {stored.name!r}, {stored.new_name!r}, spec)"
     )
 
-    def copies() -> str:
-        return docker("ps", "--all", "--quiet", "--filter", f"ancestor={slow}")
+    def copying_containers() -> str:
+        return docker("ps", "--all", "--quiet", "--filter", f"ancestor={tag}")
 
     def seen() -> str:
-        return docker("ps", "--all", "--filter", f"ancestor={slow}") + f"the process that copies: {copying.poll()}"
+        return docker("ps", "--all", "--filter", f"ancestor={tag}") + f"the process that copies: {copying.poll()}"
 
     try:
         with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as copying:
-            until("a copy to begin", lambda: docker("ps", "--quiet", "--filter", f"ancestor={slow}"), seen=seen)
-            copying.send_signal(by)
-        if by == signal.SIGKILL:
+            until("a copy to begin", lambda: docker("ps", "--quiet", "--filter", f"ancestor={tag}"), seen=seen)
+            copying.send_signal(number)
+        if number == signal.SIGKILL:
             assert stored.volumes == {f"{stored.name}_run", f"{stored.new_name}_run"}
             client.remove(stored.name)  # as the next verb for that run does
-        assert (stored.volumes, copies()) == ({f"{stored.name}_run"}, "")
+        assert (stored.volumes, copying_containers()) == ({f"{stored.name}_run"}, "")
     finally:
-        docker("image", "rm", "--force", slow)
+        docker("image", "rm", "--force", tag)
