@@ -65,7 +65,7 @@ def test_down_does_not_mistake_the_next_run_for_the_one_that_it_stopped(tmp_path
 
         def stop_then_start_again(name: str, *, now: bool) -> None:
             stop(name, now=now)
-            # The worst moment: the old supervisor has ended, and the stop has not yet looked at what that left.
+            # The worst moment: the old supervisor has ended, and the stop has not yet looked at what it left.
             run.launcher("up", file_of(run), "--detach")
 
         monkeypatch.setattr(backend._supervised, "stop", stop_then_start_again)

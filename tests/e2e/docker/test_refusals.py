@@ -83,7 +83,7 @@ def test_more_cores_than_the_machine_has_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_image_that_cannot_be_pulled_is_refused(tmp_path: Path) -> None:
-    name = "localhost:1/nobody/has:this"
+    name = "localhost:1/no/such:image"
     assert_refused(spec(tmp_path, image=name), f"pulling the image {name} failed", f"docker pull {name}")
 
 
@@ -139,7 +139,7 @@ def test_a_missing_compose_plugin_is_an_error(tmp_path: Path) -> None:
 
 def test_a_wrong_configuration_is_tried_once_and_fails_the_run_at_once(tmp_path: Path) -> None:
     roles: dict[str, Any] = {"chief": {}, "ps": {}, "worker": {}}
-    sections = stand_in.spec(params={"wrong": "nobody can train it"})
+    sections = stand_in.spec(params={"wrong": "it cannot be trained"})
     file = spec(tmp_path, strategy="parameter_server", roles=roles, **sections)
     name = file.stem
     with cleaned(name, tmp_path / "runs") as run:
@@ -147,7 +147,7 @@ def test_a_wrong_configuration_is_tried_once_and_fails_the_run_at_once(tmp_path:
         summary = json.loads(result.stdout.splitlines()[-1])
         assert (result.returncode, summary["state"], summary["restarts"]) == (1, "failed", {}), result.stdout[-4000:]
         assert "the configuration is wrong" in summary["reason"]
-        assert "nobody can train it" in summary["reason"]
+        assert "it cannot be trained" in summary["reason"]
         failed = [task for task, status in run.tasks_status().items() if status["state"] == "failed"]
         assert failed
         for task in failed:

@@ -93,9 +93,9 @@ def test_a_model_is_copied_from_a_volume_that_no_container_mounts(stored: Stored
 
 
 def test_without_an_image_for_the_copy_the_volume_stays(client: Engine, stored: Stored) -> None:
-    nowhere = "localhost:1/nobody/has:this"
-    with pytest.raises(LauncherError, match=nowhere):
-        rename(client, stored.name, stored.new_name, spec(nowhere))
+    missing_image = "localhost:1/no/such:image"
+    with pytest.raises(LauncherError, match=missing_image):
+        rename(client, stored.name, stored.new_name, spec(missing_image))
     assert stored.volumes == {f"{stored.name}_run"}
 
 

@@ -57,7 +57,7 @@ def test_runs_in_a_file_are_a_problem(below: str, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["--context", "x"],
         ["--namespace", "x", "--on", "docker"],

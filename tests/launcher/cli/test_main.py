@@ -93,7 +93,7 @@ def test_a_name_that_could_be_another_path_is_refused(name: str, tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["down", "", "--delete-data", "--yes"],
         ["down", "--finished", "--older", ""],

@@ -16,7 +16,7 @@ MINE = RunStatus("digits", "kubernetes", State.STOPPED, user="ada")
 ANOTHERS = replace(MINE, mine=False)
 
 
-def test_ones_own_run_and_yes_need_no_confirmation() -> None:
+def test_ones_own_run_needs_no_confirmation_nor_any_run_with_yes() -> None:
     owners.confirm(MINE, "stop", yes=False, may_prompt=False)
     owners.confirm(ANOTHERS, "stop", yes=True, may_prompt=False)
 

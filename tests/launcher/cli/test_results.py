@@ -53,7 +53,7 @@ def run(state: State, *tasks: TaskStatus, **fields: Any) -> RunStatus:
         (run(State.FAILED, reason="not done within the deadline of 5 s"), "run it again"),
     ],
 )
-def test_the_next_command_is_labelled_continue_only_if_it_continues(status: RunStatus, label: str) -> None:
+def test_the_next_command_is_labelled_as_continuing_only_if_it_continues(status: RunStatus, label: str) -> None:
     facts = facts_of(status)
     assert facts[label] == "launcher up net.yaml"
     assert len({"continue with", "run it again", "after a fix"} & set(facts)) == 1
