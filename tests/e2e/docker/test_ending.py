@@ -77,7 +77,7 @@ def test_with_only_compose_no_container_succeeds_if_the_chief_fails(tmp_path: Pa
 def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_without_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An init container, whose file the task reads, runs before each task, and a sidecar, which ends with it, beside it."""
+    """An init container writes a file that the task reads; a sidecar runs beside each task and ends with it."""
     name = unique("led")
     monkeypatch.delenv("TOKEN", raising=False)
     (tmp_path / "team.env").write_text("TOKEN='hunter2'\n")

@@ -55,7 +55,7 @@ def test_a_volume_that_fails_for_a_while_costs_no_step(image: Built, tmp_path: P
                 assert fault != "full" or failed["free"] < failed["size"]
                 wait("20 more steps", "progress", len(run.events("chief", "progress")) + 4)
                 checkpoints = len(run.events("chief", "checkpoint"))
-            # A write that hung continues, and its checkpoint is not a later one.
+            # A frozen write finishes afterwards: its checkpoint is not one of a later step.
             saved = wait("later steps to be saved", "checkpoint", checkpoints + (fault == "frozen"))
             assert saved["step"] > failed["step"] > failed["saved"]
         assert len(run.events("chief", "started")) == 1

@@ -104,7 +104,7 @@ print(json.dumps({
 
 
 def test_tensorflow_works_on_a_read_only_root_as_any_user(run: Run) -> None:
-    # As its own user it trains in every other test with TensorFlow here.
+    # In all other tests here TensorFlow runs as the image's own user.
     result = run("--user", "12345:0", "--entrypoint", "python", arguments=("-c", USES_TENSORFLOW))
     assert result.returncode == 0, result.stderr
     report = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))

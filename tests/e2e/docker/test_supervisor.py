@@ -1,4 +1,4 @@
-"""Decisions of a supervisor of containers: when a run has failed, which tasks start again, and what follows the loss of engine or directory."""
+"""Decisions of a supervisor of containers: when a run has failed, which tasks start again, what follows the loss of engine or directory."""
 
 import contextlib
 import os

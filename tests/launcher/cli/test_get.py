@@ -20,7 +20,7 @@ from tests.launcher.cli.conftest import Cli, Spec
 
 
 def packed(*entries: tuple[str, bytes | str], links: bytes = tarfile.SYMTYPE) -> bytes:
-    """Return a tar file of a directory `top`. A content that is a text is the target of a link, of the type `links`."""
+    """Return a tar file of a directory `top`. An entry with a text is a link to that, of the type `links`."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
         top = tarfile.TarInfo("top")

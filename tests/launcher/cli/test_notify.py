@@ -17,7 +17,7 @@ URL_PATH = "T0KEN-in-the-path"
 
 
 def write(tmp_path: Path, command: str, notify: dict[str, Any], **more: Any) -> str:
-    """Write a spec whose program is a shell's, and the program that gets the message; return the spec's name."""
+    """Write a spec that runs a shell command, and the program that stores messages; return the spec's file name."""
     program = tmp_path / "notify"
     program.write_text("#!/bin/sh\ncat >> messages\n")  # in the directory of the spec
     program.chmod(0o755)

@@ -47,7 +47,7 @@ def test_a_run_beside_its_spec_is_started_elsewhere_only_with_fresh(project: Pat
     assert "toy is complete" in run_in(elsewhere, *up, "--runs", "../project/runs").stdout
     fresh = run_in(elsewhere, *up, "--fresh")
     assert (fresh.returncode, "step 2/2" in fresh.stdout) == (0, True)
-    assert "another run toy" not in run_in(elsewhere, *up, "--runs", "runs").stdout  # the option is given, though with the default
+    assert "another run toy" not in run_in(elsewhere, *up, "--runs", "runs").stdout  # --runs is given, though with its default
     assert "another run toy is in ../project/runs" in run_in(elsewhere, *up).stdout
 
 

@@ -1,4 +1,4 @@
-"""`tensorboard`: the real one on a run's logs."""
+"""`launcher tensorboard`: the real TensorBoard on a run's logs."""
 
 import re
 import socket

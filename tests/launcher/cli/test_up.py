@@ -21,7 +21,7 @@ def test_success_is_plain_lines_a_summary_and_exit_code_0(cli: Cli, spec: Spec) 
     assert "\x1b" not in result.stdout
     lines = result.stdout.splitlines()
     assert "chief | step 30/30  loss 0.03333  accuracy 1  1,000 examples/s" in lines
-    # A second and a half of thirty steps: the first, the last and about one a second between.
+    # The first step, the last, and about one a second between.
     assert sum(line.startswith("chief | step ") for line in lines) <= 6
     summary = dict(line.split(maxsplit=1) for line in result.stdout.partition("toy succeeded")[2].splitlines()[1:])
     expected = {

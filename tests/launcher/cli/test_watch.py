@@ -13,7 +13,7 @@ from tests.waiting import until
 
 
 def until_written(tmp_path: Path, text: str, seconds: float = 60) -> None:
-    """Wait until the chief's log has a text; fail, and show the log, when it has not in time."""
+    """Wait until the chief's log has a text; fail with the end of the log after `seconds`."""
     log = tmp_path / "runs" / "toy" / "launcher" / "tasks" / "chief.log"
 
     def written() -> str:
