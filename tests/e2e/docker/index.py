@@ -1,6 +1,7 @@
 """A package index for a test: one tiny package, over HTTPS with a private certificate, or through a proxy."""
 
 import base64
+import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -10,10 +11,17 @@ from pathlib import Path
 
 
 class Index(ThreadingHTTPServer):
-    """Serves one wheel as a package index; `requested` has the requests' paths, or URLs if it serves as a proxy."""
+    """Serves one wheel as a package index; `requested` has the requests' paths, or URLs if it serves as a proxy.
 
-    def __init__(self, host: str, package: Path, user: str = "") -> None:
+    With `certificate`, a certificate and its key, it serves over HTTPS.
+    """
+
+    def __init__(self, host: str, package: Path, user: str = "", certificate: tuple[Path, Path] | None = None) -> None:
         super().__init__((host, 0), _Handler)
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
         self.package, self.user, self.requested = package, user, list[str]()
 
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 import socket
-import ssl
 import sys
 import uuid
 import zipfile
@@ -49,10 +48,7 @@ def test_packages_come_from_an_index_with_a_private_certificate_and_a_password(
     build: Build, project: Path, package: Path, host: str, tmp_path: Path, tag: str
 ) -> None:
     certificate, key = certified(host, tmp_path, "company")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    with serving(Index(host, package, user="me:s3cret-word")) as index:
-        index.socket = context.wrap_socket(index.socket, server_side=True)
+    with serving(Index(host, package, user="me:s3cret-word", certificate=(certificate, key))) as index:
         url = f"https://me:s3cret-word@{host}:{index.server_address[1]}/simple"
         config = tmp_path / "pip.conf"
         config.write_text(f"[global]\nindex-url = {url}\nretries = 0\n")
@@ -85,11 +81,8 @@ def test_the_usual_certificates_are_trusted_beside_a_private_one(
         f'FROM {base_of_image}\nENV PIP_CERT="" SSL_CERT_FILE=""\nRUN rm -f /usr/lib/ssl/cert.pem\nCOPY usual.pem /etc/ssl/certs/ca-certificates.crt\n'
     )
     docker("build", "--tag", base, str(tmp_path), deadline=300)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(usual, key)
     try:
-        with serving(Index(host, package)) as index:
-            index.socket = context.wrap_socket(index.socket, server_side=True)
+        with serving(Index(host, package, certificate=(usual, key))) as index:
             url = f"PIP_INDEX_URL=https://{host}:{index.server_address[1]}/simple"
             result = build("--base-image", base, "--ca-file", str(company), "--build-arg", url, "--tag", tag, project=project)
         assert result.returncode == 0, result.stderr
