@@ -33,7 +33,7 @@ $(VENV)/.made: requirements/environment.sh requirements/uv.txt requirements/dev.
 	@touch $@
 
 $(BENCH_VENV)/.made: requirements/environment.sh requirements/uv.txt requirements/bench.txt
-	@echo "The benchmark's peers (Ray, PyTorch with its CUDA libraries) take 7 GB in $(BENCH_VENV)"
+	@echo "The benchmark's baselines (Ray, PyTorch with its CUDA libraries) take 7 GB in $(BENCH_VENV)"
 	@sh requirements/environment.sh $(BENCH_VENV) requirements/bench.txt
 	@touch $@
 

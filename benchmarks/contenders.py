@@ -43,10 +43,10 @@ class Contender:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ours against a peer, by `of` a second. `aim` is the minimum ratio."""
+    """Ours against a baseline, by `of` a second. `aim` is the minimum ratio."""
 
     ours: str
-    peer: str
+    baseline: str
     aim: float | None = None
     of: Literal["steps", "gradients"] = "steps"
 

@@ -1,6 +1,6 @@
 """Our side of the benchmark: `launcher up` on a spec, timed from outside by the progress events it prints.
 
-Steps count as in the peers: of all workers together on parameter_server, of each worker for an all-reduce, and rounds where
+Steps count as in the baselines: of all workers together on parameter_server, of each worker for an all-reduce, and rounds where
 updates are synchronous. `--case` names a row of CASES; `--spec` gives a whole spec instead, as JSON.
 """
 
@@ -81,7 +81,7 @@ CASES = {
     "tables_26": _rows(10**6, ids=26, tables=26),
 }
 
-# One core a task, as the peers' environment has it. The chief of an all-reduce trains, too.
+# One core a task, as the baselines' environment has it. The chief of an all-reduce trains, too.
 ROLES: dict[str, Callable[[int], dict[str, dict[str, int]]]] = {
     "single": lambda _: {"chief": {"cpu": 1}},
     "multi_worker_mirrored": lambda workers: {"chief": {"cpu": 1}, "worker": {"cpu": 1, "replicas": workers - 1}},
@@ -90,7 +90,7 @@ ROLES: dict[str, Callable[[int], dict[str, dict[str, int]]]] = {
 
 
 def spec(case: Case, steps: int, workers: int, wire: str) -> dict[str, object]:
-    """Return a spec that trains and does nothing else before its end: the peers neither save nor evaluate, nor export."""
+    """Return a spec that trains and does nothing else before its end: the baselines neither save nor evaluate, nor export."""
     # An all-reduce of one worker is strategy single.
     strategy = "single" if case.strategy == "multi_worker_mirrored" and workers == 1 else case.strategy
     roles = ROLES[strategy](workers)

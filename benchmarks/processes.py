@@ -1,4 +1,4 @@
-"""Starts the tasks of a peer as processes of this machine."""
+"""Starts the tasks of a baseline as processes of this machine."""
 
 import contextlib
 import os

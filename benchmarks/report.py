@@ -1,4 +1,4 @@
-"""The tables of `make bench`: the figures of each group, ours against each peer, and memory; for a terminal and in Markdown."""
+"""The tables of `make bench`: the figures of each group, ours against each baseline, and memory; for a terminal and in Markdown."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,17 +14,17 @@ from benchmarks.measuring import Measured
 BUSY = 0.5  # load average above which figures mean little
 _TITLES = {contender.name: contender.title for contender in CONTENDERS}
 _PROGRAM = ("program", "steps/s", "slowest-fastest", "gradients/s", "first step, s", "last loss", "accuracy")
-_RATIO = ("ours", "peer", "ratio", "aim", "first step")
+_RATIO = ("ours", "baseline", "ratio", "aim", "first step")
 _MEMORY = ("program", "group", "role", "peak, MB", "its own, MB")
 _GROUP = {contender.name: contender.group for contender in CONTENDERS}
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Ours against a peer, both measured: ratios above 1 are in our favour."""
+    """Ours against a baseline, both measured: ratios above 1 are in our favour."""
 
     ours: str
-    peer: str
+    baseline: str
     of: str
     aim: float | None
     speed_ratio: float
@@ -45,15 +45,15 @@ def compare(measured: Mapping[str, Measured]) -> list[Compared]:
     """Return the comparisons whose two programs were measured."""
     rows = []
     for comparison in COMPARISONS:
-        ours, peer = measured.get(comparison.ours), measured.get(comparison.peer)
-        if ours and peer:
+        ours, baseline = measured.get(comparison.ours), measured.get(comparison.baseline)
+        if ours and baseline:
             rate = (
-                ours.gradients_per_second / peer.gradients_per_second
+                ours.gradients_per_second / baseline.gradients_per_second
                 if comparison.of == "gradients"
-                else ours.steps_per_second / peer.steps_per_second
+                else ours.steps_per_second / baseline.steps_per_second
             )
-            first = peer.seconds_to_first_step / ours.seconds_to_first_step
-            rows.append(Compared(comparison.ours, comparison.peer, comparison.of, comparison.aim, round(rate, 2), round(first, 2)))
+            first = baseline.seconds_to_first_step / ours.seconds_to_first_step
+            rows.append(Compared(comparison.ours, comparison.baseline, comparison.of, comparison.aim, round(rate, 2), round(first, 2)))
     return rows
 
 
@@ -66,7 +66,7 @@ def sheets(measured: Mapping[str, Measured], comparisons: Sequence[Compared]) ->
             tables.append(_without_empty(Sheet(title, _PROGRAM, rows)))
         ratios = [_ratio(line) for line in comparisons if _GROUP[line.ours] == group]
         if ratios:
-            tables.append(_without_empty(Sheet("Ours against each peer; above 1 is in our favour", _RATIO, ratios, texts=2)))
+            tables.append(_without_empty(Sheet("Ours against each baseline; above 1 is in our favour", _RATIO, ratios, texts=2)))
     memory = [
         (_TITLES[name], _GROUP[name], role, f"{peak.resident:,.0f}", f"{peak.own:,.0f}")
         for name, row in measured.items()
@@ -92,7 +92,7 @@ def _program(name: str, row: Measured) -> tuple[str, ...]:
 
 def _ratio(line: Compared) -> tuple[str, ...]:
     first = f"{line.first_step_ratio}x" if line.of == "steps" else ""
-    return (_TITLES[line.ours], _TITLES[line.peer], f"{line.speed_ratio}x", "" if line.aim is None else f"{line.aim}", first)
+    return (_TITLES[line.ours], _TITLES[line.baseline], f"{line.speed_ratio}x", "" if line.aim is None else f"{line.aim}", first)
 
 
 def _without_empty(sheet: Sheet) -> Sheet:

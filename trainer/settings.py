@@ -211,7 +211,7 @@ class Train(Settings):
 class Ending(Settings):
     """When the run of a user's own program has ended, and how its tasks learn of it; see trainer/ending.py. Times in seconds."""
 
-    port: int = Field(ge=1, le=65535, description="The port at which the leading task's parent answers the others.")
+    port: int = Field(ge=1, le=65535, description="The port at which the leader's parent answers the others.")
     success: Literal["chief", "all_workers"] = Field("chief", description="The tasks whose exit 0 the run's success needs.")
     graces: dict[str, float] = Field(default_factory=dict, description="How long a task gets by its role to end by itself after that.")
     grace_period: float = Field(30, ge=0, description="How long a task may take that is asked to stop.")

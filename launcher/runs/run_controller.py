@@ -160,7 +160,7 @@ class Runtime(ABC):
 
 
 @dataclass
-class Ending:
+class Shutdown:
     """The end of the run, once it is decided, and the tasks that are still to be stopped. `grace` in seconds."""
 
     state: State
@@ -181,7 +181,7 @@ class RunController:
         self._leader = self._tasks[plan.required_tasks[0]]
         self._trains = any(stop_order.runs_trainer(task) for task in plan.tasks)
         self._progress = Progress()
-        self._ending: Ending | None = None
+        self._shutdown: Shutdown | None = None
         self._stop_requests = 0
         self._started = time.time()
         self._ended: float | None = None
@@ -218,17 +218,17 @@ class RunController:
                 for task in self._tasks.values():
                     task.log.catch_up()
         self._runtime.close(self)
-        ending = self._ending = self._ending or Ending(State.FAILED, "no task was left")
+        shutdown = self._shutdown = self._shutdown or Shutdown(State.FAILED, "no task was left")
         for task in self._tasks.values():
-            self._mark_ended(task, ending)
-        if ending.state is State.STOPPED:
+            self._mark_ended(task, shutdown)
+        if shutdown.state is State.STOPPED:
             # A stopped command counts as succeeded only if all of its tasks exit 0.
             required = self._plan.required_tasks if self._trains else tuple(self._tasks)
             if all(self._state(name) is State.SUCCEEDED for name in required):
-                ending.state, ending.reason = State.SUCCEEDED, "it was done before it stopped"
+                shutdown.state, shutdown.reason = State.SUCCEEDED, "it was done before it stopped"
             elif self._progress.checkpoint_step is not None:
-                ending.reason += f"; the last checkpoint is of step {self._progress.checkpoint_step}"
-        self._conclude(ending)
+                shutdown.reason += f"; the last checkpoint is of step {self._progress.checkpoint_step}"
+        self._conclude(shutdown)
 
     def abort(self, reason: str) -> None:
         """Kill every running task and record the run as failed: the supervisor itself cannot continue."""
@@ -236,7 +236,7 @@ class RunController:
             if task.running:
                 task.kill()
                 task.mark_ended(State.STOPPED, "killed with the run")
-        self._conclude(Ending(State.FAILED, reason))
+        self._conclude(Shutdown(State.FAILED, reason))
 
     # Events
 
@@ -253,29 +253,29 @@ class RunController:
 
     def tasks_unreachable(self, reason: str) -> None:
         """Give up a run whose tasks can no longer be observed, though they may continue."""
-        self._ending = Ending(State.INTERRUPTED, reason)
+        self._shutdown = Shutdown(State.INTERRUPTED, reason)
 
     def reported(self, task: ControlledTask, event: Event) -> None:
         """Handle an event that a task wrote."""
         subject = self._tasks.get(str(event.get("task")), task)
-        own = subject is task
-        changed = subject.tracker.apply(event, own=own)
-        self._progress.apply(event, is_leader=own and task is self._leader)
+        self_reported = subject is task
+        changed = subject.tracker.apply(event, self_reported=self_reported)
+        self._progress.apply(event, is_leader=self_reported and task is self._leader)
         self._state_writer.changed(at_once=changed)
         if changed and event["event"] == "stalled":
             self._notifier.stalled()
             self._interrupt_frozen(subject, event)
         if self._progress.ready:
             self._ready_by = None
-        if changed and own and event["event"] == "restarting":
+        if changed and self_reported and event["event"] == "restarting":
             self._restart_finished_peers(task)
 
     def exited(self, task: ControlledTask, code: int | None) -> None:
         """Handle the exit of a task that no engine will restart; `code` is None if its container was removed."""
         log_message(f"{task.name} ended: exit code {code}")
         self._state_writer.changed()
-        if self._ending:
-            self._mark_ended(task, self._ending)
+        if self._shutdown:
+            self._mark_ended(task, self._shutdown)
         elif self._state(self._leader.name) is State.SUCCEEDED and task.name not in self._plan.required_tasks:
             # The leader has succeeded, and the run waits for other required tasks only.
             done = code == ExitCode.DONE
@@ -288,7 +288,7 @@ class RunController:
     def failed(self, task: ControlledTask, code: int) -> None:
         """Handle a final failure; the task may still be running. `code` is its exit code, or the one that it will have."""
         task.prevent_restart()  # of every such task, not only of the first
-        if self._ending:
+        if self._shutdown:
             return
         reason = task.tracker.exit_reason(code)
         task.mark_ended(State.FAILED, reason)
@@ -314,19 +314,19 @@ class RunController:
         now = time.monotonic()
         if _due(self._notifier.due, now):
             self._notifier.send_due(self._status())
-        if not self._ending and _due(self._ready_by, now):
+        if not self._shutdown and _due(self._ready_by, now):
             states = {task.name: task.tracker.state() for task in self._tasks.values()}
             waiting = [f"{name} is {reason}" for name, (state, reason) in states.items() if state is State.PENDING and reason]
             waiting += [f"{name} is restarting: {reason}" for name, (state, reason) in states.items() if state is State.RESTARTING]
             detail = f": {'; '.join(waiting)}" if waiting else ""
             self._stop_all(State.FAILED, f"training did not start within the start timeout of {self._plan.start_timeout:g} s{detail}")
-        if not self._ending and _due(self._done_by, now):
+        if not self._shutdown and _due(self._done_by, now):
             self._stop_all(State.FAILED, f"not done within the deadline of {self._plan.deadline:g} s")
         for task in self._tasks.values():
             if _due(task.restart_at, now):
                 self._start_again(task)
-            if self._ending and _due(task.stop_at, now):
-                task.stop(self._ending.grace)
+            if self._shutdown and _due(task.stop_at, now):
+                task.stop(self._shutdown.grace)
             if _due(task.kill_at, now):
                 task.kill()
 
@@ -364,7 +364,7 @@ class RunController:
 
     def _restart_finished_peers(self, task: ControlledTask) -> None:
         """Start finished peers again: a task that restarts from the last checkpoint needs all of them."""
-        if task.task.restart.scope != "all" or self._ending or self._state(self._leader.name) is State.SUCCEEDED:
+        if task.task.restart.scope != "all" or self._shutdown or self._state(self._leader.name) is State.SUCCEEDED:
             return
         for peer in self._tasks.values():
             if peer is not task and self._state(peer.name) is State.SUCCEEDED and peer.task.role != "evaluator":
@@ -372,7 +372,7 @@ class RunController:
 
     def _interrupt_frozen(self, waiting: ControlledTask, event: Event) -> None:
         """Kill servers that do not answer, so that they are started again, if `limits.on_stall` says so: their parents may be frozen, too."""
-        for name in silent_servers(event) if self._plan.restarts_stalled and not self._ending else ():
+        for name in silent_servers(event) if self._plan.restarts_stalled and not self._shutdown else ():
             task = self._tasks.get(name)
             if task is not None and task.running and not task.tracker.stall.doing:
                 task.tracker.failure = f"it did not answer, and {waiting.name} waited for it"
@@ -382,7 +382,7 @@ class RunController:
     def _finish(self) -> None:
         """Let the other tasks end by themselves, and stop them after the time that each has for it."""
         log_message("the run's work is done")
-        self._ending = Ending(State.SUCCEEDED, "", grace=self._plan.grace_period)
+        self._shutdown = Shutdown(State.SUCCEEDED, "", grace=self._plan.grace_period)
         for task in self._tasks.values():
             task.stop_at = time.monotonic() + stop_order.time_to_end(self._plan, task.task)
             if task.restart_at is not None:
@@ -390,11 +390,11 @@ class RunController:
 
     def _stop(self, reason: str, *, at_once: bool) -> None:
         self._stop_requests += 1
-        ending = self._ending or self._stop_all(State.STOPPED, reason)
+        shutdown = self._shutdown or self._stop_all(State.STOPPED, reason)
         if at_once:
             log_message("killing every task")
-            ending.stop_groups.clear()
-            ending.at_once, ending.grace = True, 0.0
+            shutdown.stop_groups.clear()
+            shutdown.at_once, shutdown.grace = True, 0.0
         for task in self._tasks.values():
             if at_once:
                 task.stop_at = None
@@ -402,68 +402,68 @@ class RunController:
             elif task.stop_at is not None:
                 task.stop_at = time.monotonic()
 
-    def _stop_all(self, state: State, reason: str, task_name: str = "") -> Ending:
+    def _stop_all(self, state: State, reason: str, task_name: str = "") -> Shutdown:
         log_message(f"stopping: {reason}")
         may_save = self._progress.ready or not self._trains
         grace = self._plan.grace_period if may_save else min(stop_order.UNTRAINED_GRACE_PERIOD, self._plan.grace_period)
-        self._ending = ending = Ending(state, reason, task_name, grace, stop_order.stop_groups(self._plan))
+        self._shutdown = shutdown = Shutdown(state, reason, task_name, grace, stop_order.stop_groups(self._plan))
         for task in self._tasks.values():
             if task.restart_at is not None:
                 task.mark_ended(State.STOPPED, task.tracker.state()[1])
         self._state_writer.changed()
-        return ending
+        return shutdown
 
     def _stop_next_group(self) -> None:
-        ending = self._ending
-        while ending and ending.stop_groups and not any(self._tasks[name].running for name in ending.stopping):
-            ending.stopping = ending.stop_groups.pop(0)
-            for name in ending.stopping:
+        shutdown = self._shutdown
+        while shutdown and shutdown.stop_groups and not any(self._tasks[name].running for name in shutdown.stopping):
+            shutdown.stopping = shutdown.stop_groups.pop(0)
+            for name in shutdown.stopping:
                 task = self._tasks[name]
                 task.stop_at = time.monotonic() + (_EXIT_TIMEOUT if task.tracker.outcome else 0.0)
 
-    def _mark_ended(self, task: ControlledTask, ending: Ending) -> None:
+    def _mark_ended(self, task: ControlledTask, shutdown: Shutdown) -> None:
         """Record the final state of a task in a run that ends."""
-        if task.tracker.outcome is not None or ending.state is State.INTERRUPTED:
+        if task.tracker.outcome is not None or shutdown.state is State.INTERRUPTED:
             return
-        done, code = ending.state is State.SUCCEEDED, task.tracker.code
+        done, code = shutdown.state is State.SUCCEEDED, task.tracker.code
         if code == ExitCode.DONE:
             task.mark_ended(State.SUCCEEDED)
         elif code == ExitCode.STOPPED:
             task.mark_ended(State.SUCCEEDED if done else State.STOPPED, "stopped at the end of the run" if done else "")
         elif task.was_killed:
-            task.mark_ended(State.STOPPED, "killed" if ending.at_once else f"killed: it did not stop within {ending.grace:g} s")
+            task.mark_ended(State.STOPPED, "killed" if shutdown.at_once else f"killed: it did not stop within {shutdown.grace:g} s")
         else:
             task.mark_ended(
                 State.FAILED if done else State.STOPPED, task.tracker.state()[1] if code is None else task.tracker.exit_reason(code)
             )
 
-    def _conclude(self, ending: Ending) -> None:
-        self._ending, self._ended = ending, time.time()
+    def _conclude(self, shutdown: Shutdown) -> None:
+        self._shutdown, self._ended = shutdown, time.time()
         for task in self._tasks.values():
             with contextlib.suppress(OSError):
                 task.log.close()
         lost_at = self._directory_seen if self._directory_lost else None
-        self._runtime.clean_up(Outcome(ending.state, ending.reason, self._stop_requests > 0, lost_at))
-        log_message(f"{ending.state}: {ending.reason}" if ending.reason else ending.state)
+        self._runtime.clean_up(Outcome(shutdown.state, shutdown.reason, self._stop_requests > 0, lost_at))
+        log_message(f"{shutdown.state}: {shutdown.reason}" if shutdown.reason else shutdown.state)
         self._state_writer.save_final()
         self._notifier.end(self._status())
 
     # Bookkeeping
 
     def _is_over(self) -> bool:
-        ending = self._ending
-        if ending is None or ending.state is State.INTERRUPTED:
-            return ending is not None
-        if ending.stop_groups or any(task.running or task.restart_at is not None for task in self._tasks.values()):
+        shutdown = self._shutdown
+        if shutdown is None or shutdown.state is State.INTERRUPTED:
+            return shutdown is not None
+        if shutdown.stop_groups or any(task.running or task.restart_at is not None for task in self._tasks.values()):
             return False
         restartable = [task for task in self._tasks.values() if task.may_restart]
         for task in restartable:
-            task.stop(ending.grace)
+            task.stop(shutdown.grace)
         return not restartable
 
     def _seconds_until_due(self) -> float | None:
         """Return the seconds until the next action is due; None if none is."""
-        times = [self._state_writer.due, self._notifier.due, *(() if self._ending else (self._ready_by, self._done_by))]
+        times = [self._state_writer.due, self._notifier.due, *(() if self._shutdown else (self._ready_by, self._done_by))]
         for task in self._tasks.values():
             times += (task.restart_at, task.stop_at, task.kill_at)
         due = min((at for at in times if at is not None), default=None)
@@ -478,9 +478,9 @@ class RunController:
         return RunStatus(
             name=self._plan.name,
             backend=self._runtime.backend,
-            state=self._ending.state if self._ending and ended else underway,
-            reason=self._ending.reason if self._ending else "",
-            reason_task=self._ending.task if self._ending else "",
+            state=self._shutdown.state if self._shutdown and ended else underway,
+            reason=self._shutdown.reason if self._shutdown else "",
+            reason_task=self._shutdown.task if self._shutdown else "",
             run_dir=self._runtime.location,
             spec_digest=self._plan.spec_digest,
             strategy=self._plan.strategy,

@@ -70,13 +70,13 @@ class TaskTracker:
         self._restarted(time.time(), cause, counts=counts)
         self.reported, self.outcome = (State.RESTARTING, cause), None
 
-    def apply(self, event: Event, *, own: bool) -> bool:
-        """Take in one event about this task; `own`: the task itself wrote it. Return whether the state changed."""
+    def apply(self, event: Event, *, self_reported: bool) -> bool:
+        """Apply one event about this task; `self_reported`: the task itself wrote it. Return whether the state changed."""
         kind, before = event["event"], self.reported
         self.stall.apply(event)
         if kind == "progress":
             self.progress = TaskProgress.of(event)
-        if not own:
+        if not self_reported:
             return False
         self.done = kind == "done"
         if kind == "started":

@@ -113,7 +113,7 @@ def test_what_did_not_train_is_not_measured(program: str, said: str) -> None:
 def test_every_comparison_names_programs_that_there_are() -> None:
     names = [contender.name for contender in contenders.CONTENDERS]
     assert len(names) == len(set(names))
-    assert {name for comparison in contenders.COMPARISONS for name in (comparison.ours, comparison.peer)} <= set(names)
+    assert {name for comparison in contenders.COMPARISONS for name in (comparison.ours, comparison.baseline)} <= set(names)
     assert {contender.group for contender in contenders.CONTENDERS} == set(contenders.GROUPS)
 
 

@@ -28,7 +28,7 @@ from trainer.engine import export_formats
 from trainer.engine.byte_sizes import byte_size
 from trainer.engine.embeddings import exported_tables
 from trainer.engine.embeddings.exported_tables import ExportedModel
-from trainer.engine.embeddings.spread_tables import Tables
+from trainer.engine.embeddings.sharded_tables import Tables
 from trainer.engine.export_formats import SavedFiles, one_line
 from trainer.engine.file_writer import FileWriter
 from trainer.engine.session import PeerLostError
@@ -61,7 +61,7 @@ class BestModel:
 
     It saves with `model`, and restores that model's own weights afterwards. Saves take at most the fraction `share` of the time: one takes
     about a second, and early in training each model is the best so far. Weights that come too soon, or while earlier ones are not written
-    yet, wait in memory for the next evaluation or the end. Rows of spread tables cannot wait: a model that comes too soon is skipped,
+    yet, wait in memory for the next evaluation or the end. Rows of sharded tables cannot wait: a model that comes too soon is skipped,
     unless it is the last one.
     """
 
@@ -129,7 +129,7 @@ class BestModel:
     def finish(self, until: Callable[[], float], step: int | None = None, *, finished: bool) -> None:
         """Write the model that waits, and report the best one if an earlier attempt has written it.
 
-        `until` returns the deadline, by time.monotonic. If `step` is that of the last offer, the rows of spread tables have not changed
+        `until` returns the deadline, by time.monotonic. If `step` is that of the last offer, the rows of sharded tables have not changed
         since.
 
         Raises:

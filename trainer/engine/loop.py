@@ -15,7 +15,7 @@ from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.divergence import Divergence
 from trainer.engine.early_stopping import EarlyStop, check_metric
 from trainer.engine.embeddings import exported_tables
-from trainer.engine.embeddings.spread_tables import Tables
+from trainer.engine.embeddings.sharded_tables import Tables
 from trainer.engine.export import BestModel, clear_last, write_last
 from trainer.engine.file_writer import FileWriter
 from trainer.engine.job import Job

@@ -19,7 +19,7 @@ from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Agent, Composing, HeldOutMetrics, Stepping, Values, Workload
 
 if TYPE_CHECKING:
-    from trainer.engine.embeddings.spread_tables import Tables
+    from trainer.engine.embeddings.sharded_tables import Tables
 
 _TRACED = "_traced_for"  # the attribute of a model with a workload and the result of `traced` for both
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from trainer.engine import clock, model_ops, user_step
-from trainer.engine.embeddings.spread_tables import NO_LOOKUPS, Tables
+from trainer.engine.embeddings.sharded_tables import NO_LOOKUPS, Tables
 from trainer.engine.job import Job
 from trainer.workloads.protocol import Shard, Stepping, Workload
 

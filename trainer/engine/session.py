@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import keras
 
     from trainer.engine.embeddings.local_tables import LocalTables
-    from trainer.engine.embeddings.spread_tables import Tables
+    from trainer.engine.embeddings.sharded_tables import Tables
 
 
 class PeerLostError(Exception):

@@ -52,7 +52,7 @@ def workload_from(found: Any, module: ModuleType, arguments: CallArguments) -> A
     names = tuple(inspect.signature(found).parameters)
     if names[:1] == (CLUSTER,):
         raise WorkloadError(
-            f"{name} is a program placed by hand, {user_call.where(found)}, which only strategy manual runs; set strategy: manual"
+            f"{name} is a program with manual placement, {user_call.where(found)}, which only strategy manual runs; set strategy: manual"
         )
     if names[:1] != (FEATURES,):
         return _keras_model(found, module, arguments)

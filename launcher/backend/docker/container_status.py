@@ -70,7 +70,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
         for _, line in _read(engine, container, task, tail=_LINES):
             if (event := trackers[task].feed(line.text)) is not None:
                 subject = trackers.get(str(event.get("task")), trackers[task])
-                subject.apply(event, own=subject is trackers[task])
+                subject.apply(event, self_reported=subject is trackers[task])
                 progress.apply(event, is_leader=task == next(iter(required), None) and subject is trackers[task])
     statuses = tuple(tracker.status() for tracker in trackers.values())
     ready = progress.ready or any(tracker.state()[0] is State.RUNNING for tracker in trackers.values() if not tracker.has_trainer)

@@ -77,13 +77,13 @@ class ContainerTracker(TaskTracker):
         super().mark_restarting(cause, counts=counts)
         self._restart_recorded, self._restart_cause = True, cause
 
-    def apply(self, event: Event, *, own: bool) -> bool:
-        """Take in one event about this task; a parent's first attempt means that its container was started."""
-        if own and event["event"] == "started" and integer(event, "attempt") == 1:
+    def apply(self, event: Event, *, self_reported: bool) -> bool:
+        """Apply one event about this task; a parent's first attempt means that its container was started."""
+        if self_reported and event["event"] == "started" and integer(event, "attempt") == 1:
             if self._parent_starts and not self._restart_recorded:
                 self._container_restarted(number(event, "time") or time.time())
             self._parent_starts, self._restart_recorded = self._parent_starts + 1, False
-        return super().apply(event, own=own)
+        return super().apply(event, self_reported=self_reported)
 
     def feed(self, line: str) -> Event | None:
         """Take in one line of output; return its event, if it is one."""

@@ -34,12 +34,12 @@ class RunEvents:
                 continue
             subject = event.get("task")
             subject = subject if isinstance(subject, str) else line.task
-            own = subject == line.task
-            self._tasks.setdefault(subject, TaskTracker(subject)).apply(event, own=own)
-            self.progress.apply(event, is_leader=own and line.task == self._leader)
+            self_reported = subject == line.task
+            self._tasks.setdefault(subject, TaskTracker(subject)).apply(event, self_reported=self_reported)
+            self.progress.apply(event, is_leader=self_reported and line.task == self._leader)
 
     def statuses(self, tasks: Iterable[TaskStatus]) -> tuple[TaskStatus, ...]:
-        """Return the statuses that pods tell, with the facts of the tasks' events."""
+        """Return the statuses that follow from pods, with the facts of the tasks' events added."""
         return tuple(_with_events(task, self._tasks[task.name]) if task.name in self._tasks else task for task in tasks)
 
 

@@ -10,7 +10,7 @@ from launcher.plan.models import Plan, Resources, RestartRule, Task
 from launcher.runs import state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.restart_policy import RestartDecision
-from launcher.runs.run_controller import ControlledTask, Ending, Outcome, RunController, Runtime
+from launcher.runs.run_controller import ControlledTask, Outcome, RunController, Runtime, Shutdown
 from launcher.runs.status import State
 from launcher.runs.task_tracker import TaskTracker
 from tests.golden_messages import Golden
@@ -143,22 +143,22 @@ class ScriptedRun:
 
 
 @pytest.mark.parametrize(
-    "code, ending, state, reason",
+    "code, shutdown, state, reason",
     [
-        (0, Ending(State.FAILED, ""), State.SUCCEEDED, ""),
-        (143, Ending(State.SUCCEEDED, ""), State.SUCCEEDED, "stopped at the end of the run"),
-        (143, Ending(State.STOPPED, ""), State.STOPPED, ""),
-        (137, Ending(State.STOPPED, "", grace=30), State.STOPPED, "killed: it did not stop within 30 s"),
-        (137, Ending(State.STOPPED, "", grace=0, at_once=True), State.STOPPED, "killed"),
-        (1, Ending(State.SUCCEEDED, ""), State.FAILED, "failed with exit code 1"),
-        (75, Ending(State.FAILED, ""), State.STOPPED, describe(75)),
+        (0, Shutdown(State.FAILED, ""), State.SUCCEEDED, ""),
+        (143, Shutdown(State.SUCCEEDED, ""), State.SUCCEEDED, "stopped at the end of the run"),
+        (143, Shutdown(State.STOPPED, ""), State.STOPPED, ""),
+        (137, Shutdown(State.STOPPED, "", grace=30), State.STOPPED, "killed: it did not stop within 30 s"),
+        (137, Shutdown(State.STOPPED, "", grace=0, at_once=True), State.STOPPED, "killed"),
+        (1, Shutdown(State.SUCCEEDED, ""), State.FAILED, "failed with exit code 1"),
+        (75, Shutdown(State.FAILED, ""), State.STOPPED, describe(75)),
     ],
 )
 def test_the_final_state_of_a_task_depends_on_the_end_of_the_run(
-    tmp_path: Path, code: int, ending: Ending, state: State, reason: str
+    tmp_path: Path, code: int, shutdown: Shutdown, state: State, reason: str
 ) -> None:
     run = ScriptedRun(tmp_path, "chief")
-    run.controller._ending = ending
+    run.controller._shutdown = shutdown
     run.end(chief=code)()
     assert run.tasks["chief"].tracker.state() == (state, reason)
 
@@ -276,8 +276,8 @@ def test_a_start_that_takes_too_long_names_who_waits_and_who_is_restarting(tmp_p
     run.end(ps_0=1)()
     run.controller._ready_by = 0.0
     run.controller._enforce_deadlines()
-    assert run.controller._ending is not None
-    golden(run.controller._ending.reason)
+    assert run.controller._shutdown is not None
+    golden(run.controller._shutdown.reason)
 
 
 def test_a_run_that_cannot_start_leaves_no_task_and_is_recorded_as_failed(tmp_path: Path, golden: Golden) -> None:

@@ -13,7 +13,7 @@ START = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 
 
 def report(tracker: TaskTracker, kind: str, at: float, **fields: Any) -> None:
-    tracker.apply({"event": kind, "time": START + at, "task": tracker.name, **fields}, own=True)
+    tracker.apply({"event": kind, "time": START + at, "task": tracker.name, **fields}, self_reported=True)
 
 
 def task(name: str, *events: tuple[Any, ...]) -> TaskStatus:

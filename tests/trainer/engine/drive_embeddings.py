@@ -124,7 +124,7 @@ def rows_of(tables: Any) -> dict[str, Any]:
     import numpy as np
 
     rows: dict[str, Any] = {}
-    for part in tables.parts():
+    for part in tables.row_ranges():
         rows.setdefault(f"{part.table.name} {part.slot}".strip(), []).append(tables.read(part).numpy())
     return {name: np.concatenate(parts) for name, parts in rows.items()}
 
@@ -196,7 +196,7 @@ def checkpoint_files(scratch: Path, session: Any, job: Any) -> dict[str, Any]:
     from trainer.engine.checkpoints import Checkpoints
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.embeddings import layers
-    from trainer.engine.embeddings.spread_tables import Tables
+    from trainer.engine.embeddings.sharded_tables import Tables
     from trainer.engine.model_ops import build, evaluator
     from trainer.engine.replicated import LocalSession
     from trainer.workloads.loading import load_workload

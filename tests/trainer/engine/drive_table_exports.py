@@ -75,7 +75,7 @@ def best_models(scratch: Path, connection: Any) -> list[Any]:
         exports.append([facts["step"], facts["value"], facts["formats"], sorted(float(x) for x in np.unique(rows))])
 
     def offer(exporter: Any, step: int, accuracy: float, seconds: float = 60) -> None:
-        for part in session.tables.parts():
+        for part in session.tables.row_ranges():
             if not part.slot:
                 session.tables.write(part, tf.fill([part.count, part.table.dimension], float(step)))
         exporter.offer(step, {"loss": 1.0, "accuracy": accuracy}, session.model.weights)

@@ -69,7 +69,7 @@ def test_a_missing_argument_is_reported_with_the_location_of_the_function() -> N
 
 
 def test_a_program_is_not_loaded_as_a_workload() -> None:
-    with pytest.raises(WorkloadError, match=r"is a program placed by hand, .* set strategy: manual"):
+    with pytest.raises(WorkloadError, match=r"is a program with manual placement, .* set strategy: manual"):
         load_workload(Train(workload="placed_here:whole"))
 
 

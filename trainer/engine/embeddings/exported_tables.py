@@ -19,7 +19,7 @@ from trainer.engine.checkpoints import InMemoryCheckpoint, read_file, write_file
 from trainer.engine.embeddings import layers
 from trainer.engine.embeddings.layers import Table, slice_spec
 from trainer.engine.embeddings.server_rows import RowRange, check_ids
-from trainer.engine.embeddings.spread_tables import Tables
+from trainer.engine.embeddings.sharded_tables import Tables
 from trainer.engine.embeddings.table_files import StreamedCheckpoint, by_file, object_graph
 from trainer.engine.export_formats import FORMATS, save_if_possible
 from trainer.settings import Export
@@ -93,12 +93,12 @@ class ExportedModel:
         variables_directory = f"{self._directory}/{_VARIABLES}"
         keys = _keys(f"{variables_directory}/{_VARIABLES}")
         used = {table: keys[name] for table, name in names.items() if name in keys}  # a model may not call some
-        parts = (part for table in used for part in tables.rows(table, _READ))
+        row_ranges = (row_range for table in used for row_range in tables.rows(table, _READ))
         files = [
             (name, tf.io.gfile.stat(f"{variables_directory}/{name}").length) for name in sorted(tf.io.gfile.listdir(variables_directory))
         ]
         rows = {(table, ""): key for table, key in used.items()}
-        return StreamedCheckpoint.of(InMemoryCheckpoint(0, variables_directory, files), tables, by_file(parts), rows)
+        return StreamedCheckpoint.of(InMemoryCheckpoint(0, variables_directory, files), tables, by_file(row_ranges), rows)
 
     @property
     def bytes(self) -> int:

@@ -82,8 +82,8 @@ class ServerRows:
         fills = []
         for index, (table, draw, initial) in enumerate(self._draws):
             if initial is not None:
-                for part in self.parts(table, ""):
-                    self.write(part, tf.constant(initial[part.first : part.first + part.count], self.dtype))
+                for row_range in self.row_ranges(table, ""):
+                    self.write(row_range, tf.constant(initial[row_range.first : row_range.first + row_range.count], self.dtype))
             else:
                 table_seed = int(np.random.SeedSequence([*seed, index]).generate_state(1)[0]) % 2**30
                 fills.append(partial(self._fill, table, draw, table_seed))
@@ -130,18 +130,18 @@ class ServerRows:
 
     # Slices, for checkpoints
 
-    def parts(self, table: Table, slot: str, size: int | None = None) -> Iterator[RowRange]:
-        """Yield the parts of a table or slot, of about `size` bytes, in order; each is read and written at once."""
+    def row_ranges(self, table: Table, slot: str, size: int | None = None) -> Iterator[RowRange]:
+        """Yield the ranges of a table's or slot's rows, of about `size` bytes, in order; each is read and written at once."""
         block = max(1, (size or _BLOCK) // (self.dimension * self.dtype.size * self.servers)) * self.servers
         for first in range(0, table.rows, block):
             yield RowRange(table, slot, first, min(block, table.rows - first))
 
-    def read(self, part: RowRange) -> tf.Tensor:
-        """Return the rows of a part, [count, dimension]; each server's are of another moment."""
-        first, count = self._range(part)
-        if part.slot not in self._readers:
-            self._readers[part.slot] = self._reader(part.slot)
-        return self._readers[part.slot](tf.constant(first), tf.constant(count))[: part.count]
+    def read(self, row_range: RowRange) -> tf.Tensor:
+        """Return the rows of a range, [count, dimension]; each server's are of another moment."""
+        first, count = self._range(row_range)
+        if row_range.slot not in self._readers:
+            self._readers[row_range.slot] = self._reader(row_range.slot)
+        return self._readers[row_range.slot](tf.constant(first), tf.constant(count))[: row_range.count]
 
     def first_rows(self) -> dict[tuple[Table, str], tf.Tensor]:
         """Return the first row of each table and slot, [1, dimension]; the first server has it."""
@@ -156,16 +156,16 @@ class ServerRows:
         of_slots = zip(self.slots, self._first_reader(), strict=True)
         return {(table, slot): rows[index : index + 1] for slot, rows in of_slots for index, table in enumerate(self.tables)}
 
-    def write(self, part: RowRange, rows: tf.Tensor) -> None:
-        """Replace the rows of a part."""
-        first, count = self._range(part)
-        padded = tf.pad(rows, [[0, count * self.servers - part.count], [0, 0]])
-        if part.slot not in self._writers:
-            self._writers[part.slot] = self._writer(part.slot)
-        self._writers[part.slot](tf.constant(first), tf.constant(count), padded)
+    def write(self, row_range: RowRange, rows: tf.Tensor) -> None:
+        """Replace the rows of a range."""
+        first, count = self._range(row_range)
+        padded = tf.pad(rows, [[0, count * self.servers - row_range.count], [0, 0]])
+        if row_range.slot not in self._writers:
+            self._writers[row_range.slot] = self._writer(row_range.slot)
+        self._writers[row_range.slot](tf.constant(first), tf.constant(count), padded)
 
-    def _range(self, part: RowRange) -> tuple[int, int]:
-        return (self._bases[part.table] + part.first) // self.servers, -(-part.count // self.servers)
+    def _range(self, row_range: RowRange) -> tuple[int, int]:
+        return (self._bases[row_range.table] + row_range.first) // self.servers, -(-row_range.count // self.servers)
 
     def _reader(self, slot: str) -> Any:
         variables = self._variables[slot]

@@ -19,7 +19,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 from trainer.engine.checkpoints import InMemoryCheckpoint
 from trainer.engine.embeddings.layers import RemoteRows, slice_spec
 from trainer.engine.embeddings.server_rows import RowRange
-from trainer.engine.embeddings.spread_tables import Tables
+from trainer.engine.embeddings.sharded_tables import Tables
 
 # Approximate size of a file of rows. Each file is on the disk before the next is written, so a slow disk shows progress.
 _FILE_BYTES = 16 * 2**20
@@ -55,7 +55,7 @@ class TableFiles:
         """Return `checkpoint`, which was written from `saved`, with the rows added."""
         paths = _paths(saved)
         keys = {(self._tables.all[index], slot): _name(paths[remote]) for (index, slot), remote in self._remote_rows.items()}
-        return StreamedCheckpoint.of(checkpoint, self._tables, by_file(self._tables.parts()), keys)
+        return StreamedCheckpoint.of(checkpoint, self._tables, by_file(self._tables.row_ranges()), keys)
 
     def mismatch(self, path: str, saved: tf.train.Checkpoint) -> str:
         """Return which table has another shape in a checkpoint; nothing if all fit, or the checkpoint lacks one."""
@@ -71,25 +71,25 @@ class TableFiles:
         """Read all rows from a checkpoint of `saved`, one whose other parts fit."""
         paths, graph = _paths(saved), object_graph(path)
         keys = {(self._tables.all[index], slot): _key(graph, paths[remote]) for (index, slot), remote in self._remote_rows.items()}
-        for part in self._tables.parts():
-            table = part.table
-            name = slice_spec(table.rows, table.dimension, part.first, part.count)
+        for row_range in self._tables.row_ranges():
+            table = row_range.table
+            name = slice_spec(table.rows, table.dimension, row_range.first, row_range.count)
             (rows,) = tf.raw_ops.RestoreV2(
-                prefix=path, tensor_names=[keys[table, part.slot]], shape_and_slices=[name], dtypes=[table.dtype]
+                prefix=path, tensor_names=[keys[table, row_range.slot]], shape_and_slices=[name], dtypes=[table.dtype]
             )
-            self._tables.write(part, rows)
+            self._tables.write(row_range, rows)
 
 
-def by_file(parts: Iterable[RowRange]) -> list[list[RowRange]]:
-    """Return the parts of each file, together of about _FILE_BYTES."""
+def by_file(row_ranges: Iterable[RowRange]) -> list[list[RowRange]]:
+    """Return the row ranges of each file, together of about _FILE_BYTES."""
     files: list[list[RowRange]] = []
     size = _FILE_BYTES
-    for part in parts:
-        rows = part.count * part.table.dimension * part.table.dtype.size
+    for row_range in row_ranges:
+        rows = row_range.count * row_range.table.dimension * row_range.table.dtype.size
         if size + rows > _FILE_BYTES:
             files.append([])
             size = 0
-        files[-1].append(part)
+        files[-1].append(row_range)
         size += rows
     return files
 
@@ -133,10 +133,10 @@ class StreamedCheckpoint(InMemoryCheckpoint):
     def of(
         cls, checkpoint: InMemoryCheckpoint, tables: Tables, contents: Sequence[Sequence[RowRange]], keys: dict[Any, str]
     ) -> "StreamedCheckpoint":
-        """Return `checkpoint` with rows: `contents` are the parts of each file, `keys` the names of tensors by table and slot."""
+        """Return `checkpoint` with rows: `contents` are the row ranges of each file, `keys` the names of tensors by table and slot."""
         (data, size), (index, index_size) = checkpoint.files
         name, count = index.removesuffix(".index"), len(contents) + 1
-        rows = [sum(p.count * p.table.dimension * p.table.dtype.size for p in parts) for parts in contents]
+        rows = [sum(one.count * one.table.dimension * one.table.dtype.size for one in file) for file in contents]
         files = [(f"{name}.data-{number:05d}-of-{count:05d}", bytes_) for number, bytes_ in enumerate([size, *rows])]
         return cls(checkpoint.step, checkpoint.directory, [*files, (index, index_size)], data, tables, contents, keys)
 
@@ -160,15 +160,15 @@ class StreamedCheckpoint(InMemoryCheckpoint):
         """Write a file of rows, and return its size. It is written directly to the disk, because a copy through memory would take longer."""
         assert self.tables is not None  # noqa: S101 - see `of`
         names, slices, tensors = [], [], []
-        for part in self.contents[number - 1]:
-            rows = self.tables.read(part)
+        for row_range in self.contents[number - 1]:
+            rows = self.tables.read(row_range)
             if not tf.reduce_all(tf.math.is_finite(rows)):  # workers continue after the dense variables were checked
-                raise NotFiniteError(f"rows of the layer {part.table.name} are not finite")
-            skipped = 1 if part.first == 0 else 0  # the dense part has the first row
-            if part.count == skipped:
+                raise NotFiniteError(f"rows of the layer {row_range.table.name} are not finite")
+            skipped = 1 if row_range.first == 0 else 0  # the dense part has the first row
+            if row_range.count == skipped:
                 continue
-            names.append(self.keys[part.table, part.slot])
-            slices.append(slice_spec(part.table.rows, part.table.dimension, part.first + skipped, part.count - skipped))
+            names.append(self.keys[row_range.table, row_range.slot])
+            slices.append(slice_spec(row_range.table.rows, row_range.table.dimension, row_range.first + skipped, row_range.count - skipped))
             tensors.append(rows[skipped:])
         written = path.with_name(f"{path.name}.data-00000-of-00001")
         try:

@@ -67,7 +67,7 @@ class AsynchronousSession(ServerSession):
                 self._step = max(self._step, result.global_step)
                 results.append(result)
         stop = stop or self._stopped()
-        if stop or finish or self._step >= min(self._last_step, self._hold_at) or self._first_non_finite(results):
+        if stop or finish or self._step >= min(self._last_step, self._stop_scheduling_at) or self._first_non_finite(results):
             results += self._take_all()
         self._reported_step = self._step
         loss, metrics, workers = self._workers.summarise(results)
@@ -93,7 +93,7 @@ class AsynchronousSession(ServerSession):
     def _fill(self, share: int) -> None:
         if not self._workers.in_flight:  # only the servers know how many steps a lost call has done
             self._step = self._scheduled = self._read_step()
-        last = min(self._last_step, self._hold_at)
+        last = min(self._last_step, self._stop_scheduling_at)
         while self._workers.in_flight < self._workers.count * IN_FLIGHT and self._scheduled < last:
             steps = min(share, last - self._scheduled)
             self._workers.schedule(steps)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer.engine import data_length, model_ops, schedules, user_step
 from trainer.engine.embeddings import layers
-from trainer.engine.embeddings.spread_tables import Tables
+from trainer.engine.embeddings.sharded_tables import Tables
 from trainer.engine.job import Job
 from trainer.engine.parameter_server.state import ServerState
 from trainer.engine.parameter_server.worker_pool import (
@@ -70,7 +70,7 @@ class ServerSession(Session):
             if self.tables:
                 self.tables.create()
                 layers.refuse_all_weights(self.model)
-        self._hold_at = job.steps
+        self._stop_scheduling_at = job.steps
         self._has_non_finite = False
         first = workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers))
         data_length.checked(
@@ -103,7 +103,7 @@ class ServerSession(Session):
 
     def hold(self, step: int) -> None:
         """See Session.hold."""
-        self._hold_at = step
+        self._stop_scheduling_at = step
 
     def between_steps(self, hooks: Callable[[], bool], *, current: bool = True) -> bool:
         """See Session.between_steps."""

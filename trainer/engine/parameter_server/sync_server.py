@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.engine.embeddings.row_updates import summed
-from trainer.engine.embeddings.spread_tables import RowGradients, Tables
+from trainer.engine.embeddings.sharded_tables import RowGradients, Tables
 from trainer.engine.parameter_server.state import PackGroup, device
 
 _FIRST_REQUEST = -1  # instead of the step: a worker's first request, without a gradient

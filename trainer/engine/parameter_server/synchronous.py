@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine import clock
-from trainer.engine.embeddings.spread_tables import RowGradients
+from trainer.engine.embeddings.sharded_tables import RowGradients
 from trainer.engine.job import Job
 from trainer.engine.parameter_server.server_session import ServerSession
 from trainer.engine.parameter_server.servers import disable_blocking_enqueue
@@ -79,7 +79,7 @@ class SynchronousSession(ServerSession):
         self._step += steps - max(remaining)
         stop = stop or self._stopped()
         self._results += self._workers.drain()
-        if stop or finish or self._step >= min(self._last_step, self._hold_at) or self._first_non_finite(self._results):
+        if stop or finish or self._step >= min(self._last_step, self._stop_scheduling_at) or self._first_non_finite(self._results):
             self._end_calls()
         results, self._results = self._results, []
         loss, metrics, workers = self._workers.summarise(results)

@@ -22,7 +22,7 @@ def container(status: str, code: int = 0, **more: Any) -> dict[str, Any]:
 def told(tracker: ContainerTracker, **event: Any) -> None:
     read = tracker.feed(json.dumps({"event": event.pop("event"), "time": 1.0, "task": tracker.name, **event}))
     assert read is not None
-    tracker.apply(read, own=True)
+    tracker.apply(read, self_reported=True)
 
 
 @pytest.mark.parametrize(

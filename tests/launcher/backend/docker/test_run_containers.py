@@ -97,8 +97,8 @@ def test_a_flood_of_lines_delays_neither_deadlines_nor_a_request_to_stop(contain
     containers.wait(run, None)  # returns: the controller looks at its deadlines
     containers.request_stop(signal.SIGTERM)
     containers.wait(run, None)
-    assert run._ending is not None
-    assert run._ending.reason == "asked to stop"
+    assert run._shutdown is not None
+    assert run._shutdown.reason == "asked to stop"
 
 
 class Failures(RunController):

@@ -227,28 +227,28 @@ class Tables:
         """Return the slots of each row of a table: see ServerRows.slots."""
         return self._group_of[table].slots
 
-    def parts(self) -> Iterator[RowRange]:
+    def row_ranges(self) -> Iterator[RowRange]:
         """Yield all rows of all tables and slots, in pieces that fit into memory."""
         for table in self.all:
             for slot in self.slots(table):
-                yield from self._group_of[table].parts(table, slot)
+                yield from self._group_of[table].row_ranges(table, slot)
 
     def rows(self, table: Table, size: int) -> Iterator[RowRange]:
         """Yield the rows of a table in pieces of about `size` bytes."""
-        return self._group_of[table].parts(table, "", size)
+        return self._group_of[table].row_ranges(table, "", size)
 
-    def read(self, part: RowRange) -> tf.Tensor:
-        """Return the rows of a part, [count, dimension]."""
+    def read(self, row_range: RowRange) -> tf.Tensor:
+        """Return the rows of a range, [count, dimension]."""
         with _translate_server_errors():
-            return self._group_of[part.table].read(part)
+            return self._group_of[row_range.table].read(row_range)
 
     def first_rows(self) -> dict[tuple[Table, str], tf.Tensor]:
         """Return the first row of each table and slot, [1, dimension]."""
         with _translate_server_errors():
             return {table_and_slot: row for group in self._table_groups for table_and_slot, row in group.first_rows().items()}
 
-    def write(self, part: RowRange, rows: tf.Tensor) -> None:
-        """Replace the rows of a part."""
+    def write(self, row_range: RowRange, rows: tf.Tensor) -> None:
+        """Replace the rows of a range."""
         self._written = True
         with _translate_server_errors():
-            self._group_of[part.table].write(part, rows)
+            self._group_of[row_range.table].write(row_range, rows)
