@@ -1,4 +1,4 @@
-"""The last line of a failed container that a task waits for ends the message. Starting containers is tried on a real engine."""
+"""The last line of a failed container that a task waits for ends the message. Starting containers is tested with a real engine."""
 
 from typing import Any
 
@@ -10,26 +10,28 @@ from launcher.render import labels
 from tests.golden_messages import Golden
 
 
-class Spoke(Container):
-    """A container that the engine has described, and whose last line is its name."""
+class LoggingContainer(Container):
+    """A container as the engine describes it; its last line has its name."""
 
     def logs(self, **_: Any) -> Any:
-        """Return what it has written last."""
+        """Return the last line of its output."""
         return f"{self.name} is broken\n".encode()
 
 
-def ended(name: str, code: int, **told: str) -> Container:
-    return Spoke({"Id": "1", "Name": name, "Config": {"Labels": told}, "State": {"Status": "exited", "ExitCode": code}})
+def ended(name: str, code: int, **container_labels: str) -> Container:
+    return LoggingContainer(
+        {"Id": "1", "Name": name, "Config": {"Labels": container_labels}, "State": {"Status": "exited", "ExitCode": code}}
+    )
 
 
-def test_a_container_that_a_task_waits_for_is_told_from_those_beside_it() -> None:
+def test_only_the_last_line_of_a_failed_init_container_is_added_to_the_message() -> None:
     tensorboard = ended("tensorboard", 1, **{labels.SERVICE: labels.TENSORBOARD})
     sidecar = ended("sidecar", 1, **{labels.SERVICE: "chief-log", labels.SIDECAR_OF: "chief"})
     task = ended("task", 1, **{labels.TASK: "chief"})
-    done = ended("done", 0, **{labels.SERVICE: "chief-warm"})
+    succeeded = ended("succeeded", 0, **{labels.SERVICE: "chief-warm"})
     failed = ended("init", 3, **{labels.SERVICE: "chief-fetch"})
-    assert compose_up._last_line_of_failed([tensorboard, sidecar, task, done, failed]) == ": init is broken"
-    assert compose_up._last_line_of_failed([tensorboard, sidecar, task, done]) == ""
+    assert compose_up._last_line_of_failed([tensorboard, sidecar, task, succeeded, failed]) == ": init is broken"
+    assert compose_up._last_line_of_failed([tensorboard, sidecar, task, succeeded]) == ""
 
 
 def test_what_is_added_to_a_message_is_told_wherever_the_error_is_written(golden: Golden) -> None:

@@ -1,4 +1,4 @@
-"""The status of a task in a container, from the engine's words and its own."""
+"""The status of a task in a container, from the engine's state and the task's output."""
 
 import json
 from typing import Any
@@ -19,10 +19,10 @@ def container(status: str, code: int = 0, **more: Any) -> dict[str, Any]:
     return {"Status": status, "ExitCode": code, "OOMKilled": False, **times, **more}
 
 
-def told(tracker: ContainerTracker, **event: Any) -> None:
-    read = tracker.feed(json.dumps({"event": event.pop("event"), "time": 1.0, "task": tracker.name, **event}))
-    assert read is not None
-    tracker.apply(read, self_reported=True)
+def emit(tracker: ContainerTracker, **event: Any) -> None:
+    parsed = tracker.feed(json.dumps({"event": event.pop("event"), "time": 1.0, "task": tracker.name, **event}))
+    assert parsed is not None
+    tracker.apply(parsed, self_reported=True)
 
 
 @pytest.mark.parametrize(
@@ -36,64 +36,64 @@ def told(tracker: ContainerTracker, **event: Any) -> None:
         ("dead", 1, State.FAILED),
     ],
 )
-def test_what_the_engine_says_decides_unless_the_container_runs(phase: str, code: int, state: State) -> None:
+def test_the_engine_s_state_decides_unless_the_container_runs(phase: str, code: int, state: State) -> None:
     tracker = ContainerTracker("chief")
     tracker.update(container(phase, code))
     assert tracker.state()[0] is state
 
 
-def test_a_container_that_runs_is_what_its_output_tells() -> None:
+def test_the_state_of_a_running_container_comes_from_its_output() -> None:
     tracker = ContainerTracker("chief")
     tracker.update(container("running"))
-    told(tracker, event="started", attempt=1)
-    told(tracker, event="waiting", missing=[{"task": "ps-0", "address": "ps-0:2222", "reason": "no answer"}])
+    emit(tracker, event="started", attempt=1)
+    emit(tracker, event="waiting", missing=[{"task": "ps-0", "address": "ps-0:2222", "reason": "no answer"}])
     assert tracker.state() == (State.PENDING, "waiting for ps-0")
-    told(tracker, event="ready", seconds=3.0)
+    emit(tracker, event="ready", seconds=3.0)
     assert tracker.state() == (State.RUNNING, "")
-    told(tracker, event="waiting", missing=[{"task": "ps-0", "address": "ps-0:2222", "reason": "no answer"}])
-    assert tracker.state() == (State.RUNNING, "")  # its parent looks for the last peer a moment longer than itself
-    told(tracker, event="restarting", cause="a peer was lost", exit_code=75)
+    emit(tracker, event="waiting", missing=[{"task": "ps-0", "address": "ps-0:2222", "reason": "no answer"}])
+    assert tracker.state() == (State.RUNNING, "")  # the parent waits for the last peer a moment longer than the program
+    emit(tracker, event="restarting", cause="a peer was lost", exit_code=75)
     assert tracker.state() == (State.RESTARTING, "a peer was lost")
     tracker.update(container("paused"))
     assert "docker unpause" in tracker.state()[1]
 
 
-def test_restarts_that_the_trainer_does_not_count_are_known() -> None:
+def test_restarts_that_the_trainer_does_not_count_are_listed() -> None:
     tracker = ContainerTracker("worker-0")
-    told(tracker, event="started", attempt=1)
-    told(tracker, event="restarting", cause="a peer was lost", exit_code=75, restarts=0)
-    told(tracker, event="restarting", cause="killed", exit_code=137, restarts=1)
-    told(tracker, event="restarting", cause="asked to stop", exit_code=143, restarts=1)
+    emit(tracker, event="started", attempt=1)
+    emit(tracker, event="restarting", cause="a peer was lost", exit_code=75, restarts=0)
+    emit(tracker, event="restarting", cause="killed", exit_code=137, restarts=1)
+    emit(tracker, event="restarting", cause="asked to stop", exit_code=143, restarts=1)
     assert (len(tracker.restarts), tracker.restarts_used) == (3, 1)
     tracker.code = 137
-    told(tracker, event="started", attempt=1)  # the engine has started it, and it counts from none
-    told(tracker, event="restarting", cause="killed", exit_code=137, restarts=1)
+    emit(tracker, event="started", attempt=1)  # the engine has restarted it, and its own count starts at zero
+    emit(tracker, event="restarting", cause="killed", exit_code=137, restarts=1)
     assert (len(tracker.restarts), tracker.restarts_used) == (5, 3)
     tracker.code = 143
-    told(tracker, event="started", attempt=1)
+    emit(tracker, event="started", attempt=1)
     assert (len(tracker.restarts), tracker.restarts_used) == (6, 3)
 
 
-def test_restarts_that_count_no_more_leave_all_that_were_allowed() -> None:
+def test_after_a_recovery_all_restarts_are_left_again() -> None:
     tracker = ContainerTracker("worker-0", max_restarts=5)
     assert tracker.status().restarts_left == 5
-    told(tracker, event="restarting", cause="killed", exit_code=137, restarts=1, left=4)
+    emit(tracker, event="restarting", cause="killed", exit_code=137, restarts=1, left=4)
     assert (tracker.status().restarts_left, tracker.restarts_used) == (4, 1)
-    told(tracker, event="recovered", restarts=0, left=5)
+    emit(tracker, event="recovered", restarts=0, left=5)
     assert (tracker.status().restarts_left, tracker.restarts_used, len(tracker.restarts)) == (5, 0, 1)
     assert ContainerTracker("worker-0").status().restarts_left is None
 
 
-def test_a_trainer_that_starts_from_its_first_attempt_again_was_started_by_the_engine() -> None:
+def test_a_trainer_that_is_at_its_first_attempt_again_was_restarted_by_the_engine() -> None:
     tracker = ContainerTracker("worker-0")
-    told(tracker, event="started", attempt=1)
+    emit(tracker, event="started", attempt=1)
     tracker.code = 137
-    told(tracker, event="started", attempt=1)
-    told(tracker, event="started", attempt=2)
+    emit(tracker, event="started", attempt=1)
+    emit(tracker, event="started", attempt=2)
     assert [(restart.exit_code, restart.cause) for restart in tracker.status().restarts] == [(137, "killed by SIGKILL")]
 
 
-def test_a_program_without_a_trainer_is_what_the_engine_tells() -> None:
+def test_the_state_of_a_program_without_a_trainer_comes_from_the_engine() -> None:
     tracker = ContainerTracker("chief", has_trainer=False)
     tracker.feed("so many times")
     tracker.update(container("running"), 0)
@@ -107,10 +107,10 @@ def test_a_program_without_a_trainer_is_what_the_engine_tells() -> None:
     tracker.update(container("exited", 7), 2)
     tracker.mark_restarting("failed", counts=True)
     assert tracker.state() == (State.RESTARTING, "failed")
-    tracker.mark_starting()  # and the engine cannot
+    tracker.mark_starting()  # but the engine cannot start it
     tracker.update(container("exited", 7), 2)
     assert len(tracker.restarts) == 3
-    # A start by another than the engine makes the engine count again.
+    # The engine counts from zero after a start that was not its own.
     tracker.mark_starting()
     tracker.mark_restarted()
     tracker.update(container("running"), 0)
@@ -118,7 +118,7 @@ def test_a_program_without_a_trainer_is_what_the_engine_tells() -> None:
     assert len(tracker.restarts) == 4
 
 
-def test_a_program_that_is_started_again_after_it_was_done_has_its_restarts_left() -> None:
+def test_restarts_of_a_program_that_succeeded_do_not_count() -> None:
     tracker = ContainerTracker("ps-0", has_trainer=False, max_restarts=1)
     tracker.update(container("restarting", 0), 1)
     tracker.update(container("restarting", 0), 2)
@@ -133,8 +133,8 @@ def test_a_container_without_python_names_the_field_for_it(golden: Golden) -> No
     assert status.state == State.FAILED
     golden(status.reason)
     assert "`supervise: false`" in status.remedy
-    # A program of a shell's that is not there is another matter.
-    told(tracker, event="started", attempt=1)
+    # A shell that does not find a program ends with 127, too.
+    emit(tracker, event="started", attempt=1)
     assert tracker.status().reason == "failed with exit code 127"
 
 
@@ -143,7 +143,7 @@ def test_the_reason_of_a_failure_is_the_task_s_own_or_that_memory_ran_out(golden
     tracker.feed("ValueError: no such layer")
     tracker.update(container("exited", 1))
     golden(tracker.state()[1])
-    told(tracker, event="failed", exit_code=2, cause="the configuration is wrong", detail="params.units: too many")
+    emit(tracker, event="failed", exit_code=2, cause="the configuration is wrong", detail="params.units: too many")
     golden(tracker.state()[1])
     tracker.update(container("exited", 137, OOMKilled=True))
     assert tracker.state()[1].startswith("out of memory")
@@ -162,7 +162,7 @@ def test_the_engine_s_times_have_nine_digits_or_none() -> None:
     assert parse_rfc3339(None) is None
 
 
-def test_output_is_read_by_lines_also_where_one_comes_in_parts() -> None:
+def test_output_is_split_into_lines_even_if_one_arrives_in_parts() -> None:
     stamp = "2026-01-31T10:00:00.500000000Z "
     frames = [
         f"{stamp}one\n{stamp}two\n".encode(),
@@ -190,7 +190,7 @@ def status(name: str, state: State, code: int | None = None) -> TaskStatus:
         (State.STOPPED, State.STOPPED, State.STOPPED),
     ],
 )
-def test_a_run_that_nobody_keeps_is_what_its_tasks_are(chief: State, worker: State, state: State) -> None:
+def test_the_state_of_a_run_without_a_supervisor_comes_from_its_tasks(chief: State, worker: State, state: State) -> None:
     tasks = (status("chief", chief, 1), status("worker-0", worker))
     assert run_state(tasks, ["chief"], ready=True)[0] is state
 
@@ -198,7 +198,7 @@ def test_a_run_that_nobody_keeps_is_what_its_tasks_are(chief: State, worker: Sta
 @pytest.mark.parametrize(
     "line", ["OSError: [Errno 30] Read-only file system: '/srv/x'", "mkdir: cannot create directory 'x': Permission denied"]
 )
-def test_a_program_that_needs_more_rights_in_an_image_of_its_own_is_told_of_the_field(line: str) -> None:
+def test_the_remedy_for_missing_rights_in_an_image_of_one_s_own_names_the_security_field(line: str) -> None:
     for own in (True, False):
         tracker = ContainerTracker("chief", has_trainer=False, in_own_image=own)
         tracker.feed(line)

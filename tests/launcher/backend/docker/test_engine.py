@@ -1,4 +1,4 @@
-"""Messages when the engine cannot be asked: why not, and what to do about it."""
+"""Messages when the engine cannot be reached: the reason and the remedy."""
 
 import errno
 import os
@@ -15,29 +15,32 @@ from launcher.errors import LauncherError
 from tests.golden_messages import Golden
 
 
-def by_the_client(inner: OSError) -> DockerException:
-    """Return what the client raises when its first call meets an error of the operating system, as it wraps it."""
+def wrapped_by_the_client(inner: OSError) -> DockerException:
+    """Return the exception of the Docker client whose first call meets an error of the operating system."""
     error = requests.exceptions.ConnectionError(urllib3.exceptions.ProtocolError("Connection aborted.", inner))
     wrapped = DockerException(f"Error while fetching server API version: {error}")
     wrapped.__cause__ = error
     return wrapped
 
 
-def refused() -> OSError:
+def permission_denied() -> OSError:
     return PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def nobody() -> OSError:
+def no_socket() -> OSError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
-@pytest.mark.parametrize("wrapped", [by_the_client, lambda inner: inner], ids=["by the client", "as it is"])
+@pytest.mark.parametrize("wrapped", [wrapped_by_the_client, lambda inner: inner], ids=["by the client", "unwrapped"])
 @pytest.mark.parametrize(
     "inner, message, remedy",
-    [(refused(), "no permission to use the Docker engine", "group docker"), (nobody(), "the Docker engine does not answer", "docker info")],
+    [
+        (permission_denied(), "no permission to use the Docker engine", "group docker"),
+        (no_socket(), "the Docker engine does not answer", "docker info"),
+    ],
     ids=["no permission", "no socket"],
 )
-def test_who_may_not_ask_is_told_from_who_gets_no_answer(
+def test_a_missing_permission_and_a_missing_socket_have_different_messages(
     wrapped: Callable[[OSError], Exception], inner: OSError, message: str, remedy: str
 ) -> None:
     with pytest.raises(LauncherError) as caught, translate_errors("listing the runs"):

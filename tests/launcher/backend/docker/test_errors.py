@@ -1,11 +1,11 @@
-"""Refusals of engines, as they say them, and our messages."""
+"""Errors as engines word them, and our messages."""
 
 import pytest
 
 from launcher.backend.docker.errors import explain
 from tests.golden_messages import Golden
 
-SAID = {
+ENGINE_MESSAGES = {
     "port": "Error response from daemon: driver failed programming external connectivity on endpoint mnist-ps-tensorboard-1: "
     "Bind for 127.0.0.1:6006 failed: port is already allocated",
     "process": "Error response from daemon: failed to bind host port 127.0.0.1:6006/tcp: address already in use",
@@ -26,7 +26,7 @@ SAID = {
     "engine": "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
     "init": 'service "chief-fetch" didn\'t complete successfully: exit 1',
 }
-MEANT = {
+EXPECTED = {
     "port": ("port is taken", "--set tensorboard.port"),
     "process": ("port is taken", "--set tensorboard.port"),
     "disk": ("disk is full", "docker system df"),
@@ -45,10 +45,10 @@ MEANT = {
 }
 
 
-@pytest.mark.parametrize("what", SAID)
-def test_what_is_known_says_what_is_wrong_and_what_to_do(what: str) -> None:
-    error = explain(SAID[what], "starting the containers of mnist")
-    message, remedy = MEANT[what]
+@pytest.mark.parametrize("case", ENGINE_MESSAGES)
+def test_a_known_error_has_a_message_and_a_remedy(case: str) -> None:
+    error = explain(ENGINE_MESSAGES[case], "starting the containers of mnist")
+    message, remedy = EXPECTED[case]
     assert message in error.message
     assert remedy in error.remedy
 

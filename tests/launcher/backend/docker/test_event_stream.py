@@ -1,4 +1,4 @@
-"""Answers of the engine that bring nothing for long are given up, so that who reads them asks again."""
+"""Streams of the engine that are silent for long are closed, so that their readers open new ones."""
 
 import queue
 import threading
@@ -13,8 +13,8 @@ from launcher.backend.docker.engine import Engine
 from launcher.backend.docker.event_stream import EngineWatch, _OpenStreams
 
 
-class Answer:
-    """A connection that is closed to end its reader; it may be closed already."""
+class Connection:
+    """A connection that is closed to end its reader; a broken one was closed before."""
 
     def __init__(self, *, broken: bool = False) -> None:
         self.closed = 0
@@ -26,8 +26,8 @@ class Answer:
             raise OSError(9, "Bad file descriptor")
 
 
-def test_only_those_that_are_silent_are_closed_and_once() -> None:
-    streams, silent, talks, broken = _OpenStreams(), Answer(), Answer(), Answer(broken=True)
+def test_only_silent_streams_are_closed_and_only_once() -> None:
+    streams, silent, talks, broken = _OpenStreams(), Connection(), Connection(), Connection(broken=True)
     streams.opened("broken", broken)
     streams.opened("silent", silent)
     streams.opened("talks", talks)
@@ -38,18 +38,18 @@ def test_only_those_that_are_silent_are_closed_and_once() -> None:
     for _ in range(2):
         streams.close(silent_for=0.2)
         assert (silent.closed, talks.closed, broken.closed) == (1, 0, 1)
-    # Its reader asks again, and is heard of again.
-    again = Answer()
-    streams.opened("silent", again)
+    # Its reader opens a new stream, whose silence counts from then.
+    reopened = Connection()
+    streams.opened("silent", reopened)
     streams.close(silent_for=0.2)
-    streams.received("nobody")
-    assert again.closed == 0
+    streams.received("unknown")
+    assert reopened.closed == 0
     streams.close(silent_for=0)
-    assert (again.closed, talks.closed) == (1, 1)
+    assert (reopened.closed, talks.closed) == (1, 1)
 
 
 class Stream:
-    """An answer that brings nothing until it is closed."""
+    """A stream without data, which ends once it is closed."""
 
     def __init__(self) -> None:
         self.closed = threading.Event()
@@ -63,50 +63,50 @@ class Stream:
 
 
 class SilentEngine:
-    """An engine, and its client, whose answers bring nothing, and end once the engine ends; each is put in a queue when it is asked for."""
+    """An engine and its client, whose streams are silent and end with the engine; each is put in a queue when it is opened."""
 
     def __init__(self) -> None:
         self.client = self.api = self
         self._ended = False
-        self._answers: list[Stream] = []
-        self.asked: dict[str, queue.Queue[Stream]] = {"events": queue.Queue(), "log": queue.Queue()}
+        self._streams: list[Stream] = []
+        self.opened: dict[str, queue.Queue[Stream]] = {"events": queue.Queue(), "log": queue.Queue()}
 
     def events(self, **_: object) -> Stream:
-        return self._answer("events")
+        return self._open("events")
 
     def logs(self, *_: object, **_options: object) -> Stream:
-        return self._answer("log")
+        return self._open("log")
 
-    def _answer(self, of: str) -> Stream:
+    def _open(self, kind: str) -> Stream:
         stream = Stream()
-        self._answers.append(stream)
+        self._streams.append(stream)
         if self._ended:
             stream.close()
-        self.asked[of].put(stream)
+        self.opened[kind].put(stream)
         return stream
 
     def end(self) -> None:
         self._ended = True
-        for stream in self._answers:
+        for stream in self._streams:
             stream.close()
 
-    def next(self, of: str) -> Stream:
+    def next(self, kind: str) -> Stream:
         try:
-            return self.asked[of].get(timeout=30)
+            return self.opened[kind].get(timeout=30)
         except queue.Empty:
-            raise AssertionError(f"waited 30 s for the {of} to be asked for") from None
+            raise AssertionError(f"waited 30 s for a stream of the {kind}") from None
 
 
-def test_a_watch_gives_up_answers_that_bring_nothing_and_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_closes_silent_streams_and_opens_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {"_SILENT": 0.2, "_POLL_INTERVAL": 0.05, "_RETRY_INTERVAL": 0.01, "_IDLE_INTERVAL": 0.01}.items():
         monkeypatch.setattr(event_stream, name, seconds)
     engine = SilentEngine()
-    watching = EngineWatch(cast("Engine", engine), "toy", {"chief": "toy-chief-1"}, queue.SimpleQueue())
+    watch = EngineWatch(cast("Engine", engine), "toy", {"chief": "toy-chief-1"}, queue.SimpleQueue())
     try:
-        for of in ("events", "log"):
-            first, second = engine.next(of), engine.next(of)
+        for kind in ("events", "log"):
+            first, second = engine.next(kind), engine.next(kind)
             assert first is not second
             assert first.closed.is_set()
     finally:
         engine.end()
-        watching.close(30)
+        watch.close(30)

@@ -1,4 +1,4 @@
-"""Refusals before anything is started, and images of ours that are not what they should be."""
+"""Checks before a run is started: directories of this machine for a remote engine, and images of ours that are outdated."""
 
 from pathlib import Path
 
@@ -12,32 +12,32 @@ from launcher.image_build.context import source_digest
 from launcher.images import Image
 from launcher.spec.models import ClusterSpec
 
-HERE, ELSEWHERE = Endpoint("unix:///var/run/docker.sock"), Endpoint("ssh://me@far")
+LOCAL, REMOTE = Endpoint("unix:///var/run/docker.sock"), Endpoint("ssh://me@far")
 
 
-def spec(**more: object) -> ClusterSpec:
-    return ClusterSpec.model_validate({"version": 1, "name": "toy", "train": {"workload": "mnist_mlp"}, **more})
+def spec(**sections: object) -> ClusterSpec:
+    return ClusterSpec.model_validate({"version": 1, "name": "toy", "train": {"workload": "mnist_mlp"}, **sections})
 
 
-def test_an_engine_elsewhere_mounts_no_directory_of_this_machine(tmp_path: Path) -> None:
+def test_a_remote_engine_mounts_no_directory_of_this_machine(tmp_path: Path) -> None:
     code = spec(code=str(tmp_path))
     data = spec(train={"workload": "mnist_mlp", "data": str(tmp_path)})
     for one in (code, data):
-        check_directories(one, HERE)
+        check_directories(one, LOCAL)
     with pytest.raises(UsageError, match="on another machine") as caught:
-        check_directories(code, ELSEWHERE)
+        check_directories(code, REMOTE)
     assert "launcher image build --code" in caught.value.remedy
     with pytest.raises(UsageError, match=r"train\.data"):
-        check_directories(data, ELSEWHERE)
-    check_directories(spec(), ELSEWHERE)
+        check_directories(data, REMOTE)
+    check_directories(spec(), REMOTE)
 
 
 @pytest.mark.parametrize(
-    "named, of, stale",
+    "name, digest, stale",
     [(None, "0123", True), (None, source_digest(), False), (None, None, False), ("mine:1", "0123", False)],
-    ids=["other sources", "these", "not known", "the user's own"],
+    ids=["other sources", "the same sources", "unknown sources", "the user's own"],
 )
-def test_an_image_of_other_sources_is_not_taken_for_ours(named: str | None, of: str | None, stale: bool) -> None:
-    labelled = {} if of is None else {images.SOURCE_DIGEST: of}
-    one = spec(image=named) if named else spec()
-    assert _is_stale(one, Image(images.image_for(one), "sha256:1", 1, labelled)) is stale
+def test_an_image_of_ours_is_stale_if_it_has_other_sources(name: str | None, digest: str | None, stale: bool) -> None:
+    image_labels = {} if digest is None else {images.SOURCE_DIGEST: digest}
+    user_spec = spec(image=name) if name else spec()
+    assert _is_stale(user_spec, Image(images.image_for(user_spec), "sha256:1", 1, image_labels)) is stale

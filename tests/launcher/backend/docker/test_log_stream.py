@@ -1,4 +1,4 @@
-"""Frames of the engine's answer become lines, however they are cut."""
+"""Frames of the engine's log stream become lines, wherever they are cut."""
 
 import pytest
 from hypothesis import given
@@ -16,10 +16,10 @@ def frame(stamp: str, written: bytes) -> bytes:
     return stamp.encode() + b" " + written
 
 
-def test_a_line_of_several_frames_is_one_with_the_stamp_of_its_beginning() -> None:
-    found = list(lines([frame(FIRST, b"begins, "), frame(SECOND, b"ends\n"), frame(SECOND, b"next\n")], "chief"))
-    assert [(stamp, line.text) for stamp, line in found] == [(FIRST, "begins, ends"), (SECOND, "next")]
-    assert [line.time for _, line in found] == [1769853600.5, 1769853601.0]
+def test_a_line_in_several_frames_has_the_timestamp_of_the_first() -> None:
+    stamped = list(lines([frame(FIRST, b"begins, "), frame(SECOND, b"ends\n"), frame(SECOND, b"next\n")], "chief"))
+    assert [(stamp, line.text) for stamp, line in stamped] == [(FIRST, "begins, ends"), (SECOND, "next")]
+    assert [line.time for _, line in stamped] == [1769853600.5, 1769853601.0]
 
 
 @pytest.mark.parametrize(
@@ -27,25 +27,25 @@ def test_a_line_of_several_frames_is_one_with_the_stamp_of_its_beginning() -> No
     [(b"10 %\r20 %\r\n", "20 %"), (b"caf\xe9\n", "caf\ufffd"), (b"\n", ""), (b"no end", "no end")],
     ids=["progress bar", "no UTF-8", "empty", "without an end"],
 )
-def test_how_a_line_is_shown(written: bytes, shown: str) -> None:
+def test_a_line_is_shown_as_on_a_terminal(written: bytes, shown: str) -> None:
     ((stamp, line),) = lines([frame(FIRST, written)], "chief")
     assert (stamp, line.text, line.task) == (FIRST, shown, "chief")
 
 
-def test_a_stamp_that_is_none_costs_the_time_and_not_the_line() -> None:
-    ((_, line),) = lines([b"x" * 31 + b"said\n"], "chief")
-    assert (line.time, line.text) == (0.0, "said")
+def test_an_invalid_timestamp_loses_the_time_but_not_the_line() -> None:
+    ((_, line),) = lines([b"x" * 31 + b"text\n"], "chief")
+    assert (line.time, line.text) == (0.0, "text")
 
 
-def test_a_line_too_long_comes_in_parts_of_which_none_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_long_is_split_and_no_part_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_stream, "LONGEST_LINE", 10)
     event = b'{"event":"started","attempt":1}'
-    found = [line for _, line in lines([frame(FIRST, b"x" * 11), frame(SECOND, event + b"\n"), frame(SECOND, event + b"\n")], "chief")]
-    assert [raw(line) for line in found] == [b"x" * 11, event, event]
-    assert [parse(line.text) is None for line in found] == [True, True, False]
+    parts = [line for _, line in lines([frame(FIRST, b"x" * 11), frame(SECOND, event + b"\n"), frame(SECOND, event + b"\n")], "chief")]
+    assert [raw(line) for line in parts] == [b"x" * 11, event, event]
+    assert [parse(line.text) is None for line in parts] == [True, True, False]
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])), min_size=1))
-def test_all_that_was_written_at_once_comes_as_it_was(texts: list[str]) -> None:
-    together = b"".join(frame(FIRST, text.encode() + b"\n") for text in texts)
-    assert [line.text for _, line in lines([together], "chief")] == texts
+def test_lines_that_arrive_together_are_read_unchanged(texts: list[str]) -> None:
+    frames = b"".join(frame(FIRST, text.encode() + b"\n") for text in texts)
+    assert [line.text for _, line in lines([frames], "chief")] == texts

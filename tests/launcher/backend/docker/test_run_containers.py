@@ -1,4 +1,4 @@
-"""Containers as the engine shows them, and the reaction to tasks that have ended. Actions on containers are tried on a real engine."""
+"""Containers as the engine shows them, and the reaction to tasks that have ended. Actions on containers are tested with a real engine."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from launcher.runs.status import LogLine
 from launcher.spec.models import ClusterSpec
 from trainer.exit_codes import ExitCode
 
-# A program that nothing supervises inside its container, and that the supervisor starts again after some exit codes.
+# A program without a parent in its container, which the supervisor restarts after some exit codes.
 SPEC = {
     "version": 1,
     "name": "toy",
@@ -33,32 +33,32 @@ SPEC = {
 }
 
 
-class Beside(Container):
-    """A sidecar that runs; the calls that would change it are noted in their order."""
+class Sidecar(Container):
+    """A sidecar that runs; it records the calls that would change it."""
 
     def __init__(self) -> None:
-        told = {labels.SERVICE: "chief-log", labels.SIDECAR_OF: "chief"}
-        super().__init__({"Id": "1", "Config": {"Labels": told}, "State": {"Status": "running"}})
-        self.asked: list[str] = []
+        container_labels = {labels.SERVICE: "chief-log", labels.SIDECAR_OF: "chief"}
+        super().__init__({"Id": "1", "Config": {"Labels": container_labels}, "State": {"Status": "running"}})
+        self.calls: list[str] = []
 
     def update(self, **changes: Any) -> None:
-        """Note a change of the restart policy."""
-        self.asked.append(f"restart policy {changes['restart_policy']['Name']}")
+        """Record a change of the restart policy."""
+        self.calls.append(f"restart policy {changes['restart_policy']['Name']}")
 
     def stop(self, **_: Any) -> None:
-        """Note a stop."""
-        self.asked.append("stop")
+        """Record a stop."""
+        self.calls.append("stop")
 
 
 @pytest.fixture
 def containers(tmp_path: Path) -> RunContainers:
-    """Those of a run of one task; nothing here asks the engine."""
+    """Return the containers of a run with one task; these tests never call the engine."""
     paths = RunPaths(tmp_path / "toy")
     paths.tasks.mkdir(parents=True)
     paths.lock.touch()
-    found = RunContainers(paths, plan(ClusterSpec.model_validate(SPEC), "docker", run_dir="/runs/toy"), cast("Engine", None))
-    found._polled_at = math.inf
-    return found
+    run_containers = RunContainers(paths, plan(ClusterSpec.model_validate(SPEC), "docker", run_dir="/runs/toy"), cast("Engine", None))
+    run_containers._polled_at = math.inf
+    return run_containers
 
 
 @pytest.fixture
@@ -66,12 +66,12 @@ def run(containers: RunContainers) -> RunController:
     return RunController(containers._paths, containers._plan, containers.tasks, containers)
 
 
-@pytest.mark.parametrize("code, asked", [(137, []), (ExitCode.DONE, ["restart policy no", "stop"])], ids=["starts again", "is done"])
-def test_a_sidecar_is_stopped_for_good_only_where_its_task_does_not_start_again(
-    containers: RunContainers, run: RunController, code: int, asked: list[str]
+@pytest.mark.parametrize("code, calls", [(137, []), (ExitCode.DONE, ["restart policy no", "stop"])], ids=["restarts", "is done"])
+def test_a_sidecar_is_stopped_only_if_its_task_does_not_restart(
+    containers: RunContainers, run: RunController, code: int, calls: list[str]
 ) -> None:
-    log = Beside()
-    containers.sidecars.update([log])
+    sidecar = Sidecar()
+    containers.sidecars.update([sidecar])
     (chief,) = containers.tasks
     times = {"StartedAt": "2026-01-31T10:00:00Z", "FinishedAt": "2026-01-31T10:00:05Z"}
     chief.update({"State": {"Status": "exited", "ExitCode": code, "OOMKilled": False, **times}}, 0.0)
@@ -81,7 +81,7 @@ def test_a_sidecar_is_stopped_for_good_only_where_its_task_does_not_start_again(
     assert (chief.restart_at is not None) == (code != ExitCode.DONE)
     for thread in containers.sidecars._threads.values():
         thread.join(30)
-    assert log.asked == asked
+    assert sidecar.calls == calls
 
 
 class Flood(queue.SimpleQueue[ContainerEvent]):
@@ -94,7 +94,7 @@ class Flood(queue.SimpleQueue[ContainerEvent]):
 
 def test_a_flood_of_lines_delays_neither_deadlines_nor_a_request_to_stop(containers: RunContainers, run: RunController) -> None:
     containers._inbox = Flood()
-    containers.wait(run, None)  # returns: the controller looks at its deadlines
+    containers.wait(run, None)  # returns, so that the controller checks its deadlines
     containers.request_stop(signal.SIGTERM)
     containers.wait(run, None)
     assert run._shutdown is not None
@@ -102,20 +102,20 @@ def test_a_flood_of_lines_delays_neither_deadlines_nor_a_request_to_stop(contain
 
 
 class Failures(RunController):
-    """A controller that notes which tasks are told to have failed for good."""
+    """A controller that records the exit codes of tasks that failed permanently."""
 
-    def __init__(self, of: RunContainers) -> None:
-        super().__init__(of._paths, of._plan, of.tasks, of)
+    def __init__(self, containers: RunContainers) -> None:
+        super().__init__(containers._paths, containers._plan, containers.tasks, containers)
         self.codes: list[int] = []
 
     def failed(self, task: ControlledTask, code: int) -> None:
-        """Note it."""
+        """Record the exit code."""
         assert task.name == "chief"
         self.codes.append(code)
 
 
 @pytest.mark.parametrize(
-    "heard, codes",
+    "event, codes",
     [
         ({"event": "failed", "task": "chief", "exit_code": 1}, [1]),
         ({"event": "failed", "task": "chief", "exit_code": 75}, []),
@@ -123,17 +123,17 @@ class Failures(RunController):
         ({"event": "progress", "task": "chief", "step": 1}, []),
     ],
 )
-def test_a_trainer_that_says_that_it_has_failed_for_good_is_not_waited_for(
-    containers: RunContainers, heard: dict[str, Any], codes: list[int]
+def test_a_trainer_that_reports_a_permanent_failure_is_not_waited_for(
+    containers: RunContainers, event: dict[str, Any], codes: list[int]
 ) -> None:
     run = Failures(containers)
     containers.tasks[0].tracker.has_trainer = True
-    containers._receive(LineWritten("chief", LogLine(1.0, "chief", json.dumps(heard, separators=(",", ":")))), run)
+    containers._receive(LineWritten("chief", LogLine(1.0, "chief", json.dumps(event, separators=(",", ":")))), run)
     assert run.codes == codes
 
 
 @pytest.mark.parametrize("code, codes", [(ExitCode.WRONG_CONFIGURATION, [2]), (137, [])])
-def test_a_wrong_configuration_is_final_as_soon_as_the_engine_tells_the_exit_code(
+def test_a_wrong_configuration_is_final_as_soon_as_the_engine_reports_the_exit_code(
     containers: RunContainers, code: int, codes: list[int]
 ) -> None:
     run = Failures(containers)
