@@ -1,4 +1,4 @@
-"""Messages to people about a run, when one is due, and that none is sent twice."""
+"""Messages about a run: their content, when one is due, and that none is sent twice."""
 
 import dataclasses
 
@@ -12,16 +12,16 @@ RUN = RunStatus("digits", "local", State.FAILED, "worker-0 failed\non attempt 3:
 NOW = 1000.0
 
 
-def task(name: str, doing: str = "", since: float = 900.0) -> TaskStatus:
-    reason = f"no progress since 1970-01-01T00:15:00Z: {doing}" if doing else ""
-    return TaskStatus(name, State.RUNNING, reason, stalled=doing, stalled_since=since if doing else None)
+def task(name: str, stall: str = "", since: float = 900.0) -> TaskStatus:
+    reason = f"no progress since 1970-01-01T00:15:00Z: {stall}" if stall else ""
+    return TaskStatus(name, State.RUNNING, reason, stalled=stall, stalled_since=since if stall else None)
 
 
 def running(*tasks: TaskStatus) -> RunStatus:
     return RunStatus("digits", "local", State.RUNNING, started=100.0, step=7, tasks=tasks)
 
 
-def due_after_settling(due: DueMessages, status: RunStatus, now: float = NOW) -> list[Message]:
+def due_after_grace(due: DueMessages, status: RunStatus, now: float = NOW) -> list[Message]:
     assert due.check(status, now) == []
     return due.check(status, now + STALL_GRACE)
 
@@ -47,7 +47,7 @@ def test_the_message_of_an_end_has_name_state_reason_step_and_time() -> None:
 
 
 @pytest.mark.parametrize("state", [State.PENDING, State.RUNNING, State.RESTARTING, State.STOPPED, State.INTERRUPTED, State.UNKNOWN])
-def test_nobody_is_told_of_a_run_that_goes_on_or_that_somebody_has_stopped(state: State) -> None:
+def test_no_message_is_due_for_a_run_that_continues_or_was_stopped(state: State) -> None:
     assert DueMessages().check(dataclasses.replace(RUN, state=state), NOW) == []
 
 
@@ -57,22 +57,22 @@ def test_a_long_reason_is_cut() -> None:
     assert (len(message.reason), message.reason[-4:]) == (2000, "x...")
 
 
-def test_an_id_is_the_same_for_everyone_who_sends_it_and_another_for_the_next_start() -> None:
-    one, same, next_start = end_message(RUN, 1.0), end_message(RUN, 2.0), end_message(dataclasses.replace(RUN, started=101.0), 1.0)
-    assert one is not None
+def test_an_id_is_the_same_for_every_sender_and_differs_for_the_next_start() -> None:
+    first, same, next_start = end_message(RUN, 1.0), end_message(RUN, 2.0), end_message(dataclasses.replace(RUN, started=101.0), 1.0)
+    assert first is not None
     assert same is not None
     assert next_start is not None
-    assert one.payload()["id"] == same.payload()["id"] != next_start.payload()["id"]
+    assert first.payload()["id"] == same.payload()["id"] != next_start.payload()["id"]
 
 
-def test_a_stall_is_told_once_it_lasts_and_names_who_holds_up_the_others() -> None:
+def test_a_stall_that_lasts_is_reported_with_the_task_that_blocks_the_others() -> None:
     due = DueMessages()
-    [message] = due_after_settling(due, running(task("chief", "servers"), task("ps-0", "stopped")))
+    [message] = due_after_grace(due, running(task("chief", "servers"), task("ps-0", "stopped")))
     assert (message.event, message.about, message.since) == ("stalled", ("ps-0",), 900.0)
     assert message.text == "digits makes no progress at step 7: ps-0 makes no progress since 1970-01-01T00:15:00Z: stopped"
 
 
-def test_a_stall_that_ends_at_once_is_not_told() -> None:
+def test_a_stall_that_ends_at_once_is_not_reported() -> None:
     due = DueMessages()
     assert due.check(running(task("chief", "code")), NOW) == []
     assert due.check(running(task("chief")), NOW + 5) == []
@@ -80,8 +80,8 @@ def test_a_stall_that_ends_at_once_is_not_told() -> None:
     assert due.is_stalled
 
 
-def test_the_stalls_of_a_task_are_told_once_an_hour_and_another_task_s_at_once() -> None:
-    [first] = due_after_settling(DueMessages(), running(task("chief", "code")))
+def test_stalls_of_one_task_are_reported_once_an_hour_and_another_task_s_at_once() -> None:
+    [first] = due_after_grace(DueMessages(), running(task("chief", "code")))
     entries = ledger.with_outcome([], first, "webhook", {"at": NOW, "state": ledger.SENT})
     assert ledger.wait_time(entries, first, "webhook", NOW + 7200) is None  # the same stall, two hours later
     later = dataclasses.replace(first, since=NOW + 300)
@@ -91,7 +91,7 @@ def test_the_stalls_of_a_task_are_told_once_an_hour_and_another_task_s_at_once()
     assert ledger.wait_time(entries, first, "command", NOW) == 0.0
 
 
-def test_what_somebody_sends_is_left_to_them_until_their_time_is_over() -> None:
+def test_a_message_that_another_sender_has_claimed_is_left_to_it_until_the_claim_expires() -> None:
     end = end_message(RUN, NOW)
     assert end is not None
     assert ledger.wait_time([], end, "webhook", NOW) == 0.0
@@ -99,9 +99,9 @@ def test_what_somebody_sends_is_left_to_them_until_their_time_is_over() -> None:
     assert ledger.wait_time(claimed, end, "webhook", NOW + 20) == 40.0
     assert ledger.wait_time(claimed, end, "webhook", NOW + 61) == 0.0
     for state in (ledger.SENT, ledger.FAILED):
-        settled = ledger.with_outcome(claimed, end, "webhook", {"at": NOW, "state": state, "words": "failed: told"})
-        assert ledger.wait_time(settled, end, "webhook", NOW + 9999) is None
-        assert ledger.outcomes(settled) == ("failed: told",)
+        recorded = ledger.with_outcome(claimed, end, "webhook", {"at": NOW, "state": state, "words": "failed: sent"})
+        assert ledger.wait_time(recorded, end, "webhook", NOW + 9999) is None
+        assert ledger.outcomes(recorded) == ("failed: sent",)
 
 
 def test_a_stall_of_very_many_tasks_is_one_message_and_few_entries() -> None:
@@ -111,6 +111,6 @@ def test_a_stall_of_very_many_tasks_is_one_message_and_few_entries() -> None:
     assert len(message.keys) == 20
     entries: list[ledger.Entry] = []
     for number in range(50):
-        one = dataclasses.replace(message, about=tuple(f"worker-{number}-{index}" for index in range(20)))
-        entries = ledger.with_outcome(entries, one, "webhook", {"at": NOW, "state": ledger.SENT})
+        next_message = dataclasses.replace(message, about=tuple(f"worker-{number}-{index}" for index in range(20)))
+        entries = ledger.with_outcome(entries, next_message, "webhook", {"at": NOW, "state": ledger.SENT})
     assert len(entries) == 100

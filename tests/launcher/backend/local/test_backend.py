@@ -26,7 +26,7 @@ def test_a_run_succeeds_when_its_chief_does_and_all_others_end_with_it(runs: Run
     assert runs.processes() == []
 
 
-def test_a_task_that_fails_for_good_fails_the_run_and_is_named_with_its_last_words(runs: Runs) -> None:
+def test_a_task_that_fails_permanently_fails_the_run_and_is_named_with_its_last_line(runs: Runs) -> None:
     runs.start({"chief": FOREVER, "worker-0": "print('fine'); print('no such layer: dense_9\\n', file=sys.stderr); sys.exit(3)"})
     ended = runs.wait()
     assert ended.state == State.FAILED
@@ -36,7 +36,7 @@ def test_a_task_that_fails_for_good_fails_the_run_and_is_named_with_its_last_wor
     assert runs.processes() == []
 
 
-def test_a_failed_task_is_started_again_after_a_delay_and_its_causes_are_kept(runs: Runs, tmp_path: Path) -> None:
+def test_a_failed_task_is_restarted_after_a_delay_and_the_cause_is_recorded(runs: Runs, tmp_path: Path) -> None:
     count = f"n = len(os.listdir({str(tmp_path)!r})); open({str(tmp_path)!r} + f'/try{{n}}', 'w').close()\n"
     before = len(list(tmp_path.iterdir())) + 1  # the directory of runs
     began = time.time()
@@ -58,18 +58,18 @@ def test_restarts_are_limited(runs: Runs) -> None:
     assert len(ended.tasks[0].restarts) == 1
 
 
-def test_a_final_exit_code_is_not_tried_again_and_a_lost_peer_is(runs: Runs, tmp_path: Path) -> None:
+def test_a_task_restarts_after_a_lost_peer_but_not_after_a_final_exit_code(runs: Runs, tmp_path: Path) -> None:
     count = f"path = {str(tmp_path / 'count')!r}\nn = os.path.exists(path)\nopen(path, 'w').close()\nsys.exit(7 if n else 75)"
-    made = runs.plan({"chief": count}, max_restarts=3)
-    chief = made.tasks[0]
+    plan = runs.plan({"chief": count}, max_restarts=3)
+    chief = plan.tasks[0]
     by_code = dataclasses.replace(chief, restart=dataclasses.replace(chief.restart, when="exit_code"))
-    runs.backend.start(PlannedRun(dataclasses.replace(made, tasks=(by_code,)), {"name": made.name}))
+    runs.backend.start(PlannedRun(dataclasses.replace(plan, tasks=(by_code,)), {"name": plan.name}))
     ended = runs.wait()
     assert (ended.state, ended.tasks[0].exit_code) == (State.FAILED, 7)
     assert [restart.exit_code for restart in ended.tasks[0].restarts] == [75]
 
 
-def test_a_wrong_configuration_is_never_started_again(runs: Runs) -> None:
+def test_a_task_with_a_wrong_configuration_is_never_restarted(runs: Runs) -> None:
     runs.start({"chief": "print('train.steps is -1'); sys.exit(2)", "ps-0": SAVES}, max_restarts=9)
     ended = runs.wait()
     assert ended.state == State.FAILED
@@ -78,20 +78,22 @@ def test_a_wrong_configuration_is_never_started_again(runs: Runs) -> None:
     assert runs.lines(task="chief") == ["train.steps is -1"]
 
 
-def test_being_asked_to_stop_by_somebody_else_does_not_count(runs: Runs, tmp_path: Path) -> None:
-    mark = str(tmp_path / "mark")
-    runs.start({"chief": f"if not os.path.exists({mark!r}): open({mark!r}, 'w').close(); sys.exit(143)\nprint('again')"}, max_restarts=0)
+def test_a_stop_that_the_launcher_did_not_request_does_not_count_as_a_restart(runs: Runs, tmp_path: Path) -> None:
+    marker = str(tmp_path / "marker")
+    runs.start(
+        {"chief": f"if not os.path.exists({marker!r}): open({marker!r}, 'w').close(); sys.exit(143)\nprint('again')"}, max_restarts=0
+    )
     assert runs.wait().state == State.SUCCEEDED
     assert runs.lines() == ["again"]
 
 
-def test_restarts_that_do_not_count_leave_those_that_do_when_a_program_cannot_be_started(runs: Runs, tmp_path: Path) -> None:
+def test_restarts_that_do_not_count_use_up_none_of_those_for_a_program_that_cannot_be_started(runs: Runs, tmp_path: Path) -> None:
     program = tmp_path / "program"
-    program.write_text('#!/bin/sh\nmv "$0" "$0.gone"\nexit 143\n')
+    program.write_text('#!/bin/sh\nmv "$0" "$0.moved"\nexit 143\n')
     program.chmod(0o755)
     plan = runs.plan({"chief": "pass"}, max_restarts=1)
-    gone = dataclasses.replace(plan, tasks=(dataclasses.replace(plan.tasks[0], command=(str(program),)),))
-    runs.backend.start(PlannedRun(gone, {}))
+    moves_itself = dataclasses.replace(plan, tasks=(dataclasses.replace(plan.tasks[0], command=(str(program),)),))
+    runs.backend.start(PlannedRun(moves_itself, {}))
     ended = runs.wait()
     assert (ended.state, len(ended.tasks[0].restarts)) == (State.FAILED, 2)
     assert "could not be started" in ended.reason
@@ -105,20 +107,20 @@ def test_restarts_in_place_are_counted_with_the_others(runs: Runs) -> None:
     assert [(restart.exit_code, restart.cause) for restart in ended.tasks[0].restarts] == [(137, "killed by SIGKILL")]
 
 
-def test_peers_that_were_done_come_back_when_one_has_to_go_back_to_the_checkpoint(runs: Runs, tmp_path: Path) -> None:
-    mark = str(tmp_path / "mark")
-    chief = f"time.sleep(0.5)\nif not os.path.exists({mark!r}): open({mark!r}, 'w').close(); sys.exit(75)"
+def test_finished_peers_restart_when_a_task_returns_to_the_checkpoint(runs: Runs, tmp_path: Path) -> None:
+    marker = str(tmp_path / "marker")
+    chief = f"time.sleep(0.5)\nif not os.path.exists({marker!r}): open({marker!r}, 'w').close(); sys.exit(75)"
     programs = {"chief": chief, "worker-0": "print('done')"}
     runs.start(programs, scope="all", max_restarts=2, strategy="multi_worker_mirrored")
     assert runs.wait().state == State.SUCCEEDED
     assert runs.lines(task="worker-0") == ["done", "done"]
 
 
-def test_a_peer_that_is_done_just_after_another_went_back_comes_back_too(runs: Runs, tmp_path: Path) -> None:
+def test_a_peer_that_finishes_just_after_another_returned_to_the_checkpoint_restarts_too(runs: Runs, tmp_path: Path) -> None:
     ends = str(tmp_path / "ends")
-    goes_back = event("restarting", attempt=2, restarts=1, exit_code=75, cause="a peer was lost", detail="", delay=1.0)
-    needs_it = f"while not os.path.exists({ends!r}) or len(open({ends!r}).readlines()) < 2: time.sleep(0.05)"
-    programs = {"chief": goes_back + needs_it, "worker-0": f"time.sleep(0.5)\nprint('done', file=open({ends!r}, 'a'))"}
+    returns = event("restarting", attempt=2, restarts=1, exit_code=75, cause="a peer was lost", detail="", delay=1.0)
+    waits_for_both = f"while not os.path.exists({ends!r}) or len(open({ends!r}).readlines()) < 2: time.sleep(0.05)"
+    programs = {"chief": returns + waits_for_both, "worker-0": f"time.sleep(0.5)\nprint('done', file=open({ends!r}, 'a'))"}
     runs.start(programs, scope="all", max_restarts=2, strategy="multi_worker_mirrored")
     assert runs.wait().state == State.SUCCEEDED
 
@@ -131,7 +133,7 @@ def test_the_deadline_ends_a_run(runs: Runs) -> None:
     assert any(line.startswith("saved") for line in runs.lines())
 
 
-def test_training_that_never_starts_fails_and_says_who_waits_for_whom(runs: Runs) -> None:
+def test_training_that_never_starts_fails_and_names_the_task_and_the_peer_it_waits_for(runs: Runs) -> None:
     waiting = event("waiting", missing=[{"task": "ps-0", "address": "x:1", "reason": "refused"}], seconds=1, timeout=2)
     env = {"TRAINER_SETTINGS": json.dumps({"train": {}})}
     runs.start({"chief": waiting + "time.sleep(60)"}, start_timeout=8.0, env=env)
@@ -142,10 +144,10 @@ def test_training_that_never_starts_fails_and_says_who_waits_for_whom(runs: Runs
     assert "start timeout of 8 s: chief is waiting for ps-0" in ended.reason
 
 
-def test_a_peer_that_is_missed_once_training_is_ready_is_there(runs: Runs) -> None:
+def test_a_task_that_waits_for_a_peer_after_training_is_ready_is_running(runs: Runs) -> None:
     waiting = event("waiting", missing=[{"task": "ps-0", "address": "x:1", "reason": "refused"}], seconds=1, timeout=2)
-    runs.start({"chief": event("ready", seconds=1) + waiting + event("restored", step=7) + waiting + "print('told')\ntime.sleep(60)"})
-    runs.until_line("told")
+    runs.start({"chief": event("ready", seconds=1) + waiting + event("restored", step=7) + waiting + "print('reported')\ntime.sleep(60)"})
+    runs.until_line("reported")
     assert runs.backend.status("run").tasks[0].state == State.RUNNING
 
 
@@ -155,7 +157,7 @@ def test_training_that_has_started_is_not_timed_out(runs: Runs) -> None:
     assert runs.wait().state == State.SUCCEEDED
 
 
-def test_a_run_that_runs_is_not_started_twice(runs: Runs) -> None:
+def test_a_running_run_is_not_started_twice(runs: Runs) -> None:
     runs.start({"chief": FOREVER})
     with pytest.raises(UsageError, match="run is already running") as error:
         runs.start({"chief": "print('never')"})
@@ -173,9 +175,9 @@ def test_two_runs_at_once_share_nothing(runs: Runs) -> None:
     addresses = {task.address for name in ("one", "two") for task in runs.backend.status(name).tasks}
     assert len(addresses) == 4
     assert runs.wait("one").state == runs.wait("two").state == State.SUCCEEDED
-    told = json.loads(runs.lines("one", "worker-0")[0])
-    assert told["cluster"] == {"chief": [_address(runs, "one", 0)], "worker": [_address(runs, "one", 1)]}
-    assert told["task"] == {"type": "worker", "index": 0}
+    tf_config = json.loads(runs.lines("one", "worker-0")[0])
+    assert tf_config["cluster"] == {"chief": [_address(runs, "one", 0)], "worker": [_address(runs, "one", 1)]}
+    assert tf_config["task"] == {"type": "worker", "index": 0}
     assert [status.name for status in runs.backend.runs()] == ["two", "one"]
 
 
@@ -183,7 +185,7 @@ def _address(runs: Runs, name: str, task: int) -> str:
     return runs.backend.status(name).tasks[task].address
 
 
-def test_the_port_of_a_task_is_its_own_to_listen_on_and_no_one_elses(runs: Runs) -> None:
+def test_only_the_task_can_listen_on_its_port(runs: Runs) -> None:
     listen = """
 import json, socket
 address = json.loads(os.environ['TF_CONFIG'])['cluster']['chief'][0]
@@ -204,7 +206,7 @@ server.accept()[0].sendall(b'chief')
     assert runs.wait().state == State.SUCCEEDED
 
 
-def test_fifty_tasks(runs: Runs) -> None:
+def test_a_run_of_fifty_tasks_starts_and_stops(runs: Runs) -> None:
     runs.start({"chief": FOREVER} | {f"worker-{index}": FOREVER for index in range(49)})
     assert len({task.address for task in runs.backend.status("run").tasks}) == 50
     assert len(runs.processes()) >= 45
@@ -212,7 +214,7 @@ def test_fifty_tasks(runs: Runs) -> None:
     assert runs.processes() == []
 
 
-def test_the_supervisor_needs_neither_tensorflow_nor_what_draws_on_terminals(runs: Runs) -> None:
+def test_the_supervisor_loads_neither_tensorflow_nor_pydantic(runs: Runs) -> None:
     runs.start({"chief": FOREVER})
     maps = Path(f"/proc/{runs.supervisor()}/maps")
     if maps.exists():
@@ -222,7 +224,7 @@ def test_the_supervisor_needs_neither_tensorflow_nor_what_draws_on_terminals(run
     runs.backend.stop("run")
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processor time is told in hundredths of a second by /proc alone")
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only /proc has processor times in hundredths of a second")
 def test_a_supervisor_with_nothing_to_do_uses_no_processor(runs: Runs) -> None:
     runs.start({"chief": FOREVER, "worker-0": FOREVER})
     runs.until_line("up")

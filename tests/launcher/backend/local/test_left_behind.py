@@ -1,4 +1,4 @@
-"""Leftovers when a supervisor, a launcher or a task is killed, and how a run goes on after it."""
+"""Leftovers when a supervisor, a launcher or a task is killed, and how a run continues after it."""
 
 import fcntl
 import json
@@ -19,7 +19,17 @@ from launcher.runs.status import State
 from tests.launcher.backend.local.running import FOREVER, SAVES, STUBBORN, Runs, event
 
 
-def test_what_a_task_leaves_behind_is_gone_before_it_is_started_again(runs: Runs) -> None:
+def start_and_kill_supervisor(runs: Runs, grace_period: float) -> int:
+    """Start a run, kill its supervisor, and return the process id of the chief, which ignores SIGTERM."""
+    runs.start({"chief": STUBBORN}, grace_period=grace_period)
+    runs.until_line("up")
+    (pid,) = runs.processes()
+    os.kill(runs.supervisor(), signal.SIGKILL)
+    runs.until("the run to be interrupted", lambda: runs.backend.status("run").state == State.INTERRUPTED)
+    return pid
+
+
+def test_processes_that_a_task_leaves_behind_end_before_it_is_restarted(runs: Runs) -> None:
     child = "import time; time.sleep(60)"
     runs.start({"chief": f"print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid); sys.exit(1)"}, max_restarts=1)
     runs.until("chief to be restarted", lambda: runs.backend.status("run").tasks[0].state == State.RESTARTING)
@@ -37,16 +47,16 @@ def test_a_killed_supervisor_leaves_nothing_and_the_run_can_be_started_again(run
     os.kill(runs.supervisor(), signal.SIGKILL)
     runs.until("the run to be interrupted", lambda: runs.backend.status("run").state == State.INTERRUPTED)
     assert "supervisor was killed" in runs.backend.status("run").reason
-    runs.backend.stop("run")  # waits for those that save, kills the stubborn
+    runs.backend.stop("run")  # waits for the chief to save, and kills ps-0
     assert runs.processes() == []
     assert saved.exists()
     assert [status.state for status in runs.backend.runs()] == [State.INTERRUPTED]
-    runs.start({"chief": "print('second life')"})
+    runs.start({"chief": "print('restarted')"})
     assert runs.wait().state == State.SUCCEEDED
-    assert runs.lines()[-1] == "second life"
+    assert runs.lines()[-1] == "restarted"
 
 
-def test_a_copy_of_a_live_run_has_none_of_its_processes_and_one_that_was_moved_has_them(runs: Runs) -> None:
+def test_a_copy_of_a_live_run_has_no_processes_and_a_moved_run_keeps_its_own(runs: Runs) -> None:
     runs.start({"chief": FOREVER})
     runs.until("chief to run", lambda: runs.backend.status("run").state == State.RUNNING)
     shutil.copytree(runs.directory / "run", runs.directory / "copy", symlinks=True)
@@ -65,7 +75,7 @@ def test_a_copy_of_a_live_run_has_none_of_its_processes_and_one_that_was_moved_h
     assert runs.processes() == []
 
 
-def test_without_its_supervisor_every_task_leaves_by_itself_those_that_save_first(runs: Runs, tmp_path: Path) -> None:
+def test_without_its_supervisor_every_task_ends_by_itself_and_the_chief_first(runs: Runs, tmp_path: Path) -> None:
     def saves(task: str, seconds: float) -> str:
         return SAVES.replace("os._exit", f"time.sleep({seconds}); open({str(tmp_path / task)!r}, 'w').write(str(time.time())); os._exit")
 
@@ -80,12 +90,8 @@ def test_without_its_supervisor_every_task_leaves_by_itself_those_that_save_firs
     assert saved["chief"] < min(saved["worker-0"], saved["ps-0"])
 
 
-def test_starting_again_first_ends_what_a_killed_supervisor_left(runs: Runs) -> None:
-    runs.start({"chief": STUBBORN}, grace_period=0.3)
-    runs.until_line("up")
-    (pid,) = runs.processes()
-    os.kill(runs.supervisor(), signal.SIGKILL)
-    runs.until("the run to be interrupted", lambda: runs.backend.status("run").state == State.INTERRUPTED)
+def test_a_start_first_ends_the_tasks_of_a_killed_supervisor(runs: Runs) -> None:
+    pid = start_and_kill_supervisor(runs, grace_period=0.3)
     assert f"chief (pid {pid})" in runs.backend.status("run").reason
     runs.start({"chief": FOREVER})
     assert pid not in runs.processes()
@@ -93,11 +99,8 @@ def test_starting_again_first_ends_what_a_killed_supervisor_left(runs: Runs) -> 
     runs.backend.stop("run")
 
 
-def test_what_is_left_is_ended_also_while_another_looks(runs: Runs) -> None:
-    runs.start({"chief": STUBBORN}, grace_period=0.1)
-    runs.until_line("up")
-    os.kill(runs.supervisor(), signal.SIGKILL)
-    runs.until("the run to be interrupted", lambda: runs.backend.status("run").state == State.INTERRUPTED)
+def test_orphans_are_ended_even_while_another_process_holds_a_shared_lock(runs: Runs) -> None:
+    start_and_kill_supervisor(runs, grace_period=0.1)
     # As `locks.held` does for a moment.
     lock = os.open(runs.paths().lock, os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_SH)
@@ -106,12 +109,8 @@ def test_what_is_left_is_ended_also_while_another_looks(runs: Runs) -> None:
     assert runs.processes() == []
 
 
-def test_what_cannot_be_ended_is_told_and_not_forgotten(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs.start({"chief": STUBBORN}, grace_period=0.1)
-    runs.until_line("up")
-    (pid,) = runs.processes()
-    os.kill(runs.supervisor(), signal.SIGKILL)
-    runs.until("the run to be interrupted", lambda: runs.backend.status("run").state == State.INTERRUPTED)
+def test_tasks_that_cannot_be_ended_are_reported_and_ended_by_the_next_stop(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = start_and_kill_supervisor(runs, grace_period=0.1)
     with monkeypatch.context() as patched:
         patched.setattr(process_identity, "kill_session", lambda _leader: False)  # as for a process that another user owns
         with pytest.raises(LauncherError, match=rf"cannot be ended: chief \(pid {pid}\)"):
@@ -132,12 +131,12 @@ def test_a_run_in_the_foreground_ends_with_the_launcher_that_waits(runs: Runs, f
 
 def test_a_detached_run_outlives_the_launcher_and_its_terminal(runs: Runs) -> None:
     runs.start({"chief": "print(os.getsid(0) == os.getpid()); time.sleep(0.5)"})
-    runs.until("its line", lambda: runs.lines() == ["True"])
+    runs.until("the chief's line", lambda: runs.lines() == ["True"])
     assert os.getsid(runs.supervisor()) != os.getsid(0)
     assert runs.wait().state == State.SUCCEEDED
 
 
-def test_an_interrupted_run_tells_the_checkpoint_that_its_chief_saved_after_all(runs: Runs) -> None:
+def test_an_interrupted_run_reports_the_checkpoint_that_its_chief_saved_afterwards(runs: Runs) -> None:
     runs.start({"chief": event("progress", step=40, steps=100) + "print('up'); time.sleep(60)"}, grace_period=0.1)
     runs.until_line("up")
     os.kill(runs.supervisor(), signal.SIGKILL)

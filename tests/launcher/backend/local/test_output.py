@@ -1,4 +1,4 @@
-"""A program under the trainer that writes what it likes: its bytes are kept, and the trainer's events are read."""
+"""A program under the trainer that writes arbitrary bytes: they are stored, and the trainer's events are read."""
 
 from launcher.cli.output_lines import event_in, raw, shown
 from launcher.runs.status import State
@@ -14,7 +14,7 @@ os.write(2, b"no end")
 """
 
 
-def test_restarts_are_counted_and_every_byte_is_kept(runs: Runs) -> None:
+def test_restarts_are_counted_and_every_byte_is_stored(runs: Runs) -> None:
     runs.start({"chief": WRITES}, supervised=True, max_restarts=3, env={"TRAINER_EVENTS": "json"})
     ended = runs.wait()
     (chief,) = ended.tasks

@@ -1,4 +1,4 @@
-"""A run whose directory is removed while it runs: its tasks end, nothing comes back, and no second run starts beside it."""
+"""A run whose directory is removed while it runs: its tasks end, the directory stays removed, and no second run starts meanwhile."""
 
 import os
 import shutil
@@ -16,12 +16,12 @@ from launcher.runs import locks, orphans, process_identity, supervised_runs
 from launcher.runs.status import State
 from tests.launcher.backend.local.running import FOREVER, Runs
 
-# Sees that its directory is gone, and can save in its place.
+# Notices that its directory is removed, and can save to a new one.
 SAVES = """
 from pathlib import Path
 directory = Path(os.environ['RUN_DIR'])
-def wait(there):
-    while directory.exists() is not there:
+def wait(exists):
+    while directory.exists() is not exists:
         time.sleep(0.005)
 def save():
     (directory / 'checkpoints').mkdir(parents=True, exist_ok=True)
@@ -29,25 +29,25 @@ def save():
     (directory / 'run.json').write_text('{}')
 print('up', flush=True)
 wait(False)
-(directory.parent.parent / 'gone').touch()
+(directory.parent.parent / 'noticed').touch()
 """
 TASKS = {"chief": FOREVER, "ps-0": FOREVER}
 
 
-def up(runs: Runs, *, detach: bool = True) -> None:
+def start(runs: Runs, *, detach: bool = True) -> None:
     runs.start(TASKS, detach=detach)
     runs.until_line("up")
     runs.until_line("up", task="ps-0")
     assert len(runs.processes()) == 2
 
 
-def gone(runs: Runs) -> bool:
+def has_ended(runs: Runs) -> bool:
     return not runs.processes()
 
 
 @contextmanager
-def unheard(pid: int) -> Iterator[None]:
-    """Stop a process for a `with` block, so that it notices nothing; it is killed at the end."""
+def suspended(pid: int) -> Iterator[None]:
+    """Suspend a process for a `with` block, and kill it at the end."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -55,11 +55,11 @@ def unheard(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_its_tasks_end_and_nothing_comes_back(runs: Runs) -> None:
-    up(runs)
+def test_its_tasks_end_and_the_directory_stays_removed(runs: Runs) -> None:
+    start(runs)
     supervisor = runs.supervisor()
     shutil.rmtree(runs.paths().run_dir)
-    runs.until("the tasks to end", lambda: gone(runs))
+    runs.until("the tasks to end", lambda: has_ended(runs))
     runs.until("the supervisor to end", lambda: process_identity.identify(supervisor) is None)
     assert not runs.paths().run_dir.exists()
     assert runs.backend.runs() == []
@@ -67,39 +67,39 @@ def test_its_tasks_end_and_nothing_comes_back(runs: Runs) -> None:
         runs.backend.status("run")
 
 
-def test_a_run_that_is_started_in_its_place_waits_for_the_end_and_is_let_alone(runs: Runs) -> None:
-    up(runs)
+def test_a_run_that_is_started_in_its_place_waits_for_the_end_and_is_not_disturbed(runs: Runs) -> None:
+    start(runs)
     before, supervisor = set(runs.processes()), runs.supervisor()
     shutil.rmtree(runs.paths().run_dir)
-    up(runs)
+    start(runs)
     assert not before & set(runs.processes())
     runs.until("the first supervisor to end", lambda: process_identity.identify(supervisor) is None)
     assert runs.backend.status("run").state == State.RUNNING
     assert runs.supervisor() != supervisor
     runs.backend.stop("run")
-    assert gone(runs)
+    assert has_ended(runs)
 
 
-def test_no_run_starts_beside_tasks_that_stay_and_a_stop_ends_them(
+def test_no_run_starts_while_tasks_remain_and_a_stop_ends_them(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    up(runs)
+    start(runs)
     for module in (backend, supervised_runs):
         monkeypatch.setattr(module, "KILL_TIMEOUT", 0.3)
-    with unheard(runs.supervisor()):
+    with suspended(runs.supervisor()):
         shutil.rmtree(runs.paths().run_dir)
         with pytest.raises(UsageError, match=r"tasks of an earlier run run in .* still run: process \d+, \d+"):
             runs.start(TASKS)
         status = runs.backend.status("run")
         assert status.state == State.INTERRUPTED
         assert "was removed while the run ran; still running: process" in status.reason
-        shutil.rmtree(runs.paths().run_dir)  # which that start has made
+        shutil.rmtree(runs.paths().run_dir)  # created by that start
         assert main.run(["down", "run", "--runs", str(runs.directory)]) == 0
-        assert gone(runs)
+        assert has_ended(runs)
         assert capsys.readouterr().out == "run was interrupted and does not run; ended 2 processes\n"
 
 
-def test_a_checkpoint_that_is_saved_before_the_end_does_not_bring_it_back(runs: Runs) -> None:
+def test_a_checkpoint_that_is_saved_before_the_end_does_not_restore_the_directory(runs: Runs) -> None:
     runs.start({"chief": SAVES + "save()\ntime.sleep(60)"})
     runs.until_line("up")
     supervisor, run_dir = runs.supervisor(), runs.paths().run_dir
@@ -111,13 +111,13 @@ def test_a_checkpoint_that_is_saved_before_the_end_does_not_bring_it_back(runs: 
     assert not run_dir.exists()
 
 
-def test_a_checkpoint_that_is_saved_into_the_directory_of_a_new_run_is_none_of_its(runs: Runs) -> None:
+def test_a_checkpoint_that_is_saved_into_the_directory_of_a_new_run_is_removed(runs: Runs) -> None:
     runs.start({"chief": SAVES + "wait(True)\nsave()\ntime.sleep(60)"})
     runs.until_line("up")
     supervisor, run_dir = runs.supervisor(), runs.paths().run_dir
     os.kill(supervisor, signal.SIGSTOP)
     shutil.rmtree(run_dir)
-    runs.until("the chief to see that", (runs.directory.parent / "gone").exists)
+    runs.until("the chief to notice that", (runs.directory.parent / "noticed").exists)
     starting = threading.Thread(target=runs.start, args=(TASKS,))
     starting.start()
     runs.until("the chief to save", (run_dir / "run.json").exists)
@@ -128,7 +128,7 @@ def test_a_checkpoint_that_is_saved_into_the_directory_of_a_new_run_is_none_of_i
     runs.backend.stop("run", now=True)
 
 
-def test_what_somebody_else_put_in_its_place_stays(runs: Runs) -> None:
+def test_earlier_files_in_its_place_stay(runs: Runs) -> None:
     paths = runs.paths()
     (paths.run_dir / "checkpoints").mkdir(parents=True)
     old = paths.run_dir / "checkpoints" / "ckpt-9.index"
@@ -138,26 +138,26 @@ def test_what_somebody_else_put_in_its_place_stays(runs: Runs) -> None:
     assert old.exists()
 
 
-def test_who_follows_it_is_told(runs: Runs) -> None:
-    up(runs, detach=False)
+def test_the_launcher_that_follows_it_gets_the_reason(runs: Runs) -> None:
+    start(runs, detach=False)
     shutil.rmtree(runs.paths().run_dir)
     status = runs.backend.status("run")
-    assert (status.state, gone(runs)) == (State.FAILED, True)
+    assert (status.state, has_ended(runs)) == (State.FAILED, True)
     assert status.reason == f"{runs.paths().run_dir} was removed while the run ran; its tasks were killed"
 
 
-def test_a_run_whose_state_cannot_be_read_is_there_with_all_that_it_stored(runs: Runs) -> None:
-    runs.start({"chief": "print('words'); open(os.environ['RUN_DIR'] + '/result', 'w').close()"})
+def test_a_run_whose_state_cannot_be_read_is_listed_with_its_directory_and_output(runs: Runs) -> None:
+    runs.start({"chief": "print('output'); open(os.environ['RUN_DIR'] + '/result', 'w').close()"})
     runs.wait()
     paths = runs.paths()
     runs.until("its supervisor to end", lambda: not locks.held(paths.lock))
-    whole = paths.state.read_text()
+    intact = paths.state.read_text()
     for damaged in (
-        whole[:200],
-        whole.replace('"version":1', '"version":99', 1),
-        whole.replace('"processes":{', '"processes":null,"x":{', 1),
+        intact[:200],
+        intact.replace('"version":1', '"version":99', 1),
+        intact.replace('"processes":{', '"processes":null,"x":{', 1),
     ):
-        assert damaged != whole
+        assert damaged != intact
         paths.state.write_text(damaged)
         (status,) = runs.backend.runs()
         assert (status.name, status.state) == ("run", State.UNKNOWN)
@@ -165,12 +165,12 @@ def test_a_run_whose_state_cannot_be_read_is_there_with_all_that_it_stored(runs:
         assert status.directory == paths.run_dir
         assert [task.name for task in status.tasks] == ["chief"]
         assert runs.backend.stop("run") == {}
-    assert runs.lines() == ["words"]
+    assert runs.lines() == ["output"]
     runs.backend.delete("run")
     assert not paths.run_dir.exists()
 
 
-def test_a_directory_with_files_of_others_becomes_no_runs(runs: Runs) -> None:
+def test_a_directory_with_other_files_is_not_used_for_a_run(runs: Runs) -> None:
     directory = runs.paths().run_dir
     (directory / "checkpoints").mkdir(parents=True)
     (directory / "code.py").touch()
@@ -184,11 +184,11 @@ def test_a_directory_with_files_of_others_becomes_no_runs(runs: Runs) -> None:
 
 
 @pytest.mark.usefixtures("without_dac_override")
-def test_directories_that_are_no_runs_or_closed_are_not_listed(runs: Runs) -> None:
+def test_directories_that_are_no_runs_or_not_readable_are_not_listed(runs: Runs) -> None:
     runs.start({"chief": "pass"})
     runs.wait()
     shutil.copytree(runs.directory / "run", runs.directory / "A copy")
-    (closed := runs.directory / "found").mkdir(mode=0)
+    (unreadable := runs.directory / "unreadable").mkdir(mode=0)
     assert [status.name for status in runs.backend.runs()] == ["run"]
-    assert runs.backend.status("found").state == State.UNKNOWN
-    closed.chmod(0o700)
+    assert runs.backend.status("unreadable").state == State.UNKNOWN
+    unreadable.chmod(0o700)

@@ -8,7 +8,7 @@ from launcher.runs.status import State
 from tests.launcher.backend.local.running import SAVES, STUBBORN, Runs
 
 
-def test_a_stop_lets_the_chief_save_before_the_servers_are_asked(runs: Runs) -> None:
+def test_a_stop_lets_the_chief_save_before_the_servers(runs: Runs) -> None:
     slow = SAVES.replace("os._exit", "time.sleep(0.5); os._exit")
     runs.start({"chief": slow, "ps-0": SAVES, "worker-0": SAVES})
     for task in ("chief", "ps-0", "worker-0"):
@@ -22,15 +22,15 @@ def test_a_stop_lets_the_chief_save_before_the_servers_are_asked(runs: Runs) -> 
     runs.backend.stop("run")  # again: nothing happens
 
 
-def test_who_does_not_stop_is_killed_with_all_it_started_after_the_grace_period(runs: Runs) -> None:
+def test_a_task_that_does_not_stop_is_killed_with_its_child_processes_after_the_grace_period(runs: Runs) -> None:
     child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], process_group=0)\n"
     runs.start({"chief": child + STUBBORN}, grace_period=0.6)
     runs.until_line("up")
     assert len(runs.processes()) == 2
     began = time.time()
-    told: list[str] = []
-    runs.backend.stop("run", report=told.append)
-    assert told == ["chief: killed: it did not stop within 0.6 s"]
+    reports: list[str] = []
+    runs.backend.stop("run", report=reports.append)
+    assert reports == ["chief: killed: it did not stop within 0.6 s"]
     assert time.time() - began > 0.5
     assert runs.processes() == []
     assert "did not stop within 0.6 s" in runs.backend.status("run").tasks[0].reason
@@ -39,7 +39,7 @@ def test_who_does_not_stop_is_killed_with_all_it_started_after_the_grace_period(
 FINISHES = SAVES.replace("os._exit(143)", "os._exit(0)")
 
 
-def test_programs_that_all_finish_when_asked_to_stop_have_succeeded(runs: Runs) -> None:
+def test_a_run_whose_programs_all_finish_when_asked_to_stop_has_succeeded(runs: Runs) -> None:
     runs.start({"chief": FINISHES, "worker-0": FINISHES}, supervised=True, env={"TRAINER_EVENTS": "json"})
     for task in ("chief", "worker-0"):
         runs.until_line("up", task=task)
@@ -48,7 +48,7 @@ def test_programs_that_all_finish_when_asked_to_stop_have_succeeded(runs: Runs) 
     assert (status.state, status.reason) == (State.SUCCEEDED, "it was done before it stopped")
 
 
-def test_a_program_that_wants_to_go_on_has_stopped_though_others_finished(runs: Runs) -> None:
+def test_a_run_is_stopped_if_one_program_did_not_finish(runs: Runs) -> None:
     runs.start({"chief": FINISHES, "worker-0": SAVES})
     for task in ("chief", "worker-0"):
         runs.until_line("up", task=task)
@@ -56,18 +56,18 @@ def test_a_program_that_wants_to_go_on_has_stopped_though_others_finished(runs: 
     assert runs.backend.status("run").state == State.STOPPED
 
 
-def test_a_stop_whose_launcher_was_interrupted_is_waited_for_by_the_next(runs: Runs) -> None:
+def test_a_stop_waits_for_an_earlier_one_whose_launcher_was_interrupted(runs: Runs) -> None:
     runs.start({"chief": SAVES.replace("os._exit", "time.sleep(0.5); os._exit")})
     runs.until_line("up")
-    os.kill(runs.supervisor(), signal.SIGTERM)  # all that is left of a `launcher down` that was interrupted
-    runs.until("the stop to be heard", lambda: runs.backend.status("run").reason == "asked to stop")
+    os.kill(runs.supervisor(), signal.SIGTERM)  # as by a `launcher down` that was then interrupted
+    runs.until("the stop to be noticed", lambda: runs.backend.status("run").reason == "asked to stop")
     runs.backend.stop("run")
     assert runs.lines(task="chief")[-1].startswith("saved ")
     assert runs.backend.status("run").tasks[0].exit_code == 143
 
 
 def test_stopping_at_once_kills(runs: Runs) -> None:
-    runs.start({"chief": STUBBORN, "ps-0": STUBBORN}, grace_period=100_000.0)  # nobody waits for that
+    runs.start({"chief": STUBBORN, "ps-0": STUBBORN}, grace_period=100_000.0)  # longer than any test
     runs.until_line("up")
     runs.backend.stop("run", now=True)
     assert runs.backend.status("run").state == State.STOPPED
@@ -78,6 +78,6 @@ def test_a_second_sigterm_to_the_supervisor_kills(runs: Runs) -> None:
     runs.start({"chief": STUBBORN}, grace_period=100_000.0)
     runs.until_line("up")
     os.kill(runs.supervisor(), signal.SIGTERM)
-    runs.until("the stop to be heard", lambda: runs.backend.status("run").reason == "asked to stop")
+    runs.until("the stop to be noticed", lambda: runs.backend.status("run").reason == "asked to stop")
     os.kill(runs.supervisor(), signal.SIGTERM)
     assert runs.wait().state == State.STOPPED

@@ -1,4 +1,4 @@
-"""Reports of runs on this machine: their status, logs, data, and what was wrong about a command."""
+"""Reports of runs on this machine: their status, logs, data, and errors of commands."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def test_progress_events_show_in_the_status(runs: Runs) -> None:
     assert stopped.eta is None
 
 
-def test_output_that_only_looks_like_events_does_no_harm(runs: Runs) -> None:
+def test_output_that_only_looks_like_events_is_no_error(runs: Runs) -> None:
     written = (
         '{"event":"progress","step":"x","metrics":3}',
         '{"event":"progress"',
@@ -51,7 +51,7 @@ def test_output_that_only_looks_like_events_does_no_harm(runs: Runs) -> None:
     assert tuple(runs.lines()) == written
 
 
-def test_much_output_is_kept_whole_while_the_run_answers(runs: Runs) -> None:
+def test_much_output_is_stored_completely(runs: Runs) -> None:
     runs.start({"chief": "for i in range(200000): print('line', i)"})
     runs.wait(seconds=30)
     lines = runs.lines()
@@ -62,8 +62,8 @@ def test_much_output_is_kept_whole_while_the_run_answers(runs: Runs) -> None:
 def test_logs_are_followed_to_the_end_in_order_of_time(runs: Runs, tmp_path: Path) -> None:
     first, second = str(tmp_path / "first"), str(tmp_path / "second")
 
-    def after(mark: str) -> str:
-        return f"while not os.path.exists({mark!r}): time.sleep(0.01)\ntime.sleep(0.3)\n"
+    def after(marker: str) -> str:
+        return f"while not os.path.exists({marker!r}): time.sleep(0.01)\ntime.sleep(0.3)\n"
 
     chief = f"print('a'); open({first!r}, 'w').close()\n{after(second)}print('c')"
     worker = f"{after(first)}print('b'); open({second!r}, 'w').close(); time.sleep(60)"
@@ -73,16 +73,16 @@ def test_logs_are_followed_to_the_end_in_order_of_time(runs: Runs, tmp_path: Pat
     assert runs.backend.status("run").state == State.SUCCEEDED
 
 
-def test_logs_are_kept_when_a_run_is_started_again(runs: Runs) -> None:
+def test_logs_of_earlier_starts_are_shown(runs: Runs) -> None:
     for text in ("first", "second"):
         runs.start({"chief": f"print('{text}')"})
         runs.wait()
         locks.wait_released(runs.paths().lock, timeout=5)
-    every = [line.text for line in runs.backend.logs("run", tasks=[], follow=False)]
-    assert every == ["--- launcher: run run starts", "first", "--- launcher: run run starts", "second"]
+    texts = [line.text for line in runs.backend.logs("run", tasks=[], follow=False)]
+    assert texts == ["--- launcher: run run starts", "first", "--- launcher: run run starts", "second"]
 
 
-def test_wrong_names_are_told(runs: Runs) -> None:
+def test_wrong_names_are_errors(runs: Runs) -> None:
     with pytest.raises(UsageError, match="there is no run mnist"):
         runs.backend.status("mnist")
     with pytest.raises(UsageError, match="cannot be the name of a run"):
@@ -103,7 +103,7 @@ def test_data_is_deleted_once_the_run_has_ended(runs: Runs) -> None:
     assert runs.backend.runs() == []
 
 
-def test_of_a_link_to_a_run_s_directory_both_are_deleted(runs: Runs, tmp_path: Path) -> None:
+def test_deleting_a_linked_run_deletes_the_link_and_the_directory(runs: Runs, tmp_path: Path) -> None:
     runs.start({"chief": "pass"})
     runs.wait()
     locks.wait_released(runs.paths().lock, timeout=5)
@@ -114,7 +114,7 @@ def test_of_a_link_to_a_run_s_directory_both_are_deleted(runs: Runs, tmp_path: P
     assert not (runs.directory / "run").is_symlink()
 
 
-def test_a_program_that_is_not_there_is_told_when_starting(runs: Runs) -> None:
+def test_a_missing_program_is_an_error_of_the_start(runs: Runs) -> None:
     plan = runs.plan({"chief": "pass", "worker-0": "pass"})
     broken = dataclasses.replace(plan, tasks=(plan.tasks[0], dataclasses.replace(plan.tasks[1], command=("/no/such/program",))))
     with pytest.raises(LauncherError, match="/no/such/program") as error:
@@ -125,11 +125,11 @@ def test_a_program_that_is_not_there_is_told_when_starting(runs: Runs) -> None:
     assert not runs.paths().spec.exists()
 
 
-def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_of_runs_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
-    stuck = Runs(tmp_path / "runs")
+    runs = Runs(tmp_path / "runs")
     with pytest.raises(LauncherError, match="runs is a file, not a directory") as error:
-        stuck.start({"chief": "pass"})
+        runs.start({"chief": "pass"})
     assert error.value.remedy == "name a directory for the runs: --runs DIR"
 
 
