@@ -37,13 +37,13 @@ def running(role: str, index: int = 0, created: str = CREATED) -> dict[str, Any]
 def ended(
     role: str, code: int, index: int = 0, created: str = CREATED, message: str = "", at: str = "2026-01-01T00:09:00Z", reason: str = ""
 ) -> dict[str, Any]:
-    done = {"exitCode": code, "finishedAt": at, "reason": reason or ("Error" if code else "Completed"), "message": message}
-    return pod(role, index, "Failed" if code else "Succeeded", created, terminated=done)
+    terminated = {"exitCode": code, "finishedAt": at, "reason": reason or ("Error" if code else "Completed"), "message": message}
+    return pod(role, index, "Failed" if code else "Succeeded", created, terminated=terminated)
 
 
 COMPLETE = {"type": "Complete", "status": "True"}
 FAILED = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "Job has reached the specified backoff limit"}
 
 
-def event(reason: str, message: str, at: str, **about: str) -> dict[str, Any]:
-    return {"type": "Normal", "reason": reason, "message": message, "lastTimestamp": at, "involvedObject": about}
+def event(reason: str, message: str, at: str, **involved_object: str) -> dict[str, Any]:
+    return {"type": "Normal", "reason": reason, "message": message, "lastTimestamp": at, "involvedObject": involved_object}

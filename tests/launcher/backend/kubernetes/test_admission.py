@@ -1,4 +1,4 @@
-"""Reasons that keep a run's pods out of a namespace, and for which they have to wait there, as its API server answers."""
+"""Reasons for which a namespace refuses a run's pods or makes them wait, as its API server answers."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -32,10 +32,10 @@ def quota(hard: dict[str, str], used: dict[str, str] | None = None, **spec: Any)
     return {"metadata": {"name": "small"}, "spec": spec, "status": {"hard": hard, "used": used or {}}}
 
 
-def checked(
+def waiting_reasons(
     *quotas: dict[str, Any], refuse: Callable[[dict[str, Any]], LauncherError | None] = lambda _: None, **options: Any
 ) -> list[str]:
-    """Return for what a run waits where a namespace has these quotas."""
+    """Return the reasons for which a run waits in a namespace with these quotas."""
 
     def create(pod: dict[str, Any], *, dry_run: bool) -> dict[str, Any]:
         assert dry_run
@@ -44,42 +44,42 @@ def checked(
         return pod
 
     cluster = SimpleNamespace(namespace="n", description=lambda: "namespace n", create=create, listed_if_any=lambda _: quotas)
-    return [words for words, _ in admission.check(cast("Cluster", cluster), pod_sets(**options))]
+    return [message for message, _ in admission.check(cast("Cluster", cluster), pod_sets(**options))]
 
 
 @pytest.mark.parametrize("gang", [{}, {"gang": "jobset"}])
-def test_every_pod_of_the_run_is_asked_about_as_its_controller_makes_it(gang: dict[str, str]) -> None:
-    found = pod_sets(**gang)
-    assert {pod_set.name: pod_set.count for pod_set in found if not pod_set.optional} == {"chief": 1, "ps": 1, "worker": 3}
-    assert [pod_set.name for pod_set in found if pod_set.optional] == ["tensorboard", HELPER]
-    owners = [pod_set.pod["metadata"]["ownerReferences"][0]["kind"] for pod_set in found[:-1]]
+def test_every_pod_of_the_run_is_checked_as_its_controller_creates_it(gang: dict[str, str]) -> None:
+    sets = pod_sets(**gang)
+    assert {pod_set.name: pod_set.count for pod_set in sets if not pod_set.optional} == {"chief": 1, "ps": 1, "worker": 3}
+    assert [pod_set.name for pod_set in sets if pod_set.optional] == ["tensorboard", HELPER]
+    owners = [pod_set.pod["metadata"]["ownerReferences"][0]["kind"] for pod_set in sets[:-1]]
     assert sorted(owners) == ["Job", "Job", "Job", "ReplicaSet"]
 
 
 def test_a_run_whose_tasks_are_larger_than_a_quota_is_refused_and_one_that_has_to_wait_is_told(golden: Golden) -> None:
     # Tasks take 8 cores and 16Gi, TensorBoard a little more.
     fits = {"requests.cpu": "9", "memory": "17Gi", "pods": "6", "count/jobs.batch": "2"}
-    assert checked(quota(fits, {"count/jobs.batch": "3"})) == []
+    assert waiting_reasons(quota(fits, {"count/jobs.batch": "3"})) == []
     with pytest.raises(
         LauncherError, match=r"its tasks take 8 of requests.cpu in all, and the quota small allows 7.5; its tasks take 5 of pods"
-    ) as told:
-        checked(quota({"requests.cpu": "7500m", "pods": "4"}))
-    assert "have the quota raised" in told.value.remedy
-    golden(*checked(quota({"requests.cpu": "8"})))
-    golden(*checked(quota({"memory": "20Gi"}, {"memory": "8Gi"})))
-    assert checked(quota({"pods": "1"}, scopes=["BestEffort"])) == []
-    assert checked(quota({"memory": "5Ei"})) == []
+    ) as caught:
+        waiting_reasons(quota({"requests.cpu": "7500m", "pods": "4"}))
+    assert "have the quota raised" in caught.value.remedy
+    golden(*waiting_reasons(quota({"requests.cpu": "8"})))
+    golden(*waiting_reasons(quota({"memory": "20Gi"}, {"memory": "8Gi"})))
+    assert waiting_reasons(quota({"pods": "1"}, scopes=["BestEffort"])) == []
+    assert waiting_reasons(quota({"memory": "5Ei"})) == []
 
 
-def test_what_fills_a_quota_exactly_fits() -> None:
-    tenths = {role: {**one, "cpu": 0.1} for role, one in ROLES.items()}
+def test_a_quota_may_be_filled_exactly() -> None:
+    tenths = {role: {**fields, "cpu": 0.1} for role, fields in ROLES.items()}
     pods = [pod_set for pod_set in pod_sets(roles=tenths) if pod_set.name == "worker"]
-    taken = {name: 3 * value for name, value in admission._usage(pods[0].pod).items()}
-    assert taken["requests.cpu"] > 0.3
-    assert list(admission._over_limit(quota({"requests.cpu": "300m"}), taken)) == []
+    usage = {name: 3 * value for name, value in admission._usage(pods[0].pod).items()}
+    assert usage["requests.cpu"] > 0.3
+    assert list(admission._over_limit(quota({"requests.cpu": "300m"}), usage)) == []
 
 
-def test_all_that_is_refused_is_told_at_once_and_what_is_merely_used_up_is_not() -> None:
+def test_all_refusals_are_reported_at_once_without_quotas_that_are_merely_used_up() -> None:
     refuse = refusing(
         {
             "worker": "failed quota: small: must specify limits.cpu for: trainer",
@@ -87,18 +87,18 @@ def test_all_that_is_refused_is_told_at_once_and_what_is_merely_used_up_is_not()
             "chief": "exceeded quota: small, requested: pods=1, used: pods=3, limited: pods=3",
         }
     )
-    with pytest.raises(LauncherError) as told:
-        checked(refuse=refuse)
-    assert "worker: failed quota" in told.value.message
-    assert "ps: maximum cpu usage" in told.value.message
-    assert "exceeded" not in told.value.message
-    assert "give every role cpu and memory" in told.value.remedy
+    with pytest.raises(LauncherError) as caught:
+        waiting_reasons(refuse=refuse)
+    assert "worker: failed quota" in caught.value.message
+    assert "ps: maximum cpu usage" in caught.value.message
+    assert "exceeded" not in caught.value.message
+    assert "give every role cpu and memory" in caught.value.remedy
 
 
-def test_what_a_run_can_do_without_is_told_and_keeps_none_from_starting() -> None:
+def test_refusals_of_optional_pods_are_reported_and_prevent_no_start() -> None:
     limits = "minimum cpu usage per Container is 250m, but request is 100m"
     mesh = 'admission webhook "inject.mesh" does not support dry run'
-    assert checked(refuse=refusing({"housekeeping": limits, "tensorboard": limits, "chief": mesh})) == [
+    assert waiting_reasons(refuse=refusing({"housekeeping": limits, "tensorboard": limits, "chief": mesh})) == [
         f"tensorboard: {limits}",
         f"{HELPER}: {limits}",
     ]
@@ -106,30 +106,30 @@ def test_what_a_run_can_do_without_is_told_and_keeps_none_from_starting() -> Non
 
 def test_an_api_server_that_does_not_answer_refuses_nothing() -> None:
     with pytest.raises(UnreachableError):
-        checked(refuse=lambda _: UnreachableError("checking Pod x: the cluster does not answer"))
+        waiting_reasons(refuse=lambda _: UnreachableError("checking Pod x: the cluster does not answer"))
 
 
-def refusing(words: dict[str, str]) -> Callable[[dict[str, Any]], LauncherError | None]:
-    """Return what refuses pods of some components with these words."""
+def refusing(messages: dict[str, str]) -> Callable[[dict[str, Any]], LauncherError | None]:
+    """Return a function that refuses pods of some components with these messages."""
 
     def refuse(pod: dict[str, Any]) -> LauncherError | None:
-        who = pod["metadata"]["labels"]["app.kubernetes.io/component"]
-        return LauncherError(words[who]) if who in words else None
+        component = pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        return LauncherError(messages[component]) if component in messages else None
 
     return refuse
 
 
-def test_one_who_may_make_no_pods_is_not_kept_from_starting_a_run() -> None:
-    assert checked(refuse=lambda _: ForbiddenError("ada may not create pods", "", "")) == []
+def test_a_user_without_the_right_to_create_pods_may_start_a_run() -> None:
+    assert waiting_reasons(refuse=lambda _: ForbiddenError("ada may not create pods", "", "")) == []
 
 
-def test_what_the_launchers_own_pod_takes_can_be_set() -> None:
+def test_the_resources_of_the_launcher_s_pod_can_be_set() -> None:
     *_, helper = pod_sets(helper={"cpu": 0.5, "memory": "1Gi"})
     amounts = {"cpu": "500m", "memory": "1Gi"}
     assert helper.pod["spec"]["containers"][0]["resources"] == {"requests": amounts, "limits": amounts}
 
 
-def test_what_pods_name_and_is_not_there_is_told_with_what_makes_it() -> None:
+def test_missing_objects_that_pods_name_are_reported_with_the_command_that_creates_them() -> None:
     pod = {
         "volumes": [
             {"name": "data", "persistentVolumeClaim": {"claimName": "digits"}},
@@ -143,7 +143,7 @@ def test_what_pods_name_and_is_not_there_is_told_with_what_makes_it() -> None:
         "initContainers": [{"envFrom": [{"secretRef": {"name": "hidden"}}]}],
         "imagePullSecrets": [{"name": "registry"}],
     }
-    wanted = [admission.PodSet(words, 1, {"spec": pod}) for words in ("chief", "worker")]
+    sets = [admission.PodSet(name, 1, {"spec": pod}) for name in ("chief", "worker")]
 
     def has(kind: str, name: str) -> bool:
         if name == "hidden":
@@ -152,19 +152,19 @@ def test_what_pods_name_and_is_not_there_is_told_with_what_makes_it() -> None:
 
     cluster = cast("Cluster", SimpleNamespace(has=has, description=lambda: "namespace n"))
     mine = {"kind": "ConfigMap", "metadata": {"name": "mine"}}
-    told = dict(admission.missing_references(cluster, wanted, [mine]))
-    assert [words.split(" in ")[0] for words in told] == [
+    remedies = dict(admission.missing_references(cluster, sets, [mine]))
+    assert [message.split(" in ")[0] for message in remedies] == [
         "there is no claim digits",
         "there is no ConfigMap settings",
         "there is no Secret tracking",
         "there is no Secret registry",
     ]
-    assert all(words.endswith("and chief and worker cannot start without it") for words in [*told][:-1])
-    assert "kubectl create secret generic tracking" in [*told.values()][-2]
-    assert "kubectl create secret docker-registry registry" in [*told.values()][-1]
+    assert all(message.endswith("and chief and worker cannot start without it") for message in [*remedies][:-1])
+    assert "kubectl create secret generic tracking" in [*remedies.values()][-2]
+    assert "kubectl create secret docker-registry registry" in [*remedies.values()][-1]
 
 
-def test_an_attendant_is_asked_about_without_the_account_that_is_made_with_it() -> None:
+def test_an_attendant_is_checked_without_the_account_that_is_created_with_it() -> None:
     (own,) = [pod_set for pod_set in pod_sets(attendant=True) if pod_set.name == "attendant"]
     assert own.count == 1
     assert "serviceAccountName" not in own.pod["spec"]

@@ -1,4 +1,4 @@
-"""A user's credentials expire, are renewed, and are not to be had: what the launcher does with those of its kubeconfig."""
+"""Credentials in a kubeconfig that expire, are renewed, or are missing, and how the launcher handles them."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from launcher.backend.model import ClusterRef
 from launcher.errors import LauncherError
 from launcher.runs.status import RunStatus, RunUnreachableError, State
 
-# Writes down each call, and gives the token of a file for a minute.
+# Records each call, and returns the token in a file, valid for a minute.
 PLUGIN = """\
 import datetime, json, pathlib, sys
 here = pathlib.Path(sys.argv[1])
@@ -29,23 +29,23 @@ print(json.dumps({"apiVersion": "client.authentication.k8s.io/v1", "kind": "Exec
 """
 
 
-class Guarded(BaseHTTPRequestHandler):
-    """Answers like an API server that knows one token."""
+class TokenHandler(BaseHTTPRequestHandler):
+    """Answers like an API server that accepts one token."""
 
     token = "first"  # noqa: S105  of this test
 
     def do_GET(self) -> None:
-        knows = self.headers.get("Authorization") == f"Bearer {self.token}"
-        answer = {"items": [], "major": "1", "minor": "34"} if knows else {"message": "Unauthorized"}
+        accepted = self.headers.get("Authorization") == f"Bearer {self.token}"
+        answer = {"items": [], "major": "1", "minor": "34"} if accepted else {"message": "Unauthorized"}
         body = json.dumps(answer).encode()
-        self.send_response(200 if knows else 401)
+        self.send_response(200 if accepted else 401)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Write nothing."""
 
 
 Configure = Callable[[object], None]
@@ -53,17 +53,17 @@ Configure = Callable[[object], None]
 
 @pytest.fixture
 def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
-    """Have a cluster, and return what writes a kubeconfig whose user has these credentials. A login may be renewed at once."""
-    monkeypatch.setattr(Guarded, "token", "first")
+    """Run an API server, and return a function that writes a kubeconfig with a user's credentials. Logins may follow each other at once."""
+    monkeypatch.setattr(TokenHandler, "token", "first")
     monkeypatch.setattr(client, "_LOGIN_INTERVAL", 0.0)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), TokenHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
         def write(user: object) -> None:
-            there = {"cluster": {"server": f"http://127.0.0.1:{server.server_port}"}, "name": "c"}
-            used = {"context": {"cluster": "c", "user": "u", "namespace": "n"}, "name": "here"}
-            config = {"clusters": [there], "contexts": [used], "current-context": "here", "users": [{"name": "u", "user": user}]}
+            entry = {"cluster": {"server": f"http://127.0.0.1:{server.server_port}"}, "name": "c"}
+            context = {"context": {"cluster": "c", "user": "u", "namespace": "n"}, "name": "here"}
+            config = {"clusters": [entry], "contexts": [context], "current-context": "here", "users": [{"name": "u", "user": user}]}
             (tmp_path / "config").write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **config}))
 
         yield write
@@ -73,11 +73,11 @@ def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Confi
 def plugin(directory: Path, command: str = sys.executable) -> dict[str, object]:
     (directory / "plugin.py").write_text(PLUGIN)
     (directory / "token").write_text("first")
-    words = [str(directory / "plugin.py"), str(directory)]
-    return {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": command, "args": words, "interactiveMode": "Never"}}
+    arguments = [str(directory / "plugin.py"), str(directory)]
+    return {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": command, "args": arguments, "interactiveMode": "Never"}}
 
 
-def test_a_plugin_is_not_called_for_each_request_though_its_token_is_short_lived(configure: Configure, tmp_path: Path) -> None:
+def test_a_plugin_is_not_called_for_each_request_even_if_its_token_is_short_lived(configure: Configure, tmp_path: Path) -> None:
     configure(plugin(tmp_path))
     cluster = Cluster()
     for _ in range(20):
@@ -90,14 +90,14 @@ def test_a_token_that_is_refused_is_renewed_by_the_plugin_and_by_the_kubeconfig(
 ) -> None:
     configure(plugin(tmp_path))
     cluster = Cluster()
-    monkeypatch.setattr(Guarded, "token", "second")
+    monkeypatch.setattr(TokenHandler, "token", "second")
     (tmp_path / "token").write_text("second")
     assert cluster.version() == (1, 34)
-    monkeypatch.setattr(Guarded, "token", "third")
-    with pytest.raises(CredentialsError, match="authentication failed") as told:
+    monkeypatch.setattr(TokenHandler, "token", "third")
+    with pytest.raises(CredentialsError, match="authentication failed") as caught:
         cluster.version()
-    assert "log in to it again" in told.value.remedy
-    configure({"token": "third"})  # as somebody does who logs in again
+    assert "log in to it again" in caught.value.remedy
+    configure({"token": "third"})  # as a new login writes it
     assert cluster.version() == (1, 34)
 
 
@@ -105,27 +105,27 @@ def test_a_plugin_that_is_not_installed_is_named(configure: Configure, tmp_path:
     configure(plugin(tmp_path, command="no-such-plugin"))
     with pytest.raises(
         LauncherError, match=r"the plugin that has the credentials of the context here gives none: .*no-such-plugin"
-    ) as told:
+    ) as caught:
         Cluster()
-    assert "install it" in told.value.remedy
+    assert "install it" in caught.value.remedy
     assert capsys.readouterr().err == ""
 
 
-def test_a_run_goes_on_without_credentials_and_is_given_up_in_the_end(
+def test_a_run_continues_without_credentials_and_is_followed_until_a_timeout(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configure({"token": "first"})
     runs = backend.KubernetesBackend(tmp_path, ClusterRef(None, None))
-    known = runs._watched("digits")
-    known.last, known.answered = RunStatus("digits", "kubernetes", State.RUNNING), time.monotonic()
-    monkeypatch.setattr(Guarded, "token", "second")
+    watched = runs._watched("digits")
+    watched.last, watched.answered = RunStatus("digits", "kubernetes", State.RUNNING), time.monotonic()
+    monkeypatch.setattr(TokenHandler, "token", "second")
     status = runs.status("digits")
     assert status.state is State.RUNNING
     assert status.reason == "the cluster has not accepted your credentials for 0 s; the run continues"
     monkeypatch.setattr(backend, "AWAY_TIMEOUT", -1.0)
-    with pytest.raises(RunUnreachableError, match=r"digits continues, but cannot be followed any more: .*authentication failed") as told:
+    with pytest.raises(RunUnreachableError, match=r"digits continues, but cannot be followed any more: .*authentication failed") as caught:
         runs.status("digits")
-    assert told.value.exit_code == 69
+    assert caught.value.exit_code == 69
 
 
 @pytest.mark.parametrize("text", ["", "users: [", "contexts: []", "{}"])
@@ -134,7 +134,7 @@ def test_a_kubeconfig_that_is_being_written_is_no_reason_to_give_up(
 ) -> None:
     configure({"token": "first"})
     cluster = Cluster()
-    monkeypatch.setattr(Guarded, "token", "second")
+    monkeypatch.setattr(TokenHandler, "token", "second")
     (tmp_path / "config").write_text(text)
     with pytest.raises(CredentialsError):
         cluster.version()
@@ -142,7 +142,7 @@ def test_a_kubeconfig_that_is_being_written_is_no_reason_to_give_up(
     assert cluster.version() == (1, 34)
 
 
-def test_a_thread_whose_credentials_another_has_renewed_asks_again(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_tries_again_if_another_has_renewed_the_credentials(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     configure({"token": "first"})
     cluster = Cluster()
     refused = cluster._dynamic
@@ -152,12 +152,12 @@ def test_a_thread_whose_credentials_another_has_renewed_asks_again(configure: Co
     assert not cluster._has_logged_in_again(cluster._dynamic)
 
 
-def test_who_may_look_at_nodes_alone_is_a_stranger_and_who_may_make_jobs_is_none(
+def test_a_user_who_may_only_list_nodes_and_pods_has_no_access_to_the_namespace(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configure({"token": "first"})
-    for resources, stranger in ((["nodes", "pods"], True), (["jobs"], False), (["*"], False)):
+    for resources, no_access in ((["nodes", "pods"], True), (["jobs"], False), (["*"], False)):
         cluster = Cluster()
-        told = {"status": {"resourceRules": [{"verbs": ["list"], "apiGroups": [""], "resources": resources}]}}
-        monkeypatch.setattr(cluster, "request", lambda *_, told=told, **__: told)
-        assert cluster.has_no_access() == stranger
+        review = {"status": {"resourceRules": [{"verbs": ["list"], "apiGroups": [""], "resources": resources}]}}
+        monkeypatch.setattr(cluster, "request", lambda *_, review=review, **__: review)
+        assert cluster.has_no_access() == no_access

@@ -1,4 +1,4 @@
-"""Reasons that keep a pod from running, in words: messages as Kubernetes 1.34 wrote them."""
+"""Diagnoses of pods that do not run, from messages as Kubernetes 1.34 words them."""
 
 from typing import Any
 
@@ -91,7 +91,7 @@ PODS = {
         },
     },
 }
-# Somebody has tainted its node, which is well.
+# Its node was tainted, and still answers.
 MOVED_OFF = {
     "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
     "status": {
@@ -105,18 +105,18 @@ MOVED_OFF = {
 }
 
 
-@pytest.mark.parametrize("trouble", PODS)
-def test_a_pod_in_trouble_says_which_and_what_to_do(trouble: str, golden: Golden) -> None:
-    found = diagnosis.of_pod(PODS[trouble])
-    assert found is not None
-    golden(found.message, found.remedy)
-    assert found.remedy
+@pytest.mark.parametrize("case", PODS)
+def test_a_pod_in_trouble_says_which_and_what_to_do(case: str, golden: Golden) -> None:
+    result = diagnosis.of_pod(PODS[case])
+    assert result is not None
+    golden(result.message, result.remedy)
+    assert result.remedy
 
 
 @pytest.mark.parametrize(
     "pod",
     [
-        container(running={"startedAt": "2026-01-01T00:00:00Z"}) | {},
+        container(running={"startedAt": "2026-01-01T00:00:00Z"}),
         container(waiting={"reason": "ContainerCreating"}),
         {"status": {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}]}},
         {"metadata": {}, "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}},
@@ -125,46 +125,46 @@ def test_a_pod_in_trouble_says_which_and_what_to_do(trouble: str, golden: Golden
     ],
     ids=["running", "creating", "succeeded", "ready", "new", "moved off"],
 )
-def test_a_pod_that_is_well_is_not_in_trouble(pod: dict[str, Any]) -> None:
+def test_a_healthy_pod_has_no_diagnosis(pod: dict[str, Any]) -> None:
     assert diagnosis.of_pod(pod) is None
 
 
-# As containerd says it, before the cause.
+# As containerd words it, before the cause.
 PULL = 'failed to pull and unpack image "registry.example/team/x:1": failed to resolve reference "registry.example/team/x:1": '
-ASKED = 'failed to do request: Head "https://registry.example/v2/team/x/manifests/1": '
+REQUEST = 'failed to do request: Head "https://registry.example/v2/team/x/manifests/1": '
 
 
 @pytest.mark.parametrize(
     "cause, remedy",
     [
-        (f"{ASKED}dial tcp: lookup registry.example on 10.96.0.10:53: no such host", "see that node-2 reaches the registry"),
-        (f"{ASKED}tls: failed to verify certificate: x509: certificate signed by unknown authority", "have node-2 trust the certificate"),
+        (f"{REQUEST}dial tcp: lookup registry.example on 10.96.0.10:53: no such host", "see that node-2 reaches the registry"),
+        (f"{REQUEST}tls: failed to verify certificate: x509: certificate signed by unknown authority", "have node-2 trust the certificate"),
         ("unexpected status from HEAD request to https://registry.example/v2/: 401 Unauthorized", "kubernetes.image_pull_secrets"),
         ("write /var/lib/containerd/ingest/data: no space left on device", "free some of the disk of node-2"),
         ('failed to resolve reference "localhost/team/x:1": dial tcp 127.0.0.1:80: connect: connection refused', "load it on node-2"),
         ("registry.example/team/x:1: not found", "check the image's name"),
     ],
 )
-def test_an_image_that_cannot_be_pulled_is_told_with_its_node_to_its_cause(cause: str, remedy: str) -> None:
+def test_a_failed_pull_of_an_image_is_reported_with_its_node_and_its_cause(cause: str, remedy: str) -> None:
     pod = container(waiting={"reason": "ErrImagePull", "message": PULL + cause}) | {"spec": {"nodeName": "node-2"}}
-    found = diagnosis.of_pod(pod)
-    assert found is not None
-    assert found.message == f"ErrImagePull on node-2: {PULL}{cause}"
-    assert remedy in found.remedy
-    shown = task_rows.row(TaskStatus("chief", State.PENDING, found.message), Prefixes(["chief"]), marked=False)[-1][0]
+    result = diagnosis.of_pod(pod)
+    assert result is not None
+    assert result.message == f"ErrImagePull on node-2: {PULL}{cause}"
+    assert remedy in result.remedy
+    shown = task_rows.row(TaskStatus("chief", State.PENDING, result.message), Prefixes(["chief"]), marked=False)[-1][0]
     assert len(shown) <= 300
     assert shown.startswith("ErrImagePull on node-2: failed to pull")
     assert shown.endswith(cause[-100:])
 
 
-def test_a_secret_that_does_not_let_an_image_be_pulled_is_named() -> None:
+def test_a_secret_that_the_registry_does_not_accept_is_named() -> None:
     waiting = {
         "reason": "ErrImagePull",
         "message": f"{PULL}pulling from host registry.example failed with status code [manifests 1]: 401 Unauthorized",
     }
-    found = diagnosis.of_pod(container(waiting=waiting) | {"spec": {"imagePullSecrets": [{"name": "team"}]}})
-    assert found is not None
-    assert found.remedy.startswith("see that the Secret team is in the run's namespace and has the credentials of this registry")
+    result = diagnosis.of_pod(container(waiting=waiting) | {"spec": {"imagePullSecrets": [{"name": "team"}]}})
+    assert result is not None
+    assert result.remedy.startswith("see that the Secret team is in the run's namespace and has the credentials of this registry")
 
 
 FORBIDDEN = 'Error creating: pods "a-chief-0-x" is forbidden: '
@@ -186,14 +186,14 @@ OF_PODS = {"a quota", "Pod Security", "no priority class", "no runtime class", "
 def test_warnings_are_recognised(warning: str, golden: Golden) -> None:
     kind, message = EVENTS[warning]
     message = FORBIDDEN * (warning in OF_PODS) + message
-    found = diagnosis.of_events([{"type": "Warning", "reason": "FailedCreate", "message": message}, {"type": "Normal", "message": "fine"}])
-    assert found is not None
-    assert found.kind == kind
-    golden(found.message, found.remedy)
-    assert found.remedy
+    result = diagnosis.of_events([{"type": "Warning", "reason": "FailedCreate", "message": message}, {"type": "Normal", "message": "fine"}])
+    assert result is not None
+    assert result.kind == kind
+    golden(result.message, result.remedy)
+    assert result.remedy
 
 
-def test_a_volume_that_was_attached_since_says_nothing_of_another_one() -> None:
+def test_a_warning_remains_if_only_another_volume_was_attached_since() -> None:
     at = "2026-01-01T00:00:0{}Z".format
     failed = {"type": "Warning", "reason": "FailedAttachVolume", "message": EVENTS["attached elsewhere"][1], "lastTimestamp": at(0)}
     other = {"type": "Normal", "reason": "SuccessfulAttachVolume", "message": 'AttachVolume.Attach succeeded for volume "pvc-2"'}
@@ -205,9 +205,9 @@ def test_a_volume_that_was_attached_since_says_nothing_of_another_one() -> None:
 def test_the_newest_warning_is_told_and_one_that_is_not_known_as_it_is(golden: Golden) -> None:
     old = {"type": "Warning", "reason": "FailedMount", "message": 'secret "a" not found', "lastTimestamp": "2026-01-01T00:00:00Z"}
     new = {"type": "Warning", "reason": "FailedMount", "message": 'secret "b" not found', "lastTimestamp": "2026-01-01T00:01:00Z"}
-    found = diagnosis.of_events([new, old])
-    assert found is not None
-    golden(found.message)
+    result = diagnosis.of_events([new, old])
+    assert result is not None
+    golden(result.message)
     other = diagnosis.of_events([{"type": "Warning", "reason": "FailedCreate", "message": "something  of\ntomorrow"}])
     assert other is not None
     assert other.message == "FailedCreate: something of tomorrow"
@@ -220,13 +220,13 @@ def test_a_claim_without_a_volume(golden: Golden) -> None:
         "spec": {"storageClassName": "slow", "accessModes": ["ReadWriteMany"]},
         "status": {"phase": "Pending"},
     }
-    found = diagnosis.of_claim(claim)
-    assert found is not None
-    golden(found.message)
+    result = diagnosis.of_claim(claim)
+    assert result is not None
+    golden(result.message)
     waiting = [{"type": "Normal", "reason": "WaitForFirstConsumer", "message": "waiting for first consumer"}]
     assert diagnosis.of_claim(claim, waiting) is None
     assert diagnosis.of_claim(claim | {"status": {"phase": "Bound"}}) is None
-    assert "storage.mount to one" in found.remedy
+    assert "storage.mount to one" in result.remedy
 
 
 @pytest.mark.parametrize(
@@ -242,67 +242,73 @@ def test_a_claim_without_a_volume(golden: Golden) -> None:
 )
 def test_a_class_without_volumes_for_many_nodes_is_named_with_both_remedies(message: str, golden: Golden) -> None:
     claim = {"metadata": {"name": "digits"}, "spec": {"storageClassName": "slow", "accessModes": ["ReadWriteMany"]}, "status": {}}
-    told = {"type": "Warning", "reason": "ProvisioningFailed", "message": f'failed to provision volume with StorageClass "slow": {message}'}
-    found = diagnosis.of_claim(claim, [told])
-    assert found is not None
-    golden(found.message)
-    assert "storage.mount to one" in found.remedy
-    assert "a class that offers ReadWriteMany" in found.remedy
+    warning = {
+        "type": "Warning",
+        "reason": "ProvisioningFailed",
+        "message": f'failed to provision volume with StorageClass "slow": {message}',
+    }
+    result = diagnosis.of_claim(claim, [warning])
+    assert result is not None
+    golden(result.message)
+    assert "storage.mount to one" in result.remedy
+    assert "a class that offers ReadWriteMany" in result.remedy
 
 
 @pytest.mark.parametrize(
     "image, hardened, named", [("team/x:1", True, True), ("team/x:1", False, False), (images.DEFAULT_IMAGE, True, False)]
 )
-def test_a_program_that_needs_more_rights_in_an_image_of_its_own_is_told_of_the_field(image: str, *, hardened: bool, named: bool) -> None:
+def test_the_remedy_for_missing_rights_in_an_image_of_one_s_own_names_the_security_field(
+    image: str, *, hardened: bool, named: bool
+) -> None:
     pod = container(terminated={"reason": "Error", "exitCode": 1, "message": "OSError: [Errno 30] Read-only file system: '/srv/x'\n"})
     pod["spec"] = {"containers": [{"name": "trainer", "image": image, "securityContext": {"readOnlyRootFilesystem": hardened}}]}
-    found = diagnosis.of_pod(pod)
-    assert found is not None
-    assert ("`security: image`" in found.remedy) is named
+    result = diagnosis.of_pod(pod)
+    assert result is not None
+    assert ("`security: image`" in result.remedy) is named
 
 
-def test_an_image_that_is_root_s_own_is_told_of_the_field() -> None:
+def test_the_remedy_for_an_image_that_runs_as_root_names_the_security_field() -> None:
     message = 'container has runAsNonRoot and image will run as root (pod: "a", container: trainer)'
-    found = diagnosis.of_pod(container(waiting={"reason": "CreateContainerConfigError", "message": message}))
-    assert found is not None
-    assert found.message.startswith("CreateContainerConfigError: container has runAsNonRoot")
-    assert "`security: image`" in found.remedy
+    result = diagnosis.of_pod(container(waiting={"reason": "CreateContainerConfigError", "message": message}))
+    assert result is not None
+    assert result.message.startswith("CreateContainerConfigError: container has runAsNonRoot")
+    assert "`security: image`" in result.remedy
 
 
 def test_an_init_container_that_failed_is_named_and_a_sidecar_that_was_ended_after_its_task_is_not(golden: Golden) -> None:
     ended = {"reason": "Error", "exitCode": 2, "message": "no such host"}
-    beside = [{"name": "fetch", "image": "curl:1", "state": {"terminated": ended}}]
-    own = [{"name": "trainer", "image": "team/x:1", "state": {"waiting": {"reason": "PodInitializing"}}}]
-    status: dict[str, Any] = {"phase": "Failed", "initContainerStatuses": beside, "containerStatuses": own}
-    found = diagnosis.of_pod({"metadata": {"name": "digits-chief-0"}, "status": status})
-    assert found is not None
-    golden(found.message)
-    golden(found.remedy)
-    found = diagnosis.of_pod({"spec": {"initContainers": [{"name": "fetch", "restartPolicy": "Always"}]}, "status": status})
-    assert found is not None
-    golden(found.message)
-    own[0]["state"] = {"terminated": {"reason": "Error", "exitCode": 1, "message": "ValueError: x"}}
-    found = diagnosis.of_pod({"status": status})
-    assert found is not None
-    golden(found.message)
+    init_containers = [{"name": "fetch", "image": "curl:1", "state": {"terminated": ended}}]
+    containers = [{"name": "trainer", "image": "team/x:1", "state": {"waiting": {"reason": "PodInitializing"}}}]
+    status: dict[str, Any] = {"phase": "Failed", "initContainerStatuses": init_containers, "containerStatuses": containers}
+    result = diagnosis.of_pod({"metadata": {"name": "digits-chief-0"}, "status": status})
+    assert result is not None
+    golden(result.message)
+    golden(result.remedy)
+    result = diagnosis.of_pod({"spec": {"initContainers": [{"name": "fetch", "restartPolicy": "Always"}]}, "status": status})
+    assert result is not None
+    golden(result.message)
+    containers[0]["state"] = {"terminated": {"reason": "Error", "exitCode": 1, "message": "ValueError: x"}}
+    result = diagnosis.of_pod({"status": status})
+    assert result is not None
+    golden(result.message)
 
 
 @pytest.mark.parametrize(
     "name, is_own",
     [("digits-cluster", True), ("digits-cluster-0a1b2c3d", True), ("digits-code-0a1b", True), ("digits-settings", False), ("team", False)],
 )
-def test_a_configmap_of_the_runs_own_is_not_for_the_user_to_make(name: str, *, is_own: bool) -> None:
+def test_the_user_is_not_asked_to_create_a_missing_configmap_of_the_run_itself(name: str, *, is_own: bool) -> None:
     pod = container(waiting={"reason": "CreateContainerConfigError", "message": f'configmap "{name}" not found'})
-    found = diagnosis.of_pod(pod | {"metadata": {"labels": {"app.kubernetes.io/instance": "digits"}}})
-    assert found is not None
-    assert ("launcher down digits" in found.remedy) is is_own
-    assert ("kubernetes.env_from" in found.remedy) is not is_own
+    result = diagnosis.of_pod(pod | {"metadata": {"labels": {"app.kubernetes.io/instance": "digits"}}})
+    assert result is not None
+    assert ("launcher down digits" in result.remedy) is is_own
+    assert ("kubernetes.env_from" in result.remedy) is not is_own
 
 
 @pytest.mark.parametrize("path, is_volume", [("/runs/digits/checkpoints", True), ("/srv/runs", False)])
-def test_a_volume_of_another_user_names_the_field(path: str, *, is_volume: bool) -> None:
-    found = diagnosis.of_pod(
+def test_the_remedy_for_missing_rights_on_the_volume_names_the_user_field(path: str, *, is_volume: bool) -> None:
+    result = diagnosis.of_pod(
         container(terminated={"reason": "Error", "exitCode": 1, "message": f"PermissionError: [Errno 13] Permission denied: '{path}'\n"})
     )
-    assert found is not None
-    assert ("kubernetes.user" in found.remedy) is is_volume
+    assert result is not None
+    assert ("kubernetes.user" in result.remedy) is is_volume

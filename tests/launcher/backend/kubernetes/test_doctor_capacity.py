@@ -1,4 +1,4 @@
-"""Whether a spec's tasks find a place on what nodes have left."""
+"""Whether a spec's tasks fit on the free resources of nodes."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from launcher.spec.models import ClusterSpec
 from tests.golden_messages import Golden
 
 
-def a_node(name: str, *, gpus: str = "0", product: str = "A100", cpu: str = "8") -> dict[str, Any]:
+def api_node(name: str, *, gpus: str = "0", product: str = "A100", cpu: str = "8") -> dict[str, Any]:
     offered = {"cpu": cpu, "memory": "16Gi", "pods": "110", "nvidia.com/gpu": gpus}
     return {"metadata": {"name": name, "labels": {"nvidia.com/gpu.product": product}}, "status": {"allocatable": offered}}
 
@@ -26,14 +26,14 @@ def test_quantities_are_read_as_kubernetes_writes_them(quantity: object, number:
     assert parse_quantity(quantity) == number
 
 
-def test_tasks_that_fit_one_by_one_and_not_together_are_named() -> None:
-    nodes = [node(a_node("a", gpus="2")), node(a_node("b", gpus="1"))]
-    asked = spec(chief={}, ps={}, worker={"replicas": 4, "gpus": 1})
-    assert unschedulable_roles(nodes, asked) == ["1 worker"]
+def test_tasks_that_fit_one_by_one_but_not_together_are_named() -> None:
+    nodes = [node(api_node("a", gpus="2")), node(api_node("b", gpus="1"))]
+    cluster_spec = spec(chief={}, ps={}, worker={"replicas": 4, "gpus": 1})
+    assert unschedulable_roles(nodes, cluster_spec) == ["1 worker"]
 
 
-def test_what_other_pods_have_is_not_free() -> None:
-    nodes = [node(a_node("a"))]
+def test_requests_of_other_pods_are_not_free() -> None:
+    nodes = [node(api_node("a"))]
     container = {"resources": {"requests": {"cpu": "6"}}}
     running = {"spec": {"nodeName": "a", "containers": [container]}, "status": {"phase": "Running"}}
     ended = {"spec": {"nodeName": "a", "containers": [container]}, "status": {"phase": "Succeeded"}}
@@ -56,34 +56,34 @@ TAINT = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}
         ([{"key": "dedicated", "value": "ml", "effect": "NoExecute"}], ["1 chief"]),
     ],
 )
-def test_a_taint_keeps_off_who_does_not_tolerate_it(tolerations: list[dict[str, str]], left: list[str]) -> None:
-    tainted = a_node("a") | {"spec": {"taints": [TAINT, {"key": "soft", "effect": "PreferNoSchedule"}]}}
-    asked = {"version": 1, "name": "digits", "kubernetes": {"tolerations": tolerations}}
-    assert unschedulable_roles([node(tainted)], ClusterSpec.model_validate(asked)) == left
+def test_a_taint_excludes_tasks_that_do_not_tolerate_it(tolerations: list[dict[str, str]], left: list[str]) -> None:
+    tainted = api_node("a") | {"spec": {"taints": [TAINT, {"key": "soft", "effect": "PreferNoSchedule"}]}}
+    fields = {"version": 1, "name": "digits", "kubernetes": {"tolerations": tolerations}}
+    assert unschedulable_roles([node(tainted)], ClusterSpec.model_validate(fields)) == left
 
 
-def test_a_gpus_own_taint_is_tolerated_by_tasks_with_gpus_alone() -> None:
+def test_only_tasks_with_gpus_tolerate_the_taint_of_gpus() -> None:
     own = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
-    nodes = [node(a_node("a", gpus="2") | {"spec": {"taints": [own]}})]
+    nodes = [node(api_node("a", gpus="2") | {"spec": {"taints": [own]}})]
     assert unschedulable_roles(nodes, spec(chief={}, ps={}, worker={"gpus": 1})) == ["1 chief", "1 ps"]
 
 
-def test_a_gpu_of_another_type_does_not_do() -> None:
-    nodes = [node(a_node("a", gpus="8"))]
-    asked = spec(chief={}, ps={}, worker={"gpus": 1, "gpu_type": "NVIDIA-H100-80GB-HBM3"})
-    assert unschedulable_roles(nodes, asked) == ["1 worker"]
-    assert unschedulable_roles([Node("none", {})], asked) == ["1 worker", "1 chief", "1 ps"]
+def test_a_gpu_of_another_type_does_not_meet_a_request() -> None:
+    nodes = [node(api_node("a", gpus="8"))]
+    cluster_spec = spec(chief={}, ps={}, worker={"gpus": 1, "gpu_type": "NVIDIA-H100-80GB-HBM3"})
+    assert unschedulable_roles(nodes, cluster_spec) == ["1 worker"]
+    assert unschedulable_roles([Node("none", {})], cluster_spec) == ["1 worker", "1 chief", "1 ps"]
 
 
-@pytest.mark.parametrize("beside, left", [("sidecars", ["1 chief"]), ("init_containers", [])])
-def test_sidecars_take_beside_their_task_and_init_containers_before_it(beside: str, left: list[str]) -> None:
-    one = [{"name": "one", "image": "one:1", "cpu": 5, "memory": "1Gi"}]
-    assert unschedulable_roles([node(a_node("a"))], spec(chief={"cpu": 4, beside: one}, ps={}, worker={})) == left
+@pytest.mark.parametrize("kind, left", [("sidecars", ["1 chief"]), ("init_containers", [])])
+def test_requests_of_sidecars_add_to_their_task_s_and_those_of_init_containers_do_not(kind: str, left: list[str]) -> None:
+    containers = [{"name": "one", "image": "one:1", "cpu": 5, "memory": "1Gi"}]
+    assert unschedulable_roles([node(api_node("a"))], spec(chief={"cpu": 4, kind: containers}, ps={}, worker={})) == left
 
 
 def test_tasks_that_a_volume_ties_have_to_fit_on_one_node(golden: Golden) -> None:
-    asked = spec(chief={"cpu": 5}, evaluator={"cpu": 5}, ps={"cpu": 1}, worker={"cpu": 2})
-    apart, tied = ([node(a_node("a")), node(a_node("b"))] for _ in range(2))
-    assert unschedulable_roles(apart, asked) == []
-    golden(*unschedulable_roles(tied, asked, ("chief", "evaluator")))
-    assert unschedulable_roles([node(a_node("a", cpu="10")), node(a_node("b"))], asked, ("chief", "evaluator")) == []
+    cluster_spec = spec(chief={"cpu": 5}, evaluator={"cpu": 5}, ps={"cpu": 1}, worker={"cpu": 2})
+    apart, tied = ([node(api_node("a")), node(api_node("b"))] for _ in range(2))
+    assert unschedulable_roles(apart, cluster_spec) == []
+    golden(*unschedulable_roles(tied, cluster_spec, ("chief", "evaluator")))
+    assert unschedulable_roles([node(api_node("a", cpu="10")), node(api_node("b"))], cluster_spec, ("chief", "evaluator")) == []

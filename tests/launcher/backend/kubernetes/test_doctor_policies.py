@@ -13,7 +13,7 @@ from launcher.spec.models import ClusterSpec
 
 DNS, PORT, EXCHANGE = "DNS", "port 2222 of each other", "port 2223 of each other"
 OWN = {"podSelector": {"matchLabels": {"tf-launcher/cluster": "digits"}}}
-ASK_DNS = {
+ALLOW_DNS = {
     "to": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}],
     "ports": [{"port": 53, "protocol": "UDP"}],
 }
@@ -32,59 +32,61 @@ def policy(name: str, selector: dict[str, Any], *rules: dict[str, Any], types: t
 DENY = policy("deny", {}, types=("Ingress", "Egress"))
 
 
-def test_a_policy_that_denies_all_is_told_with_what_it_keeps_from_whom() -> None:
+def test_a_policy_that_denies_all_is_named_with_the_traffic_it_blocks() -> None:
     assert egress_policies([DENY], run()) == EgressPolicies(("deny",), (DNS, PORT))
     assert egress_policies([DENY], run("multi_worker_mirrored", worker={"replicas": 2})).lacking == (DNS, PORT, EXCHANGE)
     assert egress_policies([DENY], run("single", chief={})).lacking == (DNS,)
 
 
-def test_the_policy_of_a_run_that_asks_for_it_lets_its_tasks_send_what_they_have_to() -> None:
+def test_the_run_s_own_policy_allows_the_traffic_its_tasks_need() -> None:
     for strategy in ("parameter_server", "multi_worker_mirrored"):
-        closed = run(strategy, options={"egress": "tasks"}, chief={}, worker={"replicas": 2}, **({"ps": {}} if strategy[0] == "p" else {}))
-        assert egress_policies([DENY, *policies(closed)], closed) == EgressPolicies(("deny", "digits"), ())
-        # It allows nothing else: neither other pods nor what is outside.
-        (own, *_) = policies(closed)
+        restricted = run(
+            strategy, options={"egress": "tasks"}, chief={}, worker={"replicas": 2}, **({"ps": {}} if strategy[0] == "p" else {})
+        )
+        assert egress_policies([DENY, *policies(restricted)], restricted) == EgressPolicies(("deny", "digits"), ())
+        # It allows nothing else, neither to other pods nor to the outside.
+        (own, *_) = policies(restricted)
         dns, tasks = own["spec"]["egress"]
         assert dns == {"ports": [{"protocol": protocol, "port": port} for port in (53, 5353) for protocol in ("UDP", "TCP")]}
         assert tasks["to"] == [OWN]
 
 
-def test_policies_that_say_nothing_of_sending_or_of_other_pods_hold_nobody() -> None:
+def test_policies_for_ingress_or_for_other_pods_block_nothing() -> None:
     other = policy("other", {"matchLabels": {"app": "web"}})
-    arriving = policy("arriving", {}, types=("Ingress",))
-    assert egress_policies([other, arriving], run()) == EgressPolicies((), ())
+    ingress = policy("ingress", {}, types=("Ingress",))
+    assert egress_policies([other, ingress], run()) == EgressPolicies((), ())
 
 
 @pytest.mark.parametrize(
     "rules, lacking",
     [
         ([{}], ()),
-        ([ASK_DNS], (PORT,)),
-        ([ASK_DNS, {"to": [OWN]}], ()),
-        ([ASK_DNS, {"to": [OWN], "ports": [{"port": 2000, "endPort": 2300}]}], ()),
-        ([ASK_DNS, {"to": [OWN], "ports": [{"port": 443}]}], (PORT,)),
-        ([ASK_DNS, {"to": [OWN], "ports": [{"port": 2222, "protocol": "UDP"}]}], (PORT,)),
-        ([ASK_DNS, {"to": [{"podSelector": {"matchLabels": {"app": "web"}}}]}], (PORT,)),
+        ([ALLOW_DNS], (PORT,)),
+        ([ALLOW_DNS, {"to": [OWN]}], ()),
+        ([ALLOW_DNS, {"to": [OWN], "ports": [{"port": 2000, "endPort": 2300}]}], ()),
+        ([ALLOW_DNS, {"to": [OWN], "ports": [{"port": 443}]}], (PORT,)),
+        ([ALLOW_DNS, {"to": [OWN], "ports": [{"port": 2222, "protocol": "UDP"}]}], (PORT,)),
+        ([ALLOW_DNS, {"to": [{"podSelector": {"matchLabels": {"app": "web"}}}]}], (PORT,)),
         ([{"to": [{"podSelector": {}}]}], (DNS,)),
         ([{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}], ()),
     ],
 )
-def test_what_another_policy_allows_is_allowed(rules: list[dict[str, Any]], lacking: tuple[str, ...]) -> None:
+def test_traffic_that_another_policy_allows_is_not_lacking(rules: list[dict[str, Any]], lacking: tuple[str, ...]) -> None:
     allow = policy("allow", {"matchExpressions": [{"key": "tf-launcher/cluster", "operator": "Exists"}]}, *rules)
     assert egress_policies([DENY, allow], run()) == EgressPolicies(("deny", "allow"), lacking)
 
 
-def test_what_one_role_may_not_the_run_may_not() -> None:
+def test_traffic_that_one_role_lacks_is_lacking_for_the_run() -> None:
     allow = policy("allow", {"matchExpressions": [{"key": "app.kubernetes.io/component", "operator": "NotIn", "values": ["ps"]}]}, {})
     assert egress_policies([DENY, allow], run()).lacking == (DNS, PORT)
 
 
-def test_roles_that_may_reach_the_roles_they_need_are_not_held_back() -> None:
+def test_roles_that_may_reach_the_roles_they_need_lack_nothing() -> None:
     def to(role: str) -> dict[str, Any]:
         return {"to": [{"podSelector": {"matchLabels": {"app.kubernetes.io/component": role}}}]}
 
     allowed = [
-        policy(f"{sender}-to-{target}", {"matchLabels": {"app.kubernetes.io/component": sender}}, ASK_DNS, to(target))
+        policy(f"{sender}-to-{target}", {"matchLabels": {"app.kubernetes.io/component": sender}}, ALLOW_DNS, to(target))
         for sender, target in (("chief", "worker"), ("worker", "ps"), ("ps", "chief"))
     ]
     assert egress_policies([DENY, *allowed], run()).lacking == ()

@@ -1,4 +1,4 @@
-"""`doctor` asks for the rights that the documented Role gives."""
+"""`doctor` checks the rights that the documented Roles grant."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -16,51 +16,50 @@ from launcher.render.kubernetes.objects import Run
 from launcher.spec.models import ClusterSpec
 
 ROLE = Path(__file__).parents[4] / "docs" / "kubernetes-role.yaml"
+ATTENDANT_ROLE = ROLE.with_name("kubernetes-attendant-role.yaml")
 
 
-def test_doctor_asks_for_the_rights_of_the_documented_role() -> None:
-    given = yaml.safe_load(ROLE.read_text(encoding="utf-8"))["rules"]
-    assert sorted(RULES) == sorted(
-        (rule["apiGroups"][0], resource, tuple(rule["verbs"])) for rule in given for resource in rule["resources"]
-    )
+def rules_of(file: Path) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Return API group, resource and verbs of each rule of a Role."""
+    rules = yaml.safe_load(file.read_text(encoding="utf-8"))["rules"]
+    return [(rule["apiGroups"][0], resource, tuple(rule["verbs"])) for rule in rules for resource in rule["resources"]]
 
 
-def _of_attendants() -> list[tuple[str, str, tuple[str, ...]]]:
-    given = yaml.safe_load(ROLE.with_name("kubernetes-attendant-role.yaml").read_text(encoding="utf-8"))["rules"]
-    return [(rule["apiGroups"][0], resource, tuple(rule["verbs"])) for rule in given for resource in rule["resources"]]
+def test_doctor_checks_the_rights_of_the_documented_role() -> None:
+    assert sorted(RULES) == sorted(rules_of(ROLE))
 
 
-def test_doctor_asks_for_the_rights_of_the_documented_role_of_who_makes_attendants() -> None:
-    assert sorted([*ATTENDANT_RULES, _JOBSET_RULE]) == sorted(_of_attendants())
+def test_doctor_checks_the_rights_of_the_documented_role_for_attendants() -> None:
+    assert sorted([*ATTENDANT_RULES, _JOBSET_RULE]) == sorted(rules_of(ATTENDANT_ROLE))
 
 
 @pytest.mark.parametrize("gang", ["", "gang: jobset, "])
-def test_who_makes_an_attendant_may_all_that_its_role_gives(gang: str, tmp_path: Path) -> None:
+def test_the_documented_role_for_attendants_includes_all_rights_of_an_attendant(gang: str, tmp_path: Path) -> None:
     file = tmp_path / "digits.yaml"
     roles = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}, evaluator: {}}\ntrain: {workload: mnist_mlp}\n"
     file.write_text(f"version: 1\nname: digits\n{roles}kubernetes: {{{gang}attendant: true}}\n")
     spec, plan = plan_file(file, [], "kubernetes", tmp_path)
     (role,) = [one for one in manifests.objects(Run(spec, plan, image_for(spec))) if one["kind"] == "Role"]
-    allowed = {(group, resource, verb) for group, resource, verbs in _of_attendants() for verb in verbs}
-    given = {(rule["apiGroups"][0], rule["resources"][0], verb) for rule in role["rules"] for verb in rule["verbs"]}
-    assert given <= allowed
-    made = {"serviceaccounts", "roles", "rolebindings"}
-    unused = {rule for rule in allowed - given if rule[1] not in made}
+    allowed = {(group, resource, verb) for group, resource, verbs in rules_of(ATTENDANT_ROLE) for verb in verbs}
+    granted = {(rule["apiGroups"][0], rule["resources"][0], verb) for rule in role["rules"] for verb in rule["verbs"]}
+    assert granted <= allowed
+    created = {"serviceaccounts", "roles", "rolebindings"}
+    unused = {rule for rule in allowed - granted if rule[1] not in created}
     assert unused == (set() if gang else {("jobset.x-k8s.io", "jobsets", verb) for verb in ("get", "patch")})
 
 
 @pytest.mark.parametrize(
-    "options, may, told",
+    "options, allowed, expected",
     [
         ({}, True, [("ok", "you may create one (kubernetes.attendant)")]),
         ({}, False, [("ok", "you may not create one: create rolebindings")]),
         ({"attendant": {}}, False, [("problem", "you may not create one: create rolebindings")]),
         ({"attendant": {"service_account": "robot"}}, False, []),
     ],
-    ids=["may", "may not", "may not and wants", "has an account"],
+    ids=["allowed", "not allowed", "not allowed but required", "has an account"],
 )
-def test_doctor_says_whether_an_attendant_may_be_made(
-    options: dict[str, Any], may: bool, told: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+def test_doctor_reports_whether_an_attendant_may_be_created(
+    options: dict[str, Any], allowed: bool, expected: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = ClusterSpec.model_validate(
         {
@@ -73,7 +72,7 @@ def test_doctor_says_whether_an_attendant_may_be_made(
         }
     )
     monkeypatch.setattr(
-        doctor, "_is_allowed", lambda _cluster, _group, resource, verb: may or (resource, verb) != ("rolebindings", "create")
+        doctor, "_is_allowed", lambda _cluster, _group, resource, verb: allowed or (resource, verb) != ("rolebindings", "create")
     )
-    found = list(doctor._attendant(cast("Cluster", None), spec))
-    assert [(str(one.level), one.message) for one in found] == told
+    findings = list(doctor._attendant(cast("Cluster", None), spec))
+    assert [(str(one.level), one.message) for one in findings] == expected

@@ -1,4 +1,4 @@
-"""Reading a run's volume on a cluster, up to the pod: the rest takes a cluster, see tests/e2e/kubernetes."""
+"""Reading a run's volume on a cluster, up to the pod; the rest needs a cluster, see tests/e2e/kubernetes."""
 
 import http.server
 import json
@@ -23,7 +23,7 @@ from launcher.runs.stored import Artifact
 GPU = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 
 
-def test_of_a_run_that_kubectl_has_applied_its_jobs_say_what_is_tolerated() -> None:
+def test_tolerations_of_a_run_that_kubectl_has_applied_come_from_its_jobs() -> None:
     pod: dict[str, Any] = {
         "volumes": [{"name": "run", "persistentVolumeClaim": {"claimName": "digits"}}],
         "tolerations": [GPU, {"key": "lost", "operator": "Exists", "tolerationSeconds": 5}],
@@ -37,8 +37,8 @@ def test_of_a_run_that_kubectl_has_applied_its_jobs_say_what_is_tolerated() -> N
     assert [one.model_dump(exclude_none=True) for one in run.options.tolerations] == pod["tolerations"]
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
-    """An API server's answer to who wants a port forwarded."""
+class ForwardHandler(http.server.BaseHTTPRequestHandler):
+    """An API server's answer to a request to forward a port."""
 
     status, message, interrupts = 500, "", False
 
@@ -57,16 +57,16 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def answers() -> type[Answers]:
-    return type("_", (Answers,), {})
+def handler() -> type[ForwardHandler]:
+    return type("_", (ForwardHandler,), {})
 
 
 @pytest.fixture
-def cluster(answers: type[Answers], monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(handler: type[ForwardHandler], monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setattr(download, "_RETRY_INTERVAL", 0.01)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         client = SimpleNamespace(configuration=Configuration(host=f"http://127.0.0.1:{server.server_address[1]}"))
-        log = f"{archive.LISTENING}\nwhat it said".encode()
+        log = f"{archive.LISTENING}\nits last line".encode()
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield cast("Cluster", SimpleNamespace(client=client, namespace="mine", log=lambda *_, **__: log))
@@ -74,22 +74,22 @@ def cluster(answers: type[Answers], monkeypatch: pytest.MonkeyPatch) -> Iterator
         thread.join()
 
 
-def test_a_lacking_right_to_forward_ports_is_named_at_once(cluster: Cluster, answers: type[Answers]) -> None:
-    answers.status = 403
-    who = 'User "anna" cannot get resource "pods/portforward" in API group "" in the namespace "mine"'
-    answers.message = f'pods "reader" is forbidden: {who}'
+def test_a_lacking_right_to_forward_ports_is_named_at_once(cluster: Cluster, handler: type[ForwardHandler]) -> None:
+    handler.status = 403
+    reason = 'User "anna" cannot get resource "pods/portforward" in API group "" in the namespace "mine"'
+    handler.message = f'pods "reader" is forbidden: {reason}'
     with pytest.raises(ForbiddenError, match="anna may not get pods/portforward in the namespace mine") as refused:
         _response(cluster, "reader", Artifact.MODEL, "")
     assert 'resources: ["pods/portforward"]' in refused.value.remedy
 
 
-def test_of_a_pod_that_does_not_answer_its_last_lines_are_told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_lines_of_a_pod_that_does_not_answer_are_reported(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "_ANSWER_TIMEOUT", 0.05)
-    with pytest.raises(LauncherError, match="what it said"):
+    with pytest.raises(LauncherError, match="its last line"):
         _response(cluster, "reader", Artifact.MODEL, "")
 
 
-def test_an_interrupt_while_the_port_is_asked_for_is_one(cluster: Cluster, answers: type[Answers]) -> None:
-    answers.interrupts = True
+def test_an_interrupt_during_the_request_for_the_port_is_raised(cluster: Cluster, handler: type[ForwardHandler]) -> None:
+    handler.interrupts = True
     with pytest.raises(KeyboardInterrupt):
         _response(cluster, "reader", Artifact.MODEL, "")
