@@ -1,4 +1,4 @@
-"""Which tasks a run has whose Jobs are gone."""
+"""The tasks of a run whose Jobs are deleted."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ train: {workload: mnist_mlp}
 """
 
 
-def test_its_record_tells_its_tasks(tmp_path: Path) -> None:
+def test_the_record_has_the_tasks(tmp_path: Path) -> None:
     file = tmp_path / "digits.yaml"
     file.write_text(SPEC)
     record = {"data": {"spec.json": json.dumps(dump(load(file, [])))}}
@@ -24,7 +24,7 @@ def test_its_record_tells_its_tasks(tmp_path: Path) -> None:
     assert ended_status.tasks({"data": {}}) == ended_status.tasks(None) == []
 
 
-def test_without_a_record_what_was_kept_tells_them(tmp_path: Path) -> None:
+def test_without_a_record_the_stored_logs_have_the_tasks(tmp_path: Path) -> None:
     for name in ("worker-0/digits-worker-0-a", "worker-0/digits-worker-0-b", "chief/digits-chief-0-c"):
         log = tmp_path / f"{name}.log"
         log.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Refusals of a cluster, in words with a remedy."""
+"""Messages and remedies for refusals of a cluster."""
 
 import json
 
@@ -17,68 +17,68 @@ def refusal(status: int, message: str) -> ApiException:
 
 def test_a_lacking_right_is_named_as_a_rule(golden: Golden) -> None:
     message = 'jobs.batch is forbidden: User "ada" cannot create resource "jobs" in API group "batch" in the namespace "team-a"'
-    told = explain(refusal(403, message), "applying Job mnist-chief")
-    assert isinstance(told, ForbiddenError)
-    golden(told.message, told.remedy)
-    assert told.rule == '{apiGroups: ["batch"], resources: ["jobs"], verbs: ["create"]}'
-    assert "a Role of yours" in told.remedy
+    error = explain(refusal(403, message), "applying Job mnist-chief")
+    assert isinstance(error, ForbiddenError)
+    golden(error.message, error.remedy)
+    assert error.rule == '{apiGroups: ["batch"], resources: ["jobs"], verbs: ["create"]}'
+    assert "a Role of yours" in error.remedy
 
 
 def test_a_subresource_is_named_too(golden: Golden) -> None:
     message = 'pods "a" is forbidden: User "ada" cannot patch resource "pods/status" in API group "" in the namespace "team-a"'
-    told = explain(refusal(403, message), "changing Pod a")
-    assert isinstance(told, ForbiddenError)
-    assert told.rule == '{apiGroups: [""], resources: ["pods/status"], verbs: ["patch"]}'
-    golden(told.message)
+    error = explain(refusal(403, message), "changing Pod a")
+    assert isinstance(error, ForbiddenError)
+    assert error.rule == '{apiGroups: [""], resources: ["pods/status"], verbs: ["patch"]}'
+    golden(error.message)
 
 
 def test_a_namespace_that_is_not_there_is_to_be_made(golden: Golden) -> None:
-    told = explain(refusal(404, 'namespaces "team-b" not found'), "checking ConfigMap mnist-cluster")
-    golden(told.message, told.remedy)
+    error = explain(refusal(404, 'namespaces "team-b" not found'), "checking ConfigMap mnist-cluster")
+    golden(error.message, error.remedy)
 
 
 def test_another_manager_of_a_field_is_named(golden: Golden) -> None:
     message = 'Apply failed with 1 conflict: conflict with "kubectl-edit" using apps/v1: .spec.replicas'
-    told = explain(refusal(409, message), "applying Deployment mnist-tensorboard")
-    golden(told.message, told.remedy)
+    error = explain(refusal(409, message), "applying Deployment mnist-tensorboard")
+    golden(error.message, error.remedy)
 
 
 def test_what_is_invalid_is_the_users_to_mend(golden: Golden) -> None:
-    told = explain(refusal(422, 'Job.batch "a" is invalid: spec.template: Required value'), "checking Job a")
-    assert isinstance(told, UsageError)
-    golden(told.message, told.remedy)
+    error = explain(refusal(422, 'Job.batch "a" is invalid: spec.template: Required value'), "checking Job a")
+    assert isinstance(error, UsageError)
+    golden(error.message, error.remedy)
 
 
-def test_a_server_that_is_away_may_be_asked_again() -> None:
+def test_a_request_to_an_unreachable_server_may_be_tried_again() -> None:
     assert isinstance(explain(ConnectionRefusedError(111, "Connection refused"), "listing jobs"), UnreachableError)
     assert isinstance(explain(refusal(503, "the server is currently unable to handle the request"), "listing jobs"), UnreachableError)
 
 
-def test_a_write_that_another_overtook_may_be_asked_again() -> None:
-    again = "please apply your changes to the latest version and try again"
-    overtaken = f'Operation cannot be fulfilled on resourcequotas "cores": the object has been modified; {again}'
-    told = explain(refusal(409, overtaken), "making Job mnist-chief")
-    assert isinstance(told, UnreachableError)
-    assert "does not answer" not in told.message
+def test_a_write_that_conflicts_with_another_may_be_tried_again() -> None:
+    hint = "please apply your changes to the latest version and try again"
+    conflict = f'Operation cannot be fulfilled on resourcequotas "cores": the object has been modified; {hint}'
+    error = explain(refusal(409, conflict), "making Job mnist-chief")
+    assert isinstance(error, UnreachableError)
+    assert "does not answer" not in error.message
     assert not isinstance(explain(refusal(409, 'jobs.batch "mnist-chief" already exists'), "making Job mnist-chief"), UnreachableError)
 
 
 def test_who_is_not_known_is_to_log_in(golden: Golden) -> None:
-    told = explain(refusal(401, "Unauthorized"), "listing jobs")
-    assert type(told) is CredentialsError
-    golden(told.message, told.remedy)
+    error = explain(refusal(401, "Unauthorized"), "listing jobs")
+    assert type(error) is CredentialsError
+    golden(error.message, error.remedy)
 
 
 def test_who_may_do_nothing_in_a_namespace_is_asked_whether_it_is_the_right_one(golden: Golden) -> None:
-    told = no_access("team-b", "listing jobs", "{}")
-    golden(told.message, told.remedy)
-    assert "--namespace" in told.remedy
-    assert "apiGroups" not in told.remedy
+    error = no_access("team-b", "listing jobs", "{}")
+    golden(error.message, error.remedy)
+    assert "--namespace" in error.remedy
+    assert "apiGroups" not in error.remedy
     golden(no_access("team-b").message)
 
 
 def test_who_may_give_no_such_rights_to_an_attendant_is_told_what_helps(golden: Golden) -> None:
-    held = 'is attempting to grant RBAC permissions not currently held:\n{APIGroups:[""], Resources:["pods/status"], Verbs:["patch"]}'
-    said = f'roles.rbac.authorization.k8s.io "digits-attendant" is forbidden: user "jane" (groups=["team"]) {held}'
-    error = explain(refusal(403, said), "checking Role digits-attendant")
+    reason = 'is attempting to grant RBAC permissions not currently held:\n{APIGroups:[""], Resources:["pods/status"], Verbs:["patch"]}'
+    message = f'roles.rbac.authorization.k8s.io "digits-attendant" is forbidden: user "jane" (groups=["team"]) {reason}'
+    error = explain(refusal(403, message), "checking Role digits-attendant")
     golden(error.message, error.remedy)

@@ -1,4 +1,4 @@
-"""How a run has ended whose Jobs have expired: by what its chief has written, or by its Jobs' events."""
+"""The end of a run whose Jobs have expired, from its chief's run.json or its Jobs' events."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
 
 UNKNOWN = RunStatus("digits", "kubernetes", State.UNKNOWN, "its Jobs finished", tasks=(TaskStatus("chief", State.UNKNOWN),))
-WRITTEN = {"state": "succeeded", "spec_digest": "abc-12", "step": 20, "steps": 20, "checkpoint": "/runs/digits/checkpoints/ckpt-20"}
+RUN_JSON = {"state": "succeeded", "spec_digest": "abc-12", "step": 20, "steps": 20, "checkpoint": "/runs/digits/checkpoints/ckpt-20"}
 TIMES = {"started": 100.0, "updated": 130.5}
 JOBS = {"1": "digits-chief", "2": "digits-worker"}
 
@@ -16,34 +16,34 @@ def event(uid: str, reason: str, message: str = "") -> dict[str, Any]:
     return {"involvedObject": {"uid": uid}, "reason": reason, "message": message}
 
 
-def test_run_json_tells_how_far_it_has_come_too() -> None:
-    told = by_run_json(UNKNOWN, {**WRITTEN, **TIMES}, "abc-12")
-    assert told is not None
-    assert (told.state, told.reason, told.step, told.checkpoint_step) == (State.SUCCEEDED, "", 20, 20)
-    assert (told.started, told.ended, told.spec_digest) == (100.0, 130.5, "abc-12")
-    assert [task.state for task in told.tasks] == [State.SUCCEEDED]
+def test_run_json_has_the_progress_of_the_run_too() -> None:
+    status = by_run_json(UNKNOWN, {**RUN_JSON, **TIMES}, "abc-12")
+    assert status is not None
+    assert (status.state, status.reason, status.step, status.checkpoint_step) == (State.SUCCEEDED, "", 20, 20)
+    assert (status.started, status.ended, status.spec_digest) == (100.0, 130.5, "abc-12")
+    assert [task.state for task in status.tasks] == [State.SUCCEEDED]
 
 
-def test_run_json_of_a_failure_says_why_and_not_which_task_has_failed() -> None:
-    told = by_run_json(UNKNOWN, {**WRITTEN, "state": "failed", "reason": "chief: loss is nan"}, "abc-12")
-    assert told is not None
-    assert (told.state, told.reason, told.tasks[0].state) == (State.FAILED, "chief: loss is nan", State.UNKNOWN)
+def test_run_json_of_a_failure_has_the_reason_but_not_the_failed_task() -> None:
+    status = by_run_json(UNKNOWN, {**RUN_JSON, "state": "failed", "reason": "chief: loss is nan"}, "abc-12")
+    assert status is not None
+    assert (status.state, status.reason, status.tasks[0].state) == (State.FAILED, "chief: loss is nan", State.UNKNOWN)
 
 
-def test_run_json_that_is_of_no_end_or_of_another_spec_tells_nothing() -> None:
+def test_run_json_of_an_unfinished_run_or_of_another_spec_is_ignored() -> None:
     assert by_run_json(UNKNOWN, {}, "abc-12") is None
-    assert by_run_json(UNKNOWN, {**WRITTEN, "state": "running"}, "abc-12") is None
-    assert by_run_json(UNKNOWN, WRITTEN, "abc-13") is None
-    assert by_run_json(UNKNOWN, {"state": "succeeded", "spec_digest": ""}, "") is None  # noted by an earlier version
+    assert by_run_json(UNKNOWN, {**RUN_JSON, "state": "running"}, "abc-12") is None
+    assert by_run_json(UNKNOWN, RUN_JSON, "abc-13") is None
+    assert by_run_json(UNKNOWN, {"state": "succeeded", "spec_digest": ""}, "") is None  # written by an earlier version
 
 
-def test_events_tell_it_where_each_job_has_one() -> None:
+def test_events_decide_only_if_each_job_has_one() -> None:
     both = [event("1", "Completed"), event("2", "Completed")]
-    done = by_events(UNKNOWN, JOBS, [event("1", "SuccessfulCreate"), *both])
-    assert done is not None
-    assert done.state is State.SUCCEEDED
-    for told in ([], both[:1], [event("3", "Completed"), *both[1:]]):
-        assert by_events(UNKNOWN, JOBS, told) is None
+    succeeded = by_events(UNKNOWN, JOBS, [event("1", "SuccessfulCreate"), *both])
+    assert succeeded is not None
+    assert succeeded.state is State.SUCCEEDED
+    for events in ([], both[:1], [event("3", "Completed"), *both[1:]]):
+        assert by_events(UNKNOWN, JOBS, events) is None
     assert by_events(UNKNOWN, {}, both) is None
 
 

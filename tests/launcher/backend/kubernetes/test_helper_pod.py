@@ -1,4 +1,4 @@
-"""On which node a pod is put that reads a run's volume beside the run."""
+"""The node of a pod that reads a run's volume while the run has it."""
 
 import json
 from types import SimpleNamespace
@@ -26,12 +26,12 @@ def mounting(pod: dict[str, Any], claim: str = "digits") -> dict[str, Any]:
     return pod
 
 
-def test_a_volume_of_one_node_is_read_where_a_pod_has_it() -> None:
-    own = [running("ps"), mounting(ended("worker", 0), "digits"), mounting(running("evaluator"), "other"), mounting(running("chief"))]
-    own[-1]["spec"]["nodeName"] = "node-7"
-    assert '"values": ["node-7"]' in json.dumps(node_constraints(run("ReadWriteOnce"), own))
-    assert node_constraints(run("ReadWriteOnce"), own[:-1]) == {}
-    assert node_constraints(run("ReadWriteMany"), own) == {}
+def test_a_volume_of_one_node_is_read_on_the_node_of_the_pod_that_mounts_it() -> None:
+    pods = [running("ps"), mounting(ended("worker", 0), "digits"), mounting(running("evaluator"), "other"), mounting(running("chief"))]
+    pods[-1]["spec"]["nodeName"] = "node-7"
+    assert '"values": ["node-7"]' in json.dumps(node_constraints(run("ReadWriteOnce"), pods))
+    assert node_constraints(run("ReadWriteOnce"), pods[:-1]) == {}
+    assert node_constraints(run("ReadWriteMany"), pods) == {}
 
 
 @pytest.mark.parametrize(
@@ -43,18 +43,18 @@ def test_a_volume_of_one_node_is_read_where_a_pod_has_it() -> None:
         ({"metadata": {"deletionTimestamp": "now"}, "spec": {"accessModes": ["ReadWriteMany"]}}, "ReadWriteOnce"),
     ],
 )
-def test_a_claim_that_is_there_says_how_many_nodes_mount_it(claim: dict[str, Any] | None, access: str) -> None:
+def test_an_existing_claim_decides_how_many_nodes_mount_it(claim: dict[str, Any] | None, access: str) -> None:
     cluster = cast("Cluster", SimpleNamespace(get=lambda *_: claim))
     assert with_claim_access(cluster, run("ReadWriteOnce")).access == access
 
 
-def test_on_a_node_with_gpus_its_taint_is_tolerated() -> None:
+def test_the_taint_of_a_node_with_gpus_is_tolerated() -> None:
     chief = mounting(running("chief"))
     chief["spec"] |= {"nodeName": "node-7", "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]}
     assert node_constraints(run("ReadWriteOnce"), [chief])["tolerations"] == chief["spec"]["tolerations"]
 
 
-def test_a_volume_of_one_pod_is_not_read_while_one_has_it() -> None:
+def test_a_volume_of_one_pod_is_not_read_while_a_pod_mounts_it() -> None:
     chief = mounting(running("chief"))
     with pytest.raises(UsageError, match="ReadWriteOncePod, and the pod digits-chief-0-00 has mounted the volume"):
         node_constraints(run("ReadWriteOncePod"), [chief])

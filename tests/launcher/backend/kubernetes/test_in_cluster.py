@@ -1,4 +1,4 @@
-"""The API server as a pod reaches it: what is asked, and what a refusal becomes."""
+"""The API server as a pod reaches it: the requests, and the errors for refusals."""
 
 import json
 import threading
@@ -20,14 +20,14 @@ FORBIDDEN = (
 
 
 class Server(BaseHTTPRequestHandler):
-    """Answers like an API server, and remembers what it was asked."""
+    """Answers like an API server, and records the requests."""
 
-    asked: ClassVar[list[tuple[str, str, dict[str, str], bytes]]] = []
+    requests: ClassVar[list[tuple[str, str, dict[str, str], bytes]]] = []
     answers: ClassVar[dict[str, tuple[int, bytes]]] = {}
 
     def _answer(self) -> None:
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.asked.append((self.command, self.path, dict(self.headers), content))
+        self.requests.append((self.command, self.path, dict(self.headers), content))
         status, body = self.answers.get(self.path.partition("?")[0], (200, b'{"items": []}'))
         if self.headers["Authorization"] != "Bearer good":
             status, body = 401, b'{"message": "Unauthorized"}'
@@ -43,13 +43,13 @@ class Server(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Write nothing."""
 
 
 @pytest.fixture
 def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Have an API server, and an account that reaches it."""
-    monkeypatch.setattr(Server, "asked", [])
+    """Run an API server, and return the directory of an account that reaches it."""
+    monkeypatch.setattr(Server, "requests", [])
     monkeypatch.setattr(Server, "answers", {})
     for name, text in (("token", "good\n"), ("namespace", "n"), ("ca.crt", "")):
         (tmp_path / name).write_text(text)
@@ -66,31 +66,31 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.usefixtures("account")
-def test_a_pod_asks_by_its_account_in_its_own_namespace() -> None:
+def test_a_pod_uses_its_account_in_its_own_namespace() -> None:
     cluster = Cluster()
     assert (cluster.context, cluster.namespace, cluster.description()) == (None, "n", "namespace n")
     assert cluster.listed("Job", {"a": "b"}) == []
     cluster.patch("Pod", "p", {"status": {}}, subresource="status")
-    (get, path, headers, _), (patch, changed, sent, content) = Server.asked
-    assert (get, path, headers["Authorization"]) == ("GET", "/apis/batch/v1/namespaces/n/jobs?labelSelector=a%3Db", "Bearer good")
-    assert (patch, changed) == ("PATCH", "/api/v1/namespaces/n/pods/p/status?fieldManager=launcher")
-    assert (sent["Content-Type"], json.loads(content)) == ("application/merge-patch+json", {"status": {}})
+    (get, get_path, get_headers, _), (patch, patch_path, patch_headers, content) = Server.requests
+    assert (get, get_path, get_headers["Authorization"]) == ("GET", "/apis/batch/v1/namespaces/n/jobs?labelSelector=a%3Db", "Bearer good")
+    assert (patch, patch_path) == ("PATCH", "/api/v1/namespaces/n/pods/p/status?fieldManager=launcher")
+    assert (patch_headers["Content-Type"], json.loads(content)) == ("application/merge-patch+json", {"status": {}})
 
 
 @pytest.mark.usefixtures("account")
-def test_what_comes_bit_by_bit_is_read_so() -> None:
+def test_a_stream_is_read_piece_by_piece() -> None:
     events: list[dict[str, Any]] = [{"type": "ADDED", "object": {"metadata": {"name": name}}} for name in "ab"]
     Server.answers["/api/v1/namespaces/n/pods"] = 200, b"".join(json.dumps(one).encode() + b"\n" for one in events)
     Server.answers["/api/v1/namespaces/n/pods/p/log"] = 200, b"1 one\n2 two\n"
     cluster = Cluster()
     assert list(cluster.watch("Pod", "7", {"a": "b"}, seconds=5)) == events
     assert list(cluster.log_to_the_end("p", "trainer", [("timestamps", "true")], timeout=5)) == [b"1 one\n2 two"]
-    assert "resourceVersion=7&watch=true&allowWatchBookmarks=true&timeoutSeconds=5" in Server.asked[0][1]
-    assert Server.asked[1][1].endswith("/log?container=trainer&timestamps=true&follow=true")
+    assert "resourceVersion=7&watch=true&allowWatchBookmarks=true&timeoutSeconds=5" in Server.requests[0][1]
+    assert Server.requests[1][1].endswith("/log?container=trainer&timestamps=true&follow=true")
 
 
 @pytest.mark.usefixtures("account")
-def test_a_refusal_says_what_is_lacking() -> None:
+def test_a_refusal_names_the_missing_right() -> None:
     Server.answers["/apis/batch/v1/namespaces/n/jobs"] = 403, json.dumps({"message": FORBIDDEN}).encode()
     Server.answers["/api/v1/namespaces/n/pods/p"] = 404, b'{"message": "not found"}'
     Server.answers["/api/v1/namespaces/n/events"] = 503, b"busy"
@@ -115,7 +115,7 @@ def test_a_token_that_was_renewed_is_used_at_once(account: Path, monkeypatch: py
     assert cluster.listed("Job") == []
 
 
-def test_a_pod_without_an_account_is_told_so(account: Path) -> None:
+def test_a_pod_without_an_account_is_an_error(account: Path) -> None:
     (account / "token").unlink()
     with pytest.raises(LauncherError, match="no service account"):
         in_cluster.Api(1)

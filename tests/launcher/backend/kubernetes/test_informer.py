@@ -1,4 +1,4 @@
-"""Lists that are read once and watched from then on, against a server of the tests' own that answers like an API server."""
+"""Lists that are read once and then watched, with a test server that answers like an API server."""
 
 import json
 import threading
@@ -27,26 +27,26 @@ class State:
     """The server's objects, and the requests it got."""
 
     def __init__(self) -> None:
-        self.there: dict[str, list[dict[str, Any]]] = {"pods": [], "jobs": []}
+        self.objects: dict[str, list[dict[str, Any]]] = {"pods": [], "jobs": []}
         self.version = 7
         self.events: list[tuple[int, dict[str, Any]]] = []
-        self.oldest = 0  # version from which it can tell changes
-        self.refuses: int | None = None  # watches, by this code
+        self.oldest = 0  # version from which it knows changes
+        self.watch_error: int | None = None  # the status code that watches get
         self.token = "first"  # noqa: S105  of this test
-        self.watches = 0  # ended so far
-        self.is_away = False
-        self.asked: list[str] = []
+        self.ended_watches = 0
+        self.is_unreachable = False
+        self.requests: list[str] = []
 
     def change(self, kind: str, pod: dict[str, Any]) -> None:
-        """Add, change or delete a pod, and tell those who watch."""
+        """Add, change or delete a pod, and send the event to the watches."""
         self.version += 1
         pod = {**pod, "metadata": {**pod["metadata"], "resourceVersion": str(self.version)}}
-        others = [one for one in self.there["pods"] if one["metadata"]["name"] != pod["metadata"]["name"]]
-        self.there["pods"] = others if kind == "DELETED" else [*others, pod]
+        others = [one for one in self.objects["pods"] if one["metadata"]["name"] != pod["metadata"]["name"]]
+        self.objects["pods"] = others if kind == "DELETED" else [*others, pod]
         self.events.append((self.version, {"type": kind, "object": pod}))
 
-    def tell(self, event: dict[str, Any]) -> None:
-        """Tell those who watch something else."""
+    def send(self, event: dict[str, Any]) -> None:
+        """Send another event to the watches."""
         self.version += 1
         self.events.append((self.version, event))
 
@@ -62,20 +62,20 @@ class Answering(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         query, kind = {key: values[0] for key, values in parse_qs(parts.query).items()}, parts.path.rpartition("/")[2]
         watches = query.get("watch") == "true"
-        if self.state.is_away:
+        if self.state.is_unreachable:
             self.close_connection = True
             return
-        token, ended = self.state.token, self.state.watches  # as they are now: a test goes on once it sees that this was asked
-        self.state.asked.append(
+        token, ended = self.state.token, self.state.ended_watches  # read first: a test continues as soon as it sees the request
+        self.state.requests.append(
             f"watch {query['resourceVersion']}" if watches else " ".join([kind, *filter(None, [query.get("fieldSelector")])])
         )
         if self.headers.get("Authorization") != f"Bearer {token}":
             self._answer(401, {"message": "Unauthorized"})
         elif not watches:
-            items = self.state.there.get(kind, [])
+            items = self.state.objects.get(kind, [])
             self._answer(200, {"metadata": {"resourceVersion": str(self.state.version)}, "items": items})
-        elif self.state.refuses:
-            self._answer(self.state.refuses, {"message": RULE})
+        elif self.state.watch_error:
+            self._answer(self.state.watch_error, {"message": RULE})
         elif int(query["resourceVersion"]) < self.state.oldest:
             self._answer(410, {"message": "too old resource version"})
         else:
@@ -93,9 +93,9 @@ class Answering(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        while self.state.watches == ended:
-            for told, event in [one for one in self.state.events if one[0] > version]:
-                version = told
+        while self.state.ended_watches == ended:
+            for event_version, event in [one for one in self.state.events if one[0] > version]:
+                version = event_version
                 self._chunk(json.dumps(event).encode() + b"\n")
             time.sleep(0.01)
         self._chunk(b"")
@@ -105,18 +105,23 @@ class Answering(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Write nothing."""
 
 
 @pytest.fixture
 def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
-    """Return what the server has."""
-    made = State()
+    """Return the server's objects; at the end of the test, end the threads that watch."""
+    server_state = State()
     monkeypatch.setattr(informer, "_RETRY_INTERVAL", 0.01)
     monkeypatch.setattr(client, "_LOGIN_INTERVAL", 0.0)
-    yield made
+    yield server_state
     monkeypatch.setattr(informer, "_IDLE_TIMEOUT", -1.0)
-    made.watches += 1
+    server_state.ended_watches += 1
+    until_no_watch()
+
+
+def until_no_watch() -> None:
+    """Wait for the end of the threads that watch."""
     until(
         "the end of the threads that watch",
         lambda: not any(thread.name.startswith("watch ") for thread in threading.enumerate()),
@@ -125,17 +130,17 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
 
 
 def kubeconfig(port: int, token: str = "first") -> str:  # noqa: S107  of this test
-    there = {"cluster": {"server": f"http://127.0.0.1:{port}"}, "name": "c"}
-    used = {"context": {"cluster": "c", "user": "u", "namespace": "n"}, "name": "here"}
+    entry = {"cluster": {"server": f"http://127.0.0.1:{port}"}, "name": "c"}
+    context = {"context": {"cluster": "c", "user": "u", "namespace": "n"}, "name": "here"}
     users = [{"name": "u", "user": {"token": token}}]
     return json.dumps(
-        {"apiVersion": "v1", "kind": "Config", "clusters": [there], "contexts": [used], "current-context": "here", "users": users}
+        {"apiVersion": "v1", "kind": "Config", "clusters": [entry], "contexts": [context], "current-context": "here", "users": users}
     )
 
 
 @pytest.fixture
 def cluster(state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Return the way to the server."""
+    """Return a client of the server."""
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Answering", (Answering,), {"state": state})) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         (tmp_path / "config").write_text(kubeconfig(server.server_port))
@@ -145,11 +150,11 @@ def cluster(state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def watching(cluster: Cluster, state: State) -> Informer:
-    """Return what has begun to watch pods."""
-    made = Informer(cluster, "Pod", {"run": "digits"})
-    assert names(made) == names(made)
-    until("a request", lambda: state.asked[-1].startswith("watch"), seen=lambda: state.asked)
-    return made
+    """Return an informer that has begun to watch pods."""
+    pods = Informer(cluster, "Pod", {"run": "digits"})
+    assert names(pods) == names(pods)
+    until("a request", lambda: state.requests[-1].startswith("watch"), seen=lambda: state.requests)
+    return pods
 
 
 def names(pods: Informer) -> list[str]:
@@ -165,65 +170,65 @@ FIRST, SECOND = objects.running("worker", 0), objects.running("worker", 1)
 ONE, TWO = FIRST["metadata"]["name"], SECOND["metadata"]["name"]
 
 
-def test_who_asks_once_opens_no_watch_and_who_asks_again_is_told_what_changes(state: State, cluster: Cluster) -> None:
+def test_the_first_read_opens_no_watch_and_later_ones_get_the_changes(state: State, cluster: Cluster) -> None:
     state.change("ADDED", FIRST)
     once = Informer(cluster, "Pod", {"run": "digits"})
-    assert (names(once), state.asked) == ([ONE], ["pods"])
+    assert (names(once), state.requests) == ([ONE], ["pods"])
     pods = watching(cluster, state)
-    before = len(state.asked)
+    before = len(state.requests)
     state.change("ADDED", SECOND)
     until("the pods", lambda: names(pods) == [ONE, TWO], seen=lambda: names(pods))
     state.change("MODIFIED", objects.ended("worker", 1, 1))
     until("the pod to have failed", lambda: pods.objects()[1]["status"]["phase"] == "Failed", seen=pods.objects)
     state.change("DELETED", FIRST)
     until("the pods", lambda: names(pods) == [TWO], seen=lambda: names(pods))
-    assert len(state.asked) == before
+    assert len(state.requests) == before
 
 
-def test_a_watch_that_ends_goes_on_where_it_was(state: State, cluster: Cluster) -> None:
+def test_a_watch_that_ends_is_opened_again_at_its_version(state: State, cluster: Cluster) -> None:
     state.change("ADDED", FIRST)
     pods = watching(cluster, state)
-    state.tell({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}})
+    state.send({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}})
     state.change("ADDED", SECOND)
     until("the pods", lambda: len(names(pods)) == 2, seen=lambda: names(pods))
-    state.watches += 1
-    until("a request", lambda: state.asked[-1] == "watch 10", seen=lambda: state.asked)
-    assert state.asked.count("pods") == 2
+    state.ended_watches += 1
+    until("a request", lambda: state.requests[-1] == "watch 10", seen=lambda: state.requests)
+    assert state.requests.count("pods") == 2
     state.change("DELETED", SECOND)
     until("the pods", lambda: names(pods) == [ONE], seen=lambda: names(pods))
 
 
-@pytest.mark.parametrize("within", [True, False])
-def test_what_the_api_server_has_forgotten_is_listed_again(within: bool, state: State, cluster: Cluster) -> None:
+@pytest.mark.parametrize("during_watch", [True, False])
+def test_pods_are_listed_again_if_the_api_server_no_longer_knows_the_version(during_watch: bool, state: State, cluster: Cluster) -> None:
     pods = watching(cluster, state)
     state.change("ADDED", FIRST)
     until("the pods", lambda: names(pods) == [ONE], seen=lambda: names(pods))
-    if within:
-        state.tell({"type": "ERROR", "object": {"kind": "Status", "code": 410}})
+    if during_watch:
+        state.send({"type": "ERROR", "object": {"kind": "Status", "code": 410}})
         state.oldest = state.version
     else:
         state.version = state.oldest = 100
-    state.watches += 1
-    until("a request", lambda: state.asked[-2:] == ["pods", f"watch {state.version}"], seen=lambda: state.asked)
+    state.ended_watches += 1
+    until("a request", lambda: state.requests[-2:] == ["pods", f"watch {state.version}"], seen=lambda: state.requests)
     assert names(pods) == [ONE]
 
 
-def test_a_cluster_that_is_away_is_told_and_what_it_has_when_it_is_back(state: State, cluster: Cluster) -> None:
+def test_an_unreachable_cluster_is_an_error_and_its_pods_are_listed_once_it_is_back(state: State, cluster: Cluster) -> None:
     pods = watching(cluster, state)
 
-    def told() -> list[str]:
+    def names_or_error() -> list[str]:
         try:
             return names(pods)
         except UnreachableError as error:
             return [error.message.partition(" the cluster does not answer")[0]]
 
-    state.is_away = True
-    state.watches += 1
-    until("the pods, or what is told of them", lambda: told() == ["watching pods:"] or told() == ["listing pods:"], seen=told)
+    state.is_unreachable = True
+    state.ended_watches += 1
+    until("the error", lambda: names_or_error() in (["watching pods:"], ["listing pods:"]), seen=names_or_error)
     state.change("ADDED", FIRST)
     state.events.clear()
-    state.is_away = False
-    until("the pods, or what is told of them", lambda: told() == [ONE], seen=told)
+    state.is_unreachable = False
+    until("the pods", lambda: names_or_error() == [ONE], seen=names_or_error)
 
 
 def test_a_token_that_has_expired_is_renewed_when_the_watch_is_opened_again(state: State, cluster: Cluster, tmp_path: Path) -> None:
@@ -231,46 +236,44 @@ def test_a_token_that_has_expired_is_renewed_when_the_watch_is_opened_again(stat
     port = urlsplit(cluster.client.configuration.host).port
     (tmp_path / "config").write_text(kubeconfig(port or 0, "second"))
     state.token = "second"  # noqa: S105  of this test
-    state.watches += 1
-    until("a request", lambda: state.asked[-3:] == ["watch 7"] * 3, seen=lambda: state.asked)  # opened, refused, opened
+    state.ended_watches += 1
+    until("a request", lambda: state.requests[-3:] == ["watch 7"] * 3, seen=lambda: state.requests)  # opened, refused, opened
     state.change("ADDED", FIRST)
     until("the pods", lambda: names(pods) == [ONE], seen=lambda: names(pods))
 
 
-def test_who_may_not_watch_asks_seldom_while_nothing_changes(state: State, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_right_to_watch_requests_are_rare_while_nothing_changes(
+    state: State, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Below 0.5 requests a second in steady state, for both kinds together, and every second after a change."""
-    state.refuses = 403
+    state.watch_error = 403
     state.change("ADDED", of_run(FIRST))
-    state.there["jobs"] = [objects.job("worker")]
+    state.objects["jobs"] = [objects.job("worker")]
     source = Source(cluster, "digits")
     assert source.snapshot() == source.snapshot()
-    until(
-        "the end of the threads that watch",
-        lambda: not any(thread.name.startswith("watch ") for thread in threading.enumerate()),
-        seen=threading.enumerate,
-    )
+    until_no_watch()
     now = [time.monotonic()]
     monkeypatch.setattr(informer, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
-    def asked(seconds: int) -> int:
-        before = len(state.asked)
+    def count_requests(seconds: int) -> int:
+        before = len(state.requests)
         for _ in range(seconds):
             now[0] += 1
             source.snapshot()
-        return len(state.asked) - before
+        return len(state.requests) - before
 
-    assert asked(10) >= 18  # a run that has just begun is looked at as often as ever
-    assert 0 < asked(200) < 200
-    assert 0 < asked(100) < 50
+    assert count_requests(10) >= 18  # a run that has just begun is read every second
+    assert 0 < count_requests(200) < 200
+    assert 0 < count_requests(100) < 50
     source.poll_soon()
-    assert asked(5) >= 8
-    assert asked(300)
+    assert count_requests(5) >= 8
+    assert count_requests(300)
     state.change("MODIFIED", of_run(objects.ended("worker", 1, 0)))
-    assert asked(10)
+    assert count_requests(10)
     assert [pod["status"]["phase"] for pod in source.snapshot().pods] == ["Failed"]
     waiting = of_run(objects.pod("worker", 0, "Pending"))
     state.change("MODIFIED", waiting)
-    assert asked(20)
-    assert {one for one in state.asked if one.startswith("events")} == {f"events involvedObject.uid={waiting['metadata']['uid']}"}
-    assert asked(300)
-    assert 0 < asked(100) < 50
+    assert count_requests(20)
+    assert {one for one in state.requests if one.startswith("events")} == {f"events involvedObject.uid={waiting['metadata']['uid']}"}
+    assert count_requests(300)
+    assert 0 < count_requests(100) < 50

@@ -1,4 +1,4 @@
-"""Whether a run's data is where it was, by the claim that is there."""
+"""Objects that a run has lost, e.g. its claim or a Job, and how its status reports them."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ def claim(**head: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "there, code, words",
+    "current, code, message",
     [
         (claim(), None, ""),
         (None, "deleted", "the claim digits was deleted"),
@@ -30,13 +30,13 @@ def claim(**head: Any) -> dict[str, Any]:
         (claim(uid="2", deletionTimestamp="2026-01-01T00:00:00Z"), "replaced", "created again"),
     ],
 )
-def test_a_claim_that_is_not_the_runs_any_more(there: dict[str, Any] | None, code: str | None, words: str) -> None:
-    loss = inventory.loss("digits", "1", there)
+def test_a_claim_that_was_deleted_or_replaced_is_a_loss(current: dict[str, Any] | None, code: str | None, message: str) -> None:
+    loss = inventory.loss("digits", "1", current)
     assert (loss.code if loss else None) == code
-    assert loss is None or words in loss.message
+    assert loss is None or message in loss.message
 
 
-def test_the_claim_is_that_of_the_spec_that_the_run_was_started_with() -> None:
+def test_the_claim_is_the_one_in_the_spec_that_the_run_was_started_with() -> None:
     assert run_record.claim_name("digits", {"data": {"spec.json": '{"kubernetes": {"claim": "team"}}'}}) == "team"
     assert run_record.claim_name("digits", {"data": {"spec.json": '{"kubernetes": {"claim": null}}'}}) == "digits"
 
@@ -45,14 +45,16 @@ TASKS = ("chief", "worker-0", "worker-1", "evaluator")
 JOBS = {role: ObjectRef("Job", f"digits-{role}", role) for role in ("chief", "worker", "evaluator")}
 
 
-def told(found: Differences, *tasks: str, state: State = State.RUNNING) -> RunStatus:
-    there = tuple(TaskStatus(task, state) for task in tasks)
-    found = replace(found, reason=inventory.reason("digits", found.deleted, found.unlabelled, "team-a"))
-    return RunContext(differences=found).add_to(RunStatus("digits", "kubernetes", state, eta=840.0, tasks=there))
+def status_with(differences: Differences, *tasks: str, state: State = State.RUNNING) -> RunStatus:
+    statuses = tuple(TaskStatus(task, state) for task in tasks)
+    differences = replace(differences, reason=inventory.reason("digits", differences.deleted, differences.unlabelled, "team-a"))
+    return RunContext(differences=differences).add_to(RunStatus("digits", "kubernetes", state, eta=840.0, tasks=statuses))
 
 
 def test_a_run_without_the_job_of_its_workers_is_not_running() -> None:
-    run = told(Differences(deleted=(JOBS["worker"], ObjectRef("ConfigMap", "digits-cluster", "c")), tasks=TASKS), "chief", "evaluator")
+    run = status_with(
+        Differences(deleted=(JOBS["worker"], ObjectRef("ConfigMap", "digits-cluster", "c")), tasks=TASKS), "chief", "evaluator"
+    )
     assert (run.state, run.eta, run.missing) == (State.PENDING, None, ("job/digits-worker", "configmap/digits-cluster"))
     assert run.reason.startswith(
         "job/digits-worker, configmap/digits-cluster were deleted: `launcher down digits --on kubernetes` and another `up`"
@@ -61,47 +63,47 @@ def test_a_run_without_the_job_of_its_workers_is_not_running() -> None:
     assert [task.name for task in run.tasks] == list(TASKS)
 
 
-def test_a_run_that_still_makes_steps_runs() -> None:
-    run = told(Differences(deleted=(ObjectRef("Service", "digits", "s"), JOBS["evaluator"]), tasks=TASKS), *TASKS[:3])
+def test_a_run_that_still_makes_steps_is_running() -> None:
+    run = status_with(Differences(deleted=(ObjectRef("Service", "digits", "s"), JOBS["evaluator"]), tasks=TASKS), *TASKS[:3])
     assert (run.state, run.eta, run.missing) == (State.RUNNING, 840.0, ("service/digits", "job/digits-evaluator"))
 
 
 def test_a_job_without_labels_is_told_with_the_command_that_gives_them_back_also_of_a_run_that_was_stopped(golden: Golden) -> None:
-    run = told(Differences(unlabelled=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.STOPPED)
+    run = status_with(Differences(unlabelled=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.STOPPED)
     assert run.state is State.PENDING
     golden(run.reason)
 
 
-def test_the_status_of_a_run_that_is_there_says_what_it_lacks_in_the_place_of_what_its_pods_tell() -> None:
-    lacking = Differences(unlabelled=(JOBS["worker"],), tasks=TASKS, reason="job/digits-worker has lost its labels")
+def test_the_reason_of_a_run_names_lost_objects_instead_of_the_reasons_of_its_pods() -> None:
+    differences = Differences(unlabelled=(JOBS["worker"],), tasks=TASKS, reason="job/digits-worker has lost its labels")
     run_events, chief = RunEvents(""), TaskStatus("chief", State.PENDING, "waits for a node")
-    run = pod_status.run_status(ClusterSnapshot("digits", ()), (chief,), run_events, RunContext(differences=lacking))
-    assert (run.state, run.reason, run.reason_task, run.missing) == (State.PENDING, lacking.reason, "", ("job/digits-worker",))
+    run = pod_status.run_status(ClusterSnapshot("digits", ()), (chief,), run_events, RunContext(differences=differences))
+    assert (run.state, run.reason, run.reason_task, run.missing) == (State.PENDING, differences.reason, "", ("job/digits-worker",))
 
 
-def test_a_run_that_has_ended_needs_nothing_any_more() -> None:
-    assert told(Differences(deleted=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.SUCCEEDED).reason == ""
-    assert told(Differences(tasks=TASKS), *TASKS).missing == ()
+def test_a_run_that_has_ended_misses_nothing() -> None:
+    assert status_with(Differences(deleted=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.SUCCEEDED).reason == ""
+    assert status_with(Differences(tasks=TASKS), *TASKS).missing == ()
 
 
-def test_of_a_run_that_is_being_started_nothing_is_missing() -> None:
-    """Until the start has written its own, the record has what the last one made."""
+def test_a_run_that_is_being_started_misses_nothing() -> None:
+    """Until the start has written the record, it has the objects of the previous start."""
     lease = {"tf-launcher/starting": json.dumps({"id": "1", "host": "another", "since": 1000.0})}
-    noted = {"metadata": {"annotations": lease}, "data": {"made.json": '[["Job", "digits-chief", "1"]]', "claim": "1"}}
-    nothing = SimpleNamespace(
-        get=lambda kind, _: noted if kind == "ConfigMap" else None, now=lambda: 1010.0, listed=lambda *_: [], namespace="a"
+    record = {"metadata": {"annotations": lease}, "data": {"made.json": '[["Job", "digits-chief", "1"]]', "claim": "1"}}
+    empty = SimpleNamespace(
+        get=lambda kind, _: record if kind == "ConfigMap" else None, now=lambda: 1010.0, listed=lambda *_: [], namespace="a"
     )
-    assert inventory.ObjectWatch(cast("Cluster", nothing), "digits").differences() == Differences()
-    nothing.now = lambda: 1_000_000.0  # anyone who started it has died over it
-    assert inventory.ObjectWatch(cast("Cluster", nothing), "digits").differences().deleted == (ObjectRef("Job", "digits-chief", "1"),)
+    assert inventory.ObjectWatch(cast("Cluster", empty), "digits").differences() == Differences()
+    empty.now = lambda: 1_000_000.0  # long after the lease has expired
+    assert inventory.ObjectWatch(cast("Cluster", empty), "digits").differences().deleted == (ObjectRef("Job", "digits-chief", "1"),)
 
 
-def test_a_run_without_its_attendant_trains_and_is_told_to_lack_it() -> None:
-    run = told(Differences(deleted=(ObjectRef("Job", "digits-attendant", "a"),), tasks=TASKS), "chief", "worker-0", "worker-1")
+def test_a_run_without_its_attendant_is_running_and_misses_it() -> None:
+    run = status_with(Differences(deleted=(ObjectRef("Job", "digits-attendant", "a"),), tasks=TASKS), "chief", "worker-0", "worker-1")
     assert (run.state, run.eta, run.missing) == (State.RUNNING, 840.0, ("job/digits-attendant",))
 
 
-def test_the_attendants_job_has_not_lost_its_labels() -> None:
+def test_the_attendant_s_job_is_one_of_the_labelled_jobs() -> None:
     jobs = [
         {"metadata": {"name": name, "uid": name, "labels": {"app.kubernetes.io/component": name}}}
         for name in ("chief", "attendant", "copy")

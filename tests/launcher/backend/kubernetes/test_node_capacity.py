@@ -17,15 +17,18 @@ NODES = [
 
 
 def pod(gpus: str = "1", memory: str = "1Gi", **labels: str) -> dict[str, Any]:
-    asked = {"limits": {"nvidia.com/gpu": gpus, "memory": memory}, "requests": {"memory": memory}}
+    resources = {"limits": {"nvidia.com/gpu": gpus, "memory": memory}, "requests": {"memory": memory}}
     message = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
-    waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     selector = {key.replace("_", "."): value for key, value in labels.items()}
-    return {"spec": {"containers": [{"resources": asked}], "nodeSelector": selector}, "status": {"phase": "Pending", "conditions": [waits]}}
+    return {
+        "spec": {"containers": [{"resources": resources}], "nodeSelector": selector},
+        "status": {"phase": "Pending", "conditions": [unscheduled]},
+    }
 
 
 @pytest.mark.parametrize(
-    "wanted, nodes, remedy",
+    "waiting, nodes, remedy",
     [
         (pod("60"), NODES, "60 of nvidia.com/gpu is asked for, and the most a node offers is 4"),
         (pod(memory="32Gi"), NODES, "32Gi of memory is asked for, and the most a node offers is 16Gi"),
@@ -35,14 +38,16 @@ def pod(gpus: str = "1", memory: str = "1Gi", **labels: str) -> dict[str, Any]:
             "1 of nvidia.com/gpu is asked for, and no node offers any",
         ),
         (pod(disk="ssd"), NODES, "no node has the label disk=ssd"),
-        (pod("4"), NODES, "free some, or add nodes"),  # others have them now
-        (pod("60"), [], "free some, or add nodes"),  # which may not be listed
+        (pod("4"), NODES, "free some, or add nodes"),  # other pods use them now
+        (pod("60"), [], "free some, or add nodes"),  # nodes may not be listed
     ],
 )
-def test_what_no_waiting_mends_is_told_with_what_there_is(wanted: dict[str, Any], nodes: list[dict[str, Any]], remedy: str) -> None:
-    found = diagnosis.of_pod(wanted, (), nodes)
-    assert found is not None
-    assert found.remedy.startswith(remedy)
+def test_a_request_that_no_node_can_meet_is_named_with_what_nodes_offer(
+    waiting: dict[str, Any], nodes: list[dict[str, Any]], remedy: str
+) -> None:
+    result = diagnosis.of_pod(waiting, (), nodes)
+    assert result is not None
+    assert result.remedy.startswith(remedy)
 
 
 def test_only_nodes_with_the_label_count(golden: Golden) -> None:
