@@ -1,4 +1,4 @@
-"""Refusals before any of a run's objects is made."""
+"""Refusals before any of a run's objects is created."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,18 +20,18 @@ def test_a_cluster_that_does_not_end_sidecars_with_their_task_is_refused(golden:
     golden(refused.value.remedy)
 
 
-def test_a_binding_is_not_refused_for_a_role_that_is_made_with_it() -> None:
-    made = {"kind": "RoleBinding", "metadata": {"name": "digits-attendant"}}
+def test_a_binding_is_not_refused_for_a_role_that_is_created_with_it() -> None:
+    binding = {"kind": "RoleBinding", "metadata": {"name": "digits-attendant"}}
 
-    def refused(status: int) -> Cluster:
+    def cluster_refusing(status: int) -> Cluster:
         def apply(*_: object, **__: object) -> Any:
             error = RefusedError(status, "no", b'{"message": "roles.rbac.authorization.k8s.io \\"digits-attendant\\" not found"}')
             raise explain(error, "checking it") from error
 
         return cast("Cluster", SimpleNamespace(apply=apply))
 
-    assert dry_run(refused(404), made) == made
+    assert dry_run(cluster_refusing(404), binding) == binding
     with pytest.raises(LauncherError):
-        dry_run(refused(403), made)
+        dry_run(cluster_refusing(403), binding)
     with pytest.raises(LauncherError):
-        dry_run(refused(404), {**made, "kind": "Role"})
+        dry_run(cluster_refusing(404), {**binding, "kind": "Role"})

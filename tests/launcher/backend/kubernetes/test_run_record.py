@@ -1,4 +1,4 @@
-"""The launcher that starts a run, as the run's record in the cluster tells."""
+"""The launcher that starts a run, from the run's record in the cluster."""
 
 import json
 import os
@@ -15,48 +15,48 @@ from launcher.backend.kubernetes.client import Cluster, as_json
 from tests.golden_messages import Golden
 
 
-def marked(**lease: Any) -> dict[str, Any]:
+def leased(**lease: Any) -> dict[str, Any]:
     return {"metadata": {"annotations": {"tf-launcher/starting": as_json(lease)}}}
 
 
 def test_a_launcher_that_starts_the_run_is_told_with_its_machine(golden: Golden) -> None:
-    here = marked(host=socket.gethostname(), since=time.time() - 7, **run_record._process(os.getpid()))
-    golden(run_record.start_in_progress(here, time.time()), host=socket.gethostname())
-    assert run_record.start_in_progress(marked(host="elsewhere", since=time.time() - 7), time.time()).startswith(
+    own = leased(host=socket.gethostname(), since=time.time() - 7, **run_record._process(os.getpid()))
+    golden(run_record.start_in_progress(own, time.time()), host=socket.gethostname())
+    assert run_record.start_in_progress(leased(host="elsewhere", since=time.time() - 7), time.time()).startswith(
         "started by `launcher up` on elsewhere"
     )
 
 
-def test_one_that_was_killed_over_it_is_not_waited_for() -> None:
+def test_a_launcher_that_was_killed_during_the_start_is_not_waited_for() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         lease = {"host": socket.gethostname(), "since": time.time(), **run_record._process(process.pid)}
-        assert run_record.start_in_progress(marked(**lease), time.time())
+        assert run_record.start_in_progress(leased(**lease), time.time())
         process.kill()
-    assert run_record.start_in_progress(marked(**lease), time.time()) == ""
-    assert run_record.start_in_progress(marked(host="elsewhere", since=time.time() - 700), time.time()) == ""
+    assert run_record.start_in_progress(leased(**lease), time.time()) == ""
+    assert run_record.start_in_progress(leased(host="elsewhere", since=time.time() - 700), time.time()) == ""
 
 
-def test_one_in_another_container_of_the_same_name_is_not_taken_for_one_that_was_killed() -> None:
-    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    if subprocess.run([*apart, "true"], capture_output=True, timeout=10, check=False).returncode:
-        pytest.skip("this machine lets nobody make a PID namespace (unshare)")
+def test_a_launcher_in_another_container_of_the_same_host_name_is_not_taken_for_killed() -> None:
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*unshare, "true"], capture_output=True, timeout=10, check=False).returncode:
+        pytest.skip("this machine does not allow a PID namespace (unshare)")
     program = "import time; from launcher.backend.kubernetes import run_record; print(run_record._lease_text(run_record.StartLease('run', 'id', None), time.time()), flush=True); input()"
-    with subprocess.Popen([*apart, sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*unshare, sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         lease = json.loads(process.stdout.readline())
-        # Its ids of processes are its own: here nobody has that one, or somebody else.
+        # The container has its own process ids: outside, this one belongs to no process or to another.
         assert (lease["host"], lease["pid"]) == (socket.gethostname(), 1)
-        assert run_record.start_in_progress(marked(**lease), time.time()).startswith("started by `launcher up` on")
+        assert run_record.start_in_progress(leased(**lease), time.time()).startswith("started by `launcher up` on")
         process.kill()
 
 
-@pytest.mark.parametrize("other", [None, {}, {"metadata": {}}, marked(host="elsewhere"), marked(since="yesterday")])
-def test_a_record_without_such_a_mark_can_be_started(other: dict[str, Any] | None) -> None:
-    assert run_record.start_in_progress(other, time.time()) == ""
+@pytest.mark.parametrize("record", [None, {}, {"metadata": {}}, leased(host="elsewhere"), leased(since="yesterday")])
+def test_a_record_without_a_valid_lease_allows_a_start(record: dict[str, Any] | None) -> None:
+    assert run_record.start_in_progress(record, time.time()) == ""
 
 
-class WithRecord:
-    """A cluster of which a run's record is asked alone."""
+class ClusterWithRecord:
+    """A cluster that has only the record of a run."""
 
     def __init__(self, record: dict[str, Any] | None) -> None:
         self.record = record
@@ -72,15 +72,15 @@ class WithRecord:
 @pytest.mark.parametrize(
     "record, lost",
     [
-        (marked(id="ours"), ""),
-        (marked(id="theirs"), "another `launcher up` has taken over the start of digits in namespace team"),
+        (leased(id="ours"), ""),
+        (leased(id="theirs"), "another `launcher up` has taken over the start of digits in namespace team"),
         ({"metadata": {}}, "digits in namespace team was stopped while it was being started"),
         (None, "digits in namespace team was stopped while it was being started"),
     ],
-    ids=["ours", "another's", "nobody's", "no record"],
+    ids=["ours", "another's", "no lease", "no record"],
 )
-def test_a_lease_is_held_until_another_launcher_takes_it_or_somebody_stops_the_run(record: dict[str, Any] | None, lost: str) -> None:
-    cluster, lease = cast("Cluster", WithRecord(record)), run_record.StartLease("digits", "ours", None)
+def test_a_lease_is_held_until_another_launcher_takes_it_or_the_run_is_stopped(record: dict[str, Any] | None, lost: str) -> None:
+    cluster, lease = cast("Cluster", ClusterWithRecord(record)), run_record.StartLease("digits", "ours", None)
     assert run_record.is_held(cluster, lease) == (not lost)
     if not lost:
         assert run_record.verify(cluster, lease) == record

@@ -1,4 +1,4 @@
-"""Which pods of a run tell how it is, and in which order those of a lost node are marked as failed."""
+"""The pods that decide the status of a run, and the order in which those of a lost node are marked as failed."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -17,11 +17,11 @@ NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
 
 def pod(component: str, *labels: str, deleted: bool = False) -> dict[str, Any]:
     """Return a pod with some labels of the run's; one that is deleted is on a node that does not answer."""
-    name = {"app.kubernetes.io/component": component}
-    gone = {"deletionTimestamp": "2026-01-01T00:09:00Z", "deletionGracePeriodSeconds": 30} if deleted else {}
+    component_label = {"app.kubernetes.io/component": component}
+    deletion = {"deletionTimestamp": "2026-01-01T00:09:00Z", "deletionGracePeriodSeconds": 30} if deleted else {}
     ready = {"type": "Ready", "status": "False", "reason": "NodeNotReady"} if deleted else {"type": "Ready", "status": "True"}
     return {
-        "metadata": {"name": component, "labels": name | dict.fromkeys(labels, "digits"), **gone},
+        "metadata": {"name": component, "labels": component_label | dict.fromkeys(labels, "digits"), **deletion},
         "spec": {"nodeName": "node-1" if deleted else "node-2"},
         "status": {"phase": "Running", "conditions": [ready]},
     }
@@ -31,21 +31,21 @@ def names(pods: list[dict[str, Any]]) -> list[str]:
     return [one["metadata"]["name"] for one in pods]
 
 
-def test_what_holds_the_chief_to_a_lost_node_is_marked_as_failed_before_it() -> None:
+def test_a_pod_that_ties_the_chief_to_a_lost_node_is_marked_as_failed_before_it() -> None:
     chief = pod("chief", "tf-launcher/cluster", "tf-launcher/volume", deleted=True)
     tensorboard = pod("tensorboard", "tf-launcher/volume", deleted=True)
-    seen = status_source.relevant_pods([chief, pod("worker", "tf-launcher/cluster"), tensorboard, pod("housekeeping")])
-    assert names(seen) == ["chief", "worker", "tensorboard"]
-    assert names([dict(one) for one in lost_pods(ClusterSnapshot("digits", (), seen), NOW, 60)]) == ["tensorboard", "chief"]
+    relevant = status_source.relevant_pods([chief, pod("worker", "tf-launcher/cluster"), tensorboard, pod("housekeeping")])
+    assert names(relevant) == ["chief", "worker", "tensorboard"]
+    assert names([dict(one) for one in lost_pods(ClusterSnapshot("digits", (), relevant), NOW, 60)]) == ["tensorboard", "chief"]
 
 
-def test_a_tensorboard_that_holds_nothing_is_left_to_kubernetes() -> None:
+def test_a_tensorboard_that_ties_no_pod_is_left_to_kubernetes() -> None:
     ended = pod("tensorboard", "tf-launcher/volume", deleted=True)
     ended["status"]["phase"] = "Failed"
     assert status_source.relevant_pods([pod("tensorboard", "tf-launcher/volume"), pod("tensorboard", deleted=True), ended]) == []
 
 
-def test_who_makes_jobs_again_is_known() -> None:
+def test_the_controller_of_jobs_is_known() -> None:
     record = {"kind": "ConfigMap", "name": "digits-record"}
     ours = {"metadata": {"ownerReferences": [record]}}
     owned = {"metadata": {"ownerReferences": [{"kind": "JobSet", "name": "digits", "controller": True}]}}
@@ -53,16 +53,16 @@ def test_who_makes_jobs_again_is_known() -> None:
     assert pod_status.controller_of([ours, owned]) == "jobset/digits"
 
 
-class Losing:
-    """A cluster that notices that a pod's node is silent while the pod's log is waited for."""
+class LosingNode:
+    """A cluster that notices that a pod's node is silent while the pod's log is being read."""
 
     def __init__(self) -> None:
         self.pod = objects.running("chief")
         self.pod["metadata"]["labels"]["tf-launcher/cluster"] = "digits"
-        self.away = False
+        self.is_unreachable = False
 
     def listed(self, kind: str, _labels: Mapping[str, str] | None = None, **_: Any) -> list[dict[str, Any]]:
-        if self.away:
+        if self.is_unreachable:
             raise LauncherError("the cluster does not answer")
         return {"Job": [objects.job("chief")], "Pod": [self.pod]}.get(kind, [])
 
@@ -88,17 +88,17 @@ class Losing:
 
 
 def test_a_look_that_waited_for_a_lost_node_tells_what_the_cluster_says_after_it(golden: Golden) -> None:
-    status = status_source.Watcher(cast("Cluster", Losing()), "digits").status()
+    status = status_source.Watcher(cast("Cluster", LosingNode()), "digits").status()
     assert status is not None
     golden(*[task.reason for task in status.tasks])
 
 
-def test_what_was_seen_is_told_where_it_cannot_be_looked_at_again() -> None:
-    class Going(Losing):
+def test_the_first_snapshot_is_used_if_the_cluster_cannot_be_read_again() -> None:
+    class BecomingUnreachable(LosingNode):
         def log(self, *_: Any, **__: Any) -> bytes:
-            self.away = True
+            self.is_unreachable = True
             raise LauncherError("no answer")
 
-    status = status_source.Watcher(cast("Cluster", Going()), "digits").status()
+    status = status_source.Watcher(cast("Cluster", BecomingUnreachable()), "digits").status()
     assert status is not None
     assert [task.reason for task in status.tasks] == [""]

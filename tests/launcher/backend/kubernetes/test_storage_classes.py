@@ -1,4 +1,4 @@
-"""Storage classes, as far as their provisioners tell what they offer, and what to do about it."""
+"""Access modes that storage classes offer, as known from their provisioners, and the remedies."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from launcher.spec.models import ClusterSpec
 from tests.golden_messages import Golden
 
 DEFAULT = {"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
-THERE: dict[str, Any] = {
+CLASSES: dict[str, Any] = {
     "disk": {"metadata": {"name": "disk"} | DEFAULT, "provisioner": "ebs.csi.aws.com"},
     "files": {"metadata": {"name": "files"}, "provisioner": "efs.csi.aws.com"},
 }
@@ -24,9 +24,9 @@ def run(**sections: Any) -> Run:
 
 
 def test_the_class_is_the_specs_or_the_default() -> None:
-    assert storage_classes.chosen(run(train={"workload": "mnist"}), THERE) == "disk"
-    assert storage_classes.chosen(run(train={"workload": "mnist"}, storage={"class": "files"}), THERE) == "files"
-    assert storage_classes.chosen(run(train={"workload": "mnist"}), {"files": THERE["files"]}) is None
+    assert storage_classes.chosen(run(train={"workload": "mnist"}), CLASSES) == "disk"
+    assert storage_classes.chosen(run(train={"workload": "mnist"}, storage={"class": "files"}), CLASSES) == "files"
+    assert storage_classes.chosen(run(train={"workload": "mnist"}), {"files": CLASSES["files"]}) is None
 
 
 @pytest.mark.parametrize(
@@ -44,17 +44,17 @@ def test_the_class_is_the_specs_or_the_default() -> None:
         ("example.com/whatever", None),
     ],
 )
-def test_provisioners_tell_whether_many_nodes_mount_their_volumes(provisioner: str, offers: bool | None) -> None:
+def test_the_provisioner_decides_whether_many_nodes_can_mount_a_volume(provisioner: str, offers: bool | None) -> None:
     assert storage_classes.offers_many_nodes({"provisioner": provisioner}) is offers
 
 
-IN_STEP: dict[str, Any] = {"strategy": "multi_worker_mirrored", "roles": {"worker": {"replicas": 2}}}
+WITHOUT_CHIEF: dict[str, Any] = {"strategy": "multi_worker_mirrored", "roles": {"worker": {"replicas": 2}}}
 WITH_CHIEF: dict[str, Any] = {"strategy": "multi_worker_mirrored", "roles": {"chief": {}, "worker": {"replicas": 2}}}
 
 
 @pytest.mark.parametrize(
     "sections",
-    [WITH_CHIEF | {"command": ["a"]}, IN_STEP | {"command": ["a"]}, IN_STEP | {"train": {"workload": "mnist_mlp"}}],
+    [WITH_CHIEF | {"command": ["a"]}, WITHOUT_CHIEF | {"command": ["a"]}, WITHOUT_CHIEF | {"train": {"workload": "mnist_mlp"}}],
     ids=["with a chief", "without one", "a workload without one"],
 )
 def test_both_ways_out_are_named_and_the_first_is_possible(sections: dict[str, Any], golden: Golden) -> None:

@@ -12,34 +12,34 @@ from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.runs.status import Location, LogLine, Restart, State, TaskStatus
 
 
-def line(task: str, event: str, *, about: str | None = None, at: float = 1.0, **fields: Any) -> LogLine:
-    return LogLine(at, task, json.dumps({"event": event, "time": at, "task": about or task, **fields}, separators=(",", ":")))
+def line(task: str, event: str, *, subject: str | None = None, at: float = 1.0, **fields: Any) -> LogLine:
+    return LogLine(at, task, json.dumps({"event": event, "time": at, "task": subject or task, **fields}, separators=(",", ":")))
 
 
-def test_progress_of_the_chief_is_the_runs_and_it_speaks_for_workers() -> None:
+def test_the_chief_s_progress_is_the_run_s_and_it_reports_for_workers() -> None:
     run_events = RunEvents("chief")
     run_events.apply(
         [
             line("chief", "progress", step=40, steps=100, loss=0.5, metrics={}, examples_per_second=100.0, seconds_per_step=0.5),
-            line("chief", "progress", about="worker-0", step=40, steps=100, local_step=20, examples_per_second=50.0),
+            line("chief", "progress", subject="worker-0", step=40, steps=100, local_step=20, examples_per_second=50.0),
             line("chief", "checkpoint", step=30, path="/runs/digits/checkpoints/ckpt-30"),
         ]
     )
     tasks = (TaskStatus("chief", State.RUNNING), TaskStatus("worker-0", State.RUNNING))
     location = Location("claim", "digits", "digits/", "namespace team-a")
-    told = run_status(ClusterSnapshot("digits", ()), tasks, run_events, RunContext(location))
-    assert (told.step, told.steps, told.loss, told.checkpoint_step, told.eta) == (40, 100, 0.5, 30, 30.0)
-    assert (told.tasks[1].local_step, told.tasks[1].examples_per_second) == (20, 50.0)
-    assert (told.run_dir, str(told.run_dir)) == (location, "claim digits in namespace team-a, digits/")
+    run = run_status(ClusterSnapshot("digits", ()), tasks, run_events, RunContext(location))
+    assert (run.step, run.steps, run.loss, run.checkpoint_step, run.eta) == (40, 100, 0.5, 30, 30.0)
+    assert (run.tasks[1].local_step, run.tasks[1].examples_per_second) == (20, 50.0)
+    assert (run.run_dir, str(run.run_dir)) == (location, "claim digits in namespace team-a, digits/")
 
 
-def test_who_waits_for_peers_does_not_run_yet() -> None:
+def test_a_task_that_waits_for_peers_is_pending() -> None:
     run_events = RunEvents("chief")
     run_events.apply([line("chief", "waiting", missing=[{"task": "worker-1"}], seconds=3, timeout=600)])
     (chief,) = run_events.statuses([TaskStatus("chief", State.RUNNING)])
     assert (chief.state, chief.reason) == (State.PENDING, "waiting for worker-1")
     run_events.apply([line("chief", "started", attempt=2), line("chief", "ready", seconds=3.0)])
-    # Its parent looks for the last peer a moment longer than itself.
+    # The parent waits for the last peer a moment longer than the program.
     run_events.apply([line("chief", "waiting", missing=[{"task": "worker-1"}], seconds=5, timeout=600)])
     assert run_events.statuses([TaskStatus("chief", State.RUNNING)])[0].state is State.RUNNING
 
@@ -53,14 +53,17 @@ def test_who_waits_for_peers_does_not_run_yet() -> None:
         ([State.SUCCEEDED, State.STOPPED], [], State.STOPPED, ""),
     ],
 )
-def test_a_run_runs_when_it_trains_and_no_pod_is_lacking(pod_statuses: list[State], events: list[str], state: State, reason: str) -> None:
+def test_a_run_is_running_when_it_trains_and_no_pod_is_missing(
+    pod_statuses: list[State], events: list[str], state: State, reason: str
+) -> None:
     run_events = RunEvents("chief")
     run_events.apply([line("chief", event, missing=[{"task": "worker-1"}]) for event in events])
-    told = [
-        TaskStatus(name, of, "no room" if of is State.PENDING else "") for name, of in zip(("chief", "worker-0"), pod_statuses, strict=True)
+    tasks = [
+        TaskStatus(name, pod_state, "no room" if pod_state is State.PENDING else "")
+        for name, pod_state in zip(("chief", "worker-0"), pod_statuses, strict=True)
     ]
-    found = run_status(ClusterSnapshot("digits", ()), tuple(told), run_events, RunContext())
-    assert (found.state, found.reason) == (state, reason)
+    run = run_status(ClusterSnapshot("digits", ()), tuple(tasks), run_events, RunContext())
+    assert (run.state, run.reason) == (state, reason)
 
 
 def test_restarts_in_a_pod_and_of_pods_are_counted_together_in_order_of_time() -> None:
@@ -72,7 +75,7 @@ def test_restarts_in_a_pod_and_of_pods_are_counted_together_in_order_of_time() -
     assert (task.state, task.reason) == (State.RESTARTING, "killed by SIGKILL")
 
 
-def test_fewer_restarts_are_left_with_each_in_the_pod_until_they_count_no_more() -> None:
+def test_restarts_in_a_pod_reduce_those_left_until_they_no_longer_count() -> None:
     run_events = RunEvents("chief")
     left = []
     for event, fields in (("started", {"attempt": 1}), ("restarting", {"cause": "killed", "left": 4}), ("recovered", {"left": 10})):
@@ -81,7 +84,7 @@ def test_fewer_restarts_are_left_with_each_in_the_pod_until_they_count_no_more()
     assert left == [7, 4, 7]
 
 
-def test_what_looks_like_an_event_and_is_none_is_passed_over() -> None:
+def test_output_that_only_looks_like_an_event_is_ignored() -> None:
     run_events = RunEvents("chief")
     run_events.apply([LogLine(1.0, "chief", '{"event":"progress","step":"many","task":7}'), LogLine(1.0, "chief", '{"event":')])
     assert run_status(ClusterSnapshot("digits", ()), (TaskStatus("chief", State.RUNNING),), run_events, RunContext()).step is None

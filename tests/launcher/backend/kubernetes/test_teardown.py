@@ -1,4 +1,4 @@
-"""How a run is remembered that was asked to stop: as stopped, unless all of its tasks finished meanwhile."""
+"""The recorded end of a run that was asked to stop: stopped, unless all of its tasks finished meanwhile."""
 
 import json
 from typing import Any
@@ -22,8 +22,8 @@ def test_a_run_whose_tasks_all_finished_has_succeeded(finished: tuple[str, ...],
     tasks = tuple(TaskStatus(name, State.RUNNING) for name in ("chief", "worker-0"))
     run_events = RunEvents("chief")
     for name in finished:
-        told = {"event": "done", "time": 1.0, "task": name, "seconds": 3.0}
-        run_events.apply([LogLine(1.0, name, json.dumps(told, separators=(",", ":")))])
+        event = {"event": "done", "time": 1.0, "task": name, "seconds": 3.0}
+        run_events.apply([LogLine(1.0, name, json.dumps(event, separators=(",", ":")))])
     ended = _final_status(RunStatus("digits", "kubernetes", State.RUNNING, tasks=tasks), run_events, 2.0)
     assert (ended.state, ended.reason) == (state, reason)
     assert [task.state is State.SUCCEEDED for task in ended.tasks] == [task.name in finished for task in tasks]
@@ -37,14 +37,14 @@ def pod(task: str, node: str, *, answers: bool) -> dict[str, Any]:
     return {"metadata": head, "spec": {"nodeName": node}, "status": {"conditions": [ready]}}
 
 
-def test_a_node_that_does_not_answer_is_told_of_once_and_what_was_not_saved_for_it_in_the_end() -> None:
+def test_a_node_that_does_not_answer_is_reported_once_and_its_unsaved_tasks_at_the_end() -> None:
     lost = [pod("chief", "node-2", answers=False), pod("worker-1", "node-2", answers=False)]
-    told: list[str] = []
-    silent = _UnresponsiveNodes(told.append)
+    messages: list[str] = []
+    nodes = _UnresponsiveNodes(messages.append)
     for _ in range(2):
-        silent.check([*lost, pod("worker-0", "node-1", answers=True)])
-    (only,) = told
-    assert only.startswith("the node node-2 does not answer: chief, worker-1 may not save; waiting ")
+        nodes.check([*lost, pod("worker-0", "node-1", answers=True)])
+    (message,) = messages
+    assert message.startswith("the node node-2 does not answer: chief, worker-1 may not save; waiting ")
     before = RunStatus("digits", "kubernetes", State.RUNNING, tasks=(TaskStatus("chief", State.RUNNING),))
     reason = _final_status(before, RunEvents("chief"), 0.0, unsaved_notice(lost)).reason
     assert reason.endswith("may be lost with tasks whose nodes did not answer: chief on node-2, worker-1 on node-2")
