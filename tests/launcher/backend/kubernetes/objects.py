@@ -1,5 +1,6 @@
-"""Jobs, pods and events as the API server returns them."""
+"""Jobs, pods and events as the API server returns them, and the kubeconfig of a test server."""
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -47,3 +48,11 @@ FAILED = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", 
 
 def event(reason: str, message: str, at: str, **involved_object: str) -> dict[str, Any]:
     return {"type": "Normal", "reason": reason, "message": message, "lastTimestamp": at, "involvedObject": involved_object}
+
+
+def kubeconfig(port: int, user: object) -> str:
+    """Return a kubeconfig with a server on this machine and a user with these credentials; its context is named `here`."""
+    cluster = {"cluster": {"server": f"http://127.0.0.1:{port}"}, "name": "c"}
+    context = {"context": {"cluster": "c", "user": "u", "namespace": "n"}, "name": "here"}
+    config = {"clusters": [cluster], "contexts": [context], "current-context": "here", "users": [{"name": "u", "user": user}]}
+    return json.dumps({"apiVersion": "v1", "kind": "Config", **config})

@@ -66,7 +66,7 @@ class FakeCluster:
         return b"2026-01-01T00:09:00.1Z one\n2026-01-01T00:09:01.1Z two\n"
 
     def log_to_the_end(self, *_: object, **__: object) -> bytes:
-        raise LauncherError("it is gone", "")
+        raise LauncherError("the pod is deleted", "")
 
     def patch(self, kind: str, name: str, patch: dict[str, Any], *, subresource: str = "") -> None:
         self.patched.append((f"{kind}/{subresource}".rstrip("/"), name, patch))

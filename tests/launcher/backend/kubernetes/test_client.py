@@ -1,6 +1,5 @@
 """How the launcher reads an API server's answers."""
 
-import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backend.kubernetes.client import Cluster, version_numbers
+from tests.launcher.backend.kubernetes.objects import kubeconfig
 
 
 @pytest.mark.parametrize("minor, number", [("34", 34), ("29+", 29)])
@@ -37,10 +37,7 @@ class SlowClockHandler(BaseHTTPRequestHandler):
 def test_the_time_is_the_api_server_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), SlowClockHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        entry = {"cluster": {"server": f"http://127.0.0.1:{server.server_port}"}, "name": "c"}
-        context = {"context": {"cluster": "c", "user": "u", "namespace": "n"}, "name": "here"}
-        config = {"clusters": [entry], "contexts": [context], "current-context": "here", "users": [{"name": "u", "user": {}}]}
-        (tmp_path / "config").write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **config}))
+        (tmp_path / "config").write_text(kubeconfig(server.server_port, {}))
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
         cluster = Cluster()
         assert abs(cluster.now() - time.time()) < 60  # before the first answer

@@ -16,6 +16,7 @@ from launcher.backend.kubernetes.errors import CredentialsError
 from launcher.backend.model import ClusterRef
 from launcher.errors import LauncherError
 from launcher.runs.status import RunStatus, RunUnreachableError, State
+from tests.launcher.backend.kubernetes.objects import kubeconfig
 
 # Records each call, and returns the token in a file, valid for a minute.
 PLUGIN = """\
@@ -61,10 +62,7 @@ def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Confi
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
         def write(user: object) -> None:
-            entry = {"cluster": {"server": f"http://127.0.0.1:{server.server_port}"}, "name": "c"}
-            context = {"context": {"cluster": "c", "user": "u", "namespace": "n"}, "name": "here"}
-            config = {"clusters": [entry], "contexts": [context], "current-context": "here", "users": [{"name": "u", "user": user}]}
-            (tmp_path / "config").write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **config}))
+            (tmp_path / "config").write_text(kubeconfig(server.server_port, user))
 
         yield write
         server.shutdown()

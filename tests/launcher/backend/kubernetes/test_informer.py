@@ -129,21 +129,12 @@ def until_no_watch() -> None:
     )
 
 
-def kubeconfig(port: int, token: str = "first") -> str:  # noqa: S107  of this test
-    entry = {"cluster": {"server": f"http://127.0.0.1:{port}"}, "name": "c"}
-    context = {"context": {"cluster": "c", "user": "u", "namespace": "n"}, "name": "here"}
-    users = [{"name": "u", "user": {"token": token}}]
-    return json.dumps(
-        {"apiVersion": "v1", "kind": "Config", "clusters": [entry], "contexts": [context], "current-context": "here", "users": users}
-    )
-
-
 @pytest.fixture
 def cluster(state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Return a client of the server."""
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Answering", (Answering,), {"state": state})) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        (tmp_path / "config").write_text(kubeconfig(server.server_port))
+        (tmp_path / "config").write_text(objects.kubeconfig(server.server_port, {"token": "first"}))
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
         yield Cluster()
         server.shutdown()
@@ -234,7 +225,7 @@ def test_an_unreachable_cluster_is_an_error_and_its_pods_are_listed_once_it_is_b
 def test_a_token_that_has_expired_is_renewed_when_the_watch_is_opened_again(state: State, cluster: Cluster, tmp_path: Path) -> None:
     pods = watching(cluster, state)
     port = urlsplit(cluster.client.configuration.host).port
-    (tmp_path / "config").write_text(kubeconfig(port or 0, "second"))
+    (tmp_path / "config").write_text(objects.kubeconfig(port or 0, {"token": "second"}))
     state.token = "second"  # noqa: S105  of this test
     state.ended_watches += 1
     until("a request", lambda: state.requests[-3:] == ["watch 7"] * 3, seen=lambda: state.requests)  # opened, refused, opened

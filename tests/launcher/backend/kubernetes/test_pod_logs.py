@@ -23,6 +23,8 @@ POD: dict[str, Any] = {
         "batch.kubernetes.io/job-completion-index": "1"}},
     "status": {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]},
 }  # fmt: skip
+NOT_READY = {"type": "Ready", "status": "False", "reason": "NodeNotReady"}
+SILENT_POD = {**POD, "status": {**POD["status"], "conditions": [NOT_READY]}}
 
 
 class LogServer:
@@ -80,9 +82,8 @@ def test_no_log_is_requested_from_a_node_until_it_answers() -> None:
     server = LogServer()
     logs = reader(server)
     server.lines = ["2026-01-01T00:00:01.100000000Z one"]
-    silent = {**POD, "status": {**POD["status"], "conditions": [{"type": "Ready", "status": "False", "reason": "NodeNotReady"}]}}
-    assert logs.new_lines([silent]) == []
-    assert (server.requests, logs.is_unread(silent)) == ([], True)
+    assert logs.new_lines([SILENT_POD]) == []
+    assert (server.requests, logs.is_unread(SILENT_POD)) == ([], True)
     assert [line.text for line in logs.new_lines([POD])] == ["one"]
     assert not logs.is_unread(POD)
 
@@ -184,7 +185,7 @@ def test_the_last_lines_are_read_without_polling(tmp_path: Path, monkeypatch: py
         server.stream.put(UnreachableError("it was silent for long"))
         server.stream.put(b"2026-01-01T00:00:02.100000000Z two\n2026-01-01T00:00:03.100000000Z saved")
         server.stream.put(None)
-        server.stream.put(LauncherError("it is gone"))
+        server.stream.put(LauncherError("the pod is deleted"))
     assert [line.text for line in logs.new_lines(())] == ["two", "saved"]
     assert [one["sinceTime"] for one in server.requests[1:]] == ["2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z", "2026-01-01T00:00:03Z"]
     assert [line.text for line in stored_lines(tmp_path, [], [])] == ["one", "two", "saved"]
@@ -266,10 +267,9 @@ def test_stored_lines_of_a_pod_that_could_not_be_read_are_not_shown_twice(tmp_pa
     server = LogServer()
     server.lines = ["2026-01-01T00:00:01.100000000Z one"]
     reader(server, tmp_path).new_lines([POD])
-    silent = {**POD, "status": {**POD["status"], "conditions": [{"type": "Ready", "status": "False", "reason": "NodeNotReady"}]}}
     monkeypatch.setattr(log_lines, "_POLL_INTERVAL", 0.0)
     server.lines.append("2026-01-01T00:00:02.100000000Z two")
-    snapshots = iter([[silent], [POD]])
+    snapshots = iter([[SILENT_POD], [POD]])
     ends = iter([False, True])
     shown = log_lines.follow(
         cast("Cluster", server), "digits", tmp_path, log_lines.LogSelection(), lambda: next(snapshots), lambda: next(ends), 1.0

@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,8 +15,7 @@ from launcher.backend.kubernetes.reconcile import Reconciler, evicted_too_often,
 from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
 from tests.launcher.backend.kubernetes import objects
-
-NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
+from tests.launcher.backend.kubernetes.objects import NOW
 
 
 def pod(

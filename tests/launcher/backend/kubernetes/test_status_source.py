@@ -1,7 +1,6 @@
 """The pods that decide the status of a run, and the order in which those of a lost node are marked as failed."""
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any, cast
 
 from launcher.backend.kubernetes import pod_status, status_source
@@ -11,8 +10,7 @@ from launcher.backend.kubernetes.reconcile import lost_pods
 from launcher.errors import LauncherError
 from tests.golden_messages import Golden
 from tests.launcher.backend.kubernetes import objects
-
-NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC).timestamp()
+from tests.launcher.backend.kubernetes.objects import NOW
 
 
 def pod(component: str, *labels: str, deleted: bool = False) -> dict[str, Any]:
@@ -79,7 +77,7 @@ class LosingNode:
         return ""
 
     def now(self) -> float:
-        return objects.NOW
+        return NOW
 
     def log(self, *_: Any, **__: Any) -> bytes:
         conditions = [{"type": "Ready", "status": "False", "reason": "NodeNotReady"}]

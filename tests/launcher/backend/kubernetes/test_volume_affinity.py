@@ -57,6 +57,12 @@ def lost(role: str, node: str) -> dict[str, Any]:
     return mounting(pod(role, 0, "Failed"), node, reason="NodeLost")
 
 
+def attach_event(new: dict[str, Any], reason: str, message: str, second: int) -> dict[str, Any]:
+    """Return an event about a volume of a new pod, in a second of the minute after its creation."""
+    kind = {"type": "Warning" if reason.startswith("Failed") else "Normal"}
+    return event(reason, message, f"2026-01-01T00:09:{second:02}Z", uid=new["metadata"]["uid"]) | kind
+
+
 def test_a_volume_of_a_lost_node_is_told_with_what_becomes_of_it(golden: Golden) -> None:
     task = task_status(lost("chief", "node-3"), waiting("chief", CONFLICT_1_34))
     golden(task.reason)
@@ -99,9 +105,7 @@ def test_a_pod_that_ties_others_to_a_lost_node_is_named_with_the_command_that_fr
 
 def test_a_volume_that_is_still_attached_elsewhere_is_told_with_the_node(golden: Golden) -> None:
     new = waiting("chief", node="node-1")
-    warning = event("FailedAttachVolume", EXCLUSIVE.format("pvc-1"), "2026-01-01T00:09:01Z", uid=new["metadata"]["uid"]) | {
-        "type": "Warning"
-    }
+    warning = attach_event(new, "FailedAttachVolume", EXCLUSIVE.format("pvc-1"), 1)
     task = task_status(lost("chief", "node-3"), new, events=(warning,))
     golden(task.reason)
     assert "kubectl taint node node-3 node.kubernetes.io/out-of-service" in task.remedy
@@ -110,7 +114,7 @@ def test_a_volume_that_is_still_attached_elsewhere_is_told_with_the_node(golden:
     unknown = task_status(new, events=(warning,))  # the pod that used it is deleted
     golden(unknown.reason)
     assert "kubectl get volumeattachments names the node" in unknown.remedy
-    attached = event("SuccessfulAttachVolume", SUCCEEDED.format("pvc-1"), "2026-01-01T00:09:31Z", uid=new["metadata"]["uid"])
+    attached = attach_event(new, "SuccessfulAttachVolume", SUCCEEDED.format("pvc-1"), 31)
     assert task_status(new, events=(warning, attached)).reason == ""
     assert task_status(new, events=(attached, warning | {"lastTimestamp": "2026-01-01T00:09:40Z"})).reason == unknown.reason
 
@@ -120,27 +124,23 @@ def test_the_reason_has_the_events_of_each_of_two_volumes() -> None:
     new["spec"]["volumes"].append({"name": "data", "persistentVolumeClaim": {"claimName": "pictures"}})
     bound = [claim() | {"spec": {"volumeName": "pvc-1"}}, {"metadata": {"name": "pictures"}, "spec": {"volumeName": "pvc-2"}}]
 
-    def attach_event(reason: str, message: str, second: int) -> dict[str, Any]:
-        kind = {"type": "Warning" if reason.startswith("Failed") else "Normal"}
-        return event(reason, message, f"2026-01-01T00:09:0{second}Z", uid=new["metadata"]["uid"]) | kind
-
     def reason(*events: dict[str, Any]) -> str:
         pods = [lost("chief", "node-3"), new]
         (task,) = pod_status.status(ClusterSnapshot("digits", [job("chief")], pods, bound, events), NOW).tasks
         return task.reason
 
-    own = attach_event("FailedAttachVolume", EXCLUSIVE.format("pvc-1"), 1)
-    other = attach_event("FailedAttachVolume", 'Multi-Attach error for volume "pvc-2" Volume is already used by pod(s) reader', 2)
+    own = attach_event(new, "FailedAttachVolume", EXCLUSIVE.format("pvc-1"), 1)
+    other = attach_event(new, "FailedAttachVolume", 'Multi-Attach error for volume "pvc-2" Volume is already used by pod(s) reader', 2)
     first, second = "its volume digits is still attached to the node node-3", "its volume pictures is in use on another node, by reader"
     assert reason(own, other) == f"1m: {first}, which is lost; {second}"
-    assert reason(own, other, attach_event("SuccessfulAttachVolume", SUCCEEDED.format("pvc-2"), 3)) == f"1m: {first}, which is lost"
-    assert reason(own, other, attach_event("SuccessfulAttachVolume", SUCCEEDED.format("pvc-1"), 3)) == f"1m: {second}"
+    assert reason(own, other, attach_event(new, "SuccessfulAttachVolume", SUCCEEDED.format("pvc-2"), 3)) == f"1m: {first}, which is lost"
+    assert reason(own, other, attach_event(new, "SuccessfulAttachVolume", SUCCEEDED.format("pvc-1"), 3)) == f"1m: {second}"
 
 
 def test_a_volume_that_another_pod_uses_is_told_with_that(golden: Golden) -> None:
     new = waiting("chief", node="node-1")
     message = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) reader'
-    warning = event("FailedAttachVolume", message, "2026-01-01T00:09:01Z", uid=new["metadata"]["uid"]) | {"type": "Warning"}
+    warning = attach_event(new, "FailedAttachVolume", message, 1)
     golden(task_status(new, events=(warning,)).reason)
 
 

@@ -20,16 +20,16 @@ from tests.launcher.backend.local.running import Runs
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Runs]:
     """A directory of runs, whose processes are killed at the end of the test."""
-    started = Runs(tmp_path / "runs")
-    yield started
-    directories = list(started.directory.iterdir()) if started.directory.is_dir() else []
+    all_runs = Runs(tmp_path / "runs")
+    yield all_runs
+    directories = list(all_runs.directory.iterdir()) if all_runs.directory.is_dir() else []
     for path in directories:
         snapshot = state_file.read(RunPaths(path).state)
         if snapshot and snapshot.supervisor and process_identity.alive(snapshot.supervisor):
             os.kill(snapshot.supervisor.pid, signal.SIGKILL)
-        for pid in started.processes(path.name):
+        for pid in all_runs.processes(path.name):
             process_identity.send(pid, signal.SIGKILL)
-    for fd in started.backend._lifelines.values():
+    for fd in all_runs.backend._lifelines.values():
         os.close(fd)
 
 

@@ -30,7 +30,7 @@ STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=Tru
 
 
 def event(kind: str, **fields: object) -> str:
-    """Return a line of a program that prints such an event."""
+    """Return a line of a program that prints an event."""
     return f"print({json.dumps(json.dumps({'event': kind, **fields}, separators=(',', ':')))}, flush=True)\n"
 
 
@@ -69,7 +69,7 @@ class Runs:
         return self.backend.status(name)
 
     def lines(self, name: str = "run", task: str = "chief") -> list[str]:
-        """Return what a task has written, without the launcher's own lines."""
+        """Return the lines that a task has written, without the launcher's own."""
         lines = self.backend.logs(name, tasks=[task], follow=False)
         return [line.text for line in lines if not line.text.startswith("--- launcher: ")]
 

@@ -73,11 +73,16 @@ def test_logs_are_followed_to_the_end_in_order_of_time(runs: Runs, tmp_path: Pat
     assert runs.backend.status("run").state == State.SUCCEEDED
 
 
+def run_to_end(runs: Runs, program: str) -> None:
+    """Run a program as the chief, and wait until its supervisor has ended, too."""
+    runs.start({"chief": program})
+    runs.wait()
+    locks.wait_released(runs.paths().lock, timeout=5)
+
+
 def test_logs_of_earlier_starts_are_shown(runs: Runs) -> None:
     for text in ("first", "second"):
-        runs.start({"chief": f"print('{text}')"})
-        runs.wait()
-        locks.wait_released(runs.paths().lock, timeout=5)
+        run_to_end(runs, f"print('{text}')")
     texts = [line.text for line in runs.backend.logs("run", tasks=[], follow=False)]
     assert texts == ["--- launcher: run run starts", "first", "--- launcher: run run starts", "second"]
 
@@ -95,18 +100,14 @@ def test_wrong_names_are_errors(runs: Runs) -> None:
 
 
 def test_data_is_deleted_once_the_run_has_ended(runs: Runs) -> None:
-    runs.start({"chief": "pass"})
-    runs.wait()
-    locks.wait_released(runs.paths().lock, timeout=5)
+    run_to_end(runs, "pass")
     runs.backend.delete("run")
     assert not (runs.directory / "run").exists()
     assert runs.backend.runs() == []
 
 
 def test_deleting_a_linked_run_deletes_the_link_and_the_directory(runs: Runs, tmp_path: Path) -> None:
-    runs.start({"chief": "pass"})
-    runs.wait()
-    locks.wait_released(runs.paths().lock, timeout=5)
+    run_to_end(runs, "pass")
     (runs.directory / "run").rename(tmp_path / "elsewhere")
     (runs.directory / "run").symlink_to(tmp_path / "elsewhere")
     runs.backend.delete("run")
