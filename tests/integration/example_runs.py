@@ -12,12 +12,12 @@ from tests import forked
 from tests.integration import leftovers
 from tests.integration.running import EXAMPLES
 
-Bounds = dict[str, tuple[float, float]]  # of each metric: the least and the most it may end with
+Bounds = dict[str, tuple[float, float]]  # the least and the greatest value of each metric at the end
 
 
 @dataclass(frozen=True)
-class Done:
-    """The spec of an example that was run, its directory, and the lines that `launcher up --json` wrote."""
+class ExampleRun:
+    """The spec of an example that was run, its run directory, and the lines that `launcher up --json` wrote."""
 
     spec: dict[str, Any]
     directory: Path
@@ -28,58 +28,58 @@ class Done:
         assert self.lines[-1]["event"] == "summary"
         return self.lines[-1]
 
-    def of(self, kind: str) -> list[dict[str, Any]]:
+    def events(self, kind: str) -> list[dict[str, Any]]:
         return [line for line in self.lines if line["event"] == kind]
 
 
-def up(name: str, tmp_path: Path, changes: tuple[str, ...] = ()) -> Done:
+def up(name: str, tmp_path: Path, changes: tuple[str, ...] = ()) -> ExampleRun:
     """Run an example, with `changes` set, from the repository's root to its end."""
     file, runs = EXAMPLES / f"{name}.yaml", tmp_path / "runs"
-    settings = [word for change in changes for word in ("--set", change)]
+    settings = [argument for change in changes for argument in ("--set", change)]
     try:
-        done = forked.launcher("up", str(file), "--json", "--runs", str(runs), *settings, timeout=300, preload=forked.TENSORFLOW)
+        result = forked.launcher("up", str(file), "--json", "--runs", str(runs), *settings, timeout=300, preload=forked.TENSORFLOW)
     finally:
         leftovers.assert_none(runs / name)
-    assert done.returncode == 0, f"{name} ended with {done.returncode}:\n{done.stdout[-6000:]}\n{done.stderr}"
-    return Done(yaml.safe_load(file.read_text()), runs / name, [json.loads(line) for line in done.stdout.splitlines()])
+    assert result.returncode == 0, f"{name} ended with {result.returncode}:\n{result.stdout[-6000:]}\n{result.stderr}"
+    return ExampleRun(yaml.safe_load(file.read_text()), runs / name, [json.loads(line) for line in result.stdout.splitlines()])
 
 
-def assert_recorded(done: Done) -> None:
+def assert_recorded(example: ExampleRun) -> None:
     """Check that a run has written a summary without restarts, and a log of each task with dated lines."""
-    assert done.summary["name"] == done.spec["name"] == done.directory.name
-    assert not done.of("stalled")
-    assert (done.summary["state"], done.summary["exit_code"], done.summary["restarts"]) == ("succeeded", 0, {})
-    assert done.summary["run_dir"] == str(done.directory)
-    roles = {role: settings.get("replicas") for role, settings in done.spec.get("roles", {"chief": {}}).items()}
+    assert example.summary["name"] == example.spec["name"] == example.directory.name
+    assert not example.events("stalled")
+    assert (example.summary["state"], example.summary["exit_code"], example.summary["restarts"]) == ("succeeded", 0, {})
+    assert example.summary["run_dir"] == str(example.directory)
+    roles = {role: settings.get("replicas") for role, settings in example.spec.get("roles", {"chief": {}}).items()}
     tasks = {
         name
         for role, count in roles.items()
         for name in ([role] if role in {"chief", "evaluator"} else [f"{role}-{i}" for i in range(count or 1)])
     }
-    logs = {path.stem: path.read_text() for path in done.directory.glob("launcher/tasks/*.log")}
+    logs = {path.stem: path.read_text() for path in example.directory.glob("launcher/tasks/*.log")}
     assert set(logs) == tasks
     for task, text in logs.items():
         assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", text), f"{task}: {text[:80]}"
 
 
-def assert_trained(done: Done, expected: Bounds, changes: tuple[str, ...] = ()) -> None:
+def assert_trained(example: ExampleRun, expected: Bounds, changes: tuple[str, ...] = ()) -> None:
     """Check the results of training: every step, the metrics, checkpoints, run.json, TensorBoard's logs."""
-    assert_recorded(done)
+    assert_recorded(example)
     changed = dict(change.removeprefix("train.").split("=") for change in changes)
-    summary, steps = done.summary, int(changed.get("steps", done.spec["train"]["steps"]))
+    summary, steps = example.summary, int(changed.get("steps", example.spec["train"]["steps"]))
     assert (summary["step"], summary["steps"], summary["checkpoint_step"]) == (steps, steps, steps)
     for name, (low, high) in expected.items():
         assert low <= summary["metrics"][name] <= high, summary["metrics"]
-    assert done.of("evaluated")[-1]["step"] == steps
+    assert example.events("evaluated")[-1]["step"] == steps
     assert Path(f"{summary['checkpoint']}.index").is_file()
-    assert Path(summary["checkpoint"]).parent == done.directory / "checkpoints"
-    record = json.loads((done.directory / "run.json").read_text())
+    assert Path(summary["checkpoint"]).parent == example.directory / "checkpoints"
+    record = json.loads((example.directory / "run.json").read_text())
     assert {key: record[key] for key in ("name", "state", "step", "steps", "metrics")} == {
-        "name": done.spec["name"],
+        "name": example.spec["name"],
         "state": "succeeded",
         "step": steps,
         "steps": steps,
         "metrics": summary["metrics"],
     }
     for logs in ("train", "eval"):
-        assert list((done.directory / "logs" / logs).glob("events.out.tfevents.*"))
+        assert list((example.directory / "logs" / logs).glob("events.out.tfevents.*"))

@@ -8,7 +8,7 @@ from trainer.workloads.linear_regression import LinearRegression
 
 
 class PrintedLine(LinearRegression):
-    """Prints `line: w b` a step."""
+    """Prints `line: w b` at each step."""
 
     def metrics(self, targets: tf.Tensor, outputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         if targets.shape[0] == 1:  # a training batch; the size of an evaluation's batch is unknown

@@ -1,4 +1,4 @@
-"""Drives real runs for the integration tests: starts them detached, watches their events, kills their processes."""
+"""Controls real runs for the integration tests: starts them detached, reads their events, kills their processes."""
 
 import contextlib
 import functools
@@ -67,9 +67,9 @@ class Run:
         """Run the launcher on this runs directory."""
         command = [arguments[0], "--runs", str(self.runs), *arguments[1:]]
         trains = arguments[0] == "up" and "stand_in" not in Path(arguments[1]).read_text()
-        done = forked.launcher(*command, timeout=timeout, preload=forked.TENSORFLOW if trains else "")
-        assert not check or done.returncode == 0, f"launcher {command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
-        return done
+        result = forked.launcher(*command, timeout=timeout, preload=forked.TENSORFLOW if trains else "")
+        assert not check or result.returncode == 0, f"launcher {command} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
+        return result
 
     def status(self) -> dict[str, Any]:
         """Return `launcher status --json`."""
@@ -78,7 +78,7 @@ class Run:
         return status
 
     def log(self, task: str) -> str:
-        """Return all output of a task so far."""
+        """Return a task's output so far."""
         path = self._log_file(task)
         return path.read_text() if path.exists() else ""
 
@@ -117,10 +117,10 @@ def paced(steps: int = NEVER, seconds: float = 0.02, **train: Any) -> dict[str, 
     Sessions, servers and checkpoints are real, but steps cost next to nothing while a test waits.
     """
     params = {"seconds": seconds, "slower": 1}
-    nothing_else: dict[str, Any] = {"checkpoint": {"every_steps": NEVER}, "export": {"formats": []}}
-    nothing_else |= {kind: {"every_steps": 0} for kind in ("evaluate", "summaries")}
+    disabled: dict[str, Any] = {"checkpoint": {"every_steps": NEVER}, "export": {"formats": []}}
+    disabled |= {kind: {"every_steps": 0} for kind in ("evaluate", "summaries")}
     model = {"workload": "small:Delayed", "params": params, "steps": steps, "batch_size": 16}
-    return {"code": str(ROOT / "tests" / "trainer" / "engine"), "train": {**model, **nothing_else, **train}}
+    return {"code": str(ROOT / "tests" / "trainer" / "engine"), "train": {**model, **disabled, **train}}
 
 
 def checkpoints(directory: Path) -> list[int]:

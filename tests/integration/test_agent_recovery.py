@@ -1,4 +1,4 @@
-"""Kills tasks of gridworld_dqn midway: a worker costs its moves alone, without the ps or the chief the last checkpoint holds."""
+"""Kills tasks of gridworld_dqn midway: a lost worker costs only its moves; a run that loses the ps or the chief resumes from the last checkpoint."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -10,9 +10,9 @@ from tests.integration.running import NEVER, Run, assert_saved, started
 from trainer.events import Event
 
 SAVE_EVERY = 500
-MORE = 500  # moves that are made after a fault, and after a stop to the end
-UNTOLD = 4000  # moves within which the chief may have saved without telling of it: a save takes longer on a busy machine
-AT_MOST = 90  # seconds; a deadline, not a measure
+MORE_MOVES = 500  # after a fault, and from a stop to the end
+UNREPORTED = 4000  # moves within which the chief may have saved without reporting it: a save takes longer on a busy machine
+TIMEOUT = 90  # seconds; a deadline, not a measure
 SPEC: dict[str, Any] = {
     "version": 1,
     "name": "agent",
@@ -33,30 +33,30 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 @dataclass(frozen=True)
 class Faults:
-    """A run that lost a worker, a server and its chief, one after the other, stopped, and went on to its end."""
+    """A run that lost a worker, a server and its chief, one after the other, was stopped, and resumed to its end."""
 
     run: Run
-    with_a_worker_lost: dict[str, list[Event]]
+    after_worker_loss: dict[str, list[Event]]
     restored: dict[str, Event]
     end: int
 
 
 def kill(run: Run, victim: str) -> float:
-    """Kill a task after two checkpoints of the chief's attempt; return when, once it has started again."""
+    """Kill a task after two checkpoints of the chief's attempt, and wait until it has started again; return the time of the kill."""
 
     def saved() -> bool:
         attempts = run.events("chief", "started")
         return bool(attempts) and len([e for e in run.events("chief", "checkpoint") if e["time"] > attempts[-1]["time"]]) >= 2
 
-    run.until("two checkpoints", saved, AT_MOST)
+    run.until("two checkpoints", saved, TIMEOUT)
     killed = run.kill_training_process(victim)
-    run.until(f"{victim} to be started again", lambda: [e for e in run.events(victim, "started") if e["time"] > killed], AT_MOST)
+    run.until(f"{victim} to be started again", lambda: [e for e in run.events(victim, "started") if e["time"] > killed], TIMEOUT)
     return killed
 
 
 def moves(run: Run, worker: str) -> int:
-    told = [event["local_step"] for event in run.events("chief", "progress") if event["task"] == worker]
-    return told[-1] if told else 0
+    steps = [event["local_step"] for event in run.events("chief", "progress") if event["task"] == worker]
+    return steps[-1] if steps else 0
 
 
 def restored_after(run: Run, when: float) -> list[Event]:
@@ -70,31 +70,31 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
     with started(SPEC, directory) as run:
         kill(run, "worker-1")
         before = moves(run, "worker-1")
-        run.until("worker-1 to make moves again", lambda: moves(run, "worker-1") > before + MORE, AT_MOST)
-        with_a_worker_lost = {kind: run.events("chief", kind) for kind in ("started", "restored")}
+        run.until("worker-1 to make moves again", lambda: moves(run, "worker-1") > before + MORE_MOVES, TIMEOUT)
+        after_worker_loss = {kind: run.events("chief", kind) for kind in ("started", "restored")}
         for victim in ("ps-0", "chief"):
             killed = kill(run, victim)
-            restored[victim] = run.until(f"the checkpoint, {victim} killed", partial(restored_after, run, killed), AT_MOST)[0]
-        run.until("moves after it", lambda: [e for e in run.events("chief", "progress") if e["time"] > restored["chief"]["time"]], AT_MOST)
+            restored[victim] = run.until(f"the checkpoint, {victim} killed", partial(restored_after, run, killed), TIMEOUT)[0]
+        run.until("moves after it", lambda: [e for e in run.events("chief", "progress") if e["time"] > restored["chief"]["time"]], TIMEOUT)
         run.launcher("down", run.name)
-        end = assert_saved(run) + MORE
-        run.launcher("up", str(directory / "agent.yaml"), "--resume", "--set", f"train.steps={end}", timeout=AT_MOST)
-    return Faults(run, with_a_worker_lost, restored, end)
+        end = assert_saved(run) + MORE_MOVES
+        run.launcher("up", str(directory / "agent.yaml"), "--resume", "--set", f"train.steps={end}", timeout=TIMEOUT)
+    return Faults(run, after_worker_loss, restored, end)
 
 
-def test_a_worker_that_dies_costs_its_moves_alone(faults: Faults) -> None:
-    assert len(faults.with_a_worker_lost["started"]) == 1
-    assert not faults.with_a_worker_lost["restored"]
+def test_a_killed_worker_costs_only_its_moves(faults: Faults) -> None:
+    assert len(faults.after_worker_loss["started"]) == 1
+    assert not faults.after_worker_loss["restored"]
 
 
 @pytest.mark.parametrize("victim", ["ps-0", "chief"])
-def test_without_ps_or_chief_it_goes_on_from_the_last_checkpoint(faults: Faults, victim: str) -> None:
+def test_a_run_that_loses_its_ps_or_chief_resumes_from_the_last_checkpoint(faults: Faults, victim: str) -> None:
     restored = faults.restored[victim]
     saved = [event["step"] for event in faults.run.events("chief", "checkpoint") if event["time"] < restored["time"]]
-    assert saved[-1] <= restored["step"] <= saved[-1] + UNTOLD  # it may have saved once more and not have told of it
+    assert saved[-1] <= restored["step"] <= saved[-1] + UNREPORTED  # it may have saved once more without reporting it
 
 
-def test_after_all_that_it_goes_on_to_its_end(faults: Faults) -> None:
+def test_the_run_reaches_its_end_after_all_faults_and_a_stop(faults: Faults) -> None:
     status = faults.run.status()
     assert (status["state"], status["step"]) == ("succeeded", faults.end)
     assert set(status["metrics"]) == {"loss", "reward", "q"}

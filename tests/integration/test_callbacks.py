@@ -1,4 +1,4 @@
-"""Keras's callbacks of a user's module in a whole run on parameter servers, whose chief is killed on the way."""
+"""Keras's callbacks of a user's module in a whole run on parameter servers, whose chief is killed midway."""
 
 import csv
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.integration.running import Run
 
 MODULE = """
 import keras, numpy as np, os, pathlib, signal
-from keras import callbacks as of_keras
+from keras import callbacks as keras_callbacks
 
 def points(count, seed):
     x = np.random.default_rng(seed).uniform(-1, 1, (count, 2))
@@ -23,7 +23,7 @@ def model():
     circle.compile(keras.optimizers.Adam(0.01), loss="binary_crossentropy", metrics=["accuracy"])
     return circle
 
-class Killing(of_keras.Callback):
+class Killing(keras_callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         marker = pathlib.Path(os.environ["RUN_DIR"], "killed")
         if epoch == 3 and not marker.exists():
@@ -32,10 +32,10 @@ class Killing(of_keras.Callback):
 
 def callbacks():
     return [
-        of_keras.CSVLogger("log.csv"),
-        of_keras.ModelCheckpoint("best.keras", monitor="val_accuracy", save_best_only=True),
-        of_keras.ReduceLROnPlateau(monitor="val_accuracy", min_delta=10.0, patience=2, factor=0.5),
-        of_keras.EarlyStopping(monitor="val_accuracy", min_delta=10.0, patience=5, restore_best_weights=True),
+        keras_callbacks.CSVLogger("log.csv"),
+        keras_callbacks.ModelCheckpoint("best.keras", monitor="val_accuracy", save_best_only=True),
+        keras_callbacks.ReduceLROnPlateau(monitor="val_accuracy", min_delta=10.0, patience=2, factor=0.5),
+        keras_callbacks.EarlyStopping(monitor="val_accuracy", min_delta=10.0, patience=5, restore_best_weights=True),
         Killing(),
     ]
 """
@@ -43,19 +43,19 @@ def callbacks():
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_callbacks_go_on_where_they_were_when_the_chief_is_killed(tmp_path: Path) -> None:
+def test_callbacks_keep_their_state_when_the_chief_is_killed(tmp_path: Path) -> None:
     (tmp_path / "circle.py").write_text(MODULE)
     spec = {
         "version": 1,
-        "name": "called",
+        "name": "callbacks",
         "strategy": "parameter_server",
         "roles": {"chief": {}, "ps": {}, "worker": {"replicas": 2}},
         "code": ".",
         "train": {"workload": "circle:model", "epochs": 50, "batch_size": 16, "checkpoint": {"every_steps": 10}},
     }
-    (tmp_path / "called.yaml").write_text(yaml.safe_dump(spec))
-    run = Run("called", tmp_path / "runs")
-    run.launcher("up", str(tmp_path / "called.yaml"), check=False, timeout=200)
+    (tmp_path / "callbacks.yaml").write_text(yaml.safe_dump(spec))
+    run = Run("callbacks", tmp_path / "runs")
+    run.launcher("up", str(tmp_path / "callbacks.yaml"), check=False, timeout=200)
     status = run.status()
     # The first epoch is better than none, and five are no better; the rate was halved after two and after four of them.
     assert (status["state"], status["step"], status["steps"]) == ("succeeded", 6 * 25, 50 * 25), status

@@ -1,4 +1,4 @@
-"""A run whose loss is not finite fails with the step and the task, whatever the strategy, and saves nothing that is not finite."""
+"""A run whose loss is not finite fails with the step and the task under every strategy, and saves only finite values."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.integration.running import ROOT, started
 
 pytestmark = pytest.mark.slow
 
-# name -> strategy, roles, what else is set in `train`, and who is given the inputs that are no numbers.
+# Name -> strategy, roles, further fields of `train`, and the task that gets inputs which are not numbers.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "mirrored": ("mirrored", {"chief": {}}, {}, "chief"),
     "multi_worker_mirrored": ("multi_worker_mirrored", {"chief": {}, "worker": {}}, {}, "worker-0"),
@@ -27,18 +27,23 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_that_diverges_fails_with_step_and_task(case: str, tmp_path: Path) -> None:
-    strategy, roles, train, guilty = CASES[case]
+    strategy, roles, train, poisoned_task = CASES[case]
     spec: dict[str, Any] = {"version": 1, "name": "apart", "strategy": strategy, "roles": roles, "code": str(ROOT / "tests/trainer/engine")}
     params = {"bad": 60, "activation": "tanh"}
-    often = {"checkpoint": {"every_steps": 10}, "evaluate": {"every_steps": 20}, "summaries": {"every_steps": 0}, "steps_per_execution": 4}
-    spec["train"] = {"workload": "small:Poisoned", "params": params, "steps": 1000, "batch_size": 16, **often, **train}
+    intervals = {
+        "checkpoint": {"every_steps": 10},
+        "evaluate": {"every_steps": 20},
+        "summaries": {"every_steps": 0},
+        "steps_per_execution": 4,
+    }
+    spec["train"] = {"workload": "small:Poisoned", "params": params, "steps": 1000, "batch_size": 16, **intervals, **train}
     with started(spec, tmp_path) as run:
         assert run.launcher("wait", "apart", check=False, timeout=120).returncode == 1
         status = run.status()
         assert status["state"] == "failed"
-        assert f"training has diverged: the loss of {guilty} is nan or infinite at step " in status["reason"], status["reason"]
+        assert f"training has diverged: the loss of {poisoned_task} is nan or infinite at step " in status["reason"], status["reason"]
         assert "lower the learning rate" in status["reason"]
-        assert all(not task["restarts"] for task in status["tasks"] if task["name"] in {"chief", guilty})
+        assert all(not task["restarts"] for task in status["tasks"] if task["name"] in {"chief", poisoned_task})
         step = int(status["reason"].partition("at step ")[2].split(";")[0])
         assert step >= 31  # mirrored: two of its batches are a step
         if case != "parameter_server":
@@ -46,8 +51,8 @@ def test_a_run_that_diverges_fails_with_step_and_task(case: str, tmp_path: Path)
         saved = _finite_checkpoints(run.directory)
         assert saved
         assert saved[-1] < step
-        listed = json.loads(run.launcher("ls", "--json").stdout, parse_constant=pytest.fail)
-        assert listed[0]["state"] == "failed"
+        runs = json.loads(run.launcher("ls", "--json").stdout, parse_constant=pytest.fail)
+        assert runs[0]["state"] == "failed"
         run.launcher("ls")
         run.launcher("status", "apart")
 

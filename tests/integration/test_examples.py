@@ -1,7 +1,6 @@
-"""Every spec in examples/ runs, here or in test_larger_examples.py, as a user runs it: in the foreground, to its last step, to what it is there for.
+"""Runs every spec in examples/, here or in test_larger_examples.py, as a user does: in the foreground, to its last step and its expected result.
 
-Where an example is made for more time than there is here, it runs with fewer steps, smaller batches or fewer filters, set as a
-user would.
+Examples that would take too long run with fewer steps, smaller batches or fewer filters, set as a user would.
 """
 
 import json
@@ -21,21 +20,24 @@ from trainer.workloads.mnist_mlp import MnistMlp
 pytestmark = pytest.mark.takes_minutes  # the slow ones
 
 ACCURACY = 0.97
-OWN_PROGRAM = re.compile(r"test accuracy (\d\.\d+)")
+PROGRAM_ACCURACY = re.compile(r"test accuracy (\d\.\d+)")
 
-# Of the slow ones what is set, and between which bounds each metric ends.
+# Of the slow ones: what is set, and the bounds of each metric at the end.
 DIGITS = {"accuracy": (ACCURACY, 1.0)}
 LINE = {"w": (1.75, 2.25), "b": (-0.1, 0.1)}
 SHORT = ("train.steps=1500", "train.params.learning_rate=0.005")
-FEWER = ("train.steps=1000",)  # of 2,000, which `make demo` takes
-FEW_ROUNDS = ("train.steps=400",)
-SELDOM = ("train.evaluate.every_steps=100", "train.summaries.every_steps=100")  # test_tensorboard.py looks at what it does every 10 steps
-PLAYED = ("train.steps=1280", "train.params.random_steps=1000", "train.summaries.every_steps=500")
+FEWER_STEPS = ("train.steps=1000",)  # of 2,000, which `make demo` takes
+FEWER_ROUNDS = ("train.steps=400",)
+LESS_OFTEN = (
+    "train.evaluate.every_steps=100",
+    "train.summaries.every_steps=100",
+)  # test_tensorboard.py checks what is written every 10 steps
+SHORT_PLAY = ("train.steps=1280", "train.params.random_steps=1000", "train.summaries.every_steps=500")
 TRAINED: dict[str, tuple[tuple[str, ...], Bounds]] = {
-    "mnist-single": (SELDOM, DIGITS),
+    "mnist-single": (LESS_OFTEN, DIGITS),
     "mnist-mirrored": ((), DIGITS),
     "mnist-multiworker": ((), DIGITS),
-    "mnist-sync": (FEW_ROUNDS, DIGITS),
+    "mnist-sync": (FEWER_ROUNDS, DIGITS),
     "linear-regression-single": (("train.steps=20000",), LINE),
     "linear-regression-mirrored": (SHORT, LINE),
     "linear-regression-multiworker": (SHORT, LINE),
@@ -43,12 +45,12 @@ TRAINED: dict[str, tuple[tuple[str, ...], Bounds]] = {
     "custom-keras": ((), DIGITS),
     "custom-model-fn": ((), DIGITS),
     "custom-workload": ((), DIGITS),
-    "gridworld-dqn": (PLAYED, {"reward": (-10, 40), "loss": (0, 100)}),  # that it runs: what it learns takes an hour
+    "gridworld-dqn": (SHORT_PLAY, {"reward": (-10, 40), "loss": (0, 100)}),  # only that it runs: learning takes an hour
     "gridworld-dqn-small": ((), {"reward": (6, 40), "loss": (0, 100)}),  # random play gets 2
 }
 COMMANDS = ("custom-command", "custom-ps")
 
-# Programs with manual placement: between which bounds each metric ends, and which files the results are.
+# Programs with manual placement: the bounds of each metric at the end, and the files of results.
 PROGRAMS: dict[str, tuple[Bounds, set[str]]] = {
     "placement": ({"y": (238, 238), "y1": (302, 302), "y2": (-64, -64)}, set()),
     "map-reduce": ({"mean": (0.499, 0.501), "sum": (4.99e6, 5.01e6), "relative_error": (0, 1e-6)}, {"slices.txt"}),
@@ -73,21 +75,21 @@ def test_every_example_is_in_the_readme() -> None:
 
 @pytest.mark.timeout(330)
 def test_mnist_ps(tmp_path: Path) -> None:
-    done = up("mnist-ps", tmp_path, FEWER)
-    assert_trained(done, DIGITS, FEWER)
-    # Both workers had their part in it, and say how far each came.
-    assert {event["task"] for event in done.of("progress") if "local_step" in event} == {"worker-0", "worker-1"}
+    example = up("mnist-ps", tmp_path, FEWER_STEPS)
+    assert_trained(example, DIGITS, FEWER_STEPS)
+    # Both workers took part, and each reported its steps.
+    assert {event["task"] for event in example.events("progress") if "local_step" in event} == {"worker-0", "worker-1"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(330)
 def test_mnist_evaluator(tmp_path: Path) -> None:
-    done = up("mnist-evaluator", tmp_path, FEWER)
-    assert_trained(done, DIGITS, FEWER)
-    evaluated = [event for event in done.of("evaluated") if event["task"] == "evaluator"]
-    assert evaluated[-1]["step"] == done.summary["steps"]
-    assert {event["step"] for event in evaluated} <= {event["step"] for event in done.of("checkpoint")}
-    best = assert_export_matches_metrics(done.directory, MnistMlp({}, "synthetic", 0), tmp_path)
+    example = up("mnist-evaluator", tmp_path, FEWER_STEPS)
+    assert_trained(example, DIGITS, FEWER_STEPS)
+    evaluated = [event for event in example.events("evaluated") if event["task"] == "evaluator"]
+    assert evaluated[-1]["step"] == example.summary["steps"]
+    assert {event["step"] for event in evaluated} <= {event["step"] for event in example.events("checkpoint")}
+    best = assert_export_matches_metrics(example.directory, MnistMlp({}, "synthetic", 0), tmp_path)
     assert (best["metric"], best["value"]) == ("loss", min(event["metrics"]["loss"] for event in evaluated))
 
 
@@ -102,63 +104,63 @@ def test_other_examples_that_train(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(330)
 @pytest.mark.parametrize("name", ["mnist-mirrored", "mnist-multiworker", "mnist-ps", "mnist-sync"])
-def test_the_network_with_dropout_trains_on_every_strategy_too(name: str, tmp_path: Path) -> None:
-    """With 200 of its 500 units each gives 98.4 to 99.0 % after 300 steps; mnist-ps has all, and takes 600 of its two workers together."""
+def test_the_network_with_dropout_trains_under_every_strategy(name: str, tmp_path: Path) -> None:
+    """With 200 of its 500 units each reaches 98.4 to 99.0 % after 300 steps; mnist-ps has all units, and its two workers take 600 steps together."""
     units, steps, rate, profile = (500, 600, 0.003, 300) if name == "mnist-ps" else (200, 300, 0.005, 0)
     params = (f"train.params.hidden_units={units}", f"train.params.learning_rate={rate}")
     network = ("train.workload=mnist", *params, f"train.steps={steps}")
-    changes = (*network, *SELDOM, f"train.summaries.profile_every_steps={profile}", f"train.checkpoint.every_steps={steps}")
-    done = up(name, tmp_path, changes)
-    assert_trained(done, DIGITS, changes)
-    # Written beyond mnist_mlp's.
-    assert read_events(done.directory / "logs" / "train").scalars("dropout_keep_probability")
+    changes = (*network, *LESS_OFTEN, f"train.summaries.profile_every_steps={profile}", f"train.checkpoint.every_steps={steps}")
+    example = up(name, tmp_path, changes)
+    assert_trained(example, DIGITS, changes)
+    # A scalar that mnist_mlp does not write.
+    assert read_events(example.directory / "logs" / "train").scalars("dropout_keep_probability")
     if name == "mnist-ps":
-        assert_written_by_servers(Run(name, done.directory.parent), done.summary["steps"], 100)
+        assert_written_by_servers(Run(name, example.directory.parent), example.summary["steps"], 100)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(330)
-def test_the_small_agent_learns_from_its_workers_and_they_from_it(tmp_path: Path) -> None:
+def test_the_small_agent_learns_from_its_workers_and_they_play_what_it_learned(tmp_path: Path) -> None:
     changes, expected = TRAINED["gridworld-dqn-small"]
-    done = up("gridworld-dqn-small", tmp_path, changes)
-    assert_trained(done, expected, changes)
-    # The workers' rewards as they play, a part of the time at random: they have been given what the chief learned.
-    played = [line["metrics"]["reward"] for line in done.of("progress") if line["task"] == "chief" and "local_step" not in line]
+    example = up("gridworld-dqn-small", tmp_path, changes)
+    assert_trained(example, expected, changes)
+    # The workers' rewards, of which a part is from random play: the workers have received what the chief learned.
+    played = [line["metrics"]["reward"] for line in example.events("progress") if line["task"] == "chief" and "local_step" not in line]
     assert played[-1] >= 6
 
 
 @pytest.mark.timeout(330)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "placement" else pytest.mark.slow) for name in PROGRAMS])
 def test_programs_with_manual_placement(name: str, tmp_path: Path) -> None:
-    done = up(name, tmp_path)
-    assert_recorded(done)
+    example = up(name, tmp_path)
+    assert_recorded(example)
     expected, files = PROGRAMS[name]
     for metric, (low, high) in expected.items():
-        assert low <= done.summary["metrics"][metric] <= high, done.summary["metrics"]
-    record = json.loads((done.directory / "run.json").read_text())
-    assert (record["state"], record["metrics"]) == ("succeeded", done.summary["metrics"])
-    assert {path.name for path in (done.directory / "results").iterdir()} == {"devices.txt", *files}
-    assert list((done.directory / "logs" / "train").glob("events.out.tfevents.*"))
-    # The table of which task and device ran what, also in the chief's log: each worker had its part.
-    table = (done.directory / "results" / "devices.txt").read_text()
-    workers = [f"worker-{i}" for i in range(done.spec["roles"]["worker"]["replicas"])]
+        assert low <= example.summary["metrics"][metric] <= high, example.summary["metrics"]
+    record = json.loads((example.directory / "run.json").read_text())
+    assert (record["state"], record["metrics"]) == ("succeeded", example.summary["metrics"])
+    assert {path.name for path in (example.directory / "results").iterdir()} == {"devices.txt", *files}
+    assert list((example.directory / "logs" / "train").glob("events.out.tfevents.*"))
+    # The table of tasks, devices and operations, also in the chief's log: each worker took part.
+    table = (example.directory / "results" / "devices.txt").read_text()
+    workers = [f"worker-{i}" for i in range(example.spec["roles"]["worker"]["replicas"])]
     assert [worker for worker in workers if re.search(rf"\b{worker}\b +cpu:0\b", table)] == workers
-    assert set(table.splitlines()) <= {line["text"] for line in done.of("output") if line["task"] == "chief"}
+    assert set(table.splitlines()) <= {line["text"] for line in example.events("output") if line["task"] == "chief"}
     if name == "life":
-        assert read_events(done.directory / "logs" / "train").tags("images") == {"board"}
+        assert read_events(example.directory / "logs" / "train").tags("images") == {"board"}
     if name == "matmul":
-        # Not compared as a whole: on a busy machine a task also tells of a peer that took its time.
-        told = [line["message"] for line in done.of("notice")]
-        assert told.count("worker-1 has no gpu:0, it has cpu:0: its operations run on its CPU") == 1
+        # Not compared as a whole: on a busy machine a task also reports a peer that was slow.
+        notices = [line["message"] for line in example.events("notice")]
+        assert notices.count("worker-1 has no gpu:0, it has cpu:0: its operations run on its CPU") == 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(330)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_own_programs(name: str, tmp_path: Path) -> None:
-    done = up(name, tmp_path)
-    assert_recorded(done)
-    said = [found[1] for line in done.of("output") if (found := OWN_PROGRAM.search(line["text"]))]
-    assert len(said) == 1  # the chief alone
-    assert float(said[0]) >= ACCURACY
-    assert list((done.directory / "checkpoints").iterdir())
+    example = up(name, tmp_path)
+    assert_recorded(example)
+    accuracies = [match[1] for line in example.events("output") if (match := PROGRAM_ACCURACY.search(line["text"]))]
+    assert len(accuracies) == 1  # only of the chief
+    assert float(accuracies[0]) >= ACCURACY
+    assert list((example.directory / "checkpoints").iterdir())

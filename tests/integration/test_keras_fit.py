@@ -29,16 +29,16 @@ def example(**changes: Any) -> dict[str, Any]:
 def epochs(run: Run) -> list[list[int]]:
     """Return the epochs that worker-0 has begun, a list for each attempt that came to one."""
     attempts = run.log("worker-0").split('{"event":"started"')
-    found = [re.findall(rf"Z Epoch (\d+)/{EPOCHS}$", attempt, re.MULTILINE) for attempt in attempts]
-    return [[int(epoch) for epoch in attempt] for attempt in found if attempt]
+    begun = [re.findall(rf"Z Epoch (\d+)/{EPOCHS}$", attempt, re.MULTILINE) for attempt in attempts]
+    return [[int(epoch) for epoch in attempt] for attempt in begun if attempt]
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A run whose worker-1 was killed, that was stopped then, and went on to its end; its state in between, and the epochs of its attempts."""
+    """A run whose worker-1 was killed, and that was stopped and resumed; its state after the stop, and the epochs of its attempts."""
 
     run: Run
-    between: str
+    state_after_stop: str
     killed: list[int]
     stopped: list[int]
     ended: list[int]
@@ -46,22 +46,22 @@ class Resumed:
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
-    """Return the run that all look at."""
+    """Return the run that the tests below inspect."""
     directory = tmp_path_factory.mktemp("keras")
     with started(example(command=["python", "train.py", "--epochs", str(EPOCHS)]), directory) as run:
         run.until("the third epoch", lambda: 3 in list(itertools.chain(*epochs(run))))
         run.kill_training_process("worker-1")
         run.until("two epochs of the second attempt", lambda: len(epochs(run)) > 1 and len(epochs(run)[1]) > 1)
         run.launcher("down", run.name)
-        between = run.status()["state"]
+        state_after_stop = run.status()["state"]
         leftovers.assert_none(run.directory)
         run.launcher("up", str(directory / "keras-fit.yaml"))
-        yield Resumed(run, between, *epochs(run))
+        yield Resumed(run, state_after_stop, *epochs(run))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_killed_worker_costs_no_more_than_the_epoch_that_was_begun(resumed: Resumed) -> None:
+def test_a_killed_worker_costs_at_most_the_epoch_that_had_begun(resumed: Resumed) -> None:
     assert resumed.run.events("worker-1", "restarting")[0]["exit_code"] == 128 + signal.SIGKILL
     last = resumed.killed[-1]
     assert resumed.killed == list(range(1, last + 1))
@@ -71,9 +71,9 @@ def test_a_killed_worker_costs_no_more_than_the_epoch_that_was_begun(resumed: Re
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_stopped_run_goes_on_in_the_epoch_it_was_stopped_in(resumed: Resumed) -> None:
+def test_a_stopped_run_resumes_in_the_epoch_of_the_stop(resumed: Resumed) -> None:
     last = resumed.stopped[-1]
-    assert resumed.between == "stopped"
+    assert resumed.state_after_stop == "stopped"
     assert f"saved in epoch {last}, as it was asked to stop" in resumed.run.log("worker-0")
     assert resumed.ended == list(range(last, EPOCHS + 1))
     assert resumed.run.status()["state"] == "succeeded"
@@ -85,10 +85,10 @@ def test_the_callbacks_have_written_into_the_run_directory(resumed: Resumed) -> 
     import keras
 
     run = resumed.run
-    found = ACCURACY.search(run.log("worker-0"))
-    assert found
-    assert float(found[1]) >= 0.97
-    model = keras.models.load_model(run.directory / "results" / f"epoch-{EPOCHS}.keras")  # needs no code of the example's
+    match = ACCURACY.search(run.log("worker-0"))
+    assert match
+    assert float(match[1]) >= 0.97
+    model = keras.models.load_model(run.directory / "results" / f"epoch-{EPOCHS}.keras")  # needs none of the example's code
     assert np.shape(model(np.zeros((1, 20), np.float32))) == (1, 10)
     assert read_events(run.directory / "logs" / "train").scalars("epoch_loss")
     assert sorted(path.name for path in (run.directory / "backup").iterdir()) == ["worker-0", "worker-1"]
@@ -103,4 +103,4 @@ def test_the_same_script_runs_with_keras_2(tmp_path: Path) -> None:
     run.launcher("up", str(file), timeout=180)
     assert run.status()["state"] == "succeeded"
     assert ACCURACY.search(run.log("worker-0"))
-    assert [path.name for path in (run.directory / "backup").iterdir()] == ["chief"]  # where Keras 2 keeps it
+    assert [path.name for path in (run.directory / "backup").iterdir()] == ["chief"]  # the name that Keras 2 gives it

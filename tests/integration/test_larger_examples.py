@@ -8,21 +8,21 @@ from tests.integration.example_runs import Bounds, assert_trained, up
 
 pytestmark = [pytest.mark.slow, pytest.mark.takes_minutes]
 
-# Of each what is set, and between which bounds each metric ends.
+# Of each: what is set, and the bounds of each metric at the end.
 PICTURES = {"accuracy": (0.9, 1.0)}
 CLICK_BOUNDS = {"auc": (0.8, 0.9), "loss": (0.3, 0.6)}
-# At a higher rate training falls back for some steps now and then, and where depends on the last bits of this machine's sums.
+# At a higher rate training sometimes falls back for some steps; at which depends on the last bits of this machine's sums.
 SMALL = ("train.steps=700", "train.batch_size=16", "train.params.filters=16", "train.params.learning_rate=0.03")
-SHARED = (*SMALL, "train.batch_size=8")  # of two replicas, together as many
+SHARED = (*SMALL, "train.batch_size=8")  # of each of two replicas
 CLICKS = ("train.steps=500", "train.params.rows=200", "train.embeddings.min_rows=200", "train.params.eval_examples=2000")
 MORE_CLICKS = (*CLICKS, "train.params.eval_examples=20000")
 TRAINED: dict[str, tuple[tuple[str, ...], Bounds]] = {
     "cifar10-single": (SMALL, PICTURES),
     "cifar10-mirrored": (SHARED, PICTURES),
     "cifar10-multiworker": (SHARED, PICTURES),
-    # At the rate above, training on servers falls back to its beginning now and then, if it only takes more steps; old
-    # gradients need those, the more the busier the machine. With batches of 16 one of three runs beside others ended at 87 %, none
-    # of five with batches of 8 below 98 %.
+    # At the rate above, training on servers sometimes falls back to its beginning if it takes more steps; stale gradients need
+    # more steps, the more so the busier the machine. Beside other runs, one of three with batches of 16 ended at 87 %, and none of
+    # five with batches of 8 below 98 %.
     "cifar10-ps": ((*SHARED, "train.steps=1500", "train.params.learning_rate=0.02"), PICTURES),
     "click-through-ps": (MORE_CLICKS, CLICK_BOUNDS),
     "click-through-single": (MORE_CLICKS, CLICK_BOUNDS),
@@ -35,7 +35,7 @@ COMPARED = ("click-through-single", "click-through-ps")
 
 @pytest.mark.timeout(330)
 @pytest.mark.parametrize("name", [name for name in TRAINED if name not in COMPARED])
-def test_each_learns(name: str, tmp_path: Path) -> None:
+def test_each_example_reaches_its_accuracy(name: str, tmp_path: Path) -> None:
     changes, expected = TRAINED[name]
     assert_trained(up(name, tmp_path, changes), expected, changes)
 
@@ -46,8 +46,8 @@ def test_asynchronous_servers_learn_clicks_as_well_as_one_process_from_as_many_e
     auc = {}
     for name in COMPARED:
         changes, expected = TRAINED[name]
-        done = up(name, tmp_path, changes)
-        assert_trained(done, expected, changes)
-        auc[name] = done.summary["metrics"]["auc"]
+        example = up(name, tmp_path, changes)
+        assert_trained(example, expected, changes)
+        auc[name] = example.summary["metrics"]["auc"]
     one_process, servers = auc.values()
     assert abs(servers - one_process) < 0.005, auc

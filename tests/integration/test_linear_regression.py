@@ -1,4 +1,4 @@
-"""linear_regression as what it is there for, recovery: timed saves, a stop or a kill midway, and workers that agree."""
+"""Recovery, for which linear_regression exists: timed saves, a stop or a kill midway, and workers that agree."""
 
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,10 @@ def assert_near(run: Run) -> None:
 
 
 def test_two_workers_hold_the_same_line_at_every_step_also_after_a_stop_midway(tmp_path: Path) -> None:
-    steps = 10_000  # more than are done before it is stopped
-    shape = spec("multi_worker_mirrored", {"worker": {"replicas": 2}}, workload="printed_line:PrintedLine", steps=steps, batch_size=1)
-    shape["train"]["params"] = {"learning_rate": 0.001}
-    with started(shape, tmp_path) as run:
+    steps = 10_000  # more than it takes before the stop
+    line_spec = spec("multi_worker_mirrored", {"worker": {"replicas": 2}}, workload="printed_line:PrintedLine", steps=steps, batch_size=1)
+    line_spec["train"]["params"] = {"learning_rate": 0.001}
+    with started(line_spec, tmp_path) as run:
         run.until("step 500", lambda: run.chief_step("worker-0") >= 500, timeout=90)
         run.launcher("down", run.name)
         stopped_at = run.status()["step"]
@@ -50,16 +50,16 @@ def test_two_workers_hold_the_same_line_at_every_step_also_after_a_stop_midway(t
         assert_near(run)
 
 
-def test_a_killed_run_goes_on_from_its_last_timed_save(tmp_path: Path) -> None:
-    shape = spec("single", {"chief": {}}, steps=100_000, steps_per_execution=1000, checkpoint={"every_seconds": 0.5})
-    with started(shape, tmp_path) as run:
+def test_a_killed_run_resumes_from_its_last_timed_save(tmp_path: Path) -> None:
+    line_spec = spec("single", {"chief": {}}, steps=100_000, steps_per_execution=1000, checkpoint={"every_seconds": 0.5})
+    with started(line_spec, tmp_path) as run:
         run.until("a timed save", lambda: run.events("chief", "checkpoint"), timeout=90)
         killed = run.kill_training_process("chief")
         assert run.launcher("wait", run.name, check=False, timeout=150).returncode == 0
         restored = [event["step"] for event in run.events("chief", "restored")]
         assert len(restored) == 1
         saved = [event["step"] for event in run.events("chief", "checkpoint") if event["time"] < killed]
-        assert saved[-1] <= restored[0] < 100_000  # later where the kill came between a save and its event
+        assert saved[-1] <= restored[0] < 100_000  # later if the kill came between a save and its event
         assert restored[0] % 1000 == 0
         assert [path.stem for path in run.directory.glob("checkpoints/ckpt-*.index")] == ["ckpt-100000"]
         assert_near(run)

@@ -1,4 +1,4 @@
-"""Strategy manual in whole runs: a lost worker is named and the program runs again, stops end it, mistakes are told."""
+"""Strategy manual in whole runs: a lost worker is named and the program runs again, a stop ends it, and its errors are reported."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from trainer.events import Event
 
 pytestmark = pytest.mark.slow
 
-# Its output replaces itself; a file beside it counts the attempts, and another one lets it hurry.
+# A file beside it counts the attempts; another one lets it hurry.
 PROGRAM = """
 import os, time
 import tensorflow as tf
@@ -69,8 +69,8 @@ def spec(tmp_path: Path, program: str, **params: Any) -> dict[str, Any]:
 
 
 def assert_succeeded(run: Run) -> None:
-    done = run.launcher("wait", run.name, check=False, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr + run.log("chief")
+    result = run.launcher("wait", run.name, check=False, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr + run.log("chief")
 
 
 def assert_stops(run: Run) -> None:
@@ -80,7 +80,7 @@ def assert_stops(run: Run) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_task_lost_is_named_and_the_program_runs_again(tmp_path: Path) -> None:
+def test_a_lost_task_is_named_and_the_program_runs_again(tmp_path: Path) -> None:
     rounds = 400  # twenty seconds: more than pass between a report and a kill
     with started(spec(tmp_path, "slow", rounds=rounds), tmp_path) as run:
         for attempt, victim in enumerate(("worker-1", "chief"), 1):
@@ -104,7 +104,7 @@ def test_a_task_lost_is_named_and_the_program_runs_again(tmp_path: Path) -> None
 
 
 def progressed(run: Run, attempt: int) -> bool:
-    """Return whether the chief has told of progress in an attempt."""
+    """Return whether the chief has reported progress in an attempt."""
     begun = run.events("chief", "started")[attempt - 1 :]
     return bool(begun) and any(event["time"] > begun[0]["time"] for event in run.events("chief", "progress"))
 
@@ -114,15 +114,15 @@ def restarting_after(run: Run, when: float) -> list[Event]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("program", ["never", "deaf"])  # asleep in Python, which hears signals, or inside TensorFlow
-def test_a_stop_ends_a_program_that_does_not_listen(program: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["never", "deaf"])  # asleep in Python, where signals arrive, or inside TensorFlow
+def test_a_stop_ends_a_program_that_does_not_check_for_it(program: str, tmp_path: Path) -> None:
     with started(spec(tmp_path, program), tmp_path) as run:
         run.until("it to run", lambda: run.events("chief", "ready"))
         assert_stops(run)
 
 
 @pytest.mark.timeout(240)
-def test_a_program_that_leaves_a_call_under_way_is_watched_until_that_has_ended(tmp_path: Path) -> None:
+def test_a_program_that_leaves_a_running_call_is_watched_until_that_call_ends(tmp_path: Path) -> None:
     with started(spec(tmp_path, "leaving"), tmp_path) as run:
         run.until("the program to leave", lambda: "the program has left" in run.log("chief"))
         killed = run.kill_training_process("worker-1")
@@ -132,8 +132,8 @@ def test_a_program_that_leaves_a_call_under_way_is_watched_until_that_has_ended(
         assert_stops(run)
 
 
-def unanswered(port: int) -> bool:
-    """Return whether a connection to a port is open whose words nobody has read: probes say none, gRPC greets. See proc(5), net/tcp."""
+def has_unread_data(port: int) -> bool:
+    """Return whether a connection to a port has unread data: probes send none, gRPC sends a greeting. See proc(5), net/tcp."""
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
     return any(
         int(local.rpartition(":")[2], 16) == port and state == "01" and int(queues.rpartition(":")[2], 16) > 0
@@ -141,20 +141,20 @@ def unanswered(port: int) -> bool:
     )
 
 
-@pytest.mark.skipif(not Path("/proc/net/tcp6").exists(), reason="/proc alone tells that words wait to be read")
+@pytest.mark.skipif(not Path("/proc/net/tcp6").exists(), reason="only /proc shows that data waits to be read")
 @pytest.mark.timeout(300)
-def test_a_stop_is_heard_while_the_chief_connects(tmp_path: Path) -> None:
+def test_a_stop_ends_a_chief_that_is_connecting(tmp_path: Path) -> None:
     with started(spec(tmp_path, "never"), tmp_path) as run:
         plan = json.loads((run.directory / "launcher" / "plan.json").read_text())
         address = next(task["address"] for task in plan["tasks"] if task["name"] == "worker-1")
         run.until("the program to run", lambda: run.events("chief", "ready"))
         pid = run.events("worker-1", "started")[-1]["pid"]
-        os.kill(pid, signal.SIGSTOP)  # it gives connections, and no answers
+        os.kill(pid, signal.SIGSTOP)  # it accepts connections, and does not answer
         try:
             killed = run.kill_training_process("chief")
             run.until("the chief to start again", lambda: len(run.events("chief", "started")) == 2)
             port = int(address.rpartition(":")[2])
-            run.until("the chief to wait inside TensorFlow for worker-1", lambda: unanswered(port), timeout=180)
+            run.until("the chief to wait inside TensorFlow for worker-1", lambda: has_unread_data(port), timeout=180)
             assert not [event for event in run.events("chief", "ready") if event["time"] > killed]
             with ThreadPoolExecutor(1) as pool:
                 down = pool.submit(run.launcher, "down", run.name)
@@ -168,30 +168,30 @@ def test_a_stop_is_heard_while_the_chief_connects(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "program, told",
+    "program, detail",
     [("wrong", "mine:wrong returned 5; expected a dict of names and numbers"), ("failing", "the program's own fault")],
 )
-def test_what_goes_wrong_in_a_program_is_told_and_not_tried_for_ever(program: str, told: str, tmp_path: Path) -> None:
+def test_an_error_in_a_program_is_reported_and_not_retried_endlessly(program: str, detail: str, tmp_path: Path) -> None:
     with started(spec(tmp_path, program), tmp_path) as run:
         assert run.launcher("wait", run.name, check=False, timeout=100).returncode == 1
         failed = run.events("chief", "failed")[-1]
         assert failed["exit_code"] == 2
-        assert told in failed["detail"]
+        assert detail in failed["detail"]
         assert len(run.events("chief", "started")) <= 2
 
 
 @pytest.mark.timeout(120)
-def test_an_error_of_a_programs_own_is_not_taken_for_a_lost_server(tmp_path: Path) -> None:
-    # Of the kind that TensorFlow raises when a server is gone: what it is about may come back, so it is tried again.
+def test_a_programs_own_error_is_not_taken_for_a_lost_server(tmp_path: Path) -> None:
+    # TensorFlow raises errors of this kind when a server is lost. Its cause may pass, so the program is retried.
     with started({**spec(tmp_path, "unavailable"), "limits": {"max_restarts": 1}}, tmp_path) as run:
         assert run.launcher("wait", run.name, check=False, timeout=100).returncode == 1
-        told = [*run.events("chief", "restarting"), *run.events("chief", "failed")]
-        assert len(told) == 2
-        assert all(event["detail"].startswith("UnavailableError: the program's own shop is closed") for event in told)
+        events = [*run.events("chief", "restarting"), *run.events("chief", "failed")]
+        assert len(events) == 2
+        assert all(event["detail"].startswith("UnavailableError: the program's own shop is closed") for event in events)
 
 
 @pytest.mark.timeout(120)
-def test_a_worker_that_hangs_does_not_keep_a_stop(tmp_path: Path) -> None:
+def test_a_hung_worker_does_not_prevent_a_stop(tmp_path: Path) -> None:
     with started(spec(tmp_path, "slow", rounds=100_000) | {"limits": {"grace_period": "30s"}}, tmp_path) as run:
         run.until("progress", lambda: run.events("chief", "progress"))
         pid = run.events("worker-0", "started")[-1]["pid"]

@@ -1,4 +1,4 @@
-"""Users' own code in whole runs: importable in every task, and an error in it is shown and not tried forever."""
+"""Users' code in whole runs: every task can import it, and an error in it is shown and not retried endlessly."""
 
 import re
 from pathlib import Path
@@ -57,8 +57,8 @@ ROLES: dict[str, dict[str, Any]] = {
 }
 
 
-def run(directory: Path, strategy: str, workload: str, **more: Any) -> Run:
-    """Run to the end, from another directory than the code's; return what is left."""
+def run(directory: Path, strategy: str, workload: str, **train: Any) -> Run:
+    """Run a workload to its end, from a directory other than the code's."""
     code = directory / "src"
     (code / "parts").mkdir(parents=True)
     (code / "parts" / "__init__.py").touch()
@@ -68,22 +68,22 @@ def run(directory: Path, strategy: str, workload: str, **more: Any) -> Run:
         "version": 1,
         "name": "own",
         "strategy": strategy,
-        "roles": {**ROLES[strategy], **more.pop("roles", {})},
+        "roles": {**ROLES[strategy], **train.pop("roles", {})},
         "code": "./src",
-        "train": {"workload": workload, "steps": 300, "batch_size": 20, **more},
+        "train": {"workload": workload, "steps": 300, "batch_size": 20, **train},
     }
     file = directory / "own.yaml"
     file.write_text(yaml.safe_dump(spec))
-    started = Run("own", directory / "runs")
-    started.launcher("up", str(file), check=False, timeout=150)
-    return started
+    own_run = Run("own", directory / "runs")
+    own_run.launcher("up", str(file), check=False, timeout=150)
+    return own_run
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("strategy", ROLES)
 def test_code_is_importable_in_every_task_that_runs_python(strategy: str, tmp_path: Path) -> None:
-    done = run(
+    finished = run(
         tmp_path,
         strategy,
         "lines:line",
@@ -91,16 +91,16 @@ def test_code_is_importable_in_every_task_that_runs_python(strategy: str, tmp_pa
         evaluate={"every_steps": 100},
         checkpoint={"every_steps": 100},
     )
-    status = done.status()
+    status = finished.status()
     assert (status["state"], status["step"]) == ("succeeded", 300), status
     assert status["metrics"]["error"] < 0.3
-    assert done.events("evaluator", "evaluated")
+    assert finished.events("evaluator", "evaluated")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("strategy", ["single", "multi_worker_mirrored", "parameter_server"])
-def test_an_error_in_ones_own_code_is_shown_and_ends_the_run_when_it_comes_again(strategy: str, tmp_path: Path) -> None:
+def test_an_error_in_users_code_is_shown_and_ends_the_run_when_it_repeats(strategy: str, tmp_path: Path) -> None:
     failed = run(tmp_path, strategy, "lines:wrong")
     status = failed.status()
     assert status["state"] == "failed"
@@ -110,13 +110,13 @@ def test_an_error_in_ones_own_code_is_shown_and_ends_the_run_when_it_comes_again
     assert f"{task} failed on attempt" in status["reason"]
     assert "(exit code 2)" in status["reason"]
     log = failed.log(task)
-    place = log.index(f"{task}: an error in your code")
-    shown = [line.partition(" ")[2] for line in log[place:].splitlines()[:12]]
-    assert shown[1] == "Traceback (most recent call last):"
-    assert any("lines.py" in line and "in check" in line for line in shown)
+    start = log.index(f"{task}: an error in your code")
+    lines = [line.partition(" ")[2] for line in log[start:].splitlines()[:12]]
+    assert lines[1] == "Traceback (most recent call last):"
+    assert any("lines.py" in line and "in check" in line for line in lines)
     assert not any(
         "site-packages" in line or "trainer/engine" in line
-        for line in shown[: shown.index("InvalidArgumentError: the loss : Tensor had NaN values") + 1]
+        for line in lines[: lines.index("InvalidArgumentError: the loss : Tensor had NaN values") + 1]
     )
     started = len(failed.events(task, "started"))
     # Peers of an all-reduce may lose each other before each has failed twice itself.
@@ -126,7 +126,7 @@ def test_an_error_in_ones_own_code_is_shown_and_ends_the_run_when_it_comes_again
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_an_error_on_a_worker_of_parameter_servers_names_the_worker(tmp_path: Path) -> None:
-    """The chief alone runs Python: it reports what went wrong elsewhere."""
+    """Only the chief runs Python: it reports the worker's error."""
     failed = run(tmp_path, "parameter_server", "lines:late")
     status = failed.status()
     assert status["state"] == "failed"

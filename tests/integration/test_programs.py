@@ -1,4 +1,4 @@
-"""Programs in the styles that users bring, in tests/programs, run as they are: to their end, without restarts, with what they learned saved."""
+"""Users' programs of several styles, in tests/programs, run unchanged: to their end, without restarts, and with a checkpoint."""
 
 import re
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ from tests.trainer.tensorboard_reader import read_events
 
 @dataclass(frozen=True)
 class Program:
-    """A program, the cluster that it runs in, the task that says last how well it did, in which words, and the checkpoint that is left."""
+    """A program, its cluster, the task whose last line that matches `pattern` has the result, and the checkpoint that it writes."""
 
     name: str
     strategy: str
     roles: dict[str, Any]
     task: str
-    said: str
+    pattern: str
     checkpoint: str
     expected: tuple[float, float] = field(default=(1.9, 2.1))  # the slope of the line that it learns
 
@@ -46,7 +46,7 @@ PROGRAMS = [
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("program", PROGRAMS, ids=[program.name for program in PROGRAMS])
-def test_a_program_of_a_users_own_runs_as_it_is(program: Program, tmp_path: Path) -> None:
+def test_a_users_program_runs_unchanged(program: Program, tmp_path: Path) -> None:
     spec = {
         "version": 1,
         "name": program.name.replace("_", "-"),
@@ -59,12 +59,12 @@ def test_a_program_of_a_users_own_runs_as_it_is(program: Program, tmp_path: Path
     file = tmp_path / "cluster.yaml"
     file.write_text(yaml.safe_dump(spec))
     run = Run(str(spec["name"]), tmp_path / "runs")
-    done = run.launcher("up", str(file), "--json", timeout=180)
+    result = run.launcher("up", str(file), "--json", timeout=180)
     leftovers.assert_none(run.directory)
     assert run.status()["state"] == "succeeded"
-    assert '"event":"restarting"' not in done.stdout.replace(" ", "")
+    assert '"event":"restarting"' not in result.stdout.replace(" ", "")
     low, high = program.expected
-    assert low <= float(re.findall(program.said, run.log(program.task))[-1]) <= high
+    assert low <= float(re.findall(program.pattern, run.log(program.task))[-1]) <= high
     assert (run.directory / "checkpoints" / program.checkpoint).is_file()
     if "evaluator" in program.roles:
         assert read_events(run.directory / "logs" / "validation").summaries

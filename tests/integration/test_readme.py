@@ -1,4 +1,4 @@
-"""The README's commands, run as they stand there from a fresh copy of the project."""
+"""Runs the README's commands, unchanged, in a fresh copy of the project."""
 
 import os
 import re
@@ -16,8 +16,8 @@ from tests import forked
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 500.0
-# `make demo` starts the launcher, servers and their chief from nothing, and the last command the launcher and a program. Where the same launcher and
-# tasks run twice more, for the run that goes on from step 500, they are forked: which saves ten seconds of a core each time.
+# `make demo` starts the launcher, servers and their chief normally, and the last command starts the launcher and a program. For the run that continues
+# from step 500, the same launcher and tasks run twice more: these are forked, which saves ten seconds of a core each time.
 FORKED = """
 launcher() {{
     if [[ "$*" == "up cluster.yaml --set "* ]]; then {python} {client} "$@"; else command launcher "$@"; fi
@@ -28,24 +28,24 @@ import os, pathlib, signal, sys
 sys.path.insert(0, {root!r})
 from tests import forked
 forked.shared.directory = {directory!r}
-words = [sys.executable, "-m", "launcher", *sys.argv[1:]]
-process = forked.Process(words, cwd=pathlib.Path.cwd(), env=os.environ, fds=(0, 1, 2), preload=forked.TENSORFLOW)
-signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))  # at the deadline: the launcher is of another session
+command = [sys.executable, "-m", "launcher", *sys.argv[1:]]
+process = forked.Process(command, cwd=pathlib.Path.cwd(), env=os.environ, fds=(0, 1, 2), preload=forked.TENSORFLOW)
+signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))  # at the deadline: the launcher is in another session
 sys.exit(process.wait())
 """
 
 
 def commands() -> list[str]:
-    """Return the README's shell blocks; what is not to be run is marked otherwise."""
+    """Return the README's shell blocks; blocks that are not to be run are marked otherwise."""
     return re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
 def fresh_copy(tmp_path: Path) -> Path:
     """Return a copy of the project as a clone would have it, with the environment that runs this test."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     copy = tmp_path / "project"
-    for name in filter(None, listed.stdout.split("\0")):
+    for name in filter(None, listing.stdout.split("\0")):
         target = copy / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target)
@@ -59,10 +59,10 @@ def fresh_copy(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(DEADLINE + 60)
 def test_the_commands_of_the_readme_work_one_after_the_other(fresh_copy: Path, tmp_path: Path) -> None:
-    forked.launcher("--version", preload=forked.TENSORFLOW)  # what forks others is there
+    forked.launcher("--version", preload=forked.TENSORFLOW)  # starts the server that forks the others
     (client := tmp_path / "client.py").write_text(CLIENT.format(root=str(ROOT), directory=forked.shared.directory))
-    prepared = FORKED.format(python=shlex.quote(sys.executable), client=shlex.quote(str(client)))
-    script = "\n".join(["set -euo pipefail", prepared, *commands()])
+    functions = FORKED.format(python=shlex.quote(sys.executable), client=shlex.quote(str(client)))
+    script = "\n".join(["set -euo pipefail", functions, *commands()])
     environment = {**os.environ, "PYTHONPATH": str(fresh_copy), "NO_COLOR": "1"}
     with subprocess.Popen(
         ["bash", "-xc", script],
@@ -101,7 +101,7 @@ def test_the_readme_names_every_verb() -> None:
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"])
-def test_every_link_leads_somewhere(document: str) -> None:
+def test_every_link_has_a_target(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
     assert [link for link in links if not (ROOT / document).parent.joinpath(link).exists()] == []

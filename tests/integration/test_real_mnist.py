@@ -1,7 +1,7 @@
-"""Accuracy on the 10,000 test images of the published MNIST, for both built-in workloads, alone and with parameter servers.
+"""Accuracy on the 10,000 test images of the published MNIST, for both built-in workloads, in one process and with parameter servers.
 
-The published numbers stay the defaults; these settings are those that get there for certain. At its constant rate mnist_mlp swings between
-96 and 97.5 %. The rate falls to nothing, as in examples/mnist-ps.yaml, and it ends between 97.7 and 98.0 %, on servers too. At a constant one
+The published numbers stay the defaults; these settings reach the expected accuracy reliably. At its constant rate mnist_mlp swings between
+96 and 97.5 %. With a rate that falls to zero, as in examples/mnist-ps.yaml, it ends between 97.7 and 98.0 %, on servers too. At a constant rate
 the last step decides, and two workers with mnist ended as low as 98.07 %. With half the batch mnist ends at 98.2 %, too near to what is expected.
 """
 
