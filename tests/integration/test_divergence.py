@@ -30,13 +30,8 @@ def test_a_run_that_diverges_fails_with_step_and_task(case: str, tmp_path: Path)
     strategy, roles, train, poisoned_task = CASES[case]
     spec: dict[str, Any] = {"version": 1, "name": "apart", "strategy": strategy, "roles": roles, "code": str(ROOT / "tests/trainer/engine")}
     params = {"bad": 60, "activation": "tanh"}
-    intervals = {
-        "checkpoint": {"every_steps": 10},
-        "evaluate": {"every_steps": 20},
-        "summaries": {"every_steps": 0},
-        "steps_per_execution": 4,
-    }
-    spec["train"] = {"workload": "small:Poisoned", "params": params, "steps": 1000, "batch_size": 16, **intervals, **train}
+    every = {"checkpoint": {"every_steps": 10}, "evaluate": {"every_steps": 20}, "summaries": {"every_steps": 0}, "steps_per_execution": 4}
+    spec["train"] = {"workload": "small:Poisoned", "params": params, "steps": 1000, "batch_size": 16, **every, **train}
     with started(spec, tmp_path) as run:
         assert run.launcher("wait", "apart", check=False, timeout=120).returncode == 1
         status = run.status()

@@ -28,13 +28,11 @@ LINE = {"w": (1.75, 2.25), "b": (-0.1, 0.1)}
 SHORT = ("train.steps=1500", "train.params.learning_rate=0.005")
 FEWER_STEPS = ("train.steps=1000",)  # of 2,000, which `make demo` takes
 FEWER_ROUNDS = ("train.steps=400",)
-LESS_OFTEN = (
-    "train.evaluate.every_steps=100",
-    "train.summaries.every_steps=100",
-)  # test_tensorboard.py checks what is written every 10 steps
+# test_tensorboard.py checks evaluations and summaries every 10 steps.
+RARELY = ("train.evaluate.every_steps=100", "train.summaries.every_steps=100")
 SHORT_PLAY = ("train.steps=1280", "train.params.random_steps=1000", "train.summaries.every_steps=500")
 TRAINED: dict[str, tuple[tuple[str, ...], Bounds]] = {
-    "mnist-single": (LESS_OFTEN, DIGITS),
+    "mnist-single": (RARELY, DIGITS),
     "mnist-mirrored": ((), DIGITS),
     "mnist-multiworker": ((), DIGITS),
     "mnist-sync": (FEWER_ROUNDS, DIGITS),
@@ -109,7 +107,7 @@ def test_the_network_with_dropout_trains_under_every_strategy(name: str, tmp_pat
     units, steps, rate, profile = (500, 600, 0.003, 300) if name == "mnist-ps" else (200, 300, 0.005, 0)
     params = (f"train.params.hidden_units={units}", f"train.params.learning_rate={rate}")
     network = ("train.workload=mnist", *params, f"train.steps={steps}")
-    changes = (*network, *LESS_OFTEN, f"train.summaries.profile_every_steps={profile}", f"train.checkpoint.every_steps={steps}")
+    changes = (*network, *RARELY, f"train.summaries.profile_every_steps={profile}", f"train.checkpoint.every_steps={steps}")
     example = up(name, tmp_path, changes)
     assert_trained(example, DIGITS, changes)
     # A scalar that mnist_mlp does not write.

@@ -1,6 +1,6 @@
-"""TensorFlow's port runs what anybody sends it: on a local run nobody but this machine may reach it, from the start.
+"""TensorFlow's port executes whatever it receives: in a local run only this machine may reach it, from the start.
 
-test_recovery.py and test_strategies.py look at the ports of clusters that train.
+test_recovery.py and test_strategies.py check the ports of clusters that train.
 """
 
 import contextlib
@@ -31,19 +31,17 @@ def _listens_everywhere(port: int) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's; docs/architecture.md says what to do elsewhere")
 @pytest.mark.parametrize("strategy,train", [("parameter_server", TRAIN), ("manual", {"workload": "placement"})])
 @pytest.mark.parametrize("silent", [False, True], ids=["missing", "silent"])
-def test_the_chiefs_port_is_closed_also_while_peers_do_not_answer(
-    strategy: str, train: dict[str, Any], silent: bool, tmp_path: Path
-) -> None:
+def test_the_chiefs_port_is_closed_while_peers_do_not_answer(strategy: str, train: dict[str, Any], silent: bool, tmp_path: Path) -> None:
     own = own_address()
     with contextlib.ExitStack() as stack:
         addresses = []
         for _ in range(3):
-            held = stack.enter_context(socket.socket())
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(("127.0.0.1", 0))
-            addresses.append(f"127.0.0.1:{held.getsockname()[1]}")
-            if silent and len(addresses) > 1:  # it is there, and TensorFlow waits for its answer
-                held.listen()
+            reserved = stack.enter_context(socket.socket())
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(("127.0.0.1", 0))
+            addresses.append(f"127.0.0.1:{reserved.getsockname()[1]}")
+            if silent and len(addresses) > 1:  # the peer accepts connections, and TensorFlow waits for its answer
+                reserved.listen()
         cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
         settings = {"run": "alone", "strategy": strategy, "run_dir": str(tmp_path), "scratch_dir": str(tmp_path), "train": train}
         environment = {
@@ -51,12 +49,12 @@ def test_the_chiefs_port_is_closed_also_while_peers_do_not_answer(
             "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}),
             "TRAINER_SETTINGS": json.dumps(settings),
         }
-        words = [sys.executable, "-P", "-m", "trainer.task"]
-        task = forked.Process(words, cwd=ROOT, env=environment, fds=(0, 1, 2), preload=forked.TENSORFLOW)
+        command = [sys.executable, "-P", "-m", "trainer.task"]
+        task = forked.Process(command, cwd=ROOT, env=environment, fds=(0, 1, 2), preload=forked.TENSORFLOW)
         stack.callback(task.wait)
         stack.callback(task.kill)
         port = int(addresses[0].rpartition(":")[2])
-        # TensorFlow itself opens it, where nobody is missing.
+        # If no peer is missing, TensorFlow itself opens the port.
         until("the port to be opened", lambda: _listens_everywhere(port) if silent else reachable("127.0.0.1", port), seen=task.poll)
-        # The watcher looks fifty times a second, on a machine that does much else.
+        # The watcher checks fifty times a second; two seconds are for a busy machine.
         until("the port to be closed to other machines", lambda: not reachable(own, port), 2, seen=task.poll)

@@ -1,4 +1,4 @@
-"""Tables that are spread over servers, with a million rows in all: each role is killed, and the run goes on from its last checkpoint."""
+"""Tables that are spread over servers, with a million rows in all: a task of each role is killed, and the run resumes from its last checkpoint."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from tests.integration.running import Run, started, stop
 from trainer.workloads.criteo import CATEGORIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-AT_MOST = 240  # seconds; a deadline, not a measure
+TIMEOUT = 240  # seconds; a deadline, not a measure
 ROWS = 20_000  # of each of 52 tables
 DIMENSION = 4  # of 26 of them
 
@@ -50,14 +50,14 @@ def save_twice(run: Run) -> None:
         attempts = run.events("chief", "started")
         return bool(attempts) and len(saved_since(run, attempts[-1]["time"])) >= 2
 
-    run.until("two checkpoints", saved, AT_MOST)
+    run.until("two checkpoints", saved, TIMEOUT)
 
 
-def assert_drawn(run: Run, step: int) -> None:
-    """Check that most rows are still as they were drawn, evenly from -0.05 to 0.05, each and each table's others."""
+def assert_initial_rows(run: Run, step: int) -> None:
+    """Check that most rows still have their initial values, uniform from -0.05 to 0.05, which differ between rows and between tables."""
     saved = tf.train.load_checkpoint(str(run.directory / "checkpoints" / f"ckpt-{step}"))
-    of_tables = [saved.get_tensor(name) for name, shape in saved.get_variable_to_shape_map().items() if shape == [ROWS, DIMENSION]]
-    tables = [rows for rows in of_tables if rows.min() < 0]  # the others are the optimizer's sums of squares
+    matrices = [saved.get_tensor(name) for name, shape in saved.get_variable_to_shape_map().items() if shape == [ROWS, DIMENSION]]
+    tables = [rows for rows in matrices if rows.min() < 0]  # the others are the optimizer's sums of squares
     assert len(tables) == CATEGORIES
     for rows in tables:
         assert np.median(np.abs(rows)) == pytest.approx(0.025, rel=0.2)
@@ -66,14 +66,12 @@ def assert_drawn(run: Run, step: int) -> None:
 
 
 def assert_exported(run: Run, step: int) -> None:
-    """Check that the last model, of a run that was stopped before an evaluation, serves with the rows of its last checkpoint."""
+    """Check that the last model of a run, which was stopped before an evaluation, serves with the rows of the last checkpoint."""
     last = run.directory / "export" / "last"
     assert json.loads((last / "metrics.json").read_text())["step"] == step
-    saved, served = (
-        tf.train.load_checkpoint(str(run.directory / "checkpoints" / f"ckpt-{step}")),
-        tf.saved_model.load(str(last / "saved_model")),
-    )
-    tables = [v.numpy() for v in served._all_variables if v.shape == [ROWS, DIMENSION]]
+    saved = tf.train.load_checkpoint(str(run.directory / "checkpoints" / f"ckpt-{step}"))
+    served = tf.saved_model.load(str(last / "saved_model"))
+    tables = [variable.numpy() for variable in served._all_variables if variable.shape == [ROWS, DIMENSION]]
     rows = {saved.get_tensor(name).tobytes() for name, shape in saved.get_variable_to_shape_map().items() if shape == [ROWS, DIMENSION]}
     assert len({table.tobytes() for table in tables} & rows) == CATEGORIES
     assert any("exported as a SavedModel alone" in event["message"] for event in run.events("chief", "notice"))
@@ -83,7 +81,7 @@ def test_any_task_may_be_killed_and_the_rows_are_those_of_the_last_checkpoint(tm
     with started(spec(), tmp_path) as run:
         save_twice(run)
         run.kill_training_process("worker-0")
-        run.until("worker-0 to start again", lambda: len(run.events("worker-0", "started")) >= 2, AT_MOST)
+        run.until("worker-0 to start again", lambda: len(run.events("worker-0", "started")) >= 2, TIMEOUT)
         assert run.events("chief", "restored") == []
         for victim in ("ps-0", "chief"):
             save_twice(run)
@@ -93,10 +91,10 @@ def test_any_task_may_be_killed_and_the_rows_are_those_of_the_last_checkpoint(tm
             def restored(since: float = killed) -> list[int]:
                 return [event["step"] for event in run.events("chief", "restored") if event["time"] > since]
 
-            assert run.until(f"a checkpoint, {victim} killed", restored, AT_MOST)[-1] >= saved
+            assert run.until(f"a checkpoint, {victim} killed", restored, TIMEOUT)[-1] >= saved
         save_twice(run)
         losses = [event["loss"] for event in run.events("chief", "progress")]
         assert min(losses[-5:]) < losses[0]
         step = stop(run)
-        assert_drawn(run, step)
+        assert_initial_rows(run, step)
         assert_exported(run, step)

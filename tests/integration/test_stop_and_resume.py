@@ -1,4 +1,4 @@
-"""Runs that are stopped or cannot go on: what is saved, what goes on from there, and what the user is told."""
+"""Runs that are stopped or fail: their checkpoints, their continuation, and the messages to the user."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.integration.running import ROOT, Run, checkpoints, kill_with_parent, 
 from tests.stand_in import stand_in
 
 STOP_AFTER = 40
-STEPS = 1500  # half a minute, unless they are hurried: more than are done between a look at it and a stop
+STEPS = 1500  # half a minute, unless they are hurried: more than a run takes between a status and a stop
 ROLES: dict[str, dict[str, Any]] = {"single": {"chief": {}}, "multi_worker_mirrored": {"worker": {"replicas": 2}}}
 
 pytestmark = pytest.mark.timeout(240)
@@ -36,55 +36,55 @@ def until_midway(run: Run, chief: str = "chief") -> None:
 
 
 def assert_complete(run: Run, steps: int) -> None:
-    done = run.launcher("wait", run.name, check=False, timeout=180)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = run.launcher("wait", run.name, check=False, timeout=180)
+    assert result.returncode == 0, result.stdout + result.stderr
     status = run.status()
     assert (status["state"], status["step"]) == ("succeeded", steps)
     assert checkpoints(run.directory)[-1] == steps
     leftovers.assert_none(run.directory)
 
 
-def assert_gone_on_from(run: Run, chief: str, step: int) -> None:
+def assert_resumed_from(run: Run, chief: str, step: int) -> None:
     """Check that no step was lost, and none was counted twice."""
     restored = run.events(chief, "restored")
     assert [event["step"] for event in restored] == [step]
-    told = [event for event in run.events(chief, "progress") if event["task"] == chief]
-    assert max(event["step"] for event in told if event["time"] <= restored[0]["time"]) <= step
-    assert min(event["step"] for event in told if event["time"] > restored[0]["time"]) > step
+    progress = [event for event in run.events(chief, "progress") if event["task"] == chief]
+    assert max(event["step"] for event in progress if event["time"] <= restored[0]["time"]) <= step
+    assert min(event["step"] for event in progress if event["time"] > restored[0]["time"]) > step
 
 
-def test_a_stopped_run_goes_on_from_exactly_there(tmp_path: Path) -> None:
-    """Without servers; test_recovery.py has the other strategies. Nothing is saved but at the stop and at the end."""
+def test_a_stopped_run_resumes_at_the_same_step(tmp_path: Path) -> None:
+    """Without servers; test_recovery.py has the other strategies. It saves only at the stop and at the end."""
     hurry = tmp_path / "hurry"
     params = {"seconds": 0.02, "slower": 1, "hurry": str(hurry)}
     with started(spec("single", **paced(STEPS, params=params)), tmp_path) as run:
         until_midway(run)
-        assert leftovers.running(run.directory)  # or the check that nothing is left would say nothing
+        assert leftovers.running(run.directory)  # otherwise the check that no process is left would prove nothing
         step = stop(run)
         assert STOP_AFTER <= step < STEPS
         hurry.touch()
-        again = run.launcher("up", file_of(run), "--detach")
-        assert f"continues from the checkpoint of step {step:,}" in again.stdout
+        resumed = run.launcher("up", file_of(run), "--detach")
+        assert f"continues from the checkpoint of step {step:,}" in resumed.stdout
         assert_complete(run, STEPS)
         assert run.status()["metrics"]["accuracy"] >= 0.9
-        assert_gone_on_from(run, "chief", step)
+        assert_resumed_from(run, "chief", step)
         assert all(task["restarts"] == [] for task in run.status()["tasks"])
 
 
 @pytest.mark.slow
-def test_a_changed_spec_asks_and_fresh_keeps_the_old_run(tmp_path: Path) -> None:
+def test_a_changed_spec_needs_a_choice_and_fresh_keeps_the_old_run(tmp_path: Path) -> None:
     with started(spec("single", **paced(summaries={"every_steps": 10})), tmp_path) as run:
         until_midway(run)
         step = stop(run)
         changed = (file_of(run), "--set", "train.params.normalised=true", "--set", "train.steps=100")
 
-        asked = run.launcher("up", *changed, "--detach", check=False)
-        assert asked.returncode == 2
-        for told in ("train.params", "--resume", "--fresh"):
-            assert told in asked.stderr, asked.stderr
+        undecided = run.launcher("up", *changed, "--detach", check=False)
+        assert undecided.returncode == 2
+        for text in ("train.params", "--resume", "--fresh"):
+            assert text in undecided.stderr, undecided.stderr
         assert run.status()["state"] == "stopped"
 
-        # Of another model: what is saved does not fit, and is not touched.
+        # Of another model: the checkpoint does not fit, and is not touched.
         refused = run.launcher("up", *changed, "--set", "train.steps=1000000", "--resume", "--json", check=False, timeout=90)
         assert refused.returncode == 1
         summary = json.loads(refused.stdout.splitlines()[-1])
@@ -102,14 +102,14 @@ def test_a_changed_spec_asks_and_fresh_keeps_the_old_run(tmp_path: Path) -> None
         assert [checkpoints(path) for path in renamed] == [[step]]
 
 
-def test_a_restart_of_tasks_of_which_one_was_asked_to_stop_counts_for_nobody(tmp_path: Path) -> None:
+def test_restarts_after_a_request_to_stop_one_task_do_not_count(tmp_path: Path) -> None:
     with started(spec("multi_worker_mirrored", limits={"max_restarts": 0}, **stand_in.spec()), tmp_path) as run:
         until_midway(run, "worker-0")
         os.kill(pid_of(run, "worker-1"), signal.SIGTERM)
-        run.until("it to go on", lambda: run.events("worker-0", "restored"))
+        run.until("the run to resume", lambda: run.events("worker-0", "restored"))
         saved = [event["step"] for event in run.events("worker-0", "checkpoint")]
         run.until("more steps", lambda: run.chief_step("worker-0") > saved[-1])
-        assert_gone_on_from(run, "worker-0", saved[-1])
+        assert_resumed_from(run, "worker-0", saved[-1])
         for task in run.status()["tasks"]:
             assert [restart["exit_code"] for restart in task["restarts"]] == [143], task
 
@@ -124,7 +124,7 @@ def test_the_record_of_a_killed_run_says_how_it_ended(tmp_path: Path) -> None:
         assert record["step"] >= 40
 
         run.launcher("up", file_of(run), "--detach")
-        restored = run.until("it to go on", lambda: run.events("chief", "restored"))[0]["step"]
+        restored = run.until("the run to resume", lambda: run.events("chief", "restored"))[0]["step"]
         run.until("more steps", lambda: run.chief_step("chief") > restored)
         run.launcher("down", run.name, "--now")
         record = json.loads((run.directory / "run.json").read_text())
@@ -184,69 +184,69 @@ def own(tmp_path: Path, strategy: str, params: dict[str, Any], **sections: Any) 
     return file
 
 
-def up(file: Path, *before: str, runs: Path | None = None, timeout: float = 120) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """Run a spec in the foreground; return how the command ended and the summary it wrote, empty without one."""
+def up(file: Path, *prefix: str, runs: Path | None = None, timeout: float = 120) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Run a spec in the foreground, by a command with this prefix; return its result and the summary that it wrote, empty without one."""
     runs = runs or file.parent / "runs"
-    words = ("up", str(file), "--json", "--runs", str(runs))
-    if before:
-        command = [*before, sys.executable, "-m", "launcher", *words]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+    arguments = ("up", str(file), "--json", "--runs", str(runs))
+    if prefix:
+        command = [*prefix, sys.executable, "-m", "launcher", *arguments]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
     else:
-        done = forked.launcher(*words, timeout=timeout, preload=forked.TENSORFLOW)
-    assert "Traceback" not in done.stderr, done.stderr
+        result = forked.launcher(*arguments, timeout=timeout, preload=forked.TENSORFLOW)
+    assert "Traceback" not in result.stderr, result.stderr
     leftovers.assert_none(runs / "own")
-    lines = done.stdout.splitlines()
+    lines = result.stdout.splitlines()
     summary = json.loads(lines[-1]) if lines else {}
     assert isinstance(summary, dict)
-    return done, summary
+    return result, summary
 
 
-def test_a_program_with_an_error_fails_with_its_own_words(tmp_path: Path) -> None:
+def test_a_program_with_an_error_fails_with_its_message(tmp_path: Path) -> None:
     """On one task; test_own_code.py has several."""
-    done, summary = up(own(tmp_path, "single", {"missing": "price"}, limits={"max_restarts": 1}))
-    assert done.returncode == summary["exit_code"] == 1
+    result, summary = up(own(tmp_path, "single", {"missing": "price"}, limits={"max_restarts": 1}))
+    assert result.returncode == summary["exit_code"] == 1
     assert summary["state"] == "failed"
     assert "KeyError: \"no column 'price' in the targets\"" in summary["reason"]
     assert "failed the same way twice in a row" in summary["reason"]
     assert set(summary["restarts"].values()) == {1}
-    assert "program.py" in done.stdout  # where it is, among the output
+    assert "program.py" in result.stdout  # the error's place, in the output
 
 
 @pytest.mark.slow
 def test_a_missing_peer_is_named(tmp_path: Path) -> None:
     limits = {"start_timeout": "8s", "max_restarts": 0}
-    done, summary = up(own(tmp_path, "multi_worker_mirrored", {"slow_worker": 1}, limits=limits))
-    assert done.returncode == 1
+    result, summary = up(own(tmp_path, "multi_worker_mirrored", {"slow_worker": 1}, limits=limits))
+    assert result.returncode == 1
     assert summary["state"] == "failed"
     assert "8 s" in summary["reason"]
     assert "worker-1" in summary["reason"]
 
 
-def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     file, runs = own(tmp_path, "single", {}), tmp_path / "runs"
     runs.write_text("a file where the directory should be")
-    done, summary = up(file, runs=runs)
-    assert done.returncode == 1
+    result, summary = up(file, runs=runs)
+    assert result.returncode == 1
     assert summary == {}
-    error = json.loads(done.stderr)
+    error = json.loads(result.stderr)
     assert str(runs) in error["error"]
     assert "--runs DIR" in error["remedy"]
 
 
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    # A disk of 2 MB that this command alone sees; it goes with it.
+    # A disk of 2 MB that only the command sees, and that disappears with it.
     mount = f'mount -t tmpfs -o size=2m none {disk} && exec "$@"'
-    small = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
-    if sys.platform != "linux" or subprocess.run([*small, "true"], capture_output=True, check=False).returncode:
+    on_small_disk = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
+    if sys.platform != "linux" or subprocess.run([*on_small_disk, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no disk of the test's own can be mounted here")
-    # A million weights: the checkpoint does not fit, which is known before the first step.
+    # A million weights: their checkpoint does not fit, which the trainer computes before the first step.
     file = own(tmp_path, "single", {"units": 500_000})
-    done, summary = up(file, *small, runs=disk / "runs")
-    assert done.returncode == 1
+    result, summary = up(file, *on_small_disk, runs=disk / "runs")
+    assert result.returncode == 1
     assert summary["state"] == "failed"
     assert f"{disk / 'runs' / 'own' / 'checkpoints'} has " in summary["reason"], summary["reason"]
     assert "a checkpoint of this model takes 4.01 MB: not one can be saved" in summary["reason"], summary["reason"]
     assert summary["restarts"] in ({}, {"chief": 0})
-    assert '"event":"progress"' not in done.stdout
+    assert '"event":"progress"' not in result.stdout

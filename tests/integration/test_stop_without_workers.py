@@ -1,4 +1,4 @@
-"""A stop while no worker of parameter servers answers: the chief saves what the servers have, or what it has learned itself."""
+"""A stop while no worker of parameter servers answers: the chief saves the servers' variables, or what it has learned itself."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 WORKERS = ("worker-0", "worker-1")
 STEPS = 200
-QUIET = 2  # seconds: four times as long as the chief goes without a word
+QUIET = 2  # seconds: four times the longest pause between two reports of the chief
 RANDOM = 100  # moves of the agent before it learns
 SAVE_NEVER = {"checkpoint": {"every_steps": NEVER}, "steps": NEVER}
 SERVED: dict[str, Any] = {
@@ -37,9 +37,9 @@ def serving(run: Run, worker: str) -> Any:
     return run.events(worker, "started")[-1]["pid"]
 
 
-def quieten(run: Run, how: str) -> list[int]:
-    """Let no worker answer; return the processes that were stopped for it."""
-    if how == "hang":
+def silence_workers(run: Run, fault: str) -> list[int]:
+    """Keep every worker from answering; return the processes that were stopped for that."""
+    if fault == "hang":
         stopped = [serving(run, worker) for worker in WORKERS]
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
@@ -52,13 +52,13 @@ def quieten(run: Run, how: str) -> list[int]:
     return stopped
 
 
-@pytest.mark.parametrize("what", SPECS)
-@pytest.mark.parametrize("how", ["hang", "gone"])
-def test_a_stop_is_heard_and_saved(what: str, how: str, tmp_path: Path) -> None:
-    with started(SPECS[what], tmp_path) as run, ThreadPoolExecutor(1) as pool:
+@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("fault", ["hang", "killed"])
+def test_a_stop_without_workers_saves_the_last_step(kind: str, fault: str, tmp_path: Path) -> None:
+    with started(SPECS[kind], tmp_path) as run, ThreadPoolExecutor(1) as pool:
         run.until("steps", lambda: run.chief_step("chief") >= STEPS, timeout=90)
-        stopped = quieten(run, how)
-        until_nothing_moves(run)
+        stopped = silence_workers(run, fault)
+        await_no_steps(run)
         down = pool.submit(run.launcher, "down", run.name, timeout=120)
         try:
             (saved,) = run.until("a checkpoint", lambda: run.events("chief", "checkpoint"), timeout=100)
@@ -69,17 +69,17 @@ def test_a_stop_is_heard_and_saved(what: str, how: str, tmp_path: Path) -> None:
         down.result()
         step = assert_saved(run)
         assert step == saved["step"] == run.chief_step("chief")
-        seen = (step - RANDOM) // 4 if what == "agent" else step  # an agent learns every four moves
-        assert updates(run, step) == seen
+        expected = (step - RANDOM) // 4 if kind == "agent" else step  # an agent learns every four moves
+        assert updates(run, step) == expected
 
 
-def until_nothing_moves(run: Run) -> None:
-    """Wait until what was under way has come to its end, and the chief waits: it has told nothing new for two seconds."""
-    heard = [run.chief_step("chief"), time.monotonic()]
+def await_no_steps(run: Run) -> None:
+    """Wait until steps in progress have ended and the chief waits: it has reported no new step for two seconds."""
+    last = [run.chief_step("chief"), time.monotonic()]
 
     def quiet() -> bool:
-        if (step := run.chief_step("chief")) != heard[0]:
-            heard[:] = step, time.monotonic()
-        return time.monotonic() - heard[1] > QUIET
+        if (step := run.chief_step("chief")) != last[0]:
+            last[:] = step, time.monotonic()
+        return time.monotonic() - last[1] > QUIET
 
     run.until(f"no step for {QUIET} s", quiet)

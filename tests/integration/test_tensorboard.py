@@ -57,32 +57,32 @@ def eval_events(run: Run) -> Events:
 
 
 def saved(run: Run) -> dict[str, np.ndarray]:
-    """Return the weights of the last checkpoint by variable, told apart by their shapes."""
+    """Return the weights of the last checkpoint by variable, which their shapes distinguish."""
     reader = tf.train.load_checkpoint(str(run.directory / "checkpoints"))
     # Adam's moments have the same shapes as the weights.
     values = [reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if not name.startswith("optimizer/_variables/")]
-    found = {variable: [value for value in values if np.shape(value) == shape] for variable, shape in SHAPES.items()}
-    assert all(len(values) == 1 for values in found.values()), reader.get_variable_to_shape_map()
-    return {variable: values[0] for variable, values in found.items()}
+    weights = {variable: [value for value in values if np.shape(value) == shape] for variable, shape in SHAPES.items()}
+    assert all(len(values) == 1 for values in weights.values()), reader.get_variable_to_shape_map()
+    return {variable: values[0] for variable, values in weights.items()}
 
 
 def assert_statistics(events: Events, weights: dict[str, np.ndarray]) -> None:
     """Check that the last statistics and histograms are those of `weights`."""
     for variable, values in weights.items():
-        told = {name: events.scalars(f"{variable}/{name}")[-1][1] for name in ("mean", "stddev", "min", "max")}
+        statistics = {name: events.scalars(f"{variable}/{name}")[-1][1] for name in ("mean", "stddev", "min", "max")}
         expected = {"mean": values.mean(), "stddev": values.std(), "min": values.min(), "max": values.max()}
-        assert told == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert statistics == pytest.approx(expected, rel=1e-4, abs=1e-6)
         histogram = events.values(variable)[-1][1]
         assert histogram[:, 2].sum() == values.size
         assert (histogram[0, 0], histogram[-1, 1]) == pytest.approx((values.min(), values.max()))
 
 
 def assert_profiles(directory: Path, at_most: int) -> None:
-    """Check that profiles are there, and are of training; two within a second share a file."""
-    found = profiles(directory)
-    assert 1 <= len(found) <= at_most
-    for profile in found:
-        assert b"/host:CPU" in profile.read_bytes()
+    """Check that there are profiles, and that they are of training; two within a second share a file."""
+    paths = profiles(directory)
+    assert 1 <= len(paths) <= at_most
+    for path in paths:
+        assert b"/host:CPU" in path.read_bytes()
 
 
 def test_scalars_every_ten_steps(train_events: Events, run: Run) -> None:
@@ -130,15 +130,15 @@ def served(run: Run) -> Iterator[tuple[TensorBoard, int]]:
         environment = os.environ | {"PYTHONWARNINGS": "default", "PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
         try:
-            port = int(found(process, output, re.compile(r"http://(?:127\.0\.0\.1|localhost):(\d+)")))
+            port = int(await_output(process, output, re.compile(r"http://(?:127\.0\.0\.1|localhost):(\d+)")))
             yield TensorBoard(f"http://127.0.0.1:{port}"), port
         finally:
             process.terminate()
             process.wait(20)
-    assert not reachable("127.0.0.1", port)  # it has gone with the command
+    assert not reachable("127.0.0.1", port)  # it ended with the command
 
 
-def found(process: "subprocess.Popen[bytes]", output: Any, pattern: re.Pattern[str], seconds: float = 60) -> str:
+def await_output(process: "subprocess.Popen[bytes]", output: Any, pattern: re.Pattern[str], seconds: float = 60) -> str:
     deadline = time.monotonic() + seconds
     text = ""
     while time.monotonic() < deadline and process.poll() is None:
@@ -150,10 +150,10 @@ def found(process: "subprocess.Popen[bytes]", output: Any, pattern: re.Pattern[s
     raise AssertionError(f"{pattern.pattern} was not written within {seconds} s:\n{text}")
 
 
-def test_launcher_tensorboard_serves_all_of_it_on_loopback_alone(run: Run) -> None:
+def test_launcher_tensorboard_serves_all_data_on_loopback_only(run: Run) -> None:
     with served(run) as (board, port):
         names = {"train", "eval"}
-        scalars = board.wait_for("plugin/scalars/tags", names)
+        board.wait_for("plugin/scalars/tags", names)
         board.wait_for_plugins({"scalars", "images", "graphs", "distributions", "histograms", "projector"})
         scalars = board.json("plugin/scalars/tags")
         assert (set(scalars["train"]), set(scalars["eval"])) == (SCALARS, {"loss", "accuracy"})
@@ -161,8 +161,8 @@ def test_launcher_tensorboard_serves_all_of_it_on_loopback_alone(run: Run) -> No
             assert [step for _, step, _ in board.json("plugin/scalars/scalars", run=name, tag="accuracy")] == EVERY
         for plugin in ("histograms", "distributions"):
             assert set(board.json(f"plugin/{plugin}/tags")["train"]) == HISTOGRAMS
-            shown = board.json(f"plugin/{plugin}/{plugin}", run="train", tag="hidden/activations")
-            assert [step for _, step, *_ in shown] == EVERY
+            entries = board.json(f"plugin/{plugin}/{plugin}", run="train", tag="hidden/activations")
+            assert [step for _, step, *_ in entries] == EVERY
         assert [image["step"] for image in board.json("plugin/images/images", run="train", tag="inputs", sample="9")][-1] == STEPS
         assert b"hidden" in board.get("plugin/graphs/graph", run="train")
         assert_projector(board, saved(run)["hidden/kernel"])
@@ -172,7 +172,7 @@ def test_launcher_tensorboard_serves_all_of_it_on_loopback_alone(run: Run) -> No
 
 
 def assert_projector(board: TensorBoard, kernel: np.ndarray) -> None:
-    """Check that the projector shows the first layer's weights and the hidden activations of digits, with what belongs to them."""
+    """Check that the projector shows the first layer's weights, and the hidden activations of digits with their labels and pictures."""
     assert board.wait_for("plugin/projector/runs", {"train"}) == ["train"]
     info = board.json("plugin/projector/info", run="train")
     assert {entry["tensorName"]: entry["tensorShape"] for entry in info["embeddings"]} == {
@@ -190,15 +190,15 @@ def assert_projector(board: TensorBoard, kernel: np.ndarray) -> None:
 
 
 def assert_written_by_servers(run: Run, steps: int, every: int) -> None:
-    """Check that a run of parameter servers has written the same of the chief's copy; test_examples.py has that run."""
+    """Check that a run of parameter servers has written the same data, of the chief's copy; test_examples.py starts that run."""
     train, held_out = (read_events(run.directory / "logs" / name) for name in ("train", "eval"))
     assert (train.tags("scalars"), held_out.tags("scalars")) == (SCALARS, {"loss", "accuracy"})
     assert (train.tags("histograms"), train.tags("images")) == (HISTOGRAMS, {"inputs"})
-    for told in ([step for step, _ in train.scalars("loss")], [step for step, _ in held_out.scalars("loss")]):
-        # Workers go on while the chief writes, so it is not the last step of each `every`, but one in each.
-        assert told == sorted(set(told))
-        assert len(told) >= steps / every / 2
-        assert told[-1] == steps
+    for steps_written in ([step for step, _ in train.scalars("loss")], [step for step, _ in held_out.scalars("loss")]):
+        # Workers continue while the chief writes: it writes a step of each interval, which need not be the last.
+        assert steps_written == sorted(set(steps_written))
+        assert len(steps_written) >= steps / every / 2
+        assert steps_written[-1] == steps
     assert train.graphs
     assert_statistics(train, saved(run))
     assert_profiles(run.directory / "logs" / "train", at_most=2)
