@@ -1,4 +1,4 @@
-"""Specs of programs as users bring them, in an image of their own."""
+"""Specs of users' programs, in an image of their own."""
 
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,19 @@ KILLED_ONCE = f"os.environ['TRAINER_ATTEMPT'] != '1' or (sys.stdout.write({UNFIN
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def bare(strategy: str, roles: dict[str, Any], code: str, *words: str) -> dict[str, Any]:
-    """Return the fields of a spec that runs a Python program in `code`, a directory of this repository."""
-    command = ["python", *words]
-    limits = {"worker_grace": "1s"}  # a worker in `server.join()` would use all of it
+def bare(strategy: str, roles: dict[str, Any], code: str, *arguments: str) -> dict[str, Any]:
+    """Return the fields of a spec that runs a Python program in `code`, a directory of this repository, with these arguments of `python`."""
     return {
         "strategy": strategy,
         "roles": roles,
         "image": DEFAULT_IMAGE,
         "code": str(ROOT / code),
-        "command": command,
-        "limits": limits,
+        "command": ["python", *arguments],
+        "limits": {"worker_grace": "1s"},  # a worker in `server.join()` would use all of it
         "storage": {},
     }
 
 
-# The program of an init container, which writes a file for the task, and that of a sidecar, which runs until SIGTERM.
+# The program of an init container, which writes a file for the task, and of a sidecar, which runs until SIGTERM.
 TELLS = "import os; open('/out/told', 'w').write('told ' + os.environ['TOKEN'][::-1])"
 STAYS = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('it is over', flush=True))); time.sleep(900)"

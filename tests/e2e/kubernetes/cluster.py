@@ -44,9 +44,9 @@ sys.exit(f"{type(last).__name__}: {last}")
 
 def kubectl(*arguments: str, check: bool = True, text: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run kubectl; `text` is its stdin. With `check` a failure fails the test with kubectl's output."""
-    done = subprocess.run(["kubectl", *arguments], capture_output=True, text=True, input=text, timeout=timeout, check=False, cwd=ROOT)
-    assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
-    return done
+    result = subprocess.run(["kubectl", *arguments], capture_output=True, text=True, input=text, timeout=timeout, check=False, cwd=ROOT)
+    assert not check or result.returncode == 0, f"kubectl {' '.join(arguments)}:\n{result.stdout}{result.stderr}"
+    return result
 
 
 def stand_in_spec(steps: int = 1_000_000, step_seconds: float = 0.2, **train: Any) -> str:
@@ -83,14 +83,14 @@ class Namespace:
 
     def signal(self, pod: str, file: str) -> None:
         """Create a file in a pod. If the program ends as soon as it sees the file, the command may be killed with it: exit code 137."""
-        done = kubectl("-n", self.name, "exec", pod, "--", "touch", file, check=False)
-        assert done.returncode in {0, 137}, done.stderr
+        result = kubectl("-n", self.name, "exec", pod, "--", "touch", file, check=False)
+        assert result.returncode in {0, 137}, result.stderr
 
     def status(self, run: str) -> RunStatus | None:
         """Return the status of a run as `launcher status` shows it, without a process for each call; None if it has no Jobs."""
         return status_source.Watcher(self._cluster, run).status()
 
-    def runs(self, run: str) -> bool:
+    def is_running(self, run: str) -> bool:
         """Return whether the status of a run is `running`."""
         status = self.status(run)
         return status is not None and status.state == "running"
@@ -159,17 +159,17 @@ class Namespace:
             self.kubectl("delete", "pod", name, "--wait=false", "--grace-period=1")
 
 
-def until(condition: Callable[[], bool], seconds: float, what: str, seen: Callable[[], object]) -> None:
-    """Wait until `condition` holds; fail after `seconds`, times BUSY, with `what` and the result of `seen`."""
+def until(condition: Callable[[], bool], seconds: float, awaited: str, describe: Callable[[], object]) -> None:
+    """Wait until `condition` holds; fail after `seconds`, times BUSY, with `awaited` and the result of `describe`."""
     began, seconds = time.monotonic(), seconds * BUSY
     while not condition():
         waited = time.monotonic() - began
-        assert waited < seconds, f"waited {seconds:.0f} s for {what}\n{seen()}"
+        assert waited < seconds, f"waited {seconds:.0f} s for {awaited}\n{describe()}"
         time.sleep(min(max(0.5, waited / 20), 1.0))  # polling takes processor time from the tasks
 
 
 def _end(job: dict[str, Any]) -> str:
-    conditions = {one["type"]: one for one in job.get("status", {}).get("conditions", []) if one["status"] == "True"}
+    conditions = {condition["type"] for condition in job.get("status", {}).get("conditions", []) if condition["status"] == "True"}
     return next((kind for kind in ("Complete", "Failed") if kind in conditions), "")
 
 

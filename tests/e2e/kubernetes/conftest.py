@@ -1,4 +1,4 @@
-"""A real cluster by KUBECONFIG, a namespace of its own for each test, and the trainer's image on its nodes."""
+"""The cluster that KUBECONFIG names, a namespace of its own for each module, and the trainer's image on the nodes."""
 
 import contextlib
 import fcntl
@@ -14,7 +14,7 @@ import pytest
 from launcher.images import DEFAULT_IMAGE
 from tests.e2e.kubernetes.cluster import Namespace, kubectl
 from tests.e2e.kubernetes.launching import Launcher
-from tests.e2e.kubernetes.nodes import apart, reserved
+from tests.e2e.kubernetes.nodes import node_groups, reserved
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,16 +28,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _turn(item: pytest.Item) -> tuple[bool, bool, bool]:
     changes, minutes = _changes_nodes(item), item.get_closest_marker("takes_minutes") is not None
-    return changes and not apart(), not minutes, changes != minutes
+    return changes and not node_groups(), not minutes, changes != minutes
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _exclusive_nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Reserve a group of nodes for a module that changes nodes. If none are set apart, run the module while no other module runs."""
     changes = _changes_nodes(request.node)
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    if apart():
+    if node_groups():
         with reserved(shared) if changes else contextlib.nullcontext():
             yield
         return
@@ -56,12 +56,12 @@ def cluster() -> str:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     try:
-        done = subprocess.run(["kubectl", "get", "--raw", "/version"], capture_output=True, text=True, timeout=20, check=False)
+        result = subprocess.run(["kubectl", "get", "--raw", "/version"], capture_output=True, text=True, timeout=20, check=False)
     except subprocess.TimeoutExpired:
         pytest.skip("no cluster answers within 20 s")
-    if done.returncode:
-        pytest.skip(f"no cluster answers: {done.stderr.strip()[-200:]}")
-    return done.stdout
+    if result.returncode:
+        pytest.skip(f"no cluster answers: {result.stderr.strip()[-200:]}")
+    return result.stdout
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +80,7 @@ def namespace(cluster: str) -> Iterator[Namespace]:
 
 @pytest.fixture(scope="module")
 def other_namespace(cluster: str) -> Iterator[Namespace]:
-    """Return another namespace of that kind."""
+    """Return a second namespace like `namespace`."""
     assert cluster
     with _namespace() as created:
         yield created

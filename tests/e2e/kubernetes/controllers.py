@@ -69,19 +69,19 @@ def source(module: str, version: str, directory: Path) -> Path:
     """Return the directory of a Go module; skip if it cannot be fetched."""
     if shutil.which("go") is None:
         pytest.skip(f"go is not installed, which fetches {module}")
-    done = subprocess.run(
+    result = subprocess.run(
         ["go", "mod", "download", "-json", f"{module}@{version}"], cwd=directory, capture_output=True, text=True, timeout=120, check=False
     )
-    if done.returncode:
-        pytest.skip(f"{module} {version} cannot be fetched: {(done.stdout + done.stderr).strip()[-200:]}")
-    return Path(json.loads(done.stdout)["Dir"])
+    if result.returncode:
+        pytest.skip(f"{module} {version} cannot be fetched: {(result.stdout + result.stderr).strip()[-200:]}")
+    return Path(json.loads(result.stdout)["Dir"])
 
 
 @dataclass(frozen=True)
 class Build:
     """A build of a controller in the background, from its module at `source`."""
 
-    of: Controller
+    controller: Controller
     source: Path
     directory: Path
     process: "subprocess.Popen[str]"
@@ -90,15 +90,15 @@ class Build:
         """Wait for its end and return the program; skip if it cannot be built."""
         _, errors = self.process.communicate(timeout=BUILD_TIMEOUT)
         if self.process.returncode:
-            pytest.skip(f"{self.of.name} cannot be built here: {errors.strip()[-300:]}")
-        return self.directory / self.of.name
+            pytest.skip(f"{self.controller.name} cannot be built here: {errors.strip()[-300:]}")
+        return self.directory / self.controller.name
 
 
 @contextlib.contextmanager
 def building(controller: Controller, directory: Path) -> Iterator[Build]:
     """Build a controller during a block, which takes minutes if nothing is cached; kill the build at the end of the block."""
     path = source(controller.module, controller.version, directory)
-    words = [
+    command = [
         "nice",
         "go",
         "build",
@@ -111,7 +111,9 @@ def building(controller: Controller, directory: Path) -> Iterator[Build]:
         controller.package,
     ]
     env = os.environ | {"CGO_ENABLED": "0"}
-    process = subprocess.Popen(words, cwd=path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command, cwd=path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     with process:
         try:
             yield Build(controller, path, directory, process)
@@ -130,7 +132,7 @@ def running(build: Build, namespace: str) -> Iterator[Path]:
     certificate = _certificate(directory)
     webhooks, health = free_port(), free_port()
     configuration = {
-        **build.of.configuration,
+        **build.controller.configuration,
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
         "webhook": {"host": "127.0.0.1", "port": webhooks, "certDir": str(directory)},
@@ -141,11 +143,16 @@ def running(build: Build, namespace: str) -> Iterator[Path]:
     log = directory / "log"
     caller = {"url": f"https://127.0.0.1:{webhooks}", "caBundle": base64.b64encode(certificate).decode()}
     registered = yaml.safe_dump_all(_registered(build, namespace, caller))
-    launch = [*build.of.launch, str(directory)] if build.of.launch else []
+    launch = [*build.controller.launch, str(directory)] if build.controller.launch else []
     with log.open("w") as output:
         process = subprocess.Popen([*launch, str(program), "--config", str(directory / "configuration.yaml")], stdout=output, stderr=output)
     try:
-        until(lambda: _answers(f"http://127.0.0.1:{health}/readyz"), 60, f"{build.of.name} to be ready", lambda: log.read_text()[-3000:])
+        until(
+            lambda: _answers(f"http://127.0.0.1:{health}/readyz"),
+            60,
+            f"{build.controller.name} to be ready",
+            lambda: log.read_text()[-3000:],
+        )
         kubectl("create", "-f", "-", text=registered)
         yield log
     finally:
@@ -157,10 +164,12 @@ def running(build: Build, namespace: str) -> Iterator[Path]:
 def _registered(build: Build, namespace: str, caller: dict[str, str]) -> list[dict[str, Any]]:
     """Return the controller's own registrations of its webhooks, changed to its address here and to one namespace."""
     registrations = list(yaml.safe_load_all((build.source / "config" / "components" / "webhook" / "manifests.yaml").read_text()))
-    for one in registrations:
-        one["metadata"]["name"] = f"{namespace}-{build.of.name}-{one['metadata']['name']}"
-        one["webhooks"] = [webhook for webhook in one["webhooks"] if webhook["name"] in (build.of.webhooks or {webhook["name"]})]
-        for webhook in one["webhooks"]:
+    for registration in registrations:
+        registration["metadata"]["name"] = f"{namespace}-{build.controller.name}-{registration['metadata']['name']}"
+        registration["webhooks"] = [
+            webhook for webhook in registration["webhooks"] if webhook["name"] in (build.controller.webhooks or {webhook["name"]})
+        ]
+        for webhook in registration["webhooks"]:
             path = webhook["clientConfig"]["service"]["path"]
             webhook["clientConfig"] = {**caller, "url": caller["url"] + path}
             webhook["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
@@ -191,7 +200,7 @@ def installed_crds(*definitions: Path) -> Iterator[None]:
     names = [yaml.safe_load(file.read_text())["metadata"]["name"] for file in definitions]
     if existing := [name for name in names if kubectl("get", "crd", name, check=False).returncode == 0]:
         pytest.skip(f"the cluster has {', '.join(existing)} already")
-    files = [word for file in definitions for word in ("-f", str(file))]
+    files = [argument for file in definitions for argument in ("-f", str(file))]
     kubectl("create", *files)
     try:
         until(
@@ -207,17 +216,17 @@ def installed_crds(*definitions: Path) -> Iterator[None]:
 
 def _is_served(definition: str) -> bool:
     status = json.loads(kubectl("get", "crd", definition, "-o", "json").stdout).get("status", {})
-    return any(one["type"] == "Established" and one["status"] == "True" for one in status.get("conditions") or ())
+    return any(condition["type"] == "Established" and condition["status"] == "True" for condition in status.get("conditions") or ())
 
 
 def main() -> None:
     """Build all controllers into Go's cache before the tests. If one cannot be built, its tests report why."""
     with contextlib.ExitStack() as stack:
         builds = []
-        for one in (JOBSET, KUEUE):
+        for controller in (JOBSET, KUEUE):
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             with contextlib.suppress(pytest.skip.Exception):
-                builds.append(stack.enter_context(building(one, directory)))
+                builds.append(stack.enter_context(building(controller, directory)))
         for build in builds:
             with contextlib.suppress(pytest.skip.Exception):
                 build.program()

@@ -13,7 +13,7 @@ from tests.e2e.kubernetes.launching import Launcher
 
 RECOVERY_TIMEOUT = 180.0  # seconds until steps flow again on a busy machine
 INDEX = "batch.kubernetes.io/job-completion-index"
-# Kills the process that trains, the trainer's one child.
+# Kills the process that trains, the trainer's only child.
 KILL = "import os, signal, pathlib; os.kill(int(pathlib.Path('/proc/1/task/1/children').read_text().split()[0]), signal.SIGKILL)"
 
 # Two tasks of an all-reduce, as lines of a spec.
@@ -56,8 +56,8 @@ class Run:
     def pods(self, task: str) -> list[Pod]:
         """Return the pods of a task, the newest last."""
         role, _, index = task.partition("-")
-        pods = (one for one in self.launcher.namespace.pods(self.name, role) if one["metadata"]["annotations"][INDEX] == (index or "0"))
-        return sorted(pods, key=lambda one: str(one["metadata"]["creationTimestamp"]))
+        pods = (pod for pod in self.launcher.namespace.pods(self.name, role) if pod["metadata"]["annotations"][INDEX] == (index or "0"))
+        return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
     def pod(self, task: str) -> Pod:
         """Return the newest pod of a task."""
@@ -76,23 +76,27 @@ class Run:
         """Return the step of the last checkpoint that the chief's newest pod has reported."""
         return max((event["step"] for event in self.events("chief") if event["event"] == "checkpoint"), default=0)
 
-    def replaced(self, task: str, old: Pod) -> bool:
-        """Return whether a task has a new pod. Between the two there may be none."""
-        return bool({one["metadata"]["uid"] for one in self.pods(task)} - {old["metadata"]["uid"]})
+    def await_replacement(self, task: str, old: Pod) -> None:
+        """Wait until a task has a new pod. Between the two there may be none."""
+
+        def replaced() -> bool:
+            return bool({pod["metadata"]["uid"] for pod in self.pods(task)} - {old["metadata"]["uid"]})
+
+        until(replaced, RECOVERY_TIMEOUT, f"another pod of {task}", self.describe)
 
     def is_steady(self) -> bool:
         """Return whether all its pods run, and none is being deleted or created."""
         pods = self.launcher.namespace.pods(self.name)
-        terminating = [one for one in pods if one["metadata"].get("deletionTimestamp")]
-        return not terminating and sum(one["status"]["phase"] == "Running" for one in pods) == len(self.tasks)
+        terminating = [pod for pod in pods if pod["metadata"].get("deletionTimestamp")]
+        return not terminating and sum(pod["status"]["phase"] == "Running" for pod in pods) == len(self.tasks)
 
     def kill(self, task: str) -> None:
         """Kill the process that trains in a task, and wait until its trainer has reported that."""
         pod = self.pod(task)
         self.launcher.namespace.kubectl("exec", pod["metadata"]["name"], "--", "python", "-c", KILL)
         events = self.launcher.namespace.events_of
-        killed = "the trainer to report that its process was killed"
-        until(lambda: any(e["event"] == "restarting" and e["exit_code"] == 137 for e in events(pod)), 60, killed, self.describe)
+        awaited = "the trainer to report that its process was killed"
+        until(lambda: any(e["event"] == "restarting" and e["exit_code"] == 137 for e in events(pod)), 60, awaited, self.describe)
 
     def evict(self, task: str) -> None:
         """Evict a task's pod as `kubectl drain` does."""

@@ -35,7 +35,7 @@ class Nodes:
 _reserved: list[Nodes] = []  # the group of the module that runs in this process
 
 
-def apart() -> tuple[Nodes, ...]:
+def node_groups() -> tuple[Nodes, ...]:
     """Return the groups of nodes that KUBE_APART names, separated by commas: set apart, by label and taint, for tests that change nodes."""
     groups = (group.split() for group in os.environ.get("KUBE_APART", "").split(","))
     return tuple(Nodes(tuple(names), apart=True) for names in groups if names)
@@ -45,7 +45,7 @@ def apart() -> tuple[Nodes, ...]:
 def reserved(directory: Path) -> Iterator[None]:
     """Reserve a group of nodes for this process, by a lock on a file in `directory`; wait while no group is free."""
     with contextlib.ExitStack() as stack:
-        locks = {group: stack.enter_context((directory / f"{group.names[0]}.lock").open("w")) for group in apart()}
+        locks = {group: stack.enter_context((directory / f"{group.names[0]}.lock").open("w")) for group in node_groups()}
 
         def reserve() -> bool:
             for group, file in locks.items():
@@ -55,7 +55,7 @@ def reserved(directory: Path) -> Iterator[None]:
                     return True
             return False
 
-        until(reserve, _LONGEST_WAIT, "a group of nodes that no other module has reserved", apart)
+        until(reserve, _LONGEST_WAIT, "a group of nodes that no other module has reserved", node_groups)
         try:
             yield
         finally:
@@ -66,13 +66,13 @@ def reserved_nodes() -> Nodes:
     """Return the nodes that this module has reserved, or all nodes if none are set apart."""
     if _reserved:
         return _reserved[-1]
-    assert not apart(), "a module that changes nodes is marked changes_nodes"
+    assert not node_groups(), "a module that changes nodes is marked changes_nodes"
     return Nodes(_all(), apart=False)
 
 
 def stable_node() -> str:
     """Return a schedulable node that no other module changes."""
-    others = {name for group in apart() for name in group.names}
+    others = {name for group in node_groups() for name in group.names}
     for node in json.loads(kubectl("get", "nodes", "-o", "json").stdout)["items"]:
         name, taints = node["metadata"]["name"], node["spec"].get("taints", ())
         if name not in others and all(taint["effect"] == "PreferNoSchedule" for taint in taints):
@@ -82,8 +82,8 @@ def stable_node() -> str:
 
 @functools.cache
 def _all() -> tuple[str, ...]:
-    listed = kubectl("get", "nodes", "-o", "name").stdout.split()
-    return tuple(name.partition("/")[2] for name in listed)
+    names = kubectl("get", "nodes", "-o", "name").stdout.split()
+    return tuple(name.partition("/")[2] for name in names)
 
 
 def node_tool() -> str:
@@ -97,14 +97,14 @@ def node_tool() -> str:
 def power_on(node: str) -> None:
     """Start a node that was powered off, and wait until it is usable: on a busy machine that takes minutes."""
     start = [node_tool(), "node", "on", node]
-    done = subprocess.run(start, capture_output=True, text=True, timeout=300, check=False)
-    until(lambda: is_usable(node), 240, f"{node} to be usable", lambda: done.stdout + done.stderr)
-    if done.returncode:  # it gave up before the node was ready, and has not done its last steps
+    result = subprocess.run(start, capture_output=True, text=True, timeout=300, check=False)
+    until(lambda: is_usable(node), 240, f"{node} to be usable", lambda: result.stdout + result.stderr)
+    if result.returncode:  # it gave up before the node was ready, and did not take its last steps
         subprocess.run(start, timeout=300, check=True)
 
 
 def is_usable(node: str) -> bool:
     """Return whether a node is ready, and the cluster keeps no pod off it."""
     described = json.loads(kubectl("get", "node", node, "-o", "json").stdout)
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in described["status"]["conditions"])
+    ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in described["status"]["conditions"])
     return ready and not [taint for taint in described["spec"].get("taints", ()) if taint["key"].startswith("node.kubernetes.io/")]

@@ -1,4 +1,4 @@
-"""A relay to the API server that can be cut or slowed: a port of loopback which is forwarded to it."""
+"""A relay to the API server that can be cut or slowed: a loopback port that is forwarded to it."""
 
 import contextlib
 import socket
@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 
 class Relay:
-    """Listens while it is up, and closes its connections when it goes down. Each request is delayed by `slow` seconds."""
+    """Listens while it is up, and closes its connections when it goes down. Each request is delayed by `delay` seconds."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
-        self.slow = 0.0
+        self.delay = 0.0
         self._passes = threading.Event()
         self._passes.set()
-        self._loses = False
-        self._turns_away = False
-        self.turned_away = 0
+        self._loses_response = False
+        self._refuses = False
+        self.refused = 0
         self._open: list[socket.socket] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
@@ -26,37 +26,37 @@ class Relay:
 
     def down(self) -> None:
         """Close every connection and the port."""
-        for one in [self._server, *self._open]:
+        for connection in [self._server, *self._open]:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
         self._open.clear()
 
-    def turn_away(self) -> None:
-        """Close every connection, and each new one at once, as a load balancer without servers does; `turned_away` counts the new ones."""
-        self._turns_away = True
-        for one in [*self._open]:
+    def refuse(self) -> None:
+        """Close every connection, and each new one at once, as a load balancer without servers does; `refused` counts the new ones."""
+        self._refuses = True
+        for connection in [*self._open]:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def up(self) -> None:
         """Listen again, on the same port."""
-        self._turns_away = False
+        self._refuses = False
         self._server = socket.create_server(("127.0.0.1", self.port))
         self._listen()
 
     def hold(self) -> None:
-        """Hold back all further requests until `go`."""
+        """Hold back all further requests until `resume`."""
         self._passes.clear()
 
-    def go(self) -> None:
+    def resume(self) -> None:
         """Forward the requests that were held back, and all further ones without delay."""
-        self.slow = 0.0
+        self.delay = 0.0
         self._passes.set()
 
-    def lose(self) -> None:
-        """Close the connection of the next response in place of forwarding that."""
-        self._loses = True
+    def lose_response(self) -> None:
+        """Close the connection of the next response instead of forwarding it."""
+        self._loses_response = True
 
     def _listen(self) -> None:
         threading.Thread(target=self._accept, args=(self._server,), daemon=True).start()
@@ -65,23 +65,23 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = server.accept()
-                if self._turns_away:
+                if self._refuses:
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed with a reset
                     client.close()
-                    self.turned_away += 1
+                    self.refused += 1
                     continue
-                far = socket.create_connection(self._target)
-                self._open += [client, far]
-                threading.Thread(target=_pump, args=(client, far, self._wait), daemon=True).start()
-                threading.Thread(target=_pump, args=(far, client, self._lose), daemon=True).start()
+                upstream = socket.create_connection(self._target)
+                self._open += [client, upstream]
+                threading.Thread(target=_pump, args=(client, upstream, self._wait), daemon=True).start()
+                threading.Thread(target=_pump, args=(upstream, client, self._drop_response), daemon=True).start()
 
     def _wait(self) -> None:
-        time.sleep(self.slow)
+        time.sleep(self.delay)
         self._passes.wait()
 
-    def _lose(self) -> None:
-        if self._loses:
-            self._loses = False
+    def _drop_response(self) -> None:
+        if self._loses_response:
+            self._loses_response = False
             raise ConnectionError
 
 

@@ -51,7 +51,8 @@ def quota(namespace: Namespace, name: str, hard: str) -> Iterator[None]:
     namespace.kubectl("create", "quota", name, f"--hard={hard}")
     try:
         hard_limit = ("get", "quota", name, "-o", "jsonpath={.status.hard}")
-        until(lambda: "0" in namespace.kubectl(*hard_limit), 30, "the quota to take effect", lambda: namespace.kubectl(*hard_limit))
+        value = f'"{hard.partition("=")[2]}"'
+        until(lambda: value in namespace.kubectl(*hard_limit), 30, "the quota to take effect", lambda: namespace.kubectl(*hard_limit))
         yield
     finally:
         namespace.kubectl("delete", "quota", name)

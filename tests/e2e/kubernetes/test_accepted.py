@@ -1,4 +1,4 @@
-"""The API server takes what is rendered: every example, every option, a thousand tasks."""
+"""The API server accepts the rendered objects of every example, of every option, and of a thousand tasks."""
 
 import json
 import os
@@ -60,28 +60,28 @@ OPTIONS = {
 
 
 def accepted(namespace: Namespace, *source: str) -> str:
-    """Let the server check objects as if they were applied, strictly; fail on any warning, those of Pod Security included."""
-    done = kubectl("-n", namespace.name, "apply", "--dry-run=server", "--validate=strict", *source)
-    assert done.stderr == ""
-    return done.stdout
+    """Apply objects as a strict dry run on the server, and return its output; fail on any warning, including those of Pod Security."""
+    result = kubectl("-n", namespace.name, "apply", "--dry-run=server", "--validate=strict", *source)
+    assert result.stderr == ""
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
 def examples(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str]]:
-    """Let the server check all examples at once; return kind and name of each object that it takes."""
+    """Apply all examples as one dry run; return kind and name of each object that the server accepts."""
     directory = tmp_path_factory.mktemp("all")
-    everything = {"resources": [os.path.relpath(ROOT / "k8s" / name, directory) for name in EXAMPLES]}
-    (directory / "kustomization.yaml").write_text(json.dumps(everything))
-    told = (line.partition(" created ")[0].partition("/") for line in accepted(namespace, "-k", str(directory)).splitlines())
-    return {(kind.partition(".")[0], name) for kind, _, name in told}
+    kustomization = {"resources": [os.path.relpath(ROOT / "k8s" / name, directory) for name in EXAMPLES]}
+    (directory / "kustomization.yaml").write_text(json.dumps(kustomization))
+    lines = (line.partition(" created ")[0].partition("/") for line in accepted(namespace, "-k", str(directory)).splitlines())
+    return {(kind.partition(".")[0], name) for kind, _, name in lines}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_example_is_accepted(example: str, examples: set[tuple[str, str]]) -> None:
-    made = [one for path in (ROOT / "k8s" / example).glob("*.yaml") for one in yaml.safe_load_all(path.read_text()) if "metadata" in one]
-    objects = {(one["kind"].lower(), one["metadata"]["name"]) for one in made}
-    assert len(objects) == len(made) >= 8
-    assert objects <= examples
+    documents = [document for path in (ROOT / "k8s" / example).glob("*.yaml") for document in yaml.safe_load_all(path.read_text())]
+    names = [(document["kind"].lower(), document["metadata"]["name"]) for document in documents if "metadata" in document]
+    assert len(set(names)) == len(names) >= 8
+    assert set(names) <= examples
 
 
 @pytest.mark.parametrize("options", OPTIONS)

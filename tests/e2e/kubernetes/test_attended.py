@@ -1,6 +1,6 @@
-"""A run that kubectl applied and no launcher looks at: the nodes of its tasks and of its attendant are powered off in turn, and stay off.
+"""A run that kubectl applied and no launcher watches: the nodes of its tasks and of its attendant are powered off in turn, and stay off.
 
-It ends complete at its last step. The same run without an attendant waits for the first of them.
+It completes at its last step. The same run without an attendant stays stuck on the first of these nodes.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ from tests.e2e.kubernetes.nodes import node_tool, power_on, reserved_nodes
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500), pytest.mark.changes_nodes, pytest.mark.takes_minutes]
 
 TASKS = ("chief", "ps-0", "worker-0", "worker-1")
-# So that one node fewer is lost than there are, and each of them loses its node: the attendant is beside the ps where that can be.
+# All nodes but one are lost, and every task and the attendant has to lose its node: the attendant is on the ps's node if possible.
 BESIDE = {
     "weight": 100,
     "podAffinityTerm": {"labelSelector": {"matchLabels": {"app.kubernetes.io/component": "ps"}}, "topologyKey": "kubernetes.io/hostname"},
@@ -42,14 +42,14 @@ class Applied:
         spec |= {"tensorboard": False, "limits": {"node_lost": "5s"}}
         file = directory / f"{name}.yaml"
         file.write_text(yaml.safe_dump(spec))
-        words = [sys.executable, "-m", "launcher", "render", str(file), "--to", "kubernetes"]
-        rendered = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+        command = [sys.executable, "-m", "launcher", "render", str(file), "--to", "kubernetes"]
+        rendered = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
         kubectl("apply", "-f", "-", text=rendered)
 
     def pods(self) -> dict[str, dict[str, Any]]:
         """Return the newest pod of each task, and of the attendant."""
-        found = sorted(self.namespace.objects("Pod", self.name), key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
-        return {_task(pod): pod for pod in found}
+        pods = sorted(self.namespace.objects("Pod", self.name), key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+        return {_task(pod): pod for pod in pods}
 
     def at_work(self, *, without: list[str]) -> bool:
         """Return whether all its pods run, none of them on these nodes."""
@@ -58,9 +58,9 @@ class Applied:
         return set(TASKS) <= set(run) and len(run) == len(pods)
 
     def describe(self) -> str:
-        """Return what a person would look at first."""
-        told = self.namespace.kubectl("logs", f"job/{self.name}-attendant", "--tail=30", check=False)
-        return f"{self.namespace.describe(self.name)}\n{told}"
+        """Return objects, events and logs for the message of a failed test."""
+        log = self.namespace.kubectl("logs", f"job/{self.name}-attendant", "--tail=30", check=False)
+        return f"{self.namespace.describe(self.name)}\n{log}"
 
 
 def _task(pod: dict[str, Any]) -> str:
@@ -70,31 +70,31 @@ def _task(pod: dict[str, Any]) -> str:
 
 @pytest.fixture
 def off() -> Iterator[list[str]]:
-    """Return the nodes that are powered off, which are to be powered on again."""
+    """Return a list for the nodes that a test powers off; power them on at the end."""
     nodes: list[str] = []
     yield nodes
     with ThreadPoolExecutor() as pool:
         list(pool.map(power_on, nodes))
 
 
-def test_a_run_with_an_attendant_outlives_the_nodes_of_all_its_tasks_and_of_the_attendant(
+def test_a_run_with_an_attendant_survives_the_loss_of_the_nodes_of_all_its_tasks_and_of_the_attendant(
     namespace: Namespace, image: str, tmp_path: Path, off: list[str]
 ) -> None:
     power, most = node_tool(), len(reserved_nodes().names) - 1
-    alone = Applied(namespace, "alone", image, 1_000_000, tmp_path, attended=False)
+    unattended = Applied(namespace, "unattended", image, 1_000_000, tmp_path, attended=False)
     run = Applied(namespace, "attended", image, 150 + 300 * (most - 1), tmp_path, attended=True)
-    for one in (alone, run):
-        until(lambda one=one: one.at_work(without=[]), RECOVERY_TIMEOUT, f"{one.name} to run", one.describe)  # type: ignore[misc]
+    for applied in (unattended, run):
+        until(lambda applied=applied: applied.at_work(without=[]), RECOVERY_TIMEOUT, f"{applied.name} to run", applied.describe)  # type: ignore[misc]
     lost: set[str] = set()
     for task in ("attendant", "ps-0", "worker-0", "chief"):
         pods = run.pods()
         if task in lost or len(off) == most:
             continue
         node = pods[task]["spec"]["nodeName"]
-        lost |= {one for one, pod in pods.items() if pod["spec"]["nodeName"] == node}
+        lost |= {name for name, pod in pods.items() if pod["spec"]["nodeName"] == node}
         off.append(node)
-        print(f"{node} is powered off: {', '.join(sorted(lost))} have been on such a node")
-        assert namespace.ends(run.name)["chief"] == ""  # it has steps left to make
+        print(f"{node} is powered off: {', '.join(sorted(lost))} have been on a node that was powered off")
+        assert namespace.ends(run.name)["chief"] == ""  # it has steps left
         subprocess.run([power, "node", "off", node], check=True, timeout=60)
         until(lambda: run.at_work(without=off), RECOVERY_TIMEOUT, f"its pods to run elsewhere than on {', '.join(off)}", run.describe)
     assert "attendant" in lost
@@ -105,12 +105,14 @@ def test_a_run_with_an_attendant_outlives_the_nodes_of_all_its_tasks_and_of_the_
 
     until(complete, RECOVERY_TIMEOUT, "all its Jobs to be complete", run.describe)
     assert set(namespace.ends(run.name)) == {"chief", "ps", "worker", "attendant"}
-    (done,) = [event for event in namespace.events_of(run.pods()["chief"]) if event["event"] == "done"]
-    assert done["step"] == run.steps
+    (ended,) = [event for event in namespace.events_of(run.pods()["chief"]) if event["event"] == "done"]
+    assert ended["step"] == run.steps
     status = namespace.status(run.name)
     assert status is not None
     assert (status.state, status.step) == ("succeeded", run.steps)
-    left = [pod["metadata"]["name"] for pod in namespace.objects("Pod", run.name) if pod["status"]["phase"] in {"Pending", "Running"}]
-    assert left == []  # no node stays occupied
-    held = [task for task, pod in alone.pods().items() if pod["spec"].get("nodeName") in off and pod["metadata"].get("deletionTimestamp")]
-    assert held  # nobody marks these as failed
+    running = [pod["metadata"]["name"] for pod in namespace.objects("Pod", run.name) if pod["status"]["phase"] in {"Pending", "Running"}]
+    assert running == []  # no node stays occupied
+    stuck = [
+        task for task, pod in unattended.pods().items() if pod["spec"].get("nodeName") in off and pod["metadata"].get("deletionTimestamp")
+    ]
+    assert stuck  # no attendant marks these as failed

@@ -1,6 +1,6 @@
-"""A run that cannot start, takes too long, or fails: it ends, `up` says why, and its nodes are free.
+"""A run that cannot start, takes too long, or fails: it ends, `up` reports why, and its nodes are free.
 
-All of them are started at once: each waits most of its time.
+All of them start at once, because each mostly waits.
 """
 
 import json
@@ -15,12 +15,12 @@ from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, output_at
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
 
-# One of its tasks fails; each of the others would go on.
+# One task fails; each of the others would continue.
 FAILS = (
     "import json, os, sys, time; role = json.loads(os.environ['TF_CONFIG'])['task']['type']; "
     "time.sleep(1 if role == 'worker' else 600); print('no such column: label'); sys.exit(2)"
 )
-# Stores more than it may, and ends as one that was asked to stop and has saved.
+# Stores more than it may, and at SIGTERM exits as a task that has saved.
 GROWS = (
     "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); "
     "open('/cache/all', 'wb').write(bytes(3 << 20)); print('stored'); time.sleep(600)"
@@ -28,7 +28,7 @@ GROWS = (
 ROLES = "strategy: parameter_server\nroles: {chief: {}, ps: {}, worker: {}}\nkubernetes: {tensorboard: false}\n"
 SPECS = {
     "greedy": "roles: {chief: {gpus: 60}}\ntrain: {workload: mnist_mlp}\nlimits: {start_timeout: 20s}\n",
-    # Its pods have to run before, which takes a while on a busy machine: then the deadline alone can end it.
+    # Its pods have to run before the deadline, which takes a while on a busy machine: then only the deadline can end it.
     "late": f"image: IMAGE\nsupervise: false\n{ROLES}limits: {{deadline: 120s, start_timeout: 120s, grace_period: 2s}}\n"
     "command: [python, -c, 'import time; time.sleep(600)']\n",
     "grows": "image: IMAGE\nlimits: {max_restarts: 1}\nvolumes: [{name: cache, mount_path: /cache, source: {emptyDir: {sizeLimit: 1Mi}}}]\n"
@@ -39,7 +39,7 @@ SPECS = {
 
 @pytest.fixture(scope="module")
 def ups(launcher: Launcher, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """Start all of them, each by an `up` that follows it."""
+    """Start all of them, each by an `up` in the foreground."""
     directory, started = tmp_path_factory.mktemp("specs"), {}
     for name, spec in SPECS.items():
         file: Path = directory / f"{name}.yaml"
@@ -52,28 +52,28 @@ def ups(launcher: Launcher, image: str, tmp_path_factory: pytest.TempPathFactory
         launcher("down", name, "--now", "--delete-data", "--yes")
 
 
-def written(up: subprocess.Popen[str]) -> str:
-    """Return what an `up` has written by its end, which is the run's failure."""
-    said = output_at_end(up, TRAINING_TIMEOUT)
-    assert up.returncode == 1, said
-    return said
+def output_of_failure(up: subprocess.Popen[str]) -> str:
+    """Return the output of an `up` whose run fails."""
+    output = output_at_end(up, TRAINING_TIMEOUT)
+    assert up.returncode == 1, output
+    return output
 
 
-def test_a_run_that_cannot_start_in_time_says_why_and_lets_go(ups: dict[str, subprocess.Popen[str]], launcher: Launcher) -> None:
-    said = written(ups["greedy"])
-    assert "not started within limits.start_timeout (20 s): chief: " in said
-    assert "insufficient nvidia.com/gpu" in said
+def test_a_run_that_cannot_start_in_time_reports_why_and_frees_its_nodes(ups: dict[str, subprocess.Popen[str]], launcher: Launcher) -> None:
+    output = output_of_failure(ups["greedy"])
+    assert "not started within limits.start_timeout (20 s): chief: " in output
+    assert "insufficient nvidia.com/gpu" in output
     assert launcher.namespace.objects("Job", "greedy") == []
-    told = launcher.status("greedy")
-    assert told["state"] == "failed"
-    assert "insufficient nvidia.com/gpu" in told["reason"]
+    status = launcher.status("greedy")
+    assert status["state"] == "failed"
+    assert "insufficient nvidia.com/gpu" in status["reason"]
 
 
-def test_a_failed_run_names_its_task_and_lets_the_others_go(ups: dict[str, subprocess.Popen[str]], launcher: Launcher) -> None:
-    namespace, said = launcher.namespace, written(ups["broken"])
-    assert "broken failed" in said
-    assert "worker-0, attempt 1: exit code 2" in said
-    assert "no such column: label" in said
+def test_a_failed_run_names_its_task_and_ends_the_others(ups: dict[str, subprocess.Popen[str]], launcher: Launcher) -> None:
+    namespace, output = launcher.namespace, output_of_failure(ups["broken"])
+    assert "broken failed" in output
+    assert "worker-0, attempt 1: exit code 2" in output
+    assert "no such column: label" in output
 
     def at_work() -> list[str]:
         return [pod["metadata"]["name"] for pod in namespace.pods("broken") if pod["status"]["phase"] == "Running"]
@@ -82,15 +82,15 @@ def test_a_failed_run_names_its_task_and_lets_the_others_go(ups: dict[str, subpr
     assert "no such column: label" in launcher("logs", "broken", "--role", "worker")
 
 
-def test_a_deadline_that_passes_ends_every_task_and_is_told(ups: dict[str, subprocess.Popen[str]], launcher: Launcher) -> None:
+def test_a_passed_deadline_ends_every_task_and_is_reported(ups: dict[str, subprocess.Popen[str]], launcher: Launcher) -> None:
     namespace = launcher.namespace
-    assert "limits.deadline has passed" in written(ups["late"])
+    assert "limits.deadline has passed" in output_of_failure(ups["late"])
     assert "limits.deadline has passed" in launcher.status("late")["reason"]
-    until(lambda: not namespace.pods("late"), 60, "its pods to go", lambda: namespace.describe("late"))
+    until(lambda: not namespace.pods("late"), 60, "its pods to be deleted", lambda: namespace.describe("late"))
 
 
 def test_a_task_that_outgrows_its_storage_is_not_replaced_endlessly(ups: dict[str, subprocess.Popen[str]], launcher: Launcher) -> None:
-    said = written(ups["grows"])
-    assert "evicted for what it has stored: Usage of EmptyDir volume " in said
-    ended = launcher.namespace.pods("grows")
-    assert [pod["status"]["reason"] for pod in ended] == ["Evicted", "Evicted"]
+    output = output_of_failure(ups["grows"])
+    assert "evicted for what it has stored: Usage of EmptyDir volume " in output
+    pods = launcher.namespace.pods("grows")
+    assert [pod["status"]["reason"] for pod in pods] == ["Evicted", "Evicted"]

@@ -1,6 +1,6 @@
-"""The API server takes what is rendered for JobSet, by the definition that JobSet installs; the launcher does not fight with it.
+"""The API server accepts rendered JobSets by JobSet's own definition, and the launcher leaves the Jobs of a JobSet to its controller.
 
-Its controller runs for the last tests alone: for the others nothing becomes of the JobSets.
+The controller runs only for the last tests: in the others no Jobs are created from JobSets.
 """
 
 import contextlib
@@ -46,35 +46,35 @@ metadata: {{name: team, namespace: {namespace}}}
 spec: {{clusterQueue: {namespace}}}
 """
 _BASES = "config/components/crd/bases"  # of the definitions
-# The oldest that docs/kubernetes.md names, and a newer one.
+# The oldest that docs/kubernetes.md names, and the one whose controller runs here.
 VERSIONS = ("v0.6.0", JOBSET.version)
 
 
 @pytest.fixture(scope="module")
 def builds(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[controllers.Controller], Build]]:
-    """Build the controllers while the tests that need none are run; return what tells of one, or skips with why it is not built."""
+    """Build the controllers while the tests run that need none; return a function that returns a build, or skips with the reason why there is none."""
     assert cluster
-    begun: dict[str, Build | str] = {}
+    started: dict[str, Build | str] = {}
     with contextlib.ExitStack() as stack:
-        for one in (JOBSET, KUEUE) if "KUBE_TESTBED" in os.environ else ():
+        for controller in (JOBSET, KUEUE) if "KUBE_TESTBED" in os.environ else ():
             try:
-                begun[one.name] = stack.enter_context(controllers.building(one, tmp_path_factory.mktemp(one.name)))
-            except pytest.skip.Exception as skipped:  # the other version, which needs no controller, may be there all the same
-                begun[one.name] = str(skipped)
+                started[controller.name] = stack.enter_context(controllers.building(controller, tmp_path_factory.mktemp(controller.name)))
+            except pytest.skip.Exception as skipped:  # the tests of the other version, which need no controller, may run all the same
+                started[controller.name] = str(skipped)
 
-        def told(one: controllers.Controller) -> Build:
+        def build_of(controller: controllers.Controller) -> Build:
             node_tool()
-            build = begun.get(one.name, "KUBE_TESTBED names no cluster of this machine")
+            build = started.get(controller.name, "KUBE_TESTBED names no cluster of this machine")
             if isinstance(build, str):
                 pytest.skip(build)
             return build
 
-        yield told
+        yield build_of
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def jobset(request: pytest.FixtureRequest, cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Have the cluster know JobSets of a version; skip where it knows some already, or the version cannot be had."""
+    """Install a version's definition of JobSets; skip if the cluster has one already, or the version cannot be fetched."""
     assert cluster
     source = controllers.source(JOBSET.module, request.param, tmp_path_factory.mktemp("go"))
     with controllers.installed_crds(source / _BASES / "jobset.x-k8s.io_jobsets.yaml"):
@@ -82,25 +82,25 @@ def jobset(request: pytest.FixtureRequest, cluster: str, tmp_path_factory: pytes
 
 
 def rendered(spec: Path, name: str) -> list[dict[str, Any]]:
-    """Return the objects of a spec, under a name."""
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    """Return the rendered objects of a spec, under a name."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         assert run(["render", str(spec), "--to", "jobset", "--set", f"name={name}"]) == 0
-    return list(yaml.load_all(told.getvalue(), yaml.CSafeLoader))
+    return list(yaml.load_all(output.getvalue(), yaml.CSafeLoader))
 
 
-def jobs(made: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the Jobs that JobSet's controller makes of a JobSet."""
-    found = []
-    for one in made["spec"]["replicatedJobs"]:
-        name = f"{made['metadata']['name']}-{one['name']}-0"
-        spec = copy.deepcopy(one["template"]["spec"])
-        spec["template"]["spec"]["subdomain"] = made["spec"]["network"]["subdomain"]
-        found.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": {**one["template"]["metadata"], "name": name}, "spec": spec})
-    return found
+def jobs(jobset: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the Jobs that JobSet's controller creates from a JobSet."""
+    created = []
+    for replicated in jobset["spec"]["replicatedJobs"]:
+        metadata = {**replicated["template"]["metadata"], "name": f"{jobset['metadata']['name']}-{replicated['name']}-0"}
+        spec = copy.deepcopy(replicated["template"]["spec"])
+        spec["template"]["spec"]["subdomain"] = jobset["spec"]["network"]["subdomain"]
+        created.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec})
+    return created
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def rendered_objects(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the objects of every example and of specs with every option, rendered once for all versions."""
     directory = tmp_path_factory.mktemp("all")
     specs = {f"example-{name}": ROOT / "examples" / f"{name}.yaml" for name in EXAMPLES}
@@ -114,50 +114,50 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]
     return objects
 
 
-def test_every_example_and_option_is_accepted_and_so_are_the_jobs(
-    jobset: str, everything: list[dict[str, Any]], namespace: Namespace, tmp_path: Path
+def test_every_example_and_option_and_its_jobs_are_accepted(
+    jobset: str, rendered_objects: list[dict[str, Any]], namespace: Namespace, tmp_path: Path
 ) -> None:
     assert jobset in VERSIONS
-    sets = [one for one in everything if one["kind"] == "JobSet"]
+    sets = [one for one in rendered_objects if one["kind"] == "JobSet"]
     file = tmp_path / "all.yaml"
-    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": everything}))
-    told = accepted(namespace, "-f", str(file)).splitlines()
-    assert len(told) == len(everything)
-    assert sum(line.startswith("jobset.jobset.x-k8s.io/") for line in told) == len(sets)
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": rendered_objects}))
+    lines = accepted(namespace, "-f", str(file)).splitlines()
+    assert len(lines) == len(rendered_objects)
+    assert sum(line.startswith("jobset.jobset.x-k8s.io/") for line in lines) == len(sets)
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": [job for one in sets for job in jobs(one)]}))
     assert len(accepted(namespace, "-f", str(file)).splitlines()) == sum(len(one["spec"]["replicatedJobs"]) for one in sets)
 
 
-def test_jobs_of_a_jobset_are_deleted_with_it_where_it_is_the_runs(jobset: str, namespace: Namespace, launcher: Launcher) -> None:
+def test_jobs_of_a_jobset_are_deleted_with_it_if_it_belongs_to_the_run(jobset: str, namespace: Namespace, launcher: Launcher) -> None:
     assert jobset in VERSIONS
-    (made,) = [one for one in rendered(ROOT / "examples" / "mnist-ps.yaml", "foreign") if one["kind"] == "JobSet"]
-    namespace.kubectl("apply", "-f", "-", text=json.dumps(made))
+    (manifest,) = [one for one in rendered(ROOT / "examples" / "mnist-ps.yaml", "foreign") if one["kind"] == "JobSet"]
+    namespace.kubectl("apply", "-f", "-", text=json.dumps(manifest))
     owner = json.loads(namespace.kubectl("get", "jobset", "foreign", "-o", "json"))
     reference = {key: owner[key] for key in ("apiVersion", "kind")} | {
         "name": "foreign",
         "uid": owner["metadata"]["uid"],
         "controller": True,
     }
-    chief = jobs(made)[0]
+    chief = jobs(manifest)[0]
     chief["metadata"]["ownerReferences"] = [reference]
     chief["spec"]["suspend"] = True
     namespace.kubectl("apply", "-f", "-", text=json.dumps(chief))
     assert [task["name"] for task in launcher.status("foreign")["tasks"]] == ["chief"]
-    # As its controller tells of a Job that it makes again, and of one that it does not.
+    # The status that its controller sets for a Job that it creates again, and for one that it does not.
     failed = {"type": "Failed", "status": "True", "reason": "Tried", "message": "no more", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     target = {**failed, "type": "FailureTarget"}
     status = {"conditions": [target, failed], "startTime": "2026-01-01T00:00:00Z"}
     namespace.kubectl("patch", "job", "foreign-chief-0", "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
-    told = launcher.status("foreign")
-    assert (told["state"], told["reason"]) == ("restarting", "jobset/foreign starts it again, or ends it: chief: no more")
+    status_of_run = launcher.status("foreign")
+    assert (status_of_run["state"], status_of_run["reason"]) == ("restarting", "jobset/foreign starts it again, or ends it: chief: no more")
     launcher("wait", "foreign", "--timeout", "3s", code=124)
-    over = {"conditions": [{**failed, "reason": "FailedJobs", "message": "jobset failed"}]}
-    namespace.kubectl("patch", "jobset", "foreign", "--subresource=status", "--type=merge", "-p", json.dumps({"status": over}))
+    failed_jobset = {"conditions": [{**failed, "reason": "FailedJobs", "message": "jobset failed"}]}
+    namespace.kubectl("patch", "jobset", "foreign", "--subresource=status", "--type=merge", "-p", json.dumps({"status": failed_jobset}))
     launcher("wait", "foreign", code=1)
-    namespace.kubectl("label", "jobset", "foreign", "app.kubernetes.io/name-")  # as one that was not made for the run
-    said = launcher("down", "foreign", code=2)
-    assert "belong to jobset/foreign, which creates them again" in said
-    assert f"kubectl delete jobset/foreign -n {namespace.name}" in said
+    namespace.kubectl("label", "jobset", "foreign", "app.kubernetes.io/name-")  # as one that was not created for the run
+    output = launcher("down", "foreign", code=2)
+    assert "belong to jobset/foreign, which creates them again" in output
+    assert f"kubectl delete jobset/foreign -n {namespace.name}" in output
     assert namespace.kubectl("get", "jobs", "-l", "app.kubernetes.io/instance=foreign", "-o", "name").split() == [
         "job.batch/foreign-chief-0"
     ]
@@ -168,7 +168,7 @@ def test_jobs_of_a_jobset_are_deleted_with_it_where_it_is_the_runs(jobset: str, 
 
 @pytest.fixture(scope="module")
 def controlled(jobset: str, builds: Callable[[controllers.Controller], Build], namespace: Namespace) -> Iterator[Namespace]:
-    """Have JobSet's controller make something of the JobSets; skip where it cannot be built, or KUBE_TESTBED names no cluster here."""
+    """Run JobSet's controller; skip if it cannot be built, or KUBE_TESTBED names no cluster of this machine."""
     assert jobset == VERSIONS[-1]
     with controllers.running(builds(JOBSET), namespace.name):
         yield namespace
@@ -176,82 +176,82 @@ def controlled(jobset: str, builds: Callable[[controllers.Controller], Build], n
 
 @pytest.fixture(scope="module")
 def queue(controlled: Namespace, builds: Callable[[controllers.Controller], Build]) -> Iterator[str]:
-    """Have Kueue admit what waits for a queue with room for one run; return the queue's name."""
+    """Run Kueue, with a queue that has room for one run; return the queue's name."""
     build = builds(KUEUE)
     with controllers.installed_crds(*sorted((build.source / _BASES).glob("*.yaml"))), controllers.running(build, controlled.name):
-        # Its own webhooks for these are not asked.
+        # Kueue's own webhooks for these objects are not registered.
         kubectl("create", "-f", "-", text=QUEUES.format(namespace=controlled.name))
         try:
             yield "team"
         finally:
-            # While Kueue is there: a queue goes when nothing is admitted by it, which a run is that a failed test has left.
+            # While Kueue runs: a queue is deleted only when it admits nothing, and a failed test may leave a run that it admitted.
             controlled.kubectl("delete", "jobsets", "--all", "--timeout=60s")
-            controlled.kubectl("delete", "workloads", "--all", "--timeout=60s")  # which Kueue alone lets go
+            controlled.kubectl("delete", "workloads", "--all", "--timeout=60s")  # whose finalizers only Kueue removes
             kubectl("delete", "--ignore-not-found", "--timeout=30s", "-f", "-", text=QUEUES.format(namespace=controlled.name), timeout=60)
 
 
-def start(namespace: Namespace, name: str, spec: str, directory: Path) -> None:
-    """Apply a spec as a JobSet, as its docs say."""
+def apply(namespace: Namespace, name: str, spec: str, directory: Path) -> None:
+    """Render a spec for JobSet and apply it with kubectl, as docs/kubernetes.md describes."""
     file = directory / "spec.yaml"
     file.write_text(f"version: 1\nname: {name}\n{spec}")
     namespace.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(rendered(file, name)))
 
 
-def told(namespace: Namespace, name: str) -> dict[str, Any]:
+def jobset_status(namespace: Namespace, name: str) -> dict[str, Any]:
     """Return the status of a JobSet."""
     status = json.loads(namespace.kubectl("get", "jobset", name, "-o", "json")).get("status", {})
     assert isinstance(status, dict)
     return status
 
 
-def ended(namespace: Namespace, name: str) -> dict[str, Any]:
-    """Return the status of a JobSet that has ended, as its controller notes some time after the Jobs that the launcher waits for."""
-    until(lambda: "terminalState" in told(namespace, name), 60, "the JobSet to end", lambda: namespace.describe(name))
-    return told(namespace, name)
+def status_at_end(namespace: Namespace, name: str) -> dict[str, Any]:
+    """Wait for the final status of a JobSet, which its controller sets some time after the end of the Jobs, and return it."""
+    until(lambda: "terminalState" in jobset_status(namespace, name), 60, "the JobSet to end", lambda: namespace.describe(name))
+    return jobset_status(namespace, name)
 
 
-def running(namespace: Namespace, name: str) -> list[str]:
+def running_pods(namespace: Namespace, name: str) -> list[str]:
     """Return the pods of a run's tasks that still run."""
     return [pod["metadata"]["name"] for pod in namespace.pods(name) if pod["status"]["phase"] in {"Pending", "Running"}]
 
 
 @pytest.mark.parametrize("jobset", VERSIONS[-1:], indirect=True, scope="module")
 @pytest.mark.timeout(1500)
-class TestItsController:
+class TestJobSetController:
     """JobSets where JobSet's controller runs."""
 
-    def test_a_run_trains_to_its_end_and_all_of_it_ends(self, controlled: Namespace, launcher: Launcher, tmp_path: Path) -> None:
-        start(controlled, "trained", f"{SERVED}{stand_in_spec(40, 0.05)}", tmp_path)
+    def test_a_run_trains_to_its_end_and_all_its_tasks_end(self, controlled: Namespace, launcher: Launcher, tmp_path: Path) -> None:
+        apply(controlled, "trained", f"{SERVED}{stand_in_spec(40, 0.05)}", tmp_path)
         launcher("wait", "trained", "--timeout", "5m", timeout=320)
-        assert ended(controlled, "trained")["terminalState"] == "Completed"
+        assert status_at_end(controlled, "trained")["terminalState"] == "Completed"
         status = launcher.status("trained")
         # The set ends with the chief; Jobs of others that had not ended by then are deleted.
         chief = next(task for task in status["tasks"] if task["name"] == "chief")
         assert (status["state"], status["step"], chief["state"]) == ("succeeded", 40, "succeeded")
         assert status["metrics"]["accuracy"] == 1.0
-        until(lambda: running(controlled, "trained") == [], 60, "its pods to end", lambda: controlled.describe("trained"))
+        until(lambda: running_pods(controlled, "trained") == [], 60, "its pods to end", lambda: controlled.describe("trained"))
 
-    def test_a_program_whose_chief_is_done_ends_all_of_it(self, controlled: Namespace, launcher: Launcher, tmp_path: Path) -> None:
+    def test_a_program_whose_chief_succeeds_ends_all_tasks(self, controlled: Namespace, launcher: Launcher, tmp_path: Path) -> None:
         program = "command: [sh, -c, 'case $TF_CONFIG in *type*chief*) exec sleep 5;; esac; exec sleep 600']\nlimits: {worker_grace: 1s}"
-        start(controlled, "ended", f"{SERVED}{program}\n", tmp_path)
+        apply(controlled, "ended", f"{SERVED}{program}\n", tmp_path)
         launcher("wait", "ended", "--timeout", "4m", timeout=260)
-        assert ended(controlled, "ended")["terminalState"] == "Completed"
+        assert status_at_end(controlled, "ended")["terminalState"] == "Completed"
         assert {task["state"] for task in launcher.status("ended")["tasks"]} == {"succeeded"}
-        until(lambda: running(controlled, "ended") == [], 60, "its pods to end", lambda: controlled.describe("ended"))
+        until(lambda: running_pods(controlled, "ended") == [], 60, "its pods to end", lambda: controlled.describe("ended"))
 
-    def test_a_wrong_configuration_ends_all_of_it_at_once(self, controlled: Namespace, launcher: Launcher, tmp_path: Path) -> None:
+    def test_a_wrong_configuration_ends_all_tasks_at_once(self, controlled: Namespace, launcher: Launcher, tmp_path: Path) -> None:
         program = "command: [sh, -c, 'case $TF_CONFIG in *type*chief*) exit 2;; esac; exec sleep 300']"
-        start(controlled, "wrong", f"{SERVED}{program}\n", tmp_path)
+        apply(controlled, "wrong", f"{SERVED}{program}\n", tmp_path)
         launcher("wait", "wrong", "--timeout", "4m", code=1, timeout=260)
-        status = ended(controlled, "wrong")
+        status = status_at_end(controlled, "wrong")
         assert (status["terminalState"], status.get("restarts", 0)) == ("Failed", 0)
-        until(lambda: running(controlled, "wrong") == [], 60, "its pods to end", lambda: controlled.describe("wrong"))
+        until(lambda: running_pods(controlled, "wrong") == [], 60, "its pods to end", lambda: controlled.describe("wrong"))
 
-    def test_tasks_that_restore_together_start_together_and_go_on_from_the_checkpoint(
+    def test_tasks_that_restore_together_restart_together_and_resume_from_the_checkpoint(
         self, controlled: Namespace, launcher: Launcher, tmp_path: Path
     ) -> None:
         roles = "strategy: multi_worker_mirrored\nroles: {chief: {}, worker: {replicas: 1}}\nkubernetes: {tensorboard: false}\n"
-        start(controlled, "together", roles + stand_in_spec(checkpoint={"every_seconds": 2}), tmp_path)
+        apply(controlled, "together", roles + stand_in_spec(checkpoint={"every_seconds": 2}), tmp_path)
 
         def saved() -> int:
             return max((event["step"] for event in controlled.events("together", "chief") if event["event"] == "checkpoint"), default=0)
@@ -260,35 +260,35 @@ class TestItsController:
         before = saved()
         assert before > 0
         pods = {pod["metadata"]["uid"] for pod in controlled.pods("together")}
-        # As the node's agent tells of a container that is gone without an exit code of the trainer: the worker's Job has no attempts.
+        # The status that the kubelet sets for a container without an exit code of the trainer. The worker's Job has no attempts.
         (worker,) = controlled.pods("together", "worker")
         gone = {"status": {"phase": "Failed", "reason": "Lost", "message": "its container is gone"}}
 
         def starts_again() -> bool:
-            """Tell of the pod again until its Job has seen it: the node's agent, which knows better, may write the pod's status a moment later."""
+            """Set the pod's status again until its Job has seen it: the kubelet may overwrite it a moment later."""
             lost = (worker["metadata"]["name"], "--subresource=status", "--type=merge", "-p", json.dumps(gone))
             controlled.kubectl("patch", "pod", *lost, check=False)
-            return told(controlled, "together").get("restarts") == 1
+            return jobset_status(controlled, "together").get("restarts") == 1
 
         until(starts_again, 60, "the set to start again", lambda: controlled.describe("together"))
 
-        def goes_on() -> bool:
+        def resumes() -> bool:
             steps = [event["step"] for event in controlled.events("together", "chief") if event["event"] == "progress"]
             return bool(steps) and min(steps) > before and pods.isdisjoint(pod["metadata"]["uid"] for pod in controlled.pods("together"))
 
-        until(goes_on, 240, "steps after the checkpoint", lambda: controlled.describe("together"))
+        until(resumes, 240, "steps after the checkpoint", lambda: controlled.describe("together"))
         assert launcher.status("together")["state"] == "running"
         controlled.kubectl("delete", "jobset", "together", "--timeout=90s", timeout=120)
-        until(lambda: controlled.objects("Job", "together") == [], 60, "its Jobs to be gone", lambda: controlled.describe("together"))
+        until(lambda: controlled.objects("Job", "together") == [], 60, "its Jobs to be deleted", lambda: controlled.describe("together"))
 
-    def test_the_launcher_starts_stops_and_resumes_a_run_that_is_one(
+    def test_the_launcher_starts_stops_and_resumes_a_run_that_is_a_jobset(
         self, controlled: Namespace, launcher: Launcher, tmp_path: Path
     ) -> None:
         file = tmp_path / "gang.yaml"
         options = SERVED.replace("{tensorboard: false}", "{gang: jobset, tensorboard: false}")
         file.write_text(f"version: 1\nname: gang\n{options}{stand_in_spec(checkpoint={'every_seconds': 2})}")
         launcher("up", str(file), "--detach")
-        trains(controlled, launcher)
+        await_checkpoint(controlled, launcher)
         assert "checkpoint" in launcher("logs", "gang", "--role", "chief")
         assert "+++" not in launcher("diff", str(file))
         assert "gang runs already" in launcher("up", str(file), "--detach", code=2)
@@ -298,7 +298,7 @@ class TestItsController:
         assert stopped["checkpoint_step"] >= stopped["step"] > 0
         assert (controlled.objects("JobSet", "gang"), controlled.objects("Job", "gang"), controlled.pods("gang")) == ([], [], [])
         launcher("up", str(file), "--detach")
-        trains(controlled, launcher)
+        await_checkpoint(controlled, launcher)
         resumed = [event["step"] for event in controlled.events("gang", "chief") if event["event"] == "restored"]
         assert resumed == [stopped["checkpoint_step"]]
         launcher("down", "gang", "--delete-data", "--yes")
@@ -313,29 +313,29 @@ class TestItsController:
             file.write_text(f"version: 1\nname: {name}\n{text}")
             launcher("up", str(file), "--detach", "--set", "train.params.step_seconds=0.05", "--set", "train.steps=1000000")
             if name == "first":
-                until(lambda: len(running(controlled, "first")) == 4, 120, "four pods", lambda: controlled.describe("first"))
+                until(lambda: len(running_pods(controlled, "first")) == 4, 120, "four pods", lambda: controlled.describe("first"))
 
         def waits() -> bool:
             return "insufficient unused quota for cpu" in launcher.status("second")["reason"]
 
-        until(waits, 60, "a reason for which the second run waits", lambda: launcher("status", "second") + log(controlled))
+        until(waits, 60, "a reason for which the second run waits", lambda: launcher("status", "second") + workloads(controlled))
         status = launcher.status("second")
         assert status["state"] == "pending"
         assert "waits for its queue team: " in status["reason"]
         assert controlled.pods("second") == []
         launcher("down", "first")
-        until(lambda: len(running(controlled, "second")) == 4, 120, "four pods", lambda: launcher("status", "second"))
+        until(lambda: len(running_pods(controlled, "second")) == 4, 120, "four pods", lambda: launcher("status", "second"))
         until(lambda: (launcher.status("second")["step"] or 0) > 0, 120, "a step", lambda: launcher("status", "second"))
         for name in ("first", "second"):
             launcher("down", name, "--delete-data", "--yes")
 
 
-def log(namespace: Namespace) -> str:
-    """Return what Kueue knows of the runs."""
+def workloads(namespace: Namespace) -> str:
+    """Return Kueue's workloads."""
     return namespace.kubectl("get", "workloads", "-o", "yaml")
 
 
-def trains(namespace: Namespace, launcher: Launcher) -> None:
+def await_checkpoint(namespace: Namespace, launcher: Launcher) -> None:
     """Wait until the run `gang` has saved a checkpoint since its last start."""
     until(
         lambda: any(event["event"] == "checkpoint" for event in namespace.events("gang", "chief")),
