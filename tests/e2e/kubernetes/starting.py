@@ -10,14 +10,14 @@ from tests.e2e.kubernetes.cluster import Namespace, until
 SLEEP = "command: [python, -c, 'import time; time.sleep(600)']\nlimits: {grace_period: 1s}\n"
 
 
-def write(file: Path, name: str, image: str, rest: str) -> str:
-    """Write a spec and return its path."""
-    file.write_text(f"version: 1\nname: {name}\nimage: {image}\nsupervise: false\nstorage: {{}}\n{SLEEP}{rest}")
+def write(file: Path, name: str, image: str, fields: str) -> str:
+    """Write a spec with these further fields, and return its path."""
+    file.write_text(f"version: 1\nname: {name}\nimage: {image}\nsupervise: false\nstorage: {{}}\n{SLEEP}{fields}")
     return str(file)
 
 
 def program(code: str) -> str:
-    """Return the line of a spec that runs a program which knows its `role`."""
+    """Return the line of a spec that runs a program with a variable `role`."""
     head = "import json, os, sys, time; role = json.loads(os.environ['TF_CONFIG'])['task']['type']; "
     return f"command: [python, -c, {json.dumps(head + code)}]\n"
 

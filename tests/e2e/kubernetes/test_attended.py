@@ -1,6 +1,6 @@
 """A run that kubectl applied and no launcher watches: the nodes of its tasks and of its attendant are powered off in turn, and stay off.
 
-It completes at its last step. The same run without an attendant stays stuck on the first of these nodes.
+It completes at its last step. The same run without an attendant waits for the first of these nodes.
 """
 
 import subprocess
@@ -93,7 +93,7 @@ def test_a_run_with_an_attendant_survives_the_loss_of_the_nodes_of_all_its_tasks
         node = pods[task]["spec"]["nodeName"]
         lost |= {name for name, pod in pods.items() if pod["spec"]["nodeName"] == node}
         off.append(node)
-        print(f"{node} is powered off: {', '.join(sorted(lost))} have been on a node that was powered off")
+        print(f"{node} is powered off; these have lost their node by now: {', '.join(sorted(lost))}")
         assert namespace.ends(run.name)["chief"] == ""  # it has steps left
         subprocess.run([power, "node", "off", node], check=True, timeout=60)
         until(lambda: run.at_work(without=off), RECOVERY_TIMEOUT, f"its pods to run elsewhere than on {', '.join(off)}", run.describe)

@@ -180,9 +180,9 @@ def test_a_down_that_is_killed_before_it_stops_a_job_stops_nothing(launcher: Lau
     )
     launcher("up", str(file), "--detach")
     until(lambda: launcher.namespace.is_running("spared"), 120, "its start", lambda: launcher.namespace.describe("spared"))
-    far, relay = through_relay(launcher, tmp_path)
+    slow_launcher, relay = through_relay(launcher, tmp_path)
     relay.delay = 2.0  # longer than it takes to see that it has begun
-    stopping = far.start("down", "spared")
+    stopping = slow_launcher.start("down", "spared")
     try:
         record = ("get", "configmap", "spared-record", "-o", "yaml")
         until(

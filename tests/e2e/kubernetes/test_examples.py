@@ -53,7 +53,7 @@ def trained(launcher: Launcher, name: str) -> str:
     for metric, (low, high) in EXPECTED[name].items():
         assert low <= status["metrics"][metric] <= high, status["metrics"]
     launcher("down", name, "--delete-data", "--yes")
-    return " ".join(each for each in remaining_objects(launcher.namespace) if each in {name, f"{name}-record"})
+    return " ".join(item for item in remaining_objects(launcher.namespace) if item in {name, f"{name}-record"})
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -1,4 +1,4 @@
-"""Nodes change: tasks wait for GPUs until there are enough, and doctor sees taints."""
+"""Nodes change: tasks wait until there are enough GPUs, doctor reports taints, and pods are moved."""
 
 import dataclasses
 import json
@@ -14,14 +14,14 @@ from tests.e2e.kubernetes.nodes import node_tool, reserved_nodes
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500), pytest.mark.changes_nodes]  # its turn has to come first
 
-# Each of two workers ends when it has met the other: neither does before both have their GPUs.
+# Each of two workers ends when it has connected to the other: neither ends before both have their GPUs.
 MEET = """
 import json, os, socket, time
-told = json.loads(os.environ["TF_CONFIG"])
-host, port = told["cluster"]["worker"][0].split(":")
-if told["task"]["index"] == 0:
+config = json.loads(os.environ["TF_CONFIG"])
+host, port = config["cluster"]["worker"][0].split(":")
+if config["task"]["index"] == 0:
     socket.create_server(("", int(port))).accept()
-while told["task"]["index"] == 1:
+while config["task"]["index"] == 1:
     try:
         socket.create_connection((host, int(port)), 2).close()
         break
@@ -32,17 +32,17 @@ while told["task"]["index"] == 1:
 
 @pytest.fixture
 def tool() -> Iterator[str]:
-    """Return the program that changes what nodes offer; skip where there is none, or the cluster has GPUs of its own."""
-    found = node_tool()
+    """Return the program that changes the resources of nodes; skip if there is none, or the cluster has GPUs of its own."""
+    program = node_tool()
     offered = kubectl("get", "nodes", "-o", r"jsonpath={.items[*].status.allocatable.nvidia\.com/gpu}").stdout.split()
     if any(number != "0" for number in offered):
         pytest.skip(f"the nodes offer GPUs already: {offered}")
-    yield found
+    yield program
     for node in reserved_nodes().names:
-        subprocess.run([found, "gpus", "0", node], check=True, timeout=60)
+        subprocess.run([program, "gpus", "0", node], check=True, timeout=60)
 
 
-def test_a_run_waits_for_gpus_and_goes_on_when_there_are_enough(launcher: Launcher, tool: str, image: str, tmp_path: Path) -> None:
+def test_a_run_waits_until_there_are_enough_gpus(launcher: Launcher, tool: str, image: str, tmp_path: Path) -> None:
     node, *_ = reserved_nodes().names
     subprocess.run([tool, "gpus", "2", node], check=True, timeout=60)
     file = tmp_path / "spec.yaml"
@@ -53,38 +53,38 @@ def test_a_run_waits_for_gpus_and_goes_on_when_there_are_enough(launcher: Launch
     up = launcher.start("up", str(file))
     try:
 
-        def told() -> bool:
+        def is_reported() -> bool:
             status = launcher.namespace.status("greedy")
             return status is not None and status.state == "pending" and "insufficient nvidia.com/gpu" in status.reason
 
-        until(told, 120, "the status to say so", lambda: launcher.namespace.status("greedy"))
+        until(is_reported, 120, "the status to say so", lambda: launcher.namespace.status("greedy"))
         assert "greedy" in launcher("ls")
         subprocess.run([tool, "gpus", "4", node], check=True, timeout=60)
-        written = output_at_end(up, TRAINING_TIMEOUT)
+        output = output_at_end(up, TRAINING_TIMEOUT)
     finally:
         up.kill()
-    assert up.returncode == 0, written
-    assert "greedy succeeded" in written
+    assert up.returncode == 0, output
+    assert "greedy succeeded" in output
     launcher("down", "greedy", "--delete-data", "--yes")
 
 
-def test_a_taint_that_nobody_tolerates_is_named(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_untolerated_taint_is_named(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short_probe_timeouts(monkeypatch)
-    node_tool()  # it changes nodes: not of any cluster
+    node_tool()  # skips unless the nodes are a testbed's
     file = tmp_path / "spec.yaml"
-    file.write_text(f"version: 1\nname: kept-off\ntrain: {{workload: mnist_mlp}}\n{reserved_nodes().spec()}")
+    file.write_text(f"version: 1\nname: tainted\ntrain: {{workload: mnist_mlp}}\n{reserved_nodes().spec()}")
     nodes = reserved_nodes().names
     kubectl("taint", "nodes", *nodes, "dedicated=others:NoSchedule")
     try:
-        code, found = doctor(namespace.name, str(file))
+        code, findings = doctor(namespace.name, str(file))
     finally:
         kubectl("taint", "nodes", *nodes, "dedicated-")
     assert code == 1
-    assert found["capacity"] == ("problem", "no node has room for 1 chief")
-    assert "untolerated taint" in found["image"][1]
+    assert findings["capacity"] == ("problem", "no node has room for 1 chief")
+    assert "untolerated taint" in findings["image"][1]
 
 
-# Saves for longer than limits.node_lost when it is asked to stop, once; then it is done.
+# At SIGTERM it saves for longer than limits.node_lost, once; its next attempt is done.
 SAVES = """
 import os, signal, sys, time
 def save(*_):
@@ -96,10 +96,10 @@ print("saved" if os.path.exists("/runs/saved") else "new", flush=True)
 while not os.path.exists("/runs/saved"):
     time.sleep(0.2)
 """
-FAST = "import time; time.time = lambda told=time.time: told() + 600"
+FAST = "import time; time.time = lambda clock=time.time: clock() + 600"
 
 
-def test_a_pod_moved_off_a_node_that_answers_has_time_to_save_whatever_our_clock_says(
+def test_a_pod_moved_off_a_node_that_answers_has_time_to_save_even_if_the_launchers_clock_is_wrong(
     launcher: Launcher, image: str, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(FAST)
@@ -111,21 +111,21 @@ def test_a_pod_moved_off_a_node_that_answers_has_time_to_save_whatever_our_clock
     up = dataclasses.replace(launcher, env={**launcher.env, "PYTHONPATH": str(tmp_path)}).start("up", str(file))
     namespace = launcher.namespace
 
-    def runs() -> bool:
+    def is_running() -> bool:
         return "new" in namespace.kubectl("logs", "job/moved-chief", check=False)
 
     try:
-        until(runs, 120, "its program to run", lambda: namespace.describe("moved"))
+        until(is_running, 120, "its program to run", lambda: namespace.describe("moved"))
         (pod,) = namespace.pods("moved")
         name = pod["metadata"]["name"]
-        # As the taint manager leaves it, without a taint on a node that others use.
+        # As the taint manager does it, without a taint on a node that others use.
         target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
         namespace.kubectl("patch", "pod", name, "--subresource=status", "-p", json.dumps({"status": {"conditions": [target]}}))
         namespace.kubectl("delete", "pod", name, "--wait=false")
-        written = output_at_end(up, TRAINING_TIMEOUT)
+        output = output_at_end(up, TRAINING_TIMEOUT)
     finally:
         up.kill()
         launcher("down", "moved", "--now", "--delete-data", "--yes")
-    assert up.returncode == 0, written
-    assert "marked as failed" not in written
-    assert "saved" in written
+    assert up.returncode == 0, output
+    assert "marked as failed" not in output
+    assert "saved" in output

@@ -1,6 +1,6 @@
-"""A run on a volume that one node mounts, of a class that offers no other: chief, evaluator and TensorBoard are there, and stay there.
+"""A run on a volume that one node mounts, of a class that offers no other: chief, evaluator and TensorBoard are on that node, and stay on it.
 
-Its class is `node-local` where the cluster has one, as the testbed does, else the default.
+Its class is `node-local` if the cluster has one, as the testbed does, else the default.
 """
 
 import json
@@ -28,17 +28,16 @@ storage: {{class: {storage}}}
 
 @pytest.fixture(scope="module")
 def storage(cluster: str) -> str:
-    """Return the class of the volumes here."""
+    """Return the storage class of the run."""
     assert cluster
-    classes = {
-        one["metadata"]["name"]: one["metadata"] for one in json.loads(kubectl("get", "storageclasses", "-o", "json").stdout)["items"]
-    }
-    return LOCAL if LOCAL in classes else next(name for name, head in classes.items() if "true" in (head.get("annotations") or {}).values())
+    items = json.loads(kubectl("get", "storageclasses", "-o", "json").stdout)["items"]
+    annotations = {item["metadata"]["name"]: item["metadata"].get("annotations") or {} for item in items}
+    return LOCAL if LOCAL in annotations else next(name for name, values in annotations.items() if "true" in values.values())
 
 
 @pytest.fixture(scope="module")
 def spec(image: str, storage: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the file of the run."""
+    """Return the path of the run's spec."""
     file = tmp_path_factory.mktemp("specs") / "spec.yaml"
     file.write_text(SPEC.format(image=image, storage=storage) + stand_in_spec(checkpoint={"every_seconds": 2}))
     return str(file)
@@ -46,62 +45,62 @@ def spec(image: str, storage: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def run(launcher: Launcher, spec: str) -> Iterator[Run]:
-    """Start the run, once for the tests below, of which each goes on from where the one before left it."""
-    made = Run(launcher, "local", ("chief", "ps-0", "worker-0", "evaluator"))
+    """Start the run, once for the tests below, each of which continues from the state that the previous one left."""
+    local = Run(launcher, "local", ("chief", "ps-0", "worker-0", "evaluator"))
     launcher("up", spec, "--detach")
-    made.await_steady()
-    yield made
-    launcher("down", made.name, "--now", "--delete-data", "--yes")
+    local.await_steady()
+    yield local
+    launcher("down", local.name, "--now", "--delete-data", "--yes")
 
 
 def nodes(run: Run) -> dict[str, str]:
-    """Return where the pods run that mount the volume, by component."""
-    found: dict[str, str] = {}
+    """Return the nodes of the running pods that mount the volume, by component."""
+    by_component: dict[str, str] = {}
     for pod in run.launcher.namespace.objects("Pod", run.name):
         mounts = any("persistentVolumeClaim" in volume for volume in pod["spec"]["volumes"])
         if mounts and pod["status"]["phase"] == "Running" and not pod["metadata"].get("deletionTimestamp"):
-            found[pod["metadata"]["labels"]["app.kubernetes.io/component"]] = pod["spec"]["nodeName"]
-    return found
+            by_component[pod["metadata"]["labels"]["app.kubernetes.io/component"]] = pod["spec"]["nodeName"]
+    return by_component
 
 
-def test_those_that_mount_the_volume_are_on_one_node_and_a_new_chief_is_too(run: Run) -> None:
+def test_pods_that_mount_the_volume_are_on_one_node_also_a_new_chief(run: Run) -> None:
     (claim,) = run.launcher.namespace.objects("PersistentVolumeClaim", run.name)
     assert claim["status"]["accessModes"] == ["ReadWriteOnce"]
     until(lambda: nodes(run).keys() == {"chief", "evaluator", "tensorboard"}, RECOVERY_TIMEOUT, "all three to run", run.describe)
     (node,) = set(nodes(run).values())
     old = run.pod("chief")
     run.delete("chief")
-    until(lambda: run.replaced("chief", old), RECOVERY_TIMEOUT, "another chief", run.describe)
+    run.await_replacement("chief", old)
     run.await_steady()
     assert nodes(run)["chief"] == node
     assert [event for event in run.events("chief") if event["event"] == "restored"]
 
 
-def test_a_run_that_has_ended_is_read_where_its_volume_is(run: Run, spec: str, tmp_path: Path) -> None:
+def test_an_ended_run_is_read_on_the_node_of_its_volume(run: Run, spec: str, tmp_path: Path) -> None:
     launcher, node = run.launcher, nodes(run)["chief"]
     steps = run.saved() + 200
     launcher("down", run.name)
     launcher("up", spec, "--set", f"train.steps={steps}", "--set", "train.params.step_seconds=0.01", "--resume", timeout=TRAINING_TIMEOUT)
     assert run.node("chief") == node
-    launcher("get", run.name, "checkpoints", str(tmp_path / "got"))
-    assert list((tmp_path / "got").rglob(f"ckpt-{steps}*"))
+    launcher("get", run.name, "checkpoints", str(tmp_path / "copy"))
+    assert list((tmp_path / "copy").rglob(f"ckpt-{steps}*"))
 
-    # TensorBoard is moved when there is nobody left whom it could follow.
+    # TensorBoard is scheduled by the volume if no other pod is left whose node it could follow.
     launcher.namespace.kubectl("delete", "pod", "-l", "app.kubernetes.io/component=tensorboard,app.kubernetes.io/instance=local")
     with launcher.start("tensorboard", run.name, "--port", "0") as serving:
 
-        def is_there() -> bool:
+        def is_back() -> bool:
             assert serving.poll() is None, serving.stdout and serving.stdout.read()
             return nodes(run) == {"tensorboard": node}
 
         try:
-            until(is_there, RECOVERY_TIMEOUT, "TensorBoard to be there again", run.describe)
+            until(is_back, RECOVERY_TIMEOUT, "TensorBoard to run on that node again", run.describe)
         finally:
             serving.kill()
 
 
-def test_a_claim_for_many_nodes_is_kept(run: Run, image: str, tmp_path: Path) -> None:
-    """As an earlier version has made it."""
+def test_a_claim_for_many_nodes_stays_as_it_is(run: Run, image: str, tmp_path: Path) -> None:
+    """An earlier version created such claims."""
     launcher, namespace = run.launcher, run.launcher.namespace
     file = tmp_path / "spec.yaml"
     text = SPEC.replace("storage: {{class: {storage}}}\n", "").replace("name: local", "name: earlier")
@@ -115,7 +114,7 @@ def test_a_claim_for_many_nodes_is_kept(run: Run, image: str, tmp_path: Path) ->
     }
     namespace.kubectl("apply", "--server-side", "--field-manager=launcher", "-f", "-", text=json.dumps(claim))
     launcher("up", str(file), "--resume", timeout=TRAINING_TIMEOUT)
-    (kept,) = namespace.objects("PersistentVolumeClaim", "earlier")
-    assert kept["spec"]["accessModes"] == ["ReadWriteMany"]
+    (after,) = namespace.objects("PersistentVolumeClaim", "earlier")
+    assert after["spec"]["accessModes"] == ["ReadWriteMany"]
     assert "affinity" not in namespace.pods("earlier", "chief")[0]["spec"]
     launcher("down", "earlier", "--delete-data", "--yes")

@@ -1,4 +1,4 @@
-"""The same name in two namespaces: two runs, and each verb sees the one that is meant."""
+"""Two runs of the same name in two namespaces: each verb acts on the intended one."""
 
 import dataclasses
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.kubernetes.cluster import Namespace, kubectl
-from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, left
+from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, remaining_objects
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
 
@@ -17,27 +17,27 @@ def test_runs_of_the_same_name_in_two_namespaces_are_two_runs(
 ) -> None:
     places = (launcher, dataclasses.replace(launcher, namespace=other_namespace))
     file = tmp_path / "twin.yaml"
-    for one, word in zip(places, ("first", "second"), strict=True):
+    for place, word in zip(places, ("first", "second"), strict=True):
         file.write_text(
             f"version: 1\nname: twin\nimage: {image}\nstorage: {{}}\ncommand: [python, -c, {json.dumps(f'print({word!r}, flush=True)')}]\n"
             "kubernetes: {tensorboard: false}\n"
         )
-        assert "twin succeeded" in one("up", str(file), timeout=TRAINING_TIMEOUT)
-    for one in places:  # the pods are gone; what was kept is of this run alone
-        one("down", "twin")
-    for one, word, not_said in zip(places, ("first", "second"), ("second", "first"), strict=True):
-        log = one("logs", "twin", "--raw")
+        assert "twin succeeded" in place("up", str(file), timeout=TRAINING_TIMEOUT)
+    for place in places:  # deletes the pods: the logs are then cached output, each only of its own run
+        place("down", "twin")
+    for place, word, other_word in zip(places, ("first", "second"), ("second", "first"), strict=True):
+        log = place("logs", "twin", "--raw")
         assert word in log
-        assert not_said not in log
-        assert one.namespace.name in one.status("twin")["run_dir"]
+        assert other_word not in log
+        assert place.namespace.name in place.status("twin")["run_dir"]
 
-    # The place where it was started last: also for `up` and `diff`, which then see the same spec.
+    # By default, the namespace of the last start: also for `up` and `diff`, which then see the same spec.
     anywhere = dataclasses.replace(places[1], names_namespace=False)
     assert other_namespace.name in anywhere.status("twin")["run_dir"]
     assert "is complete" in anywhere("up", str(file))
     assert f"in {other_namespace.name}" in anywhere("diff", str(file), code=1)
 
-    # Without a name, that of the namespace of the kubeconfig, though one of its name was started elsewhere since.
+    # Without a run's name, the run in the kubeconfig's namespace, though its name was started elsewhere since.
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(kubectl("config", "view", "--raw", "--minify").stdout)
     kubectl("config", "set-context", "--current", f"--namespace={launcher.namespace.name}", f"--kubeconfig={kubeconfig}")
@@ -45,11 +45,11 @@ def test_runs_of_the_same_name_in_two_namespaces_are_two_runs(
     assert "first" in at_first("logs", "--raw")
     assert "twin (succeeded): removed its data" in at_first("down", "--finished", "--delete-data", "--yes")
     assert "second" in places[1]("logs", "twin", "--raw")
-    assert left(launcher.namespace) == []
+    assert remaining_objects(launcher.namespace) == []
 
-    # Where nothing is left in the place of the last start, the one before.
+    # If nothing is left in the namespace of the last start, the namespace of the start before.
     places[0]("up", str(file), timeout=TRAINING_TIMEOUT)
     places[0]("down", "twin", "--delete-data", "--yes")
     assert other_namespace.name in anywhere.status("twin")["run_dir"]
     anywhere("down", "twin", "--delete-data", "--yes")
-    assert left(other_namespace) == []
+    assert remaining_objects(other_namespace) == []

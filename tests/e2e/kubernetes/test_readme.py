@@ -1,6 +1,6 @@
-"""The README's commands for Kubernetes, as they stand there, in a namespace of their own.
+"""Runs the README's commands for Kubernetes, unchanged, in a namespace of their own.
 
-The example that they name computes nothing here; test_runs.py trains it.
+Here their example computes nothing; test_runs.py trains it.
 """
 
 import json
@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, stand_in_spec
-from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, left
+from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, remaining_objects
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
 
@@ -36,10 +36,10 @@ def test_the_commands_of_the_readme_work_one_after_the_other(namespace: Namespac
     }
     render = [sys.executable, "-m", "launcher", "render", str(example), "--to", "kubernetes", "-o", str(tmp_path / "k8s" / "mnist-ps")]
     subprocess.run(render, cwd=ROOT, env=env, capture_output=True, check=True, timeout=60)
-    for block, said in zip(blocks, ("mnist-ps succeeded", "job.batch/mnist-ps-chief condition met"), strict=True):
-        done = subprocess.run(
+    for block, text in zip(blocks, ("mnist-ps succeeded", "job.batch/mnist-ps-chief condition met"), strict=True):
+        result = subprocess.run(
             ["bash", "-exc", block], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TRAINING_TIMEOUT, check=False
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert said in done.stdout
-        assert left(namespace) == []
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert text in result.stdout
+        assert remaining_objects(namespace) == []

@@ -1,4 +1,4 @@
-"""Trouble with a run is told in words: each kind of trouble made for real, at once, and read back from the cluster."""
+"""The status of a run that cannot start or fails states the reason: every kind of trouble is caused on the cluster, all at once."""
 
 import json
 import subprocess
@@ -44,27 +44,29 @@ TROUBLES: dict[str, tuple[str, State, str]] = {
 }
 
 
-def seen(namespace: Namespace, run: str) -> RunStatus:
-    """Return the status of a run as the cluster tells of it now."""
+def current_status(namespace: Namespace, run: str) -> RunStatus:
+    """Return the status of a run, of what the cluster has of it now."""
     events = json.loads(namespace.kubectl("get", "events", "-o", "json"))["items"]
     claims = namespace.objects("PersistentVolumeClaim", run)
     return status(ClusterSnapshot(run, namespace.objects("Job", run), namespace.pods(run), claims, events), time.time())
 
 
-def silent(namespace: Namespace) -> list[str]:
-    """Return the runs of which no trouble is told, but for the one that is not there before all others tell theirs."""
-    return [name for name in TROUBLES if name != "quota" and not seen(namespace, name).reason]
+def without_a_reason(namespace: Namespace) -> list[str]:
+    """Return the runs whose status states no reason, except the one that starts after all others state theirs."""
+    return [name for name in TROUBLES if name != "quota" and not current_status(namespace, name).reason]
 
 
 @pytest.fixture(scope="module")
 def troubled(namespace: Namespace, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
     """Apply a run for each trouble."""
-    for name, (rest, _, _) in TROUBLES.items():
-        if name == "quota":  # wants cores of every pod in the namespace: of none before they are there
-            until(lambda: silent(namespace) == [], 150, "every other run to tell its trouble", lambda: silent(namespace))
+    for name, (fields, _, _) in TROUBLES.items():
+        if name == "quota":  # a quota concerns every pod in the namespace: it is created after all others exist
+            until(
+                lambda: without_a_reason(namespace) == [], 150, "every other run to state its trouble", lambda: without_a_reason(namespace)
+            )
             namespace.kubectl("create", "quota", "cores", "--hard=limits.cpu=800")
         file: Path = tmp_path_factory.mktemp(name) / "spec.yaml"
-        file.write_text(f"version: 1\nname: {name}\n" + rest.replace("IMAGE", image))
+        file.write_text(f"version: 1\nname: {name}\n" + fields.replace("IMAGE", image))
         command = [sys.executable, "-m", "launcher", "render", str(file), "--to", "kubernetes"]
         manifests = subprocess.run(
             [*command, "--set", "kubernetes.tensorboard=false"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -75,13 +77,13 @@ def troubled(namespace: Namespace, image: str, tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.parametrize("name", TROUBLES)
-def test_the_trouble_is_named(name: str, troubled: Namespace) -> None:
-    _, state, words = TROUBLES[name]
+def test_the_status_states_the_trouble(name: str, troubled: Namespace) -> None:
+    _, state, reason = TROUBLES[name]
 
-    def told() -> RunStatus:
-        return seen(troubled, name)
+    def run() -> RunStatus:
+        return current_status(troubled, name)
 
-    until(lambda: words in told().reason, 60, f"the words {words!r}", lambda: str(told()))
-    now = told()
+    until(lambda: reason in run().reason, 60, f"the reason {reason!r}", lambda: str(run()))
+    now = run()
     assert now.tasks[0].state is state
     assert now.state is state
