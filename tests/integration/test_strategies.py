@@ -87,7 +87,7 @@ def test_settings_of_gradients_and_precision_apply_to_an_all_reduce_as_a_whole(t
         "jit_compile": True,
         "params": {"optimizer": "SGD", "arguments": {"learning_rate": 1.0}},
     }
-    one_task = weights(finished(spec("alone", "single", {"chief": {}}, batch_size=16, **settings), tmp_path))
+    one_task = weights(finished(spec("one-task", "single", {"chief": {}}, batch_size=16, **settings), tmp_path))
     roles: dict[str, Any] = {"chief": {}, "worker": {}}  # equivalent to two workers, which the tests below have
     together = weights(finished(spec("together", "multi_worker_mirrored", roles, batch_size=8, **settings), tmp_path))
     assert together.keys() == one_task.keys()

@@ -164,4 +164,4 @@ def test_a_disk_that_stays_full_ends_the_run_with_that_reason_and_keeps_the_last
     assert reason in failed["reason"]
     assert next(task["exit_code"] for task in failed["tasks"] if task["name"] == observed.chief) == 2
     assert list(observed.notes["checkpoints"])[-1] == observed.notes["last"]
-    assert all(step == done for step, done in observed.notes["checkpoints"].items())
+    assert all(step == count for step, count in observed.notes["checkpoints"].items())

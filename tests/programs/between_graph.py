@@ -1,7 +1,7 @@
-"""A program of TensorFlow 1: every worker builds its own graph, variables lie on the ps, which is left in `server.join()`.
+"""A program of TensorFlow 1: every worker builds its own graph, variables are on the ps, which stays in `server.join()`.
 
-Between-graph replication with `MonitoredTrainingSession` and `SyncReplicasOptimizer`, as TFJob's dist-mnist does it. Needs TensorFlow alone.
-Where there is no chief in the cluster, worker-0 is it. RUN_DIR says where the chief writes its checkpoints.
+Between-graph replication with `MonitoredTrainingSession` and `SyncReplicasOptimizer`, as TFJob's dist-mnist does it. Needs only TensorFlow.
+In a cluster without a chief, worker-0 is the chief. It writes its checkpoints to RUN_DIR.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""`ParameterServerStrategy` with a `ClusterCoordinator`, as TensorFlow's guide has it: ps and workers are left in `server.join()`.
+"""`ParameterServerStrategy` with a `ClusterCoordinator`, as TensorFlow's guide has it: ps and workers stay in `server.join()`.
 
-Needs TensorFlow alone, and a chief in the cluster. RUN_DIR says where the chief writes its checkpoints.
+Needs only TensorFlow, and a chief in the cluster, which writes its checkpoints to RUN_DIR.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""`MultiWorkerMirroredStrategy` with a loop of one's own, without Keras. Needs TensorFlow alone.
+"""`MultiWorkerMirroredStrategy` with a custom loop, without Keras. Needs only TensorFlow.
 
 Worker-0, or a chief, writes its checkpoint to RUN_DIR.
 """
@@ -44,7 +44,7 @@ def main() -> int:
         loss = step(iterator)
         if number % 10 == 0:
             print(f"{resolver.task_type}-{resolver.task_id}: step {number}, loss {loss:.6f}", flush=True)
-    # All workers save, as TensorFlow's guide has it; only what the chief writes is kept.
+    # All workers save, as in TensorFlow's guide; only the chief's checkpoint is kept.
     with tempfile.TemporaryDirectory() as scratch:
         directory = str(Path(os.environ["RUN_DIR"], "checkpoints")) if is_chief else scratch
         tf.train.CheckpointManager(tf.train.Checkpoint(slope=slope, done=done), directory, 2).save()

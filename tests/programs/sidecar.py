@@ -1,7 +1,7 @@
 """Keras 2's `fit` on the chief, and its SidecarEvaluator on the evaluator, which follows the chief's checkpoints. Needs tf_keras.
 
-The evaluator ends when it has evaluated as many checkpoints as there are epochs, or, with `--endless`, never: as Keras' documentation has it.
-RUN_DIR says where both find the checkpoints.
+The evaluator ends when it has evaluated as many checkpoints as there are epochs, or, with `--endless`, never, as in Keras' documentation.
+Both use the checkpoints in RUN_DIR.
 """
 
 import argparse

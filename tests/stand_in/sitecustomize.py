@@ -6,7 +6,7 @@ Python imports this module when it starts. The rest of a task is real: its paren
 import sys
 
 if sys.orig_argv[1:4] == ["-P", "-m", "trainer.task"]:
-    import stand_in  # type: ignore[import-not-found]  # beside this file, wherever that is
+    import stand_in  # type: ignore[import-not-found]  # in the directory of this file
 
     from trainer import roles
 

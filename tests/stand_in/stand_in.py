@@ -1,12 +1,12 @@
-"""An engine without TensorFlow: tasks that keep a training process's promises, start in a fifth of a second and compute nothing.
+"""An engine without TensorFlow: its tasks behave like training processes, but start in a fifth of a second and compute nothing.
 
 For tests of everything except training: a spec names this directory as its `code` and `stand_in:Steps` as its workload (`spec` below).
 A step is a wait of `params.step_seconds`. Tasks connect to each other as the strategy requires, lose each other as TensorFlow's tasks do
 (PeerLostError; a peer that is silent for `params.silent_seconds` is lost, too), save checkpoints that are files of the right names, resume
-from them, report what the real loop reports, write run.json, and react to a stop. They do not train: no model, no TensorBoard logs, no exports.
+from them, report the same events as the real loop, write run.json, and react to a stop. They do not train: no model, no TensorBoard logs, no exports.
 
-Every task listens at its address. A connection carries lines: `ask` is answered by `here`, `end` by `here` and ends a server;
-a follower of multi_worker_mirrored sends `step` or `stop` and gets the step to be at, `stop` or `done`.
+Every task listens at its address. A connection carries lines: the answer to `ask` is `here`, the answer to `end` is `here`, and `end` ends a server;
+a follower of multi_worker_mirrored sends `step` or `stop`, and the answer is the number of the next step, `stop` or `done`.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ from trainer.tf_config import split_address
 from trainer.workloads.errors import WorkloadError
 
 HERE = Path(__file__).parent
-_SILENT = 120.0  # seconds, the default: long enough to wait for a peer that is only paused
+_SILENCE_LIMIT = 120.0  # seconds, the default: long enough to wait for a peer that is only paused
 _POLL_INTERVAL = 0.05
-_LEAVE_WITHIN = 5.0  # seconds that a leader gives followers to take its last answer and end
+_LEAVE_TIMEOUT = 5.0  # seconds that a leader gives followers to take its last answer and end
 
 
 def spec(steps: int = 1_000_000, step_seconds: float = 0.05, **train: Any) -> dict[str, Any]:
@@ -84,9 +84,9 @@ class _Listener:
     def _accept(self, listening: socket.socket) -> None:
         while True:
             connection, _ = listening.accept()
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._answer_lines, args=(connection,), daemon=True).start()
 
-    def _talk(self, connection: socket.socket) -> None:
+    def _answer_lines(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError), connection.makefile("r") as lines:
             for line in lines:
                 connection.sendall(f"{self._answer(connection, line.strip())}\n".encode())
@@ -95,10 +95,10 @@ class _Listener:
 class _Peer:
     """A connection to another task. Raises PeerLostError if that is lost."""
 
-    def __init__(self, name: str, address: str, silent: float) -> None:
+    def __init__(self, name: str, address: str, silence_limit: float) -> None:
         self._name, self._address = name, address
         try:
-            self._socket = socket.create_connection(split_address(address), timeout=silent)
+            self._socket = socket.create_connection(split_address(address), timeout=silence_limit)
         except OSError as error:
             raise self._lost(error) from error
         self._lines = self._socket.makefile("r")
@@ -113,8 +113,8 @@ class _Peer:
             raise self._lost(error) from error
         raise self._lost("the connection was closed")
 
-    def _lost(self, why: object) -> PeerLostError:
-        return PeerLostError(f"{self._name} ({self._address}) was lost: {why}")
+    def _lost(self, reason: object) -> PeerLostError:
+        return PeerLostError(f"{self._name} ({self._address}) was lost: {reason}")
 
 
 @dataclass
@@ -124,7 +124,7 @@ class _Worker:
     name: str
     address: str
     seconds: float
-    silent: float
+    silence_limit: float
     steps: int = 0
     reported_steps: int = 0
 
@@ -134,7 +134,7 @@ class _Worker:
     def _drive(self) -> None:
         while True:
             with contextlib.suppress(PeerLostError):
-                peer = _Peer(self.name, self.address, self.silent)
+                peer = _Peer(self.name, self.address, self.silence_limit)
                 self.steps = self.reported_steps = 0
                 while peer.ask("ask"):
                     self.steps += 1
@@ -163,23 +163,23 @@ def _serve(context: Context) -> ExitCode:
 
 
 def _evaluate(context: Context) -> ExitCode:
-    job, seen, last = context.job, 0, 0
-    heard, updated = time.monotonic(), None
+    job, evaluated = context.job, 0
+    changed_at, updated = time.monotonic(), None
     while not context.stopped():
         facts = run_state.read(job.run_dir)
-        over = (facts.get("steps"), facts.get("spec_digest"), facts.get("state")) == (job.steps, job.spec_digest, "succeeded")
-        steps = _saved(job)
-        if steps and steps[-1] != seen:
-            seen = last = steps[-1]
-            metrics = {"loss": 1 / (1 + seen), "accuracy": 1.0}
-            evaluations.append(job.run_dir, seen, metrics)
-            context.report("evaluated", step=seen, metrics=metrics, seconds=0.0)
-        elif over and seen >= facts.get("step", 0):
-            context.report("done", step=last, seconds=time.time() - context.began, metrics={})
+        succeeded = (facts.get("steps"), facts.get("spec_digest"), facts.get("state")) == (job.steps, job.spec_digest, "succeeded")
+        steps = _saved_steps(job)
+        if steps and steps[-1] != evaluated:
+            evaluated = steps[-1]
+            metrics = {"loss": 1 / (1 + evaluated), "accuracy": 1.0}
+            evaluations.append(job.run_dir, evaluated, metrics)
+            context.report("evaluated", step=evaluated, metrics=metrics, seconds=0.0)
+        elif succeeded and evaluated >= facts.get("step", 0):
+            context.report("done", step=evaluated, seconds=time.time() - context.began, metrics={})
             return ExitCode.DONE
         if facts.get("updated") != updated:
-            heard, updated = time.monotonic(), facts.get("updated")
-        elif time.monotonic() - heard > job.orphan_timeout:
+            changed_at, updated = time.monotonic(), facts.get("updated")
+        elif time.monotonic() - changed_at > job.orphan_timeout:
             raise PeerLostError(f"the chief has written nothing to {job.run_dir / 'run.json'} for {job.orphan_timeout:.0f} s")
         time.sleep(0.2)
     return ExitCode.STOPPED
@@ -189,7 +189,7 @@ def _follow(context: Context) -> ExitCode:
     """Follow the steps of the leader of multi_worker_mirrored, and report a stop to it."""
     task = context.task
     _Listener(task.address, lambda _connection, _line: "here")
-    leader = _Peer(task.chief_name, task.tasks()[task.chief_name], _silent(context.job))
+    leader = _Peer(task.chief_name, task.tasks()[task.chief_name], _silence_limit(context.job))
     context.report("ready", seconds=time.time() - context.began)
     due, began, first = Interval(context.job.report_every, None if context.job.report_every else REPORT_INTERVAL), time.monotonic(), 0
     while True:
@@ -207,10 +207,10 @@ def _follow(context: Context) -> ExitCode:
 
 @dataclass
 class _Barrier:
-    """Lets the followers of multi_worker_mirrored wait for each other at each step."""
+    """Makes the followers of multi_worker_mirrored wait for each other at each step."""
 
     followers: int
-    silent: float
+    silence_limit: float
     members: set[socket.socket] = field(default_factory=set)
     arrived: dict[socket.socket, str] = field(default_factory=dict)
     answer: str = ""
@@ -233,8 +233,8 @@ class _Barrier:
         with self.changed:
             while len(self.arrived) < self.followers:
                 self.changed.wait(_POLL_INTERVAL)
-                if len(self.members) == self.followers and time.monotonic() - began > self.silent:
-                    raise PeerLostError(f"a worker was lost: it has been silent for {self.silent:.0f} s")
+                if len(self.members) == self.followers and time.monotonic() - began > self.silence_limit:
+                    raise PeerLostError(f"a worker was lost: it has been silent for {self.silence_limit:.0f} s")
                 if any(_closed(connection) for connection in self.members):
                     raise PeerLostError("a worker was lost: the connection was closed")
                 if stopped() and not self.arrived and not self.round:
@@ -242,16 +242,16 @@ class _Barrier:
             return "stop" in self.arrived.values()
 
     def release(self, answer: str) -> None:
-        """Answer all of them."""
+        """Send this answer to all followers."""
         with self.changed:
             self.answer, self.round = answer, self.round + 1
             self.arrived.clear()
             self.changed.notify_all()
 
-    def empty(self) -> None:
+    def await_departure(self) -> None:
         """Wait until all followers have left with the last answer, but not for a follower that hangs."""
-        until = time.monotonic() + _LEAVE_WITHIN
-        while time.monotonic() < until and not all(_closed(connection) for connection in list(self.members)):
+        deadline = time.monotonic() + _LEAVE_TIMEOUT
+        while time.monotonic() < deadline and not all(_closed(connection) for connection in list(self.members)):
             time.sleep(_POLL_INTERVAL)
 
 
@@ -271,10 +271,10 @@ class _Chief:
         self._context, self.job = context, context.job
         facts = {"name": self.job.run, "strategy": self.job.strategy, "workload": self.job.train.workload}
         self._facts = {**facts, "steps": self.job.steps, "spec_digest": self.job.spec_digest, "started": time.time()}
-        self.step = (_saved(self.job) or [0])[-1]
+        self.step = (_saved_steps(self.job) or [0])[-1]
         self._first, self._began = self.step, time.monotonic()
         if self.step:
-            context.report("restored", step=self.step, path=str(_path(self.job, self.step)))
+            context.report("restored", step=self.step, path=str(_checkpoint_path(self.job, self.step)))
         context.report.start = self.step
         self._saved_step = self.step or None
         checkpoint = self.job.checkpoint
@@ -284,7 +284,7 @@ class _Chief:
             due.start(self.step)
         self._write_state("running")
 
-    def after(self, workers: list[_Worker]) -> None:
+    def after_step(self, workers: list[_Worker]) -> None:
         """Do what is due after a step."""
         if self._report_due(self.step) or self.step >= self.job.steps or self.step == self._first + 1:
             _progress(self._context, self.step, (time.monotonic() - self._began) / max(1, self.step - self._first))
@@ -299,14 +299,14 @@ class _Chief:
         """Write a checkpoint of the step, unless there is one."""
         if self._saved_step == self.step:
             return
-        path = _path(self.job, self.step)
+        path = _checkpoint_path(self.job, self.step)
         run_state.write_atomically(path.with_name(f"{path.name}.data-00000-of-00001"), json.dumps({"step": self.step}))
         run_state.write_atomically(path.with_name(f"{path.name}.index"), "")
-        for old in _saved(self.job)[: -self.job.checkpoint.keep]:
+        for old in _saved_steps(self.job)[: -self.job.checkpoint.keep]:
             for file in path.parent.glob(f"ckpt-{old}.*"):
                 file.unlink(missing_ok=True)
         lines = [f"model_checkpoint_path: {json.dumps(path.name)}"]
-        lines += [f"all_model_checkpoint_paths: {json.dumps(_path(self.job, step).name)}" for step in _saved(self.job)]
+        lines += [f"all_model_checkpoint_paths: {json.dumps(_checkpoint_path(self.job, step).name)}" for step in _saved_steps(self.job)]
         run_state.write_atomically(path.with_name("checkpoint"), "\n".join(lines) + "\n")
         self._saved_step = self.step
         self._write_state("running", checkpoint=str(path))
@@ -323,7 +323,7 @@ class _Chief:
         self._write_state("succeeded" if finished else "stopped", metrics=metrics)
         return ExitCode.DONE if finished else ExitCode.STOPPED
 
-    def done(self) -> None:
+    def report_done(self) -> None:
         """Report the end."""
         self._context.report("done", step=self.step, seconds=time.time() - self._context.began, metrics={"accuracy": 1.0})
 
@@ -335,13 +335,13 @@ class _Chief:
 def _lead(context: Context) -> ExitCode:
     task, job = context.task, context.job
     seconds = float(job.train.params.get("step_seconds", 0.05))
-    silent = _silent(job)
-    barrier = _Barrier(len(task.tasks()) - 1 if job.strategy == "multi_worker_mirrored" else 0, silent)
+    silence_limit = _silence_limit(job)
+    barrier = _Barrier(len(task.tasks()) - 1 if job.strategy == "multi_worker_mirrored" else 0, silence_limit)
     _Listener(task.address, lambda connection, line: barrier.arrive(connection, line) if line in {"step", "stop"} else "here")
-    served = job.strategy in SERVER_STRATEGIES
-    servers = [_Peer(name, address, silent) for name, address in task.peers().items() if served and name.startswith("ps-")]
+    has_servers = job.strategy in SERVER_STRATEGIES
+    servers = [_Peer(name, address, silence_limit) for name, address in task.peers().items() if has_servers and name.startswith("ps-")]
     peers = task.peers().items()
-    workers = [_Worker(name, address, seconds, silent) for name, address in peers if served and name.startswith("worker-")]
+    workers = [_Worker(name, address, seconds, silence_limit) for name, address in peers if has_servers and name.startswith("worker-")]
     for worker in workers:
         worker.start()
     context.report("ready", seconds=time.time() - context.began)
@@ -353,35 +353,35 @@ def _lead(context: Context) -> ExitCode:
         if stopping:
             code = chief.finish(finished=False)
             barrier.release("stop")
-            barrier.empty()
+            barrier.await_departure()
             return code
         time.sleep(seconds)
         chief.step += 1
         barrier.release(str(chief.step) if chief.step < job.steps else "done")
-        chief.after(workers)
+        chief.after_step(workers)
     code = chief.finish(finished=True)
-    if served:
+    if has_servers:
         for name, address in task.peers().items():
             with contextlib.suppress(PeerLostError):
-                _Peer(name, address, silent).ask("end")
-    chief.done()
-    barrier.empty()
+                _Peer(name, address, silence_limit).ask("end")
+    chief.report_done()
+    barrier.await_departure()
     return code
 
 
-def _silent(job: Job) -> float:
-    return float(job.train.params.get("silent_seconds", _SILENT))
+def _silence_limit(job: Job) -> float:
+    return float(job.train.params.get("silent_seconds", _SILENCE_LIMIT))
 
 
-def _progress(context: Context, step: int, seconds: float, **more: Any) -> None:
+def _progress(context: Context, step: int, seconds: float, **fields: Any) -> None:
     job = context.job
     facts: dict[str, Any] = {"steps": job.steps, "loss": 1 / (1 + step), "metrics": {"accuracy": 1 - 1 / (1 + step)}}
-    context.report("progress", step=step, **facts, examples_per_second=1 / seconds, seconds_per_step=seconds, **more)
+    context.report("progress", step=step, **facts, examples_per_second=1 / seconds, seconds_per_step=seconds, **fields)
 
 
-def _path(job: Job, step: int) -> Path:
+def _checkpoint_path(job: Job, step: int) -> Path:
     return job.run_dir / "checkpoints" / f"ckpt-{step}"
 
 
-def _saved(job: Job) -> list[int]:
+def _saved_steps(job: Job) -> list[int]:
     return sorted(int(file.stem.removeprefix("ckpt-")) for file in (job.run_dir / "checkpoints").glob("ckpt-*.index"))

@@ -262,12 +262,12 @@ class TestJobSetController:
         pods = {pod["metadata"]["uid"] for pod in controlled.pods("together")}
         # The status that the kubelet sets for a container without an exit code of the trainer. The worker's Job has no attempts.
         (worker,) = controlled.pods("together", "worker")
-        gone = {"status": {"phase": "Failed", "reason": "Lost", "message": "its container is gone"}}
+        failed = {"status": {"phase": "Failed", "reason": "Lost", "message": "its container is gone"}}
 
         def starts_again() -> bool:
             """Set the pod's status again until its Job has seen it: the kubelet may overwrite it a moment later."""
-            lost = (worker["metadata"]["name"], "--subresource=status", "--type=merge", "-p", json.dumps(gone))
-            controlled.kubectl("patch", "pod", *lost, check=False)
+            arguments = (worker["metadata"]["name"], "--subresource=status", "--type=merge", "-p", json.dumps(failed))
+            controlled.kubectl("patch", "pod", *arguments, check=False)
             return jobset_status(controlled, "together").get("restarts") == 1
 
         until(starts_again, 60, "the set to start again", lambda: controlled.describe("together"))
