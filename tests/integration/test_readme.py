@@ -16,8 +16,8 @@ from tests import forked
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 500.0
-# `make demo` starts the launcher, servers and their chief normally, and the last command starts the launcher and a program. For the run that continues
-# from step 500, the same launcher and tasks run twice more: these are forked, which saves ten seconds of a core each time.
+# `make demo` starts the launcher, servers and their chief normally, and the last command the launcher and a program. The run that continues from
+# step 500 takes two more starts of the same launcher and tasks: these are forked, which saves ten seconds of a core each time.
 FORKED = """
 launcher() {{
     if [[ "$*" == "up cluster.yaml --set "* ]]; then {python} {client} "$@"; else command launcher "$@"; fi

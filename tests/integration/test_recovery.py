@@ -49,7 +49,7 @@ class ObservedRun:
         self.run.until("two checkpoints", saved, TIMEOUT)
 
     def lose(self, victim: str, label: str = "") -> None:
-        """Kill a training process, with a `label` also its parent, after two checkpoints; wait until the chief has restored one and steps flow again."""
+        """Kill a training process, with a `label` also its parent, after two checkpoints; wait for a restored checkpoint and further steps."""
         self.save_twice()
         name = label or victim
         self.killed[name] = time.time()
@@ -109,7 +109,7 @@ def spec(name: str, strategy: str, roles: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> ObservedRun:
-    """Parameter servers: a worker is killed, then it and its parent; the ps is asked to stop, and killed; the chief is killed; the run stops and resumes."""
+    """Parameter servers: worker-1 is killed, then also its parent; the ps is asked to stop, then killed; the chief is killed; the run stops and resumes."""
     with started(
         spec("served", "parameter_server", {"chief": {}, "ps": {}, "worker": {"replicas": 2}}), tmp_path_factory.mktemp("served")
     ) as run:

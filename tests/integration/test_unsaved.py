@@ -75,7 +75,7 @@ class ObservedRun:
         self.notes["stopped"] = self.run.status()
         self.disk.thaw()
         leftovers.assert_none(self.run.directory)
-        # A process counts as ended while its last thread waits in the kernel; that thread creates its file when the disk answers, perhaps a moment later.
+        # A process counts as ended while its last thread waits in the kernel; that thread creates its file only when the disk answers.
         self.run.until(f"remains in {self.disk.path}", lambda: [*self.disk.path.glob("ckpt-*.part")], TIMEOUT)
 
     def resume_and_fill(self) -> None:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def bare(strategy: str, roles: dict[str, Any], code: str, *arguments: str) -> dict[str, Any]:
-    """Return the fields of a spec that runs a Python program in `code`, a directory of this repository, with these arguments of `python`."""
+    """Return the fields of a spec that runs `python` with these arguments in `code`, a directory of this repository."""
     return {
         "strategy": strategy,
         "roles": roles,

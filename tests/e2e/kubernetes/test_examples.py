@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.trains, pytest.mark.timeout(15
 
 # An all-reduce, and a program with manual placement; mnist-ps trains in test_runs.py. Every example trains in tests/integration, and
 # test_accepted.py checks the rendered objects of each on the cluster.
-# Of each the bounds of its metrics at the end. They are repeated here, because the imports of tests/integration take seconds in every process.
+# The bounds of each metric at the end. They are repeated here, because tests/integration takes seconds to import in every process.
 EXPECTED: dict[str, dict[str, tuple[float, float]]] = {
     "mnist-multiworker": {"accuracy": (0.97, 1.0)},
     "life": {"period": (30, 30), "since": (0, 30)},
@@ -58,7 +58,7 @@ def trained(launcher: Launcher, name: str) -> str:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_users_programs_run_in_an_image_whose_own_trainer_is_not_used(name: str, launcher: Launcher, tmp_path: Path) -> None:
-    """The image contains the trainer, but tasks use the one that comes with the run. A program that looks up a peer before that has a name is restarted."""
+    """Tasks use the trainer that comes with the run. A program that looks up a peer before that has a name is restarted."""
     file = tmp_path / "spec.yaml"
     file.write_text(yaml.safe_dump({"version": 1, "name": name, "kubernetes": {"tensorboard": False}, **PROGRAMS[name]}))
     launcher("up", str(file), timeout=TIMEOUT)

@@ -1,4 +1,4 @@
-"""A run whose claim is a small disk that is full, read-only and frozen, each for a while: training continues, the fault is reported, later steps are saved."""
+"""A run on a small disk that is full, read-only and frozen, each for a while: training continues, the fault is reported, later steps are saved."""
 
 import json
 import time
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.trains, pytest.mark.timeout(90
 
 @pytest.fixture
 def disk(namespace: Namespace, tmp_path: Path) -> Iterator[Volume]:
-    """The disk of 32 MB, on one node, of the claim `small`: a loop device that both the node and this test mount, since the node runs on this machine."""
+    """The disk of 32 MB of the claim `small`: a loop device that both a node and this test mount, since the node runs on this machine."""
     node_tool()
     volume = f"full-{namespace.name}"
     with device(tmp_path / "image", 32_000_000, owner=1000) as path:

@@ -52,7 +52,7 @@ VERSIONS = ("v0.6.0", JOBSET.version)
 
 @pytest.fixture(scope="module")
 def builds(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[controllers.Controller], Build]]:
-    """Build the controllers while the tests run that need none; return a function that returns a build, or skips with the reason why there is none."""
+    """Build the controllers while other tests run; return a function that returns a build, or skips with the reason why there is none."""
     assert cluster
     started: dict[str, Build | str] = {}
     with contextlib.ExitStack() as stack:

@@ -202,7 +202,7 @@ def test_the_loss_of_a_chiefs_node_is_reported_its_tasks_continue_and_a_run_stop
 
 
 def power_off_and_recover(node: str, runs: tuple[Run, Run], meanwhile: Callable[[str], None]) -> None:
-    """Power a node off, check that this is reported and that its tasks continue while a launcher watches, and call `meanwhile` before it is powered on."""
+    """Power a node off, check that a watching launcher reports and replaces its tasks, and call `meanwhile` before the node is powered on."""
     served, _ = runs
     lost = {(run, task): run.pod(task) for run in runs for task in run.tasks if run.node(task) == node}
     print(f"on {node}: {', '.join(f'{task} of {run.name}' for run, task in lost)}")

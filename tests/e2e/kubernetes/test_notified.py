@@ -1,4 +1,4 @@
-"""The attendant of a run that kubectl applied sends the run's end to a webhook in the cluster, once; a launcher that looks later does not send it again."""
+"""The attendant of a run that kubectl applied sends the run's end to a webhook in the cluster, and no launcher sends it again."""
 
 import json
 import subprocess
