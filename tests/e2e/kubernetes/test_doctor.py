@@ -94,7 +94,7 @@ DENY = {
     "metadata": {"name": "deny-all"},
     "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]},
 }
-# What tasks of runs have to reach: DNS, wherever that is, and each other.
+# Tasks of runs have to reach DNS and each other.
 TASKS = {"matchExpressions": [{"key": "tf-launcher/cluster", "operator": "Exists"}]}
 DNS = {"ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]}
 PEERS = {"to": [{"podSelector": TASKS}], "ports": [{"port": 2222, "endPort": 2223}]}
