@@ -53,7 +53,7 @@ def test_valid_settings_are_read() -> None:
     ],
     ids=str,
 )
-def test_one_mistake_is_one_problem_that_says_all(values: dict[str, Any], golden: Golden) -> None:
+def test_each_mistake_gives_one_complete_problem(values: dict[str, Any], golden: Golden) -> None:
     (problem,) = problems(**values)
     golden(problem)
 

@@ -63,19 +63,19 @@ WRONG = {
     "a misspelt workload": settings_with(train={"workload": "mnsit"}),
     "a parameter out of range": settings_with(train={"workload": "mnist", "params": {"dropout_keep": 2}}),
     "no workload": settings_with(train={}),
-    "a workload that trains, by hand": settings_with(strategy="manual"),
-    "a program, not by hand": settings_with(train={"workload": "life"}),
+    "a workload that trains, under manual": settings_with(strategy="manual"),
+    "a program, not under manual": settings_with(train={"workload": "life"}),
 }
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_one_mistake_is_one_problem_that_says_all(mistake: str, golden: Golden) -> None:
+def test_each_mistake_gives_one_complete_problem(mistake: str, golden: Golden) -> None:
     problems = problems_of(WRONG[mistake])
     assert len(problems) == 1, problems
     golden(*problems)
 
 
-def test_every_problem_comes_at_once(golden: Golden) -> None:
+def test_all_problems_are_reported_at_once(golden: Golden) -> None:
     problems = problems_of(json.dumps({"run": 1, "startegy": "x", "train": {"workload": "mnsit", "steps": 0, "checkpoint": {"keep": 0}}}))
     assert len(problems) == 7
     golden(*problems)

@@ -101,7 +101,7 @@ class TestEnds:
         assert run.code() == 0
         assert [event["restarts"] for event in run.events("restarting")] == [0, 0, 0]
 
-    def test_killed_by_hand_it_is_started_again_in_place(self, trainers: Any, golden: Golden) -> None:
+    def test_a_killed_training_process_restarts_in_place(self, trainers: Any, golden: Golden) -> None:
         run = trainers.start_parent(*GRACEFUL)
         os.kill(int(run.line("ready")), signal.SIGKILL)
         golden(run.event("restarting")["cause"])
@@ -116,7 +116,7 @@ class TestEnds:
         assert run.event("restarting")["detail"] == "it broke"
         assert "it broke" not in run.event("failed")["detail"]
 
-    def test_what_fails_the_same_way_twice_is_not_tried_again(self, trainers: Any, golden: Golden) -> None:
+    def test_the_same_failure_twice_is_not_retried(self, trainers: Any, golden: Golden) -> None:
         script = 'echo "KeyError: x" > "$TRAINER_ERROR_FILE"; echo "from step 0: KeyError" > "$TRAINER_ERROR_FILE.fingerprint"; exit 1'
         run = trainers.start_parent(*shell(script))
         assert run.code() == 2
@@ -220,7 +220,7 @@ class TestStops:
         assert run.code() == 143
         assert len(run.events("started")) == 2
 
-    def test_a_failure_while_stopping_is_told_and_not_tried_again(self, trainers: Any, golden: Golden) -> None:
+    def test_a_failure_during_a_stop_is_reported_and_not_retried(self, trainers: Any, golden: Golden) -> None:
         run = trainers.start_parent(*shell('trap "exit 9" TERM; echo ready; while :; do sleep 0.05; done'))
         run.line("ready")
         run.send(signal.SIGTERM)

@@ -65,7 +65,7 @@ class TestPeers:
         assert run.event("ready")["seconds"] >= 0.2
         assert_stops(run)
 
-    def test_at_the_deadline_it_ends_and_names_who_is_missing(self, trainers: Any, ports: Any, golden: Golden) -> None:
+    def test_it_ends_at_the_deadline_and_names_the_missing_peers(self, trainers: Any, ports: Any, golden: Golden) -> None:
         address = ports.address()
         run = trainers.start_parent(*IGNORES_SIGTERM, awaited={"ps-1": address}, timeouts={"start": 0.5, "ending": 0.2})
         child = int(run.line("ready"))
@@ -93,7 +93,7 @@ class TestPeers:
         run.event("notice")
         assert_stops(run)
 
-    def test_a_server_ends_when_its_chief_is_gone(self, trainers: Any, ports: Any, golden: Golden) -> None:
+    def test_a_server_ends_when_its_chief_does_not_answer(self, trainers: Any, ports: Any, golden: Golden) -> None:
         address = ports.address()
         ports.listen(address)
         run = trainers.start_parent(*GRACEFUL, watched_chief=address, role="ps", timeouts={"orphan": 1})

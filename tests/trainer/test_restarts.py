@@ -29,7 +29,7 @@ def test_failures_count_until_the_limit(code: int, task_code: int, golden: Golde
     golden(end.cause)
 
 
-def test_always_starts_again_what_was_done_too_and_does_not_count_it(golden: Golden) -> None:
+def test_restart_always_also_restarts_after_success_without_counting(golden: Golden) -> None:
     always = replace(POLICY, restart="always")
     first = decide_restart(0, 10, History(restarts=3), always)
     assert isinstance(first, Restart)
@@ -100,7 +100,7 @@ def test_a_long_attempt_resets_the_delay_but_not_the_count() -> None:
     assert decision.history == History(restarts=3, short_attempts=1)
 
 
-def test_causes_are_words(golden: Golden) -> None:
+def test_a_cause_is_readable_text(golden: Golden) -> None:
     assert cause_of(-9) == cause_of(137)
     golden(*map(cause_of, (75, -9, -11, 1)))
 

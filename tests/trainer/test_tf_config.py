@@ -107,7 +107,7 @@ WRONG: dict[str, str] = {
     "index is a boolean": text(CLUSTER, "worker", index=True),
     "index is negative": text(CLUSTER, "worker", -1),
     "second evaluator": text(CLUSTER, "evaluator", 1),
-    "alone with an index": text({}, "chief", 1),
+    "an index without a cluster": text({}, "chief", 1),
     "not in the cluster": text({"chief": ["a:1"]}, "worker"),
     "evaluator in the cluster": text({**CLUSTER, "evaluator": ["e:1"]}),
     "master in the cluster": text({**CLUSTER, "master": ["e:1"]}),
@@ -128,7 +128,7 @@ WRONG: dict[str, str] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_one_mistake_is_one_problem_that_says_all(name: str, golden: Golden) -> None:
+def test_each_mistake_gives_one_complete_problem(name: str, golden: Golden) -> None:
     problems = problems_of(WRONG[name])
     assert len(problems) == 1, problems
     golden(*problems)
@@ -140,7 +140,7 @@ def test_unreadable_json_is_one_problem_with_python_s_message(document: str) -> 
     assert problem.startswith("TF_CONFIG is not usable JSON: ")
 
 
-def test_every_problem_comes_at_once(golden: Golden) -> None:
+def test_all_problems_are_reported_at_once(golden: Golden) -> None:
     problems = problems_of(
         text({"evaluator": ["e:1"], "wroker": ["w:1"], "ps": ["p", "p:1", "p:1"]}, "master", "x", clutser=1),
     )
@@ -148,7 +148,7 @@ def test_every_problem_comes_at_once(golden: Golden) -> None:
     golden(*problems)
 
 
-def test_what_is_missing_altogether(golden: Golden) -> None:
+def test_missing_parts_are_reported(golden: Golden) -> None:
     golden(*problems_of("{}"))
 
 

@@ -60,7 +60,7 @@ def test_a_live_run_is_preferred_to_one_that_has_ended_and_then_the_newest(
     assert choose(runs_on, unique=True) == "docker"
 
 
-def test_of_several_live_ones_none_is_stopped_and_the_newest_is_shown(runs_on: dict[str, Runs], golden: Golden) -> None:
+def test_of_several_active_runs_none_is_stopped_and_the_newest_is_shown(runs_on: dict[str, Runs], golden: Golden) -> None:
     for on in ("docker", "local"):
         runs_on[on].start({"chief": FOREVER})
     assert choose(runs_on) == "local"
@@ -120,7 +120,7 @@ def test_processes_of_an_interrupted_run_are_preferred_to_a_newer_run_that_has_e
     assert choose(runs_on, unique=True) == "docker"
 
 
-def test_without_a_name_every_run_is_counted_wherever_it_is(runs_on: dict[str, Runs], tmp_path: Path, golden: Golden) -> None:
+def test_without_a_name_the_runs_of_all_backends_count(runs_on: dict[str, Runs], tmp_path: Path, golden: Golden) -> None:
     runs_on["docker"].start({"chief": "print('done')"}, name="other")
     runs_on["docker"].wait("other")
     runs_on["local"].start({"chief": "print('done')"})

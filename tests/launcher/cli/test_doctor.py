@@ -66,7 +66,7 @@ def test_runs_in_a_file_are_a_problem(below: str, tmp_path: Path, capsys: pytest
     ],
     ids=" ".join,
 )
-def test_what_would_change_nothing_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+def test_an_option_without_effect_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     assert run(["doctor", *arguments]) == 2
     golden(*capsys.readouterr().err.splitlines())
 

@@ -52,7 +52,7 @@ def test_every_line_of_a_run_that_ended_is_shown_however_long_that_takes(monkeyp
     assert shown.messages == []
 
 
-def test_a_reader_that_brings_nothing_more_is_left_and_that_is_said(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+def test_a_log_reader_that_delivers_nothing_more_is_abandoned_with_a_notice(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     hangs = threading.Event()
 
     def one_line() -> Iterator[LogLine]:

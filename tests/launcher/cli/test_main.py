@@ -65,14 +65,14 @@ def test_version_is_printed(environment: dict[str, str], tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("arguments", [["upp"], ["up", "--bad"], ["validate"]], ids=["a verb", "an option", "an argument"])
-def test_a_wrong_command_line_is_told_in_two_lines(arguments: list[str], capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+def test_a_wrong_command_line_gives_an_error_of_two_lines(arguments: list[str], capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     assert run(arguments) == 2
     output = capsys.readouterr()
     assert output.out == ""
     golden(*output.err.splitlines())
 
 
-def test_an_error_of_the_system_comes_with_what_to_do(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+def test_an_error_of_the_system_comes_with_a_remedy(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     assert report(OSError(errno.ENOSPC, "No space left on device", "runs/x"), as_json=False) == 1
     golden(*capsys.readouterr().err.splitlines())
 
@@ -104,7 +104,7 @@ def test_a_name_that_could_be_another_path_is_refused(name: str, tmp_path: Path,
     ],
     ids=" ".join,
 )
-def test_a_variable_of_the_shell_that_is_not_set_means_nothing(
+def test_an_empty_word_of_an_unset_shell_variable_is_refused(
     arguments: list[str], capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     assert run(arguments) == 2
@@ -127,7 +127,7 @@ def test_help_lists_the_backends(verb: str, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("below", ["toy.yaml", "toy.yaml/runs"])
-def test_runs_below_a_file_are_answered_with_the_file(
+def test_a_runs_directory_below_a_file_gives_an_error_that_names_the_file(
     below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     (tmp_path / "toy.yaml").write_text(SPEC)

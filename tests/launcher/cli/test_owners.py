@@ -21,7 +21,7 @@ def test_ones_own_run_needs_no_confirmation_nor_any_run_with_yes() -> None:
     owners.confirm(ANOTHERS, "stop", yes=True, may_prompt=False)
 
 
-def test_anothers_run_wants_a_flag_or_an_answer(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+def test_another_users_run_needs_a_flag_or_an_answer(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     with pytest.raises(UsageError, match="digits was started by ada") as refused:
         owners.confirm(ANOTHERS, "stop", yes=False, may_prompt=False)
     assert "--yes to stop it anyway" in refused.value.remedy

@@ -59,7 +59,7 @@ def test_the_next_command_is_labelled_as_continuing_only_if_it_continues(status:
     assert len({"continue with", "run it again", "after a fix"} & set(facts)) == 1
 
 
-def test_an_error_is_told_once(golden: Golden) -> None:
+def test_an_error_is_shown_once(golden: Golden) -> None:
     task = TaskStatus("chief", State.FAILED, exit_code=1, restarts=(Restart(0.0, 1, 1, f"failed with exit code 1: {ERROR}"),))
     reason = f"chief failed on attempt 2 (exit code 1): failed with exit code 1: {ERROR}"
     facts = facts_of(run(State.FAILED, task, reason=reason, reason_task="chief"))

@@ -220,7 +220,7 @@ def test_a_volume_without_read_only_is_compared_as_an_older_version_read_it(
     assert [path for path, _, _ in changed(backend, spec, plan, tmp_path) or ()] == expected
 
 
-def test_from_where_a_run_goes_on_is_said_as_far_as_it_is_known(tmp_path: Path, golden: Golden) -> None:
+def test_a_notice_names_the_step_from_which_a_run_resumes_if_it_is_known(tmp_path: Path, golden: Golden) -> None:
     old = replace(run(State.STOPPED), run_dir=Location("directory", str(tmp_path)))
     golden(describe_start(old, "/runs"))
     (tmp_path / "checkpoints").mkdir()

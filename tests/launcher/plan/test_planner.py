@@ -325,7 +325,7 @@ def test_the_trainers_own_loop_has_one_thread_for_each_core(strategy: str) -> No
     assert {task.env["TF_NUM_INTEROP_THREADS"] for task in result.tasks} == {"1" if strategy == "multi_worker_mirrored" else "2"}
 
 
-def test_gpus_are_shared_out_and_a_lack_of_them_is_said(golden: Golden) -> None:
+def test_gpus_are_shared_among_tasks_and_too_few_give_a_notice(golden: Golden) -> None:
     roles = {"chief": {}, "worker": {"replicas": 3, "gpus": 1}, "ps": {}}
     result = planned(strategy="parameter_server", roles=roles, machine=Machine(cores=8, gpus=("0", "1")))
     assert [task.env["CUDA_VISIBLE_DEVICES"] for task in result.tasks] == ["", "0", "1", "", ""]

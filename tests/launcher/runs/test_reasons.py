@@ -46,7 +46,7 @@ def test_missing_peers_are_named(missing: Any, reason: str) -> None:
     assert waiting_reason({"event": "waiting", "missing": missing}) == reason
 
 
-def test_a_task_that_makes_no_step_once_its_peers_are_there_waits_for_the_first_even_when_it_was_ready(golden: Golden) -> None:
+def test_a_task_that_has_made_no_step_is_pending_although_its_peers_are_connected_and_it_was_ready(golden: Golden) -> None:
     start = StartPhase()
     none: dict[str, Any] = {"event": "waiting", "missing": [], "more": 0, "seconds": 61.2}
     assert [start.is_waiting(event) for event in ({"event": "started"}, none, {"event": "ready"}, none)] == [False, True, False, True]

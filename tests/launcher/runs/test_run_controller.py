@@ -219,7 +219,7 @@ def test_a_server_that_does_not_answer_is_restarted_unless_its_own_parent_does_s
     assert [task.name for task in run.runtime.tasks if "interrupt" in task.calls] == ["ps-0"] * restarts
 
 
-def test_a_stop_after_the_work_is_done_asks_those_at_once_that_had_time_to_end_by_themselves(tmp_path: Path, golden: Golden) -> None:
+def test_a_stop_after_the_run_has_succeeded_reaches_all_remaining_tasks_at_once(tmp_path: Path, golden: Golden) -> None:
     run = ScriptedRun(tmp_path, "chief", "ps-0")
     calls: list[list[str]] = []
     states = run.play(
@@ -258,7 +258,7 @@ def test_a_running_task_that_reports_its_final_failure_has_time_to_exit(tmp_path
     assert states == {"chief": (State.FAILED, "failed with exit code 1"), "ps-0": (State.STOPPED, "")}
 
 
-def test_peers_that_were_done_start_again_with_one_that_goes_back_to_the_last_checkpoint(tmp_path: Path, golden: Golden) -> None:
+def test_finished_peers_start_again_with_a_task_that_resumes_from_the_last_checkpoint(tmp_path: Path, golden: Golden) -> None:
     run = ScriptedRun(tmp_path, "chief", "worker-0", strategy="multi_worker_mirrored", scope="all")
     run.runtime.steps = []
     run.controller.start()
@@ -269,7 +269,7 @@ def test_peers_that_were_done_start_again_with_one_that_goes_back_to_the_last_ch
     golden(run.tasks["worker-0"].tracker.state()[1])
 
 
-def test_a_start_that_takes_too_long_names_who_waits_and_who_is_restarting(tmp_path: Path, golden: Golden) -> None:
+def test_a_start_that_takes_too_long_names_the_tasks_that_wait_and_those_that_restart(tmp_path: Path, golden: Golden) -> None:
     run = ScriptedRun(tmp_path, "chief", "ps-0")
     run.controller.start()
     run.tasks["chief"].tracker.reported = (State.PENDING, "waiting for ps-0")

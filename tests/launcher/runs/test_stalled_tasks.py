@@ -62,7 +62,7 @@ def test_the_task_that_holds_up_the_run_is_named(tasks: list[TaskStatus], summar
     assert stall_summary(RunStatus("r", "local", State.RUNNING, tasks=tuple(tasks))) == summary
 
 
-def test_a_stalled_task_runs_and_says_what_it_does(golden: Golden) -> None:
+def test_a_stalled_task_is_running_and_its_reason_names_its_activity(golden: Golden) -> None:
     status = task("chief", PROGRESS, stalled(60, "tensorflow", "execute.py:53 in quick_execute"))
     assert (status.state, status.stalled, status.stalled_since, status.heard) == (State.RUNNING, "tensorflow", START, START + 60)
     golden(status.reason)

@@ -87,7 +87,7 @@ def test_a_program_with_manual_placement_needs_no_data_nor_does_an_installed_pac
     assert check(tmp_path / "other", None, workload="json.decoder:JSONDecoder") == []
 
 
-def test_a_module_beside_the_spec_is_no_code_until_the_spec_says_so(tmp_path: Path, golden: Golden) -> None:
+def test_a_module_beside_the_spec_is_code_only_if_the_spec_names_it(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "beside_it.py").write_text(f"{DATA}def model(): ...")
     file = tmp_path / "cluster.yaml"
     file.write_text("version: 1\nname: mine\ntrain: {workload: 'beside_it:model'}\n")

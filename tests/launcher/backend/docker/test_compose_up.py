@@ -34,7 +34,7 @@ def test_only_the_last_line_of_a_failed_init_container_is_added_to_the_message()
     assert compose_up._last_line_of_failed([tensorboard, sidecar, task, succeeded]) == ""
 
 
-def test_what_is_added_to_a_message_is_told_wherever_the_error_is_written(golden: Golden) -> None:
+def test_a_remark_of_the_engine_is_shown_wherever_the_error_is_written(golden: Golden) -> None:
     error = LauncherError("starting the containers failed")
     error.message += ": no such host"
     golden(str(error))

@@ -49,7 +49,7 @@ def test_a_missing_permission_and_a_missing_socket_have_different_messages(
     assert remedy in caught.value.remedy
 
 
-def test_a_disk_of_this_machine_that_is_full_is_not_taken_for_the_engine(tmp_path: Path, golden: Golden) -> None:
+def test_a_full_disk_of_this_machine_is_not_mistaken_for_an_error_of_the_engine(tmp_path: Path, golden: Golden) -> None:
     with pytest.raises(LauncherError) as caught, translate_errors("starting the run"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "state.json"))
     golden(caught.value.message)

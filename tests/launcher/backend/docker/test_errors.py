@@ -53,7 +53,7 @@ def test_a_known_error_has_a_message_and_a_remedy(case: str) -> None:
     assert remedy in error.remedy
 
 
-def test_what_is_not_known_is_quoted(golden: Golden) -> None:
+def test_an_unknown_error_is_quoted(golden: Golden) -> None:
     error = explain("one\nError response from daemon: the moon is full\n", "starting the containers of mnist")
     golden(error.message)
     assert error.remedy

@@ -56,7 +56,7 @@ def test_every_pod_of_the_run_is_checked_as_its_controller_creates_it(gang: dict
     assert sorted(owners) == ["Job", "Job", "Job", "ReplicaSet"]
 
 
-def test_a_run_whose_tasks_are_larger_than_a_quota_is_refused_and_one_that_has_to_wait_is_told(golden: Golden) -> None:
+def test_a_run_whose_tasks_exceed_a_quota_is_refused_and_one_that_has_to_wait_gets_a_notice(golden: Golden) -> None:
     # Tasks take 8 cores and 16Gi, TensorBoard a little more.
     fits = {"requests.cpu": "9", "memory": "17Gi", "pods": "6", "count/jobs.batch": "2"}
     assert waiting_reasons(quota(fits, {"count/jobs.batch": "3"})) == []

@@ -97,7 +97,7 @@ def test_the_end_of_a_successful_run_is_recorded_and_the_attendant_is_done() -> 
     assert [(kind, name) for kind, name, _ in cluster.patched] == [("Job", NAME)]
 
 
-def test_what_a_failed_run_still_holds_is_suspended_and_waited_for(golden: Golden) -> None:
+def test_the_remaining_jobs_of_a_failed_run_are_suspended_and_awaited(golden: Golden) -> None:
     cluster = FakeCluster(job("chief", 1, FAILED), job("ps"), pods=(objects.ended("chief", 2), objects.running("ps")))
     attendant = new_attendant(cluster)
     messages = list(attendant.reconcile())
@@ -110,7 +110,7 @@ def test_what_a_failed_run_still_holds_is_suspended_and_waited_for(golden: Golde
     assert replacement.is_done()
 
 
-def test_a_run_that_never_starts_is_suspended_and_told_to_have_failed_with_the_reason(
+def test_a_run_that_never_starts_is_suspended_and_reported_as_failed_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     waiting = objects.pod("chief", 0, "Pending", waiting={"reason": "ImagePullBackOff", "message": "no such image"})

@@ -29,11 +29,11 @@ PODS = {
     "no node matches": pending(
         f"0/6 nodes are available: 2 node(s) didn't match Pod's node affinity/selector, 4 Insufficient cpu.{PREEMPTION}"
     ),
-    "a claim is not there": pending('0/2 nodes are available: persistentvolumeclaim "models" not found. preemption: not found'),
+    "a missing claim": pending('0/2 nodes are available: persistentvolumeclaim "models" not found. preemption: not found'),
     "a claim is not bound": pending("0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"),
     "gated": pending("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"),
     "an image cannot be pulled": container(waiting={"reason": "ImagePullBackOff", "message": 'Back-off pulling image "team/x:1"'}),
-    "a secret is not there": container(waiting={"reason": "CreateContainerConfigError", "message": 'secret "aws" not found'}),
+    "a missing secret": container(waiting={"reason": "CreateContainerConfigError", "message": 'secret "aws" not found'}),
     "no python": container(
         terminated={
             "reason": "StartError",
@@ -106,7 +106,7 @@ MOVED_OFF = {
 
 
 @pytest.mark.parametrize("case", PODS)
-def test_a_pod_in_trouble_says_which_and_what_to_do(case: str, golden: Golden) -> None:
+def test_a_pod_that_does_not_run_has_a_diagnosis_and_a_remedy(case: str, golden: Golden) -> None:
     result = diagnosis.of_pod(PODS[case])
     assert result is not None
     golden(result.message, result.remedy)
@@ -202,7 +202,7 @@ def test_a_warning_remains_if_only_another_volume_was_attached_since() -> None:
     assert diagnosis.of_events([failed, other | {"message": 'AttachVolume.Attach succeeded for volume "pvc-1"'}]) is None
 
 
-def test_the_newest_warning_is_told_and_one_that_is_not_known_as_it_is(golden: Golden) -> None:
+def test_the_newest_warning_is_reported_and_an_unknown_one_is_quoted(golden: Golden) -> None:
     old = {"type": "Warning", "reason": "FailedMount", "message": 'secret "a" not found', "lastTimestamp": "2026-01-01T00:00:00Z"}
     new = {"type": "Warning", "reason": "FailedMount", "message": 'secret "b" not found', "lastTimestamp": "2026-01-01T00:01:00Z"}
     result = diagnosis.of_events([new, old])

@@ -15,7 +15,7 @@ def refusal(status: int, message: str) -> ApiException:
     return error
 
 
-def test_a_lacking_right_is_named_as_a_rule(golden: Golden) -> None:
+def test_a_missing_permission_is_shown_as_a_rule(golden: Golden) -> None:
     message = 'jobs.batch is forbidden: User "ada" cannot create resource "jobs" in API group "batch" in the namespace "team-a"'
     error = explain(refusal(403, message), "applying Job mnist-chief")
     assert isinstance(error, ForbiddenError)
@@ -32,7 +32,7 @@ def test_a_subresource_is_named_too(golden: Golden) -> None:
     golden(error.message)
 
 
-def test_a_namespace_that_is_not_there_is_to_be_made(golden: Golden) -> None:
+def test_a_missing_namespace_comes_with_the_command_that_creates_it(golden: Golden) -> None:
     error = explain(refusal(404, 'namespaces "team-b" not found'), "checking ConfigMap mnist-cluster")
     golden(error.message, error.remedy)
 
@@ -43,7 +43,7 @@ def test_another_manager_of_a_field_is_named(golden: Golden) -> None:
     golden(error.message, error.remedy)
 
 
-def test_what_is_invalid_is_the_users_to_mend(golden: Golden) -> None:
+def test_an_invalid_object_is_an_error_of_the_user(golden: Golden) -> None:
     error = explain(refusal(422, 'Job.batch "a" is invalid: spec.template: Required value'), "checking Job a")
     assert isinstance(error, UsageError)
     golden(error.message, error.remedy)
@@ -63,13 +63,13 @@ def test_a_write_that_conflicts_with_another_may_be_tried_again() -> None:
     assert not isinstance(explain(refusal(409, 'jobs.batch "mnist-chief" already exists'), "making Job mnist-chief"), UnreachableError)
 
 
-def test_who_is_not_known_is_to_log_in(golden: Golden) -> None:
+def test_failed_authentication_asks_the_user_to_log_in(golden: Golden) -> None:
     error = explain(refusal(401, "Unauthorized"), "listing jobs")
     assert type(error) is CredentialsError
     golden(error.message, error.remedy)
 
 
-def test_who_may_do_nothing_in_a_namespace_is_asked_whether_it_is_the_right_one(golden: Golden) -> None:
+def test_a_user_without_any_permission_in_a_namespace_is_asked_whether_it_is_the_right_one(golden: Golden) -> None:
     error = no_access("team-b", "listing jobs", "{}")
     golden(error.message, error.remedy)
     assert "--namespace" in error.remedy
@@ -77,7 +77,7 @@ def test_who_may_do_nothing_in_a_namespace_is_asked_whether_it_is_the_right_one(
     golden(no_access("team-b").message)
 
 
-def test_who_may_give_no_such_rights_to_an_attendant_is_told_what_helps(golden: Golden) -> None:
+def test_a_user_who_may_not_grant_an_attendants_rights_gets_a_remedy(golden: Golden) -> None:
     reason = 'is attempting to grant RBAC permissions not currently held:\n{APIGroups:[""], Resources:["pods/status"], Verbs:["patch"]}'
     message = f'roles.rbac.authorization.k8s.io "digits-attendant" is forbidden: user "jane" (groups=["team"]) {reason}'
     error = explain(refusal(403, message), "checking Role digits-attendant")

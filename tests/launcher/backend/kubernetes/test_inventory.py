@@ -68,7 +68,7 @@ def test_a_run_that_still_makes_steps_is_running() -> None:
     assert (run.state, run.eta, run.missing) == (State.RUNNING, 840.0, ("service/digits", "job/digits-evaluator"))
 
 
-def test_a_job_without_labels_is_told_with_the_command_that_gives_them_back_also_of_a_run_that_was_stopped(golden: Golden) -> None:
+def test_a_job_without_labels_comes_with_the_command_that_restores_them_also_in_a_stopped_run(golden: Golden) -> None:
     run = status_with(Differences(unlabelled=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.STOPPED)
     assert run.state is State.PENDING
     golden(run.reason)

@@ -68,7 +68,7 @@ def test_a_pod_that_was_seen_and_is_missing_is_deleted_even_without_an_event() -
         assert past_attempts.attempts(inactive, [], [], before) == {}
 
 
-def test_an_attempt_that_had_failed_before_its_pod_went_is_told_as_it_was_seen(golden: Golden) -> None:
+def test_an_attempt_that_failed_before_its_pod_was_deleted_is_reported_as_it_was_seen(golden: Golden) -> None:
     crashed = owned(ended("worker", 1, message="ValueError: no such file\n"))
     ((_, restart),) = past_attempts.attempts(job("worker"), [], [], {crashed["metadata"]["name"]: crashed}).values()
     assert restart.exit_code == 1

@@ -104,7 +104,7 @@ def failed(reason: str, at: str, kind: str = "Failed") -> dict[str, str]:
     return {"type": kind, "status": "True", "reason": reason, "message": f"because of {reason}", "lastTransitionTime": at}
 
 
-def test_the_task_that_failed_first_is_to_blame_and_none_that_ended_for_its_sake(golden: Golden) -> None:
+def test_the_task_that_failed_first_is_the_cause_not_those_that_ended_because_of_it(golden: Golden) -> None:
     orphaned = job("chief", 1, failed("PodFailurePolicy", "2026-01-01T00:08:00Z"))
     guilty = job("worker", 3, failed("BackoffLimitExceeded", "2026-01-01T00:09:30Z"), failed("x", "2026-01-01T00:09:01Z", "FailureTarget"))
     pods = [
@@ -128,7 +128,7 @@ def test_a_job_whose_pods_have_expired_still_names_the_task_and_its_exit_code(ro
     assert (run.state, run.reason) == (State.FAILED, f"{task}: exit code 2")
 
 
-def test_a_run_whose_deadline_has_passed_says_so_whatever_its_tasks_ended_with(golden: Golden) -> None:
+def test_a_run_whose_deadline_has_passed_gives_that_as_its_reason_whatever_the_exit_codes_of_its_tasks(golden: Golden) -> None:
     late = [job(role, 1, failed("DeadlineExceeded", "2026-01-01T00:08:00Z")) for role in ("chief", "worker")]
     run = status(ClusterSnapshot("digits", late, [ended("chief", 143), ended("worker", 1)]), NOW)
     golden(run.reason)
@@ -167,7 +167,7 @@ def test_the_jobs_of_a_jobset_wait_for_its_queue() -> None:
     assert (run.state, {task.reason for task in run.tasks}) == (State.PENDING, {"waits for its queue team"})
 
 
-def test_what_waits_for_its_queue_says_why_it_is_not_admitted(golden: Golden) -> None:
+def test_a_queued_run_says_why_it_is_not_admitted(golden: Golden) -> None:
     labels = {"kueue.x-k8s.io/queue-name": "team"}
     queued = {"metadata": {"labels": labels, "uid": "s"}, "spec": {"suspend": True}}
 
@@ -203,7 +203,7 @@ def test_a_task_whose_container_has_ended_is_not_pending_even_if_its_pod_still_r
     assert status(snapshot, NOW).tasks[0].state is expected
 
 
-def test_a_drained_pod_is_told_as_one_while_it_goes(golden: Golden) -> None:
+def test_a_drained_pod_is_reported_as_drained_while_it_ends(golden: Golden) -> None:
     drained = running("worker", created="2026-01-01T00:05:00Z")
     target = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
     drained["status"]["conditions"] = [target]
@@ -220,7 +220,7 @@ def test_a_task_that_has_ended_names_the_sidecar_that_has_not(golden: Golden) ->
     golden(task.reason)
 
 
-def test_a_task_whose_sidecar_has_not_ended_is_to_blame_before_those_that_ended_for_its_sake(golden: Golden) -> None:
+def test_a_task_whose_sidecar_has_not_ended_is_the_cause_not_those_that_ended_because_of_it(golden: Golden) -> None:
     guilty = pod("chief", 0, "Running", terminated={"exitCode": 1, "finishedAt": "2026-01-01T00:08:00Z", "message": "ValueError: first\n"})
     orphan = job("worker", 1, failed("PodFailurePolicy", "2026-01-01T00:09:30Z"))
     run = status(ClusterSnapshot("digits", [job("chief"), orphan], [guilty, ended("worker", 75, message="lost the chief\n")]), NOW)

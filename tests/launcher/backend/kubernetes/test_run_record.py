@@ -19,7 +19,7 @@ def leased(**lease: Any) -> dict[str, Any]:
     return {"metadata": {"annotations": {"tf-launcher/starting": as_json(lease)}}}
 
 
-def test_a_launcher_that_starts_the_run_is_told_with_its_machine(golden: Golden) -> None:
+def test_the_launcher_that_starts_the_run_is_named_with_its_machine(golden: Golden) -> None:
     own = leased(host=socket.gethostname(), since=time.time() - 7, **run_record._process(os.getpid()))
     golden(run_record.start_in_progress(own, time.time()), host=socket.gethostname())
     assert run_record.start_in_progress(leased(host="elsewhere", since=time.time() - 7), time.time()).startswith(

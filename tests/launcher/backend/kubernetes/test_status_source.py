@@ -85,7 +85,7 @@ class LosingNode:
         raise LauncherError("no answer")
 
 
-def test_a_look_that_waited_for_a_lost_node_tells_what_the_cluster_says_after_it(golden: Golden) -> None:
+def test_a_status_that_waited_for_a_lost_node_is_read_from_the_cluster_again(golden: Golden) -> None:
     status = status_source.Watcher(cast("Cluster", LosingNode()), "digits").status()
     assert status is not None
     golden(*[task.reason for task in status.tasks])

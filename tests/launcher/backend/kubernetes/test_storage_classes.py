@@ -57,5 +57,5 @@ WITH_CHIEF: dict[str, Any] = {"strategy": "multi_worker_mirrored", "roles": {"ch
     [WITH_CHIEF | {"command": ["a"]}, WITHOUT_CHIEF | {"command": ["a"]}, WITHOUT_CHIEF | {"train": {"workload": "mnist_mlp"}}],
     ids=["with a chief", "without one", "a workload without one"],
 )
-def test_both_ways_out_are_named_and_the_first_is_possible(sections: dict[str, Any], golden: Golden) -> None:
+def test_both_remedies_are_named_and_the_first_is_possible(sections: dict[str, Any], golden: Golden) -> None:
     golden(storage_classes.remedies(run(**sections)))

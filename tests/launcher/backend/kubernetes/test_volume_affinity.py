@@ -63,7 +63,7 @@ def attach_event(new: dict[str, Any], reason: str, message: str, second: int) ->
     return event(reason, message, f"2026-01-01T00:09:{second:02}Z", uid=new["metadata"]["uid"]) | kind
 
 
-def test_a_volume_of_a_lost_node_is_told_with_what_becomes_of_it(golden: Golden) -> None:
+def test_a_volume_of_a_lost_node_is_named_with_what_will_happen_to_it(golden: Golden) -> None:
     task = task_status(lost("chief", "node-3"), waiting("chief", CONFLICT_1_34))
     golden(task.reason)
     assert "bring the node back" in task.remedy
@@ -103,7 +103,7 @@ def test_a_pod_that_ties_others_to_a_lost_node_is_named_with_the_command_that_fr
     assert 'kubectl patch pod digits-tensorboard-0-00 --subresource=status --type=merge -p \'{"status":{"phase":"Failed"}}\'' in task.remedy
 
 
-def test_a_volume_that_is_still_attached_elsewhere_is_told_with_the_node(golden: Golden) -> None:
+def test_a_volume_that_is_still_attached_to_another_node_is_named_with_that_node(golden: Golden) -> None:
     new = waiting("chief", node="node-1")
     warning = attach_event(new, "FailedAttachVolume", EXCLUSIVE.format("pvc-1"), 1)
     task = task_status(lost("chief", "node-3"), new, events=(warning,))
@@ -137,7 +137,7 @@ def test_the_reason_has_the_events_of_each_of_two_volumes() -> None:
     assert reason(own, other, attach_event(new, "SuccessfulAttachVolume", SUCCEEDED.format("pvc-1"), 3)) == f"1m: {second}"
 
 
-def test_a_volume_that_another_pod_uses_is_told_with_that(golden: Golden) -> None:
+def test_a_volume_that_another_pod_uses_is_named_with_that_pod(golden: Golden) -> None:
     new = waiting("chief", node="node-1")
     message = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) reader'
     warning = attach_event(new, "FailedAttachVolume", message, 1)
@@ -154,7 +154,7 @@ READY = {"type": "Ready", "status": "True"}
         ([], "launcher down digits, and launcher up again"),
     ],
 )
-def test_an_evaluator_that_was_drained_after_the_chief_s_end_has_a_way_on(
+def test_an_evaluator_that_was_drained_after_the_chief_s_end_has_a_remedy(
     tensorboards: list[dict[str, Any]], remedy: str, golden: Golden
 ) -> None:
     pods = [mounting(ended("chief", 0), "node-2"), *tensorboards, waiting("evaluator", NO_AFFINITY)]
@@ -200,7 +200,7 @@ def await_tensorboard(
     port_forward.await_tensorboard(cast("Cluster", cluster), "digits")
 
 
-def test_a_tensorboard_that_was_just_replaced_is_waited_for_until_it_is_known_what_it_waits_for(
+def test_a_tensorboard_that_was_just_replaced_is_diagnosed_once_its_own_reason_is_known(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     """First its Deployment has created no pod, then the scheduler has not handled the pod."""
