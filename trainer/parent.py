@@ -138,8 +138,8 @@ class _Parent:
             self._prober,
             self._job.awaited,
             timeout=timeouts.start,
-            first=timeouts.first_waiting,
-            every=timeouts.waiting_every,
+            first=timeouts.first_report_after,
+            every=timeouts.report_interval,
             stalled=timeouts.stalled if self._job.makes_steps else None,
             waiting=self._report_waiting,
             complete=self._peers_connected,
@@ -468,7 +468,7 @@ class _Parent:
         if self._job.watched_workers:
             within = max(self._job.timeouts.saving, self._job.timeouts.orphan)
             self._workers_watch = self._watch_for("every worker", self._job.watched_workers, "a worker answers again", within)
-        if seconds >= self._job.timeouts.first_waiting:
+        if seconds >= self._job.timeouts.first_report_after:
             self._report("notice", message=f"every peer was reached, the last after {seconds:.1f} s")
             if not self._job.built_in:  # a training process of ours reports it itself, once its model is built
                 self._report("ready", seconds=round(seconds, 1))

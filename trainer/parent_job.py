@@ -18,8 +18,8 @@ class Timeouts:
 
     start: float = 600.0  # for peers to answer
     orphan: float = 600.0  # without an answer from the chief, or from any worker
-    first_waiting: float = 5.0
-    waiting_every: float = 10.0
+    first_report_after: float = 5.0  # of missing peers
+    report_interval: float = 10.0  # between the reports that follow
     stalled: float = 60.0  # after every peer was reached, or after the last report that no step follows
     sigterm_interval: float = 1.0  # between two SIGTERM to a training process, which may have missed the first
     server_stop: float = (

@@ -31,7 +31,7 @@ class TestPeers:
         late, reachable = ports.address(), ports.address()
         ports.listen(reachable)
         run = trainers.start_parent(
-            *GRACEFUL, awaited={"worker-1": late, "ps-0": reachable}, timeouts={"first_waiting": 0.2, "waiting_every": 0.3}
+            *GRACEFUL, awaited={"worker-1": late, "ps-0": reachable}, timeouts={"first_report_after": 0.2, "report_interval": 0.3}
         )
         waiting = run.event("waiting")
         assert waiting["missing"] == [{"task": "worker-1", "address": late, "reason": "connection refused"}]
@@ -58,7 +58,7 @@ class TestPeers:
 
     def test_a_users_program_is_ready_once_it_has_reached_its_peers(self, trainers: Any, ports: Any) -> None:
         late = ports.address()
-        run = trainers.start_parent(*GRACEFUL, built_in=False, awaited={"worker-1": late}, timeouts={"first_waiting": 0.2})
+        run = trainers.start_parent(*GRACEFUL, built_in=False, awaited={"worker-1": late}, timeouts={"first_report_after": 0.2})
         run.event("waiting")
         assert not run.events("ready")
         ports.listen(late)
@@ -84,7 +84,7 @@ class TestPeers:
     def test_hundreds_of_missing_peers_fit_in_one_line_and_are_all_found(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         awaited = {f"worker-{index}": address for index in range(400)}
-        run = trainers.start_parent(*GRACEFUL, awaited=awaited, timeouts={"first_waiting": 0.5})
+        run = trainers.start_parent(*GRACEFUL, awaited=awaited, timeouts={"first_report_after": 0.5})
         waiting = run.event("waiting")
         assert len(waiting["missing"]) + waiting["more"] == 400
         assert all(peer["reason"] == "connection refused" for peer in waiting["missing"])
@@ -151,7 +151,7 @@ class TestPeers:
         ports.listen(first)
         ports.listen(second)
         workers = {"worker-0": first, "worker-1": second}
-        timeouts = {"orphan": 2, "first_waiting": 0}
+        timeouts = {"orphan": 2, "first_report_after": 0}
         run = trainers.start_parent(*GRACEFUL, awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
         run.line("ready")
         assert "every peer was reached" in run.event("notice")["message"]
@@ -169,7 +169,7 @@ class TestPeers:
         first, second = ports.address(), ports.address()
         ports.listen(first)
         workers = {"worker-0": first, "worker-1": second}
-        timeouts = {"orphan": 8, "first_waiting": 0}
+        timeouts = {"orphan": 8, "first_report_after": 0}
         run = trainers.start_parent(*GRACEFUL, awaited={"worker-0": first}, watched_workers=list(workers.values()), timeouts=timeouts)
         run.line("ready")
         assert "every peer was reached" in run.event("notice")["message"]
@@ -182,7 +182,7 @@ class TestPeers:
     def test_late_workers_are_awaited_until_the_start_timeout(self, trainers: Any, ports: Any) -> None:
         address = ports.address()
         workers = {"worker-0": address}
-        timeouts = {"orphan": 0.2, "start": 60, "first_waiting": 0.1, "waiting_every": 0.2}
+        timeouts = {"orphan": 0.2, "start": 60, "first_report_after": 0.1, "report_interval": 0.2}
         run = trainers.start_parent(*GRACEFUL, awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
         run.line("ready")
         wait_until_waiting_for(run, 0.8)
@@ -206,7 +206,7 @@ class TestPeers:
         ports.listen(address)
         workers = {"worker-0": address}
         program = 'trap "exit 143" TERM; trap "exit 75" USR1; echo ready; while :; do sleep 0.05; done'
-        timeouts = {"orphan": 2, "first_waiting": 0, "waiting_every": 0.2}
+        timeouts = {"orphan": 2, "first_report_after": 0, "report_interval": 0.2}
         run = trainers.start_parent(*shell(program), awaited=workers, watched_workers=list(workers.values()), timeouts=timeouts)
         run.event("notice")
         ports.close(address)
