@@ -4,6 +4,7 @@
 
 import csv
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 from tests.trainer.engine.calling import Changing, MakeCallbacks, SmallWithCallbacks, callback_job
 from tests.trainer.engine.small import Poisoned
 from tests.trainer.engine.test_loop import Output
-from trainer.engine import loop, run_state
+from trainer.engine import loop, model_ops, run_state
 from trainer.engine.callbacks import Hooks, continue_logs
+from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
+from trainer.engine.job import Job
 from trainer.engine.replicated import LocalSession
-from trainer.engine.session import DivergedError, Progress
+from trainer.engine.session import Progress
 from trainer.events import Reporter
 
 
@@ -75,13 +78,18 @@ class Recorder(keras.callbacks.Callback):
 EVALUATED = ["test", "tested"]
 
 
+def begun_hooks(run_dir: Path, make_callbacks: MakeCallbacks, output: Output | None = None, **changes: Any) -> tuple[Hooks, Job]:
+    """Return hooks that are called as before the first step of a run, and its job, without training."""
+    workload = SmallWithCallbacks(make_callbacks)
+    job = callback_job(workload, run_dir, **changes)
+    hooks = Hooks(LocalSession(workload, job, AllReduce()), workload, job, Reporter("chief", output or Output()))
+    hooks.begin(0, None)
+    return hooks, job
+
+
 def test_means_count_only_the_steps_that_were_measured(tmp_path: Path) -> None:
     recorder = Recorder()
-    workload = SmallWithCallbacks(lambda: [recorder])
-    job = callback_job(workload, tmp_path, epochs=2)
-    session = LocalSession(workload, job, AllReduce())
-    hooks = Hooks(session, workload, job, Reporter("chief", Output()))
-    hooks.begin(0, None)
+    hooks, _ = begun_hooks(tmp_path, lambda: [recorder], epochs=2)
     # As workers of parameter servers report: first nothing, then two means, and between them the first one once more.
     for step, steps, loss, measured in [(5, 5, None, 0), (10, 5, 1.0, 10), (20, 10, 1.0, 0), (25, 5, 4.0, 5)]:
         metrics = {} if loss is None else {"accuracy": loss / 4}
@@ -115,28 +123,47 @@ def test_hooks_are_called_in_the_order_of_fit_with_its_logs(tmp_path: Path) -> N
 )
 def test_an_epoch_is_a_pass_or_the_steps_between_evaluations(length: dict[str, Any], expected: list[int], tmp_path: Path) -> None:
     recorder = Recorder()
-    train(tmp_path, lambda: [recorder], **length)
+    hooks, job = begun_hooks(tmp_path, lambda: [recorder], **length)
+    step = 0
+    while step < job.steps:  # as the loop does
+        before, step = step, hooks.until(job.steps)
+        hooks.after(Progress(step=step, steps=step - before, loss=1.0, metrics={}, examples=0, seconds=1.0))
     assert [int(call.split()[1]) for call in recorder.calls if call.endswith("done")] == expected
 
 
-def test_logs_of_epochs_without_evaluation_have_no_validation_metrics(tmp_path: Path) -> None:
-    recorder = Recorder()
-    train(tmp_path, lambda: [recorder], epochs=2, evaluate={"every_steps": 0})
-    assert [call for call in recorder.calls if call in EVALUATED] == EVALUATED
-    assert ["val_loss" in logs for logs in recorder.logs] == [False, True]
+@dataclass(frozen=True)
+class Hooked:
+    """The calls of the hooks of a run of two epochs without evaluations between them, that is asked to stop before its last step."""
+
+    recorder: Recorder
+    batches: list[tuple[str, int, tuple[str, ...]]]
 
 
-def test_batch_hooks_are_called_for_each_step(tmp_path: Path) -> None:
-    calls: list[tuple[str, int, tuple[str, ...]]] = []
+@pytest.fixture(scope="module")
+def hooked(tmp_path_factory: pytest.TempPathFactory) -> Hooked:
+    recorder, calls = Recorder(), list[tuple[str, int, tuple[str, ...]]]()
 
     def make_callbacks() -> list[keras.callbacks.Callback]:
         begin = lambda batch, logs: calls.append(("begin", batch, tuple(logs)))  # noqa: E731 - as users write them
         end = lambda batch, logs: calls.append(("end", batch, tuple(logs)))  # noqa: E731 - as users write them
-        return [keras.callbacks.LambdaCallback(on_train_batch_begin=begin, on_train_batch_end=end)]
+        return [recorder, keras.callbacks.LambdaCallback(on_train_batch_begin=begin, on_train_batch_end=end)]
 
-    train(tmp_path, make_callbacks, epochs=2)
+    train(tmp_path_factory.mktemp("hooked"), make_callbacks, epochs=2, evaluate={"every_steps": 0}, stop_after=49)
+    return Hooked(recorder, calls)
+
+
+def test_logs_of_epochs_without_evaluation_have_no_validation_metrics(hooked: Hooked) -> None:
+    assert [call for call in hooked.recorder.calls if call in EVALUATED] == EVALUATED
+    assert ["val_loss" in logs for logs in hooked.recorder.logs] == [False, True]
+
+
+def test_batch_hooks_are_called_for_each_step(hooked: Hooked) -> None:
     epoch = [call for batch in range(25) for call in (("begin", batch, ()), ("end", batch, ("loss", "accuracy")))]
-    assert calls == epoch * 2
+    assert hooked.batches == epoch * 2
+
+
+def test_the_last_epoch_ends_although_the_task_stops_with_its_last_step(hooked: Hooked) -> None:
+    assert hooked.recorder.calls[-2:] == ["epoch 1 done", "end"]
 
 
 class EarlyStoppingAtMinLoss(keras.callbacks.Callback):
@@ -184,62 +211,77 @@ def at_rate(rate: float) -> dict[str, Any]:
     return {"optimizer": "SGD", "arguments": {"learning_rate": rate}}
 
 
-def test_early_stopping_of_the_guide_ends_the_run_with_a_reason(tmp_path: Path) -> None:
-    stopping = EarlyStoppingAtMinLoss()
-    session, outcome, output = train(tmp_path, lambda: [stopping], epochs=100, params=at_rate(5.0))
-    assert outcome.finished
-    assert (outcome.step % 25, outcome.step < 2500) == (0, True)
-    reason = f"the callback EarlyStoppingAtMinLoss.on_epoch_end has set model.stop_training in epoch {outcome.step // 25}"
-    assert f"the run ends after step {outcome.step} of 2500: {reason}" in notices(output)
-    assert run_state.read(tmp_path)["state"] == "succeeded"
-    assert run_state.read(tmp_path)["ended_early"] == reason
-    for weight, best in zip(session.model.get_weights(), stopping.best_weights, strict=True):
+def worse_after_an_epoch() -> keras.callbacks.Callback:
+    """Return a callback that sets too high a rate from the second epoch on."""
+    return keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 if epoch == 0 else 5.0)
+
+
+@dataclass(frozen=True)
+class Guided:
+    """A run that the guide's EarlyStoppingAtMinLoss has ended."""
+
+    run_dir: Path
+    stopping: EarlyStoppingAtMinLoss
+    recorder: Recorder
+    session: LocalSession
+    outcome: loop.Outcome
+    output: Output
+
+
+@pytest.fixture(scope="module")
+def guided(tmp_path_factory: pytest.TempPathFactory) -> Guided:
+    run_dir, stopping, recorder = tmp_path_factory.mktemp("guided"), EarlyStoppingAtMinLoss(), Recorder()
+    result = train(run_dir, lambda: [worse_after_an_epoch(), stopping, recorder], epochs=20, params=at_rate(0.1))
+    return Guided(run_dir, stopping, recorder, *result)
+
+
+def test_early_stopping_of_the_guide_ends_the_run_with_a_reason(guided: Guided) -> None:
+    assert (guided.outcome.step, guided.outcome.finished) == (50, True)
+    reason = "the callback EarlyStoppingAtMinLoss.on_epoch_end has set model.stop_training in epoch 2"
+    assert f"the run ends after step 50 of 500: {reason}" in notices(guided.output)
+    assert run_state.read(guided.run_dir)["state"] == "succeeded"
+    assert run_state.read(guided.run_dir)["ended_early"] == reason
+    for weight, best in zip(guided.session.model.get_weights(), guided.stopping.best_weights, strict=True):
         np.testing.assert_array_equal(weight, best)
 
 
-def test_the_last_metrics_are_those_of_the_weights_that_a_callback_sets_after_the_evaluation(tmp_path: Path) -> None:
-    def make_callbacks() -> list[keras.callbacks.Callback]:
-        worse = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 if epoch == 0 else 5.0)
-        return [worse, EarlyStoppingAtMinLoss(), recorder]
-
-    recorder = Recorder()
-    _, outcome, output = train(tmp_path, make_callbacks, epochs=20, params=at_rate(0.1))
-    assert outcome.step == 50
-    assert outcome.metrics["loss"] == pytest.approx(recorder.logs[0]["val_loss"])
-    assert outcome.metrics["loss"] != pytest.approx(recorder.logs[1]["val_loss"])
-    assert output.events("evaluated")[-1]["metrics"] == outcome.metrics
+def test_the_last_metrics_are_those_of_the_weights_that_a_callback_sets_after_the_evaluation(guided: Guided) -> None:
+    assert guided.outcome.metrics["loss"] == pytest.approx(guided.recorder.logs[0]["val_loss"])
+    assert guided.outcome.metrics["loss"] != pytest.approx(guided.recorder.logs[1]["val_loss"])
+    assert guided.output.events("evaluated")[-1]["metrics"] == guided.outcome.metrics
 
 
-def test_training_uses_the_rate_of_the_scheduler_of_the_guide(tmp_path: Path) -> None:
-    scheduler = CustomLearningRateScheduler(lambda epoch, _: 0.5 if epoch == 0 else 0.0)
-    train(tmp_path, lambda: [scheduler], epochs=3, params=at_rate(0.125))
-    rates, weights = zip(*scheduler.seen, strict=True)
-    assert rates == (0.125, 0.5, 0.0)
-    assert not np.array_equal(weights[0], weights[1])
-    np.testing.assert_array_equal(weights[1], weights[2])
-
-
-def test_training_uses_the_weights_and_rate_that_a_callback_sets(tmp_path: Path) -> None:
-    changing = Changing()
-    session, outcome, _ = train(tmp_path, lambda: [changing], epochs=10)
+def test_training_uses_the_weights_and_rates_that_callbacks_set(tmp_path: Path) -> None:
+    scheduler, changing = CustomLearningRateScheduler(lambda epoch, _: (0.5, 0.25, 0.25)[epoch]), Changing()
+    session, outcome, _ = train(tmp_path, lambda: [scheduler, changing], epochs=10, params=at_rate(0.125))
     assert outcome.step == 75
+    rates, (first, second, third) = zip(*scheduler.seen, strict=True)
+    assert rates == (0.125, 0.5, 0.25)
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(second, np.full_like(second, 0.5))
+    assert not np.array_equal(second, third)
+    np.testing.assert_array_equal(third, session.model.get_weights()[0])  # with rate 0
     assert changing.weight_sums[0] == 0.5 * sum(weight.size for weight in session.model.get_weights())
     assert changing.weight_sums[0] != changing.weight_sums[1] == changing.weight_sums[2]
 
 
 def test_the_weights_of_the_best_epoch_are_restored_evaluated_and_saved_at_the_end(tmp_path: Path) -> None:
     def make_callbacks() -> list[keras.callbacks.Callback]:
-        worse = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 if epoch == 0 else 5.0)
-        return [worse, keras.callbacks.EarlyStopping(monitor="val_loss", patience=2, restore_best_weights=True)]
+        stopping = keras.callbacks.EarlyStopping(monitor="val_loss", patience=2, restore_best_weights=True)
+        return [worse_after_an_epoch(), stopping, recorder]
 
     recorder = Recorder()
-    session, outcome, output = train(tmp_path, lambda: [*make_callbacks(), recorder], epochs=20, params=at_rate(0.1))
+    session, outcome, output = train(tmp_path, make_callbacks, epochs=20, params=at_rate(0.1))
     assert outcome.step == 75
     assert outcome.metrics["loss"] == pytest.approx(recorder.logs[0]["val_loss"])
     assert output.events("evaluated")[-1]["metrics"] == outcome.metrics
-    resumed, _, _ = train(tmp_path, list, steps=75, params=at_rate(0.1))
-    for weight, saved in zip(session.model.get_weights(), resumed.model.get_weights(), strict=True):
-        np.testing.assert_array_equal(weight, saved)
+    workload = SmallWithCallbacks(list, **at_rate(0.1))
+    saved = model_ops.build(workload, callback_job(workload, tmp_path, steps=75))
+    restored = Checkpoints(tmp_path / "checkpoints", saved.model, saved.optimizer, 2).restore(lambda _: None)
+    assert restored is not None
+    assert restored.step == 75
+    for weight, expected in zip(saved.model.get_weights(), session.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, expected)
 
 
 def stateful_callbacks() -> list[keras.callbacks.Callback]:
@@ -263,38 +305,46 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, loop.
     return directory, outcome, output
 
 
-@pytest.mark.parametrize("stop_after", [60, 74], ids=["within an epoch", "at the end of one"])
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LocalSession, loop.Outcome, Output]:
+    """Return the same of a run with these callbacks that is stopped within an epoch, and with the last step of one; and its session."""
+    directory = tmp_path_factory.mktemp("interrupted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        for stop_after in (60, 74):
+            _, part, _ = train(directory / "parts", stateful_callbacks, epochs=20, stop_after=stop_after, steps_per_execution=1)
+            assert (part.finished, part.step) == (False, stop_after + 1)
+            assert [row["epoch"] for row in rows(directory / "parts")] == ["0", "1"]
+            log = directory / "parts" / "results" / "log.csv"
+            log.write_text(log.read_text() + "2,0,0,0,0,0\n3,0,0,0,0,0\n")  # as if a task was killed after its last checkpoint
+        return directory, *train(directory / "parts", stateful_callbacks, epochs=20)
+
+
 def test_callbacks_of_a_resumed_run_continue(
-    stop_after: int, uninterrupted: tuple[Path, loop.Outcome, Output], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uninterrupted: tuple[Path, loop.Outcome, Output], interrupted: tuple[Path, LocalSession, loop.Outcome, Output]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    directory, whole, output = uninterrupted
+    _, whole, output = uninterrupted
     reason = "the callback EarlyStopping.on_epoch_end has set model.stop_training in epoch 8"
     assert f"the run ends after step {whole.step} of 500: {reason}" in notices(output)
-    _, first, _ = train(tmp_path / "halves", stateful_callbacks, epochs=20, stop_after=stop_after, steps_per_execution=1)
-    assert (first.finished, first.step) == (False, stop_after + 1)
-    resumed, second, output = train(tmp_path / "halves", stateful_callbacks, epochs=20)
-    assert second.step == whole.step == 8 * 25
+    directory, session, outcome, output = interrupted
+    assert outcome.step == whole.step == 8 * 25
     assert f"the run ends after step 200 of 500: {reason}" in notices(output)
-    assert float(resumed.optimizer.learning_rate.numpy()) == pytest.approx(0.05 * 0.5**3)
-    assert second.metrics == pytest.approx(whole.metrics)
-    resumed_rows = rows(tmp_path / "halves")
+    assert float(session.optimizer.learning_rate.numpy()) == pytest.approx(0.05 * 0.5**3)
+    assert outcome.metrics == pytest.approx(whole.metrics)
+    assert sorted(path.name for path in (directory / "parts/results/models").iterdir()) == [f"{epoch}.keras" for epoch in range(1, 9)]
+    assert {path.name for path in directory.iterdir()} == {"parts"}  # nothing is written to the working directory
+
+
+def test_a_log_continues_without_rows_of_epochs_that_are_repeated(
+    uninterrupted: tuple[Path, loop.Outcome, Output], interrupted: tuple[Path, LocalSession, loop.Outcome, Output]
+) -> None:
+    resumed_rows = rows(interrupted[0] / "parts")
     assert [row["epoch"] for row in resumed_rows] == [str(epoch) for epoch in range(8)]
-    for expected, row in zip(rows(directory), resumed_rows, strict=True):
+    assert all(float(row["loss"]) > 0 for row in resumed_rows)
+    for expected, row in zip(rows(uninterrupted[0]), resumed_rows, strict=True):
         assert {name: float(value) for name, value in row.items()} == pytest.approx(
             {name: float(value) for name, value in expected.items()}
         )
-    assert sorted(path.name for path in (tmp_path / "halves/results/models").iterdir()) == [f"{epoch}.keras" for epoch in range(1, 9)]
-    assert {path.name for path in tmp_path.iterdir()} == {"halves"}  # nothing is written to the working directory
-
-
-def test_a_log_loses_its_rows_of_epochs_that_are_repeated(tmp_path: Path) -> None:
-    train(tmp_path, stateful_callbacks, epochs=3)
-    log = tmp_path / "results" / "log.csv"
-    log.write_text(log.read_text() + "3,0,0,0,0,0\n4,0,0,0,0,0\n")  # as if a task was killed after its last checkpoint
-    train(tmp_path, stateful_callbacks, epochs=5)
-    assert [row["epoch"] for row in rows(tmp_path)] == list("01234")
-    assert all(float(row["loss"]) > 0 for row in rows(tmp_path))
 
 
 @pytest.mark.parametrize("append", [False, True])
@@ -307,31 +357,17 @@ def test_a_continued_log_has_no_row_twice(append: bool, tmp_path: Path) -> None:
     assert log.read_text() == "epoch,loss\n0,3\n"
 
 
-def test_the_last_epoch_ends_although_the_task_stops_with_its_last_step(tmp_path: Path) -> None:
-    recorder = Recorder()
-    train(tmp_path, lambda: [recorder], epochs=1, steps_per_execution=1, stop_after=24)
-    assert recorder.calls[-2:] == ["epoch 0 done", "end"]
-
-
 def test_a_run_that_a_callback_ended_is_saved_once_and_continues_only_with_other_arguments(tmp_path: Path) -> None:
-    def steps_and_checkpoints(patience: int) -> tuple[int, list[int]]:
+    def steps_and_checkpoints(patience: int, epochs: int = 9) -> tuple[int, str | None, list[int]]:
         callbacks = [keras.callbacks.EarlyStopping(monitor="loss", min_delta=10.0, patience=patience)]
-        _, outcome, output = train(tmp_path, lambda: callbacks, epochs=9, checkpoint={"keep": 5, "every_steps": 25})
-        assert "stop_training in epoch" in str(outcome.ended_early)
-        return outcome.step, [event["step"] for event in output.events("checkpoint")]
+        _, outcome, output = train(tmp_path, lambda: callbacks, epochs=epochs, checkpoint={"keep": 5, "every_steps": 25})
+        early = outcome.ended_early and outcome.ended_early.partition("stop_training ")[2]
+        return outcome.step, early, [event["step"] for event in output.events("checkpoint")]
 
-    assert steps_and_checkpoints(1) == (50, [25, 50])
-    assert steps_and_checkpoints(1) == (50, [])
-    assert steps_and_checkpoints(3) == (100, [75, 100])
-
-
-def test_a_run_with_more_epochs_continues_with_a_changed_argument(tmp_path: Path) -> None:
-    arguments: dict[str, Any] = {"monitor": "loss", "min_delta": 10.0}
-    _, first, _ = train(tmp_path, lambda: [keras.callbacks.EarlyStopping(patience=4, **arguments)], epochs=3)
-    assert first.step == 75
-    _, second, output = train(tmp_path, lambda: [keras.callbacks.EarlyStopping(patience=6, **arguments)], epochs=20)
-    assert second.step == 25 * 7  # the first epoch counts as an improvement, and the next six do not
-    assert "stop_training in epoch 7" in notices(output)[-1]
+    assert steps_and_checkpoints(4, epochs=1) == (25, None, [25])
+    assert steps_and_checkpoints(1) == (50, "in epoch 2", [50])  # the first epoch counts as an improvement, and the others do not
+    assert steps_and_checkpoints(1) == (50, "in epoch 2", [])
+    assert steps_and_checkpoints(3) == (100, "in epoch 4", [75, 100])
 
 
 def test_callbacks_that_the_trainer_replaces_are_left_out_and_reported(tmp_path: Path) -> None:
@@ -343,7 +379,8 @@ def test_callbacks_that_the_trainer_replaces_are_left_out_and_reported(tmp_path:
         ]
         return [*replaced, keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: None)]
 
-    _, _, output = train(tmp_path, make_callbacks, epochs=1)
+    output = Output()
+    begun_hooks(tmp_path, make_callbacks, output, epochs=1)
     left_out = [message for message in notices(output) if "left out" in message]
     assert [message.partition(" is left out: ")[0] for message in left_out] == [
         f"the callback {name}" for name in ("TensorBoard", "BackupAndRestore", "TerminateOnNaN")
@@ -355,16 +392,11 @@ class PoisonedWithCallbacks(SmallWithCallbacks, Poisoned):
     """Has inputs of NaN from batch `bad` on."""
 
 
-def test_nan_fails_the_run_unless_the_callback_ends_it(tmp_path: Path) -> None:
-    def make_callbacks() -> list[keras.callbacks.Callback]:
-        return [keras.callbacks.TerminateOnNaN()]
-
+def test_a_callback_ends_a_run_with_nan(tmp_path: Path) -> None:
     params = {"bad": 30, "activation": "tanh"}
-    with pytest.raises(DivergedError, match="at step 31"):
-        train(tmp_path / "stop", make_callbacks, params=params, workload_class=PoisonedWithCallbacks, epochs=4)
-    _, outcome, _ = train(tmp_path / "warn", make_callbacks, params=params, workload_class=PoisonedWithCallbacks, epochs=4, on_nan="warn")
+    callbacks = [keras.callbacks.TerminateOnNaN()]  # on_nan: stop leaves it out
+    _, outcome, _ = train(tmp_path, lambda: callbacks, params=params, workload_class=PoisonedWithCallbacks, epochs=4, on_nan="warn")
     assert (outcome.finished, outcome.step) == (True, 31)
     assert (
-        run_state.read(tmp_path / "warn")["ended_early"]
-        == "the callback TerminateOnNaN.on_train_batch_end has set model.stop_training in epoch 2"
+        run_state.read(tmp_path)["ended_early"] == "the callback TerminateOnNaN.on_train_batch_end has set model.stop_training in epoch 2"
     )
