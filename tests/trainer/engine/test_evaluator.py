@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,14 @@ from tests.trainer.engine.small import Small
 from tests.trainer.engine.test_loop import Output, settings, train
 from tests.trainer.tensorboard_reader import read_events
 from tests.waiting import until
-from trainer.engine import evaluations, evaluator, run_state
+from trainer.engine import evaluations, evaluator, loop, run_state
+from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.loop import Outcome
+from trainer.engine.replicated import LocalSession
+from trainer.engine.session import Progress
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
+from trainer.workloads.errors import WorkloadError
 
 STEPS = 60
 LONG = 90.0  # seconds that a test waits for a condition on a busy machine
@@ -42,14 +49,54 @@ def start(trainers: Any, run_dir: Path, role: str = "evaluator", params: dict[st
     return trainers.trainer(env=environment, preload=forked.TENSORFLOW)
 
 
-def chief(run_dir: Path, last_step: int) -> Outcome:
-    """Train as the chief from the last checkpoint until a step, save, and end or stop."""
-    stop_after = last_step - 1 if last_step < STEPS else None
+class Gated(LocalSession):
+    """Takes a step only when it may."""
+
+    end = 0  # the step up to which it may train
+
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+        until("the next step", lambda: self.step < self.end, LONG, seen=lambda: self.step)
+        return super().run(steps, stop=stop, finish=finish, next_steps=next_steps)
+
+
+class Chief:
+    """A chief on a thread of this process, from the last checkpoint until a step, with which it ends or stops."""
+
+    def __init__(self, run_dir: Path, last_step: int, save_every: int) -> None:
+        job = settings(run_dir, STEPS, has_evaluator=True, steps_per_execution=1, checkpoint={"every_steps": save_every, "keep": 5})
+        workload, self._output, self._last_step = Small({}), Output(), last_step
+        session = self._session = Gated(workload, job, AllReduce())
+        self._pool = ThreadPoolExecutor(1)
+        stopped = lambda: session.step >= last_step - 1 and last_step < STEPS  # noqa: E731
+        self._outcome = self._pool.submit(loop.run, session, workload, job, Reporter("chief", self._output), stopped)
+
+    def train_until(self, step: int) -> None:
+        """Return when the checkpoint of a step is saved; until then the chief trains no further."""
+        self._session.end = step
+        saved = lambda: [event["step"] for event in self._output.events("checkpoint")]  # noqa: E731
+        until(f"checkpoint {step}", lambda: step in saved(), LONG, seen=lambda: (saved(), self._outcome))
+
+    def outcome(self) -> Outcome:
+        """Return the outcome at its last step."""
+        with self._pool:
+            outcome = self._outcome.result(LONG)
+        assert outcome.step == self._last_step
+        return outcome
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a complete run that no evaluator has seen: each test takes a copy."""
+    directory = tmp_path_factory.mktemp("complete") / "run"
     checkpoint = {"every_steps": 1000, "keep": 5}
-    _, outcome, _ = train(run_dir, STEPS, {}, stop_after, has_evaluator=True, steps_per_execution=1, checkpoint=checkpoint)
-    assert isinstance(outcome, Outcome)
-    assert outcome.step == last_step
-    return outcome
+    train(directory, STEPS, {}, has_evaluator=True, checkpoint=checkpoint, summaries={"every_steps": 0})
+    return directory
+
+
+@pytest.fixture
+def run_dir(complete: Path, tmp_path: Path) -> Path:
+    """Return a copy of the directory of a complete run that no evaluator has seen."""
+    return Path(shutil.copytree(complete, tmp_path / "run"))
 
 
 def wait_until_evaluated(run: Any, step: int) -> None:
@@ -62,13 +109,14 @@ def wait_until_evaluated(run: Any, step: int) -> None:
 @pytest.mark.timeout(300)
 def test_an_evaluator_follows_the_chief_despite_a_damaged_checkpoint_and_its_own_restart(trainers: Any, tmp_path: Path) -> None:
     run = start(trainers, tmp_path)
-    chief(tmp_path, 10)
+    chief = Chief(tmp_path, 30, save_every=10)
+    chief.train_until(10)
     wait_until_evaluated(run, 10)
 
     # A checkpoint that is damaged before the evaluator reads it is reported, and the next one is evaluated.
     child = run.events("started")[-1]["pid"]
     os.kill(child, signal.SIGSTOP)
-    chief(tmp_path, 20)
+    chief.train_until(20)
     damaged = next(tmp_path.glob("checkpoints/ckpt-20.data*"))
     content = damaged.read_bytes()
     damaged.write_bytes(b"\0" * len(content))
@@ -77,16 +125,19 @@ def test_an_evaluator_follows_the_chief_despite_a_damaged_checkpoint_and_its_own
     assert "ckpt-20" in notice
     assert "cannot be read" in notice
     damaged.write_bytes(content)
-    chief(tmp_path, 30)
+    chief.train_until(30)
     wait_until_evaluated(run, 30)
 
-    # After a kill it is restarted, and repeats no evaluation.
+    # After a kill it is restarted, and repeats no evaluation. The chief's stop is not its end.
+    assert not chief.outcome().finished
     os.kill(child, signal.SIGKILL)
     run.event("started", 2)
-    chief(tmp_path, 40)
+    chief = Chief(tmp_path, STEPS, save_every=20)
+    chief.train_until(40)
     wait_until_evaluated(run, 40)
 
-    outcome = chief(tmp_path, STEPS)
+    chief.train_until(STEPS)
+    outcome = chief.outcome()
     assert run.code(LONG) == 0
     event = run.event("done")
     assert event["step"] == STEPS
@@ -124,14 +175,13 @@ def test_a_slow_evaluator_skips_old_checkpoints_and_evaluates_the_last_one(train
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_an_evaluator_stops_in_the_middle_of_an_evaluation(trainers: Any, tmp_path: Path) -> None:
-    chief(tmp_path, 10)
-    run = start(trainers, tmp_path, params={"slow": 3}, train={"evaluate": {"every_steps": 5, "batch_size": 10}})
+def test_an_evaluator_stops_in_the_middle_of_an_evaluation(trainers: Any, run_dir: Path) -> None:
+    run = start(trainers, run_dir, params={"slow": 3}, train={"evaluate": {"every_steps": 5, "batch_size": 10}})
     until("a slow batch, one of forty", lambda: "a slow batch" in run.lines, LONG, seen=lambda: run.lines)
     run.send(signal.SIGTERM)
     assert run.code(LONG) == 143
     assert run.events("evaluated") == []
-    assert evaluations.read(tmp_path) == []
+    assert evaluations.read(run_dir) == []
     assert len(run.events("started")) == 1
 
 
@@ -144,10 +194,9 @@ def test_an_evaluator_gives_up_waiting_for_a_chief_that_writes_nothing(trainers:
     assert len(run.events("started")) == 1
 
 
-def test_an_unknown_metric_is_a_wrong_configuration(trainers: Any, tmp_path: Path) -> None:
-    run = start(trainers, tmp_path, train={"export": {"metric": "top_accuracy"}})
-    assert run.code(LONG) == 2
-    assert "'top_accuracy'; expected one of loss, accuracy" in run.event("failed")["detail"]
+def test_an_unknown_metric_is_a_wrong_configuration(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="'top_accuracy'; expected one of loss, accuracy"):
+        evaluate(tmp_path, export={"metric": "top_accuracy"})
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="the free memory is known only on Linux")
@@ -167,39 +216,43 @@ def test_an_export_counts_as_memory_if_temporary_files_are_in_memory(formats: li
     assert [evaluator.copies(formats, directory) for directory in ("/proc", "/dev/shm")] == [on_disk, in_memory]
 
 
-def test_a_restarted_evaluator_repeats_no_evaluation(tmp_path: Path) -> None:
-    chief(tmp_path, STEPS)
-    assert [event["step"] for event in follow(tmp_path).events("evaluated")] == [STEPS]
-    assert follow(tmp_path).events("evaluated") == []
+def evaluate(
+    run_dir: Path,
+    steps: int = STEPS,
+    params: dict[str, Any] | None = None,
+    stopped: Callable[[Output], bool] = lambda _: False,
+    **train: Any,
+) -> Output:
+    """Evaluate in this process until the run's last checkpoint is done, or `stopped` of the output is true; return the output."""
+    output, job = Output(), settings(run_dir, steps, has_evaluator=True, **train)
+    last = evaluator.evaluate_checkpoints(Small(params or {}), job, Reporter("evaluator", output), lambda: stopped(output))
+    assert (last is None) == stopped(output)
+    return output
 
 
-def test_a_checkpoint_of_another_model_is_not_evaluated(tmp_path: Path) -> None:
-    chief(tmp_path, STEPS)
-    output = follow(tmp_path, {"normalised": True})
-    assert output.events("evaluated") == []
+def evaluated(output: Output) -> list[int]:
+    return [event["step"] for event in output.events("evaluated")]
+
+
+def test_a_restarted_evaluator_repeats_no_evaluation(run_dir: Path) -> None:
+    assert evaluated(evaluate(run_dir)) == [STEPS]
+    assert evaluated(evaluate(run_dir)) == []
+
+
+def test_a_checkpoint_of_another_model_is_not_evaluated(run_dir: Path) -> None:
+    output = evaluate(run_dir, params={"normalised": True})
+    assert evaluated(output) == []
     assert "is of another model" in output.events("notice")[0]["message"]
 
 
-def test_the_evaluator_ends_with_a_run_that_ended_early_but_not_with_an_earlier_run_of_fewer_steps(tmp_path: Path) -> None:
-    chief(tmp_path, 30)
-    facts = run_state.read(tmp_path) | {"state": "succeeded"}
-    (tmp_path / "run.json").write_text(json.dumps(facts | {"steps": 30}))  # as left by an earlier run of 30 steps
-    output = Output()
-
-    def one_second_later() -> bool:
+def test_the_evaluator_ends_with_a_run_that_ended_early_but_not_with_an_earlier_run_of_fewer_steps(run_dir: Path) -> None:
+    def one_second_later(output: Output) -> bool:
         return any(time.time() - event["time"] > 1 for event in output.events("evaluated"))
 
-    job = settings(tmp_path, STEPS, has_evaluator=True)
-    assert evaluator.evaluate_checkpoints(Small({}), job, Reporter("evaluator", output), one_second_later) is None
-    (tmp_path / "evaluations.json").unlink()
-    (tmp_path / "run.json").write_text(json.dumps(facts))
-    assert [event["step"] for event in follow(tmp_path).events("evaluated")] == [30]
-
-
-def follow(run_dir: Path, params: dict[str, Any] | None = None) -> Output:
-    output = Output()
-    last = evaluator.evaluate_checkpoints(
-        Small(params or {}), settings(run_dir, STEPS, has_evaluator=True), Reporter("evaluator", output), lambda: False
-    )
-    assert last is not None
-    return output
+    steps = 2 * STEPS
+    assert evaluated(evaluate(run_dir, steps, stopped=one_second_later)) == [STEPS]
+    (run_dir / "evaluations.json").unlink()
+    facts = run_state.read(run_dir)
+    assert (facts["state"], facts["step"], facts["steps"]) == ("succeeded", STEPS, STEPS)
+    (run_dir / "run.json").write_text(json.dumps(facts | {"steps": steps}))
+    assert evaluated(evaluate(run_dir, steps)) == [STEPS]
