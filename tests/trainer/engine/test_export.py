@@ -1,5 +1,6 @@
 """Exported models: their content, when they are replaced, and that a reader never finds a partial one."""
 
+import functools
 import json
 import tempfile
 import threading
@@ -7,6 +8,7 @@ import time
 import warnings
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +46,15 @@ def offer(best: BestModel, step: int, value: float, **metrics: float) -> None:
     best.wait(10)
 
 
+@functools.cache
+def other_model() -> keras.Model:
+    """Return a model to take weights from."""
+    return Small({}).model()
+
+
 def filled(value: float) -> list[keras.Variable]:
-    model = Small({}).model()
-    model.set_weights([np.full(w.shape, value) for w in model.weights])
-    return list(model.weights)
+    other_model().set_weights([np.full(w.shape, value) for w in other_model().weights])
+    return list(other_model().weights)
 
 
 def facts(run_dir: Path) -> dict[str, Any]:
@@ -60,14 +67,9 @@ def weight(run_dir: Path) -> float:
     return float(keras.models.load_model(run_dir / "export" / "best" / "model.keras").weights[0][0, 0])
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        pytest.param({"dropout": True, "normalised": True}, id="layers with state"),
-        pytest.param({"optimizer": "SGD", "arguments": {"use_ema": True, "ema_momentum": 0.9}}, id="moving averages"),
-    ],
-)
-def test_a_run_exports_its_best_model_for_use_without_the_trainer(params: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_exports_its_best_model_for_use_without_the_trainer(tmp_path: Path) -> None:
+    # Layers with state, and an optimizer with moving averages of the weights.
+    params = {"dropout": True, "normalised": True, "optimizer": "SGD", "arguments": {"use_ema": True, "ema_momentum": 0.9}}
     _, outcome, output = train(tmp_path, 60, params, export={})
     best = assert_export_matches_metrics(tmp_path, Small(params), tmp_path)
     accuracies = {event["step"]: event["metrics"]["accuracy"] for event in output.events("evaluated")}
@@ -93,23 +95,46 @@ def compiled() -> keras.Model:
     return model
 
 
-def run(run_dir: Path, source: Callable[[], keras.Model], steps: int = 20, stop_after: int | None = None, **changes: Any) -> Output:
-    settings = {"export": None, "workload": "mine:model", **changes}
-    return train(run_dir, steps, {}, stop_after, data=lambda _: Compiled(source), **settings)[2]
+@dataclass(frozen=True)
+class Attempts:
+    """The outputs of a run of 30 steps that was stopped before its first evaluation, resumed to its end, and started once more."""
+
+    run_dir: Path
+    stopped: Output
+    resumed: Output
+    again: Output
+    last: dict[str, Any]  # the content of export/last/metrics.json after the stop
+    last_is_compiled: bool
 
 
-def test_a_users_compiled_model_is_exported_compiled_for_plain_keras(tmp_path: Path) -> None:
-    output = run(tmp_path, compiled, 30)
-    best = facts(tmp_path)
+@pytest.fixture(scope="module")
+def attempts(tmp_path_factory: pytest.TempPathFactory) -> Attempts:
+    """Train a user's compiled model, and export it only for Keras."""
+
+    def run(stop_after: int | None = None) -> Output:
+        changes: dict[str, Any] = {"export": {"formats": ["keras"]}, "workload": "mine:model", "summaries": {"every_steps": 0}}
+        return train(run_dir, 30, {}, stop_after, data=lambda _: Compiled(compiled), **changes)[2]
+
+    run_dir = tmp_path_factory.mktemp("attempts")
+    stopped, last = run(10), run_dir / "export" / "last"
+    last_facts, last_is_compiled = json.loads((last / "metrics.json").read_text()), keras.models.load_model(last / "model.keras").compiled
+    return Attempts(run_dir, stopped, run(), run(), last_facts, last_is_compiled)
+
+
+def test_a_users_compiled_model_is_exported_compiled_for_plain_keras(attempts: Attempts) -> None:
+    best = facts(attempts.run_dir)
     assert best["metric"] == "accuracy"
-    assert best["value"] == max(event["metrics"]["accuracy"] for event in output.events("evaluated"))
-    directory = tmp_path / "export" / "best"
+    values = [event["metrics"]["accuracy"] for event in attempts.resumed.events("evaluated")]
+    assert len(values) == 2
+    assert best["value"] == max(values)
+    directory = attempts.run_dir / "export" / "best"
     assert not directory.readlink().is_absolute()  # so that it is valid in another mount, and in a copy
     with zipfile.ZipFile(directory / "model.keras") as archive:
         assert b"trainer" not in archive.read("config.json")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = keras.models.load_model(directory / "model.keras")
+    model.run_eagerly = True  # compilation takes seconds
     inputs, targets = Small({})._inputs[:100], Small({})._targets[:100]
     metrics = model.evaluate(inputs, targets, verbose=0, return_dict=True)
     assert metrics == pytest.approx(best["metrics"], rel=1e-4)
@@ -117,23 +142,23 @@ def test_a_users_compiled_model_is_exported_compiled_for_plain_keras(tmp_path: P
     assert int(model.optimizer.iterations) == 0
     model.fit(inputs, targets, verbose=0)
     # The export has not changed the model in training: the next start resumes from the checkpoint.
-    assert [event["step"] for event in run(tmp_path, compiled, 40).events("restored")] == [30]
+    assert [event["step"] for event in attempts.again.events("restored")] == [30]
 
 
-def test_a_run_that_is_stopped_before_an_evaluation_exports_its_last_model(tmp_path: Path) -> None:
-    output = run(tmp_path, compiled, 30, 10, evaluate={"every_steps": 0}, export={"formats": ["keras"]})
-    last = tmp_path / "export" / "last"
-    [exported] = output.events("exported")
-    assert exported["path"] == str(last)
-    assert exported["step"] == json.loads((last / "metrics.json").read_text())["step"]
+def test_a_run_that_is_stopped_before_an_evaluation_exports_its_last_model(attempts: Attempts) -> None:
+    exports = attempts.run_dir / "export"
+    assert attempts.stopped.events("evaluated") == []
+    [exported] = attempts.stopped.events("exported")
+    assert exported["path"] == str(exports / "last")
+    assert exported["step"] == attempts.last["step"]
     assert exported["metric"] is None
-    assert keras.models.load_model(last / "model.keras").compiled
-    output = run(tmp_path, compiled, 30, evaluate={"every_steps": 0}, export={"formats": ["keras"]})
-    assert output.events("exported")[-1]["path"] == str(tmp_path / "export" / "best")
-    assert sorted(path.name.partition("-")[0] for path in (tmp_path / "export").iterdir()) == ["best", "best"]
+    assert attempts.last_is_compiled
+    assert attempts.resumed.events("exported")[-1]["path"] == str(exports / "best")
+    assert {path.name.partition("-")[0] for path in exports.iterdir()} == {"best"}
     # The best one stays, and an attempt without a better one reports it.
-    output = run(tmp_path, compiled, 30, evaluate={"every_steps": 0}, export={"formats": ["keras"]})
-    assert [(event["step"], event["path"]) for event in output.events("exported")] == [(30, str(tmp_path / "export" / "best"))]
+    assert [(event["step"], event["path"]) for event in attempts.again.events("exported")] == [
+        (facts(attempts.run_dir)["step"], str(exports / "best"))
+    ]
 
 
 class Secretive(keras.Model):
@@ -149,16 +174,40 @@ class Secretive(keras.Model):
 
 def secretive() -> keras.Model:
     model = Secretive(lambda inputs: inputs * 2.0)
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model(np.zeros((1, 4), np.float32))
     return model
 
 
-def test_a_model_that_keras_cannot_save_is_reported_in_one_line_and_the_run_succeeds(tmp_path: Path) -> None:
-    output = run(tmp_path, secretive)
-    [notice] = [event for event in output.events("notice") if "export" in event["message"]]
+class Odd(keras.layers.Layer):
+    """A layer that cannot be written as a Keras file."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs
+
+    def get_config(self) -> dict[str, Any]:
+        raise TypeError("this layer has a secret")
+
+
+def odd() -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), Odd(), keras.layers.Dense(2)])
+
+
+@pytest.mark.parametrize("make_model, reason", [(odd, "a secret"), (secretive, "get_config")])
+def test_a_format_that_cannot_be_saved_is_reported_once_and_the_other_one_written(
+    make_model: Callable[[], keras.Model], reason: str, tmp_path: Path
+) -> None:
+    output, model = Output(), make_model()
+    best = best_model(tmp_path, output, model, formats=["keras", "saved_model"])
+    for step in (1, 2):
+        best.offer(step, {"loss": 1.0, "accuracy": step / 10}, model.weights)
+        best.wait(10)
+    [notice] = output.events("notice")
     assert "the model cannot be exported as keras: " in notice["message"]
-    assert "get_config" in notice["message"]
+    assert reason in notice["message"]
+    assert "\n" not in notice["message"]
     assert facts(tmp_path)["formats"] == ["saved_model"]
+    assert (tmp_path / "export" / "best" / "saved_model" / "saved_model.pb").is_file()
+    assert sorted(path.name for path in (tmp_path / "export" / "best").iterdir()) == ["metrics.json", "saved_model"]
 
 
 def test_only_a_better_model_replaces_the_best_one_also_after_a_restart(tmp_path: Path) -> None:
@@ -218,7 +267,7 @@ def test_a_reader_always_finds_a_whole_model(tmp_path: Path) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    for step in range(1, 30):
+    for step in range(1, 16):
         offer(best, step, step, accuracy=step / 100)
     done.set()
     reader.join()
@@ -240,7 +289,7 @@ def test_a_partial_export_of_a_killed_attempt_is_deleted(tmp_path: Path) -> None
 
 def test_arguments_of_compile_that_cannot_be_loaded_are_left_out_and_reported(tmp_path: Path) -> None:
     model, output = Small({}).model(), Output()
-    model.compile(optimizer="adam", loss=lambda targets, outputs: keras.ops.mean(targets - outputs))
+    model.compile(optimizer="adam", loss=lambda targets, outputs: keras.ops.mean(targets - outputs), run_eagerly=True)
     model.train_on_batch(np.zeros((8, 4)), np.zeros((8, 2)))
     offer(best_model(tmp_path, output, model), 10, 7, accuracy=0.5)
     exported = keras.models.load_model(tmp_path / "export" / "best" / "model.keras")
@@ -249,34 +298,6 @@ def test_arguments_of_compile_that_cannot_be_loaded_are_left_out_and_reported(tm
     assert weight(tmp_path) == 7.0
     model.train_on_batch(np.zeros((8, 4)), np.zeros((8, 2)))  # the model itself stays compiled
     assert int(model.optimizer.iterations) == 2
-
-
-class Odd(keras.layers.Layer):
-    """A layer that cannot be written as a Keras file."""
-
-    def call(self, inputs: Any) -> Any:
-        return inputs
-
-    def get_config(self) -> dict[str, Any]:
-        raise TypeError("this layer has a secret")
-
-
-def odd() -> keras.Model:
-    return keras.Sequential([keras.Input((4,)), Odd(), keras.layers.Dense(2)])
-
-
-def test_a_format_that_cannot_be_saved_is_reported_once_and_the_other_one_written(tmp_path: Path) -> None:
-    output, model = Output(), odd()
-    best = best_model(tmp_path, output, model, formats=["keras", "saved_model"])
-    for step in (1, 2):
-        best.offer(step, {"loss": 1.0, "accuracy": step / 10}, model.weights)
-        best.wait(10)
-    [notice] = output.events("notice")
-    assert "cannot be exported as keras" in notice["message"]
-    assert "a secret" in notice["message"]
-    assert facts(tmp_path)["formats"] == ["saved_model"]
-    assert (tmp_path / "export" / "best" / "saved_model" / "saved_model.pb").is_file()
-    assert sorted(path.name for path in (tmp_path / "export" / "best").iterdir()) == ["metrics.json", "saved_model"]
 
 
 def test_a_file_in_the_way_does_not_end_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
