@@ -1,5 +1,6 @@
 """Checkpoints are complete, limited in number, and never replaced by those of another model."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ from trainer.engine.checkpoints import CheckpointError, Checkpoints
 
 def built(train: dict[str, Any] | None = None, **params: object) -> model_ops.BuiltModel:
     return model_ops.build(Small(params), small_job(1, **(train or {})))
+
+
+@functools.cache
+def any_state() -> model_ops.BuiltModel:
+    """Return the same model and optimizer each time, for tests that do not look at their variables."""
+    return built()
 
 
 def checkpoints(directory: Path, state: model_ops.BuiltModel, keep: int = 3) -> Checkpoints:
@@ -114,28 +121,28 @@ def test_a_rate_may_become_a_schedule_and_the_reverse(
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
-    saved = checkpoints(tmp_path, built(), keep=2)
+    saved = checkpoints(tmp_path, any_state(), keep=2)
     for step in (10, 20, 30, 40):
         saved.save(step)
     assert sorted(path.name for path in tmp_path.glob("*.index")) == ["ckpt-30.index", "ckpt-40.index"]
-    second = checkpoints(tmp_path, built(), keep=2)
+    second = checkpoints(tmp_path, any_state(), keep=2)
     second.save(50)
     assert sorted(path.name for path in tmp_path.glob("*.index")) == ["ckpt-40.index", "ckpt-50.index"]
 
 
 def test_nothing_is_restored_without_a_checkpoint(tmp_path: Path) -> None:
-    assert checkpoints(tmp_path, built()).restore(pytest.fail) is None
+    assert checkpoints(tmp_path, any_state()).restore(pytest.fail) is None
 
 
 @pytest.mark.parametrize("damage", ["index", "data"])
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_restored(tmp_path: Path, damage: str) -> None:
-    saved = checkpoints(tmp_path, built())
+    saved = checkpoints(tmp_path, any_state())
     saved.save(10)
     saved.save(20)
     damaged = next(tmp_path.glob(f"ckpt-20.{damage}*"))
     damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
     notices: list[str] = []
-    restored = checkpoints(tmp_path, built()).restore(notices.append)
+    restored = checkpoints(tmp_path, any_state()).restore(notices.append)
     assert restored is not None
     assert restored.step == 10
     [notice] = notices
@@ -144,29 +151,29 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_restored(tmp_path
 
 
 def test_a_checkpoint_of_another_model_is_an_error_and_is_not_deleted(tmp_path: Path) -> None:
-    checkpoints(tmp_path, built()).save(10)
+    checkpoints(tmp_path, any_state()).save(10)
     with pytest.raises(CheckpointError, match=r"ckpt-10 is of another model or optimizer.*another name"):
         checkpoints(tmp_path, built(normalised=True)).restore(pytest.fail)
     assert (tmp_path / "ckpt-10.index").exists()
 
 
 def test_training_does_not_start_if_no_checkpoint_can_be_read(tmp_path: Path) -> None:
-    checkpoints(tmp_path, built()).save(10)
+    checkpoints(tmp_path, any_state()).save(10)
     next(tmp_path.glob("ckpt-10.index")).write_bytes(b"")
     with pytest.raises(CheckpointError, match="none of the 1 checkpoints can be read"):
-        checkpoints(tmp_path, built()).restore(lambda _: None)
+        checkpoints(tmp_path, any_state()).restore(lambda _: None)
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty"])
 def test_checkpoints_are_found_without_the_file_that_lists_them(tmp_path: Path, damage: str) -> None:
-    saved = checkpoints(tmp_path, built())
+    saved = checkpoints(tmp_path, any_state())
     for step in (90, 100):
         saved.save(step)
     (tmp_path / "checkpoint").unlink()
     if damage == "empty":
         (tmp_path / "checkpoint").touch()
     notices: list[str] = []
-    second = checkpoints(tmp_path, built(), keep=2)
+    second = checkpoints(tmp_path, any_state(), keep=2)
     restored = second.restore(notices.append)
     assert restored is not None
     assert restored.step == 100
@@ -177,7 +184,7 @@ def test_checkpoints_are_found_without_the_file_that_lists_them(tmp_path: Path, 
 
 def test_nothing_is_restored_if_there_is_only_an_empty_list_of_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").touch()
-    assert checkpoints(tmp_path, built()).restore(pytest.fail) is None
+    assert checkpoints(tmp_path, any_state()).restore(pytest.fail) is None
 
 
 class Compiled(Small):
@@ -192,15 +199,23 @@ class Compiled(Small):
         return self.compiled.optimizer
 
 
-@pytest.mark.parametrize("change", [SCHEDULE, {"gradients": {"clip_norm": 1.0}}, {"learning_rate": {"initial": 0.01}}])
-def test_a_compiled_model_resumes_with_another_rate_or_with_clipping(change: dict[str, Any], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory with checkpoints of a compiled model, of step 50 with a constant rate and of step 60 with a schedule."""
+    directory = tmp_path_factory.mktemp("compiled")
     for params, step in (({}, 50), ({"schedule": True}, 60)):
-        first = model_ops.build(Compiled(params), small_job(1))
-        first.optimizer.iterations.assign(step)
-        checkpoints(tmp_path, first).save(step)
-        second = model_ops.build(Compiled(params), small_job(1, **({"learning_rate": {"initial": 0.01}} | change)))
-        checkpoints(tmp_path, second).restore(lambda _: None)
-        assert int(second.optimizer.iterations.numpy()) == step
+        state = model_ops.build(Compiled(params), small_job(1))
+        state.optimizer.iterations.assign(step)
+        checkpoints(directory / str(step), state).save(step)
+    return directory
+
+
+@pytest.mark.parametrize("change", [SCHEDULE, {"gradients": {"clip_norm": 1.0}}, {"learning_rate": {"initial": 0.01}}])
+def test_a_compiled_model_resumes_with_another_rate_or_with_clipping(change: dict[str, Any], compiled: Path) -> None:
+    for params, step in (({}, 50), ({"schedule": True}, 60)):
+        state = model_ops.build(Compiled(params), small_job(1, **({"learning_rate": {"initial": 0.01}} | change)))
+        checkpoints(compiled / str(step), state).restore(lambda _: None)
+        assert int(state.optimizer.iterations.numpy()) == step
 
 
 class Closed(keras.optimizers.SGD):
