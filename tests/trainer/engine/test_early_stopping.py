@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_training_stops_after_so_many_evaluations_without_improvement(rule: dict
 
 def test_a_run_without_improvement_saves_and_succeeds(tmp_path: Path) -> None:
     rule = {"metric": "accuracy", "patience": 2, "min_delta": 1.0}  # no evaluation improves on the first
-    session, outcome, output = train(tmp_path, 5000, early_stopping=rule)
+    session, outcome, output = train(tmp_path, 5000, {}, early_stopping=rule, summaries={"every_steps": 0})
     assert outcome.finished
     assert 60 <= session.step < 5000
     assert run_state.read(tmp_path)["state"] == "succeeded"
@@ -56,10 +57,11 @@ def test_a_metric_that_evaluations_do_not_have_is_refused_before_training(tmp_pa
 
 
 def test_a_run_ends_after_its_maximum_time_and_does_not_continue(tmp_path: Path) -> None:
-    session, outcome, _ = train(tmp_path, 1_000_000, max_seconds=1.5, evaluate={"every_steps": 0}, summaries={"every_steps": 0})
+    settings: dict[str, Any] = {"max_seconds": 0.5, "evaluate": {"every_steps": 0}, "summaries": {"every_steps": 0}}
+    session, outcome, _ = train(tmp_path, 1_000_000, {}, **settings)
     assert outcome.finished
-    assert run_state.read(tmp_path)["trained_seconds"] >= 1.5
-    resumed, outcome, output = train(tmp_path, 1_000_000, max_seconds=1.5, evaluate={"every_steps": 0}, summaries={"every_steps": 0})
+    assert run_state.read(tmp_path)["trained_seconds"] >= 0.5
+    resumed, outcome, output = train(tmp_path, 1_000_000, {}, **settings)
     assert outcome.finished
     assert resumed.step - session.step <= 2000  # one call
     assert any("train.max_seconds" in event["message"] for event in output.events("notice"))

@@ -59,7 +59,7 @@ def test_a_reader_never_sees_a_partial_file(tmp_path: Path) -> None:
     done = threading.Event()
 
     def write() -> None:
-        for step in range(1, 200):
+        for step in range(1, 100):
             evaluations.append(tmp_path, step, {"loss": 1.0})
         done.set()
 
