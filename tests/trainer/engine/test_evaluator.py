@@ -65,16 +65,13 @@ class Chief:
     def __init__(self, run_dir: Path, last_step: int, save_every: int) -> None:
         job = settings(run_dir, STEPS, has_evaluator=True, steps_per_execution=1, checkpoint={"every_steps": save_every, "keep": 5})
         workload, self._output, self._last_step = Small({}), Output(), last_step
-        session = self._session = Gated(workload, job, AllReduce())
-        self._pool = ThreadPoolExecutor(1)
-        stopped = lambda: session.step >= last_step - 1 and last_step < STEPS  # noqa: E731
-        self._outcome = self._pool.submit(loop.run, session, workload, job, Reporter("chief", self._output), stopped)
+        self._session, self._pool = Gated(workload, job, AllReduce()), ThreadPoolExecutor(1)
+        self._outcome = self._pool.submit(loop.run, self._session, workload, job, Reporter("chief", self._output), self._is_stopped)
 
     def train_until(self, step: int) -> None:
         """Return when the checkpoint of a step is saved; until then the chief trains no further."""
         self._session.end = step
-        saved = lambda: [event["step"] for event in self._output.events("checkpoint")]  # noqa: E731
-        until(f"checkpoint {step}", lambda: step in saved(), LONG, seen=lambda: (saved(), self._outcome))
+        until(f"checkpoint {step}", lambda: step in self._saved(), LONG, seen=lambda: (self._saved(), self._outcome))
 
     def outcome(self) -> Outcome:
         """Return the outcome at its last step."""
@@ -82,6 +79,12 @@ class Chief:
             outcome = self._outcome.result(LONG)
         assert outcome.step == self._last_step
         return outcome
+
+    def _is_stopped(self) -> bool:
+        return self._session.step >= self._last_step - 1 and self._last_step < STEPS
+
+    def _saved(self) -> list[int]:
+        return [event["step"] for event in self._output.events("checkpoint")]
 
 
 @pytest.fixture(scope="module")
