@@ -114,7 +114,7 @@ def test_hooks_are_called_in_the_order_of_fit_with_its_logs(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "length, expected",
     [
-        ({"steps": 60, "evaluate": {"every_steps": 20}}, [0, 1, 2]),
+        ({"steps": 60, "evaluate": {"every_steps": 15}}, [0, 1, 2, 3]),
         ({"steps": 60}, [0, 1, 2]),  # two passes, and the beginning of a third
         ({"epochs": 2, "batch_size": 300}, [0, 1]),
         ({"epochs": 5, "batch_size": 1000}, [0, 1, 2, 3, 4]),  # a step has two or three of them

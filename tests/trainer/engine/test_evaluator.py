@@ -223,13 +223,15 @@ def evaluate(
     run_dir: Path,
     steps: int = STEPS,
     params: dict[str, Any] | None = None,
-    stopped: Callable[[Output], bool] = lambda _: False,
+    stop: Callable[[Output], bool] | None = None,
     **train: Any,
 ) -> Output:
-    """Evaluate in this process until the run's last checkpoint is done, or `stopped` of the output is true; return the output."""
+    """Evaluate in this process until the run's last checkpoint is done, or only until `stop` of the output is true; return the output."""
     output, job = Output(), settings(run_dir, steps, has_evaluator=True, **train)
-    last = evaluator.evaluate_checkpoints(Small(params or {}), job, Reporter("evaluator", output), lambda: stopped(output))
-    assert (last is None) == stopped(output)
+    last = evaluator.evaluate_checkpoints(
+        Small(params or {}), job, Reporter("evaluator", output), lambda: stop is not None and stop(output)
+    )
+    assert (last is None) == (stop is not None)
     return output
 
 
@@ -253,7 +255,7 @@ def test_the_evaluator_ends_with_a_run_that_ended_early_but_not_with_an_earlier_
         return any(time.time() - event["time"] > 1 for event in output.events("evaluated"))
 
     steps = 2 * STEPS
-    assert evaluated(evaluate(run_dir, steps, stopped=one_second_later)) == [STEPS]
+    assert evaluated(evaluate(run_dir, steps, stop=one_second_later)) == [STEPS]
     (run_dir / "evaluations.json").unlink()
     facts = run_state.read(run_dir)
     assert (facts["state"], facts["step"], facts["steps"]) == ("succeeded", STEPS, STEPS)
