@@ -261,7 +261,7 @@ def test_a_reader_always_finds_a_whole_model(tmp_path: Path) -> None:
 
     def read() -> None:
         while not done.is_set():
-            directory = (tmp_path / "export" / "best").resolve()  # so that all files are of one export
+            directory = (tmp_path / "export" / "best").resolve(strict=True)  # so that all files are of one export
             assert (directory / "model.keras").stat().st_size > 0
             steps.append(json.loads((directory / "metrics.json").read_text())["step"])
 
