@@ -26,7 +26,7 @@ def main(index: int, addresses: list[str]) -> None:
 
     all_reduce = AllReduce(len(addresses), index)
     all_reduce.connect([f"worker-{i}" for i in range(len(addresses))], addresses)
-    cases = {"batches": True, "chief only": False if index == 0 else None}
+    cases = {"epochs": False, "batches": True, "chief only": True if index == 0 else None}
     report = train_cases(lambda workload, job: LocalSession(workload, job, all_reduce), cases, _OPTIMIZER)
     report["resumed"] = resume(lambda workload, job: LocalSession(workload, job, all_reduce))
     report_and_wait(report)

@@ -22,7 +22,7 @@ def check_changes(result: dict[str, Any]) -> None:
     assert result["weight sums"][0] != result["weight sums"][1] == result["weight sums"][2] == pytest.approx(result["sum"])
 
 
-@pytest.mark.parametrize("hooks", ["batches", "chief only"])
+@pytest.mark.parametrize("hooks", ["epochs", "batches", "chief only"])
 def test_two_tasks_end_with_the_same_weights_rate_and_step(tasks: list[dict[str, Any]], hooks: str) -> None:
     chief, worker = (task[hooks] for task in tasks)
     check_changes(chief)
