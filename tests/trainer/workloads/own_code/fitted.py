@@ -72,11 +72,12 @@ def layers() -> keras.Model:
     """Layers with a state: adapted before, moved by each batch, drawing from a seed; the loss that they add is a sum over the batch."""
     adapted = keras.layers.Normalization()
     adapted.adapt(POINTS)
-    hidden = keras.layers.Dense(6, activity_regularizer="l2")
-    model = _through(
-        keras.Model, adapted, hidden, keras.layers.BatchNormalization(), keras.layers.Dropout(0.3, seed=3), keras.layers.Dense(2, "softmax")
+    hidden = keras.layers.Dense(6, kernel_regularizer="l2", activity_regularizer="l2")
+    parts = (hidden, Pulled(), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3, seed=3))
+    model = _through(keras.Model, adapted, *parts, keras.layers.Dense(2, "softmax"))
+    model.compile(
+        keras.optimizers.Adam(0.05), keras.losses.SparseCategoricalCrossentropy(), metrics=["accuracy"], weighted_metrics=["accuracy"]
     )
-    model.compile(keras.optimizers.Adam(0.05), keras.losses.SparseCategoricalCrossentropy(), metrics=["accuracy"])
     return model
 
 
@@ -126,7 +127,8 @@ def clipped() -> keras.Model:
 
 
 def gathered() -> keras.Model:
-    return _classifier(optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+    """Gradients of a scaled loss that are accumulated and clipped."""
+    return _classifier(optimizer=keras.optimizers.SGD(1.0, clipnorm=0.1, loss_scale_factor=8.0, gradient_accumulation_steps=2))
 
 
 def overwritten() -> keras.Model:
@@ -144,13 +146,13 @@ def bounded() -> keras.Model:
 
 
 def function() -> keras.Model:
-    """A loss that is a function and returns a mean; options for speed do not change the results."""
-    model = _through(keras.Model, keras.layers.Dense(2, "softmax"))
+    """As `bounded`, with a loss that is a function and returns a mean; options for speed do not change the results."""
+    model = _through(keras.Model, keras.layers.Dense(2, "softmax", kernel_constraint=keras.constraints.MaxNorm(0.5)))
 
     def loss(targets: Any, predictions: Any) -> Any:
         return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(targets, predictions))
 
-    model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=False, steps_per_execution=3, auto_scale_loss=False)
+    model.compile(keras.optimizers.Adam(0.1), loss, jit_compile=False, steps_per_execution=3, auto_scale_loss=False)
     return model
 
 
@@ -223,8 +225,8 @@ class Computed(keras.Model):
         return loss + 0.01 * keras.ops.mean(keras.ops.square(x) * keras.ops.max(y_pred, axis=-1, keepdims=True))
 
 
-class Counted(keras.Model):
-    """Metrics beside those of `compile`: one that its loss counts, and one made of others."""
+class Counted(Computed):
+    """As Computed, with metrics beside those of `compile`: one that its loss counts, and one made of others."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -257,16 +259,6 @@ class Twice(_Stepping):
         return {"loss": loss}
 
 
-class Nested(_Stepping):
-    """Applies gradients in a function of its own."""
-
-    @tf.function
-    def train_step(self, data: Any) -> dict[str, Any]:
-        loss, gradients, variables = self.gradients(data)
-        self.optimizer.apply(gradients, variables)
-        return {"loss": loss}
-
-
 class Perturbed(_Stepping):
     """Sharpness-aware: takes its gradients at nearby weights, at which the loss of its own batch is higher."""
 
@@ -279,6 +271,14 @@ class Perturbed(_Stepping):
             variable.assign_sub(0.05 * gradient)
         self.optimizer.apply(gradients_nearby, variables)
         return {"loss": loss}
+
+
+class Nested(Perturbed):
+    """As Perturbed, in a function of its own."""
+
+    @tf.function
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return Perturbed.train_step(self, data)
 
 
 class Two(_Stepping):
@@ -374,9 +374,7 @@ def texts() -> tuple[Any, ...]:
 
 
 def _vectorized() -> Any:
-    adapted = keras.layers.TextVectorization(output_sequence_length=3)
-    adapted.adapt(TEXTS)
-    return adapted
+    return keras.layers.TextVectorization(output_sequence_length=3, vocabulary=["good", "bad", "film"])
 
 
 def vectorized_texts() -> tf.data.Dataset:
@@ -456,14 +454,14 @@ def computed() -> keras.Model:
 
 
 def counted() -> keras.Model:
-    return _classifier(Counted)
+    return _classifier(Counted, kernel_regularizer="l2")
 
 
 MODELS: dict[str, tuple[Callable[[], keras.Model], Data]] = {
     build.__name__: (build, data)
     for build, data in {
         losses: weighted,
-        layers: points,
+        layers: weighted,
         outputs: both,
         masked: sequences,
         scaled: points,
