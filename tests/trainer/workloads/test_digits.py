@@ -1,7 +1,6 @@
 """Synthetic digits: the same for the same seed, each digit equally frequent, and no two equal."""
 
 import numpy as np
-import pytest
 
 from trainer.workloads import digits
 
@@ -28,10 +27,10 @@ def test_digits_have_the_shape_of_mnist_a_wide_range_and_similar_frequencies() -
     assert images[:, 0].mean() < 12
 
 
-@pytest.mark.parametrize("digit", range(10))
-def test_a_digit_looks_most_like_its_own_kind(digit: int) -> None:
+def test_a_digit_looks_most_like_its_own_kind() -> None:
     images, labels = digits.draw(2000, seed=1)
     means = np.array([images[labels == kind].mean(axis=0) for kind in range(10)])
-    own = images[labels == digit].astype(float)
-    distances = ((own[:, np.newaxis] - means) ** 2).sum(axis=(2, 3))
-    assert np.bincount(distances.argmin(axis=1), minlength=10).argmax() == digit
+    for digit in range(10):
+        own = images[labels == digit].astype(float)
+        distances = ((own[:, np.newaxis] - means) ** 2).sum(axis=(2, 3))
+        assert np.bincount(distances.argmin(axis=1), minlength=10).argmax() == digit
