@@ -4,17 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Replaces the server: prints whether TensorFlow can be imported.
+# Replaces the server: prints whether TensorFlow can be imported, without the seconds that its import takes.
 PROGRAM = """
+from importlib.util import find_spec
 from tensorboard import program
 
 def report(board):
-    try:
-        import tensorflow
-    except ImportError:
-        print("without")
-    else:
-        print("with")
+    print("with" if find_spec("tensorflow") else "without")
 
 program.TensorBoard.main = report
 from trainer import tensorboard
