@@ -1,7 +1,7 @@
 """criteo: the published format is read, divided among readers and hashed; a wrong line is named by its file and number."""
 
 import gzip
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,28 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> criteo.Files:
     return criteo.find(str(directory))
 
 
+Read = Callable[..., list[int]]
+
+
 @pytest.fixture(scope="module")
-def straight(files: criteo.Files) -> list[int]:
+def read_in_graph(files: criteo.Files) -> Read:
+    """Return `read_numbers` of `files`, whose pipeline is traced once for each number of readers."""
+
+    @tf.function(autograph=False)
+    def data(index: tf.Tensor, start: tf.Tensor, count: int) -> tf.data.Dataset:
+        return criteo.batches(files, ROWS, Shard(10, seed=3, index=index, count=count, start=start))
+
+    def read(batches: int, index: int, count: int, start: int = 0) -> list[int]:
+        dataset = data(tf.constant(index, tf.int64), tf.constant(start, tf.int64), count)
+        return numbers(list(dataset.take(batches)))
+
+    return read
+
+
+@pytest.fixture(scope="module")
+def straight(read_in_graph: Read) -> list[int]:
     """Return the numbers that the second of two readers takes in more than three epochs."""
-    return read_numbers(files, 43, index=1, count=2)
+    return read_in_graph(43, index=1, count=2)
 
 
 def test_a_line_becomes_numbers_and_rows(tmp_path: Path) -> None:
@@ -66,9 +84,9 @@ FIXED = [769854, 257646, 55571]
 
 
 @pytest.mark.parametrize("readers", [1, 2, 3])
-def test_readers_together_see_each_line_once_an_epoch_and_no_held_out_one(files: criteo.Files, readers: int) -> None:
+def test_readers_together_see_each_line_once_an_epoch_and_no_held_out_one(read_in_graph: Read, readers: int) -> None:
     epoch = 270 // readers // 10
-    seen = [value for index in range(readers) for value in read_numbers(files, epoch, index=index, count=readers)]
+    seen = [value for index in range(readers) for value in read_in_graph(epoch, index=index, count=readers)]
     expected = [number for number in range(300) if number % 10 != 9]
     assert sorted(seen) == expected[: len(seen)] if readers == 1 else set(seen) <= set(expected)
     assert len(set(seen)) == len(seen) == epoch * 10 * readers
@@ -81,9 +99,15 @@ def test_each_tenth_line_is_held_out(files: criteo.Files) -> None:
 
 
 @pytest.mark.parametrize("start", [1, 12, 13, 14, 27, 40])
-def test_a_resumed_reader_continues_exactly(files: criteo.Files, straight: list[int], start: int) -> None:
+def test_a_resumed_reader_continues_exactly_also_in_a_graph_for_workers_without_python(
+    read_in_graph: Read, straight: list[int], start: int
+) -> None:
     """An epoch has 13.5 batches: the starts are within the first epoch, at its end and beyond it."""
-    assert read_numbers(files, 3, index=1, count=2, start=start) == straight[start * 10 : start * 10 + 30]
+    assert read_in_graph(3, index=1, count=2, start=start) == straight[start * 10 : start * 10 + 30]
+
+
+def test_a_reader_outside_of_a_graph_reads_the_same(files: criteo.Files, straight: list[int]) -> None:
+    assert read_numbers(files, 3, index=1, count=2, start=14) == straight[140:170]
 
 
 def test_epochs_and_seeds_have_orders_of_their_own(files: criteo.Files) -> None:
@@ -91,15 +115,6 @@ def test_epochs_and_seeds_have_orders_of_their_own(files: criteo.Files) -> None:
     assert sorted(both[:270]) == sorted(both[270:])
     assert both[:270] != both[270:]
     assert read_numbers(files, 5, seed=4) != both[:50]
-
-
-def test_batches_can_be_made_in_a_graph_for_workers_without_python(files: criteo.Files, straight: list[int]) -> None:
-    @tf.function(autograph=False)
-    def data(index: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
-        return criteo.batches(files, ROWS, Shard(10, seed=3, index=index, count=2, start=start))
-
-    dataset = data(tf.constant(1, tf.int64), tf.constant(15, tf.int64))
-    assert numbers(list(dataset.take(3))) == straight[150:180]
 
 
 def test_gzip_gives_the_same_as_plain_text(files: criteo.Files, straight: list[int], tmp_path: Path) -> None:
@@ -135,18 +150,17 @@ def test_large_files_are_not_counted(files: criteo.Files, monkeypatch: pytest.Mo
     assert files.examples is None
 
 
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        ("1\t2", r"found 2 fields in `1\t2`; expected 40 fields separated by tabs: a label, 13 numbers, 26 categories"),
-        (line(3).partition("\t")[2], "found 39 fields in `3\t"),
-        ("", "found 1 fields in ``; expected 40"),
-        ("2" + line(3)[1:], "found label `2`; expected 0 or 1"),
-        (line(3).replace("\t3\t", "\tx3\t", 1), "found `x3` as number 1; expected digits, such as -2 or 17, or nothing"),
-        (line(3).replace("\t3\t", "\tnan\t", 1), "found `nan` as number 1"),
-    ],
-)
-@pytest.mark.parametrize("at", [3, 250])
+WRONG = [
+    ("1\t2", r"found 2 fields in `1\t2`; expected 40 fields separated by tabs: a label, 13 numbers, 26 categories"),
+    (line(3).partition("\t")[2], "found 39 fields in `3\t"),
+    ("", "found 1 fields in ``; expected 40"),
+    ("2" + line(3)[1:], "found label `2`; expected 0 or 1"),
+    (line(3).replace("\t3\t", "\tx3\t", 1), "found `x3` as number 1; expected digits, such as -2 or 17, or nothing"),
+    (line(3).replace("\t3\t", "\tnan\t", 1), "found `nan` as number 1"),
+]
+
+
+@pytest.mark.parametrize("wrong, message, at", [*((*wrong, 3) for wrong in WRONG), *((*wrong, 250) for wrong in WRONG[::3])])
 def test_a_wrong_line_is_named(tmp_path: Path, wrong: str, message: str, at: int) -> None:
     """One of the first lines is refused before training starts, with exit code 2; a later one when it is read."""
     lines = [line(number) for number in range(300)]
