@@ -63,33 +63,41 @@ def test_outputs_hold_the_line_beside_its_predictions(workload: LinearRegression
     assert {name: float(value) for name, value in workload.metrics(y, outputs).items()} == {"w": 3, "b": -1}
 
 
-def test_it_ends_near_w_2_and_b_0_and_resumes_where_it_was_stopped(tmp_path: Path) -> None:
-    straight, _ = trained(tmp_path / "straight", 10_000)
-    assert straight.metrics["w"] == pytest.approx(2, abs=0.15)
-    assert straight.metrics["b"] == pytest.approx(0, abs=0.1)
-    first, output = trained(tmp_path / "halves", 10_000, stop_after=4000, steps_per_execution=1000)
-    assert not first.finished
-    stopped_at = output.events("checkpoint")[-1]["step"]
-    assert 4000 <= stopped_at < 10_000
-    second, output = trained(tmp_path / "halves", 10_000)
-    assert output.events("restored")[0]["step"] == stopped_at
-    assert second.metrics == straight.metrics
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Output, Path]:
+    """A run without a stop: its result, its events, its directory."""
+    run_dir = tmp_path_factory.mktemp("straight")
+    return *trained(run_dir, 10_000), run_dir
 
 
-def test_it_saves_by_the_clock_and_keeps_one_checkpoint(tmp_path: Path) -> None:
-    _, output = trained(tmp_path, 3000, steps_per_execution=1000, checkpoint={"every_seconds": 1e-6})
-    assert [event["step"] for event in output.events("checkpoint")] == [1000, 2000, 3000]
-    assert [path.name for path in (tmp_path / "checkpoints").glob("*.index")] == ["ckpt-3000.index"]
+def test_it_ends_near_w_2_and_b_0(straight: tuple[Any, Output, Path]) -> None:
+    outcome, _, _ = straight
+    assert outcome.metrics["w"] == pytest.approx(2, abs=0.15)
+    assert outcome.metrics["b"] == pytest.approx(0, abs=0.1)
 
 
-def test_progress_evaluation_and_summaries_show_the_line(tmp_path: Path) -> None:
-    outcome, output = trained(tmp_path, 2000, steps_per_execution=500)
+def test_progress_evaluation_and_summaries_show_the_line(straight: tuple[Any, Output, Path]) -> None:
+    outcome, output, run_dir = straight
     assert output.events("progress")[-1]["metrics"].keys() == {"w", "b"}
     assert output.events("evaluated")[-1]["metrics"] == outcome.metrics
     assert outcome.metrics.keys() == {"loss", "w", "b"}
-    written = dict(read_events(tmp_path / "logs" / "train").scalars("line/w"))
-    assert written.keys() == {1000, 2000}
-    assert written[2000] == pytest.approx(outcome.metrics["w"], abs=1e-6)
+    written = dict(read_events(run_dir / "logs" / "train").scalars("line/w"))
+    assert written.keys() == set(range(1000, 10_001, 1000))
+    assert written[10_000] == pytest.approx(outcome.metrics["w"], abs=1e-6)
+
+
+def test_it_saves_by_the_clock_keeps_one_checkpoint_and_resumes_where_it_was_stopped(
+    straight: tuple[Any, Output, Path], tmp_path: Path
+) -> None:
+    first, output = trained(tmp_path, 10_000, stop_after=4000, steps_per_execution=1000, checkpoint={"every_seconds": 1e-6})
+    assert not first.finished
+    steps = [event["step"] for event in output.events("checkpoint")]
+    assert steps[:4] == [1000, 2000, 3000, 4000]
+    assert steps[-1] < 10_000
+    assert [path.name for path in (tmp_path / "checkpoints").glob("*.index")] == [f"ckpt-{steps[-1]}.index"]
+    second, output = trained(tmp_path, 10_000)
+    assert output.events("restored")[0]["step"] == steps[-1]
+    assert second.metrics == straight[0].metrics
 
 
 def test_wrong_settings_are_named() -> None:
