@@ -1,5 +1,7 @@
 """Batches from memory: the same for the same seed, resumed exactly, each example once an epoch."""
 
+import functools
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -20,9 +22,13 @@ def examples(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def numbers(shard: Shard, batches: int, count: int) -> np.ndarray:
     """Return the numbers of the examples in the first batches, [batches, batch_size], read from the inputs and checked against the targets."""
+    return numbers_of(in_memory.batches(*examples(count), shard), shard.batch_size, batches)
+
+
+def numbers_of(data: tf.data.Dataset, batch_size: int, batches: int) -> np.ndarray:
     drawn = []
-    for inputs, targets in islice(in_memory.batches(*examples(count), shard), batches):
-        assert inputs.shape == (shard.batch_size, 2)
+    for inputs, targets in islice(data, batches):
+        assert inputs.shape == (batch_size, 2)
         number = inputs[:, 0].numpy().astype(int) + 256 * inputs[:, 1].numpy().astype(int)
         np.testing.assert_array_equal(targets.numpy(), number * 3)
         drawn.append(number)
@@ -41,16 +47,36 @@ def test_same_seed_gives_the_same_stream_and_another_seed_another() -> None:
     assert (first != numbers(Shard(10, seed=8), 40, 100)).mean() > 0.9
 
 
+Read = Callable[..., np.ndarray]
+
+
+def reads_in_graph(batch_size: int, seed: int, readers: int, count: int) -> Read:
+    """Return `numbers` as a function of batches, index and start; the pipeline is traced once for all of them, as for a remote worker."""
+
+    @tf.function(autograph=False)
+    def data(index: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+        return in_memory.batches(*examples(count), Shard(batch_size, seed=seed, index=index, count=readers, start=start))
+
+    def read(batches: int, index: int, start: int = 0) -> np.ndarray:
+        return numbers_of(data(tf.constant(index, tf.int64), tf.constant(start, tf.int64)), batch_size, batches)
+
+    return read
+
+
 @pytest.fixture(scope="module")
-def whole() -> np.ndarray:
-    """Return the batches of the second of three readers."""
-    return numbers(Shard(7, seed=3, index=1, count=3), 270, 101)
+def second_of_three() -> Read:
+    """Return a function that reads the batches of the second of three readers."""
+    return functools.partial(reads_in_graph(7, seed=3, readers=3, count=101), index=1)
+
+
+@pytest.fixture(scope="module")
+def whole(second_of_three: Read) -> np.ndarray:
+    return second_of_three(270)
 
 
 @pytest.mark.parametrize("start", [1, 37, 64, 65, 250])
-def test_a_stream_started_later_continues_exactly(whole: np.ndarray, start: int) -> None:
-    resumed = numbers(Shard(7, seed=3, index=1, count=3, start=start), 20, 101)
-    np.testing.assert_array_equal(resumed, whole[start : start + 20])
+def test_a_stream_started_later_continues_exactly(second_of_three: Read, whole: np.ndarray, start: int) -> None:
+    np.testing.assert_array_equal(second_of_three(20, start=start), whole[start : start + 20])
 
 
 def test_a_stream_continues_after_a_billion_batches() -> None:
@@ -63,7 +89,8 @@ def test_a_stream_continues_after_a_billion_batches() -> None:
 @pytest.mark.parametrize("readers", [1, 2, 5])
 def test_readers_together_see_each_example_once_an_epoch(readers: int) -> None:
     batches = 1000 // (readers * 10)
-    drawn = [numbers(Shard(10, seed=1, index=index, count=readers), 3 * batches, 1000) for index in range(readers)]
+    read = reads_in_graph(10, seed=1, readers=readers, count=1000)
+    drawn = [read(3 * batches, index) for index in range(readers)]
     epochs = []
     for epoch in range(3):
         seen = np.concatenate([reader[epoch * batches : (epoch + 1) * batches].ravel() for reader in drawn])

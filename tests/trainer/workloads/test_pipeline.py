@@ -44,9 +44,14 @@ def test_same_seed_gives_the_same_stream_and_another_seed_another() -> None:
     assert (first != numbers(examples(50), Shard(10, seed=8), 10)).mean() > 0.8
 
 
+@pytest.fixture(scope="module")
+def whole() -> np.ndarray:
+    """Return the batches of the second of two readers."""
+    return numbers(examples(31), Shard(3, seed=2, index=1, count=2), 20)
+
+
 @pytest.mark.parametrize("start", [1, 4, 5, 13])
-def test_a_stream_started_later_continues_exactly(start: int) -> None:
-    whole = numbers(examples(31), Shard(3, seed=2, index=1, count=2), 20)
+def test_a_stream_started_later_continues_exactly(whole: np.ndarray, start: int) -> None:
     resumed = numbers(examples(31), Shard(3, seed=2, index=1, count=2, start=start), 7)
     np.testing.assert_array_equal(resumed, whole[start : start + 7])
 
