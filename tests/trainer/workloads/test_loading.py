@@ -60,13 +60,10 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("name", sorted(name for name, entry in CATALOG.items() if "single" in entry.strategies and not entry.agent))
 def test_every_built_in_workload_loads(name: str) -> None:
     workload = load_workload(with_defaults(Train(workload=name)))
-    assert workload.model().trainable_variables
-    assert {"accuracy", "auc", "w"} & workload.metrics(*_example(workload)).keys()
-
-
-def _example(workload: object) -> tuple[object, object]:
-    inputs, targets = next(iter(workload.eval_data(5)))  # type: ignore[attr-defined]
-    return targets, workload.model()(inputs)  # type: ignore[attr-defined]
+    model = workload.model()
+    assert model.trainable_variables
+    inputs, targets = next(iter(workload.eval_data(5)))
+    assert {"accuracy", "auc", "w"} & workload.metrics(targets, model(inputs)).keys()
 
 
 @pytest.mark.parametrize("name", sorted(CATALOG))
