@@ -1,6 +1,7 @@
 """The agent: its network, how it plays and learns, each against a plain reference; and its film."""
 
 import io
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -104,13 +105,26 @@ def test_the_measures_are_the_reward_of_an_episode_and_the_best_actions_value(pl
     assert sums.numpy() == pytest.approx([50 * rows.numpy()[:, BOARD + 1].sum(), np.max(values, 1).sum()], rel=1e-4)
 
 
-def test_an_update_moves_values_towards_the_double_q_target_and_the_target_network_after_them() -> None:
-    player = agent(gamma=0.9, target_rate=0.25)
-    model, optimizer = player.model(), player.optimizer()
+Learn = Callable[[Rows, int, int], tf.Tensor]
+
+
+@pytest.fixture(scope="module")
+def learning() -> tuple[Any, Learn]:
+    """A model, and a function that adds 4,000 rows to its replay from a position, and makes some updates; it is traced once."""
+    learner = agent(gamma=0.9, target_rate=0.25)
+    model, optimizer = learner.model(), learner.optimizer()
     optimizer.build(model.trainable_variables)
+    learn = tf.function(learner.learn, autograph=False)  # in a graph, as in training, where only the data determines an order
+    return model, lambda rows, begin, updates: learn(model, optimizer, tf.constant(rows), tf.constant(begin), tf.constant(updates), 32)
+
+
+def test_an_update_moves_values_towards_the_double_q_target_and_the_target_network_after_them(
+    player: GridworldDqn, learning: tuple[Any, Learn]
+) -> None:
+    model, learn = learning
     for weight in model.target.weights:  # not the network that learns
         weight.assign(weight.value * 0.5 + 0.01)
-    row = play(player, weights_of(model.online), 1, 1.0, count=1)[0]
+    row = play(player, weights_of(model.online), 1, 1.0)[0, :1]
     # The same move four thousand times, so that each draw from the replay is known.
     rows = np.repeat(row, 4000, axis=0)
     before, after = small_pictures(row[:, :BOARD]), small_pictures(row[:, BOARD + 2 :])
@@ -118,22 +132,18 @@ def test_an_update_moves_values_towards_the_double_q_target_and_the_target_netwo
     goal = row[0, BOARD + 1] + 0.9 * float(model.target(after)[0, best])
     error = goal - float(model.online(before)[0, row[0, BOARD]])
     start = [weight.value.numpy() for weight in model.target.weights]
-    learn = tf.function(player.learn, autograph=False)  # in a graph, as in training, where only the data determines an order
-    loss = learn(model, optimizer, tf.constant(rows), tf.constant(0), tf.constant(1), 32)
+    loss = learn(rows, 0, 1)
     assert float(loss) == pytest.approx(error**2, rel=1e-3)
     assert abs(goal - float(model.online(before)[0, row[0, BOARD]])) < abs(error)
     for old, target, online in zip(start, model.target.weights, model.online.weights, strict=True):
         assert np.allclose(target.value, 0.75 * old + 0.25 * online.value, atol=1e-6)
 
 
-def test_the_replay_is_a_ring_that_holds_the_last_moves() -> None:
-    player = agent()
-    model, optimizer = player.model(), player.optimizer()
-    optimizer.build(model.trainable_variables)
+def test_the_replay_is_a_ring_that_holds_the_last_moves(learning: tuple[Any, Learn]) -> None:
+    model, learn = learning
     rows = np.random.default_rng(0).integers(0, 25, size=(12_000, EXPERIENCE), dtype=np.int8)  # any numbers: nothing is learned from them
-    learn = tf.function(player.learn, autograph=False)
-    for begin in range(0, 12_000, 3000):
-        learn(model, optimizer, tf.constant(rows[begin : begin + 3000]), tf.constant(begin), tf.constant(0), 32)
+    for begin in range(0, 12_000, 4000):
+        learn(rows[begin : begin + 4000], begin, 0)
     assert (model.replay.value.numpy() == np.concatenate([rows[10_000:], rows[2000:10_000]])).all()
 
 
