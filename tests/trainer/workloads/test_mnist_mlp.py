@@ -90,7 +90,7 @@ def test_training_and_test_digits_differ(workload: MnistMlp) -> None:
 def test_it_learns_the_synthetic_digits(workload: MnistMlp) -> None:
     model = workload.model()
     assert accuracy(workload, model) < 0.3
-    train(workload, model, 1000)
+    train(workload, model, 700)
     assert accuracy(workload, model) >= 0.97
 
 
