@@ -65,9 +65,17 @@ def test_it_trains_on_criteos_files(tmp_path: Path) -> None:
     assert sum(len(labels) for _, labels in clicks.eval_data(32)) == 60
 
 
-def test_each_category_has_a_table_of_each_part() -> None:
-    clicks = ClickThrough(SMALL, "synthetic", 0)
-    model = clicks.model()
+@pytest.fixture(scope="module")
+def clicks() -> ClickThrough:
+    return ClickThrough(SMALL, "synthetic", 0)
+
+
+@pytest.fixture(scope="module")
+def model(clicks: ClickThrough) -> keras.Model:
+    return clicks.model()
+
+
+def test_each_category_has_a_table_of_each_part(clicks: ClickThrough, model: keras.Model) -> None:
     shapes = {layer.name: tuple(layer.embeddings.shape) for layer in model.layers if isinstance(layer, keras.layers.Embedding)}
     assert shapes == {f"{part}_c{c}": (200, size) for part, size in (("wide", 1), ("deep", 8)) for c in range(1, CATEGORIES + 1)}
     (features, labels) = next(iter(clicks.train_data(Shard(32, 0))))
@@ -79,8 +87,7 @@ def test_each_category_has_a_table_of_each_part() -> None:
     assert float(clicks.loss(labels, outputs)) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_negative_numbers_and_zero_are_numbers_too() -> None:
-    model = ClickThrough(SMALL, "synthetic", 0).model()
+def test_negative_numbers_and_zero_are_numbers_too(model: keras.Model) -> None:
     ids = tf.zeros([4, CATEGORIES], tf.int64)
     outputs = model({"numbers": tf.constant([[-3.0], [0.0], [1.0], [1e9]]) * tf.ones([4, NUMBERS]), "categories": ids})
     assert np.isfinite(outputs).all()
