@@ -1,4 +1,4 @@
-"""Trains small models on real ps and worker processes; prints, as JSON, the differences from one process.
+"""Trains small models on real ps and worker processes; prints, as JSON, the differences from one process, and what callbacks see.
 
 Usage: drive_parameter_server.py SCRATCH. It is a process of its own because a chief's connection is for the whole process.
 """
@@ -17,32 +17,36 @@ STEPS = 30
 
 alive: list[Any] = []  # keeps the sessions: TensorFlow complains if one is destroyed after its servers
 
-# name -> the workload's parameters; all without randomness, so that one worker equals one process.
-CASES: dict[str, dict[str, Any]] = {
-    "adam": {},
-    "sgd-momentum, normalised": {"optimizer": "SGD", "arguments": {"momentum": 0.9}, "normalised": True},
+# Sessions by name: the workload's parameters, and settings of `train`; all without randomness, so that one worker equals one process.
+SESSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "adam": ({}, {}),
+    "adamw-averages, clipnorm, schedule, bfloat16": (
+        {
+            "optimizer": "AdamW",
+            "arguments": {"weight_decay": 0.01, "use_ema": True, "ema_momentum": 0.9, "clipnorm": 0.01},
+            "schedule": True,
+        },
+        {"precision": "mixed_bfloat16"},
+    ),
+    "sgd-momentum, normalised, compiled": (
+        {"optimizer": "SGD", "arguments": {"momentum": 0.9}, "normalised": True},
+        {"jit_compile": True, "gradients": {"accumulate": 2}},
+    ),
+}
+
+# Sessions whose steps are not unrolled, as a large model's are not: the loop is the same for each optimizer, and an unrolled one starts later.
+LOOPED = ("adamw-averages, clipnorm, schedule, bfloat16",)
+assert set(LOOPED) <= SESSIONS.keys()
+
+# Optimizers whose updates on the servers are compared, without a session: the workload's parameters.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
     "rmsprop, global clipnorm": {"optimizer": "RMSprop", "arguments": {"global_clipnorm": 0.01}},
     "nadam": {"optimizer": "Nadam"},
-    "sgd-averages, bfloat16": {"optimizer": "SGD", "arguments": {"use_ema": True, "ema_momentum": 0.9}},
-    "adamw-averages, clipnorm, schedule": {
-        "optimizer": "AdamW",
-        "arguments": {"weight_decay": 0.01, "use_ema": True, "ema_momentum": 0.9, "clipnorm": 0.01},
-        "schedule": True,
-    },
+    "sgd-averages": {"optimizer": "SGD", "arguments": {"use_ema": True, "ema_momentum": 0.9}},
     "averaged-sgd": {"optimizer": "AveragedSGD", "arguments": {"ema_momentum": 0.8}},
     "lamb": {"optimizer": "Lamb"},
-    "compiled": {"normalised": True},
 }
-
-# Cases whose steps are unrolled, as a small model's are: the loop is the same for each optimizer, and an unrolled one starts later.
-UNROLLED = ("adam", "sgd-averages, bfloat16", "compiled")
-assert set(UNROLLED) <= CASES.keys()
-
-# Settings of `train` for some of them.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "compiled": {"jit_compile": True, "gradients": {"accumulate": 2}},
-    "sgd-averages, bfloat16": {"precision": "mixed_bfloat16"},
-}
+UPDATES = 5
 
 
 def main(scratch: str) -> None:
@@ -64,9 +68,10 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
 
     connection = connect_to_servers(tf_config)
     import keras
-    import numpy as np
 
+    from tests.trainer.engine import served_callbacks
     from tests.trainer.engine.small import Small
+    from trainer.engine import model_ops
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.job import Job, job
     from trainer.engine.parameter_server import asynchronous, packing, servers
@@ -81,47 +86,84 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         train = Train.model_validate({"workload": "small:Small", "batch_size": 16, "steps": steps, **settings})
         return job(TrainerSettings(run="drive", run_dir=scratch, scratch_dir=scratch, train=train))
 
-    report: dict[str, Any] = {"cases": {}, "dropout_losses": {}}
-
-    def values(session: Any) -> list[Any]:
-        return [np.asarray(v.value).astype(float) for v in (*session.model.variables, *session.optimizer.variables)]
-
+    report: dict[str, Any] = {"cases": {}}
     few_operations = asynchronous.FEW_OPERATIONS
-    for name, params in CASES.items():
-        settings = SETTINGS.get(name, {})
+    for name, params in OPTIMIZERS.items():
+        report["cases"][name] = compare_updates(model_ops.build(Small(params), job_of(UPDATES)), connection.servers)
+    for name, (params, settings) in SESSIONS.items():
         keras.config.set_dtype_policy("float32")  # a case's own policy would stay
         local = LocalSession(Small(params), job_of(STEPS, **settings), AllReduce())
         local.begin_at(0)
         for _ in range(3):
             local.run(STEPS // 3)
-        asynchronous.FEW_OPERATIONS = few_operations if name in UNROLLED else 0
+        asynchronous.FEW_OPERATIONS = 0 if name in LOOPED else few_operations
         remote = AsynchronousSession(Small(params), job_of(STEPS, **settings), connection, lambda: False)
         alive.append(remote)
         remote.begin_at(0)
         before = values(remote)
         remote.fetch()
-        roundtrip = max(float(np.max(np.abs(a - b))) for a, b in zip(before, values(remote), strict=True))
+        roundtrip = difference(before, values(remote))
         while remote.step < STEPS:
             # One call at a time: a worker runs its calls one after the other.
             remote.run(STEPS // 3)
         remote.fetch()
         remote.close()
-        difference = max(float(np.max(np.abs(a - b))) for a, b in zip(values(local), values(remote), strict=True))
-        report["cases"][name] = {"difference": difference, "roundtrip": roundtrip, "step": remote.step}
-    # Workers draw their own random numbers, so these only have to learn: one in a loop, the other one unrolled, as is the rest of this function.
-    for compiled, asynchronous.FEW_OPERATIONS in (False, 0), (True, few_operations):
-        dropout = AsynchronousSession(Small({"dropout": True}), job_of(150, jit_compile=compiled), connection, lambda: False)
-        alive.append(dropout)
-        dropout.begin_at(0)
-        losses = []
-        while dropout.step < 150:
-            losses.append(dropout.run(50).loss)
-        dropout.close()
-        report["dropout_losses"]["compiled" if compiled else "plain"] = losses
+        report["cases"][name] = {"difference": difference(values(local), values(remote)), "roundtrip": roundtrip, "step": remote.step}
+    # Workers draw their own random numbers, so these only have to learn, in a loop that is not unrolled.
+    asynchronous.FEW_OPERATIONS = 0
+    dropout = AsynchronousSession(Small({"dropout": True}), job_of(150), connection, lambda: False)
+    alive.append(dropout)
+    dropout.begin_at(0)
+    report["dropout_losses"] = []
+    while dropout.step < 150:
+        report["dropout_losses"].append(dropout.run(50).loss)
+    dropout.close()
+    report["callbacks"] = served_callbacks.report(connection, Path(scratch, "callbacks"), alive)
     report["ended"] = {
         kind: end_of_data_error(params, job_of(STEPS), connection) for kind, params in (("known", {}), ("unknown", {"unknown": True}))
     }
     return {**report, "missed": servers.stop_all(parse(tf_config), scratch)}
+
+
+def compare_updates(built: Any, servers: int) -> dict[str, Any]:
+    """Update a model on the servers and, with the same gradients, in this process; return the report of a session."""
+    import numpy as np
+    import tensorflow as tf
+
+    from trainer.engine.parameter_server.state import ServerState
+
+    state = ServerState(built.model, built.optimizer, servers)
+    before = values(built)
+    state.assign_from_chief(0)
+    state.copy_to_chief()
+    roundtrip = difference(before, values(built))
+
+    @tf.function(autograph=False)
+    def update(gradients: list[tf.Tensor]) -> None:
+        for group, packed in zip(state.groups, state.packed(gradients), strict=True):
+            group.apply(packed)
+
+    random = np.random.default_rng(7)
+    for _ in range(UPDATES):
+        gradients = [tf.constant(random.normal(size=v.shape).astype(np.float32)) for v in built.model.trainable_variables]
+        update(gradients)
+        built.optimizer.apply(gradients, built.model.trainable_variables)
+    expected = values(built)
+    state.copy_to_chief()
+    alive.append(state)
+    return {"difference": difference(expected, values(built)), "roundtrip": roundtrip, "step": int(state.step.numpy())}
+
+
+def values(built: Any) -> list[Any]:
+    """Return the values of all variables of a session, or of a model and its optimizer."""
+    import numpy as np
+
+    return [np.asarray(v.value).astype(float) for v in (*built.model.variables, *built.optimizer.variables)]
+
+
+def difference(some: list[Any], others: list[Any]) -> float:
+    """Return the largest difference between two lists of values."""
+    return max(float(abs(a - b).max()) for a, b in zip(some, others, strict=True))
 
 
 def end_of_data_error(params: dict[str, Any], job: Any, connection: Any) -> str:

@@ -15,20 +15,27 @@ STEPS = 4
 
 
 class Noisy(Alike):
-    """Its outputs are all the one number that a stateful operation of TensorFlow draws. The loss is that number, the metric its square."""
+    """Its outputs are the number that a stateful operation of TensorFlow draws, and the fraction of ones that a Dropout layer keeps.
+
+    The loss is the first of them, the metrics are its square, the other one, and its square.
+    """
 
     def model(self) -> keras.Model:
         inputs = keras.Input((4,))
-        noise = keras.layers.Lambda(lambda outputs: 0 * outputs + tf.random.uniform([1, 1]), output_shape=(2,))
-        return keras.Model(inputs, noise(keras.layers.Dense(2)(inputs)))
+        noise = keras.layers.Lambda(lambda outputs: 0 * outputs + tf.random.uniform([1, 1]), output_shape=(1,))
+        ones = keras.layers.Lambda(lambda outputs: tf.ones_like(outputs) / 2, output_shape=(16,))
+        kept = keras.layers.Dropout(0.5, seed=3)(ones(keras.layers.Dense(16)(inputs)))
+        outputs = [noise(keras.layers.Dense(1)(inputs)), keras.layers.GlobalAveragePooling1D()(keras.layers.Reshape((16, 1))(kept))]
+        return keras.Model(inputs, keras.layers.Concatenate()(outputs))
 
     def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         del targets
-        return tf.reduce_mean(outputs)
+        return tf.reduce_mean(outputs[:, 0])
 
     def metrics(self, targets: tf.Tensor, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
         del targets
-        return {"square": tf.reduce_mean(outputs) ** 2}
+        drawn, kept = tf.unstack(tf.reduce_mean(outputs, axis=0))
+        return {"square": drawn**2, "kept": kept, "kept square": kept**2}
 
 
 def take_call(workload: Any, **settings: Any) -> tuple[Replica, Any]:
@@ -50,9 +57,10 @@ def take_call(workload: Any, **settings: Any) -> tuple[Replica, Any]:
 
 @pytest.mark.parametrize("settings", [{}, {"jit_compile": True}])
 def test_each_step_of_a_call_draws_its_own_numbers(settings: dict[str, Any]) -> None:
-    _, (total, squares, *_) = take_call(Noisy({}), **settings)
-    mean = total / STEPS
-    assert squares / STEPS - mean**2 > 1e-4  # their variance
+    _, (total, squares, kept, kept_squares, *_) = take_call(Noisy({}), **settings)
+    for numbers, their_squares in ((total, squares), (kept, kept_squares)):
+        mean = numbers / STEPS
+        assert their_squares / STEPS - mean**2 > 1e-4  # their variance
 
 
 def test_the_steps_of_a_call_are_compiled_once() -> None:
