@@ -2,7 +2,9 @@
 
 import io
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,35 +73,89 @@ def train(
     return session, outcome, output
 
 
+# Settings of runs whose evaluations and summaries no test looks at: TensorFlow takes half a second to prepare them.
+ONLY_SAVED: dict[str, Any] = {"evaluate": {"every_steps": 0, "batch_size": 100}, "summaries": {"every_steps": 0, "profile_every_steps": 0}}
+
+
 def state(session: Any) -> list[np.ndarray]:
     return [np.asarray(v.value) for v in (*session.model.variables, *session.optimizer.variables)]
 
 
-def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one_for_any_steps_per_execution(tmp_path: Path) -> None:
-    straight, _, _ = train(tmp_path / "straight", 60, steps_per_execution=7)
-    _, first, _ = train(tmp_path / "halves", 30, steps_per_execution=1)
-    resumed, second, output = train(tmp_path / "halves", 60)
-    assert (first.step, second.step) == (30, 60)
-    assert [event["step"] for event in output.events("restored")] == [30]
-    for whole, half in zip(state(straight), state(resumed), strict=True):
+@dataclass(frozen=True)
+class Run:
+    """A run's directory, and what `train` returned."""
+
+    path: Path
+    session: Any
+    outcome: Any
+    output: Output
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of 45 steps without an interruption."""
+    path = tmp_path_factory.mktemp("straight")
+    return Run(path, *train(path, 45, steps_per_execution=7, report_every_steps=10))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same run, stopped after 33 steps, and a copy of its directory."""
+    path = tmp_path_factory.mktemp("stopped")
+    run = Run(path / "copy", *train(path / "run", 45, stop_after=33, steps_per_execution=1))
+    shutil.copytree(path / "run", run.path)
+    return run
+
+
+@pytest.fixture(scope="module")
+def resumed(stopped: Run) -> Run:
+    """The stopped run, resumed."""
+    path = stopped.path.with_name("run")
+    return Run(path, *train(path, 45))
+
+
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one_for_any_steps_per_execution(straight: Run, resumed: Run) -> None:
+    assert resumed.outcome.step == straight.outcome.step == 45
+    for whole, half in zip(state(straight.session), state(resumed.session), strict=True):
         np.testing.assert_array_equal(whole, half)
 
 
-def test_checkpoints_evaluations_and_progress_come_when_they_are_due(tmp_path: Path) -> None:
-    _, outcome, output = train(tmp_path, 45, report_every_steps=10)
+def test_checkpoints_evaluations_and_progress_come_when_they_are_due(straight: Run, resumed: Run) -> None:
+    path, output = straight.path, straight.output
     assert [event["step"] for event in output.events("checkpoint")] == [10, 20, 30, 40, 45]
     assert [event["step"] for event in output.events("evaluated")] == [20, 40, 45]
-    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*.index")) == ["ckpt-40.index", "ckpt-45.index"]
-    record = run_state.read(tmp_path)
+    assert [event["step"] for event in resumed.output.events("checkpoint")] == [
+        40,
+        45,
+    ]  # with as many steps in an execution as take a while
+    assert sorted(path.name for path in (path / "checkpoints").glob("*.index")) == ["ckpt-40.index", "ckpt-45.index"]
+    record = run_state.read(path)
     assert (record["state"], record["step"], record["steps"]) == ("succeeded", 45, 45)
-    assert record["metrics"] == pytest.approx(outcome.metrics)
-    assert list(tmp_path.glob("logs/train/events*"))
-    assert list(tmp_path.glob("logs/eval/events*"))
+    assert record["metrics"] == pytest.approx(straight.outcome.metrics)
+    assert list(path.glob("logs/train/events*"))
+    assert list(path.glob("logs/eval/events*"))
     progress = output.events("progress")
-    assert [event["step"] for event in progress if event["step"] > 1] == [10, 20, 30, 40, 45]
+    assert [event["step"] for event in progress if event["step"] > 1] == [7, 10, 20, 30, 40, 45]
     for event in progress:
         assert event["loss"] > 0
         assert event["seconds_per_step"] * event["examples_per_second"] == pytest.approx(16)
+
+
+def test_a_stop_saves_first_and_the_run_resumes_from_that_step(stopped: Run, resumed: Run) -> None:
+    assert not stopped.outcome.finished
+    assert stopped.outcome.step == 34
+    assert stopped.output.events("checkpoint")[-1]["step"] == 34
+    assert run_state.read(stopped.path)["state"] == "stopped"
+    assert [event["step"] for event in resumed.output.events("restored")] == [34]
+    assert resumed.outcome.finished
+
+
+def test_a_complete_run_does_not_train_again(straight: Run) -> None:
+    session, outcome, output = train(straight.path, 45)
+    assert outcome.step == 45
+    assert output.events("progress") == []
+    for before, after in zip(state(straight.session), state(session), strict=True):
+        np.testing.assert_array_equal(before, after)
 
 
 class Ahead(LocalSession):
@@ -122,55 +178,34 @@ class Ahead(LocalSession):
 
 
 def test_no_step_is_saved_twice_if_a_save_waited_for_more_steps(tmp_path: Path) -> None:
-    _, _, output = train(tmp_path, 60, kind=Ahead)
+    _, _, output = train(tmp_path, 60, {}, kind=Ahead, **ONLY_SAVED)
     saved = [event["step"] for event in output.events("checkpoint")]
     assert saved == sorted(set(saved))
     assert saved[0] == 22
     assert saved[-1] == 60
 
 
-def test_the_model_learns(tmp_path: Path) -> None:
-    _, outcome, output = train(tmp_path, 150, params={})
-    assert outcome.metrics["accuracy"] > 0.95
-    assert output.events("progress")[-1]["step"] == 150
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of 150 steps with a profile."""
+    path = tmp_path_factory.mktemp("learned")
+    return Run(path, *train(path, 150, {}, summaries={"every_steps": 0, "profile_every_steps": 100}))
 
 
-def test_a_stop_saves_first_and_the_run_resumes_from_that_step(tmp_path: Path) -> None:
-    _, outcome, output = train(tmp_path, 100, stop_after=33, steps_per_execution=1)
-    assert not outcome.finished
-    assert outcome.step == 34
-    assert output.events("checkpoint")[-1]["step"] == 34
-    assert run_state.read(tmp_path)["state"] == "stopped"
-    _, resumed, output = train(tmp_path, 100)
-    assert output.events("restored")[0]["step"] == 34
-    assert resumed.step == 100
+def test_the_model_learns(learned: Run) -> None:
+    assert learned.outcome.metrics["accuracy"] > 0.95
+    assert learned.output.events("progress")[-1]["step"] == 150
 
 
-def test_checkpoints_are_written_at_intervals_of_seconds(tmp_path: Path) -> None:
-    _, _, output = train(tmp_path, 40, steps_per_execution=10, checkpoint={"every_seconds": 1e-6})
-    assert [event["step"] for event in output.events("checkpoint")] == [10, 20, 30, 40]
+def test_a_profile_of_one_step_is_recorded(learned: Run) -> None:
+    assert len(list(learned.path.glob("logs/train/plugins/profile/*/*.xplane.pb"))) == 1
 
 
-def test_a_complete_run_does_not_train_again(tmp_path: Path) -> None:
-    first, _, _ = train(tmp_path, 20)
-    second, outcome, output = train(tmp_path, 20)
-    assert outcome.step == 20
-    assert output.events("progress") == []
-    for before, after in zip(state(first), state(second), strict=True):
-        np.testing.assert_array_equal(before, after)
-
-
-def test_a_profile_of_one_step_is_recorded(tmp_path: Path) -> None:
-    train(tmp_path, 25, summaries={"every_steps": 0, "profile_every_steps": 20})
-    assert len(list(tmp_path.glob("logs/train/plugins/profile/*/*.xplane.pb"))) == 1
-
-
-def test_checkpoints_of_another_model_end_the_run_before_anything_is_written(tmp_path: Path) -> None:
-    train(tmp_path, 20, params={})
-    before = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+def test_checkpoints_of_another_model_end_the_run_before_anything_is_written(learned: Run) -> None:
+    before = sorted(path.name for path in (learned.path / "checkpoints").iterdir())
     with pytest.raises(CheckpointError, match="of another model"):
-        train(tmp_path, 40, params={"normalised": True})
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == before
+        train(learned.path, 200, params={"normalised": True})
+    assert sorted(path.name for path in (learned.path / "checkpoints").iterdir()) == before
 
 
 def finite_checkpoints(run_dir: Path) -> list[int]:
@@ -196,11 +231,10 @@ class NonFiniteGradients(Small):
         return super().loss(targets, outputs) + tf.reduce_sum(tf.sqrt(outputs * 0.0))
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 7])
-def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(steps_per_execution: int, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(tmp_path: Path) -> None:
     message = r"the loss of chief is nan or infinite at step 25; lower the learning rate, .* `train.on_nan: warn` trains on"
     with pytest.raises(DivergedError, match=message):
-        train(tmp_path, 60, NAN_LOSS, data=Poisoned, steps_per_execution=steps_per_execution)
+        train(tmp_path, 60, NAN_LOSS, data=Poisoned, steps_per_execution=7, **ONLY_SAVED)
     assert finite_checkpoints(tmp_path) == [10, 20]
 
 
@@ -225,7 +259,7 @@ class Growing(Small):
 
 def test_weights_that_are_not_finite_are_not_saved_even_if_the_loss_is_finite(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"the weights are not finite at step 30, .*grown for one, and are not saved; lower"):
-        train(tmp_path, 60, {}, data=Growing)
+        train(tmp_path, 60, {}, data=Growing, **ONLY_SAVED)
     assert finite_checkpoints(tmp_path) == [10, 20]
 
 
@@ -243,28 +277,26 @@ def test_weights_that_are_not_finite_are_reported_with_the_loss_that_caused_them
 
 
 def test_on_nan_warn_continues_training_and_saves_only_finite_weights(tmp_path: Path) -> None:
-    _, outcome, output = train(tmp_path, 60, NAN_LOSS, data=Poisoned, on_nan="warn")
+    _, outcome, output = train(tmp_path, 60, NAN_LOSS, data=Poisoned, on_nan="warn", steps_per_execution=1, **ONLY_SAVED)
     assert (outcome.step, outcome.finished) == (60, True)
     (notice,) = output.events("notice")
     assert notice["message"].startswith("the loss of chief is nan or infinite at step 25; train.on_nan is warn")
     assert finite_checkpoints(tmp_path) == [10, 20]
     assert output.events("progress")[-1]["loss"] is None
-    _, _, resumed = train(tmp_path, 40, {}, on_nan="warn")
-    assert [event["step"] for event in resumed.events("restored")] == [20]
 
 
 def test_mixed_float16_skips_steps_until_its_loss_scale_is_used_up(tmp_path: Path) -> None:
-    one_nan, precision = {**NAN_LOSS, "once": True}, "mixed_float16"
-    session, outcome, _ = train(tmp_path / "once", 60, one_nan, data=Poisoned, precision=precision)
+    one_nan, config = {**NAN_LOSS, "once": True}, {"precision": "mixed_float16", **ONLY_SAVED}
+    session, outcome, _ = train(tmp_path / "once", 60, one_nan, data=Poisoned, **config)
     assert outcome.step == 60
     assert float(session.optimizer.dynamic_scale.numpy()) == 2**14
     with pytest.raises(DivergedError, match="the loss of chief is nan or infinite at step"):
-        train(tmp_path / "each", 60, NAN_LOSS, data=Poisoned, precision=precision)
+        train(tmp_path / "each", 60, NAN_LOSS, data=Poisoned, **config)
     assert max(finite_checkpoints(tmp_path / "each")) >= 30  # halved 15 times from 2^15
     with pytest.raises(DivergedError, match=r"the loss scale has fallen to .* nothing is learned"):  # only the gradients are not finite
-        train(tmp_path / "hidden", 60, {}, data=NonFiniteGradients, precision=precision)
+        train(tmp_path / "hidden", 60, {}, data=NonFiniteGradients, **config)
     with pytest.raises(DivergedError, match="the loss of chief is nan or infinite at step 13"):
-        train(tmp_path / "accumulated", 60, one_nan, data=Poisoned, gradients={"accumulate": 2}, precision=precision)
+        train(tmp_path / "accumulated", 60, one_nan, data=Poisoned, gradients={"accumulate": 2}, **config)
 
 
 class Mask(keras.layers.Layer):
@@ -284,9 +316,11 @@ class Masked(Small):
         return keras.Sequential([keras.Input((4,)), *super().model().layers, Mask()])
 
 
-def test_an_untrained_weight_may_be_infinite(tmp_path: Path) -> None:
-    _, outcome, _ = train(tmp_path, 20, {}, data=Masked)
-    assert outcome.step == 20
+def test_an_untrained_weight_may_be_infinite_and_checkpoints_are_written_at_intervals_of_seconds(tmp_path: Path) -> None:
+    config = {**ONLY_SAVED, "checkpoint": {"every_seconds": 1e-6}}
+    _, outcome, output = train(tmp_path, 40, {}, data=Masked, steps_per_execution=10, **config)
+    assert outcome.step == 40
+    assert [event["step"] for event in output.events("checkpoint")] == [10, 20, 30, 40]
 
 
 def test_a_model_that_is_not_finite_is_not_exported(tmp_path: Path) -> None:
