@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.engine.small import Small, small_job
-from tests.trainer.engine.test_loop import Output, settings, train
+from tests.trainer.engine.test_loop import ONLY_SAVED, Output, settings, train
 from tests.volumes import Volume, volume
 from tests.waiting import until
 from trainer.engine import evaluations, loop, model_ops, saving
@@ -96,7 +96,7 @@ def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_full_disk_does_not_stop_training_and_is_reported_with_path_and_free_bytes(disk: Path) -> None:
     kind = session_with({110: lambda: fill(disk), 210: (disk / "filler").unlink})
     config: dict[str, Any] = {"checkpoint": {"every_steps": 100, "keep": 2}, "evaluate": {"every_steps": 150}}
-    _, outcome, output = train(disk, 300, kind=kind, steps_per_execution=1, **config)
+    _, outcome, output = train(disk, 300, {}, kind=kind, steps_per_execution=1, **config)
     assert (outcome.step, outcome.finished) == (300, True)
     failed = output.events("save_failed")[0]
     assert (failed["step"], failed["saved"], failed["free"]) == (200, 100, 0)
@@ -120,7 +120,8 @@ def test_a_read_only_volume_keeps_the_last_checkpoint_and_the_last_state_is_save
         remount(disk, "ro")
         threading.Timer(1.5, remount, [disk, "rw"]).start()
 
-    _, outcome, output = train(disk, 30, kind=session_with({29: make_read_only_for_a_while}), steps_per_execution=1)
+    kind = session_with({29: make_read_only_for_a_while})
+    _, outcome, output = train(disk, 30, {}, kind=kind, steps_per_execution=1, **ONLY_SAVED)
     assert outcome.step == 30
     (failed,) = output.events("save_failed")
     assert (failed["step"], failed["saved"], failed["cause"]) == (30, 20, "Read-only file system")
@@ -238,11 +239,11 @@ def run(
 def test_training_does_not_start_if_no_checkpoint_fits(disk: Path) -> None:
     fill(disk)
     with pytest.raises(NoSpaceError, match=r"has 0 bytes free, and a checkpoint of this model takes .* not one can be saved"):
-        train(disk, 20)
+        train(disk, 20, {})
 
 
 def test_too_little_space_for_the_checkpoints_to_keep_is_reported(disk: Path) -> None:
-    _, outcome, output = train(disk, 20, checkpoint={"every_steps": 10, "keep": 1000})
+    _, outcome, output = train(disk, 20, {}, **{**ONLY_SAVED, "checkpoint": {"every_steps": 10, "keep": 1000}})
     assert outcome.step == 20
     assert any("that train.checkpoint.keep asks for" in event["message"] for event in output.events("notice"))
     assert saved(disk) == [10, 20]
@@ -256,15 +257,16 @@ def test_training_does_not_start_if_no_checkpoint_can_be_written(disk: Path) -> 
         (disk / "run", "cannot be made: Read-only file system"),
     ):
         with pytest.raises(NoSpaceError, match=message):
-            train(run_dir, 20)
+            train(run_dir, 20, {})
 
 
 @pytest.mark.usefixtures("fast_retries")
 def test_a_run_resumes_from_its_checkpoints_while_nothing_can_be_written(disk: Path) -> None:
-    train(disk, 20)
+    train(disk, 20, {}, **ONLY_SAVED)
     (disk / "checkpoints" / "checkpoint").unlink()
     remount(disk, "ro")
-    _, outcome, output = train(disk, 40, kind=session_with({35: lambda: remount(disk, "rw")}), steps_per_execution=1)
+    kind = session_with({35: lambda: remount(disk, "rw")})
+    _, outcome, output = train(disk, 40, {}, kind=kind, steps_per_execution=1, **ONLY_SAVED)
     assert outcome.step == 40
     assert [event["step"] for event in output.events("restored")] == [20]
     assert any("is read-only: no checkpoint can be saved until" in event["message"] for event in output.events("notice"))
