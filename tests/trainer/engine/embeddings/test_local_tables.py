@@ -24,7 +24,6 @@ from trainer.workloads.errors import WorkloadError
 from trainer.workloads.loading import load_workload
 
 CASES: dict[str, dict[str, Any]] = {
-    "functional": {},
     "frozen": {"optimizer": "Adagrad"},
     "accumulated": {"model": "functional", "gradients": {"accumulate": 2}},
     "global clipnorm": {"model": "functional", "optimizer": "Adagrad", "arguments": {"global_clipnorm": 0.05}},
@@ -122,22 +121,17 @@ def test_a_checkpoint_has_rows_and_slots(tmp_path: Path) -> None:
         np.testing.assert_array_equal(saved.numpy(), read.numpy())
 
 
-def test_a_checkpoint_of_the_whole_matrix_is_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_a_checkpoint_of_rows_and_one_of_the_whole_matrix_are_refused_for_each_other_with_a_remedy(tmp_path: Path) -> None:
     params = {"model": "few", "optimizer": "Adagrad"}
     dense, by_rows = session(tmp_path, params, embeddings=DENSE), session(tmp_path, params)
-    Checkpoints(tmp_path / "checkpoints", dense.model, dense.optimizer, 1).save(20)
     assert by_rows.tables is not None
+    rows = by_rows.tables.files()
+    Checkpoints(tmp_path / "whole", dense.model, dense.optimizer, 1).save(20)
     with pytest.raises(CheckpointError, match=r"name them in train\.embeddings\.whole"):
-        Checkpoints(tmp_path / "checkpoints", by_rows.model, by_rows.optimizer, 1, by_rows.tables.files()).restore(print)
-
-
-def test_a_checkpoint_of_rows_is_refused_for_the_whole_matrix_with_a_remedy(tmp_path: Path) -> None:
-    params = {"model": "few", "optimizer": "Adagrad"}
-    dense, by_rows = session(tmp_path, params, embeddings=DENSE), session(tmp_path, params)
-    assert by_rows.tables is not None
-    Checkpoints(tmp_path / "checkpoints", by_rows.model, by_rows.optimizer, 1, by_rows.tables.files()).save(20)
+        Checkpoints(tmp_path / "whole", by_rows.model, by_rows.optimizer, 1, rows).restore(print)
+    Checkpoints(tmp_path / "rows", by_rows.model, by_rows.optimizer, 1, rows).save(20)
     with pytest.raises(CheckpointError, match="its large embedding layers were updated by rows: go on with strategy single"):
-        Checkpoints(tmp_path / "checkpoints", dense.model, dense.optimizer, 1).restore(print)
+        Checkpoints(tmp_path / "rows", dense.model, dense.optimizer, 1).restore(print)
 
 
 def test_a_summed_gradient_has_each_row_once_and_the_nonzero_rows_of_a_dense_one() -> None:
