@@ -1,5 +1,7 @@
 """Moving averages of variables: optimizers compute them, evaluations and exports use them, and a resumed run continues with them."""
 
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.engine.small import Small, small_job
-from tests.trainer.engine.test_loop import settings, train
+from tests.trainer.engine.test_loop import Output, settings, train
 from trainer.engine import evaluator, model_ops, moving_averages
 from trainer.events import Reporter
 from trainer.workloads.averaged_sgd import AveragedSGD
@@ -78,34 +80,51 @@ def test_a_model_keeps_its_own_values_before_the_first_step() -> None:
         np.testing.assert_array_equal(current, own)
 
 
-def test_a_run_is_evaluated_with_averages_and_resumes_with_them(tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Run:
+    """A run of 20 steps that has exported its model: its directory, and what `train` returned."""
+
+    path: Path
+    session: Any
+    outcome: Any
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    path = tmp_path_factory.mktemp("run")
+    session, outcome, _ = train(path, 20, params=KERAS_EMA, export={"formats": ["keras"]})
+    return Run(path, session, outcome)
+
+
+def test_a_run_is_evaluated_with_averages_and_resumes_with_them(tmp_path: Path, run: Run) -> None:
     straight, expected, _ = train(tmp_path / "straight", 40, params=KERAS_EMA)
-    train(tmp_path / "halves", 20, params=KERAS_EMA)
-    resumed, outcome, _ = train(tmp_path / "halves", 40, params=KERAS_EMA)
+    shutil.copytree(run.path, tmp_path / "halves")
+    resumed, outcome, output = train(tmp_path / "halves", 40, params=KERAS_EMA)
+    assert [event["step"] for event in output.events("restored")] == [20]
     for whole, half in zip(straight.optimizer.variables, resumed.optimizer.variables, strict=True):
         np.testing.assert_array_equal(whole.numpy(), half.numpy())
     assert outcome.metrics == expected.metrics
-    own = model_ops.evaluator(Small(KERAS_EMA), resumed.model, 100)()
+    evaluate = model_ops.evaluator(Small(KERAS_EMA), resumed.model, 100)
+    own = evaluate()
     with moving_averages.shown(resumed.model, resumed.optimizer):
-        averaged = model_ops.evaluator(Small(KERAS_EMA), resumed.model, 100)()
+        averaged = evaluate()
     assert outcome.metrics["loss"] == pytest.approx(averaged["loss"], rel=1e-6)
     assert abs(averaged["loss"] - own["loss"]) > 1e-3
 
 
-def test_the_evaluator_reads_averages_from_the_checkpoint(tmp_path: Path) -> None:
-    _, outcome, output = train(tmp_path, 20, params=KERAS_EMA)
-    last = evaluator.evaluate_checkpoints(Small(KERAS_EMA), settings(tmp_path, 20), Reporter("evaluator", output), lambda: False)
+def test_the_evaluator_reads_averages_from_the_checkpoint(tmp_path: Path, run: Run) -> None:
+    shutil.copytree(run.path / "checkpoints", tmp_path / "checkpoints")
+    last = evaluator.evaluate_checkpoints(Small(KERAS_EMA), settings(tmp_path, 20), Reporter("evaluator", Output()), lambda: False)
     assert last is not None
     step, metrics = last
     assert step == 20
-    assert metrics["loss"] == pytest.approx(outcome.metrics["loss"], rel=1e-5)
+    assert metrics["loss"] == pytest.approx(run.outcome.metrics["loss"], rel=1e-5)
 
 
-def test_the_exported_model_has_the_averages(tmp_path: Path) -> None:
-    session, _, _ = train(tmp_path, 20, params=KERAS_EMA, export={})
-    exported = keras.models.load_model(tmp_path / "export" / "best" / "model.keras")
+def test_the_exported_model_has_the_averages(run: Run) -> None:
+    exported = keras.models.load_model(run.path / "export" / "best" / "model.keras")
     for weight, average, own in zip(
-        exported.weights, session.optimizer._model_variables_moving_average, session.model.weights, strict=True
+        exported.weights, run.session.optimizer._model_variables_moving_average, run.session.model.weights, strict=True
     ):
         np.testing.assert_array_equal(weight.numpy(), average.numpy())
         assert abs(weight.numpy() - own.numpy()).max() > 1e-4
