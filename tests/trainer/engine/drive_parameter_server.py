@@ -109,15 +109,16 @@ def compare(tf_config: str, scratch: str) -> dict[str, Any]:
         remote.fetch()
         remote.close()
         report["cases"][name] = {"difference": difference(values(local), values(remote)), "roundtrip": roundtrip, "step": remote.step}
-    # Workers draw their own random numbers, so these only have to learn, in a loop that is not unrolled.
-    asynchronous.FEW_OPERATIONS = 0
-    dropout = AsynchronousSession(Small({"dropout": True}), job_of(150), connection, lambda: False)
-    alive.append(dropout)
-    dropout.begin_at(0)
-    report["dropout_losses"] = []
-    while dropout.step < 150:
-        report["dropout_losses"].append(dropout.run(50).loss)
-    dropout.close()
+    # Workers draw their own random numbers, so these only have to learn: one in a loop, one unrolled and compiled.
+    report["dropout_losses"] = {}
+    for name, compiled, asynchronous.FEW_OPERATIONS in ("plain", False, 0), ("compiled", True, few_operations):
+        dropout = AsynchronousSession(Small({"dropout": True}), job_of(150, jit_compile=compiled), connection, lambda: False)
+        alive.append(dropout)
+        dropout.begin_at(0)
+        losses = report["dropout_losses"][name] = []
+        while dropout.step < 150:
+            losses.append(dropout.run(50).loss)
+        dropout.close()
     report["callbacks"] = served_callbacks.report(connection, Path(scratch, "callbacks"), alive)
     report["ended"] = {
         kind: end_of_data_error(params, job_of(STEPS), connection) for kind, params in (("known", {}), ("unknown", {"unknown": True}))
