@@ -113,7 +113,8 @@ def test_a_run_is_evaluated_with_averages_and_resumes_with_them(tmp_path: Path, 
 
 
 def test_the_evaluator_reads_averages_from_the_checkpoint(tmp_path: Path, run: Run) -> None:
-    shutil.copytree(run.path / "checkpoints", tmp_path / "checkpoints")
+    shutil.copytree(run.path, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "evaluations.json").unlink()
     last = evaluator.evaluate_checkpoints(Small(KERAS_EMA), settings(tmp_path, 20), Reporter("evaluator", Output()), lambda: False)
     assert last is not None
     step, metrics = last
