@@ -1,5 +1,6 @@
 """Readable YAML: named anchors and merge keys, lists of words on one line, blank lines between parts."""
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -39,6 +40,9 @@ def text(document: Mapping[str, Any], anchors: Mapping[str, Mapping[str, Any]]) 
             plain = all(isinstance(item, str | int | float) and "\n" not in str(item) for item in sequence)
             return super().represent_sequence(tag, sequence, plain or flow_style)
 
+        def analyze_scalar(self, scalar: str) -> Any:
+            return _analysis(scalar)
+
         def generate_anchor(self, node: Any) -> str:
             return str(node.anchor_name)
 
@@ -64,6 +68,19 @@ def spaced(dumped: str, *parents: str) -> str:
             lines.append("")
         lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+class _Analyzer(yaml.emitter.Emitter):
+    """Analyzes scalars as a Dumper does that writes Unicode."""
+
+    def __init__(self) -> None:
+        super().__init__(None, allow_unicode=True)
+
+
+@functools.lru_cache(maxsize=1024)
+def _analysis(scalar: str) -> Any:
+    """Return how a scalar may be written. The same keys and values occur many times, and PyYAML looks at each of their letters."""
+    return _Analyzer().analyze_scalar(scalar)
 
 
 def _merge(_dumper: yaml.SafeDumper, _key: Merge) -> yaml.ScalarNode:

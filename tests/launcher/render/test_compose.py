@@ -43,7 +43,7 @@ def rendered(text: Callable[[str], str]) -> Render:
     """Return a function that renders a spec and returns the document that Compose reads, with merge keys and anchors resolved."""
 
     def render(spec: str = CLUSTER + TRAIN) -> dict[str, Any]:
-        document = yaml.safe_load(text(spec))
+        document = yaml.load(text(spec), Loader=yaml.CSafeLoader)
         assert isinstance(document, dict)
         return document
 

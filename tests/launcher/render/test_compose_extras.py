@@ -56,7 +56,7 @@ def source(tmp_path: Path) -> Callable[..., Source]:
 
 
 def composed(source: Source) -> dict[str, Any]:
-    document = yaml.safe_load(renderer("compose")(source))
+    document = yaml.load(renderer("compose")(source), Loader=yaml.CSafeLoader)
     assert isinstance(document, dict)
     return document
 

@@ -51,7 +51,7 @@ kubernetes:
   tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}]
 """
 TEXTS = [FULL, *EXAMPLES]
-TREES = [yaml.safe_load(text) for text in TEXTS]
+TREES = [yaml.load(text, Loader=yaml.CSafeLoader) for text in TEXTS]
 
 KEYS = [
     "version",
@@ -112,7 +112,7 @@ def mutated_trees(draw: st.DrawFn) -> str:
                 target[draw(words)] = draw(values)
             case _:
                 target.append(draw(values))
-    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=draw(st.sampled_from([None, False, True])))
+    return yaml.dump(tree, Dumper=yaml.CSafeDumper, sort_keys=False, default_flow_style=draw(st.sampled_from([None, False, True])))
 
 
 @st.composite
@@ -160,7 +160,7 @@ thoroughly = settings(max_examples=250, derandomize=True, suppress_health_check=
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_specs_that_are_mutated_are_valid(text: str, tmp_path: Path) -> None:
-    if code := yaml.safe_load(text).get("code"):
+    if code := yaml.load(text, Loader=yaml.CSafeLoader).get("code"):
         (tmp_path / code).symlink_to(ROOT / "examples" / code)
     (tmp_path / "spec.yaml").write_text(text, encoding="utf-8")
     assert load(tmp_path / "spec.yaml").version == 1

@@ -32,7 +32,7 @@ def rendered(spec: ClusterSpec) -> dict[str, dict[str, Any]]:
 
 def tfjob(data: bytes) -> dict[str, Any]:
     """Return the only TFJob of a file. Kubernetes and PyYAML read octal numbers alike."""
-    documents = [document for document in yaml.safe_load_all(data) if document]
+    documents = [document for document in yaml.load_all(data, Loader=yaml.CSafeLoader) if document]
     items = [item for document in documents for item in document.get("items", [document])]
     [job] = [one for one in items if one["kind"] == "TFJob"]
     whole: dict[str, Any] = job

@@ -17,7 +17,7 @@ from launcher.tfjob.convert import Imported, convert
 
 HERE = Path(__file__).parent
 CASES = sorted(HERE.glob("accepted/*.yaml"))
-TREES = [list(yaml.safe_load_all(case.read_bytes().replace(b"2024-05-01T10:00:00Z", b"now"))) for case in CASES]
+TREES = [list(yaml.load_all(case.read_bytes().replace(b"2024-05-01T10:00:00Z", b"now"), Loader=yaml.CSafeLoader)) for case in CASES]
 JUNK: st.SearchStrategy[Any] = st.sampled_from(
     [
         None,
@@ -98,7 +98,7 @@ def test_a_mutated_tfjob_is_imported_or_refused(data: st.DataObject) -> None:
 def test_every_value_is_carried_over_or_reported(documents: list[Any]) -> None:
     result = imported(documents)
     [tfjob] = [one for document in documents if document for one in document.get("items", [document]) if one["kind"] == "TFJob"]
-    spec = yaml.safe_load(result.text)
+    spec = yaml.load(result.text, Loader=yaml.CSafeLoader)
     texts = [str(value_at(spec, path)) for path in paths(spec)] + [str(path[-1]) for path in paths(spec) if path]
     reported = [remark.path for remark in result.remarks]
     lost = [
