@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli.main import run as launcher
 from tests import forked
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -37,7 +38,7 @@ def cli(tmp_path: Path, environment: dict[str, str]) -> Iterator[Cli]:
 
     yield run
     for state in (tmp_path / "runs").glob("*/launcher/state.json"):
-        run("down", state.parent.parent.name, "--now")
+        launcher(["down", state.parent.parent.name, "--now", "--runs", str(tmp_path / "runs")])
 
 
 Spec = Callable[..., str]

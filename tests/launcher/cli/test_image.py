@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.cli.conftest import Cli
+from launcher.cli.main import run
 
 
 @pytest.mark.parametrize(
@@ -20,17 +20,21 @@ from tests.launcher.cli.conftest import Cli
         (["--build-arg", "=x"], "--build-arg: '=x' is not NAME=VALUE"),
     ],
 )
-def test_an_unusable_argument_is_refused_at_once(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_an_unusable_argument_is_refused_at_once(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
     (tmp_path / "file").write_text("text")
     (tmp_path / "empty").mkdir()
-    result = cli("image", "build", *arguments, env={"DOCKER_HOST": "tcp://127.0.0.1:1"})
-    assert result.returncode == 2
-    assert f"error: {message}" in result.stderr
-    assert "remedy: " in result.stderr
-    assert "building" not in result.stderr
+    assert run(["image", "build", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert f"error: {message}" in error
+    assert "remedy: " in error
+    assert "building" not in error
 
 
-def test_a_missing_docker_command_is_an_error(cli: Cli, tmp_path: Path) -> None:
-    result = cli("image", "build", env={"PATH": str(tmp_path)})
-    assert result.returncode == 1
-    assert "error: the command docker is not installed" in result.stderr
+def test_a_missing_docker_command_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run(["image", "build"]) == 1
+    assert "error: the command docker is not installed" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,15 +36,8 @@ def test_success_is_plain_lines_a_summary_and_exit_code_0(cli: Cli, spec: Spec) 
     assert summary["checkpoint"] == "runs/toy/checkpoints/ckpt-30"
 
 
-def test_the_command_to_continue_has_the_set_values(cli: Cli, spec: Spec) -> None:
+def test_failure_names_task_exit_code_last_error_the_log_and_the_command_to_continue(cli: Cli, spec: Spec) -> None:
     result = cli("up", spec("fail"), "--set", "limits.max_restarts=0", "--set", "env.WORDS=two words")
-    assert result.returncode == 1
-    summary = result.stdout.partition("toy failed")[2]
-    assert "launcher up toy.yaml --set limits.max_restarts=0 --set 'env.WORDS=two words'" in summary
-
-
-def test_failure_names_task_exit_code_last_error_and_the_log(cli: Cli, spec: Spec) -> None:
-    result = cli("up", spec("fail"))
     assert result.returncode == 1
     assert "chief | about to fail" in result.stdout
     summary = result.stdout.partition("toy failed")[2]
@@ -51,6 +45,7 @@ def test_failure_names_task_exit_code_last_error_and_the_log(cli: Cli, spec: Spe
         assert fact in summary
     assert summary.count("ValueError: the data is not there") == 1
     assert "after a fix" in summary
+    assert "launcher up toy.yaml --set limits.max_restarts=0 --set 'env.WORDS=two words'" in summary
     assert "continue with" not in summary
     shown = cli("logs", "toy", "--role", "chief")
     assert "chief | ValueError: the data is not there" in shown.stdout.splitlines()
@@ -144,8 +139,10 @@ def test_a_secret_comes_from_the_environment_of_up_and_is_in_no_file(cli: Cli, t
     )
 
 
-def test_a_second_up_of_a_complete_run_says_so(cli: Cli, spec: Spec) -> None:
+def test_a_second_up_of_a_complete_run_says_so_and_diff_shows_what_has_changed_since_its_start(cli: Cli, spec: Spec) -> None:
     file = spec("steps", "3", "0")
+    missing = cli("diff", file, "--on", "local")
+    assert (missing.returncode, "there is no run toy on local" in missing.stdout) == (1, True)
     assert cli("up", file).returncode == 0
     again = cli("up", file)
     assert again.returncode == 0
@@ -154,6 +151,14 @@ def test_a_second_up_of_a_complete_run_says_so(cli: Cli, spec: Spec) -> None:
     assert "step 1/3" not in again.stdout
     as_json = cli("up", file, "--json")
     assert json.loads(as_json.stdout)["state"] == "succeeded"
+
+    same = cli("diff", file)  # it has been started here, and nowhere else
+    assert (same.returncode, same.stdout) == (0, "")
+    other = cli("diff", file, "--on", "local", "--set", "limits.max_restarts=3")
+    assert other.returncode == 1
+    assert other.stdout.splitlines()[1].split() == ["limits.max_restarts", "0", "3"]
+    report = json.loads(cli("diff", file, "--on", "local", "--set", "limits.max_restarts=3", "--json").stdout)
+    assert report["changes"] == [{"path": "limits.max_restarts", "was": 0, "is": 3}]
 
 
 def test_a_changed_spec_needs_a_flag(cli: Cli, spec: Spec, tmp_path: Path) -> None:
@@ -180,34 +185,21 @@ def test_a_changed_spec_needs_a_flag(cli: Cli, spec: Spec, tmp_path: Path) -> No
     assert [run["name"] for run in json.loads(cli("ls", "--json").stdout)] == ["toy"]
 
 
-def test_diff_shows_what_has_changed_since_the_run_was_started(cli: Cli, spec: Spec) -> None:
-    file = spec("steps", "3", "0")
-    missing = cli("diff", file, "--on", "local")
-    assert (missing.returncode, "there is no run toy on local" in missing.stdout) == (1, True)
-    assert cli("up", file).returncode == 0
-    same = cli("diff", file)  # it has been started here, and nowhere else
-    assert (same.returncode, same.stdout) == (0, "")
-    other = cli("diff", file, "--on", "local", "--set", "limits.max_restarts=3")
-    assert other.returncode == 1
-    assert other.stdout.splitlines()[1].split() == ["limits.max_restarts", "0", "3"]
-    report = json.loads(cli("diff", file, "--on", "local", "--set", "limits.max_restarts=3", "--json").stdout)
-    assert report["changes"] == [{"path": "limits.max_restarts", "was": 0, "is": 3}]
-
-
 def old_runs(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "runs").iterdir() if path.name != "toy"]
 
 
-@pytest.mark.parametrize("lost", ["state.json", "spec.json"])
-def test_fresh_renames_also_a_run_that_cannot_be_read(lost: str, cli: Cli, spec: Spec, tmp_path: Path) -> None:
+def test_fresh_renames_also_a_run_that_cannot_be_read(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     file = spec("steps", "3", "0")
     assert cli("up", file).returncode == 0
-    (tmp_path / "runs" / "toy" / "mine").write_text("precious")
-    (tmp_path / "runs" / "toy" / "launcher" / lost).write_text("")
-    assert cli("up", file, "--fresh").returncode == 0
-    (old,) = old_runs(tmp_path)
-    assert (old / "mine").read_text() == "precious"
-    assert not (tmp_path / "runs" / "toy" / "mine").exists()
+    for lost in ("state.json", "spec.json"):
+        before = old_runs(tmp_path)
+        (tmp_path / "runs" / "toy" / "mine").write_text(f"precious, without {lost}")
+        (tmp_path / "runs" / "toy" / "launcher" / lost).write_text("")
+        assert cli("up", file, "--fresh").returncode == 0, lost
+        (old,) = [path for path in old_runs(tmp_path) if path not in before]
+        assert (old / "mine").read_text() == f"precious, without {lost}"
+        assert not (tmp_path / "runs" / "toy" / "mine").exists()
 
 
 def test_fresh_waits_until_tasks_of_a_killed_supervisor_have_saved_in_the_old_run(cli: Cli, spec: Spec, tmp_path: Path) -> None:
@@ -221,13 +213,15 @@ def test_fresh_waits_until_tasks_of_a_killed_supervisor_have_saved_in_the_old_ru
     assert not (tmp_path / "runs" / "toy" / "saved").exists()
 
 
-def test_only_one_of_two_simultaneous_fresh_starts_succeeds(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_only_one_of_two_simultaneous_fresh_starts_succeeds(cli: Cli, spec: Spec, tmp_path: Path) -> None:
     assert cli("up", spec("steps", "3", "0")).returncode == 0
-    command = [*LAUNCHER, "up", spec("forever"), "--fresh", "--detach"]
-    both = [subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    errors = [process.communicate(timeout=30)[1] for process in both]
-    assert sorted(process.returncode for process in both) == [0, 2]
-    assert any(message in "".join(errors) for message in ("toy runs already", "another `launcher up` is starting toy"))
+    file = spec("forever")
+    with ThreadPoolExecutor() as executor:
+        both = list(executor.map(lambda _: cli("up", file, "--fresh", "--detach"), range(2)))
+    assert sorted(result.returncode for result in both) == [0, 2]
+    assert any(
+        message in "".join(result.stderr for result in both) for message in ("toy runs already", "another `launcher up` is starting toy")
+    )
     assert len(old_runs(tmp_path)) == 1
 
 

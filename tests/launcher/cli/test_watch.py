@@ -1,14 +1,14 @@
 """Runs in the background: status, logs, wait, ls and down."""
 
 import json
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
+from launcher.cli.main import run
+from tests.launcher.cli.conftest import Cli, Spec
 from tests.waiting import until
 
 
@@ -110,21 +110,11 @@ def test_logs_of_a_role_have_the_events_about_its_tasks(cli: Cli, tmp_path: Path
     assert cli("logs", "roles", "--role", "worker", "--tail", "0", "-f").stdout == ""
 
 
-def test_a_misspelt_name_is_answered_with_the_right_one(cli: Cli, spec: Spec) -> None:
-    assert cli("up", spec("steps", "1", "0")).returncode == 0
-    assert "did you mean status? " in cli("statu").stderr
-    missed = cli("status", "toi")
-    assert (missed.returncode, "did you mean toy? " in missed.stderr) == (2, True), missed.stderr
-
-
-def test_following_logs_ends_with_the_run(cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_following_logs_ends_with_the_run(cli: Cli, spec: Spec) -> None:
     assert cli("up", spec("steps", "20", "0.1"), "--detach").returncode == 0
-    process = subprocess.Popen(
-        [*LAUNCHER, "logs", "-f"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
-    assert "step 20/20" in out
+    followed = cli("logs", "-f")
+    assert (followed.returncode, followed.stderr) == (0, "")
+    assert "step 20/20" in followed.stdout
 
 
 def test_wait_reports_the_result(cli: Cli, spec: Spec) -> None:
@@ -137,7 +127,9 @@ def test_wait_reports_the_result(cli: Cli, spec: Spec) -> None:
     assert "exit code 1" in shown.stdout
 
 
-def test_down_of_a_run_that_has_ended_reports_the_removed_objects(cli: Cli, spec: Spec, tmp_path: Path) -> None:
+def test_down_of_a_run_that_has_ended_reports_the_removed_objects_and_deletes_only_what_is_confirmed(
+    cli: Cli, spec: Spec, tmp_path: Path
+) -> None:
     assert cli("up", spec("steps", "1", "0")).returncode == 0
     message = "toy has succeeded and does not run; there was nothing to remove; its data stays in runs/toy\n"
     assert cli("down").stdout == message
@@ -145,23 +137,31 @@ def test_down_of_a_run_that_has_ended_reports_the_removed_objects(cli: Cli, spec
     report = json.loads(as_json.stdout)
     expected = {"name": "toy", "state": "succeeded", "ran": False, "checkpoint_step": 1, "removed": {}, "deleted": False}
     assert report == expected | {"run_dir": str(tmp_path / "runs" / "toy")}
-    assert json.loads(cli("down", "--json", "--delete-data", "--yes").stdout)["deleted"]
-
-
-def test_down_deletes_only_what_is_confirmed(cli: Cli, spec: Spec, tmp_path: Path) -> None:
-    assert cli("up", spec("steps", "1", "0")).returncode == 0
     refused = cli("down", "--delete-data")
     assert refused.returncode == 2
     assert "--yes" in refused.stderr
     assert (tmp_path / "runs" / "toy" / "launcher").is_dir()
-    assert cli("down", "--delete-data", "--yes").returncode == 0
+    deleted = cli("down", "--json", "--delete-data", "--yes")
+    assert (deleted.returncode, json.loads(deleted.stdout)["deleted"]) == (0, True)
     assert not (tmp_path / "runs" / "toy").exists()
     assert "no runs" in cli("ls").stdout
 
 
-def test_down_of_all_finished_runs_removes_no_recent_or_live_one(cli: Cli, spec: Spec, tmp_path: Path) -> None:
+def test_of_several_runs_one_must_be_named_and_down_of_all_finished_removes_no_recent_or_live_one(
+    cli: Cli, spec: Spec, tmp_path: Path
+) -> None:
     assert cli("up", spec("steps", "1", "0")).returncode == 0
+    assert "did you mean status? " in cli("statu").stderr
+    missed = cli("status", "toi")
+    assert (missed.returncode, "did you mean toy? " in missed.stderr) == (2, True), missed.stderr
+
     assert cli("up", spec("steps", "1", "0"), "--set", "name=other").returncode == 0
+    unnamed = cli("status", "--json")
+    assert unnamed.returncode == 2
+    report = json.loads(unnamed.stderr)
+    assert "2 runs" in report["error"]
+    assert {"toy", "other"} <= set(report["remedy"].replace(",", "").split())
+
     assert cli("up", spec("steps", "1000", "0.1"), "--set", "name=runs", "--detach").returncode == 0
     assert "no finished run older than 7d" in cli("down", "--finished", "--older", "7d").stdout
     refused = cli("down", "--finished", "--delete-data")
@@ -169,31 +169,24 @@ def test_down_of_all_finished_runs_removes_no_recent_or_live_one(cli: Cli, spec:
     assert "other, toy" in refused.stderr
     result = cli("down", "--finished", "--delete-data", "--yes", "--json")
     removed = json.loads(result.stdout)
-    assert [(run["name"], run["state"], run["deleted"]) for run in removed] == [("other", "succeeded", True), ("toy", "succeeded", True)]
+    assert [(one["name"], one["state"], one["deleted"]) for one in removed] == [("other", "succeeded", True), ("toy", "succeeded", True)]
     assert [path.name for path in (tmp_path / "runs").iterdir() if not path.name.startswith(".")] == ["runs"]
 
 
 @pytest.mark.parametrize("arguments", [("toy", "--finished"), ("--older", "7d"), ("--finished", "--older", "week")])
-def test_down_of_many_and_of_one_exclude_each_other(arguments: tuple[str, ...], cli: Cli) -> None:
-    assert cli("down", *arguments).returncode == 2
+def test_down_of_many_and_of_one_exclude_each_other(arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["down", *arguments]) == 2
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "wait", "down", "tensorboard"])
-def test_an_error_without_any_run_says_how_to_start_one(verb: str, cli: Cli) -> None:
-    result = cli(verb)
-    assert result.returncode == 2
-    assert "launcher up" in result.stderr
-    assert cli(verb, "nosuch").returncode in {1, 2}
-
-
-def test_a_run_must_be_named_if_there_are_two(cli: Cli, spec: Spec) -> None:
-    assert cli("up", spec("steps", "1", "0")).returncode == 0
-    assert cli("up", spec("steps", "1", "0"), "--set", "name=other").returncode == 0
-    result = cli("status", "--json")
-    assert result.returncode == 2
-    report = json.loads(result.stderr)
-    assert "2 runs" in report["error"]
-    assert {"toy", "other"} <= set(report["remedy"].replace(",", "").split())
+def test_an_error_without_any_run_says_how_to_start_one(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run([verb]) == 2
+    assert "launcher up" in capsys.readouterr().err
+    assert run([verb, "nosuch"]) in {1, 2}
 
 
 def test_runs_may_be_elsewhere(cli: Cli, spec: Spec, tmp_path: Path) -> None:
