@@ -186,13 +186,15 @@ def test_schema_is_a_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert "strategy" in json.loads(capsys.readouterr().out)["properties"]
 
 
-def test_render_prints_the_file_or_writes_it(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
-    printed = cli("render", "try.yaml", "--to", "compose", "--set", "train.steps=7")
-    assert printed.returncode == 0, printed.stderr
-    assert '"steps":7' in printed.stdout
-    assert cli("render", "try.yaml", "--to", "compose", "--set", "train.steps=7", "-o", "compose.yaml").stdout == ""
-    assert (tmp_path / "compose.yaml").read_text() == printed.stdout
+def test_render_prints_the_file_or_writes_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
+    render = ["render", "try.yaml", "--to", "compose", "--set", "train.steps=7"]
+    assert run(render) == 0
+    printed = capsys.readouterr().out
+    assert '"steps":7' in printed
+    assert run([*render, "-o", "compose.yaml"]) == 0
+    assert capsys.readouterr().out == ""
+    assert (here / "compose.yaml").read_text() == printed
 
 
 def test_render_replaces_only_a_file_that_it_has_written(here: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
@@ -231,13 +233,12 @@ def test_render_writes_to_a_pipe(cli: Cli, tmp_path: Path) -> None:
     assert (printed.returncode, yaml.safe_load(printed.stdout)["name"]) == (0, "try")
 
 
-def test_a_value_set_for_env_is_in_no_comment_and_only_the_owner_can_read_it(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
-    assert cli("render", "try.yaml", "--to", "compose", "-o", "compose.yaml").returncode == 0  # the next one replaces it
+def test_a_value_set_for_env_is_in_no_comment_and_only_the_owner_can_read_it(here: Path) -> None:
+    (here / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
+    assert run(["render", "try.yaml", "--to", "compose", "-o", "compose.yaml"]) == 0  # the next one replaces it
     for target, output in (("compose", "compose.yaml"), ("kubernetes", "k8s")):
-        result = cli("render", "try.yaml", "--to", target, "--set", "env.TOKEN=s3cret", "--set", "train.steps=7", "-o", output)
-        assert result.returncode == 0, result.stderr
-        files = [path for path in (tmp_path / output, *tmp_path.glob(f"{output}/*")) if path.is_file()]
+        assert run(["render", "try.yaml", "--to", target, "--set", "env.TOKEN=s3cret", "--set", "train.steps=7", "-o", output]) == 0
+        files = [path for path in (here / output, *here.glob(f"{output}/*")) if path.is_file()]
         lines = [line for path in files for line in path.read_text().splitlines()]
         comments = [line for line in lines if line.startswith("#") and "--set" in line]
         assert comments
@@ -245,25 +246,24 @@ def test_a_value_set_for_env_is_in_no_comment_and_only_the_owner_can_read_it(cli
         assert any("s3cret" in line for line in lines)
         assert not any("s3cret" in line for line in lines if line.startswith("#"))
         assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
-    assert cli("render", "try.yaml", "--to", "compose", "-o", "open.yaml").returncode == 0
-    assert (tmp_path / "open.yaml").stat().st_mode & 0o044
+    assert run(["render", "try.yaml", "--to", "compose", "-o", "open.yaml"]) == 0
+    assert (here / "open.yaml").stat().st_mode & 0o044
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\x85", "\u2028"])
-def test_a_set_value_cannot_end_the_comment_that_shows_it(end: str, cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "try.yaml").write_text("version: 1\nname: try\ncommand: [python, train.py]\n")
+def test_a_set_value_cannot_end_the_comment_that_shows_it(end: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "try.yaml").write_text("version: 1\nname: try\ncommand: [python, train.py]\n")
     for target in ("compose", "kubernetes"):
-        result = cli("render", "try.yaml", "--to", target, "--set", f'command=[python, "train.py{end}evil: true"]')
-        assert result.returncode == 0, result.stderr
-        assert not any(line.startswith("evil") for line in result.stdout.splitlines())
-        assert all("evil" not in document for document in yaml.safe_load_all(result.stdout))
+        assert run(["render", "try.yaml", "--to", target, "--set", f'command=[python, "train.py{end}evil: true"]']) == 0
+        printed = capsys.readouterr().out
+        assert not any(line.startswith("evil") for line in printed.splitlines())
+        assert all("evil" not in document for document in yaml.load_all(printed, Loader=yaml.CSafeLoader))
 
 
-def test_render_to_an_unknown_target_names_the_known_ones(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
-    refused = cli("render", "try.yaml", "--to", "swarm")
-    assert refused.returncode == 2
-    assert "compose" in refused.stderr
+def test_render_to_an_unknown_target_names_the_known_ones(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
+    assert run(["render", "try.yaml", "--to", "swarm"]) == 2
+    assert "compose" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -274,12 +274,13 @@ def test_render_to_an_unknown_target_names_the_known_ones(cli: Cli, tmp_path: Pa
         ("try.yaml/x.yaml", "try.yaml is not a directory"),
     ],
 )
-def test_render_refuses_a_file_that_cannot_be_written_as_init_does(output: str, message: str, cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
+def test_render_refuses_a_file_that_cannot_be_written_as_init_does(
+    output: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
     for arguments in (["render", "try.yaml", "--to", "compose", "-o", output], ["init", output]):
-        refused = cli(*arguments)
-        assert refused.returncode == 2
-        assert message.replace("compose", "cluster" if arguments[0] == "init" else "compose") in refused.stderr
+        assert run(arguments) == 2
+        assert message.replace("compose", "cluster" if arguments[0] == "init" else "compose") in capsys.readouterr().err
 
 
 def test_plan_shows_the_names_of_tasks_on_kubernetes(spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
