@@ -34,6 +34,7 @@ FRAGMENT_LINES = 60  # a module so short with one importer belongs in that one, 
 MOST_FRAGMENTS = 6
 
 
+@functools.cache
 def tracked(*patterns: str) -> list[Path]:
     """Return the files of the project: what git tracks, and what is new and not ignored."""
     result = subprocess.run(
@@ -78,11 +79,19 @@ def modules(package: str) -> Iterator[tuple[str, ast.Module]]:
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), tree
 
 
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield a module and all its statements, also those of classes and functions. They are a fifth of what `ast.walk` yields."""
+    remaining: list[ast.AST] = [tree]
+    while remaining:
+        yield (node := remaining.pop())
+        remaining += [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.stmt | ast.excepthandler | ast.match_case)]
+
+
 @functools.cache
 def imports(tree: ast.Module) -> list[str]:
     """Return every module that a module may import, also inside functions; `from a import b` gives a and a.b."""
     names = []
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -106,7 +115,8 @@ def allowed_in_launcher(name: str) -> bool:
 def imported_by(program: str) -> set[str]:
     """Return the modules that a new Python process has imported at the end of a program, which may use `sys`."""
     source = f"import sys\n{program}\nprint('imported:', *sys.modules)"
-    result = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 0, result.stderr
     prefix, *names = result.stdout.splitlines()[-1].split()
     assert prefix == "imported:"
     return set(names)
@@ -122,17 +132,10 @@ def test_the_trainer_does_not_import_the_launcher() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize(
-    "module", [*PARENT, "launcher.__main__", "launcher.spec.loader", "launcher.plan.planner", "launcher.backend.model"]
-)
-def test_these_modules_import_nothing_heavy(module: str) -> None:
-    assert imported_by(f"import {module}").isdisjoint(HEAVY)
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["validate", "examples/mnist-ps.yaml"]], ids=["help", "validate"])
-def test_these_commands_import_nothing_heavy(arguments: list[str]) -> None:
-    main = f"from launcher.__main__ import main\nsys.argv = ['launcher', *{arguments!r}]"
-    assert imported_by(f"{main}\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code").isdisjoint(HEAVY)
+def test_these_modules_import_nothing_heavy() -> None:
+    light = [*PARENT, "launcher.__main__", "launcher.spec.loader", "launcher.plan.planner", "launcher.backend.model"]
+    checks = [f"import {module}\nassert not {{*{HEAVY}}} & sys.modules.keys(), {module!r}" for module in light]
+    assert imported_by("\n".join(checks)) >= {*light}
 
 
 def test_the_kubernetes_backend_imports_none_of_the_clients_thousand_models() -> None:
@@ -253,7 +256,7 @@ def test_no_docstring_or_comment_begins_with_a_question_word() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
         for path, tree in trees("*.py")
-        for node in ast.walk(tree)
+        for node in statements(tree)
         if isinstance(node, documented) and (text := ast.get_docstring(node)) and re.match(rf"{words}|Where\b", text)
     ] + [
         f"{path.relative_to(ROOT)}: {match.group().strip()}"
@@ -269,7 +272,7 @@ def test_modules_that_docstrings_name_exist() -> None:
     missing = [
         f"{path.relative_to(ROOT)}: {name}"
         for path, tree in trees("launcher/*.py", "trainer/*.py")
-        for node in ast.walk(tree)
+        for node in statements(tree)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         for name in re.findall(r"(?<![\w/.-])[a-z_0-9/]+\.py\b", ast.get_docstring(node) or "")
         if not any(f"/{one}".endswith(f"/{name}") for one in existing) and name.removesuffix(".py") not in sys.stdlib_module_names
