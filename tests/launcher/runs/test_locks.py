@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def test_a_process_that_inherits_the_lock_holds_it_until_it_ends(tmp_path: Path)
     path = tmp_path / "lock"
     fd = locks.acquire(path)
     assert fd is not None
-    holder = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=(fd,))
+    holder = subprocess.Popen(["sleep", "60"], pass_fds=(fd,))
     os.close(fd)
     try:
         assert locks.held(path)

@@ -9,7 +9,7 @@ import time
 from launcher.runs import process_identity
 from tests.waiting import until
 
-SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+SLEEP = ["sleep", "60"]
 
 
 def test_a_process_is_identified_until_it_ends_and_not_only_by_its_number() -> None:
@@ -52,6 +52,6 @@ def test_a_process_of_a_run_is_recognized_by_its_environment() -> None:
 
 
 def test_sending_a_signal_to_no_process_returns_false() -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
+    child = subprocess.Popen(["true"])
     child.wait(5)
     assert not process_identity.send(child.pid, 15)

@@ -2,13 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
 
 from launcher.spec.models import ClusterSpec
 from launcher.spec.reference import reference_text
-from launcher.spec.schema import REFERENCE_FILE, SCHEMA_FILE, schema, schema_text
+from launcher.spec.schema import REFERENCE_FILE, SCHEMA_FILE, main, schema, schema_text
 from launcher.spec.schema_lookup import Model, section_of
 from trainer.workloads.catalog import CATALOG
 
@@ -76,7 +76,7 @@ def test_patterns_of_the_schema_are_regular_expressions_that_fit_the_examples() 
     assert check(schema()) >= 5
 
 
-def test_the_module_prints_the_schema() -> None:
-    result = subprocess.run([sys.executable, "-m", "launcher.spec.schema"], capture_output=True, text=True, check=True, timeout=60)
-    assert json.loads(result.stdout) == schema()
+def test_the_module_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert json.loads(capsys.readouterr().out) == schema()
     assert Path(SCHEMA_FILE).name == "schema.json"
