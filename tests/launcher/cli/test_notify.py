@@ -29,7 +29,7 @@ def write(tmp_path: Path, command: str, notify: dict[str, Any], **more: Any) -> 
 
 def until_status(cli: Cli, text: str) -> None:
     """Wait until `launcher status` shows a text."""
-    until(f"{text!r} in the status", lambda: text in cli("status", "toy").stdout, seen=lambda: cli("status", "toy").stdout, every=0.05)
+    until(f"{text!r} in the status", lambda: text in cli("status", "toy").stdout, seen=lambda: cli("status", "toy").stdout, every=0.2)
 
 
 def messages(tmp_path: Path) -> list[dict[str, Any]]:

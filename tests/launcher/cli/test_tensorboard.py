@@ -14,17 +14,11 @@ from launcher.runs.ports import is_free
 from tests.launcher.cli.conftest import LAUNCHER, Cli, Spec
 
 
-@pytest.fixture
-def logs(cli: Cli, spec: Spec, tmp_path: Path) -> Path:
-    """The logs directory of a run that has ended."""
+def test_tensorboard_answers_on_loopback_and_leaves_nothing_behind(
+    cli: Cli, spec: Spec, tmp_path: Path, environment: dict[str, str]
+) -> None:
     assert cli("up", spec("steps", "1", "0")).returncode == 0
-    directory = tmp_path / "runs" / "toy" / "logs" / "train"
-    directory.mkdir(parents=True)
-    return directory
-
-
-def test_tensorboard_answers_on_loopback_and_leaves_nothing_behind(logs: Path, tmp_path: Path, environment: dict[str, str]) -> None:
-    del logs
+    (tmp_path / "runs" / "toy" / "logs" / "train").mkdir(parents=True)
     # TensorBoard's own imports warn.
     process = subprocess.Popen(
         [*LAUNCHER, "tensorboard", "--port", "0"],
@@ -45,8 +39,13 @@ def test_tensorboard_answers_on_loopback_and_leaves_nothing_behind(logs: Path, t
         process.communicate(timeout=20)
 
 
-def test_a_port_in_use_is_refused(logs: Path, cli: Cli) -> None:
-    del logs
+def test_a_run_without_logs_and_a_port_in_use_are_refused(cli: Cli, spec: Spec, tmp_path: Path) -> None:
+    assert cli("up", spec("steps", "1", "0")).returncode == 0
+    result = cli("tensorboard")
+    assert result.returncode == 2
+    assert "no logs" in result.stderr
+
+    (tmp_path / "runs" / "toy" / "logs" / "train").mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = cli("tensorboard", "--port", str(port))
@@ -67,13 +66,6 @@ def test_a_port_in_use_is_recognized_at_any_address(host: str) -> None:
         port = taken.getsockname()[1]
         assert not is_free(host, port)
     assert is_free(host, port)
-
-
-def test_a_run_without_logs_is_refused(cli: Cli, spec: Spec) -> None:
-    assert cli("up", spec("steps", "1", "0")).returncode == 0
-    result = cli("tensorboard")
-    assert result.returncode == 2
-    assert "no logs" in result.stderr
 
 
 def test_a_missing_tensorboard_is_an_error_that_says_how_to_install_it(
