@@ -1,6 +1,7 @@
 """Readable YAML: named anchors and merge keys, lists of words on one line, blank lines between parts."""
 
 import functools
+import io
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -74,7 +75,7 @@ class _Analyzer(yaml.emitter.Emitter):
     """Analyzes scalars as a Dumper does that writes Unicode."""
 
     def __init__(self) -> None:
-        super().__init__(None, allow_unicode=True)
+        super().__init__(io.StringIO(), allow_unicode=True)
 
 
 @functools.lru_cache(maxsize=1024)
