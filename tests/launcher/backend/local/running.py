@@ -113,7 +113,7 @@ class Runs:
 def _task(name: str, text: str, port_offset: int, *, scope: Scope, max_restarts: int, env: dict[str, str], supervised: bool) -> Task:
     role, _, index = name.partition("-")
     roles: dict[str, RoleName] = {"chief": "chief", "worker": "worker", "ps": "ps", "evaluator": "evaluator"}
-    program = (sys.executable, "-u", "-c", "import os, sys, time, signal, subprocess\n" + text)
+    program = (sys.executable, "-u", "-c", f"import os, sys, time, signal{', subprocess' * ('subprocess' in text)}\n{text}")
     return Task(
         name=name,
         role=roles[role],
