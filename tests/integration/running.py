@@ -89,6 +89,15 @@ class Run:
         """Return the events that a task has reported so far."""
         return [event for event in _log_events(self._log_file(task)).read() if kind is None or event["event"] == kind]
 
+    def save_twice(self, chief: str, timeout: float) -> None:
+        """Wait for two checkpoints of the chief's present attempt."""
+
+        def saved() -> bool:
+            attempts = self.events(chief, "started")
+            return bool(attempts) and sum(event["time"] > attempts[-1]["time"] for event in self.events(chief, "checkpoint")) >= 2
+
+        self.until("two checkpoints", saved, timeout)
+
     def chief_step(self, chief: str) -> int:
         """Return the last step that the chief reported."""
         steps = [event["step"] for event in self.events(chief, "progress")]

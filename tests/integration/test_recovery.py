@@ -39,18 +39,9 @@ class ObservedRun:
     def after(self, when: float, kind: str, task: str = "") -> list[Event]:
         return [event for event in self.run.events(task or self.chief, kind) if event["time"] > when]
 
-    def save_twice(self) -> None:
-        """Wait for two checkpoints of this attempt."""
-
-        def saved() -> bool:
-            attempts = self.run.events(self.chief, "started")
-            return bool(attempts) and len(self.after(attempts[-1]["time"], "checkpoint")) >= 2
-
-        self.run.until("two checkpoints", saved, TIMEOUT)
-
     def lose(self, victim: str, label: str = "") -> None:
         """Kill a training process, with a `label` also its parent, after two checkpoints; wait for a restored checkpoint and further steps."""
-        self.save_twice()
+        self.run.save_twice(self.chief, TIMEOUT)
         name = label or victim
         self.killed[name] = time.time()
         self.saved_before[name] = self.checkpoints()[-1]["step"]
@@ -65,7 +56,7 @@ class ObservedRun:
 
     def drain(self, task: str) -> None:
         """Ask a single task to stop, after two checkpoints and a step that is not saved; wait until the chief has restored one."""
-        self.save_twice()
+        self.run.save_twice(self.chief, TIMEOUT)
         self.run.until("a step that is not saved", lambda: self.run.chief_step(self.chief) > self.checkpoints()[-1]["step"], TIMEOUT)
         asked_at = time.time()
         os.kill(pid_of(self.run, task), signal.SIGTERM)
@@ -88,7 +79,7 @@ class ObservedRun:
 
     def end(self) -> None:
         """Stop the run, and resume it to its end, MORE_STEPS later."""
-        self.save_twice()
+        self.run.save_twice(self.chief, TIMEOUT)
         self.stopping = time.time()
         self.stopped_at = stop(self.run)
         self.notes["saved at the stop"] = {step: updates(self.run, step) for step in checkpoints(self.run.directory)}
@@ -114,7 +105,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> ObservedRun:
         spec("served", "parameter_server", {"chief": {}, "ps": {}, "worker": {"replicas": 2}}), tmp_path_factory.mktemp("served")
     ) as run:
         observed = ObservedRun(run, "chief")
-        observed.save_twice()
+        run.save_twice("chief", TIMEOUT)
         observed.notes["ports"] = {task["name"]: int(task["address"].rpartition(":")[2]) for task in run.status()["tasks"]}
         observed.notes["own"] = {port: reachable("127.0.0.1", port) for port in observed.notes["ports"].values()}
         others = address_for_others()
