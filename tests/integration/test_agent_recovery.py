@@ -9,8 +9,8 @@ import pytest
 from tests.integration.running import NEVER, Run, assert_saved, started
 from trainer.events import Event
 
-SAVE_EVERY = 500
-MORE_MOVES = 500  # after a fault, and from a stop to the end
+SAVE_EVERY = 250
+MORE_MOVES = 250  # after a fault, and from a stop to the end
 UNREPORTED = 4000  # moves within which the chief may have saved without reporting it: a save takes longer on a busy machine
 TIMEOUT = 90  # seconds; a deadline, not a measure
 SPEC: dict[str, Any] = {
@@ -43,12 +43,7 @@ class Faults:
 
 def kill(run: Run, victim: str) -> float:
     """Kill a task after two checkpoints of the chief's attempt, and wait until it has started again; return the time of the kill."""
-
-    def saved() -> bool:
-        attempts = run.events("chief", "started")
-        return bool(attempts) and len([e for e in run.events("chief", "checkpoint") if e["time"] > attempts[-1]["time"]]) >= 2
-
-    run.until("two checkpoints", saved, TIMEOUT)
+    run.save_twice("chief", TIMEOUT)
     killed = run.kill_training_process(victim)
     run.until(f"{victim} to be started again", lambda: [e for e in run.events(victim, "started") if e["time"] > killed], TIMEOUT)
     return killed
