@@ -69,6 +69,13 @@ class Small:
         return data
 
 
+def delayed(data: tf.data.Dataset, microseconds: Any) -> tf.data.Dataset:
+    """Return `data` with a pause before each batch. A TensorFlow operation sleeps, because workers run no Python."""
+    types, shapes = ([getattr(spec, name) for spec in data.element_spec] for name in ("dtype", "shape"))
+    asleep = gen_experimental_dataset_ops.sleep_dataset(data._variant_tensor, microseconds, output_types=types, output_shapes=shapes)
+    return dataset_ops._VariantDataset(asleep, data.element_spec)
+
+
 def _wait(inputs: Any, seconds: float) -> Any:
     print("a slow batch", flush=True)
     time.sleep(float(seconds))
@@ -78,8 +85,7 @@ def _wait(inputs: Any, seconds: float) -> Any:
 class Delayed(Small):
     """Waits `seconds` for each batch, in place of computing, and `slower` times as long in the last of several readers.
 
-    Nothing waits if `params` name a file, `hurry`, that exists when the data set is created. A TensorFlow operation sleeps, because
-    workers run no Python.
+    Nothing waits if `params` name a file, `hurry`, that exists when the data set is created.
     """
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:
@@ -89,13 +95,7 @@ class Delayed(Small):
         hurry = self._params.get("hurry")
         if hurry and Path(hurry).exists():
             return data
-        asleep = gen_experimental_dataset_ops.sleep_dataset(
-            data._variant_tensor,
-            factor * int(self._params["seconds"] * 1e6),
-            output_types=[tf.float32, tf.int64],
-            output_shapes=[[None, 4], [None]],
-        )
-        return dataset_ops._VariantDataset(asleep, data.element_spec)
+        return delayed(data, factor * int(self._params["seconds"] * 1e6))
 
 
 class Alike(Small):
