@@ -12,7 +12,7 @@ from tests import forked
 from tests.integration.running import Run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "embeddings.md").read_text(encoding="utf-8")
-STEPS = 100
+STEPS = 20
 COMPARED = """
 import numpy as np
 assert np.allclose(clicks, model(asked), atol=1e-6)
