@@ -17,12 +17,14 @@ ROLES: dict[str, dict[str, Any]] = {
 }
 PICTURES = {"workload": "cifar10", "steps": STEPS, "batch_size": 8, "params": {"filters": 8}}
 # It learns in most of its steps. Without `deterministic` the clock decides how many moves a call makes.
-AGENT = {"workload": "gridworld_dqn", "steps": 2000, "params": {"filters": [4, 6, 8], "hidden": 16, "replay": 10_000, "random_steps": 100}}
+AGENT = {"workload": "gridworld_dqn", "steps": 800, "params": {"filters": [4, 6, 8], "hidden": 16, "replay": 10_000, "random_steps": 100}}
+
+QUIET = {"evaluate": {"every_steps": 0}, "summaries": {"every_steps": 0}}
 
 
 def trained(strategy: str, settings: dict[str, Any], directory: Path) -> dict[str, np.ndarray | bytes]:
     """Return every tensor of a new run's last checkpoint; a text, such as the learning rate's description, is bytes."""
-    train = {**settings, "deterministic": True, "seed": 3}
+    train = {**settings, "deterministic": True, "seed": 3, **QUIET}
     directory.mkdir()
     with started({"version": 1, "name": "same", "strategy": strategy, "roles": ROLES[strategy], "train": train}, directory) as run:
         run.launcher("wait", run.name, timeout=120)
