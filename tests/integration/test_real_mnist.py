@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration import leftovers
-from tests.integration.running import started
+from tests.integration.running import NEVER, started
 from trainer.workloads import mnist_data
 
 ROLES: dict[str, dict[str, Any]] = {"single": {"chief": {}}, "parameter_server": {"chief": {}, "ps": {}, "worker": {"replicas": 2}}}
@@ -21,8 +21,8 @@ TRAIN: dict[str, dict[str, Any]] = {
     "mnist": {"steps": 2000, "batch_size": 200, "params": {"learning_rate": 0.003}, "learning_rate": COSINE},
 }
 EXPECTED = {"mnist_mlp": 0.97, "mnist": 0.98}
-# Evaluations and summaries cost time, and are tested elsewhere.
-QUIET = {"evaluate": {"every_steps": 0}, "summaries": {"every_steps": 1000, "profile_every_steps": 0}, "checkpoint": {"every_seconds": 30}}
+# Evaluations, summaries and checkpoints cost time, and are tested elsewhere.
+QUIET = {"evaluate": {"every_steps": 0}, "summaries": {"every_steps": 1000, "profile_every_steps": 0}, "checkpoint": {"every_steps": NEVER}}
 
 pytestmark = pytest.mark.slow
 
