@@ -12,6 +12,7 @@ import pytest
 from tests.integration import test_larger_examples
 from tests.integration.example_runs import Bounds, assert_recorded, assert_trained, up
 from tests.integration.running import EXAMPLES, Run
+from tests.integration.test_export import assert_best_is_exported
 from tests.integration.test_tensorboard import assert_written_by_servers
 from tests.trainer.exported import assert_export_matches_metrics
 from tests.trainer.tensorboard_reader import read_events
@@ -27,24 +28,26 @@ DIGITS = {"accuracy": (ACCURACY, 1.0)}
 LINE = {"w": (1.75, 2.25), "b": (-0.1, 0.1)}
 SHORT = ("train.steps=1500", "train.params.learning_rate=0.005")
 FEWER_STEPS = ("train.steps=1000",)  # of 2,000, which `make demo` takes
+HALF = ("train.steps=500",)
 FEWER_ROUNDS = ("train.steps=400",)
 # test_tensorboard.py checks evaluations and summaries every 10 steps.
 RARELY = ("train.evaluate.every_steps=100", "train.summaries.every_steps=100")
-SHORT_PLAY = ("train.steps=1280", "train.params.random_steps=1000", "train.summaries.every_steps=500")
+SHORT_PLAY = ("train.steps=1152", "train.params.random_steps=1000", "train.summaries.every_steps=500")
+LESS_PLAY = ("train.steps=10000", "train.evaluate.every_steps=10000", "train.summaries.every_steps=5000")
 TRAINED: dict[str, tuple[tuple[str, ...], Bounds]] = {
     "mnist-single": (RARELY, DIGITS),
-    "mnist-mirrored": ((), DIGITS),
-    "mnist-multiworker": ((), DIGITS),
+    "mnist-mirrored": (HALF, DIGITS),
+    "mnist-multiworker": (HALF, DIGITS),
     "mnist-sync": (FEWER_ROUNDS, DIGITS),
     "linear-regression-single": (("train.steps=20000",), LINE),
     "linear-regression-mirrored": (SHORT, LINE),
     "linear-regression-multiworker": (SHORT, LINE),
     "linear-regression-ps": (SHORT, LINE),
-    "custom-keras": ((), DIGITS),
-    "custom-model-fn": ((), DIGITS),
-    "custom-workload": ((), DIGITS),
+    "custom-keras": (("train.evaluate.every_steps=200",), DIGITS),
+    "custom-model-fn": (("train.steps=600",), DIGITS),
+    "custom-workload": (("train.steps=200",), DIGITS),
     "gridworld-dqn": (SHORT_PLAY, {"reward": (-10, 40), "loss": (0, 100)}),  # only that it runs: learning takes an hour
-    "gridworld-dqn-small": ((), {"reward": (6, 40), "loss": (0, 100)}),  # random play gets 2
+    "gridworld-dqn-small": (LESS_PLAY, {"reward": (6, 40), "loss": (0, 100)}),  # random play gets 2
 }
 COMMANDS = ("custom-command", "custom-ps")
 
@@ -96,24 +99,33 @@ def test_mnist_evaluator(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in TRAINED if name != "gridworld-dqn-small"])
 def test_other_examples_that_train(name: str, tmp_path: Path) -> None:
     changes, expected = TRAINED[name]
-    assert_trained(up(name, tmp_path, changes), expected, changes)
+    example = up(name, tmp_path, changes)
+    assert_trained(example, expected, changes)
+    if name == "custom-keras":
+        assert_best_is_exported(Run(name, example.directory.parent), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(330)
 @pytest.mark.parametrize("name", ["mnist-mirrored", "mnist-multiworker", "mnist-ps", "mnist-sync"])
 def test_the_network_with_dropout_trains_under_every_strategy(name: str, tmp_path: Path) -> None:
-    """With 200 of its 500 units each reaches 98.4 to 99.0 % after 300 steps; mnist-ps has all units, and its two workers take 600 steps together."""
-    units, steps, rate, profile = (500, 600, 0.003, 300) if name == "mnist-ps" else (200, 300, 0.005, 0)
+    """With 200 of its 500 units each reaches 98.4 to 99.0 % after 300 steps; mnist-ps has all units, and its two workers take 450 steps together."""
+    units, steps, rate, profile = (500, 450, 0.003, 300) if name == "mnist-ps" else (200, 300, 0.005, 0)
+    every = 150 if name == "mnist-ps" else 300
+    intervals = (
+        f"train.evaluate.every_steps={every}",
+        f"train.summaries.every_steps={every}",
+        f"train.summaries.profile_every_steps={profile}",
+    )
     params = (f"train.params.hidden_units={units}", f"train.params.learning_rate={rate}")
     network = ("train.workload=mnist", *params, f"train.steps={steps}")
-    changes = (*network, *RARELY, f"train.summaries.profile_every_steps={profile}", f"train.checkpoint.every_steps={steps}")
+    changes = (*network, *intervals, f"train.checkpoint.every_steps={steps}")
     example = up(name, tmp_path, changes)
     assert_trained(example, DIGITS, changes)
     # A scalar that mnist_mlp does not write.
     assert read_events(example.directory / "logs" / "train").scalars("dropout_keep_probability")
     if name == "mnist-ps":
-        assert_written_by_servers(Run(name, example.directory.parent), example.summary["steps"], 100)
+        assert_written_by_servers(Run(name, example.directory.parent), example.summary["steps"], every)
 
 
 @pytest.mark.slow
