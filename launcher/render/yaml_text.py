@@ -42,7 +42,7 @@ def text(document: Mapping[str, Any], anchors: Mapping[str, Mapping[str, Any]]) 
             return super().represent_sequence(tag, sequence, plain or flow_style)
 
         def analyze_scalar(self, scalar: str) -> Any:
-            return _analysis(scalar)
+            return _analysis(scalar) if len(scalar) <= _CACHED_LENGTH else super().analyze_scalar(scalar)
 
         def generate_anchor(self, node: Any) -> str:
             return str(node.anchor_name)
@@ -76,6 +76,9 @@ class _Analyzer(yaml.emitter.Emitter):
 
     def __init__(self) -> None:
         super().__init__(io.StringIO(), allow_unicode=True)
+
+
+_CACHED_LENGTH = 200  # characters; longer texts, such as files, occur once
 
 
 @functools.lru_cache(maxsize=1024)

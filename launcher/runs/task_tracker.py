@@ -22,9 +22,8 @@ class TaskTracker:
     address: str = ""
     max_restarts: int | None = None  # the limit of restarts that count; None if it is not known
     limited_memory: bool = True  # its role's `memory` limits it
-    signal_reasons: Mapping[int, str] = field(
-        default_factory=dict
-    )  # exit code after a signal -> a more specific reason that the backend knows
+    # Exit code after a signal -> a more specific reason that the backend knows.
+    signal_reasons: Mapping[int, str] = field(default_factory=dict)
     restarts: list[Restart] = field(default_factory=list)
     reported: tuple[State, str] | None = None  # its state and the reason, by its events and the supervisor's starts
     outcome: tuple[State, str] | None = None  # its final state in the run, and the reason

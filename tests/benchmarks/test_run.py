@@ -96,7 +96,7 @@ def test_only_names_groups_and_programs() -> None:
 
 
 @pytest.mark.parametrize(
-    "program, said",
+    "program, message",
     [
         ("import sys; print('no such port'); sys.exit(3)", "exit code 3.*no such port"),
         ("print('all is well')", "exit code 0.*all is well"),
@@ -104,13 +104,13 @@ def test_only_names_groups_and_programs() -> None:
     ],
     ids=["fails", "prints no result", "does not learn"],
 )
-def test_what_did_not_train_is_not_measured(program: str, said: str) -> None:
+def test_a_program_that_did_not_train_is_not_measured(program: str, message: str) -> None:
     broken = contenders.Contender("broken", "mlp", "a broken program", (sys.executable, "-c", program), 10)
-    with pytest.raises(measuring.MeasurementError, match=f"(?s){said}"):
+    with pytest.raises(measuring.MeasurementError, match=f"(?s){message}"):
         measuring.measure(broken, 10)
 
 
-def test_every_comparison_names_programs_that_there_are() -> None:
+def test_every_comparison_names_existing_programs() -> None:
     names = [contender.name for contender in contenders.CONTENDERS]
     assert len(names) == len(set(names))
     assert {name for comparison in contenders.COMPARISONS for name in (comparison.ours, comparison.baseline)} <= set(names)

@@ -1,4 +1,4 @@
-"""User code for test_spread_tables.py: a classifier whose tables have half a million rows in all; few of them are ever used."""
+"""User code for test_sharded_tables.py: a classifier whose tables have half a million rows in all; few of them are ever used."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,11 +12,12 @@ from trainer.workloads import in_memory
 from trainer.workloads.protocol import Shard
 
 TABLES, ROWS, DIMENSION = 4, 125_000, 4
+NARROW_ROWS = 125_001  # of one more table, of dimension 1
 BATCH_MICROSECONDS = 50_000
 
 
 class LargeTables:
-    """Ids [batch, 4], one of each table, to a logit [batch]. Steps are slow, so that they need little of a processor while a test waits."""
+    """Ids [batch, 4], one of each table, to a logit [batch]; the first ids also of a narrow table. Steps are slow, so that they need little of a processor while a test waits."""
 
     def __init__(self, params: Mapping[str, Any], data: str, seed: int) -> None:
         del params, data, seed
@@ -26,6 +27,7 @@ class LargeTables:
     def model(self) -> keras.Model:
         ids = keras.Input([TABLES], dtype="int64")
         rows = [keras.layers.Embedding(ROWS, DIMENSION, name=f"table_{index}")(ids[:, index]) for index in range(TABLES)]
+        rows.append(keras.layers.Embedding(NARROW_ROWS, 1, name="narrow")(ids[:, 0]))
         logit = keras.layers.Dense(1)(keras.layers.Concatenate()(rows))
         return keras.Model(ids, keras.layers.Reshape(())(logit))
 

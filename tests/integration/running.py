@@ -89,8 +89,8 @@ class Run:
         """Return the events that a task has reported so far."""
         return [event for event in _log_events(self._log_file(task)).read() if kind is None or event["event"] == kind]
 
-    def save_twice(self, chief: str, timeout: float) -> None:
-        """Wait for two checkpoints of the chief's present attempt."""
+    def await_two_checkpoints(self, chief: str, timeout: float) -> None:
+        """Wait for two checkpoints of the chief's current attempt."""
 
         def saved() -> bool:
             attempts = self.events(chief, "started")

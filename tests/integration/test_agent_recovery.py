@@ -43,7 +43,7 @@ class Faults:
 
 def kill(run: Run, victim: str) -> float:
     """Kill a task after two checkpoints of the chief's attempt, and wait until it has started again; return the time of the kill."""
-    run.save_twice("chief", TIMEOUT)
+    run.await_two_checkpoints("chief", TIMEOUT)
     killed = run.kill_training_process(victim)
     run.until(f"{victim} to be started again", lambda: [e for e in run.events(victim, "started") if e["time"] > killed], TIMEOUT)
     return killed

@@ -33,7 +33,7 @@ FEWER_ROUNDS = ("train.steps=400",)
 # test_tensorboard.py checks evaluations and summaries every 10 steps.
 RARELY = ("train.evaluate.every_steps=100", "train.summaries.every_steps=100")
 SHORT_PLAY = ("train.steps=1152", "train.params.random_steps=1000", "train.summaries.every_steps=500")
-LESS_PLAY = ("train.steps=10000", "train.evaluate.every_steps=10000", "train.summaries.every_steps=5000")
+SELDOM_EVALUATED = ("train.evaluate.every_steps=15000", "train.summaries.every_steps=5000")
 TRAINED: dict[str, tuple[tuple[str, ...], Bounds]] = {
     "mnist-single": (RARELY, DIGITS),
     "mnist-mirrored": (HALF, DIGITS),
@@ -47,7 +47,7 @@ TRAINED: dict[str, tuple[tuple[str, ...], Bounds]] = {
     "custom-model-fn": (("train.steps=600",), DIGITS),
     "custom-workload": (("train.steps=200",), DIGITS),
     "gridworld-dqn": (SHORT_PLAY, {"reward": (-10, 40), "loss": (0, 100)}),  # only that it runs: learning takes an hour
-    "gridworld-dqn-small": (LESS_PLAY, {"reward": (6, 40), "loss": (0, 100)}),  # random play gets 2
+    "gridworld-dqn-small": (SELDOM_EVALUATED, {"reward": (6, 40), "loss": (0, 100)}),  # random play gets 2
 }
 COMMANDS = ("custom-command", "custom-ps")
 
@@ -111,7 +111,7 @@ def test_other_examples_that_train(name: str, tmp_path: Path) -> None:
 def test_the_network_with_dropout_trains_under_every_strategy(name: str, tmp_path: Path) -> None:
     """With 200 of its 500 units each reaches 98.4 to 99.0 % after 300 steps; mnist-ps has all units, and its two workers take 600 steps together."""
     units, steps, rate, profile = (500, 600, 0.003, 300) if name == "mnist-ps" else (200, 300, 0.005, 0)
-    every = 200 if name == "mnist-ps" else 300
+    every = 100 if name == "mnist-ps" else 300
     intervals = (
         f"train.evaluate.every_steps={every}",
         f"train.summaries.every_steps={every}",

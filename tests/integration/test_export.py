@@ -36,6 +36,7 @@ print(json.dumps(metrics))
     "strategy, roles",
     [
         ("mirrored", {"chief": {}}),
+        ("multi_worker_mirrored", {"worker": {"replicas": 2}}),
         ("parameter_server", {"chief": {}, "ps": {}, "worker": {"replicas": 2}}),
     ],
 )
@@ -47,17 +48,17 @@ def test_the_chief_exports_the_best_model(strategy: str, roles: dict[str, Any], 
     assert result.returncode == 0, result.stdout + result.stderr
     run = Run("best", tmp_path / "runs")
     assert re.search(rf"^  model +{re.escape(str(run.directory))}/export/best$", result.stdout, re.MULTILINE), result.stdout
-    assert_best_is_exported(run, tmp_path)
+    assert_best_is_exported(run, tmp_path, "worker-0" if strategy == "multi_worker_mirrored" else "chief")
 
 
-def assert_best_is_exported(run: Run, scratch: Path) -> None:
-    """Check that the best of several evaluated models is exported, and gives its metrics; test_examples.py trains tasks of an all-reduce."""
+def assert_best_is_exported(run: Run, scratch: Path, leader: str = "chief") -> None:
+    """Check that the best of several evaluated models is exported, and gives its metrics."""
     best = run.directory / "export" / "best"
     exported = json.loads((best / "metrics.json").read_text())
-    accuracies = {event["step"]: event["metrics"]["accuracy"] for event in run.events("chief", "evaluated")}
+    accuracies = {event["step"]: event["metrics"]["accuracy"] for event in run.events(leader, "evaluated")}
     assert len(accuracies) >= 3
     assert exported["value"] == max(accuracies.values()) == accuracies[exported["step"]]
-    assert not [event for event in run.events("chief", "notice") if "export" in event["message"]]
+    assert not [event for event in run.events(leader, "notice") if "export" in event["message"]]
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE)}
     (scratch / "read.py").write_text(READ)
     command = [sys.executable, str(scratch / "read.py"), str(best)]

@@ -10,7 +10,7 @@ from tests.integration.running import ROOT, Run, started
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-KILLED_STEPS = 50_000  # several times as many as before the first timed save
+KILLED_STEPS = 100_000  # several times as many as before the first timed save
 
 
 def spec(strategy: str, roles: dict[str, Any], **train: Any) -> dict[str, Any]:

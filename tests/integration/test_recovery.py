@@ -41,7 +41,7 @@ class ObservedRun:
 
     def lose(self, victim: str, label: str = "") -> None:
         """Kill a training process, with a `label` also its parent, after two checkpoints; wait for a restored checkpoint and further steps."""
-        self.run.save_twice(self.chief, TIMEOUT)
+        self.run.await_two_checkpoints(self.chief, TIMEOUT)
         name = label or victim
         self.killed[name] = time.time()
         self.saved_before[name] = self.checkpoints()[-1]["step"]
@@ -56,7 +56,7 @@ class ObservedRun:
 
     def drain(self, task: str) -> None:
         """Ask a single task to stop, after two checkpoints and a step that is not saved; wait until the chief has restored one."""
-        self.run.save_twice(self.chief, TIMEOUT)
+        self.run.await_two_checkpoints(self.chief, TIMEOUT)
         self.run.until("a step that is not saved", lambda: self.run.chief_step(self.chief) > self.checkpoints()[-1]["step"], TIMEOUT)
         asked_at = time.time()
         os.kill(pid_of(self.run, task), signal.SIGTERM)
@@ -79,7 +79,7 @@ class ObservedRun:
 
     def end(self) -> None:
         """Stop the run, and resume it to its end, MORE_STEPS later."""
-        self.run.save_twice(self.chief, TIMEOUT)
+        self.run.await_two_checkpoints(self.chief, TIMEOUT)
         self.stopping = time.time()
         self.stopped_at = stop(self.run)
         self.notes["saved at the stop"] = {step: updates(self.run, step) for step in checkpoints(self.run.directory)}
@@ -105,7 +105,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> ObservedRun:
         spec("served", "parameter_server", {"chief": {}, "ps": {}, "worker": {"replicas": 2}}), tmp_path_factory.mktemp("served")
     ) as run:
         observed = ObservedRun(run, "chief")
-        run.save_twice("chief", TIMEOUT)
+        run.await_two_checkpoints("chief", TIMEOUT)
         observed.notes["ports"] = {task["name"]: int(task["address"].rpartition(":")[2]) for task in run.status()["tasks"]}
         observed.notes["own"] = {port: reachable("127.0.0.1", port) for port in observed.notes["ports"].values()}
         others = address_for_others()

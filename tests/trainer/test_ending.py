@@ -227,9 +227,18 @@ def test_the_wait_for_a_lost_required_task_ends(start: Start) -> None:
     chief = start("chief", "true", **rules)
     assert chief.code() == 1
     assert chief.event("failed")["cause"] == "worker-0 was gone for 2 s"
-    worker = start("worker-0", "echo over", start_timeout=2, **rules)
+    worker = start("worker-0", "echo over", start_timeout=3, **rules)
     assert worker.code() == 75
-    assert worker.event("failed")["cause"] == "chief was gone for 2 s"
+    assert worker.event("failed")["cause"] == "chief was gone for 3 s"
+
+
+def test_a_lost_required_task_is_the_cause_not_another_that_has_failed(start: Start) -> None:
+    rules: dict[str, Any] = {"success": "all_workers", "sizes": {"chief": 1, "worker": 1, "ps": 1}, "orphan_timeout": 3}
+    chief = start("chief", "echo begun", **rules)
+    chief.line("begun")
+    assert start("ps-0", "exit 2", **rules).code() == 2
+    assert chief.code() == 1
+    assert chief.event("failed")["cause"] == "worker-0 was gone for 3 s"
 
 
 def test_a_finished_task_that_is_stopped_before_the_run_has_succeeded_exits_for_a_restart(start: Start) -> None:

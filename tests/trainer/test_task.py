@@ -104,8 +104,7 @@ def test_a_task_that_waits_for_its_peers_answers_and_stops_when_asked(
         "train": {"workload": workload},
     }
     gate = tmp_path / "gate"
-    starts_normally = strategy == "parameter_server"
-    if starts_normally:  # a chief's servers end if it does not answer: it does so before it imports TensorFlow
+    if role == "chief":  # its servers end if it does not answer: it does so before it imports TensorFlow
         (tmp_path / "keras.py").write_text(GATED, encoding="utf-8")
     with socket.create_server(("127.0.0.1", 0)) as worker:
         worker.settimeout(60)
@@ -119,8 +118,8 @@ def test_a_task_that_waits_for_its_peers_answers_and_stops_when_asked(
         }
         command = [sys.executable, "-P", "-m", "trainer.task"]
         with ExitStack() as stack:
-            process: Any
-            if starts_normally:
+            process: Any  # forked if it answers only after it has imported TensorFlow
+            if role == "chief":
                 process = stack.enter_context(subprocess.Popen(command, env=environment, cwd=ROOT))
             else:
                 process = forked.Process(command, cwd=ROOT, env=environment, fds=(0, 1, 2), preload=forked.TENSORFLOW)

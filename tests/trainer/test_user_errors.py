@@ -106,7 +106,7 @@ def test_a_missing_or_read_only_file_has_a_fingerprint(error: Exception) -> None
 def test_the_parent_reads_the_error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "error"
     assert (error_file.last_line(path), error_file.fingerprint(path)) == ("", "")
-    error_file.write("nobody reads this")
+    error_file.write("not read: the variable is not set")
     monkeypatch.setenv(error_file.VARIABLE, str(path))
     error_file.write("KeyError: 'x'", "from step 0: here")
     assert (error_file.last_line(path), error_file.fingerprint(path)) == ("KeyError: 'x'", "from step 0: here")

@@ -25,5 +25,5 @@ def bare(strategy: str, roles: dict[str, Any], code: str, *arguments: str) -> di
 
 
 # The program of an init container, which writes a file for the task, and of a sidecar, which runs until SIGTERM.
-TELLS = "import os; open('/out/told', 'w').write('told ' + os.environ['TOKEN'][::-1])"
-STAYS = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('it is over', flush=True))); time.sleep(900)"
+PREPARES = "import os; open('/out/token', 'w').write('prepared ' + os.environ['TOKEN'][::-1])"
+RUNS_UNTIL_STOPPED = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('it is over', flush=True))); time.sleep(900)"

@@ -12,7 +12,7 @@ import yaml
 from launcher.docker_cli import docker
 from launcher.image_build.context import default_base_image
 from launcher.render import labels
-from tests.e2e.code.brought import KILLED_ONCE, STAYS, TELLS, UNFINISHED
+from tests.e2e.code.brought import KILLED_ONCE, PREPARES, RUNS_UNTIL_STOPPED, UNFINISHED
 from tests.e2e.docker.running import ROOT, Run, cleaned, launch, objects_of, unique
 from tests.processes import free_port
 
@@ -82,15 +82,15 @@ def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_without_th
     monkeypatch.delenv("TOKEN", raising=False)
     (tmp_path / "team.env").write_text("TOKEN='hunter2'\n")
     env = {"TOKEN": {"secret": "team", "key": "token"}}
-    code = f"print('found', os.environ['TOKEN'][::-1], open('/ready/told').read(), flush=True); {KILLED_ONCE}"
+    code = f"print('found', os.environ['TOKEN'][::-1], open('/ready/token').read(), flush=True); {KILLED_ONCE}"
     roles = {"worker": {"replicas": 2}, "ps": {}}
     limits = {"worker_grace": "1s", "max_restarts": 1}
     mounts = [{"volume": "work", "mount_path": "/out"}]
     containers: dict[str, Any] = {
         "env_file": "team.env",
         "volumes": [{"name": "work", "mount_path": "/ready", "source": {"emptyDir": {}}, "read_only": True}],
-        "init_containers": [{"name": "tell", "command": ["python", "-c", TELLS], "env": env, "mounts": mounts}],
-        "sidecars": [{"name": "stay", "command": ["python", "-c", STAYS], "mounts": mounts}],
+        "init_containers": [{"name": "prepare", "command": ["python", "-c", PREPARES], "env": env, "mounts": mounts}],
+        "sidecars": [{"name": "stay", "command": ["python", "-c", RUNS_UNTIL_STOPPED], "mounts": mounts}],
     }
     file = write(
         tmp_path, name, roles=roles, image=default_base_image(), limits=limits, env=env, command=program("worker", code), **containers
@@ -102,7 +102,7 @@ def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_without_th
         assert {task["name"]: task["state"] for task in status["tasks"]} == dict.fromkeys(("worker-0", "worker-1", "ps-0"), "succeeded")
         assert [restart["exit_code"] for restart in status["tasks"][0]["restarts"]] == [137]
         assert UNFINISHED in run.launcher("logs", name, "--raw")
-        assert "found 2retnuh told 2retnuh" in run.launcher("logs", name)
+        assert "found 2retnuh prepared 2retnuh" in run.launcher("logs", name)
         sidecars = {task: run.inspect(f"{task}-stay")["State"] for task in ("worker-0", "worker-1", "ps-0")}
         assert {(state["Status"], state["ExitCode"]) for state in sidecars.values()} == {("exited", 0)}
         assert "it is over" in docker("logs", run.container("ps-0-stay"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.code.brought import KILLED_ONCE, STAYS, TELLS, UNFINISHED
+from tests.e2e.code.brought import KILLED_ONCE, PREPARES, RUNS_UNTIL_STOPPED, UNFINISHED
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
 from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher
 from tests.e2e.kubernetes.starting import WAIT_FOR_RELEASE, program
@@ -90,18 +90,18 @@ def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_of_its_own
         "volumes": [{"name": "work", "mount_path": "/ready", "source": {"emptyDir": {}}, "read_only": True}],
         "init_containers": [
             {
-                "name": "tell",
-                "command": ["python", "-c", TELLS],
+                "name": "prepare",
+                "command": ["python", "-c", PREPARES],
                 "env": {"TOKEN": {"secret": "team", "key": "token"}},
                 "mounts": [{"volume": "work", "mount_path": "/out"}],
             }
         ],
-        "sidecars": [{"name": "stay", "command": ["python", "-c", STAYS]}],
+        "sidecars": [{"name": "stay", "command": ["python", "-c", RUNS_UNTIL_STOPPED]}],
     }
     roles = f"image: {image}\nroles: {{ps: {{}}, worker: {worker}}}\n{yaml.safe_dump(containers)}"
     prints = (
         "print('found', os.environ['LEVEL'], os.environ['TOKEN'][::-1], os.getcwd(), *sys.argv[1:], 'RUN_DIR' in os.environ, "
-        "open('/ready/told').read(), flush=True); "
+        "open('/ready/token').read(), flush=True); "
     )
     launcher("up", write(tmp_path, "led", roles, "worker", prints + KILLED_ONCE), timeout=TRAINING_TIMEOUT)
     status = launcher.status("led")
@@ -109,7 +109,7 @@ def test_a_run_without_a_chief_ends_with_its_first_worker_in_an_image_of_its_own
     assert {task["name"]: task["state"] for task in status["tasks"]} == dict.fromkeys(("worker-0", "worker-1", "ps-0"), "succeeded")
     assert [restart["exit_code"] for restart in status["tasks"][0]["restarts"]] == [137]
     assert UNFINISHED in launcher("logs", "led", "--raw")
-    assert "found debug 2retnuh /usr two words False told 2retnuh" in launcher("logs", "led")
+    assert "found debug 2retnuh /usr two words False prepared 2retnuh" in launcher("logs", "led")
     pods = launcher.namespace.pods("led")
     assert [pod["status"]["phase"] for pod in pods] == ["Succeeded"] * 3
     sidecars = [container for pod in pods for container in pod["status"]["initContainerStatuses"] if container["name"] == "stay"]

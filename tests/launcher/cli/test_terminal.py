@@ -100,7 +100,7 @@ def state(cli: Cli) -> str:
 
 
 def test_the_display_has_a_bar_facts_and_each_task(terminal: Opener, spec: Spec) -> None:
-    up = terminal("up", spec("steps", "12", "0.1"))
+    up = terminal("up", spec("steps", "25", "0.1"))
     up.read_until("examples/s")
     for shown in ("step", "loss", "accuracy", "elapsed", "chief", "running"):
         assert shown in up.output

@@ -78,6 +78,7 @@ def report(cluster: Any, scratch: Path, connection: Any) -> dict[str, Any]:
     session = trained(new_session(adam, connection))
     results["files"] = checkpoint_files(scratch, session, adam)
     results["full"] = full_disk(scratch, session)
+    results["not finite"] = {row: save_non_finite(scratch, session, row) for row in (0, 1)}
     results["outside"] = workload_error(job_of(scratch, {"model": "outside"}), connection)
     results["too large"] = workload_error(job_of(scratch, {"model": "too_large"}), connection)
     results["initial rows"] = initial_rows(scratch, connection)
@@ -120,7 +121,7 @@ def trained(session: Any) -> Any:
 
 
 def rows_of(tables: Any) -> dict[str, Any]:
-    """Return all rows of spread tables, by layer and slot."""
+    """Return all rows of sharded tables, by layer and slot."""
     import numpy as np
 
     rows: dict[str, Any] = {}
@@ -139,7 +140,7 @@ def local_rows(session: Any) -> dict[str, Any]:
 
 
 def compare_with_dense(case: str, scratch: Path, connection: Any) -> dict[str, Any]:
-    """Train a case with spread tables, and by Keras's own updates; return the largest difference of any weight, and the spread tables."""
+    """Train a case with sharded tables, and by Keras's own updates; return the largest difference of any weight, and the sharded tables."""
     from unittest.mock import patch
 
     import numpy as np
@@ -290,6 +291,30 @@ def full_disk(scratch: Path, session: Any) -> dict[str, Any]:
         subprocess.run(["umount", "-l", disk], check=False)
 
 
+def save_non_finite(scratch: Path, session: Any, row: int) -> tuple[str, list[str]]:
+    """Save tables whose row of that number is nan; return the error and the checkpoints."""
+    import numpy as np
+    import tensorflow as tf
+
+    from trainer.engine.checkpoints import Checkpoints, list_checkpoints
+    from trainer.engine.embeddings.table_files import NotFiniteError
+
+    directory, read, error = scratch / f"row {row}", session.tables.read, ""
+
+    def read_non_finite(part: Any) -> Any:
+        rows = read(part)
+        return tf.tensor_scatter_nd_update(rows, [[row]], np.full((1, part.table.dimension), np.nan)) if part.first == 0 else rows
+
+    session.tables.read = read_non_finite
+    try:
+        Checkpoints(directory, session.model, session.optimizer, 3, session.tables.files()).save(1)
+    except NotFiniteError as raised:
+        error = str(raised)
+    finally:
+        session.tables.read = read
+    return error, list_checkpoints(directory)
+
+
 def workload_error(job: Any, connection: Any) -> str:
     """Return the error with which a training ends."""
     from trainer.engine.embeddings.bad_ids import translate_bad_ids
@@ -304,7 +329,7 @@ def workload_error(job: Any, connection: Any) -> str:
 
 
 def looped_evaluation(scratch: Path, connection: Any) -> dict[str, dict[str, float]]:
-    """Evaluate a model whose evaluation cannot look up all rows at once, through the spread tables and with the whole layer."""
+    """Evaluate a model whose evaluation cannot look up all rows at once, through the sharded tables and with the whole layer."""
     from trainer.engine.model_ops import build, evaluator
     from trainer.workloads.loading import load_workload
 

@@ -20,11 +20,12 @@ alive: list[Any] = []  # keeps the sessions: TensorFlow complains if one is dest
 # Sessions by name: the workload's parameters, and settings of `train`; all without randomness, so that one worker equals one process.
 SESSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "adam": ({}, {}),
-    "adamw-averages, clipnorm, schedule, bfloat16": (
+    "adamw-averages, clipnorm, schedule, normalised, bfloat16": (
         {
             "optimizer": "AdamW",
             "arguments": {"weight_decay": 0.01, "use_ema": True, "ema_momentum": 0.9, "clipnorm": 0.01},
             "schedule": True,
+            "normalised": True,
         },
         {"precision": "mixed_bfloat16"},
     ),
@@ -35,7 +36,7 @@ SESSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 # Sessions whose steps are not unrolled, as a large model's are not: the loop is the same for each optimizer, and an unrolled one starts later.
-LOOPED = ("adamw-averages, clipnorm, schedule, bfloat16",)
+LOOPED = ("adamw-averages, clipnorm, schedule, normalised, bfloat16",)
 assert set(LOOPED) <= SESSIONS.keys()
 
 # Optimizers whose updates on the servers are compared, without a session: the workload's parameters.

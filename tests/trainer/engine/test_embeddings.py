@@ -38,7 +38,7 @@ def run_driver(scratch: Path, *part: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_one_worker_with_spread_tables_learns_the_same_as_one_process(report: dict[str, Any], case: str) -> None:
+def test_one_worker_with_sharded_tables_learns_the_same_as_one_process(report: dict[str, Any], case: str) -> None:
     result = report["cases"][case]
     assert result["tables"]
     assert result["difference"] < 2e-5
@@ -74,6 +74,13 @@ def test_the_last_checkpoint_stays_whole_if_the_disk_gets_full_while_rows_are_wr
     assert result["at the end"] == ["ckpt-1", "ckpt-3"]
     assert result["partial files"] == []
     assert result["whole"]
+
+
+@pytest.mark.parametrize("row", ["0", "1"])
+def test_rows_that_are_not_finite_are_not_saved(report: dict[str, Any], row: str) -> None:
+    error, checkpoints = report["not finite"][row]
+    assert re.fullmatch("rows of the layer .* are not finite", error)
+    assert checkpoints == []
 
 
 def test_tables_too_large_for_the_servers_are_refused_with_the_number_of_servers_that_is_enough(report: dict[str, Any]) -> None:

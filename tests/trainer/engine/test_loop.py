@@ -124,7 +124,7 @@ def test_checkpoints_evaluations_and_progress_come_when_they_are_due(straight: R
     path, output = straight.path, straight.output
     assert [event["step"] for event in output.events("checkpoint")] == [10, 20, 30, 40, 45]
     assert [event["step"] for event in output.events("evaluated")] == [20, 40, 45]
-    assert [event["step"] for event in resumed.output.events("checkpoint")] == [40, 45]  # the number of steps in an execution is measured
+    assert [event["step"] for event in resumed.output.events("checkpoint")] == [40, 45]  # steps_per_execution is not set here
     assert sorted(path.name for path in (path / "checkpoints").glob("*.index")) == ["ckpt-40.index", "ckpt-45.index"]
     record = run_state.read(path)
     assert (record["state"], record["step"], record["steps"]) == ("succeeded", 45, 45)
@@ -274,7 +274,7 @@ def test_weights_that_are_not_finite_are_reported_with_the_loss_that_caused_them
 
 
 def test_on_nan_warn_continues_training_and_saves_only_finite_weights(tmp_path: Path) -> None:
-    _, outcome, output = train(tmp_path, 60, NAN_LOSS, data=Poisoned, on_nan="warn", steps_per_execution=1, **ONLY_SAVED)
+    _, outcome, output = train(tmp_path, 60, NAN_LOSS, data=Poisoned, on_nan="warn", steps_per_execution=1)
     assert (outcome.step, outcome.finished) == (60, True)
     (notice,) = output.events("notice")
     assert notice["message"].startswith("the loss of chief is nan or infinite at step 25; train.on_nan is warn")

@@ -166,9 +166,11 @@ def test_xla_trains_the_same_weights() -> None:
     assert any("_XlaMustCompile" in function.attr for function in graph.library.function)
 
 
-def test_the_same_seed_gives_the_same_bits() -> None:
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others() -> None:
     params = {"dropout": True}
-    assert difference(trained(params), trained(params)) == 0
+    one = trained(params)
+    assert difference(one, trained(params)) == 0
+    assert difference(one, trained(params, seed=5)) > 0
 
 
 def test_progress_reports_the_wait_for_input() -> None:

@@ -79,6 +79,11 @@ def test_a_stream_started_later_continues_exactly(second_of_three: Read, whole: 
     np.testing.assert_array_equal(second_of_three(20, start=start), whole[start : start + 20])
 
 
+def test_a_stream_read_outside_of_a_graph_is_the_same(whole: np.ndarray) -> None:
+    shard = Shard(7, seed=3, index=1, count=3, start=37)
+    np.testing.assert_array_equal(numbers(shard, 20, 101), whole[37:57])
+
+
 def test_a_stream_continues_after_a_billion_batches() -> None:
     start = 10**9
     drawn = numbers(Shard(100, seed=3, start=start), 10, 1000)

@@ -162,7 +162,8 @@ class StreamedCheckpoint(InMemoryCheckpoint):
         names, slices, tensors = [], [], []
         for row_range in self.contents[number - 1]:
             rows = self.tables.read(row_range)
-            if not tf.reduce_all(tf.math.is_finite(rows)):  # workers continue after the dense variables were checked
+            # Workers continue after the dense variables were checked. The first row, too, may have become nan only now: it stays nan.
+            if not tf.reduce_all(tf.math.is_finite(rows)):
                 raise NotFiniteError(f"rows of the layer {row_range.table.name} are not finite")
             skipped = 1 if row_range.first == 0 else 0  # the dense part has the first row
             if row_range.count == skipped:

@@ -1,8 +1,8 @@
 """One parameter server's part in synchronous training: it gathers gradients, updates, and answers.
 
 A worker sends its gradient and gets the new values in reply, one message each way. A request names the worker and the
-step of its gradient. The first `needed` gradients of the current step are added up on the server; then their mean is
-applied once and those workers get the new values. A gradient of an older step came too late: it is dropped and
+step of its gradient. In a round, the first `needed` gradients of the current step are added up on the server; then their
+mean is applied once and those workers get the new values. A gradient of an older step came too late: it is dropped and
 counted, and its worker gets the current values at once. So with fewer `needed` than workers a slow worker delays no
 other. Every worker has at most one reply to wait for.
 """
@@ -80,7 +80,7 @@ class SyncServer:
     # Run by the chief
 
     def interrupt(self) -> None:
-        """Let `rounds` return before its last round (a step: a mean that is applied), and `answering` at once."""
+        """Let `rounds` return before its last round, and `answering` at once."""
         self._enqueue_request([write_message([tf.constant(-1), tf.constant(0)], tf.zeros([0])) for _ in self._sent])
 
     def end(self, worker: int) -> None:
@@ -140,9 +140,9 @@ class SyncServer:
         return run
 
     def _gather(self, reply: list[tf.Tensor], needed: int, now: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Take requests until `needed` gradients are of step `now`; return their sums, the mask of their workers, the number of late gradients, whether it was interrupted.
+        """Take requests until `needed` gradients are of step `now`, or it is interrupted.
 
-        Gradients of rows are concatenated, not summed, and so are the rows' indices, which come first.
+        Returns the sums of these gradients, the mask of their workers, the number of late gradients, and whether it was interrupted. Gradients of rows are concatenated, not summed, and so are the rows' indices, which come first.
         """
 
         def body(count: tf.Tensor, late: tf.Tensor, _: tf.Tensor, contributors: tf.Tensor, sums: list[tf.Tensor]) -> Any:

@@ -208,7 +208,7 @@ server.accept()[0].sendall(b'chief')
 
 def test_a_run_of_fifty_tasks_starts_and_stops(runs: Runs) -> None:
     plan = runs.plan({"chief": ""} | {f"worker-{index}": "" for index in range(49)})
-    tasks = tuple(dataclasses.replace(task, command=("sleep", "60")) for task in plan.tasks)
+    tasks = tuple(dataclasses.replace(task, command=("sleep", "600")) for task in plan.tasks)
     runs.backend.start(PlannedRun(dataclasses.replace(plan, tasks=tasks), {"name": plan.name}))
     assert len({task.address for task in runs.backend.status("run").tasks}) == 50
     assert len(runs.processes()) >= 45

@@ -1,4 +1,4 @@
-"""The notice of export formats that a model with spread tables cannot have; test_embeddings.py has the exports."""
+"""The notice of export formats that a model with sharded tables cannot have; test_embeddings.py has the exports."""
 
 import pytest
 

@@ -67,12 +67,12 @@ def assert_exported(run: Run, step: int) -> None:
 
 def test_any_task_may_be_killed_and_the_rows_are_those_of_the_last_checkpoint(tmp_path: Path) -> None:
     with started(spec(), tmp_path) as run:
-        run.save_twice("chief", TIMEOUT)
+        run.await_two_checkpoints("chief", TIMEOUT)
         run.kill_training_process("worker-0")
         run.until("worker-0 to start again", lambda: len(run.events("worker-0", "started")) >= 2, TIMEOUT)
         assert run.events("chief", "restored") == []
         for victim in ("ps-0", "chief"):
-            run.save_twice("chief", TIMEOUT)
+            run.await_two_checkpoints("chief", TIMEOUT)
             saved, killed = saved_steps(run)[-1], time.time()
             run.kill_training_process(victim)
 
@@ -80,7 +80,7 @@ def test_any_task_may_be_killed_and_the_rows_are_those_of_the_last_checkpoint(tm
                 return [event["step"] for event in run.events("chief", "restored") if event["time"] > since]
 
             assert run.until(f"a checkpoint, {victim} killed", restored, TIMEOUT)[-1] >= saved
-        run.save_twice("chief", TIMEOUT)
+        run.await_two_checkpoints("chief", TIMEOUT)
         losses = [event["loss"] for event in run.events("chief", "progress")]
         assert min(losses[-5:]) < losses[0]
         step = stop(run)
