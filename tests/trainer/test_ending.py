@@ -235,10 +235,11 @@ def test_the_wait_for_a_lost_required_task_ends(start: Start) -> None:
 
 def test_a_lost_required_task_is_the_cause_not_another_that_has_failed() -> None:
     tasks = frozenset({"worker-0", "ps-0"})
-    member = Member("run", "chief", "chief", "127.0.0.1:0", "127.0.0.1:0", frozenset({"worker-0"}), tasks, orphan_timeout=0)
+    address = f"127.0.0.1:{free_port()}"
+    chief = Member("run", "chief", "chief", address, address, frozenset({"worker-0"}), tasks, orphan_timeout=0)
     ended: list[Status] = []
     with FakeClockLoop() as loop:
-        leader = Leader(member, loop)
+        leader = Leader(chief, loop)
         answer = leader._answer({"run": "run", "task": "ps-0", "state": FAILED})
         assert answer is not None
         answer[1]()
