@@ -1,7 +1,6 @@
 """Moving averages of variables: optimizers compute them, evaluations and exports use them, and a resumed run continues with them."""
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.trainer.engine.small import Small, small_job
-from tests.trainer.engine.test_loop import Output, settings, train
+from tests.trainer.engine.test_loop import Output, Run, settings, train
 from trainer.engine import evaluator, model_ops, moving_averages
 from trainer.events import Reporter
 from trainer.workloads.averaged_sgd import AveragedSGD
@@ -80,20 +79,11 @@ def test_a_model_keeps_its_own_values_before_the_first_step() -> None:
         np.testing.assert_array_equal(current, own)
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run of 20 steps that has exported its model: its directory, and what `train` returned."""
-
-    path: Path
-    session: Any
-    outcome: Any
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of 20 steps that has exported its model."""
     path = tmp_path_factory.mktemp("run")
-    session, outcome, _ = train(path, 20, params=KERAS_EMA, export={"formats": ["keras"]})
-    return Run(path, session, outcome)
+    return Run(path, *train(path, 20, params=KERAS_EMA, export={"formats": ["keras"]}))
 
 
 def test_a_run_is_evaluated_with_averages_and_resumes_with_them(tmp_path: Path, run: Run) -> None:
