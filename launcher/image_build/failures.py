@@ -21,7 +21,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "name another with --base-image, or unset DOCKER_DEFAULT_PLATFORM",
     ),
     (
-        r"> \[internal\] load metadata",
+        r"> \[internal\] load metadata|/v2/\S+/manifests/",  # the engine does not always write both
         "the engine does not have the base image {base} and cannot fetch it",
         (
             "if it can reach a registry: docker pull {base}; else choose one of its images (docker images) with --base-image."

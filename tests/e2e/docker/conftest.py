@@ -1,12 +1,15 @@
 """Fixtures: a real Docker engine with the trainer's image. Tests are skipped if no engine answers."""
 
+import gc
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +104,13 @@ def relay() -> Iterator["subprocess.Popen[str]"]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
+    # The launcher's client abandons the sockets of lost connections: collected later, they would fail another test by a ResourceWarning.
+    for thread in threading.enumerate():
+        if thread.name.startswith("log of ") or thread.name in {"_events", "_reopen_silent"}:
+            thread.join(5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture

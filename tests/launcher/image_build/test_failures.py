@@ -5,6 +5,7 @@ import pytest
 from launcher.image_build.failures import failure
 
 METADATA = " > [internal] load metadata for docker.io/library/python:9:\nERROR: failed to solve: dial tcp: lookup: no such host"
+MANIFEST = 'ERROR: failed to solve: failed to do request: Head "https://a.b/v2/python/manifests/9": dial tcp: lookup a.b: no such host'
 PIP = (
     "WARNING: Retrying (Retry(total=0)) after connection broken by 'SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED]"
 )
@@ -14,6 +15,7 @@ PIP = (
     "output, message, remedy",
     [
         (METADATA, "does not have the base image base:1", "--base-image"),
+        (MANIFEST, "does not have the base image base:1", "--base-image"),
         ("ERROR: BuildKit is enabled but the buildx component is missing or broken.", "has no BuildKit", "docker-buildx"),
         ("ERROR: write /x: no space left on device", "disk is full", "docker system df"),
         (PIP, "certificate is not trusted", "--ca-file"),
