@@ -1,8 +1,8 @@
 """The supervisor of a run: starts and restarts its tasks, enforces deadlines, stops the tasks in order, and records the run's state.
 
-A run has one such process. One thread makes all decisions; under Docker, others only wait for the engine's events. A backend provides the tasks (`ControlledTask`)
-and reports their events (`Runtime`); the decisions are made here, the same for processes and containers. SIGTERM or SIGINT asks every task to
-save and stop; a second one, or SIGQUIT, kills. If the launcher in the foreground is gone, the run stops as if asked to.
+A run has one such process. One thread makes all decisions; under Docker, others only wait for the engine's events. A backend provides
+the tasks (`ControlledTask`) and reports their events (`Runtime`); the decisions are made here, the same for processes and containers. SIGTERM or
+SIGINT asks every task to save and stop; a second one, or SIGQUIT, kills. If the launcher in the foreground is gone, the run stops as if asked to.
 """
 
 import contextlib
@@ -118,7 +118,7 @@ class ControlledTask(ABC):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run. `stop_requested`: whether it was asked to stop; `lost_at`: if its directory was removed, the last time.time() at which it was seen."""
+    """The end of a run. `stop_requested`: whether it was asked to stop; `lost_at`: the time.time() at which its directory, now removed, was last seen."""
 
     state: State
     reason: str

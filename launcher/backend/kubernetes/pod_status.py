@@ -1,8 +1,8 @@
 """The status of a run from its Jobs, pods and events. Pure.
 
 It promises: a run has succeeded only if its JobSet is complete, or each of its Jobs is (a Job that was ended because the run had succeeded
-counts as complete); a task runs only if a container of its pod runs; the reason of a failed run names the task that failed, the attempt, the exit code and
-the last error line, as far as its pods tell.
+counts as complete); a task runs only if a container of its pod runs; the reason of a failed run names the task that failed, the attempt,
+the exit code and the last error line, as far as its pods show these.
 """
 
 import dataclasses

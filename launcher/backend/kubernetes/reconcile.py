@@ -26,8 +26,8 @@ def lost_pods(snapshot: ClusterSnapshot, now: float, lost_after: float) -> list[
     """Return the pods that are lost with their node: Kubernetes has deleted them because of it, and still lists them `lost_after` seconds later. Pure.
 
     A node that answers is not lost: a pod there may still be saving, and its replacement would share its volume. `now` is the cluster's time.
-    Once one deleted pod of an unresponsive node is lost, all deleted pods of that node are. Pods that mount the run's volume come first, non-task pods before tasks;
-    otherwise the scheduler would keep a replacement on the dead node.
+    Once one deleted pod of an unresponsive node is lost, all deleted pods of that node are. Pods that mount the run's volume come first, non-task
+    pods before tasks; otherwise the scheduler would keep a replacement on the dead node.
     """
     # The cluster sets Ready to false on all pods of a node that does not answer.
     answering = {node_of(pod) for pod in snapshot.pods if pod_status.condition(pod, "Ready")}

@@ -323,6 +323,8 @@ def test_an_untrained_weight_may_be_infinite_and_checkpoints_are_written_at_inte
 
 
 def test_a_model_that_is_not_finite_is_not_exported(tmp_path: Path) -> None:
-    _, outcome, output = train(tmp_path, 60, {"bad": 24}, data=Poisoned, on_nan="warn", export={"metric": "accuracy", "mode": "min", "formats": ["keras"]})
+    _, outcome, output = train(
+        tmp_path, 60, {"bad": 24}, data=Poisoned, on_nan="warn", export={"metric": "accuracy", "mode": "min", "formats": ["keras"]}
+    )
     assert outcome.step == 60
     assert [event["step"] for event in output.events("exported")] == [20]

@@ -142,7 +142,8 @@ class SyncServer:
     def _gather(self, reply: list[tf.Tensor], needed: int, now: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
         """Take requests until `needed` gradients are of step `now`, or it is interrupted.
 
-        Returns the sums of these gradients, the mask of their workers, the number of late gradients, and whether it was interrupted. Gradients of rows are concatenated, not summed, and so are the rows' indices, which come first.
+        Returns the sums of these gradients, the mask of their workers, the number of late gradients, and whether it was interrupted.
+        Gradients of rows are concatenated, not summed, and so are the rows' indices, which come first.
         """
 
         def body(count: tf.Tensor, late: tf.Tensor, _: tf.Tensor, contributors: tf.Tensor, sums: list[tf.Tensor]) -> Any:
