@@ -23,7 +23,6 @@ def main(scratch: str) -> None:
 
     try:
         with servers(scratch, ps=1, workers=WORKERS) as cluster:
-            cluster.prepare("worker", 1)  # to restart it
             print(json.dumps(losses_of_cases(cluster)), flush=True)
     except Exception:  # noqa: BLE001 - the test shows it; this process leaves as the trainer does
         traceback.print_exc()

@@ -32,31 +32,16 @@ class Servers:
     scratch: str
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
-    prepared: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
-
     def start(self, role: str, index: int) -> None:
         """Start a task, or restart one that has ended."""
-        name = f"{role}-{index}"
-        if process := self.prepared.pop(name, None):
-            assert process.stdin is not None
-            with process.stdin as stdin:
-                stdin.write(b"start\n")
-        else:
-            process = self._process(role, index, "-m", "trainer.task")
-        self.processes[name] = process
-
-    def prepare(self, role: str, index: int) -> None:
-        """Fork a task for a later `start`: once the chief has connected, each start imports TensorFlow, which takes four seconds of a core."""
-        program = str(Path(__file__).with_name("prepared_task.py"))
-        self.prepared[f"{role}-{index}"] = self._process(role, index, program, stdin=subprocess.PIPE)
-
-    def _process(self, role: str, index: int, *program: str, stdin: int | None = None) -> "subprocess.Popen[bytes]":
         cluster = json.loads(self.tf_config)["cluster"]
         settings: dict[str, Any] = {"run": "drive", "strategy": "parameter_server", "run_dir": self.scratch, "scratch_dir": self.scratch}
         settings["train"] = {"workload": "mnist_mlp"}
         config = json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
         environment = {**os.environ, **parent_death.child_environment(), "TF_CONFIG": config, "TRAINER_SETTINGS": json.dumps(settings)}
-        return subprocess.Popen([sys.executable, *program], env=environment, cwd=ROOT, stdin=stdin, stdout=subprocess.DEVNULL)
+        self.processes[f"{role}-{index}"] = subprocess.Popen(
+            [sys.executable, "-m", "trainer.task"], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL
+        )
 
 
 @contextmanager
@@ -73,7 +58,7 @@ def servers(scratch: str, *, ps: int, workers: int) -> Iterator[Servers]:
                 running.start(role, index)
         yield running
     finally:
-        for process in (*running.processes.values(), *running.prepared.values()):
+        for process in running.processes.values():
             process.kill()
             process.wait()
         for reserved in sockets:
