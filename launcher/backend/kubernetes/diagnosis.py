@@ -14,6 +14,7 @@ from launcher.backend.kubernetes import node_capacity
 from launcher.files import json_object
 from launcher.plan import role_rules
 from launcher.plan.container_paths import CONTAINER_RUNS
+from launcher.render.kubernetes.objects import TRAINER
 from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, cause_with_output, meets_restriction, was_killed
 from trainer.exit_codes import describe
 
@@ -214,9 +215,20 @@ def _in_own_image(pod: Object, container: str) -> bool:
     return bool(spec.get("securityContext", {}).get("readOnlyRootFilesystem")) and not images.is_ours(str(spec.get("image")))
 
 
+def task_container(pod: Object) -> Object:
+    """Return the status of the container that runs a pod's task; empty before it exists.
+
+    The kubelet sorts containers by name, and `kubernetes.overrides` or an admission webhook may have added some.
+    """
+    statuses: Sequence[Object] = pod.get("status", {}).get("containerStatuses") or ({},)
+    return next((one for one in statuses if one.get("name") == TRAINER), statuses[0])
+
+
 def _of_containers(pod: Object) -> Diagnosis | None:
     status = pod.get("status", {})
-    init_statuses, own = status.get("initContainerStatuses", []), status.get("containerStatuses", [])
+    task = task_container(pod)
+    init_statuses = status.get("initContainerStatuses", [])
+    own = sorted(status.get("containerStatuses", []), key=lambda one: one is not task)
     has_run = any(one.get("state", {}).keys() & {"running", "terminated"} for one in own)
     # A sidecar is ended after the task, with any exit code.
     for one in own if has_run else [*init_statuses, *own]:
@@ -234,9 +246,9 @@ def _of_containers(pod: Object) -> Diagnosis | None:
         code = terminated.get("exitCode", 0)
         if code:
             last = _last_line(terminated.get("message"))
-            if one in init_statuses:
+            if one is not task:
                 name = one.get("name")
-                kind = "sidecar" if name in _sidecars(pod) else "init container"
+                kind = "sidecar" if name in _sidecars(pod) else "init container" if one in init_statuses else "container"
                 message = f"its {kind} {name} ended with exit code {code}" + (f": {last}" if last else "")
                 return Diagnosis("exit", message, f"see its log: kubectl logs {pod.get('metadata', {}).get('name')} -c {name}")
             meaning = describe(code)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from launcher import timestamps
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.diagnosis import is_unresponsive
+from launcher.backend.kubernetes.diagnosis import is_unresponsive, task_container
 from launcher.backend.kubernetes.errors import UnreachableError
 from launcher.backend.kubernetes.pod_status import Object, task_of
 from launcher.errors import LauncherError
@@ -354,7 +354,7 @@ def _has_written(pod: Object) -> bool:
 
 
 def _states(pod: Object) -> set[str]:
-    return {state for one in pod.get("status", {}).get("containerStatuses") or () for state in one.get("state", {})}
+    return set(task_container(pod).get("state", {}))
 
 
 def _entries(content: bytes) -> Iterator[tuple[str, bytes]]:

@@ -280,13 +280,13 @@ def _pending(_job: Object, _pod: Object) -> State:
 
 
 def _running(job: Object, pod: Object) -> State:
-    states = [one.get("state", {}) for one in pod.get("status", {}).get("containerStatuses", [])]
-    if any("running" in one for one in states):
+    state = diagnosis.task_container(pod).get("state", {})
+    if "running" in state:
         return State.RUNNING
-    # The phase is also Running while its container waits to be recreated, and for a moment after all have ended.
-    if not states or not all("terminated" in one for one in states):
+    # The phase is also Running while its container waits to be recreated, and until all containers have ended.
+    if "terminated" not in state:
         return State.PENDING
-    return _failed(job, pod) if any(one["terminated"].get("exitCode") for one in states) else State.SUCCEEDED
+    return _failed(job, pod) if state["terminated"].get("exitCode") else State.SUCCEEDED
 
 
 def _failed(job: Object, _pod: Object) -> State:
@@ -302,8 +302,8 @@ _STATES: dict[str, Callable[[Object, Object], State]] = {
 
 
 def _reason(pod: Object, phase: str, found: Diagnosis | None, now: float) -> str:
-    init_statuses = pod.get("status", {}).get("initContainerStatuses") or ()
-    if phase == "Running" and _terminated(pod) and (running := [one["name"] for one in init_statuses if "running" in one.get("state", {})]):
+    containers = [one for part in ("initContainerStatuses", "containerStatuses") for one in pod.get("status", {}).get(part) or ()]
+    if phase == "Running" and _terminated(pod) and (running := [one["name"] for one in containers if "running" in one.get("state", {})]):
         cause = f"{found.message}; " if found else ""
         return f"{cause}its sidecar{'s' * (len(running) > 1)} {', '.join(running)} {'have' if len(running) > 1 else 'has'} not ended yet"
     if found is None:
@@ -403,8 +403,7 @@ def age(seconds: float) -> str:
 
 
 def _terminated(pod: Object) -> Object:
-    containers: Sequence[Object] = pod.get("status", {}).get("containerStatuses") or ({},)
-    found: Object = containers[0].get("state", {}).get("terminated", {})
+    found: Object = diagnosis.task_container(pod).get("state", {}).get("terminated", {})
     return found
 
 

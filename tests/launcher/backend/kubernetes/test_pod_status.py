@@ -6,6 +6,7 @@ import pytest
 
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, age, status
 from launcher.runs.status import State
+from launcher.timestamps import parse_rfc3339
 from tests.golden_messages import Golden
 from tests.launcher.backend.kubernetes.objects import COMPLETE, FAILED, NOW, ended, job, pod, running
 
@@ -201,6 +202,32 @@ def test_a_task_whose_container_has_ended_is_not_pending_even_if_its_pod_still_r
     """The pod's phase changes only after the container and its sidecars have ended."""
     snapshot = ClusterSnapshot("digits", [job("worker")], [pod("worker", 0, "Running", **state)])
     assert status(snapshot, NOW).tasks[0].state is expected
+
+
+ADDED = {"name": "istio-proxy", "state": {"terminated": {"exitCode": 0, "finishedAt": "2026-01-01T00:08:30Z"}}}
+
+
+def test_a_container_that_a_webhook_has_added_is_not_the_task(golden: Golden) -> None:
+    """The kubelet sorts containers by name."""
+    failed_task = ended("worker", 3, message="ValueError: x\n")
+    failed_task["status"]["containerStatuses"].insert(0, ADDED)
+    (task,) = status(ClusterSnapshot("digits", [job("worker")], [failed_task]), NOW).tasks
+    assert (task.exit_code, task.ended) == (3, parse_rfc3339("2026-01-01T00:09:00Z"))
+    golden(task.reason)
+    own = pod("worker", 0, "Running", terminated={"exitCode": 0, "finishedAt": "2026-01-01T00:09:00Z"})
+    own["status"]["containerStatuses"].insert(0, {"name": "istio-proxy", "state": {"running": {}}})
+    (task,) = status(ClusterSnapshot("digits", [job("worker")], [own]), NOW).tasks
+    assert task.state is State.SUCCEEDED
+    golden(task.reason)
+    waiting = pod("worker", 0, "Running", waiting={"reason": "CrashLoopBackOff"})
+    waiting["status"]["containerStatuses"].insert(0, {"name": "istio-proxy", "state": {"running": {}}})
+    assert status(ClusterSnapshot("digits", [job("worker")], [waiting]), NOW).tasks[0].state is State.PENDING
+    added = ended("worker", 0)
+    added["status"] = {
+        "phase": "Failed",
+        "containerStatuses": [{"name": "audit", "state": {"terminated": {"exitCode": 4}}}, *added["status"]["containerStatuses"]],
+    }
+    golden(status(ClusterSnapshot("digits", [job("worker")], [added]), NOW).tasks[0].reason)
 
 
 def test_a_drained_pod_is_reported_as_drained_while_it_ends(golden: Golden) -> None:
