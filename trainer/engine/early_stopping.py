@@ -27,15 +27,17 @@ class EarlyStop:
         """Return for how long the run has trained, earlier attempts included."""
         return self._seconds_before + time.monotonic() - self._began
 
-    def __call__(self) -> str | None:
-        """Return why the run ends now, or None."""
+    def __call__(self, step: int) -> str | None:
+        """Return why the run ends now, after `step`, or None. Later evaluations do not count: a lost attempt made them after its last save."""
         if self._train.max_seconds is not None and self.trained_seconds >= self._train.max_seconds:
             return f"it had trained for {self._train.max_seconds:g} s (train.max_seconds)"
         if self._train.early_stopping is not None and self._reason is None:
             version = evaluations.changed(self._run_dir)
             if version != self._read_version:  # an evaluator may have written it
                 self._read_version = version
-                self._reason = no_improvement(evaluations.read(self._run_dir), self._train.early_stopping)
+                self._reason = no_improvement(
+                    [one for one in evaluations.read(self._run_dir) if one.step <= step], self._train.early_stopping
+                )
         return self._reason
 
 

@@ -99,7 +99,8 @@ def _run(
         profiling = profile_due(step)
         steps = 1 if profiling else cadence.to_boundary(step, wanted, hooks.until(job.steps), *every)
         with data_length.translate_end_of_data(job), chief.logs.profile() if chief and profiling else nullcontext():
-            progress = session.run(steps, stop=stopped(), finish=chief is not None and bool(chief.early_stop()), next_steps=proposal)
+            ends_early = chief is not None and bool(chief.early_stop(session.step))
+            progress = session.run(steps, stop=stopped(), finish=ends_early, next_steps=proposal)
         divergence.check(progress.not_finite)
         step = progress.step
         report.alive("training", step=step, steps=progress.steps)
@@ -253,11 +254,11 @@ class _Chief:
     def finish(self, in_grace_period: Callable[[], bool], *, finished: bool, stopping: bool) -> Outcome:
         """Save and evaluate for the last time."""
         began = time.monotonic()
-        early = self._hooks.reason or self.early_stop() if finished and self._session.step < self._job.steps else None
-        if early:
-            self._report("notice", message=f"the run ends after step {self._session.step} of {self._job.steps}: {early}")
-        self._divergence.flush()
         step = self._session.step
+        early = (self._hooks.reason or self.early_stop(step)) if finished and step < self._job.steps else None
+        if early:
+            self._report("notice", message=f"the run ends after step {step} of {self._job.steps}: {early}")
+        self._divergence.flush()
         self._session.fetch()
         if self._hooks.end(finished=finished):  # callbacks have changed the weights after they were saved
             self._saved_step = None

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from tests.trainer.engine.test_loop import train
-from trainer.engine import run_state
+from trainer.engine import evaluations, run_state
 from trainer.engine.checkpoints import Checkpoints
-from trainer.engine.early_stopping import no_improvement
+from trainer.engine.early_stopping import EarlyStop, no_improvement
 from trainer.engine.evaluations import EvaluationResult
-from trainer.settings import EarlyStopping
+from trainer.settings import EarlyStopping, Train
 from trainer.workloads.errors import WorkloadError
 
 
-def evaluations(*losses: float) -> list[EvaluationResult]:
+def results(*losses: float) -> list[EvaluationResult]:
     return [EvaluationResult(step, {"loss": loss, "accuracy": 1 - loss}, 0.0) for step, loss in enumerate(losses)]
 
 
@@ -36,7 +36,16 @@ def evaluations(*losses: float) -> list[EvaluationResult]:
     ],
 )
 def test_training_stops_after_so_many_evaluations_without_improvement(rule: dict[str, object], losses: list[float], *, stops: bool) -> None:
-    assert (no_improvement(evaluations(*losses), EarlyStopping.model_validate(rule)) is not None) == stops
+    assert (no_improvement(results(*losses), EarlyStopping.model_validate(rule)) is not None) == stops
+
+
+def test_evaluations_of_a_lost_attempt_do_not_end_the_run(tmp_path: Path) -> None:
+    """The chief evaluates before it saves: the next attempt resumes from an earlier step."""
+    for step, loss in ((100, 1.0), (200, 0.5), (300, 0.7), (400, 0.6)):
+        evaluations.append(tmp_path, step, {"loss": loss})
+    train = Train.model_validate({"workload": "mnist_mlp", "steps": 1000, "early_stopping": {"patience": 2}})
+    assert EarlyStop(train, tmp_path)(300) is None
+    assert EarlyStop(train, tmp_path)(400) == "loss did not improve on 0.5 in 2 evaluations (train.early_stopping)"
 
 
 def test_a_run_without_improvement_saves_and_succeeds(tmp_path: Path) -> None:
