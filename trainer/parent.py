@@ -28,7 +28,7 @@ from trainer.stalls import StallWatch
 
 Report = Callable[..., None]
 
-_CHECKPOINTS = frozenset({"restored", "checkpoint", "evaluated"})  # events about a checkpoint
+_CHECKPOINTS = frozenset({"restored", "checkpoint"})  # events about a checkpoint; an evaluator's `evaluated` is one, too
 
 # Exit code, beside 143, of a TensorFlow program that was asked to stop and has saved (PreemptionCheckpointHandler).
 _PREEMPTED = 42
@@ -192,7 +192,8 @@ class _Parent:
         if event["event"] in {"progress", "done"} and self._peer_wait is not None:
             self._peer_wait.stepped()
         step = event.get("step")
-        if event["event"] in _CHECKPOINTS and isinstance(step, int) and step > self._newest_checkpoint:
+        is_checkpoint = event["event"] in _CHECKPOINTS or (event["event"] == "evaluated" and self._job.role == "evaluator")
+        if is_checkpoint and isinstance(step, int) and step > self._newest_checkpoint:
             self._newest_checkpoint = step
             self._history = replace(self._history, fingerprint="", repeats=0)  # the next failure is a different one
             self._recover()

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.trainer.stand_ins import shell
 from trainer.restarts import SAME_AGAIN
 
@@ -76,6 +78,21 @@ def test_a_program_that_saves_before_it_raises_the_same_error_is_retried(trainer
     assert run.code() == 2
     assert [event["step"] for event in run.events("checkpoint")] == [1, 2, 3, 3]
     assert run.event("failed")["cause"] == SAME_AGAIN
+
+
+@pytest.mark.parametrize("role, attempts", [("chief", 3), ("evaluator", 2)])
+def test_only_an_evaluator_s_evaluations_count_as_checkpoints(trainers: Any, tmp_path: Path, role: str, attempts: int) -> None:
+    """A chief evaluates before it saves; the next attempt resumes from an earlier step, and the steps that it saves are newer ones."""
+    script = (
+        "from trainer.events import Reporter\n"
+        f"report = Reporter({role!r})\n"
+        "report('evaluated', step=500, metrics={}, seconds=0.1)\n"
+        "if os.environ['TRAINER_ATTEMPT'] == '2': report('checkpoint', step=400, path='ckpt', seconds=0.1)\n"
+        "raise ValueError('no rows')\n"
+    )
+    run = trainers.start_parent(*python(tmp_path, script), built_in=False, role=role)
+    assert run.code() == 2
+    assert len(run.events("started")) == attempts
 
 
 CHECKPOINTS = """
