@@ -194,6 +194,10 @@ class Leader:
             self._done.add(task)
         if state == FAILED:
             self._failed.add(task)
+        elif task in self._failed:  # the engine has started it again
+            self._failed.discard(task)
+            if self._status.state == RUNNING:
+                self._notified.discard(task)
         status = self._status
         final = status.state != RUNNING or state == FAILED or (state == SUCCEEDED and task not in self._own.required)
         return status, (lambda: self._notified.add(task)) if final else (lambda: None)

@@ -15,7 +15,7 @@ import pytest
 from tests.processes import free_port
 from tests.trainer.clocked import FakeClockLoop
 from tests.trainer.conftest import Ports, TrainerProcess, Trainers
-from trainer.ending import FAILED, Leader, Member, Rules, Status, member
+from trainer.ending import FAILED, RUNNING, SUCCEEDED, Leader, Member, Rules, Status, member
 from trainer.tf_config import TaskConfig, parse
 
 pytestmark = pytest.mark.takes_minutes  # mostly waiting, while other tests compute
@@ -246,6 +246,32 @@ def test_a_lost_required_task_is_the_cause_not_another_that_has_failed() -> None
         leader.succeed(ended.append)
         loop.advance(1)
     assert ended == [Status(FAILED, "worker-0 was gone for 0 s")]
+
+
+def test_a_required_task_that_the_engine_has_started_again_does_not_fail_the_run() -> None:
+    """Plain `docker compose up` restarts a container after any failure."""
+    address = f"127.0.0.1:{free_port()}"
+    tasks = frozenset({"worker-0"})
+    ended: list[Status] = []
+    with FakeClockLoop() as loop:
+        leader = Leader(Member("run", "chief", "chief", address, address, tasks, tasks), loop)
+
+        def report(state: str) -> None:
+            answer = leader._answer({"run": "run", "task": "worker-0", "state": state})
+            assert answer is not None
+            answer[1]()
+
+        report(FAILED)
+        report(RUNNING)
+        leader.succeed(ended.append)
+        loop.advance(1)
+        assert leader._status.state == RUNNING
+        report(SUCCEEDED)
+        loop.advance(1)
+        assert (leader._status.state, ended) == (SUCCEEDED, [])  # the task does not know it yet
+        report(SUCCEEDED)
+        loop.advance(1)
+    assert ended == [Status(SUCCEEDED)]
 
 
 def test_a_finished_task_that_is_stopped_before_the_run_has_succeeded_exits_for_a_restart(start: Start) -> None:
