@@ -80,7 +80,9 @@ class LogWriter:
 
     def end(self) -> list[bytes]:
         """Write the last line even if it has no line end; return it."""
-        return self.feed(b"\n") if self._partial else []
+        lines = self.feed(b"\n") if self._partial else []
+        self._in_line = False  # if the line that was too long has ended without a rest
+        return lines
 
     def note(self, text: str) -> None:
         """Write a line of the launcher's own, with a prefix that says so."""

@@ -80,6 +80,15 @@ def test_a_line_too_long_is_cut_and_its_parts_are_no_events(tmp_path: Path, monk
     log.close()
 
 
+def test_the_first_line_after_a_task_that_ended_in_a_line_too_long_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_files, "LONGEST_LINE", 10)
+    writer = LogWriter(tmp_path / "chief.log")
+    writer.feed(b"x" * 11)
+    assert writer.end() == []
+    assert writer.feed(b'{"event": "started"}\n') == [b'{"event": "started"}']
+    writer.close()
+
+
 def test_an_unfinished_line_is_not_joined_with_the_next(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text(f"{rfc3339(5)} whole\n{rfc3339(6)} torn")

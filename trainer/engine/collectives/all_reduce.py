@@ -84,6 +84,8 @@ class AllReduce:
         if connections is not None and reached == self.size:
             self._tcp = TcpAllReduce(self.index, names, connections, HeartbeatProbe(names))
             return ""
+        for connection in (connections or {}).values():
+            connection.close()
         ports = ", ".join(f"{name} {endpoint.port}" for name, endpoint in zip(names, endpoints, strict=True))
         return (
             f"{self.size - reached} of {self.size} tasks could not connect to all others within about {_CONNECT_TIMEOUT:.0f} s; "
