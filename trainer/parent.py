@@ -28,7 +28,7 @@ from trainer.stalls import StallWatch
 
 Report = Callable[..., None]
 
-_CHECKPOINTS = frozenset({"restored", "checkpoint"})  # events about a checkpoint; an evaluator's `evaluated` is one, too
+_CHECKPOINTS = frozenset({"restored", "checkpoint"})  # events about a checkpoint, beside an evaluator's `evaluated`
 
 # Exit code, beside 143, of a TensorFlow program that was asked to stop and has saved (PreemptionCheckpointHandler).
 _PREEMPTED = 42
