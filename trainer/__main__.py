@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
             " see trainer --help",
             file=sys.stderr,
         )
-        return ExitCode.WRONG_CONFIGURATION
+        return ExitCode.FINAL_FAILURE
     code = _run(options, command)
     _delay_exit(code, time.monotonic())
     return code
@@ -153,9 +153,9 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         if not options.check:
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             Reporter(name)(
-                "failed", exit_code=int(ExitCode.WRONG_CONFIGURATION), cause="the configuration is wrong", detail=problems[0] + more
+                "failed", exit_code=int(ExitCode.FINAL_FAILURE), cause="the configuration is wrong", detail=problems[0] + more
             )
-        return ExitCode.WRONG_CONFIGURATION
+        return ExitCode.FINAL_FAILURE
     if options.check:
         print(f"trainer: TF_CONFIG and settings are right; this task is {name}")
         return ExitCode.DONE

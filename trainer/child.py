@@ -75,11 +75,11 @@ class Child:
     def diagnose(self, code: int) -> tuple[int, str, str]:
         """Return the ended attempt's exit code, error line and fingerprint: from its error file, else from the traceback in a program's output.
 
-        If a training process of ours ends with DONE without reporting it, the user's code has ended it: WRONG_CONFIGURATION.
+        If a training process of ours ends with DONE without reporting it, the user's code has ended it: a final failure.
         """
         if code == ExitCode.DONE and self._job.built_in and not self.is_done:
             detail = "its exit code was 0, and its work was not done: code in it has ended it, as os._exit does"
-            return int(ExitCode.WRONG_CONFIGURATION), detail, f"{error_file.FINAL}the training process was ended from inside"
+            return int(ExitCode.FINAL_FAILURE), detail, error_file.ENDED_FROM_INSIDE
         detail, fingerprint = error_file.last_line(self._error_file), error_file.fingerprint(self._error_file)
         if detail or fingerprint or self._job.built_in or code != ExitCode.FAILURE:
             return code, detail, fingerprint

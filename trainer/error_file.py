@@ -12,6 +12,8 @@ from pathlib import Path
 VARIABLE = "TRAINER_ERROR_FILE"
 # Prefix of a fingerprint that has the cause why another attempt is useless.
 FINAL = "for good: "
+WRONG_CONFIGURATION = f"{FINAL}the configuration is wrong"
+ENDED_FROM_INSIDE = f"{FINAL}the training process was ended from inside"
 _MAX_LINE = 2000
 
 

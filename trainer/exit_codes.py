@@ -15,7 +15,7 @@ class ExitCode(IntEnum):
 
     DONE = 0
     FAILURE = 1
-    WRONG_CONFIGURATION = 2
+    FINAL_FAILURE = 2
     PEER_LOST = 75
     STOPPED = 143
 
@@ -32,7 +32,7 @@ SIGKILL = SIGNAL_BASE + 9  # a shell's code for a process that was killed, for e
 
 MEANING: dict[int, str] = {
     ExitCode.DONE: "done",
-    ExitCode.WRONG_CONFIGURATION: "the configuration is wrong; not started again",
+    ExitCode.FINAL_FAILURE: "a final failure, e.g. a wrong configuration; not started again",
     ExitCode.PEER_LOST: "a peer was lost or not there; started again",
     ExitCode.STOPPED: "asked to stop; started again without counting",
 }

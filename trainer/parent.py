@@ -221,7 +221,7 @@ class _Parent:
 
     def _apply(self, code: int, decision: Restart | End, detail: str) -> None:
         if self._stall and self._job.stalls.on_stall == "fail":
-            self._fail(ExitCode.WRONG_CONFIGURATION, self._stall, "")
+            self._fail(ExitCode.FINAL_FAILURE, self._stall, "")
             return
         if isinstance(decision, End):
             self._fail(decision.exit_code, decision.cause, detail, exit_code_of(code))

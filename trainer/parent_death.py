@@ -20,7 +20,7 @@ PARENT_PID = "TRAINER_PARENT_PID"  # the process that must live
 PARENT_PIPE = "TRAINER_PARENT_PIPE"  # not on Linux: the read end of the pipe that closes with it
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_CANNOT_RUN = 2  # ExitCode.WRONG_CONFIGURATION; this file imports nothing of the package
+_CANNOT_RUN = 2  # ExitCode.FINAL_FAILURE; this file imports nothing of the package
 
 
 def needs_pipe() -> bool:

@@ -57,7 +57,6 @@ class End:
 _UNCOUNTED = frozenset({int(ExitCode.STOPPED), -signal.SIGTERM})
 _CAUSES = {
     int(ExitCode.DONE): "it was done, and `restart` is always",
-    int(ExitCode.WRONG_CONFIGURATION): "the configuration is wrong",
     int(ExitCode.PEER_LOST): "a peer was lost",
     int(ExitCode.STOPPED): "the training process was asked to stop",
     -signal.SIGTERM: "the training process was asked to stop",
@@ -92,7 +91,7 @@ def decide_restart(
     """Decide what follows when a process that its parent did not ask to stop ended with `code` after `ran_for` seconds.
 
     Final are:
-    - WRONG_CONFIGURATION; a `fingerprint` that begins with FINAL has the cause;
+    - exit code 2, FINAL_FAILURE; a `fingerprint` that begins with FINAL has the cause;
     - a second failure with the `fingerprint` of the first and no step forward between (user_errors.py, tracebacks.py): a third would be the same.
       After an attempt of `recovers_after` or longer only more than `max_restarts` repeats are final;
     - with `policy.restart: exit_code`, exit codes below 128.
@@ -105,7 +104,7 @@ def decide_restart(
     """
     if code == ExitCode.DONE:
         return _restart(code, ran_for, history, policy) if policy.restart == "always" else End(ExitCode.DONE)
-    if code == ExitCode.WRONG_CONFIGURATION:
+    if code == ExitCode.FINAL_FAILURE:
         return End(code, fingerprint[len(FINAL) :] if fingerprint.startswith(FINAL) else cause_of(code))
     if policy.restart == "exit_code" and 0 < code < SIGNAL_BASE:
         return End(final_exit_code(code), f"{_with_code(code)}; `restart: exit_code` makes exit codes below {SIGNAL_BASE} final")
@@ -114,7 +113,7 @@ def decide_restart(
     if code in _UNCOUNTED | {int(ExitCode.PEER_LOST)}:
         last_fingerprint, repeats = history.fingerprint, history.repeats  # a lost peer or a stop is no failure of this task's own
     elif repeats and (ran_for < policy.recovers_after or repeats > policy.max_restarts):
-        return End(ExitCode.WRONG_CONFIGURATION, SAME_AGAIN)
+        return End(ExitCode.FINAL_FAILURE, SAME_AGAIN)
     else:
         last_fingerprint = fingerprint
     counted = code not in _UNCOUNTED and not (lost_from > history.lost_from and connected > policy.healthy_after)

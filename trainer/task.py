@@ -118,22 +118,22 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
         return ExitCode.PEER_LOST
     except (DivergedError, SaveError) as error:
         _show_error(str(error), f"{error_file.FINAL}{error.reason}")
-        return ExitCode.WRONG_CONFIGURATION  # the exit code is final by itself: there may be no error file
+        return ExitCode.FINAL_FAILURE  # the exit code is final by itself: there may be no error file
     except StopError as error:
         _show_error(str(error))
         return ExitCode.FAILURE
     except WorkloadError as error:
         if error.__cause__ is not None:
             _show_traceback(error.__cause__, user_errors.user_frames(error.__cause__, users), task.name, full_if_none=False)
-        _show_error(str(error))
-        return ExitCode.WRONG_CONFIGURATION
+        _show_error(str(error), error_file.WRONG_CONFIGURATION)
+        return ExitCode.FINAL_FAILURE
     except SystemExit as error:
         if os.getpid() != own:
             raise  # this is a process that the user's code has forked
         if stop():
             return ExitCode.STOPPED  # by a signal handler of the user's
-        _show_error(_exit_message(error, users, trains=STRATEGIES[settings.strategy].trains))
-        return ExitCode.WRONG_CONFIGURATION
+        _show_error(_exit_message(error, users, trains=STRATEGIES[settings.strategy].trains), error_file.ENDED_FROM_INSIDE)
+        return ExitCode.FINAL_FAILURE
     except Exception as error:  # noqa: BLE001 - any error becomes an exit code and an error line
         frames = user_errors.user_frames(error, users) if users else []
         _show_traceback(error, frames, task.name, full_if_none=True)

@@ -12,7 +12,7 @@ from trainer.exit_codes import ExitCode
 _POLL_INTERVAL = 0.5  # seconds
 _CONFIRMATIONS = 4  # in a row: threads end one after the other, and a live one may wait for a disk now and then
 _MAX_POLLS = 1200  # polls before a process that is to be restarted is abandoned: the volume may answer again
-_FINAL = frozenset({ExitCode.DONE, ExitCode.WRONG_CONFIGURATION})
+_FINAL = frozenset({ExitCode.DONE, ExitCode.FINAL_FAILURE})
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class RestartDecision(Enum):
 
 _BY_CODE: dict[int, RestartDecision] = {
     ExitCode.DONE: RestartDecision.DONE,
-    ExitCode.WRONG_CONFIGURATION: RestartDecision.FAIL,
+    ExitCode.FINAL_FAILURE: RestartDecision.FAIL,
     ExitCode.PEER_LOST: RestartDecision.RESTART,
     ExitCode.STOPPED: RestartDecision.RESTART_UNCOUNTED,
 }

@@ -57,13 +57,13 @@ class TestEnds:
         assert (started["attempt"], started["role"]) == (1, "worker")
         assert f"pid {started['pid']} of attempt 1" in run.lines
 
-    def test_wrong_configuration_is_never_tried_again(self, trainers: Any) -> None:
+    def test_a_final_failure_is_never_tried_again(self, trainers: Any) -> None:
         run = trainers.start_parent(*shell('echo "first line\nno such workload" > "$TRAINER_ERROR_FILE"; exit 2'))
         assert run.code() == 2
         assert len(run.events("started")) == 1
         failed = run.event("failed")
         assert failed["exit_code"] == 2
-        assert failed["cause"] == "the configuration is wrong"
+        assert failed["cause"] == "a final failure, e.g. a wrong configuration"
         assert failed["detail"] == "no such workload"
 
     @pytest.mark.parametrize(

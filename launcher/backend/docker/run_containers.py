@@ -139,7 +139,7 @@ class RunContainers(Runtime):
             case ContainerEnded(_, code):
                 task.tracker.code = code
                 self._polled_at = 0.0
-                final_code = code if code == ExitCode.WRONG_CONFIGURATION else None
+                final_code = code if code == ExitCode.FINAL_FAILURE else None
         if final_code is not None:
             task.tracker.code = final_code
             run.failed(task, final_code)

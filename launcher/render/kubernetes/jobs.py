@@ -76,7 +76,7 @@ def _backoff_limit(run: Run, group: RoleGroup, retries: int) -> Object:
 
 def _failure_rules(run: Run, group: RoleGroup, *, in_jobset: bool, may_exceed_storage: bool) -> list[Object]:
     """Return the rules for the exit codes of docs/architecture.md. The first rule that matches applies; other failures count."""
-    final = [int(ExitCode.WRONG_CONFIGURATION)]
+    final = [int(ExitCode.FINAL_FAILURE)]
     if group.task.restart.when == "exit_code" and not role_rules.has_parent(group.task):
         final = list(range(1, SIGNAL_BASE))
     if _follows_the_chief(run, group) or (not in_jobset and _waits_for_another_job(run, group)):

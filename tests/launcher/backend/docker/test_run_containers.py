@@ -132,7 +132,7 @@ def test_a_trainer_that_reports_a_permanent_failure_is_not_waited_for(
     assert run.codes == codes
 
 
-@pytest.mark.parametrize("code, codes", [(ExitCode.WRONG_CONFIGURATION, [2]), (137, [])])
+@pytest.mark.parametrize("code, codes", [(ExitCode.FINAL_FAILURE, [2]), (137, [])])
 def test_a_wrong_configuration_is_final_as_soon_as_the_engine_reports_the_exit_code(
     containers: RunContainers, code: int, codes: list[int]
 ) -> None:
