@@ -152,9 +152,7 @@ def _run(options: argparse.Namespace, command: list[str] | None) -> int:
         print("\n".join(f"trainer: {problem}" for problem in problems), file=sys.stderr, flush=True)
         if not options.check:
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            Reporter(name)(
-                "failed", exit_code=int(ExitCode.FINAL_FAILURE), cause="the configuration is wrong", detail=problems[0] + more
-            )
+            Reporter(name)("failed", exit_code=int(ExitCode.FINAL_FAILURE), cause="the configuration is wrong", detail=problems[0] + more)
         return ExitCode.FINAL_FAILURE
     if options.check:
         print(f"trainer: TF_CONFIG and settings are right; this task is {name}")

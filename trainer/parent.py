@@ -22,7 +22,7 @@ from trainer.exit_codes import SIGNAL_BASE, ExitCode
 from trainer.output import Output
 from trainer.parent_job import ParentJob
 from trainer.peers import MAX_LISTED, AddressWatch, ConnectionProber, PeerWait
-from trainer.restarts import End, History, Restart, cause_of, decide_restart, exit_code_of
+from trainer.restarts import End, History, RestartInPlace, cause_of, decide_restart, exit_code_of
 from trainer.stacks import Stacks
 from trainer.stalls import StallWatch
 
@@ -219,7 +219,7 @@ class _Parent:
         else:
             self._fail(exit_code_of(code), f"{cause_of(code)} while it was stopping", detail)
 
-    def _apply(self, code: int, decision: Restart | End, detail: str) -> None:
+    def _apply(self, code: int, decision: RestartInPlace | End, detail: str) -> None:
         if self._stall and self._job.stalls.on_stall == "fail":
             self._fail(ExitCode.FINAL_FAILURE, self._stall, "")
             return

@@ -37,7 +37,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Restart:
+class RestartInPlace:
     """Start again after `delay` seconds; `history` is the history then."""
 
     delay: float
@@ -87,7 +87,7 @@ def _with_code(code: int) -> str:
 
 def decide_restart(
     code: int, ran_for: float, history: History, policy: Policy, fingerprint: str = "", connected: float = 0.0
-) -> Restart | End:
+) -> RestartInPlace | End:
     """Decide what follows when a process that its parent did not ask to stop ended with `code` after `ran_for` seconds.
 
     Final are:
@@ -129,8 +129,8 @@ def decide_restart(
     return _restart(code, ran_for, after, policy)
 
 
-def _restart(code: int, ran_for: float, history: History, policy: Policy) -> Restart:
+def _restart(code: int, ran_for: float, history: History, policy: Policy) -> RestartInPlace:
     early = 0 if ran_for > policy.healthy_after else history.short_attempts
     # 2 ** 30 is past any longest delay; the exponent is bounded because a loop of uncounted restarts has no end.
     delay = min(policy.longest_delay, policy.first_delay * 2 ** min(early - 1, 30)) if early else 0.0
-    return Restart(delay, cause_of(code), replace(history, short_attempts=early + 1))
+    return RestartInPlace(delay, cause_of(code), replace(history, short_attempts=early + 1))

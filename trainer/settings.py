@@ -77,7 +77,7 @@ class Embeddings(Settings):
     whole: list[str] = Field(default=[], description="Names of layers that are not, whatever their size.")
 
 
-class Checkpoints(Settings):
+class CheckpointSettings(Settings):
     """When the chief saves, and how many checkpoints it keeps."""
 
     every_steps: Steps | None = Field(None, description="Save each time this many steps are done.")
@@ -198,7 +198,7 @@ class Train(Settings):
     report_every_steps: Steps | None = Field(
         None, description="Report progress each time this many steps are done; about twice a second when left out."
     )
-    checkpoint: Checkpoints = Field(default_factory=Checkpoints, description="Checkpoints: when to save, and how many stay.")
+    checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings, description="Checkpoints: when to save, and how many stay.")
     evaluate: Evaluation = Field(default_factory=Evaluation, description="When to evaluate on the held-out set.")
     summaries: Summaries = Field(default_factory=Summaries, description="Summaries for TensorBoard, and how often.")
     export: Export | None = Field(

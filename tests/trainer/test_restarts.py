@@ -7,7 +7,7 @@ import pytest
 
 from tests.golden_messages import Golden
 from trainer.error_file import FINAL
-from trainer.restarts import SAME_AGAIN, End, History, Policy, Restart, cause_of, decide_restart
+from trainer.restarts import SAME_AGAIN, End, History, Policy, RestartInPlace, cause_of, decide_restart
 
 POLICY = Policy(max_restarts=3)
 
@@ -21,7 +21,7 @@ def test_success_and_a_final_failure_end_the_task() -> None:
 @pytest.mark.parametrize("code, task_code", [(75, 1), (1, 1), (7, 7), (139, 1), (255, 1), (-signal.SIGKILL, 1), (-signal.SIGSEGV, 1)])
 def test_failures_count_until_the_limit(code: int, task_code: int, golden: Golden) -> None:
     decision = decide_restart(code, 10, History(restarts=2), POLICY)
-    assert isinstance(decision, Restart)
+    assert isinstance(decision, RestartInPlace)
     assert decision.history.restarts == 3
     end = decide_restart(code, 10, decision.history, POLICY)
     assert isinstance(end, End)
@@ -32,11 +32,11 @@ def test_failures_count_until_the_limit(code: int, task_code: int, golden: Golde
 def test_restart_always_also_restarts_after_success_without_counting(golden: Golden) -> None:
     always = replace(POLICY, restart="always")
     first = decide_restart(0, 10, History(restarts=3), always)
-    assert isinstance(first, Restart)
+    assert isinstance(first, RestartInPlace)
     assert (first.delay, first.history) == (0.0, History(restarts=3, short_attempts=1))
     golden(first.cause)
     second = decide_restart(0, 10, first.history, always)
-    assert isinstance(second, Restart)
+    assert isinstance(second, RestartInPlace)
     assert second.delay == 1.0  # one that returns at once is not started in a loop without a pause
     assert isinstance(decide_restart(1, 10, History(restarts=3), always), End)  # a failure still counts
 
@@ -52,21 +52,21 @@ def test_exit_code_makes_codes_below_those_of_signals_final(code: int, task_code
 @pytest.mark.parametrize("code", [128, 137, 139, 255, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM])
 def test_exit_code_restarts_after_signals(code: int) -> None:
     decision = decide_restart(code, 10, History(), replace(POLICY, restart="exit_code"))
-    assert isinstance(decision, Restart)
+    assert isinstance(decision, RestartInPlace)
     assert decision.history.restarts == (code != -signal.SIGTERM)
 
 
 @pytest.mark.parametrize("code", [143, -signal.SIGTERM])
 def test_a_stop_never_counts(code: int) -> None:
     decision = decide_restart(code, 10, History(restarts=3), POLICY)
-    assert isinstance(decision, Restart)
+    assert isinstance(decision, RestartInPlace)
     assert decision.history.restarts == 3
 
 
 def test_a_peer_lost_after_a_minute_does_not_count_while_training_progresses() -> None:
     used_up = History(restarts=3, fingerprint="an error", lost_from=0)
     late = decide_restart(75, 200, used_up, POLICY, "50", connected=61)
-    assert isinstance(late, Restart)
+    assert isinstance(late, RestartInPlace)
     assert late.history == History(restarts=3, short_attempts=1, fingerprint="an error", lost_from=50)
     for fingerprint in ("50", "0", ""):  # no progress, or a program that does not report it
         assert isinstance(decide_restart(75, 200, late.history, POLICY, fingerprint, connected=61), End)
@@ -78,7 +78,7 @@ def test_peers_lost_before_any_step_keep_the_last_known_step() -> None:
     history = History(lost_from=500)
     for fingerprint in ("", "0", "500"):
         lost = decide_restart(75, 200, history, POLICY, fingerprint, connected=61)
-        assert isinstance(lost, Restart)
+        assert isinstance(lost, RestartInPlace)
         assert (lost.history.lost_from, lost.history.restarts) == (500, history.restarts + 1)
         history = lost.history
 
@@ -87,7 +87,7 @@ def test_the_first_restart_comes_at_once_and_delays_then_double_up_to_the_longes
     history, delays = History(), []
     for _ in range(9):
         decision = decide_restart(143, 1, history, POLICY)
-        assert isinstance(decision, Restart)
+        assert isinstance(decision, RestartInPlace)
         delays.append(decision.delay)
         history = decision.history
     assert delays == [0, 1, 2, 4, 8, 16, 30, 30, 30]
@@ -95,7 +95,7 @@ def test_the_first_restart_comes_at_once_and_delays_then_double_up_to_the_longes
 
 def test_a_long_attempt_resets_the_delay_but_not_the_count() -> None:
     decision = decide_restart(75, 61, History(restarts=2, short_attempts=5), POLICY)
-    assert isinstance(decision, Restart)
+    assert isinstance(decision, RestartInPlace)
     assert decision.delay == 0
     assert decision.history == History(restarts=3, short_attempts=1)
 
@@ -107,17 +107,17 @@ def test_a_cause_is_readable_text(golden: Golden) -> None:
 
 def test_the_same_failure_twice_in_a_row_ends_the_task() -> None:
     first = decide_restart(1, 10, History(), POLICY, "from step 0: model.py:3: KeyError")
-    assert isinstance(first, Restart)
+    assert isinstance(first, RestartInPlace)
     assert decide_restart(1, 10, first.history, POLICY, "from step 0: model.py:3: KeyError") == End(2, SAME_AGAIN)
     # With a checkpoint between, or another error, it is another failure.
-    assert isinstance(decide_restart(1, 10, first.history, POLICY, "from step 50: model.py:3: KeyError"), Restart)
+    assert isinstance(decide_restart(1, 10, first.history, POLICY, "from step 50: model.py:3: KeyError"), RestartInPlace)
 
 
 def test_the_same_failure_after_long_attempts_is_retried_up_to_the_limit() -> None:
     history = History()
     for repeats in range(POLICY.max_restarts + 1):
         decision = decide_restart(1, POLICY.recovers_after, history, POLICY, "ValueError at train.py:3")
-        assert isinstance(decision, Restart)
+        assert isinstance(decision, RestartInPlace)
         assert decision.history.repeats == repeats
         history = replace(decision.history, restarts=0)
     assert decide_restart(1, POLICY.recovers_after, history, POLICY, "ValueError at train.py:3") == End(2, SAME_AGAIN)
@@ -129,10 +129,10 @@ def test_a_final_failure_ends_the_task_at_once_with_its_own_cause() -> None:
 
 def test_a_lost_peer_between_two_equal_failures_does_not_make_them_differ() -> None:
     first = decide_restart(1, 10, History(), POLICY, "it")
-    assert isinstance(first, Restart)
+    assert isinstance(first, RestartInPlace)
     lost = decide_restart(75, 10, first.history, POLICY)
-    assert isinstance(lost, Restart)
+    assert isinstance(lost, RestartInPlace)
     assert decide_restart(1, 10, lost.history, POLICY, "it") == End(2, SAME_AGAIN)
     killed = decide_restart(-9, 10, first.history, POLICY)
-    assert isinstance(killed, Restart)
-    assert isinstance(decide_restart(1, 10, killed.history, POLICY, "it"), Restart)
+    assert isinstance(killed, RestartInPlace)
+    assert isinstance(decide_restart(1, 10, killed.history, POLICY, "it"), RestartInPlace)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from trainer.engine import model_ops
 from trainer.engine.job import Job
-from trainer.engine.session import NotFinite, Progress, Session, WorkerProgress
+from trainer.engine.session import CallProgress, NotFinite, Session, WorkerProgress
 from trainer.workloads.protocol import Agent
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
@@ -67,14 +67,14 @@ class AgentSession(Session):
         self._window.clear()
         self._publish()
 
-    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> CallProgress:
         """Return when at least `steps` more steps were played and learned from, or the task is asked to stop; see Session.run."""
         began, start = time.perf_counter(), self._step
         goal = min(start + steps, self._last_step)
         while self._step < goal and not self._stopped():
             if rollout := self._take(min(goal - self._step, MAX_MOVES * self._agent.boards)):
                 self._learn_from(rollout)
-        return Progress(
+        return CallProgress(
             step=self._step,
             steps=self._step - start,
             loss=self._loss,

@@ -18,7 +18,7 @@ from trainer.engine.changes import Snapshot
 from trainer.engine.epochs import EpochLength
 from trainer.engine.job import Job
 from trainer.engine.run_state import write_atomically
-from trainer.engine.session import Progress, Session
+from trainer.engine.session import CallProgress, Session
 from trainer.events import Reporter
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Agent, Workload
@@ -136,7 +136,7 @@ class Hooks:
             self._end(saved["epoch"], step)
         return bool(model.stop_training) or self._begin_epoch(self._epoch, step)
 
-    def after(self, progress: Progress) -> bool:
+    def after(self, progress: CallProgress) -> bool:
         """Call the hooks after a call of the session, on every task; return whether training is to end."""
         if not self.present:
             return False
@@ -229,7 +229,7 @@ class _Means:
         self._steps = 0
         self._sums: dict[str, float] = {}
 
-    def add(self, progress: Progress) -> None:
+    def add(self, progress: CallProgress) -> None:
         """Count what a call has measured."""
         measured = progress.steps if progress.measured is None else progress.measured
         if not measured:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.engine.epochs import EpochLength
-from trainer.settings import Checkpoints, Export, Train, TrainerSettings
+from trainer.settings import CheckpointSettings, Export, Train, TrainerSettings
 from trainer.strategies import TRAINING, Strategy
 from trainer.workloads.catalog import CATALOG, with_defaults
 from trainer.workloads.errors import WorkloadError
@@ -34,7 +34,7 @@ class Job:
     examples_per_step: int  # of one replica
     steps_per_execution: int | None  # None: chosen by measurement
     report_every: int  # 0: by the clock
-    checkpoint: Checkpoints
+    checkpoint: CheckpointSettings
     has_evaluator: bool
     evaluate_every: int
     evaluation_batch_size: int

@@ -21,7 +21,7 @@ from trainer.engine.file_writer import FileWriter
 from trainer.engine.job import Job
 from trainer.engine.run_state import Record, RunState
 from trainer.engine.saving import Saver, Timeouts
-from trainer.engine.session import Progress, SaveError, Session, StopError, WorkerProgress
+from trainer.engine.session import CallProgress, SaveError, Session, StopError, WorkerProgress
 from trainer.engine.tensorboard_logs import Logs
 from trainer.events import Reporter
 from trainer.workloads.protocol import Agent, Workload
@@ -35,7 +35,7 @@ _LAST_WRITES_TIMEOUT = 10.0  # the same at the end
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingOutcome:
     """The result of the loop: every step done, or stopped on request after `step`."""
 
     step: int
@@ -51,7 +51,7 @@ def run(
     report: Reporter,
     stopped: Callable[[], bool],
     in_grace_period: Callable[[], bool] | None = None,
-) -> Outcome:
+) -> TrainingOutcome:
     """Train until every step is done or a task was asked to stop. Every task of the strategy runs this.
 
     `stopped` returns whether to stop, `in_grace_period` whether the time for that is limited; without it the time of each stop is.
@@ -81,7 +81,7 @@ def _run(
     divergence: Divergence,
     hooks: Hooks,
     chief: "_Chief | None",
-) -> Outcome:
+) -> TrainingOutcome:
     session.begin_at(chief.restore() if chief else 0)
     report.start = session.step
     worker_reporter = _WorkerReporter(job, report)
@@ -116,7 +116,7 @@ def _run(
         wanted = progress.next_steps or wanted
         if not fixed and not profiling:
             proposal = cadence.next_steps(progress.steps, progress.seconds)
-    return Outcome(session.step, not stop, {})
+    return TrainingOutcome(session.step, not stop, {})
 
 
 class _Chief:
@@ -218,7 +218,7 @@ class _Chief:
                 self._workload.write_start_summaries(self._session.model, self.logs.train_dir)
         return step
 
-    def after(self, progress: Progress) -> None:
+    def after(self, progress: CallProgress) -> None:
         """Report, write summaries and evaluate after a call, each when it is due."""
         self.saver.check()
         step = progress.step
@@ -242,7 +242,7 @@ class _Chief:
                 self._session.fetch()
             self.evaluate(step)
 
-    def save_when_due(self, progress: Progress) -> None:
+    def save_when_due(self, progress: CallProgress) -> None:
         """Save after a call and its callbacks, when a save is due."""
         due = self._save_due(progress.step) or self.saver.is_due
         if due and progress.step < self._job.steps and not progress.finish:
@@ -251,7 +251,7 @@ class _Chief:
             if self._saved_step != self._session.step:  # equal if the last save has flushed these steps, too
                 self._save(self._session.step)
 
-    def finish(self, in_grace_period: Callable[[], bool], *, finished: bool, stopping: bool) -> Outcome:
+    def finish(self, in_grace_period: Callable[[], bool], *, finished: bool, stopping: bool) -> TrainingOutcome:
         """Save and evaluate for the last time."""
         began = time.monotonic()
         step = self._session.step
@@ -279,7 +279,7 @@ class _Chief:
             self._best.wait(_LAST_WRITES_TIMEOUT)
         self.logs.close()
         self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
-        return Outcome(step, finished, self._metrics, early)
+        return TrainingOutcome(step, finished, self._metrics, early)
 
     def _export_until(self, in_grace_period: Callable[[], bool], stop_at: float | None) -> Callable[[], float]:
         """Return a function that returns the deadline of exports: that of a save, or an earlier one after a stop, asked for at `stop_at` or later."""
@@ -302,7 +302,7 @@ class _Chief:
                 model, run_dir = self._session.model, self._job.run_dir
                 write_last(self._export, run_dir, step, self._metrics, model, self._report, until, finished=finished, tables=self._spread)
 
-    def _report_progress(self, progress: Progress) -> None:
+    def _report_progress(self, progress: CallProgress) -> None:
         examples_per_second, seconds_per_step = self._reported_rate.take()
         self._report(
             "progress",
@@ -376,12 +376,12 @@ class _Chief:
         self._report.alive("training", step=step)
 
 
-def _waits(progress: Progress | WorkerProgress) -> dict[str, Any]:
+def _waits(progress: CallProgress | WorkerProgress) -> dict[str, Any]:
     """Return the fields of a progress event about waits and dropped gradients, as far as the strategy has them."""
     return {name: value for name in _WAITS if (value := getattr(progress, name, None)) is not None}
 
 
-def _loss_of(progress: Progress | WorkerProgress) -> dict[str, Any]:
+def _loss_of(progress: CallProgress | WorkerProgress) -> dict[str, Any]:
     """Return the loss as a field of a progress event; no field if it is not known, since null stands for one that is not finite."""
     return {} if progress.loss is None else {"loss": progress.loss}
 
@@ -394,7 +394,7 @@ class _WorkerReporter:
         self._due = Interval(job.report_every, None if job.report_every else REPORT_INTERVAL)
         self._local_step = 0
 
-    def after(self, progress: Progress) -> None:
+    def after(self, progress: CallProgress) -> None:
         """Report a call, when it is time."""
         self._local_step += progress.steps
         if not self._due(progress.step):

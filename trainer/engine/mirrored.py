@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer.engine import clock, data_length, model_ops
 from trainer.engine.job import Job
 from trainer.engine.replica import Replica, timed_next
-from trainer.engine.session import NotFinite, Progress, Session
+from trainer.engine.session import CallProgress, NotFinite, Session
 from trainer.workloads.protocol import Shard, Workload
 from trainer.workloads.unscaled_losses import unscaled_losses
 
@@ -57,7 +57,7 @@ class MirroredSession(Session):
         data = self._strategy.distribute_datasets_from_function(lambda _: self._data(shard))
         self._iterator = iter(data)
 
-    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> CallProgress:
         """See Session.run."""
         began = time.perf_counter()
         totals = self._call(self._iterator, tf.constant(steps)).numpy()
@@ -65,7 +65,7 @@ class MirroredSession(Session):
         *sums, waited, finite = totals
         loss, *metrics = (total / steps for total in sums)
         before, self._step = self._step, self._step + steps
-        return Progress(
+        return CallProgress(
             step=self._step,
             steps=steps,
             loss=float(loss),

@@ -16,7 +16,7 @@ from trainer.engine.embeddings.local_tables import LocalTables
 from trainer.engine.job import Job
 from trainer.engine.parameter_server import fused_updates
 from trainer.engine.replica import Replica, timed_next
-from trainer.engine.session import NotFinite, PeerLostError, Progress, Session
+from trainer.engine.session import CallProgress, NotFinite, PeerLostError, Session
 from trainer.workloads.protocol import Shard, Workload
 
 # Seconds that a task stays after the end: another may still read from it. The first task leads the collective runtime, and stays twice as long.
@@ -82,7 +82,7 @@ class LocalSession(Session):
             self._broadcast_state(self._step)
         return bool(stops)
 
-    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> CallProgress:
         """See Session.run."""
         began = time.perf_counter()
         from_chief = [float(finish), next_steps] if self.is_chief else [0.0, 0.0]
@@ -93,7 +93,7 @@ class LocalSession(Session):
         self._step += steps
         loss, *metrics = totals[:-1] / (steps * self._all_reduce.size)
         input_wait, peer_wait = (clock.fraction(waited, seconds) for waited in waits)
-        return Progress(
+        return CallProgress(
             step=self._step,
             steps=steps,
             loss=float(loss),

@@ -62,7 +62,7 @@ class WorkerProgress:
 
 
 @dataclass(frozen=True)
-class Progress:
+class CallProgress:
     """The result of a call of `Session.run`.
 
     `step` is the global step after the call, `steps` how many it made. `loss` (None while it is not known) and `metrics` are means over the
@@ -150,7 +150,7 @@ class Session(ABC):
         return hooks()
 
     @abstractmethod
-    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> CallProgress:
         """Run `steps` global steps. Every task calls it with the same number.
 
         `stop` informs the others that this task was asked to stop. The chief's `finish` ends the run after these steps, and its

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from trainer.engine.file_writer import FileWriter
-from trainer.engine.session import Progress
+from trainer.engine.session import CallProgress
 
 _MAX_BYTES = 16 * 2**20  # bytes in memory after which the file there is removed
 _count = itertools.count()
@@ -67,7 +67,7 @@ class Logs:
             yield
         self._writers[name].flush()
 
-    def progress(self, progress: Progress, optimizer: keras.optimizers.Optimizer, examples_per_second: float) -> None:
+    def progress(self, progress: CallProgress, optimizer: keras.optimizers.Optimizer, examples_per_second: float) -> None:
         """Write loss, metrics, learning rate and speed of training."""
         with self._writing("train", progress.step):
             if progress.loss is not None:

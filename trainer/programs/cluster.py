@@ -40,7 +40,7 @@ class Task:
         return (*self.gpus, self.cpu)[0]
 
 
-class Progress(Protocol):
+class ProgressReporter(Protocol):
     """Reports the progress of a program."""
 
     def __call__(self, step: int, steps: int, metrics: dict[str, float] | None = None) -> None:
@@ -59,7 +59,7 @@ class Cluster:
     results: Path
     log: DeviceLog
     notice: Callable[[str], None]
-    progress: Progress
+    progress: ProgressReporter
 
     def device(self, name: str) -> str:
         """Return TensorFlow's name of a device. Names: cpu or gpu:1 of the chief, worker-0 (its best), worker-0/gpu:1.

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.settings import Checkpoints, Evaluation, Export, Settings, Summaries, Train
+from trainer.settings import CheckpointSettings, Evaluation, Export, Settings, Summaries, Train
 from trainer.strategies import TRAINING, Strategy
 
 
@@ -156,7 +156,7 @@ CATALOG: dict[str, Entry] = {
             workload="mnist_mlp",
             steps=2000,
             batch_size=100,
-            checkpoint=Checkpoints(every_seconds=30),
+            checkpoint=CheckpointSettings(every_seconds=30),
             evaluate=Evaluation(every_steps=500),
             summaries=Summaries(every_steps=100, profile_every_steps=0),
         ),
@@ -169,7 +169,7 @@ CATALOG: dict[str, Entry] = {
             workload="mnist",
             steps=1000,
             batch_size=100,
-            checkpoint=Checkpoints(every_steps=100),
+            checkpoint=CheckpointSettings(every_steps=100),
             evaluate=Evaluation(every_steps=10),
             summaries=Summaries(every_steps=10, profile_every_steps=100),
         ),
@@ -183,7 +183,7 @@ CATALOG: dict[str, Entry] = {
             steps=100_000,
             batch_size=128,
             report_every_steps=10,
-            checkpoint=Checkpoints(every_steps=1000),
+            checkpoint=CheckpointSettings(every_steps=1000),
             evaluate=Evaluation(every_steps=1000, batch_size=500),
             summaries=Summaries(every_steps=100, profile_every_steps=0),
         ),
@@ -196,7 +196,7 @@ CATALOG: dict[str, Entry] = {
             workload="linear_regression",
             steps=200_000,  # 2,000 epochs of 100 points
             batch_size=1,
-            checkpoint=Checkpoints(every_seconds=50, keep=1),
+            checkpoint=CheckpointSettings(every_seconds=50, keep=1),
             evaluate=Evaluation(every_steps=20_000),
             summaries=Summaries(every_steps=1000, profile_every_steps=0),
         ),
@@ -209,7 +209,7 @@ CATALOG: dict[str, Entry] = {
             workload="click_through",
             steps=2000,
             batch_size=256,
-            checkpoint=Checkpoints(every_seconds=60),
+            checkpoint=CheckpointSettings(every_seconds=60),
             evaluate=Evaluation(every_steps=500, batch_size=1000),
             summaries=Summaries(every_steps=100, profile_every_steps=0),
         ),
@@ -222,7 +222,7 @@ CATALOG: dict[str, Entry] = {
             workload="gridworld_dqn",
             steps=500_000,  # 10,000 episodes of 50
             batch_size=32,
-            checkpoint=Checkpoints(every_steps=50_000),
+            checkpoint=CheckpointSettings(every_steps=50_000),
             evaluate=Evaluation(every_steps=50_000),
             summaries=Summaries(every_steps=5000, profile_every_steps=0),
             export=Export(formats=[]),  # it plays; it does not serve
@@ -253,7 +253,7 @@ GENERAL = Train(
     workload="user.code:Class",
     steps=1000,
     batch_size=32,
-    checkpoint=Checkpoints(every_seconds=60),
+    checkpoint=CheckpointSettings(every_seconds=60),
     summaries=Summaries(every_steps=100, profile_every_steps=0),
 )
 

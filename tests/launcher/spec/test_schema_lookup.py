@@ -3,13 +3,13 @@
 from launcher.spec import schema_lookup
 from launcher.spec.kubernetes import Toleration
 from launcher.spec.models import ClusterSpec, Role, Storage
-from trainer.settings import Checkpoints
+from trainer.settings import CheckpointSettings
 
 
 def test_a_path_leads_to_its_section() -> None:
     assert schema_lookup.section_at(ClusterSpec, ()) is ClusterSpec
     assert schema_lookup.section_at(ClusterSpec, ("roles", "worker")) is Role
-    assert schema_lookup.section_at(ClusterSpec, ("train", "checkpoint")) is Checkpoints
+    assert schema_lookup.section_at(ClusterSpec, ("train", "checkpoint")) is CheckpointSettings
     assert schema_lookup.section_at(ClusterSpec, ("kubernetes", "tolerations", 3)) is Toleration
     assert schema_lookup.section_at(ClusterSpec, ("train", "params", "x")) is None
     assert schema_lookup.section_at(ClusterSpec, ("name",)) is None

@@ -37,7 +37,9 @@ def job_of(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train: A
     return job(TrainerSettings.model_validate(base))
 
 
-def train(run_dir: Path, steps: int, stop_after: int | None = None, **changes: Any) -> tuple[LocalAgentSession, loop.Outcome, Output]:
+def train(
+    run_dir: Path, steps: int, stop_after: int | None = None, **changes: Any
+) -> tuple[LocalAgentSession, loop.TrainingOutcome, Output]:
     def stopped() -> bool:
         return stop_after is not None and session.step >= stop_after
 
@@ -58,7 +60,7 @@ class Run:
     """The end of a run or of its first part, and the events that it has reported."""
 
     session: LocalAgentSession
-    outcome: loop.Outcome
+    outcome: loop.TrainingOutcome
     output: Output
 
 

@@ -21,7 +21,7 @@ from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.job import Job
 from trainer.engine.replicated import LocalSession
-from trainer.engine.session import Progress
+from trainer.engine.session import CallProgress
 from trainer.events import Reporter
 
 
@@ -33,7 +33,7 @@ def train(
     params: dict[str, Any] | None = None,
     workload_class: type[SmallWithCallbacks] = SmallWithCallbacks,
     **changes: Any,
-) -> tuple[LocalSession, loop.Outcome, Output]:
+) -> tuple[LocalSession, loop.TrainingOutcome, Output]:
     """Train in this process, 25 steps an epoch; return the session, the outcome and the reported events."""
     workload = workload_class(make_callbacks, **(params or {}))
     job = callback_job(workload, run_dir, **changes)
@@ -93,7 +93,7 @@ def test_means_count_only_the_steps_that_were_measured(tmp_path: Path) -> None:
     # As workers of parameter servers report: first nothing, then two means, and between them the first one once more.
     for step, steps, loss, measured in [(5, 5, None, 0), (10, 5, 1.0, 10), (20, 10, 1.0, 0), (25, 5, 4.0, 5)]:
         metrics = {} if loss is None else {"accuracy": loss / 4}
-        hooks.after(Progress(step=step, steps=steps, loss=loss, metrics=metrics, examples=0, seconds=1.0, measured=measured))
+        hooks.after(CallProgress(step=step, steps=steps, loss=loss, metrics=metrics, examples=0, seconds=1.0, measured=measured))
     assert recorder.logs == [{"loss": 2.0, "accuracy": 0.5}]
 
 
@@ -127,7 +127,7 @@ def test_an_epoch_is_a_pass_or_the_steps_between_evaluations(length: dict[str, A
     step = 0
     while step < job.steps:  # as the loop does
         before, step = step, hooks.until(job.steps)
-        hooks.after(Progress(step=step, steps=step - before, loss=1.0, metrics={}, examples=0, seconds=1.0))
+        hooks.after(CallProgress(step=step, steps=step - before, loss=1.0, metrics={}, examples=0, seconds=1.0))
     assert [int(call.split()[1]) for call in recorder.calls if call.endswith("done")] == expected
 
 
@@ -224,7 +224,7 @@ class Guided:
     stopping: EarlyStoppingAtMinLoss
     recorder: Recorder
     session: LocalSession
-    outcome: loop.Outcome
+    outcome: loop.TrainingOutcome
     output: Output
 
 
@@ -298,7 +298,7 @@ def rows(run_dir: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, loop.Outcome, Output]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, loop.TrainingOutcome, Output]:
     """Return the directory, outcome and events of an uninterrupted run with these callbacks."""
     directory = tmp_path_factory.mktemp("uninterrupted")
     _, outcome, output = train(directory, stateful_callbacks, epochs=20)
@@ -306,7 +306,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, loop.
 
 
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LocalSession, loop.Outcome, Output]:
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LocalSession, loop.TrainingOutcome, Output]:
     """Return the same of a run with these callbacks that is stopped within an epoch, and with the last step of one; and its session."""
     directory = tmp_path_factory.mktemp("interrupted")
     with pytest.MonkeyPatch.context() as patch:
@@ -321,7 +321,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LocalSe
 
 
 def test_callbacks_of_a_resumed_run_continue(
-    uninterrupted: tuple[Path, loop.Outcome, Output], interrupted: tuple[Path, LocalSession, loop.Outcome, Output]
+    uninterrupted: tuple[Path, loop.TrainingOutcome, Output], interrupted: tuple[Path, LocalSession, loop.TrainingOutcome, Output]
 ) -> None:
     _, whole, output = uninterrupted
     reason = "the callback EarlyStopping.on_epoch_end has set model.stop_training in epoch 8"
@@ -336,7 +336,7 @@ def test_callbacks_of_a_resumed_run_continue(
 
 
 def test_a_log_continues_without_rows_of_epochs_that_are_repeated(
-    uninterrupted: tuple[Path, loop.Outcome, Output], interrupted: tuple[Path, LocalSession, loop.Outcome, Output]
+    uninterrupted: tuple[Path, loop.TrainingOutcome, Output], interrupted: tuple[Path, LocalSession, loop.TrainingOutcome, Output]
 ) -> None:
     resumed_rows = rows(interrupted[0] / "parts")
     assert [row["epoch"] for row in resumed_rows] == [str(epoch) for epoch in range(8)]

@@ -19,9 +19,9 @@ from tests.trainer.tensorboard_reader import read_events
 from tests.waiting import until
 from trainer.engine import evaluations, evaluator, loop, run_state
 from trainer.engine.collectives.all_reduce import AllReduce
-from trainer.engine.loop import Outcome
+from trainer.engine.loop import TrainingOutcome
 from trainer.engine.replicated import LocalSession
-from trainer.engine.session import Progress
+from trainer.engine.session import CallProgress
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
 from trainer.workloads.errors import WorkloadError
@@ -54,7 +54,7 @@ class Gated(LocalSession):
 
     end = 0  # the step up to which it may train
 
-    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> CallProgress:
         until("the next step", lambda: self.step < self.end, LONG, seen=lambda: self.step)
         return super().run(steps, stop=stop, finish=finish, next_steps=next_steps)
 
@@ -73,7 +73,7 @@ class Chief:
         self._session.end = step
         until(f"checkpoint {step}", lambda: step in self._saved(), LONG, seen=lambda: (self._saved(), self._outcome))
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> TrainingOutcome:
         """Return the outcome at its last step."""
         with self._pool:
             outcome = self._outcome.result(LONG)

@@ -19,7 +19,7 @@ from trainer.engine.checkpoints import CheckpointError
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.job import Job, job
 from trainer.engine.replicated import LocalSession
-from trainer.engine.session import DivergedError, NotFinite, Progress
+from trainer.engine.session import CallProgress, DivergedError, NotFinite
 from trainer.events import Reporter
 from trainer.settings import TrainerSettings
 
@@ -159,14 +159,14 @@ class Ahead(LocalSession):
     """Like a session with servers: `flush` waits for the steps under way, and the next `run` reports them."""
 
     _under_way = 0
-    _flushed: Progress | None = None
+    _flushed: CallProgress | None = None
 
     def flush(self) -> None:
         if self._under_way:
             self._flushed = super().run(self._under_way)
             self._under_way = 0
 
-    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> CallProgress:
         flushed, self._flushed = self._flushed, None
         if flushed is not None:
             return flushed

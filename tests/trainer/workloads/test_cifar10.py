@@ -43,7 +43,7 @@ def job_of(run_dir: Path, steps: int, **train: Any) -> Job:
     return job(TrainerSettings.model_validate(values))
 
 
-def trained(run_dir: Path, steps: int, **train: Any) -> tuple[LocalSession, loop.Outcome, Output]:
+def trained(run_dir: Path, steps: int, **train: Any) -> tuple[LocalSession, loop.TrainingOutcome, Output]:
     train_job = job_of(run_dir, steps, **train)
     workload = Cifar10(params=SMALL, data="synthetic", seed=0)
     session = LocalSession(workload, train_job, AllReduce())

@@ -50,7 +50,7 @@ _POLL_INTERVAL = 0.1
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramOutcome:
     """The result of a program: the last step that it reported, or None, and its metrics."""
 
     step: int | None
@@ -59,7 +59,7 @@ class Outcome:
 
 def run(
     program: Program, task: TaskConfig, job: Job, port: PortHolder, report: Reporter, stopped: Callable[[], bool], began: float
-) -> Outcome:
+) -> ProgramOutcome:
     """Connect to the cluster and run `program` on it to its end. A stop that is asked for meanwhile ends this process.
 
     `port` holds the task's port until TensorFlow opens it; `began` is when the process started, in seconds since the epoch.
@@ -103,7 +103,7 @@ def run(
     logs.close()
     steps = {} if progress.steps is None else {"steps": progress.steps}
     record.update("succeeded", progress.step, metrics=metrics, **steps)
-    return Outcome(progress.step, metrics)
+    return ProgramOutcome(progress.step, metrics)
 
 
 def _connect(task: TaskConfig) -> list[Task]:

@@ -21,7 +21,7 @@ from trainer.engine.parameter_server.worker_pool import (
     not_finite,
     translate_peer_errors,
 )
-from trainer.engine.session import NotFinite, Progress
+from trainer.engine.session import CallProgress, NotFinite
 from trainer.workloads.protocol import Workload
 
 # The loop of a call runs four steps an iteration, which saves messages. A larger model gains little from that, and would start seconds later.
@@ -51,7 +51,7 @@ class AsynchronousSession(ServerSession):
         self._flush_seconds += time.perf_counter() - began
         return not_finite(self._flushed)
 
-    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> CallProgress:
         """Run until the global step is at least `steps` beyond the one that the last `run` reported; see Session.run.
 
         Calls overlap: workers already compute the next steps when this returns, except with `stop` or `finish`: the state that is saved then
@@ -71,7 +71,7 @@ class AsynchronousSession(ServerSession):
             results += self._take_all()
         self._reported_step = self._step
         loss, metrics, workers = self._workers.summarise(results)
-        return Progress(
+        return CallProgress(
             step=self._step,
             steps=self._reported_step - start,
             loss=loss,

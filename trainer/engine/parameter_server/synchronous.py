@@ -25,7 +25,7 @@ from trainer.engine.parameter_server.worker_pool import (
     not_finite,
     translate_peer_errors,
 )
-from trainer.engine.session import PeerLostError, Progress
+from trainer.engine.session import CallProgress, PeerLostError
 from trainer.workloads.protocol import Workload
 
 _POLL_INTERVAL = 0.25  # seconds between checks for a stop, and for lost servers, during rounds
@@ -67,7 +67,7 @@ class SynchronousSession(ServerSession):
             self._end_calls()
         return stop
 
-    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> Progress:
+    def run(self, steps: int, *, stop: bool = False, finish: bool = False, next_steps: int = 0) -> CallProgress:
         """Do `steps` rounds; see Session.run. Fewer if the task is asked to stop meanwhile: too few workers may be left."""
         began = time.perf_counter()
         before = self._step
@@ -83,7 +83,7 @@ class SynchronousSession(ServerSession):
             self._end_calls()
         results, self._results = self._results, []
         loss, metrics, workers = self._workers.summarise(results)
-        return Progress(
+        return CallProgress(
             step=self._step,
             steps=self._step - before,
             loss=loss,
