@@ -50,11 +50,12 @@ def run(
     job: Job,
     report: Reporter,
     stopped: Callable[[], bool],
-    in_grace_period: Callable[[], bool] | None = None,
+    own_stop_requested: Callable[[], bool] | None = None,
 ) -> TrainingOutcome:
     """Train until every step is done or a task was asked to stop. Every task of the strategy runs this.
 
-    `stopped` returns whether to stop, `in_grace_period` whether the time for that is limited; without it the time of each stop is.
+    `stopped` returns whether this task or a ps was asked to stop; `own_stop_requested` whether this task was, so that only the grace period
+    is left. If it is omitted, every stop has that limit.
 
     Raises:
         PeerLostError: from the session; training resumes from the last save.
@@ -69,8 +70,9 @@ def run(
         outcome = _run(session, job, report, stopped, divergence, hooks, chief)
         if chief is None:
             return outcome
-        limited = in_grace_period or stopped
-        return chief.finish(limited, finished=outcome.finished, stopping=limited() if in_grace_period else not outcome.finished)
+        stop_requested = own_stop_requested or stopped
+        stopping = stop_requested() if own_stop_requested else not outcome.finished
+        return chief.finish(stop_requested, finished=outcome.finished, stopping=stopping)
 
 
 def _run(
@@ -157,17 +159,18 @@ class _Chief:
         self._best: BestModel | None = None
         if session.tables:
             report("notice", message=session.tables.described())
-        self._spread = session.tables if isinstance(session.tables, Tables) else None
+        self._sharded_tables = session.tables if isinstance(session.tables, Tables) else None
         self._export = job.export
-        if self._spread and job.export and not job.has_evaluator and (message := exported_tables.omitted_formats(job.export)):
+        if self._sharded_tables and job.export and not job.has_evaluator and (message := exported_tables.omitted_formats(job.export)):
             report("notice", message=message)
-        if self._spread and job.export and "saved_model" not in job.export.formats:
+        if self._sharded_tables and job.export and "saved_model" not in job.export.formats:
             self._export = None
         if self._export:
             clear_last(job.run_dir)
         if self._export and not job.has_evaluator:
             names = ("loss", *model_ops.metric_names(workload, session.model)) if self._export.metric else ()
-            self._best = BestModel(self._export, job.run_dir, names, session.model, report, share=_EXPORT_SHARE, tables=self._spread)
+            sharded = self._sharded_tables
+            self._best = BestModel(self._export, job.run_dir, names, session.model, report, share=_EXPORT_SHARE, tables=sharded)
         self._save_due = Interval(job.checkpoint.every_steps, job.checkpoint.every_seconds)
         self._evaluate_due = Interval(job.evaluate_every)
         self._summaries_due = Interval(job.summaries_every)
@@ -251,7 +254,7 @@ class _Chief:
             if self._saved_step != self._session.step:  # equal if the last save has flushed these steps, too
                 self._save(self._session.step)
 
-    def finish(self, in_grace_period: Callable[[], bool], *, finished: bool, stopping: bool) -> TrainingOutcome:
+    def finish(self, stop_requested: Callable[[], bool], *, finished: bool, stopping: bool) -> TrainingOutcome:
         """Save and evaluate for the last time."""
         began = time.monotonic()
         step = self._session.step
@@ -263,31 +266,31 @@ class _Chief:
         if self._hooks.end(finished=finished):  # callbacks have changed the weights after they were saved
             self._saved_step = None
         self._report.alive("saving", step=step)
-        self.saver.complete(in_grace_period, stopping=stopping, since=began)
+        self.saver.complete(stop_requested, stopping=stopping, since=began)
         if self._saved_step != step or self.saver.last != step:
             self._save(step, last=True)
         if finished:
             self.evaluate(step)
         self._report.alive("saving", step=step)
-        self.saver.complete(in_grace_period, stopping=stopping, since=began)
+        self.saver.complete(stop_requested, stopping=stopping, since=began)
         if finished or stopping:
-            until = self._export_until(in_grace_period, began if stopping else None)
+            until = self._export_until(stop_requested, began if stopping else None)
             if self._best:  # after the last save, which needs the disk's space more
                 self._best.finish(until, step, finished=finished)
             self._export_last(step, until, finished=finished)
-        elif self._best and not self._spread:  # a server stops: the next attempt resumes with this model. Rows would take too long
+        elif self._best and not self._sharded_tables:  # a server stops: the next attempt resumes with this model. To write rows takes too long
             self._best.wait(_LAST_WRITES_TIMEOUT)
         self.logs.close()
         self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
         return TrainingOutcome(step, finished, self._metrics, early)
 
-    def _export_until(self, in_grace_period: Callable[[], bool], stop_at: float | None) -> Callable[[], float]:
-        """Return a function that returns the deadline of exports: that of a save, or an earlier one after a stop, asked for at `stop_at` or later."""
+    def _export_until(self, stop_requested: Callable[[], bool], stop_at: float | None) -> Callable[[], float]:
+        """Return a function that returns the deadline of exports: that of a save, or an earlier one after a stop, requested at `stop_at` or later."""
         end = time.monotonic() + self._timeouts.timeout if stop_at is None else stop_at + self._timeouts.stop
 
         def until() -> float:
             nonlocal stop_at, end
-            if stop_at is None and in_grace_period():
+            if stop_at is None and stop_requested():
                 stop_at = time.monotonic()
                 end = min(end, stop_at + self._timeouts.stop)
             return end
@@ -299,8 +302,8 @@ class _Chief:
         evaluated = self._best.is_known if self._best else finished  # by the evaluator, which waits for the last checkpoint
         if self._export and not evaluated and self._divergence.may_save(step):
             with moving_averages.shown(self._session.model, self._session.optimizer):
-                model, run_dir = self._session.model, self._job.run_dir
-                write_last(self._export, run_dir, step, self._metrics, model, self._report, until, finished=finished, tables=self._spread)
+                model, run_dir, tables = self._session.model, self._job.run_dir, self._sharded_tables
+                write_last(self._export, run_dir, step, self._metrics, model, self._report, until, finished=finished, tables=tables)
 
     def _report_progress(self, progress: CallProgress) -> None:
         examples_per_second, seconds_per_step = self._reported_rate.take()
@@ -342,7 +345,7 @@ class _Chief:
         began, phase = time.monotonic(), self._report.phase or "training"
         self._report.alive("evaluating", step=step)
         if self._evaluator is None:
-            self._evaluator = model_ops.evaluator(self._workload, self._session.model, self._job.evaluation_batch_size, self._spread)
+            self._evaluator = model_ops.evaluator(self._workload, self._session.model, self._job.evaluation_batch_size, self._sharded_tables)
         with moving_averages.shown(self._session.model, self._session.optimizer):
             self._metrics = self._hooks.evaluation(partial(self._evaluated_batches, self._evaluator))
             if self._best and self._divergence.may_save(step):

@@ -121,9 +121,10 @@ class Saver:
         last = "there is no checkpoint" if self.last is None else f"the last checkpoint is of step {self.last}"
         return f"{last}: nothing could be saved to {self._checkpoints.directory} ({self._cause or 'it does not answer'})"
 
-    def complete(self, stopped: Callable[[], bool], *, stopping: bool, since: float | None = None) -> None:
-        """Wait until the pending save is written. `stopped` returns whether a stop was requested; `stopping`: one was requested earlier, at `since`.
+    def complete(self, stop_requested: Callable[[], bool], *, stopping: bool, since: float | None = None) -> None:
+        """Wait until the pending save is written.
 
+        `stop_requested` returns whether a stop was requested; `stopping`: one was requested earlier, at `since`.
         Raises:
             SaveError: nothing could be saved for the timeout.
             StopError: a stop was requested, and its grace period passed without a save.
@@ -131,7 +132,7 @@ class Saver:
         grace = self._timeouts.stop
         until = math.inf
         while self._unwritten is not None:
-            if until == math.inf and (stopping or stopped()):
+            if until == math.inf and (stopping or stop_requested()):
                 until = (since if stopping and since is not None else time.monotonic()) + grace
             if time.monotonic() >= until:
                 raise StopError(f"asked to stop, and {self._unsaved()} for {grace:g} s; later steps are lost")
