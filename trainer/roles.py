@@ -99,13 +99,13 @@ def _workload(context: Context) -> Workload | Agent:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Devices and tasks that are ready to train: `replicas` batches make a step, `make` creates the session of a job whose steps are known.
+    """Devices and tasks that are ready to train.
 
-    `stopped` returns whether this task, or a ps that it needs, was asked to stop; `watch` watches its ps.
+    `replicas` batches make a step; `make_session` creates the session of a job whose steps are known. `stopped` returns whether this task, or a ps that it needs, was asked to stop; `watch` watches its ps.
     """
 
     replicas: int
-    make: Callable[[Job], Session]
+    make_session: Callable[[Job], Session]
     stopped: Callable[[], bool]
     watch: "ServerWatch | None" = None
 
@@ -206,18 +206,18 @@ def _train(context: Context) -> ExitCode:
     strategy = context.job.strategy
     if not peer_wait.wait(context.task, strategy, context.port, context.stopped, context.job.start_timeout):
         return ExitCode.STOPPED
-    ready = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
-    job = epochs.with_steps(context.job, workload, ready.replicas)  # not before: looking at a user's data may initialize TensorFlow
-    with explaining(workload):
-        session = ready.make(job)
+    prepared = _AGENT_SESSIONS[strategy](context, workload) if isinstance(workload, Agent) else _SESSIONS[strategy](context, workload)
+    job = epochs.with_steps(context.job, workload, prepared.replicas)  # not before: looking at a user's data may initialize TensorFlow
+    with explain_errors(workload):
+        session = prepared.make_session(job)
         _sessions.append(session)
         context.report("ready", seconds=time.time() - context.began)
-        outcome = loop.run(session, workload, job, context.report, ready.stopped, context.stopped if ready.watch else None)
-    if ready.watch is not None:
-        ready.watch.stop()
+        outcome = loop.run(session, workload, job, context.report, prepared.stopped, context.stopped if prepared.watch else None)
+    if prepared.watch is not None:
+        prepared.watch.stop()
     if not outcome.finished:
-        if ready.watch is not None:
-            servers.notify_saved(ready.watch.leaving, context.job.scratch_dir)
+        if prepared.watch is not None:
+            servers.notify_saved(prepared.watch.leaving, context.job.scratch_dir)
         if STRATEGIES[strategy].all_reduces:
             # Every task waits until the chief has saved; a peer that is lost now does no harm.
             with suppress(PeerLostError):
@@ -231,7 +231,7 @@ def _train(context: Context) -> ExitCode:
 
 
 @contextmanager
-def explaining(workload: Workload | Agent) -> Iterator[None]:
+def explain_errors(workload: Workload | Agent) -> Iterator[None]:
     """Replace an error that the workload can explain by its explanation; see Explaining."""
     try:
         yield
@@ -286,7 +286,7 @@ def _evaluate(context: Context) -> ExitCode:
     from trainer.engine import evaluator
 
     workload = _workload(context)
-    with explaining(workload):
+    with explain_errors(workload):
         last = evaluator.evaluate_checkpoints(workload, context.job, context.report, context.stopped)
     if last is None:
         return ExitCode.STOPPED

@@ -89,7 +89,7 @@ def test_other_errors_and_errors_from_lines_of_the_user_stay_unchanged() -> None
     keras_model.model()
     assert keras_model.explained(ValueError("no such file")) is None
     assert keras_model.explained(KeyError("is incompatible with the layer: ")) is None
-    with pytest.raises(ValueError, match=r"^Input 0 of mine is incompatible") as raised, roles.explaining(keras_model):
+    with pytest.raises(ValueError, match=r"^Input 0 of mine is incompatible") as raised, roles.explain_errors(keras_model):
         raise ValueError("Input 0 of mine is incompatible with the layer: ")  # in a file that is not the trainer's
     assert not isinstance(raised.value, WorkloadError)
 
@@ -99,6 +99,6 @@ def test_the_explanation_replaces_the_error() -> None:
         def explained(self, error: Exception) -> WorkloadError:
             return WorkloadError(f"because of {error}")
 
-    with pytest.raises(WorkloadError, match="because of it") as raised, roles.explaining(Explains()):  # type: ignore[arg-type]
+    with pytest.raises(WorkloadError, match="because of it") as raised, roles.explain_errors(Explains()):  # type: ignore[arg-type]
         raise ValueError("it")
     assert isinstance(raised.value.__cause__, ValueError)
