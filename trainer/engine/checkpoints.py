@@ -37,7 +37,7 @@ from trainer.workloads.errors import WorkloadError
 _VALUE = "{}/.ATTRIBUTES/VARIABLE_VALUE"
 _BUILT_WITH = _VALUE.format("learning_rate")
 _CALLBACKS = _VALUE.format("callbacks")
-_PART = ".part"  # ends the name of a file that is not complete yet
+_INCOMPLETE_SUFFIX = ".part"  # of the name of a file that is not complete yet
 _CHUNK = 4 * 2**20  # bytes that are read at once
 _FSYNC_EVERY = 16 * 2**20  # bytes after which a file is flushed to the disk, so that progress shows on a slow one
 _captures = itertools.count()
@@ -122,10 +122,10 @@ class Checkpoints:
         self._step = tf.Variable(0, dtype=tf.int64)
         self._rate, self._constant = schedules.described(optimizer), schedules.constant(optimizer)
         # Keras leaves the state of random layers out of a model's checkpoint.
-        self._parts = {"model": model, "optimizer": optimizer, "step": self._step, "seeds": seeds(model)}
-        self._parts |= tables.parts if tables else {}
+        self._tracked_objects = {"model": model, "optimizer": optimizer, "step": self._step, "seeds": seeds(model)}
+        self._tracked_objects |= tables.parts if tables else {}
         self._callbacks = tf.Variable(b"", dtype=tf.string)
-        self._saved = tf.train.Checkpoint(**self._parts, learning_rate=tf.Variable(self._rate), callbacks=self._callbacks)
+        self._saved = tf.train.Checkpoint(**self._tracked_objects, learning_rate=tf.Variable(self._rate), callbacks=self._callbacks)
         self._directory, self._keep = directory, keep
         self._notices = [notice for notice in (_remove_incomplete(directory), _recover(directory)) if notice]
         self._paths = list_checkpoints(directory) or _on_disk(directory)
@@ -181,7 +181,7 @@ class Checkpoints:
         return None
 
     def _load(self, path: str, optimizer: keras.optimizers.Optimizer) -> None:
-        saved = tf.train.Checkpoint(**{**self._parts, "optimizer": optimizer})
+        saved = tf.train.Checkpoint(**{**self._tracked_objects, "optimizer": optimizer})
         if self._rows and (other := self._rows.mismatch(path, saved)):
             raise self._other_model(path, ValueError(other))
         try:
@@ -298,17 +298,17 @@ class Checkpoints:
 
     def _write(self, checkpoint: InMemoryCheckpoint) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
-        parts = [(self._directory / f"{name}{_PART}", self._directory / name) for name, _ in checkpoint.files]
+        temporary_and_final = [(self._directory / f"{name}{_INCOMPLETE_SUFFIX}", self._directory / name) for name, _ in checkpoint.files]
         try:
-            for part, final in parts:
-                for size in checkpoint.write(final.name, part):
+            for temporary, final in temporary_and_final:
+                for size in checkpoint.write(final.name, temporary):
                     self.written += size
-            for part, final in parts:  # the index last: with it the checkpoint is complete
-                part.replace(final)
+            for temporary, final in temporary_and_final:  # the index last: with it the checkpoint is complete
+                temporary.replace(final)
         except Exception:
-            for part, _ in parts:
+            for temporary, _ in temporary_and_final:
                 with suppress(OSError):
-                    part.unlink(missing_ok=True)
+                    temporary.unlink(missing_ok=True)
             raise
 
     def save(self, step: int, callbacks: bytes = b"") -> str:
@@ -361,10 +361,10 @@ def _delete(paths: Sequence[str]) -> None:
 
 def _remove_incomplete(directory: Path) -> str:
     """Remove the files of saves that a kill or a full disk interrupted; return a notice of that, or nothing."""
-    incomplete = {*directory.glob(f"ckpt-*{_PART}*"), *directory.glob("ckpt-*_temp"), *directory.glob(".checkpoint.*")}
+    incomplete = {*directory.glob(f"ckpt-*{_INCOMPLETE_SUFFIX}*"), *directory.glob("ckpt-*_temp"), *directory.glob(".checkpoint.*")}
     # The data is written before the index, and deleted after it.
     incomplete |= {
-        path for path in directory.glob("ckpt-*.data-*-of-*") if path.suffix != _PART and not path.with_suffix(".index").exists()
+        path for path in directory.glob("ckpt-*.data-*-of-*") if path.suffix != _INCOMPLETE_SUFFIX and not path.with_suffix(".index").exists()
     }
     if not incomplete:
         return ""
@@ -408,7 +408,7 @@ def _recover(directory: Path) -> str:
 
 def _on_disk(directory: Path) -> list[str]:
     """Return the paths of all complete checkpoints in the order of their steps, whether the `checkpoint` file names them or not."""
-    indices = sorted((step_of(path.stem), path) for path in directory.glob("ckpt-[0-9]*.index") if _PART not in path.name)
+    indices = sorted((step_of(path.stem), path) for path in directory.glob("ckpt-[0-9]*.index") if _INCOMPLETE_SUFFIX not in path.name)
     return [str(path.with_suffix("")) for _, path in indices]
 
 

@@ -80,7 +80,7 @@ def test_a_changed_rate_replaces_that_of_the_checkpoint(tmp_path: Path) -> None:
 
 def test_a_changed_rate_is_used_with_the_checkpoint_of_a_version_that_stored_no_rate(tmp_path: Path) -> None:
     saved = checkpoints(tmp_path, built(**rate(0.001)))
-    manager = tf.train.CheckpointManager(tf.train.Checkpoint(**saved._parts), str(tmp_path), 3, checkpoint_name="ckpt")
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(**saved._tracked_objects), str(tmp_path), 3, checkpoint_name="ckpt")
     saved._step.assign(50)
     manager.save(checkpoint_number=50)
     notices: list[str] = []
