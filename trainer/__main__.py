@@ -303,7 +303,7 @@ def _job(task: TaskConfig, settings: Settings | None, command: list[str] | None,
 def _member(task: TaskConfig, settings: Settings) -> Member | None:
     from trainer import ending
 
-    rules = ending.Rules(**dict(settings.ending)) if settings.ending else None
+    rules = ending.EndingRules(**dict(settings.ending)) if settings.ending else None
     member = ending.member(
         rules,
         task,

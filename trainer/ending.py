@@ -35,12 +35,13 @@ _CHECK_INTERVAL = 0.1  # seconds between the leader's checks whether all tasks k
 
 
 @dataclass(frozen=True)
-class Rules:
+class EndingRules:
     """When the run of a program has ended, and what follows. Times in seconds.
 
     `port` is that of the leader's parent. `success` names the tasks whose exit 0 the run needs: `chief`, the leader, or `all_workers`
     too. Once the run has succeeded, a task has the time of its role in `graces` to end by itself. A task that is asked to stop is
-    killed after `grace_period`.
+    killed after `grace_period`. `trainer.settings.Ending` has the same fields: the parent of a user's program reads them without pydantic,
+    which the program's environment may lack.
     """
 
     port: int
@@ -61,19 +62,19 @@ class Status:
 class Member:
     """A task among those that learn of the end of their run. Addresses are host:port, times seconds.
 
-    `run` identifies the run. `address` is that of the leader's parent, `program` that of its program. The leader waits until the tasks in `required` are done,
-    and exits once those in `followers` are notified; both are empty in other tasks. A follower ends `grace` after the run has succeeded.
-    The leader of a failed run waits at most `short_notify_timeout` if each remaining task has polled before, and `stop_notify_timeout` if it is asked to stop.
-    A required task (`is_required`) that is done stays until the run has succeeded, so that a replaced leader learns of it; one that
-    has failed polls a silent leader for a minute. A task counts as lost after `orphan_timeout` of silence; a leader that has never answered,
-    after `start_timeout` if that is longer.
+    `run` identifies the run. `leader_address` is that of the leader's parent, `leader_program_address` that of its program. The leader waits
+    until the tasks in `required` are done, and exits once those in `followers` are notified; both are empty in other tasks. A follower ends
+    `grace` after the run has succeeded. The leader of a failed run waits at most `short_notify_timeout` if each remaining task has polled
+    before, and `stop_notify_timeout` if it is asked to stop. A required task (`is_required`) that is done stays until the run has succeeded,
+    so that a replaced leader learns of it; one that has failed polls a silent leader for a minute. A task counts as lost after
+    `orphan_timeout` of silence; a leader that has never answered, after `start_timeout` if that is longer.
     """
 
     run: str
     task: str
     leader: str
-    address: str
-    program: str
+    leader_address: str
+    leader_program_address: str
     required: frozenset[str] = frozenset()
     followers: frozenset[str] = frozenset()
     grace: float = 0.0
@@ -90,7 +91,9 @@ class Member:
         return self.task == self.leader
 
 
-def member(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bool, unsupervised: tuple[str, ...] = ()) -> Member | None:
+def member(
+    rules: EndingRules | None, task: TaskConfig, *, run: str, has_evaluator: bool, unsupervised: tuple[str, ...] = ()
+) -> Member | None:
     """Return a task as a member; None without rules, or if the run has only one task.
 
     The tasks of the roles in `unsupervised` have no parent that asks.
@@ -107,8 +110,8 @@ def member(rules: Rules | None, task: TaskConfig, *, run: str, has_evaluator: bo
         run=run,
         task=task.name,
         leader=task.chief_name,
-        address=f"{leader.rpartition(':')[0]}:{rules.port}",
-        program=leader,
+        leader_address=f"{leader.rpartition(':')[0]}:{rules.port}",
+        leader_program_address=leader,
         required=frozenset(required if task.is_chief else ()),
         followers=frozenset(name for name in others if task.is_chief and name.partition("-")[0] not in unsupervised),
         grace=rules.graces.get(task.role, 0.0),
@@ -131,7 +134,7 @@ class Leader:
         self._last_asked: dict[str, float] = {}  # task -> time of its last request
         self._awaited_from = math.inf  # the start of the wait for required tasks
         self._deadline, self._deadline_if_all_asked, self._exits_soon = 0.0, 0.0, False
-        self._answers = _server(self._answer, split_address(own.address)[1])
+        self._answers = _server(self._answer, split_address(own.leader_address)[1])
 
     @property
     def answers(self) -> bool:
@@ -247,7 +250,7 @@ class Follower:
             if reported:
                 continue
             # The leader's program may answer while its parent does not.
-            if status is not None or (not answered and _connects(self._own.program)):
+            if status is not None or (not answered and _connects(self._own.leader_program_address)):
                 answered, seen = answered or status is not None, time.monotonic()
                 if silent:
                     silent = False
@@ -260,7 +263,7 @@ class Follower:
                 self._call(partial(self._callbacks.leader_lost, limit))
             elif silence >= limit / 10 and not silent and answered:
                 silent = True
-                message = f"{self._own.leader} ({self._own.address}) does not answer; this task ends if that lasts {limit:g} s"
+                message = f"{self._own.leader} ({self._own.leader_address}) does not answer; this task ends if that lasts {limit:g} s"
                 self._call(partial(self._callbacks.notice, message=message))
 
     def _call(self, callback: Callable[[], None]) -> None:
@@ -271,7 +274,7 @@ def ask(own: Member, state: str = RUNNING) -> Status | None:
     """Send this task's state to the leader's parent; return the run's status, None if it does not answer or is of another run."""
     question = json.dumps({"run": own.run, "task": own.task, "state": state}).encode() + b"\n"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, UnicodeError):  # noqa: SIM117 - Python 3.8 lacks the long form
-        with socket.create_connection(split_address(own.address), timeout=_TIMEOUT) as connection:
+        with socket.create_connection(split_address(own.leader_address), timeout=_TIMEOUT) as connection:
             connection.sendall(question)
             answer = json.loads(connection.makefile("rb").readline(_MAX_BYTES))
             if answer["run"] == own.run and answer["state"] in {RUNNING, SUCCEEDED, FAILED}:

@@ -293,7 +293,8 @@ class _Parent:
         if member.is_leader:
             self._leader = Leader(member, self._loop)
             if not self._leader.answers:
-                message = f"port {member.address.rpartition(':')[2]} is in use by another process: the other tasks cannot ask whether the run has ended"
+                port = member.leader_address.rpartition(":")[2]
+                message = f"port {port} is in use by another process: the other tasks cannot ask whether the run has ended"
                 self._report("notice", message=message)
             return
         callbacks = Callbacks(self._run_ended, self._leader_lost, partial(self._report, "notice"))
@@ -351,7 +352,7 @@ class _Parent:
 
     def _leader_lost(self, seconds: float) -> None:
         member = self._member
-        cause, detail = f"{member.leader} was gone for {seconds:g} s", f"no answer from {member.address}"
+        cause, detail = f"{member.leader} was gone for {seconds:g} s", f"no answer from {member.leader_address}"
         if not self._exiting:
             self._end_task(cause, detail, self._job.timeouts.ending)
         elif self._exit_code == ExitCode.DONE:

@@ -15,7 +15,7 @@ import pytest
 from tests.processes import free_port
 from tests.trainer.clocked import FakeClockLoop
 from tests.trainer.conftest import Ports, TrainerProcess, Trainers
-from trainer.ending import FAILED, RUNNING, SUCCEEDED, Leader, Member, Rules, Status, member
+from trainer.ending import FAILED, RUNNING, SUCCEEDED, Leader, Member, EndingRules, Status, member
 from trainer.tf_config import TaskConfig, parse
 
 pytestmark = pytest.mark.takes_minutes  # mostly waiting, while other tests compute
@@ -342,12 +342,12 @@ def task(name: str, **sizes: int) -> TaskConfig:
 def test_a_task_knows_its_leader_its_grace_period_and_whether_it_is_required(
     name: str, rules: dict[str, Any], grace: float, is_required: bool
 ) -> None:
-    task_member = member(Rules(2224, **rules), task(name, chief=1, worker=2, ps=1), run="r", has_evaluator=True)
+    task_member = member(EndingRules(2224, **rules), task(name, chief=1, worker=2, ps=1), run="r", has_evaluator=True)
     assert task_member == Member("r", name, "chief", "chief0:2224", "chief0:2222", grace=grace, is_required=is_required)
 
 
 def test_the_leader_knows_its_followers_and_the_required_tasks() -> None:
-    leader = member(Rules(2224, "all_workers"), task("worker-0", worker=3, ps=1), run="r", has_evaluator=True)
+    leader = member(EndingRules(2224, "all_workers"), task("worker-0", worker=3, ps=1), run="r", has_evaluator=True)
     assert leader is not None
     assert leader.is_leader
     assert leader.required == {"worker-1", "worker-2"}
@@ -355,10 +355,10 @@ def test_the_leader_knows_its_followers_and_the_required_tasks() -> None:
 
 
 def test_many_tasks_ask_less_often() -> None:
-    ps = member(Rules(2224), task("ps-0", worker=900, ps=100), run="r", has_evaluator=False)
+    ps = member(EndingRules(2224), task("ps-0", worker=900, ps=100), run="r", has_evaluator=False)
     assert ps is not None
     assert ps.interval == 10
 
 
 def test_a_task_without_peers_asks_no_leader() -> None:
-    assert member(Rules(2224), task("chief", chief=1), run="r", has_evaluator=False) is None
+    assert member(EndingRules(2224), task("chief", chief=1), run="r", has_evaluator=False) is None

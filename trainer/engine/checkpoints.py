@@ -364,7 +364,9 @@ def _remove_incomplete(directory: Path) -> str:
     incomplete = {*directory.glob(f"ckpt-*{_INCOMPLETE_SUFFIX}*"), *directory.glob("ckpt-*_temp"), *directory.glob(".checkpoint.*")}
     # The data is written before the index, and deleted after it.
     incomplete |= {
-        path for path in directory.glob("ckpt-*.data-*-of-*") if path.suffix != _INCOMPLETE_SUFFIX and not path.with_suffix(".index").exists()
+        path
+        for path in directory.glob("ckpt-*.data-*-of-*")
+        if path.suffix != _INCOMPLETE_SUFFIX and not path.with_suffix(".index").exists()
     }
     if not incomplete:
         return ""

@@ -278,7 +278,9 @@ class _Chief:
             if self._best:  # after the last save, which needs the disk's space more
                 self._best.finish(until, step, finished=finished)
             self._export_last(step, until, finished=finished)
-        elif self._best and not self._sharded_tables:  # a server stops: the next attempt resumes with this model. To write rows takes too long
+        elif (
+            self._best and not self._sharded_tables
+        ):  # a server stops: the next attempt resumes with this model. To write rows takes too long
             self._best.wait(_LAST_WRITES_TIMEOUT)
         self.logs.close()
         self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
@@ -345,7 +347,9 @@ class _Chief:
         began, phase = time.monotonic(), self._report.phase or "training"
         self._report.alive("evaluating", step=step)
         if self._evaluator is None:
-            self._evaluator = model_ops.evaluator(self._workload, self._session.model, self._job.evaluation_batch_size, self._sharded_tables)
+            self._evaluator = model_ops.evaluator(
+                self._workload, self._session.model, self._job.evaluation_batch_size, self._sharded_tables
+            )
         with moving_averages.shown(self._session.model, self._session.optimizer):
             self._metrics = self._hooks.evaluation(partial(self._evaluated_batches, self._evaluator))
             if self._best and self._divergence.may_save(step):
