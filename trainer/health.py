@@ -21,7 +21,7 @@ from trainer.tf_config import ConfigurationError, parse, split_address
 _PROC = Path("/proc")
 _CONNECT_TIMEOUT = 2.0
 # The strategies whose tasks run a server at their address.
-_SERVING = frozenset(name for name, kind in STRATEGIES.items() if kind.uses_servers or kind.all_reduces)
+_SERVING = frozenset(name for name, traits in STRATEGIES.items() if traits.uses_servers or traits.all_reduces)
 
 
 @dataclass(frozen=True)

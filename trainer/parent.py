@@ -190,7 +190,7 @@ class _Parent:
             self._report(event["event"], **{name: value for name, value in event.items() if name != "event"})
         self._child.is_done |= event["event"] == "done"
         if event["event"] in {"progress", "done"} and self._peer_wait is not None:
-            self._peer_wait.stepped()
+            self._peer_wait.note_step()
         step = event.get("step")
         is_checkpoint = event["event"] in _CHECKPOINTS or (event["event"] == "evaluated" and self._job.role == "evaluator")
         if is_checkpoint and isinstance(step, int) and step > self._newest_checkpoint:
@@ -431,7 +431,7 @@ class _Parent:
         """Stop a server once its chief, which saves its state, is gone."""
         self._child.notify_stop()
         self._loop.call_later(self._job.timeouts.server_stop, self._child.terminate)
-        AddressWatch(self._loop, self._prober, [address], timeout=_CHIEF_TIMEOUT, timed_out=lambda _reason: self._child.terminate())
+        AddressWatch(self._loop, self._prober, [address], timeout=_CHIEF_TIMEOUT, on_timeout=lambda _reason: self._child.terminate())
 
     def _kill_unless_training(self) -> None:
         if self._peers_missing:
@@ -480,12 +480,12 @@ class _Parent:
         named = join_names([f"{peer['task']} ({peer['address']}: {peer['reason']})" for peer in missing], MAX_LISTED)
         self._end_task(f"peers were not there after {timeouts.start:g} s", f"missing: {named}", timeouts.ending)
 
-    def _watch_for(self, name: str, addresses: tuple[str, ...], back: str, within: float) -> AddressWatch:
+    def _watch_for(self, name: str, addresses: tuple[str, ...], answer_notice: str, within: float) -> AddressWatch:
         """End the task, as `_end_task` does, when no address has accepted a connection for limits.orphan_timeout."""
         orphan = self._job.timeouts.orphan
         shown = join_names(addresses, MAX_LISTED)
 
-        def lost(reason: str) -> None:
+        def report_silence(reason: str) -> None:
             self._report("notice", message=f"{name} ({shown}) does not answer: {reason}; this task ends if that lasts {orphan:g} s")
 
         return AddressWatch(
@@ -493,7 +493,7 @@ class _Parent:
             self._prober,
             addresses,
             timeout=orphan,
-            lost=lost,
-            back=lambda: self._report("notice", message=back),
-            timed_out=lambda reason: self._end_task(f"{name} was gone for {orphan:g} s", f"{shown}: {reason}", within),
+            on_silent=report_silence,
+            on_answer=lambda: self._report("notice", message=answer_notice),
+            on_timeout=lambda reason: self._end_task(f"{name} was gone for {orphan:g} s", f"{shown}: {reason}", within),
         )

@@ -47,8 +47,8 @@ def awaited(task: TaskConfig, strategy: Strategy) -> dict[str, str]:
 
     An all-reduce needs all peers. Under parameter_server and manual, only the chief needs its servers; these need no peer.
     """
-    kind = STRATEGIES[strategy]
-    needs = kind.all_reduces or (kind.uses_servers and task.is_chief)
+    traits = STRATEGIES[strategy]
+    needs = traits.all_reduces or (traits.uses_servers and task.is_chief)
     return task.peers() if needs and task.role != "evaluator" else {}
 
 
@@ -179,7 +179,7 @@ class PeerWait:
     `waiting(missing, seconds)` is called first after `first` seconds, then every `every` seconds and when the set
     changes; missing is a list of {task, address, reason}. Exactly one of `complete(seconds)` and `timed_out(missing)`
     is called, unless `cancel` comes before. After `complete`, `waiting([], seconds since)` is called every `stalled`
-    seconds until `stepped`.
+    seconds until `note_step`.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class PeerWait:
         for timer in self._timers:
             timer.cancel()
 
-    def stepped(self) -> None:
+    def note_step(self) -> None:
         """Note that a step was made: no further report is due."""
         self._stalled = None
         if self._done:
@@ -269,9 +269,9 @@ class PeerWait:
 
 
 class AddressWatch:
-    """Watches addresses until it is cancelled; calls `timed_out(reason)` when none has accepted a connection for `timeout` seconds.
+    """Watches addresses until it is cancelled; calls `on_timeout(reason)` when none has accepted a connection for `timeout` seconds.
 
-    `lost(reason)` is called once all have been silent for a tenth of that, `back()` when one answers again. The reason is
+    `on_silent(reason)` is called once all have been silent for a tenth of that, `on_answer()` when one answers again. The reason is
     that of one address.
     """
 
@@ -282,15 +282,15 @@ class AddressWatch:
         addresses: Iterable[str],
         *,
         timeout: float,
-        timed_out: Callable[[str], None],
-        lost: Callable[[str], None] = lambda _reason: None,
-        back: Callable[[], None] = lambda: None,
+        on_timeout: Callable[[str], None],
+        on_silent: Callable[[str], None] = lambda _reason: None,
+        on_answer: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop, self._prober = loop, prober
         self._addresses = list(addresses)  # the one that answered last comes first
         self._timeout = timeout
         self._interval = min(5.0, timeout / 5)
-        self._lost, self._back, self._timed_out = lost, back, timed_out
+        self._on_silent, self._on_answer, self._on_timeout = on_silent, on_answer, on_timeout
         self._last_seen = self._loop.now()
         self._silent = False
         self._done = False
@@ -341,11 +341,11 @@ class AddressWatch:
             self._last_seen = now
             if self._silent:
                 self._silent = False
-                self._back()
+                self._on_answer()
         elif silence >= self._timeout:
-            self._timed_out(reason)
+            self._on_timeout(reason)
             return
         elif silence >= self._timeout / 10 and not self._silent:
             self._silent = True
-            self._lost(reason)
+            self._on_silent(reason)
         self._loop.call_later(self._interval, self._ask)

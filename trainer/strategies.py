@@ -56,8 +56,8 @@ STRATEGIES: Dict[Strategy, Traits] = {  # noqa: UP006
     ),
     "manual": Traits(("chief", "worker"), ("ps",), {"chief": "alone", "worker": "all", "ps": "all"}, 4, trains=False, uses_servers=True),
 }
-TRAINING: Tuple[Strategy, ...] = tuple(name for name, kind in STRATEGIES.items() if kind.trains)  # noqa: UP006
-SERVER_STRATEGIES = frozenset(name for name, kind in STRATEGIES.items() if kind.uses_servers)
+TRAINING: Tuple[Strategy, ...] = tuple(name for name, traits in STRATEGIES.items() if traits.trains)  # noqa: UP006
+SERVER_STRATEGIES = frozenset(name for name, traits in STRATEGIES.items() if traits.uses_servers)
 
 
 def is_server(strategy: str, role: str) -> bool:

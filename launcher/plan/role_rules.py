@@ -74,7 +74,7 @@ def task_name(role: RoleName, index: int) -> str:
 
 def restart_scope(strategy: str, role: RoleName) -> Scope:
     """Return which tasks start again when a task of `role` ends early; `alone` if the table has no row."""
-    return next((kind.restarts.get(role, "alone") for name, kind in STRATEGIES.items() if name == strategy), "alone")
+    return next((traits.restarts.get(role, "alone") for name, traits in STRATEGIES.items() if name == strategy), "alone")
 
 
 def leader(names: Iterable[str]) -> str:

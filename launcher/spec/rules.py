@@ -40,7 +40,7 @@ class StrategyRoles:
     optional: tuple[str, ...]
 
 
-STRATEGY_ROLES: dict[str, StrategyRoles] = {name: StrategyRoles(kind.mandatory, kind.optional) for name, kind in STRATEGIES.items()}
+STRATEGY_ROLES: dict[str, StrategyRoles] = {name: StrategyRoles(traits.mandatory, traits.optional) for name, traits in STRATEGIES.items()}
 # The first worker of a user's program may be the leader, as in TensorFlow 1.
 COMMAND_STRATEGY_ROLES = {**STRATEGY_ROLES, "parameter_server": StrategyRoles(("worker", "ps"), ("chief", "evaluator"))}
 _SINGLE_REMEDIES = {"chief": "leave `replicas` out; add workers for more computing power", "evaluator": "leave `replicas` out"}

@@ -192,9 +192,9 @@ class Watched:
             self.prober,
             addresses,
             timeout=timeout,
-            lost=lambda reason: self.events.append(f"lost: {reason}"),
-            back=lambda: self.events.append("back"),
-            timed_out=lambda reason: self.events.append(f"gone: {reason}"),
+            on_silent=lambda reason: self.events.append(f"lost: {reason}"),
+            on_answer=lambda: self.events.append("back"),
+            on_timeout=lambda reason: self.events.append(f"gone: {reason}"),
         )
 
 
@@ -266,7 +266,7 @@ def test_a_missing_step_is_reported_repeatedly_once_all_peers_are_reached(clocke
     prober.reachable.add("a:1")
     clocked.advance(130)
     assert reports == [([], 60), ([], 120)]
-    wait.stepped()
+    wait.note_step()
     clocked.advance(130)
     assert len(reports) == 2
 

@@ -8,8 +8,8 @@ from trainer.strategies import STRATEGIES, Strategy
 
 def test_every_strategy_has_a_row_and_a_restart_rule_for_each_of_its_roles() -> None:
     assert set(STRATEGIES) == set(get_args(Strategy))
-    for name, kind in STRATEGIES.items():
-        assert set(kind.restarts) == {*kind.mandatory, *kind.optional}, name
+    for name, traits in STRATEGIES.items():
+        assert set(traits.restarts) == {*traits.mandatory, *traits.optional}, name
 
 
 def test_names_of_tasks() -> None:
