@@ -15,7 +15,7 @@ import pytest
 from tests.processes import free_port
 from tests.trainer.clocked import FakeClockLoop
 from tests.trainer.conftest import Ports, TrainerProcess, Trainers
-from trainer.ending import FAILED, RUNNING, SUCCEEDED, Leader, Member, EndingRules, Status, member
+from trainer.ending import FAILED, RUNNING, SUCCEEDED, EndingRules, Leader, Member, Status, member
 from trainer.tf_config import TaskConfig, parse
 
 pytestmark = pytest.mark.takes_minutes  # mostly waiting, while other tests compute

@@ -17,7 +17,7 @@ from trainer.engine.job import Job
 from trainer.engine.parameter_server import packing
 from trainer.engine.parameter_server.state import device
 from trainer.engine.parameter_server.worker_pool import (
-    IN_FLIGHT,
+    CALLS_PER_WORKER,
     Assignment,
     CallResult,
     Connection,
@@ -78,7 +78,8 @@ class ServerAgentSession(AgentSession):
     def _take(self, steps: int) -> Rollout | None:
         del steps  # calls are in progress already
         call = MAX_MOVES * self._agent.boards
-        while self._workers.in_flight < self._workers.count * IN_FLIGHT and self.step + self._workers.in_flight * call < self._last_step:
+        most = self._workers.count * CALLS_PER_WORKER
+        while self._workers.in_flight < most and self.step + self._workers.in_flight * call < self._last_step:
             self._workers.schedule(call)
         if (result := self._workers.take()) is None:
             return None

@@ -34,11 +34,11 @@ def main(index: int, addresses: list[str]) -> None:
 
     def new_reducer(wire: str = "float32") -> all_reduce.AllReduce:
         # Each number stands for a collective of vectors of one size and type, as in a program that trains one model.
-        for number in ("_GRADIENTS", "_CONTROL", "_ENDPOINTS", "_CONNECTED", "_COMPATIBLE", "_NUMBERS", "_STATE"):
+        for number in ("_GRADIENTS", "_CONTROL", "_ENDPOINTS", "_CONNECTED", "_COMPATIBLE", "_NUMBERS", "_BARRIER", "_FIRST_OF_BROADCAST"):
             setattr(all_reduce, number, getattr(all_reduce, number) + 1000)
         return all_reduce.AllReduce(2, index, wire)
 
-    all_reduce._PACK_BYTES = 1000  # some variables are larger, others smaller
+    all_reduce._BROADCAST_BYTES = 1000  # some variables are larger, others smaller
     random = np.random.default_rng(7 + index)
     gradients = [random.normal(size=shape).astype(kind) for shape, kind in (((300, 200), "f4"), ((3,), "f2"), ((), "f4"), ((5,), "f8"))]
 

@@ -79,7 +79,7 @@ def train_all(strategy: str) -> dict[str, Any]:
     report: dict[str, Any] = {}
     for number, name in enumerate(SAME[strategy]):
         # A collective's number belongs to vectors of one size, as in a program that trains one model.
-        for constant in ("_STATE", "_CONTROL", "_GRADIENTS"):
+        for constant in ("_BARRIER", "_FIRST_OF_BROADCAST", "_CONTROL", "_GRADIENTS"):
             setattr(all_reduce, constant, getattr(all_reduce, constant) + 1000 * number)
         keras_model = workload(models[name])
         ours = by_trainer(make_session(keras_model), keras_model)

@@ -119,7 +119,7 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
     report: dict[str, Any] = {}
     for number, name in enumerate(forms(strategy)):
         # A collective's number belongs to vectors of one size, as in a program that trains one model.
-        for constant in ("_STATE", "_CONTROL", "_GRADIENTS"):
+        for constant in ("_BARRIER", "_FIRST_OF_BROADCAST", "_CONTROL", "_GRADIENTS"):
             setattr(all_reduce, constant, getattr(all_reduce, constant) + 1000 * number)
         form = name.removesuffix(SYNC)
         sync = {"replicas_to_aggregate": 1} if form != name else None

@@ -1,4 +1,4 @@
-"""All-reduce over the tasks of a multi-worker cluster: the values of a step are packed in one vector, outside any strategy scope."""
+"""All-reduce over the tasks of a multi-worker cluster: the values of a step are joined in one vector, outside any strategy scope."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -19,12 +19,13 @@ from trainer.events import join_names
 from trainer.tf_config import split_address
 from trainer.workloads.errors import WorkloadError
 
-_GROUP, _ON_CPUS = 1, 2  # of the devices that train, and of a CPU in each task
-_GRADIENTS, _CONTROL, _ENDPOINTS, _CONNECTED, _COMPATIBLE, _NUMBERS, _STATE = 1, 2, 3, 4, 5, 6, 100  # instance keys: one per call site
+_DEVICE_GROUP_KEY, _CPU_GROUP_KEY = 1, 2  # of the devices that train, and of a CPU in each task
+# Instance keys, one per call site. Each data type of gradients has its own, and so has each vector of a broadcast.
+_GRADIENTS, _CONTROL, _ENDPOINTS, _CONNECTED, _COMPATIBLE, _NUMBERS, _BARRIER, _FIRST_OF_BROADCAST = 1, 2, 3, 4, 5, 6, 100, 101
 _NAMED = 5  # tasks that a message names
 _CONNECT_TIMEOUT = 15.0  # seconds for all tasks to connect to each other
 
-_PACK_BYTES = 1 << 25  # of variables that are shared at once
+_BROADCAST_BYTES = 1 << 25  # of variables that are broadcast at once
 
 _VERSION_BITS = 48  # fits in an int64 with bits to spare
 
@@ -118,14 +119,14 @@ class AllReduce:
         @tf.function(autograph=False)
         def summed() -> tf.Tensor:
             with tf.device("CPU:0"):
-                return _all_reduced(tf.constant(values.reshape(-1)), self.size, _ON_CPUS, instance, "ring")
+                return _all_reduced(tf.constant(values.reshape(-1)), self.size, _CPU_GROUP_KEY, instance, "ring")
 
         flat = summed()
         total: np.ndarray[Any, Any] = flat.numpy().reshape(values.shape)
         return total
 
     def _reduce(self, vector: tf.Tensor, instance: int) -> tf.Tensor:
-        return _all_reduced(vector, self.size, _GROUP, instance, self._hint)
+        return _all_reduced(vector, self.size, _DEVICE_GROUP_KEY, instance, self._hint)
 
     def mean_gradients(self, gradients: Sequence[Any], rows: Sequence[tf.IndexedSlices] = ()) -> tuple[list[Any], tf.Tensor]:
         """Return the mean over all tasks of each gradient, sent as one vector per data type, then those of `rows`; and the seconds that took.
@@ -142,13 +143,13 @@ class AllReduce:
         gradients = [*gradients, *rows]
         dense = [tf.convert_to_tensor(g) for g in gradients]
         result: list[tf.Tensor] = list(dense)
-        packs = []
+        by_type = []
         for dtype in sorted({g.dtype.name for g in dense}):
             indices = [i for i, g in enumerate(dense) if g.dtype.name == dtype]
-            packs.append((indices, tf.concat([tf.reshape(dense[i], [-1]) for i in indices], 0)))
-        vectors = [packed for _, packed in packs]
+            by_type.append((indices, tf.concat([tf.reshape(dense[i], [-1]) for i in indices], 0)))
+        vectors = [vector for _, vector in by_type]
         means, waited = self._mean_by_tcp(self._tcp, vectors) if self._tcp else self._mean_by_collectives(vectors)
-        for (indices, _), mean in zip(packs, means, strict=True):
+        for (indices, _), mean in zip(by_type, means, strict=True):
             for i, part in zip(indices, tf.split(mean, [int(np.prod(dense[i].shape)) for i in indices]), strict=True):
                 result[i] = tf.reshape(part, dense[i].shape)
         return result, waited
@@ -233,7 +234,7 @@ class AllReduce:
         """Return when every task has called it."""
         if self.size > 1:
             with self.translate_peer_errors():
-                tf.function(lambda: self._total(tf.ones([1]), _STATE), autograph=False)()
+                tf.function(lambda: self._total(tf.ones([1]), _BARRIER), autograph=False)()
 
     def close(self) -> None:
         """End the connections; call it when no task sends any more."""
@@ -297,32 +298,32 @@ def _broadcast_as_sum(all_reduce: AllReduce, variables: Sequence[tf.Variable]) -
     @tf.function(autograph=False)
     def share() -> None:
         done: list[tf.Operation] = []
-        for offset, (dtype, members) in enumerate(_packs(variables)):
+        for offset, (dtype, members) in enumerate(_by_type_and_size(variables)):
             with tf.control_dependencies(done):
-                packed = tf.concat([tf.cast(tf.reshape(v, [-1]), dtype) for v in members], 0)
+                vector = tf.concat([tf.cast(tf.reshape(v, [-1]), dtype) for v in members], 0)
             # The sum of one task's values and the others' zeros is exact.
-            own = packed if all_reduce.index == 0 else tf.zeros_like(packed)
-            shared = all_reduce._reduce(own, _STATE + 1 + offset)  # noqa: SLF001 - same module
+            own = vector if all_reduce.index == 0 else tf.zeros_like(vector)
+            shared = all_reduce._reduce(own, _FIRST_OF_BROADCAST + offset)  # noqa: SLF001 - same module
             parts = tf.split(shared, [int(np.prod(v.shape)) for v in members])
             done = [v.assign(tf.cast(tf.reshape(part, v.shape), v.dtype)).op for v, part in zip(members, parts, strict=True)]
 
     share()
 
 
-def _packs(variables: Sequence[tf.Variable]) -> Iterator[tuple[str, list[tf.Variable]]]:
-    """Yield groups of variables with the type in which they are sent, each of at most _PACK_BYTES or of one variable."""
+def _by_type_and_size(variables: Sequence[tf.Variable]) -> Iterator[tuple[str, list[tf.Variable]]]:
+    """Yield groups of variables with the type in which they are sent, each of at most _BROADCAST_BYTES, or of one variable."""
     by_type: dict[str, list[tf.Variable]] = {}
     for variable in variables:
         # Integers of any kind are sent as int64, which the collective supports.
         by_type.setdefault(variable.dtype.name if variable.dtype.is_floating else "int64", []).append(variable)
     for dtype in sorted(by_type):
-        pack: list[tf.Variable] = []
+        group: list[tf.Variable] = []
         for variable in by_type[dtype]:
-            if pack and sum(v.shape.num_elements() for v in [*pack, variable]) * tf.as_dtype(dtype).size > _PACK_BYTES:
-                yield dtype, pack
-                pack = []
-            pack.append(variable)
-        yield dtype, pack
+            if group and sum(v.shape.num_elements() for v in [*group, variable]) * tf.as_dtype(dtype).size > _BROADCAST_BYTES:
+                yield dtype, group
+                group = []
+            group.append(variable)
+        yield dtype, group
 
 
 def _all_reduced(vector: tf.Tensor, size: int, group: int, instance: int, hint: str) -> tf.Tensor:

@@ -12,7 +12,7 @@ from trainer.engine.job import Job
 from trainer.engine.parameter_server.server_session import ServerSession
 from trainer.engine.parameter_server.state import device
 from trainer.engine.parameter_server.worker_pool import (
-    IN_FLIGHT,
+    CALLS_PER_WORKER,
     Assignment,
     CallResult,
     Connection,
@@ -94,7 +94,7 @@ class AsynchronousSession(ServerSession):
         if not self._workers.in_flight:  # only the servers know how many steps a lost call has done
             self._step = self._scheduled = self._read_step()
         last = min(self._last_step, self._stop_scheduling_at)
-        while self._workers.in_flight < self._workers.count * IN_FLIGHT and self._scheduled < last:
+        while self._workers.in_flight < self._workers.count * CALLS_PER_WORKER and self._scheduled < last:
             steps = min(share, last - self._scheduled)
             self._workers.schedule(steps)
             self._scheduled += steps

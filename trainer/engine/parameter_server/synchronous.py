@@ -16,7 +16,7 @@ from trainer.engine.parameter_server.server_session import ServerSession
 from trainer.engine.parameter_server.servers import disable_blocking_enqueue
 from trainer.engine.parameter_server.sync_server import LAST, SyncServer
 from trainer.engine.parameter_server.worker_pool import (
-    IN_FLIGHT,
+    CALLS_PER_WORKER,
     Assignment,
     CallResult,
     Connection,
@@ -131,7 +131,7 @@ class SynchronousSession(ServerSession):
                 for server in self._starving(pending, counts) - answering.keys():
                     answering[server] = self._threads.submit(_late, self._answering[server])
             # A call's gradients may all come too late, so another call is always scheduled.
-            while self._workers.in_flight < self._workers.count * IN_FLIGHT:
+            while self._workers.in_flight < self._workers.count * CALLS_PER_WORKER:
                 self._workers.schedule(max(counts))
             result = self._workers.take_within(_POLL_INTERVAL)
             self._results += [result] if result else []

@@ -23,7 +23,7 @@ from trainer.socket_filter import restricted_to_loopback
 from trainer.tf_config import TaskConfig
 
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
-IN_FLIGHT = 2  # calls scheduled per worker, so that none waits for the chief
+CALLS_PER_WORKER = 2  # that are scheduled at a time, so that no worker waits for the chief
 _RESULT_TIMEOUT = 1.0  # seconds without a result before the chief checks whether a server is gone, or it was asked to stop
 _CONNECT_TIMEOUT = 1.0  # seconds for a server to take a connection
 _SHUTDOWN_SECONDS = 1.0  # seconds after its connections in which a worker that was killed still listens
@@ -249,7 +249,7 @@ class Workers:
         self._called: set[int] = set()  # those whose first call was made
         self._lost: set[int] = set()
         self.local_steps = [0] * self.count
-        self.in_flight = 0
+        self.in_flight = 0  # calls of all workers that are scheduled and have not ended
         self._loss: float | None = None  # as last known
         self._metrics: dict[str, float] = {}
 
@@ -270,7 +270,7 @@ class Workers:
         return None
 
     def take_within(self, seconds: float) -> Result | None:
-        """Do the same for so long, or until `wake`; return None if no call has ended."""
+        """Wait at most `seconds`, or until `wake`, for a call to end; return its result, None if none has ended."""
         try:
             result = self._results.get(timeout=seconds)
         except queue.Empty:
@@ -395,7 +395,7 @@ class Workers:
     def _drop(self, *, started: bool) -> None:
         """Count calls as ended; those that have not begun will do nothing."""
         with self._lock:
-            for call in [one for one in self._calls.values() if started or not one.started]:
+            for call in [call for call in self._calls.values() if started or not call.started]:
                 self._end(call, self._nothing(0))
 
     def _assignment(self, worker: int) -> Assignment:
