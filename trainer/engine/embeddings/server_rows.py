@@ -31,7 +31,7 @@ class RowRange:
     count: int
 
 
-class ServerRows:
+class TableGroup:
     """Tables of one dimension and type, with the slots of their optimizer; `trained` or left as they are."""
 
     def __init__(self, tables: Sequence[Table], servers: int, slots: Mapping[str, float], *, trained: bool) -> None:
@@ -192,7 +192,7 @@ class ServerRows:
 
     # Steps
 
-    def look_up(self, calls: Sequence[LayerCall]) -> "Lookup":
+    def look_up(self, calls: Sequence[LayerCall]) -> "GroupLookup":
         """Return the rows of all `calls` of these tables; on the caller's device."""
         unique, inverse = tf.unique(self._keys(calls), tf.int32)
         if self.servers == 1:
@@ -207,7 +207,7 @@ class ServerRows:
                 by_server.append(UsedRows(self._variables[""][server], {}, at).get())
         rows = by_server[0] if self.servers == 1 else tf.dynamic_stitch(positions, by_server)
         rows = tf.reshape(rows, [-1, self.dimension])
-        return Lookup(self, rows, inverse, local, positions, [call.ids for call in calls])
+        return GroupLookup(self, rows, inverse, local, positions, [call.ids for call in calls])
 
     def _keys(self, calls: Sequence[LayerCall]) -> tf.Tensor:
         """Return keys for the ids of all calls, one after the other; see `check_ids`."""
@@ -256,7 +256,11 @@ def check_ids(table: Table, ids: tf.Tensor) -> tf.Tensor:
 
 
 def _check_ids_of(tables: Sequence[Table], of_table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """Do the same for int64 `ids`, each of the table with the index in `of_table`, by a few operations for all tables."""
+    """Return int64 `ids`, each of the table with the index in `of_table`, by a few operations for all tables.
+
+    Raises:
+        tf.errors.InvalidArgumentError: one of them is outside of its table, when it runs.
+    """
     rows = tf.constant([table.rows for table in tables], tf.int64)
     outside = (ids < 0) | (ids >= tf.gather(rows, of_table))
     first = tf.argmax(tf.cast(tf.concat([outside, [True]], 0), tf.int32))  # past the end if there is none
@@ -271,10 +275,10 @@ def _outside(table: Table) -> str:
 
 
 @dataclass(frozen=True)
-class Lookup:
+class GroupLookup:
     """The rows that a step uses, each once: [unique, dimension]; where they are, and which of them each call gets."""
 
-    group: ServerRows
+    group: TableGroup
     rows: tf.Tensor
     inverse: tf.Tensor
     local: Sequence[tf.Tensor]

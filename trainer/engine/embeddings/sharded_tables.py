@@ -13,7 +13,7 @@ import tensorflow as tf
 from trainer.engine.byte_sizes import byte_size
 from trainer.engine.embeddings import layers, row_updates, server_memory
 from trainer.engine.embeddings.layers import LayerCall, Table
-from trainer.engine.embeddings.server_rows import Lookup, RowRange, ServerRows
+from trainer.engine.embeddings.server_rows import GroupLookup, RowRange, TableGroup
 from trainer.engine.embeddings.table_parts import TableParts
 from trainer.engine.job import Job
 from trainer.engine.parameter_server.row_holder import rows_file
@@ -27,7 +27,7 @@ from trainer.workloads.errors import WorkloadError
 class RowGradients:
     """Gradients of the rows of a look-up, [unique, dimension]."""
 
-    lookup: Lookup
+    lookup: GroupLookup
     values: tf.Tensor
 
     def of_server(self, server: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -36,10 +36,10 @@ class RowGradients:
         return self.lookup.local[server], self.values if is_single else tf.gather(self.values, self.lookup.positions[server])
 
 
-class Lookups:
+class BatchLookups:
     """All rows that a batch uses. Gradients are taken of `rows`."""
 
-    def __init__(self, calls: Sequence[LayerCall], lookups: Sequence[tuple[Lookup, Sequence[int]]]) -> None:
+    def __init__(self, calls: Sequence[LayerCall], lookups: Sequence[tuple[GroupLookup, Sequence[int]]]) -> None:
         self._calls, self._lookups = calls, lookups
         self.rows = [lookup.rows for lookup, _ in lookups]
 
@@ -68,7 +68,7 @@ def _translate_server_errors() -> Iterator[None]:
         raise PeerLostError(cause(error)) from error
 
 
-NO_LOOKUPS = Lookups([], [])
+NO_LOOKUPS = BatchLookups([], [])
 
 
 class Tables:
@@ -102,7 +102,7 @@ class Tables:
 
         slots = self._rule.slots(optimizer)
         self._table_groups = [
-            ServerRows(list(members), servers, slots, trained=trained)
+            TableGroup(list(members), servers, slots, trained=trained)
             for (*_, trained), members in groupby(sorted(found, key=kind), key=kind)
         ]
         self._group_of = {table: group for group in self._table_groups for table in group.tables}
@@ -138,7 +138,7 @@ class Tables:
 
     # Steps
 
-    def look_up(self, run: Callable[[], object]) -> Lookups:
+    def look_up(self, run: Callable[[], object]) -> BatchLookups:
         """Return the rows that the model needs in `run`, which calls the model."""
         calls = layers.record_calls(run)
         lookups = []
@@ -146,7 +146,7 @@ class Tables:
             indices = [index for index, call in enumerate(calls) if self._group_of[call.table] is group]
             if indices:
                 lookups.append((group.look_up([calls[index] for index in indices]), indices))
-        return Lookups(calls, lookups)
+        return BatchLookups(calls, lookups)
 
     @contextmanager
     def look_up_for_evaluation(self, run: Callable[[], object]) -> Iterator[None]:
@@ -167,12 +167,12 @@ class Tables:
         return lookup.each(lookup.rows)[0]
 
     @property
-    def trained(self) -> list[ServerRows]:
-        """Return the tables that are trained, those of one dimension and type together."""
+    def trained_groups(self) -> list[TableGroup]:
+        """Return the groups of tables that are trained."""
         return [group for group in self._table_groups if group.trained]
 
     def update(
-        self, group: ServerRows, server: int, at: tf.Tensor, gradient: tf.Tensor, optimizer: Any, rate: tf.Tensor, count: tf.Tensor
+        self, group: TableGroup, server: int, at: tf.Tensor, gradient: tf.Tensor, optimizer: Any, rate: tf.Tensor, count: tf.Tensor
     ) -> None:
         """Update the rows at indices `at` of a server, each of them once, on the caller's device."""
         row_updates.update(self._rule, optimizer, group.used(server, at), gradient, rate, count, decays=self._decays)
@@ -184,28 +184,27 @@ class Tables:
         server.
         """
         optimizer = dense.optimizer
-        used = [one for one in gradients if isinstance(one, RowGradients) and one.lookup.group.trained]
-        others, values = row_updates.clipped(
-            optimizer, [one for one in gradients if not isinstance(one, RowGradients)], [one.values for one in used]
-        )
+        used = [gradient for gradient in gradients if isinstance(gradient, RowGradients) and gradient.lookup.group.trained]
+        dense_gradients = [gradient for gradient in gradients if not isinstance(gradient, RowGradients)]
+        others, values = row_updates.clipped(optimizer, dense_gradients, [gradient.values for gradient in used])
         with tf.device(device(dense.server)):
             rate, count = row_updates.rate_and_count(optimizer)
-        for one, clipped in zip(used, values, strict=True):
-            group = one.lookup.group
+        for row_gradients, clipped in zip(used, values, strict=True):
+            group = row_gradients.lookup.group
             for server in range(group.servers):
-                at, gradient = RowGradients(one.lookup, clipped).of_server(server)
+                at, gradient = RowGradients(row_gradients.lookup, clipped).of_server(server)
                 gradient = sent(gradient, server)
                 with tf.device(device(server)):
                     self.update(group, server, at, gradient, optimizer, rate, count)
         return others
 
     def apply_mean(self, dense: PackGroup, gradients: Sequence[tf.Tensor], rows: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
-        """Update rows on the server of `dense` by the means of all workers, `rows` in the order of `trained`; return `gradients`, clipped."""
+        """Update rows on the server of `dense` by means of all workers, `rows` in the order of `trained_groups`; return `gradients`, clipped."""
         optimizer = dense.optimizer
         others, values = row_updates.clipped(optimizer, gradients, [one.values for one in rows])
         rate, count = row_updates.rate_and_count(optimizer)
-        for group, one, gradient in zip(self.trained, rows, values, strict=True):
-            self.update(group, dense.server, one.indices, gradient, optimizer, rate, count)
+        for group, mean, gradient in zip(self.trained_groups, rows, values, strict=True):
+            self.update(group, dense.server, mean.indices, gradient, optimizer, rate, count)
         return others
 
     # Checkpoints
@@ -224,7 +223,7 @@ class Tables:
         return translate_bad_ids(job)
 
     def slots(self, table: Table) -> Sequence[str]:
-        """Return the slots of each row of a table: see ServerRows.slots."""
+        """Return the slots of each row of a table: see TableGroup.slots."""
         return self._group_of[table].slots
 
     def row_ranges(self) -> Iterator[RowRange]:

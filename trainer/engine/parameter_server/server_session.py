@@ -65,7 +65,7 @@ class ServerSession(Session):
                 self.optimizer,
                 connection.servers,
                 per_server=per_server,
-                count_on_all=bool(self.tables and self.tables.trained),
+                count_on_all=bool(self.tables and self.tables.trained_groups),
             )
             if self.tables:
                 self.tables.create()

@@ -26,21 +26,22 @@ _REQUEST_HEADER, _REPLY_HEADER = 2, 1  # numbers in front of a request (worker, 
 class SyncServer:
     """The queues of one server, with the operations that workers and the chief run on it.
 
-    A message is a list of vectors of bytes, one for each tensor: first the group's packs, then `non_trainable`. A request also has, for each of
-    `tables` that is trained, the indices of its rows on the server and their gradients.
+    A message is a list of vectors of bytes, one for each tensor: first the group's packs, then `non_trainable`. A request also has, for each group
+    of `tables` that is trained, the indices of its rows on the server and their gradients.
     """
 
     def __init__(
         self, group: PackGroup, non_trainable: Sequence[tf.Variable], workers: int, wire: tf.DType, tables: Tables | None = None
     ) -> None:
         self._group, self._non_trainable, self._workers, self._tables = group, non_trainable, workers, tables
-        self._rows = tables.trained if tables else []
+        self._table_groups = tables.trained_groups if tables else []
         self._device = device(group.server)
         self._shapes = [tuple(v.value.shape) for v in group.variables] + [tuple(a.shape) for a in non_trainable]
         self._types = [v.value.dtype for v in group.variables] + [a.dtype for a in non_trainable]
         # Gradients of float32 may be sent in a shorter type; changes of `non_trainable` never are.
         self._sent = [wire if t == tf.float32 and i < len(group.variables) else t for i, t in enumerate(self._types)]
-        self._sent += [kind for rows in self._rows for kind in (rows.key_dtype, wire if rows.dtype == tf.float32 else rows.dtype)]
+        for table_group in self._table_groups:
+            self._sent += [table_group.key_dtype, wire if table_group.dtype == tf.float32 else table_group.dtype]
         self._replied = [tf.uint8] * max(1, len(self._types))  # only the step if it has nothing else
         with tf.device(self._device):
             # Unbounded: a worker that no round waits for must not block. A worker has one request in progress at a time.
@@ -68,9 +69,10 @@ class SyncServer:
 
     def send(self, worker: tf.Tensor, step: tf.Tensor, tensors: Sequence[tf.Tensor], rows: Sequence[RowGradients] = ()) -> None:
         """Send the gradients of `step`, one tensor a pack, the changes of `non_trainable`, and gradients of rows; the reply has new values."""
-        by_tables = {one.lookup.group: one for one in rows}
-        for tables in self._rows:
-            tensors = [*tensors, *(by_tables[tables].of_server(self._group.server) if tables in by_tables else tables.no_rows())]
+        by_table_group = {gradients.lookup.group: gradients for gradients in rows}
+        for table_group in self._table_groups:
+            gradients = by_table_group.get(table_group)
+            tensors = [*tensors, *(gradients.of_server(self._group.server) if gradients is not None else table_group.no_rows())]
         self._enqueue_request([write_message([worker, step], tf.cast(t, sent)) for t, sent in zip(tensors, self._sent, strict=True)])
 
     def _enqueue_request(self, parts: list[tf.Tensor]) -> None:
@@ -176,8 +178,8 @@ class SyncServer:
             return tf.switch_case(kind, [accept, answer, end, skip])
 
         zeros = [tf.zeros(s, t) for s, t in zip(self._shapes, self._types, strict=True)]
-        zeros += [tensor for rows in self._rows for tensor in rows.no_rows()]
-        shapes = [*self._shapes, *(shape for rows in self._rows for shape in ([-1], [-1, rows.dimension]))]
+        zeros += [tensor for table_group in self._table_groups for tensor in table_group.no_rows()]
+        shapes = [*self._shapes, *(shape for table_group in self._table_groups for shape in ([-1], [-1, table_group.dimension]))]
         start = (tf.constant(0), tf.constant(0), tf.constant(False), tf.zeros([self._workers], tf.bool), zeros)
         grows = [tf.TensorShape([None if size == -1 else size for size in shape]) for shape in shapes]
         _, late, ended, contributors, sums = tf.while_loop(
