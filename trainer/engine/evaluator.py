@@ -54,7 +54,7 @@ def evaluate_checkpoints(
     try:
         while not stopped():
             # Read before the checkpoints: a run that has ended by then has saved its last one.
-            ended = chief.is_done()
+            ended = chief.poll()
             paths = list_checkpoints(job.run_dir / "checkpoints")
             path = seen.next_of(paths)
             if path is None:
@@ -84,7 +84,7 @@ class _ChiefState:
         self._step = 0
         self._ended_since: float | None = None
 
-    def is_done(self) -> bool:
+    def poll(self) -> bool:
         """Read `run.json`, and return whether training is complete. Raises PeerLostError after `orphan_timeout` without news."""
         facts = run_state.read(self._job.run_dir)
         self._step = facts.get("step", 0)
@@ -168,7 +168,7 @@ class _Evaluator:
         with nullcontext() if fits else layers.checked(job.train.embeddings or Embeddings(), check):
             built = model_ops.build(workload, job)
         self._model, self._optimizer = built.model, built.optimizer
-        self._evaluate = model_ops.evaluator(workload, self._model, job.evaluation_batch_size)
+        self._evaluation = model_ops.evaluation(workload, self._model, job.evaluation_batch_size)
         self._step = tf.Variable(0, dtype=tf.int64)
         # With the optimizer only if it has the averages to evaluate: its slots may be twice the size of the model.
         optimizers = {"optimizer": self._optimizer} if moving_averages.are_enabled(self._optimizer) else {}
@@ -177,7 +177,7 @@ class _Evaluator:
         self._logs = Logs(job.run_dir, self._files)
         self._best: BestModel | None = None
         if job.export:
-            self._best = BestModel(job.export, job.run_dir, self._evaluate.names, self._model, report, share=1)
+            self._best = BestModel(job.export, job.run_dir, self._evaluation.names, self._model, report, share=1)
         self._began = 0.0
 
     def load(self, path: str) -> Exception | None:
@@ -200,7 +200,7 @@ class _Evaluator:
             self._report.alive("evaluating", step=step)
             return stopped()
 
-        metrics = self._evaluate.run(is_stopped)
+        metrics = self._evaluation.run(is_stopped)
         if metrics is None:
             return False
         self._report.alive("saving", step=step)

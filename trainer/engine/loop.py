@@ -155,7 +155,7 @@ class _Chief:
         self.early_stop = EarlyStop(job.train, job.run_dir)
         if job.train.early_stopping and not hasattr(workload, "held_out_metrics"):
             check_metric(job.train.early_stopping, ("loss", *model_ops.metric_names(workload, session.model)))
-        self._evaluator: model_ops.Evaluator | None = None
+        self._evaluation: model_ops.ModelEvaluation | None = None
         self._best: BestModel | None = None
         if session.tables:
             report("notice", message=session.tables.described())
@@ -346,12 +346,12 @@ class _Chief:
             return self._metrics
         began, phase = time.monotonic(), self._report.phase or "training"
         self._report.alive("evaluating", step=step)
-        if self._evaluator is None:
-            self._evaluator = model_ops.evaluator(
+        if self._evaluation is None:
+            self._evaluation = model_ops.evaluation(
                 self._workload, self._session.model, self._job.evaluation_batch_size, self._sharded_tables
             )
         with moving_averages.shown(self._session.model, self._session.optimizer):
-            self._metrics = self._hooks.evaluation(partial(self._evaluated_batches, self._evaluator))
+            self._metrics = self._hooks.evaluation(partial(self._evaluate_batches, self._evaluation))
             if self._best and self._divergence.may_save(step):
                 self._report.alive("saving", step=step)
                 self._best.offer(step, self._metrics, self._session.model.weights, self._stopped)
@@ -365,12 +365,12 @@ class _Chief:
         self._report.alive(phase, step=step)  # the phase before: callbacks may evaluate, too
         return self._metrics
 
-    def _evaluated_batches(self, evaluator: model_ops.Evaluator) -> dict[str, float]:
+    def _evaluate_batches(self, evaluation: model_ops.ModelEvaluation) -> dict[str, float]:
         def report_alive() -> bool:
             self._report.alive("evaluating")
             return False
 
-        return evaluator.run(report_alive) or {}
+        return evaluation.run(report_alive) or {}
 
     def _save(self, step: int, *, last: bool = False) -> None:
         if not self._divergence.may_save(step):

@@ -178,13 +178,13 @@ def finite_until(before: tf.Tensor, done: tf.Tensor, loss: tf.Tensor) -> tf.Tens
     return before + tf.cast((before == done) & tf.math.is_finite(loss), tf.int32)
 
 
-def evaluator(workload: Workload | Agent, model: keras.Model, batch_size: int, tables: "Tables | None" = None) -> "Evaluator":
-    """Return the model's evaluator; `tables` has the rows of its large layers."""
+def evaluation(workload: Workload | Agent, model: keras.Model, batch_size: int, tables: "Tables | None" = None) -> "ModelEvaluation":
+    """Return the evaluation of the model; `tables` has the rows of its large layers."""
     if isinstance(workload, Agent):
-        return AgentEvaluator(workload, model)
+        return AgentEvaluation(workload, model)
     if isinstance(workload, Stepping) and user_step.own_steps(workload):
-        return StepEvaluator(workload, model, batch_size)
-    return ModelEvaluator(workload, model, batch_size, tables)
+        return StepEvaluation(workload, model, batch_size)
+    return BatchMeansEvaluation(workload, model, batch_size, tables)
 
 
 def held_out_data(workload: Workload, batch_size: int) -> tf.data.Dataset:
@@ -202,7 +202,7 @@ def _of_any_size(batch: Callable[[Any, Any], Any], data: tf.data.Dataset) -> Any
         return tf.function(batch, autograph=False)
 
 
-class Evaluator(ABC):
+class ModelEvaluation(ABC):
     """Evaluates the weights that a model has. `names` are those of the loss and the metrics."""
 
     names: tuple[str, ...]
@@ -216,7 +216,7 @@ class Evaluator(ABC):
         return self.run(lambda: False) or {}
 
 
-class AgentEvaluator(Evaluator):
+class AgentEvaluation(ModelEvaluation):
     """Evaluates an agent by its actions."""
 
     def __init__(self, agent: Agent, model: keras.Model) -> None:
@@ -224,11 +224,11 @@ class AgentEvaluator(Evaluator):
         self._agent, self._model = agent, model
 
     def run(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        """See Evaluator.run."""
+        """See ModelEvaluation.run."""
         return None if stopped() else self._agent.evaluate(self._model)
 
 
-class StepEvaluator(Evaluator):
+class StepEvaluation(ModelEvaluation):
     """Evaluates a model by the workload's own step."""
 
     def __init__(self, workload: Any, model: keras.Model, batch_size: int) -> None:
@@ -237,7 +237,7 @@ class StepEvaluator(Evaluator):
         self._batch = _of_any_size(workload.test_step, self._data)
 
     def run(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        """See Evaluator.run."""
+        """See ModelEvaluation.run."""
         self._workload.reset()
         measured: dict[str, tf.Tensor] = {}
         for inputs, targets in self._data:
@@ -247,7 +247,7 @@ class StepEvaluator(Evaluator):
         return named(self.names, (measured[name] for name in self.names))
 
 
-class ModelEvaluator(Evaluator):
+class BatchMeansEvaluation(ModelEvaluation):
     """Evaluates a model by means over the held-out set, and by metrics that the workload computes over all of it; traced once."""
 
     def __init__(self, workload: Workload, model: keras.Model, batch_size: int, tables: "Tables | None" = None) -> None:
@@ -271,7 +271,7 @@ class ModelEvaluator(Evaluator):
         self._batch = _of_any_size(batch, self._data)
 
     def run(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        """See Evaluator.run."""
+        """See ModelEvaluation.run."""
         if self._held_out is not None:
             self._held_out.reset()
         sums: Any = 0.0

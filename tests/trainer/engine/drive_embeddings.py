@@ -198,7 +198,7 @@ def checkpoint_files(scratch: Path, session: Any, job: Any) -> dict[str, Any]:
     from trainer.engine.collectives.all_reduce import AllReduce
     from trainer.engine.embeddings import layers
     from trainer.engine.embeddings.sharded_tables import Tables
-    from trainer.engine.model_ops import build, evaluator
+    from trainer.engine.model_ops import build, evaluation
     from trainer.engine.replicated import LocalSession
     from trainer.workloads.loading import load_workload
 
@@ -209,9 +209,9 @@ def checkpoint_files(scratch: Path, session: Any, job: Any) -> dict[str, Any]:
     layer_rows = {layer.name: layer.get_weights()[0] for layer in whole_model.layers if isinstance(getattr(layer, "input_dim", None), int)}
     export(session, scratch, load_workload(job.train), whole_model)
     evaluators: dict[str, Any] = {
-        "spread": evaluator(load_workload(job.train), session.model, 50, session.tables),
-        "call by call": evaluator(load_workload(job.train), session.model, 50),
-        "whole": evaluator(load_workload(job.train), whole_model, 50),
+        "spread": evaluation(load_workload(job.train), session.model, 50, session.tables),
+        "call by call": evaluation(load_workload(job.train), session.model, 50),
+        "whole": evaluation(load_workload(job.train), whole_model, 50),
     }
     evaluated = {name: evaluate() for name, evaluate in evaluators.items()}
     look_ups = {
@@ -330,7 +330,7 @@ def workload_error(job: Any, connection: Any) -> str:
 
 def looped_evaluation(scratch: Path, connection: Any) -> dict[str, dict[str, float]]:
     """Evaluate a model whose evaluation cannot look up all rows at once, through the sharded tables and with the whole layer."""
-    from trainer.engine.model_ops import build, evaluator
+    from trainer.engine.model_ops import build, evaluation
     from trainer.workloads.loading import load_workload
 
     job, dense_job = job_of(scratch, {"model": "looped"}), job_of(scratch, {"model": "looped"}, embeddings=DENSE)
@@ -338,8 +338,8 @@ def looped_evaluation(scratch: Path, connection: Any) -> dict[str, dict[str, flo
     session.begin_at(0)
     workload = load_workload(dense_job.train)
     metrics = {
-        "spread": evaluator(load_workload(job.train), session.model, 50, session.tables)(),
-        "whole": evaluator(workload, build(workload, dense_job).model, 50)(),
+        "spread": evaluation(load_workload(job.train), session.model, 50, session.tables)(),
+        "whole": evaluation(workload, build(workload, dense_job).model, 50)(),
     }
     session.close()
     return metrics

@@ -13,8 +13,8 @@ from trainer.workloads.errors import WorkloadError
 def test_an_evaluation_is_the_mean_over_examples_even_if_the_last_batch_is_small() -> None:
     workload = Small({})
     model = model_ops.build(workload, small_job(3)).model
-    whole = model_ops.evaluator(workload, model, batch_size=400)()
-    pieces = model_ops.evaluator(workload, model, batch_size=150)()
+    whole = model_ops.evaluation(workload, model, batch_size=400)()
+    pieces = model_ops.evaluation(workload, model, batch_size=150)()
     assert pieces.keys() == whole.keys() == {"loss", "accuracy"}
     for name, value in whole.items():
         assert pieces[name] == pytest.approx(value, rel=1e-5)
@@ -30,7 +30,7 @@ class Sized(Small):
 
 def test_a_loss_may_need_the_size_of_a_batch() -> None:
     model = model_ops.build(Small({}), small_job(3)).model
-    actual, expected = (model_ops.evaluator(workload, model, batch_size=150)() for workload in (Sized({}), Small({})))
+    actual, expected = (model_ops.evaluation(workload, model, batch_size=150)() for workload in (Sized({}), Small({})))
     assert actual == pytest.approx(expected, rel=1e-5)
 
 
@@ -42,7 +42,7 @@ def test_the_batches_of_an_evaluation_are_traced_once() -> None:
             traced_shapes.append(targets.shape)
             return super().loss(targets, outputs)
 
-    model_ops.evaluator(Counted({}), model_ops.build(Small({}), small_job(3)).model, batch_size=150)()
+    model_ops.evaluation(Counted({}), model_ops.build(Small({}), small_job(3)).model, batch_size=150)()
     assert len(traced_shapes) == 1
 
 

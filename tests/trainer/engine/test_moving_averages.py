@@ -94,7 +94,7 @@ def test_a_run_is_evaluated_with_averages_and_resumes_with_them(tmp_path: Path, 
     for whole, half in zip(straight.optimizer.variables, resumed.optimizer.variables, strict=True):
         np.testing.assert_array_equal(whole.numpy(), half.numpy())
     assert outcome.metrics == expected.metrics
-    evaluate = model_ops.evaluator(Small(KERAS_EMA), resumed.model, 100)
+    evaluate = model_ops.evaluation(Small(KERAS_EMA), resumed.model, 100)
     own = evaluate()
     with moving_averages.shown(resumed.model, resumed.optimizer):
         averaged = evaluate()

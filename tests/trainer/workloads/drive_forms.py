@@ -138,7 +138,7 @@ def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
             losses.append(session.run(STEPS // 5).loss)
         session.flush()
         session.fetch()
-        evaluated = model_ops.evaluator(workload, session.model, 64)()
+        evaluated = model_ops.evaluation(workload, session.model, 64)()
         trained = _weights(session.model)
         report[name] = {"losses": losses, "evaluated": evaluated, "weights": [value.ravel().tolist() for value in trained]}
         if session.is_chief:

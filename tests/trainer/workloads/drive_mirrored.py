@@ -58,7 +58,7 @@ def main(scratch: str) -> None:
     report["moved"] = {name: float(np.max(np.abs(value - before[name]))) for name, value in after.items()}
     report["evaluations"] = []
     for session in (mirrored, single):
-        evaluate = model_ops.evaluator(workload, session.model, 500)
+        evaluate = model_ops.evaluation(workload, session.model, 500)
         with moving_averages.shown(session.model, session.optimizer):
             averaged = evaluate()["loss"]
         report["evaluations"].append([averaged, evaluate()["loss"]])

@@ -71,7 +71,7 @@ def by_trainer(session: Any, keras_model: KerasModel) -> Fitted:
     progress = session.run(STEPS, finish=True)
     session.fetch()
     with moving_averages.shown(session.model, session.optimizer):
-        weights, evaluated = _weights(session.model), model_ops.evaluator(keras_model, session.model, BATCH)()
+        weights, evaluated = _weights(session.model), model_ops.evaluation(keras_model, session.model, BATCH)()
     return Fitted(weights, {"loss": progress.loss, **progress.metrics}, evaluated)
 
 

@@ -157,7 +157,7 @@ def test_it_learns_in_600_small_steps_resumes_exactly_and_evaluates_the_averages
         np.testing.assert_array_equal(actual, expected)
     assert outcome.metrics == whole.metrics
     with moving_averages.shown(straight.model, straight.optimizer):
-        assert model_ops.evaluator(Cifar10(SMALL, "synthetic", 0), straight.model, 500)() == pytest.approx(whole.metrics)
+        assert model_ops.evaluation(Cifar10(SMALL, "synthetic", 0), straight.model, 500)() == pytest.approx(whole.metrics)
 
 
 def copy_at_step(step: int, run_dir: Path, copy: Path) -> Path:
@@ -188,7 +188,7 @@ def test_a_linear_classifier_does_not_learn(tmp_path: Path) -> None:
     session = LocalSession(linear, job_of(tmp_path, 600), AllReduce())
     session.begin_at(0)
     session.run(600)
-    assert model_ops.evaluator(linear, session.model, 500)()["accuracy"] < 0.35
+    assert model_ops.evaluation(linear, session.model, 500)()["accuracy"] < 0.35
 
 
 def test_summaries_show_layers_variables_and_inputs(workload: Cifar10, model: keras.Model, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def workload(name: str, **params: Any) -> Workload:
 def test_an_evaluation_with_a_smaller_last_batch_equals_that_of_keras() -> None:
     form = workload("outputs:model")
     model = model_ops.build(form, small_job()).model
-    ours = model_ops.evaluator(form, model, batch_size=32)()
+    ours = model_ops.evaluation(form, model, batch_size=32)()
     parts = [np.concatenate(part) for part in zip(*(tf.nest.flatten(batch) for batch in form.eval_data(32)), strict=True)]
     inputs, targets = tf.nest.pack_sequence_as(form.eval_data(32).element_spec, parts)
     theirs = model.evaluate(inputs, targets["targets"], 32, 0, targets["weights"], return_dict=True)
