@@ -21,7 +21,7 @@ from trainer.engine.run_state import write_atomically
 from trainer.engine.session import CallProgress, Session
 from trainer.events import Reporter
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.protocol import Agent, Workload
+from trainer.workloads.protocol import Agent, CallingBack, Workload
 
 Evaluate = Callable[[int], dict[str, float]]
 
@@ -44,7 +44,7 @@ class Hooks:
 
     def __init__(self, session: Session, workload: Workload | Agent, job: Job, report: Reporter) -> None:
         self._session, self._job, self._report = session, job, report
-        callbacks = workload.callbacks() if hasattr(workload, "callbacks") and not isinstance(workload, Agent) else []
+        callbacks = workload.callbacks() if isinstance(workload, CallingBack) and not isinstance(workload, Agent) else []
         self._callbacks = self._selected(callbacks)
         resolve_file_paths(self._callbacks, job.run_dir / "results")
         self._tracked = callback_state.TrackedAttributes(self._callbacks)

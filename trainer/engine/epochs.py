@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainer.workloads.errors import WorkloadError
+from trainer.workloads.protocol import Agent, Counted, Workload
 
 if TYPE_CHECKING:
     from trainer.engine.job import Job
-    from trainer.workloads.protocol import Agent, Workload
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class EpochLength:
         return step * self.per_step // self.examples
 
 
-def with_steps(job: "Job", workload: "Workload | Agent", replicas: int) -> "Job":
+def with_steps(job: "Job", workload: Workload | Agent, replicas: int) -> "Job":
     """Return the job with `train.epochs` turned into steps; a step takes a batch from each of `replicas`. `train.steps` stay as they are.
 
     Raises:
@@ -47,7 +47,6 @@ def with_steps(job: "Job", workload: "Workload | Agent", replicas: int) -> "Job"
     return replace(job, steps=epoch_length.steps(epochs), epoch_length=epoch_length)
 
 
-def _epoch_length(job: "Job", workload: "Workload | Agent", replicas: int) -> EpochLength | None:
-    count = getattr(workload, "train_examples", None)
-    examples = count() if count is not None else None
+def _epoch_length(job: "Job", workload: Workload | Agent, replicas: int) -> EpochLength | None:
+    examples = workload.train_examples() if isinstance(workload, Counted) else None
     return EpochLength(examples, job.examples_per_step * replicas) if examples else None

@@ -24,7 +24,7 @@ from trainer.engine.saving import Saver, Timeouts
 from trainer.engine.session import CallProgress, SaveError, Session, StopError, WorkerProgress
 from trainer.engine.tensorboard_logs import Logs
 from trainer.events import Reporter
-from trainer.workloads.protocol import Agent, Workload
+from trainer.workloads.protocol import Accumulating, Agent, StartSummarizing, Summarizing, Workload
 
 _EXPORT_SHARE = 0.1  # the largest fraction of the time that exports of the best model take before the end
 _WAITS = ("input_wait", "peer_wait", "dropped")
@@ -153,7 +153,7 @@ class _Chief:
         self._timeouts = Timeouts(job.save_timeout, job.grace_period)
         self.saver = Saver(self._checkpoints, report, self._timeouts, self._note_checkpoint)
         self.early_stop = EarlyStop(job.train, job.run_dir)
-        if job.train.early_stopping and not hasattr(workload, "held_out_metrics"):
+        if job.train.early_stopping and not isinstance(workload, Accumulating):
             check_metric(job.train.early_stopping, ("loss", *model_ops.metric_names(workload, session.model)))
         self._evaluation: model_ops.ModelEvaluation | None = None
         self._best: BestModel | None = None
@@ -216,7 +216,7 @@ class _Chief:
         self._update_record("running", step)
         for rate in (self._reported_rate, self._written_rate):
             rate.start()
-        if self._job.summaries_every and hasattr(self._workload, "write_start_summaries"):
+        if self._job.summaries_every and isinstance(self._workload, StartSummarizing):
             with self.logs.training_writer(0):
                 self._workload.write_start_summaries(self._session.model, self.logs.train_dir)
         return step
@@ -237,7 +237,7 @@ class _Chief:
             self._session.fetch()
             fetched = True
             self.logs.progress(progress, self._session.optimizer, self._written_rate.take()[0])
-            if hasattr(self._workload, "write_summaries"):
+            if isinstance(self._workload, Summarizing):
                 with self.logs.training_writer(step):
                     self._workload.write_summaries(self._session.model, step)
         if self._evaluate_due(step) and not last:

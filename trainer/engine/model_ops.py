@@ -16,7 +16,7 @@ from trainer.engine.job import Job
 from trainer.settings import Embeddings
 from trainer.workloads import pipeline
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.protocol import Agent, Composing, HeldOutMetrics, Stepping, Values, Workload
+from trainer.workloads.protocol import Accumulating, Agent, Composing, HeldOutMetrics, Stepping, Values, Workload
 
 if TYPE_CHECKING:
     from trainer.engine.embeddings.sharded_tables import Tables
@@ -253,7 +253,7 @@ class BatchMeansEvaluation(ModelEvaluation):
     def __init__(self, workload: Workload, model: keras.Model, batch_size: int, tables: "Tables | None" = None) -> None:
         self.names = ("loss", *metric_names(workload, model))  # first: a compiled model has its held-out metrics only after a trace
         self._data = held_out_data(workload, batch_size)
-        self._held_out: HeldOutMetrics | None = workload.held_out_metrics() if hasattr(workload, "held_out_metrics") else None
+        self._held_out: HeldOutMetrics | None = workload.held_out_metrics() if isinstance(workload, Accumulating) else None
         held_out = self._held_out
 
         def batch(inputs: Any, targets: Any) -> tuple[tf.Tensor, tf.Tensor]:

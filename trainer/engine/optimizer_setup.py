@@ -7,7 +7,7 @@ from trainer.engine.job import Job
 from trainer.engine.schedules import constant, described, schedule
 from trainer.strategies import STRATEGIES
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.protocol import Agent, Workload
+from trainer.workloads.protocol import Agent, Scheduling, Workload
 
 # settings.Gradients -> the argument of Keras's optimizers.
 _CLIPS = {"clip_value": "clipvalue", "clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm"}
@@ -49,12 +49,11 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
         WorkloadError: the optimizer has a schedule of its own and the settings' has no `initial`, or it has an option that the strategy
             does not support.
     """
-    scheduled = getattr(workload, "optimizer_for", None)
-    own = scheduled(examples_per_step) if scheduled else workload.optimizer()
+    own = workload.optimizer_for(examples_per_step) if isinstance(workload, Scheduling) else workload.optimizer()
     if _scales_loss():
         own = getattr(own, "inner_optimizer", own)  # Keras's compile may have wrapped it already
-    for setting, (kinds, remedy) in _UNSUPPORTED_OPTIONS.items():
-        unsupported = any(getattr(STRATEGIES[job.strategy], kind) for kind in kinds)
+    for setting, (traits, remedy) in _UNSUPPORTED_OPTIONS.items():
+        unsupported = any(getattr(STRATEGIES[job.strategy], trait) for trait in traits)
         if unsupported and (value := getattr(getattr(own, "inner_optimizer", own), setting)):
             raise WorkloadError(
                 f"the optimizer of {job.train.workload} has {setting}={value}, which acts only in some steps, and TensorFlow does not support "

@@ -58,6 +58,7 @@ class Workload(Protocol):
         """Return the held-out set once, in (inputs, targets) batches; the last may be smaller."""
 
 
+@runtime_checkable
 class Scheduling(Protocol):
     """Optional, for a learning rate schedule by epochs, whose steps depend on batch size and replicas."""
 
@@ -65,6 +66,7 @@ class Scheduling(Protocol):
         """Return a new optimizer, for steps of so many examples; called instead of `optimizer`."""
 
 
+@runtime_checkable
 class Counted(Protocol):
     """Optional, for a known number of training examples, which `train.epochs` needs."""
 
@@ -72,6 +74,7 @@ class Counted(Protocol):
         """Return the number of examples in an epoch; None if it is not known."""
 
 
+@runtime_checkable
 class CallingBack(Protocol):
     """Optional, for Keras's callbacks between steps; see trainer/engine/callbacks.py."""
 
@@ -100,6 +103,7 @@ class HeldOutMetrics(Protocol):
         """Return the metrics of all batches since `reset`."""
 
 
+@runtime_checkable
 class Accumulating(Protocol):
     """Optional, for metrics of a whole evaluation instead of means over batches."""
 
@@ -201,6 +205,7 @@ class Agent(Protocol):
         """Return the loss and the measures that `evaluated` names."""
 
 
+@runtime_checkable
 class Summarizing(Protocol):
     """Optional, for TensorBoard beyond loss, metrics and speed."""
 
@@ -209,6 +214,11 @@ class Summarizing(Protocol):
 
         Called only on the chief, every `summaries.every_steps`, with a model that holds the current weights.
         """
+
+
+@runtime_checkable
+class StartSummarizing(Protocol):
+    """Optional, for summaries of TensorBoard that have no step."""
 
     def write_start_summaries(self, model: "keras.Model", logdir: str) -> None:
         """Write summaries without a step: the graph, the projector's configuration.
