@@ -225,13 +225,13 @@ def render(event: Event) -> str:
     templates = {
         "started": "attempt {attempt} started as {role}, pid {pid}",
         "ready": "ready after {seconds:.1f} s",
-        "restored": "going on from step {step} ({path})",
+        "restored": "continuing from step {step} ({path})",
         "checkpoint": "checkpoint at step {step}: {path}",
         "notice": "{message}",
         "restarting": "starting again in {delay:.1f} s (attempt {attempt}): {cause}",
-        "recovered": "restarts before count no more: {left} left",
+        "recovered": "earlier restarts no longer count; {left} left",
         "stopping": "stopping: {reason}",
-        "resumed": "goes on after {seconds:.0f} s without progress",
+        "resumed": "continues after {seconds:.0f} s without progress",
         "busy": "{phase} for {seconds:.0f} s",
         "failed": "failed: {cause}: {detail}" if event.get("detail") else "failed: {cause}",
     }

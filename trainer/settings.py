@@ -35,7 +35,7 @@ class LearningRate(Settings):
     )
     initial: float | None = Field(None, gt=0, description="The rate that the schedule starts from; the workload's own when left out.")
     warmup_steps: int = Field(
-        0, ge=0, le=1_000_000_000, description="Steps over which the rate rises to `initial`, from that divided by their number."
+        0, ge=0, le=1_000_000_000, description="Steps of a linear warm-up from `initial / warmup_steps` to `initial`."
     )
     decay_steps: Steps | None = Field(
         None, description="cosine, linear: steps of the whole fall, up to the last step when left out. exponential: steps of one factor."
@@ -180,7 +180,7 @@ class Train(Settings):
     precision: Precision = Field(
         "float32",
         description="The precision of layers; with a mixed one, variables stay float32. mixed_float16 scales the loss. "
-        "With float32, a policy holds that your own code sets for Keras where it is imported.",
+        "With float32, a Keras dtype policy that your code sets on import stays in effect.",
     )
     jit_compile: bool = Field(False, description="Compile a replica's forward and backward pass with XLA.")
     deterministic: bool = Field(False, description="Take only operations that give the same bits each time; slower.")
@@ -221,7 +221,7 @@ class Restarts(Settings):
     """When and how often the tasks of a role are started again in place."""
 
     restart: RestartWhen = Field(
-        "on_failure", description="When it restarts: also after exit code 0, after a failure, or only after signals."
+        "on_failure", description="`always`: after every exit; `on_failure`: after failures; `exit_code`: only after signals."
     )
     max_restarts: int = Field(10, ge=0, description="How often, after failures.")
 
@@ -240,7 +240,7 @@ class TrainerSettings(Settings):
     local_replicas: int = Field(1, ge=1, description="Devices that `mirrored` uses where the machine has no GPU.")
     has_evaluator: bool = Field(False, description="An evaluator task follows the checkpoints; the chief then evaluates at the end alone.")
     max_restarts: int = Field(10, ge=0, description="Restarts in place after failures before a task fails for good.")
-    restarts: dict[str, Restarts] | None = Field(None, description="The roles that have others, by role.")
+    restarts: dict[str, Restarts] | None = Field(None, description="Restart rules of the roles that have their own, by role; `max_restarts` is for the others.")
     start_timeout: float = Field(600, gt=0, description="Seconds to wait for peers.")
     orphan_timeout: float = Field(
         600, gt=0, description="Seconds a ps or worker serves without its chief, and a chief waits without any worker."
@@ -253,7 +253,7 @@ class TrainerSettings(Settings):
     grace_period: float | None = Field(
         None, gt=0, description="Seconds a task may take to save when it is asked to stop; 30 when left out."
     )
-    ending: Ending | None = Field(None, description="How a user's own command ends as a whole; none where the launcher ends it.")
+    ending: Ending | None = Field(None, description="How the tasks of a `command` learn that the run has ended; None if the launcher ends them.")
     unsupervised: list[str] | None = Field(
         None, description="The roles without a parent, whose tasks do not ask whether the run has ended."
     )

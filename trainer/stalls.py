@@ -41,8 +41,8 @@ _PROBE_TIMEOUT = 5.0  # seconds
 class StallWatch:
     """Watches one attempt of a task after the other; reports `stalled`, `resumed`, and `busy` if something takes long and continues.
 
-    `end(cause)` is called if `on_stall` is not `tell`, unless the program only waits for another task that is not its own server.
-    A user's program is only watched if the user has set a limit.
+    `end(cause)` is called if `on_stall` is not `tell`, unless the task only waits for other tasks; a chief that waits for its servers is
+    ended after twice the limit. A user's program is only watched if the user has set a limit.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ class GridworldDqnParams(Settings):
         description="Filters of the last convolution: half of them for the advantage, half for the value.",
     )
     learning_rate: float = Field(0.0001, gt=0, description="Adam's learning rate.")
-    gamma: float = Field(0.99, ge=0, lt=1, description="The worth of a reward a move later.")
+    gamma: float = Field(0.99, ge=0, lt=1, description="Discount factor.")
     replay: int = Field(50_000, ge=10_000, le=10_000_000, description="Moves that the replay holds.")
     random_steps: int = Field(10_000, ge=100, le=1_000_000_000, description="First steps, all at random; no updates before their end.")
     epsilon_start: float = Field(1.0, ge=0, le=1, description="Probability of a random move after them.")
@@ -82,7 +82,7 @@ class GridworldDqnParams(Settings):
         0.001,
         gt=0,
         le=1,
-        description="The part of the way to the network's weights by which the target network's move in an update (a soft update).",
+        description="Soft-update rate (tau) of the target network, in each update.",
     )
 
 
@@ -97,7 +97,7 @@ class MapReduceParams(Settings):
 
     count: int = Field(10_000_000, ge=1, le=1_000_000_000, description="Numbers in the vector.")
     slices: Literal["unequal", "speed"] = Field(
-        "unequal", description="How it is cut: `unequal` as 1 to 2 to 3 and so on, `speed` in proportion to the tasks' measured speeds."
+        "unequal", description="How it is cut: `unequal` in the ratio 1:2:3:..., `speed` in proportion to the tasks' measured speeds."
     )
 
 
@@ -120,11 +120,11 @@ class LifeParams(Settings):
     height: int = Field(50, ge=1, le=10_000, description="Rows of the torus.")
     width: int = Field(50, ge=1, le=10_000, description="Columns of the torus.")
     density: float = Field(0.2, ge=0, le=1, description="Part of the cells that live at the start of `random`.")
-    generations: int = Field(5000, ge=1, le=10_000_000, description="Generations after which it ends when no state has come again.")
+    generations: int = Field(5000, ge=1, le=10_000_000, description="Maximum number of generations; it ends earlier when a state recurs.")
     frames: int = Field(
-        300, ge=0, le=10_000, description="First generations that the animation shows, fewer of large boards; 0 writes none."
+        300, ge=0, le=10_000, description="Number of generations in the animation, from the first on; fewer for large boards. 0 writes no animation."
     )
-    cell: int = Field(4, ge=1, le=64, description="Pixels of a cell's side in pictures, fewer of large boards.")
+    cell: int = Field(4, ge=1, le=64, description="Pixels of a cell's side in pictures; fewer for large boards.")
 
 
 @dataclass(frozen=True)

@@ -293,7 +293,7 @@ def test_down_saves_a_checkpoint_from_which_up_resumes(long: Path, launcher: Lau
         up.kill()
     assert up.returncode == 130, output
     assert f"continues from the checkpoint of step {stopped['checkpoint_step']:,}" in output
-    assert f"going on from step {stopped['checkpoint_step']}" in output
+    assert f"continuing from step {stopped['checkpoint_step']}" in output
     assert "long stopped after" in output
     # The output up to the end is shown, and its last checkpoint counts.
     assert f"checkpoint at step {launcher.status('long')['checkpoint_step']}:" in output
