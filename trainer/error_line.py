@@ -26,7 +26,7 @@ def error_line(error: Exception) -> str:
 
 
 def line_of(kind: str, message: str) -> str:
-    """Return the same for an exception of the class named `kind`."""
+    """Return `Type: message`, the message cut to its first line, for an exception of the class named `kind`."""
     paragraphs = [part.strip() for part in re.split(r"\n\s*\n", _NOISE.sub("", message)) if part.strip()]
     paragraph = next((part for part in paragraphs if not _LOCATION.match(part)), "".join(paragraphs[:1]))
     line = next(iter(paragraph.splitlines()), "")

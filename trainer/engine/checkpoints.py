@@ -312,7 +312,7 @@ class Checkpoints:
             raise
 
     def save(self, step: int, callbacks: bytes = b"") -> str:
-        """Do both: `capture` and `write`."""
+        """Capture the state of global step `step` and write it to the disk; return the checkpoint's path."""
         checkpoint = self.capture(step, callbacks)
         try:
             return self.write(checkpoint)

@@ -77,7 +77,10 @@ class Replica:
         return measured, gradients
 
     def step_on(self, batches: Any, waited: tf.Tensor) -> tuple[tf.Tensor, list[Any]]:
-        """Do the same with given batches; several of one step are stacked, [batches, batch, ...]."""
+        """Take a step on `batches`; return its measures and the gradients of the model's own variables.
+
+        Several batches of one step are stacked, [batches, batch, ...]. The task has `waited` so many seconds for them.
+        """
         variables = [v.value for v in self._model.trainable_variables]
         count = self._batches
         each = iter(range(count))
@@ -100,11 +103,11 @@ class Replica:
         step: tf.Tensor,
         rows_after: Sequence[tf.Tensor] = (),
     ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
-        """Do the same with given values of trainable and of floating-point non-trainable variables; also return the latter after the step.
+        """Take a step from `iterator` at given values of the variables; return its measures, its gradients, and `non_trainable` after it.
 
-        With tables, RowGradients of the rows that it used come after the gradients of `values`; rows are looked up after `rows_after` are computed.
-
-        Random layers draw other values for each `worker` and `step`, scalars of integers.
+        `values` are those of trainable variables, `non_trainable` those of floating-point non-trainable ones. With tables, RowGradients of the
+        rows that it used come after the gradients of `values`; rows are looked up after `rows_after` are computed. Random layers draw other
+        values for each `worker` and `step`, scalars of integers.
         """
         seed = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(worker, tf.int64), tf.cast(step, tf.int64) * self._batches])
         differentiate = partial(self._gradients_at, values, rows_after)

@@ -39,7 +39,7 @@ class ClassWeight:
         return (np.asarray(weights, np.float32).T * own).T.astype(np.float32)
 
     def of_example(self, targets: Any, weights: Any) -> tf.Tensor:
-        """Return the same for a single example, as TensorFlow operations."""
+        """Return the class weight of one example, times its sample weight, if any, by TensorFlow operations."""
         if targets.shape.rank:
             targets = tf.argmax(targets, axis=-1) if targets.shape[-1] != 1 else targets[0]
         targets = tf.round(targets) if targets.dtype.is_floating else targets
