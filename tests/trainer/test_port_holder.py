@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tests.waiting import until
-from trainer.engine.manual.watchdog import unreachable
+from trainer.engine.connections import unreachable
 from trainer.port_holder import PortHolder
 from trainer.tf_config import split_address
 

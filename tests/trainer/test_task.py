@@ -15,7 +15,7 @@ import pytest
 
 from tests import forked
 from tests.waiting import until
-from trainer.engine.manual.watchdog import unreachable
+from trainer.engine.connections import unreachable
 
 ROOT = Path(__file__).parents[2]
 SHOWS = """

@@ -8,7 +8,7 @@ A request to stop interrupts the wait at once. The task's parent reports the mis
 import time
 from collections.abc import Callable, Mapping
 
-from trainer.engine.manual.watchdog import unreachable
+from trainer.engine.connections import unreachable
 from trainer.engine.session import PeerLostError
 from trainer.port_holder import PortHolder
 from trainer.strategies import SERVER_STRATEGIES, STRATEGIES, Strategy

@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from trainer.engine.connections import closed_by_peer, connect
 from trainer.exit_codes import ExitCode
-from trainer.peers import RESET_ON_CLOSE, connect_error
-from trainer.tf_config import split_address
 
 _STOP_CHECK_INTERVAL = 0.1  # seconds between checks whether a stop was asked for
 _CONNECT_TIMEOUT = 1.0
@@ -118,37 +117,3 @@ class ServerWatchdog:
             before, self._connections[name] = self._connections.get(name), connection
         if before is not None:
             before.close()
-
-
-def unreachable(address: str, timeout: float) -> str | None:
-    """Return why `address` accepts no connection within `timeout` seconds, None if it does."""
-    connection, reason = connect(address, timeout)
-    if connection is not None:
-        connection.close()
-    return reason
-
-
-def connect(address: str, timeout: float) -> tuple[socket.socket | None, str | None]:
-    """Return a connection that `address` accepts within `timeout` seconds, or why it accepts none."""
-    try:
-        connection = socket.create_connection(split_address(address), timeout=timeout)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-    except OSError as error:
-        return None, (error.strerror or "no answer").lower()
-    if reason := connect_error(connection):
-        connection.close()
-        return None, reason
-    connection.setblocking(False)
-    return connection, None
-
-
-def closed_by_peer(connection: socket.socket) -> bool:
-    """Return whether the other end has closed a connection; what it sent before, such as gRPC's greeting, is dropped."""
-    try:
-        while connection.recv(1024):
-            pass
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from trainer.engine.manual import watchdog
+from trainer.engine import connections
 from trainer.events import EVENTS_FD
 from trainer.tf_config import TaskConfig
 
@@ -49,14 +49,14 @@ class ChiefWatch:
 
     def poll(self) -> None:
         """Restart this process if the chief's has ended."""
-        if self._connection is not None and watchdog.closed_by_peer(self._connection):
+        if self._connection is not None and connections.closed_by_peer(self._connection):
             self._file.unlink(missing_ok=True)
             sys.stdout.flush()
             sys.stderr.flush()
             _restart_process()
         if time.monotonic() >= self._renew_at and self._file.exists():
             self._renew_at = time.monotonic() + _RENEW_INTERVAL
-            connection, _ = watchdog.connect(self._chief, _CONNECT_TIMEOUT)
+            connection, _ = connections.connect(self._chief, _CONNECT_TIMEOUT)
             if connection is not None:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for name, value in _KEEPALIVE:

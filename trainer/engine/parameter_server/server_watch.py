@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from trainer import error_file
 from trainer.engine import saving
-from trainer.engine.manual import watchdog
+from trainer.engine import connections
 from trainer.engine.parameter_server.servers import leaving_file
 from trainer.engine.session import PeerLostError
 from trainer.events import Reporter
@@ -116,12 +116,12 @@ class ServerWatch:
         known_ip, connect_at, suspect_until = "", 0.0, math.inf
         while not self._done.wait(_POLL_INTERVAL):
             now = time.monotonic()
-            if connection is not None and watchdog.closed_by_peer(connection):
+            if connection is not None and connections.closed_by_peer(connection):
                 connection.close()
                 connection, connect_at, suspect_until = None, now, now + _SHUTDOWN_SECONDS
             if now < connect_at:
                 continue
-            renewed, reason = watchdog.connect(address, _CONNECT_TIMEOUT)
+            renewed, reason = connections.connect(address, _CONNECT_TIMEOUT)
             current_ip = _peer(renewed)[0] if renewed is not None else ""
             suspect = suspect_until < math.inf
             if known_ip and current_ip != known_ip and (new_ip := _moved_to(address, known_ip)):
@@ -144,7 +144,7 @@ class ServerWatch:
         known_ips: dict[str, str] = {}
         while not self._done.wait(_FOLLOW_INTERVAL):
             for name, address in workers.items():
-                connection, _ = watchdog.connect(address, _CONNECT_TIMEOUT)
+                connection, _ = connections.connect(address, _CONNECT_TIMEOUT)
                 if connection is None:
                     continue
                 with connection:

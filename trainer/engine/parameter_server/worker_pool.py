@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from trainer.engine import model_ops
-from trainer.engine.manual.watchdog import unreachable
+from trainer.engine.connections import unreachable
 from trainer.engine.parameter_server import server_watch
 from trainer.engine.parameter_server.server_watch import ServerWatch
 from trainer.engine.parameter_server.servers import disable_blocking_enqueue

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tests.trainer.conftest import Ports
 from tests.waiting import until
-from trainer.engine.manual.watchdog import ServerWatchdog, unreachable
+from trainer.engine.manual.watchdog import ServerWatchdog
 from trainer.exit_codes import ExitCode
 from trainer.tf_config import split_address
 
@@ -81,14 +81,6 @@ def test_servers_that_answer_do_not_end_the_program(ports: Ports) -> None:
         # This takes longer than the timeout of a silent server.
         until("three reports that the run is alive", lambda: len(alive) >= 3 or exits.reasons, seen=lambda: alive)
     assert exits.reasons == []
-
-
-def test_an_address_without_a_connection_has_a_reason(ports: Ports) -> None:
-    address = ports.address()
-    assert unreachable(address, 1) == "connection refused"
-    assert unreachable("no-such-host.invalid:1", 1) is not None
-    ports.listen(address)
-    assert unreachable(address, 1) is None
 
 
 def greet(listener: socket.socket, accepted: list[socket.socket]) -> None:
