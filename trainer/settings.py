@@ -240,7 +240,9 @@ class TrainerSettings(Settings):
     local_replicas: int = Field(1, ge=1, description="Devices that `mirrored` uses where the machine has no GPU.")
     has_evaluator: bool = Field(False, description="An evaluator task follows the checkpoints; the chief then evaluates at the end alone.")
     max_restarts: int = Field(10, ge=0, description="Restarts in place after failures before a task fails for good.")
-    restarts: dict[str, Restarts] | None = Field(None, description="Restart rules of the roles that have their own, by role; `max_restarts` is for the others.")
+    restarts: dict[str, Restarts] | None = Field(
+        None, description="Restart rules of the roles that have their own, by role; `max_restarts` is for the others."
+    )
     start_timeout: float = Field(600, gt=0, description="Seconds to wait for peers.")
     orphan_timeout: float = Field(
         600, gt=0, description="Seconds a ps or worker serves without its chief, and a chief waits without any worker."
@@ -253,7 +255,9 @@ class TrainerSettings(Settings):
     grace_period: float | None = Field(
         None, gt=0, description="Seconds a task may take to save when it is asked to stop; 30 when left out."
     )
-    ending: Ending | None = Field(None, description="How the tasks of a `command` learn that the run has ended; None if the launcher ends them.")
+    ending: Ending | None = Field(
+        None, description="How the tasks of a `command` learn that the run has ended; None if the launcher ends them."
+    )
     unsupervised: list[str] | None = Field(
         None, description="The roles without a parent, whose tasks do not ask whether the run has ended."
     )

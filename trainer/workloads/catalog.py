@@ -122,7 +122,10 @@ class LifeParams(Settings):
     density: float = Field(0.2, ge=0, le=1, description="Part of the cells that live at the start of `random`.")
     generations: int = Field(5000, ge=1, le=10_000_000, description="Maximum number of generations; it ends earlier when a state recurs.")
     frames: int = Field(
-        300, ge=0, le=10_000, description="Number of generations in the animation, from the first on; fewer for large boards. 0 writes no animation."
+        300,
+        ge=0,
+        le=10_000,
+        description="Number of generations in the animation, from the first on; fewer for large boards. 0 writes no animation.",
     )
     cell: int = Field(4, ge=1, le=64, description="Pixels of a cell's side in pictures; fewer for large boards.")
 

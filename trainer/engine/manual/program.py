@@ -21,8 +21,8 @@ import trainer
 from trainer import error_file
 from trainer.engine import peer_wait
 from trainer.engine.cadence import REPORT_INTERVAL
-from trainer.engine.job import Job
 from trainer.engine.connections import unreachable
+from trainer.engine.job import Job
 from trainer.engine.manual.watchdog import ServerWatchdog
 from trainer.engine.run_state import Record
 from trainer.engine.session import PeerLostError, cause

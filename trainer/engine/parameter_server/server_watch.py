@@ -23,8 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer import error_file
-from trainer.engine import saving
-from trainer.engine import connections
+from trainer.engine import connections, saving
 from trainer.engine.parameter_server.servers import leaving_file
 from trainer.engine.session import PeerLostError
 from trainer.events import Reporter
