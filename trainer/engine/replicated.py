@@ -9,12 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import clock, data_length, model_ops, schedules
+from trainer.engine import clock, data_length, fused_updates, model_ops, schedules
 from trainer.engine.changes import Snapshot
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.embeddings.local_tables import LocalTables
 from trainer.engine.job import Job
-from trainer.engine.parameter_server import fused_updates
 from trainer.engine.replica import Replica, timed_next
 from trainer.engine.session import CallProgress, NotFinite, PeerLostError, Session
 from trainer.workloads.protocol import Shard, Workload

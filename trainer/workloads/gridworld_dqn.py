@@ -15,7 +15,7 @@ import tensorflow as tf
 from PIL import Image
 from tensorboard.plugins.image import metadata
 
-from trainer.engine.parameter_server import fused_updates
+from trainer.engine import fused_updates
 from trainer.programs.rendering import animation
 from trainer.workloads import gridworld
 from trainer.workloads.catalog import GridworldDqnParams

@@ -147,8 +147,8 @@ def compare_with_dense(case: str, scratch: Path, connection: Any) -> dict[str, A
     import tensorflow as tf
 
     from tests.trainer.engine import embedding_models
+    from trainer.engine import fused_updates
     from trainer.engine.collectives.all_reduce import AllReduce
-    from trainer.engine.parameter_server import fused_updates
     from trainer.engine.replicated import LocalSession
     from trainer.workloads.loading import load_workload
 

@@ -8,11 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.engine import fused_updates
 from trainer.engine.embeddings import layers, row_updates
 from trainer.engine.embeddings.row_updates import UsedRows
 from trainer.engine.embeddings.table_parts import TableParts
 from trainer.engine.job import Job
-from trainer.engine.parameter_server import fused_updates
 from trainer.settings import Embeddings
 
 # (gradients shaped like their variables, gradients of rows) -> (their means over all tasks, in that order, the seconds that this took)

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.parameter_server.fused_updates import ELEMENTWISE
+from trainer.engine.fused_updates import ELEMENTWISE
 
 _VECTOR_BYTES = 64 * 2**20  # a larger model gets several vectors, so that no message nears gRPC's 2 GiB
 SINGLE_SERVER_BYTES = 64 * 2**10  # a smaller model is one vector on one server: another message would cost more than its content

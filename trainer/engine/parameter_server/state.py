@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import schedules
-from trainer.engine.parameter_server import fused_updates, packing
+from trainer.engine import fused_updates, schedules
+from trainer.engine.parameter_server import packing
 from trainer.engine.parameter_server.packing import Pack
 
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.engine.fused_updates import ELEMENTWISE
 from trainer.engine.parameter_server import packing
-from trainer.engine.parameter_server.fused_updates import ELEMENTWISE
 
 
 def variables(*shapes: tuple[int, ...]) -> list[keras.Variable]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.engine.parameter_server import fused_updates
+from trainer.engine import fused_updates
 
 
 def trained(make: Any, apply: Any, *, of_rows: bool, steps: int = 25) -> list[np.ndarray]:
