@@ -112,7 +112,7 @@ def _last(lines: list[str]) -> ExceptionSummary | None:
     transient = _is_transient(kind) or any(map(_is_transient, _KIND.findall(printed))) or _TRANSIENT_TEXT.search(printed)
     fingerprint = f"{kind} at {':'.join(own or frames[-1])}, in {':'.join(frames[-1])}"
     # The program may have logged this exception and continued: then the output after it must be the same, too.
-    since = [one for one in lines[end + 1 :] if one.strip() and not _LOG.match(one)]
+    since = [line for line in lines[end + 1 :] if line.strip() and not _LOG.match(line)]
     fingerprint += f", {zlib.crc32(_TIME.sub('#', chr(10).join(since)).encode()):08x} since" if since and not remedy else ""
     permanent = bool(remedy) or (exception[2] or "").startswith(_READ_ONLY)
     return ExceptionSummary(shown, "" if transient and not permanent else fingerprint)

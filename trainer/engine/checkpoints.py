@@ -274,7 +274,7 @@ class Checkpoints:
             PeerLostError: a parameter server that has rows of it is lost.
         """
         path = str(self._directory / f"ckpt-{checkpoint.step}")
-        others = [one for one in self._paths if one != path and _files_of(one)]  # files may have been deleted to make space
+        others = [other for other in self._paths if other != path and _files_of(other)]  # files may have been deleted to make space
         try:
             self._write(checkpoint)
         except OSError as error:
@@ -292,7 +292,7 @@ class Checkpoints:
             if path not in self._paths:
                 _delete([path])
             raise
-        removed, self._paths = [one for one in others if one not in retained], retained
+        removed, self._paths = [other for other in others if other not in retained], retained
         _delete(removed)
         return path
 
@@ -384,8 +384,8 @@ def _skipped_notice(path: str, error: Exception) -> str:
 def _copy_all_but_rate(source: keras.optimizers.Optimizer, target: keras.optimizers.Optimizer) -> None:
     rates = [schedules.inner(optimizer)._learning_rate for optimizer in (source, target)]  # noqa: SLF001 - see schedules
     sources, targets = ([v for v in optimizer.variables if all(v is not rate for rate in rates)] for optimizer in (source, target))
-    for one, other in zip(sources, targets, strict=True):
-        other.value.assign(one.value)
+    for source_variable, target_variable in zip(sources, targets, strict=True):
+        target_variable.value.assign(source_variable.value)
 
 
 def _recover(directory: Path) -> str:

@@ -36,7 +36,7 @@ class EarlyStop:
             if version != self._read_version:  # an evaluator may have written it
                 self._read_version = version
                 self._reason = no_improvement(
-                    [one for one in evaluations.read(self._run_dir) if one.step <= step], self._train.early_stopping
+                    [result for result in evaluations.read(self._run_dir) if result.step <= step], self._train.early_stopping
                 )
         return self._reason
 
@@ -53,8 +53,8 @@ def no_improvement(results: Sequence[EvaluationResult], rule: EarlyStopping) -> 
     """Return why to stop after these evaluations, oldest first, or None. A value that is not finite is no improvement."""
     sign = -1 if direction(rule.metric, rule.mode) == "max" else 1
     best, since = math.inf, 0
-    for one in results:
-        value = sign * one.metrics.get(rule.metric, math.nan)
+    for result in results:
+        value = sign * result.metrics.get(rule.metric, math.nan)
         since += 1
         if value < best - (rule.min_delta if math.isfinite(best) else 0):
             best, since = value, 0

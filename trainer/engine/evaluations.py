@@ -35,7 +35,7 @@ def read(run_dir: Path) -> list[EvaluationResult]:
         entries = json.loads(path(run_dir).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    return [one for entry in entries if (one := _parse(entry))] if isinstance(entries, list) else []
+    return [result for entry in entries if (result := _parse(entry))] if isinstance(entries, list) else []
 
 
 def changed(run_dir: Path) -> float | None:
@@ -51,9 +51,9 @@ def append(run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
 
     Evaluations of `step` and later ones are dropped: training has resumed from an earlier checkpoint, and those models are gone.
     """
-    before = [one for one in read(run_dir) if one.step < step]
+    before = [result for result in read(run_dir) if result.step < step]
     newest = [*before, EvaluationResult(step, dict(metrics), time.time())][-MAX_RETAINED:]
-    lines = ",\n".join(json.dumps(finite(asdict(one)), allow_nan=False) for one in newest)
+    lines = ",\n".join(json.dumps(finite(asdict(result)), allow_nan=False) for result in newest)
     write_atomically(path(run_dir), f"[\n{lines}\n]\n")
 
 

@@ -119,7 +119,7 @@ class _EvaluatedCheckpoints:
 
     def __init__(self, run_dir: Path) -> None:
         # Step -> when its file was written: training that resumes from an earlier checkpoint saves steps again.
-        self._done: dict[int, float | None] = {one.step: None for one in evaluations.read(run_dir)}
+        self._done: dict[int, float | None] = {result.step: None for result in evaluations.read(run_dir)}
         self._skipped: set[tuple[str, float | None]] = set()
         self._failures: Counter[tuple[str, float | None]] = Counter()
         self._vanished = 0
@@ -221,7 +221,7 @@ class _Evaluator:
 
     def last(self) -> tuple[int, dict[str, float]]:
         """Return step and metrics of the last evaluation, also of an earlier attempt's; step 0 without any."""
-        return next(((one.step, one.metrics) for one in reversed(evaluations.read(self._run_dir))), (0, {}))
+        return next(((result.step, result.metrics) for result in reversed(evaluations.read(self._run_dir))), (0, {}))
 
     def close(self) -> None:
         """Write out what is buffered."""

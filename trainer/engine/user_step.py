@@ -89,7 +89,7 @@ class UserStep:
             if calls:
                 raise self._error(f"applies gradients more than once, {_NOT_REPLICATED}")
             before = len(graph.get_operations())
-            present = [index for index, one in enumerate(gradients) if one is not None]
+            present = [index for index, gradient in enumerate(gradients) if gradient is not None]
             means = mean_gradients([tf.convert_to_tensor(gradients[index]) for index in present])
             by_index = dict(zip(present, means, strict=True))
             original([by_index.get(index) for index in range(len(gradients))], variables)
@@ -135,9 +135,9 @@ class UserStep:
         object.__setattr__(optimizer, "apply", apply)
         object.__setattr__(optimizer, "scale_loss", scale_loss)
         for layer in self._model._flatten_layers():  # noqa: SLF001 - the public `layers` are those of one level
-            for one in _optimizers(list(vars(layer).values())):
-                if one is not optimizer:
-                    object.__setattr__(one, "apply", refuse)
+            for found in _optimizers(list(vars(layer).values())):
+                if found is not optimizer:
+                    object.__setattr__(found, "apply", refuse)
 
     def _check_outermost(self, graph: Any) -> None:
         if tf.compat.v1.get_default_graph() is not graph:
@@ -148,7 +148,7 @@ class UserStep:
         for index, operation in enumerate(graph.get_operations()[first:], first):
             if index not in applying:
                 _, written = get_read_write_resource_inputs(operation)
-                for variable in (trained[id(one)] for one in written if id(one) in trained):
+                for variable in (trained[id(tensor)] for tensor in written if id(tensor) in trained):
                     raise self._error(f"changes {variable.path} by other means than self.optimizer, {_NOT_REPLICATED}")
 
     def _error(self, problem: str) -> WorkloadError:
@@ -160,5 +160,5 @@ def _optimizers(value: Any) -> Iterator[keras.optimizers.Optimizer]:
     if isinstance(value, keras.optimizers.Optimizer):
         yield value
     elif isinstance(value, dict | list | tuple):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _optimizers(one)
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _optimizers(part)

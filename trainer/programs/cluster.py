@@ -80,7 +80,11 @@ class Cluster:
         if requested.kind is None:
             return task.device
         found = next(
-            (one for one in task.devices if devices.Device(task.name, requested.kind, requested.number or 0).covers(devices.parse(one))),
+            (
+                full_name
+                for full_name in task.devices
+                if devices.Device(task.name, requested.kind, requested.number or 0).covers(devices.parse(full_name))
+            ),
             None,
         )
         if found is None:

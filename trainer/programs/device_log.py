@@ -128,7 +128,7 @@ class DeviceLog:
         scope, own = context.context().scope_name or "", op_name or ""
         name = (own if own.startswith(scope) else scope + own).rstrip("/")
         operation = f"function {function[1].lstrip('_')}" if function else operation
-        tensors = (*outputs, *(one for one in inputs if one.dtype == tf.resource))
+        tensors = (*outputs, *(tensor for tensor in inputs if tensor.dtype == tf.resource))
         call = _Call(next(self._order), operation, name, requested_device, tensors)
         if not function:
             self._count_call(call)
@@ -164,7 +164,7 @@ def _await(call: _Call) -> None:
 
     Raises tf.errors.OpError if the call failed.
     """
-    value = next((one for one in call.tensors if one.dtype not in (tf.resource, tf.variant)), None)
+    value = next((tensor for tensor in call.tensors if tensor.dtype not in (tf.resource, tf.variant)), None)
     if value is None:
         return
     eager_context = context.context()

@@ -55,10 +55,10 @@ def matmul(cluster: Cluster, params: MatmulParams, seed: int) -> dict[str, float
         measured.append(_measure(cluster.chief.cpu, matrix, device, params.repeats))
         cluster.progress(step, len(selected), _known({"gflops": measured[-1].gflops}))
     _show(cluster, measured)
-    metrics = {"sum": measured[0].total, "relative_error": max(abs(one.total - expected) / expected for one in measured)}
-    for one in measured:
-        values = {"gflops": one.gflops, "compute_s": one.compute, "transfer_s": one.there + one.back}
-        metrics |= {f"{devices.short(one.device)}/{what}": value for what, value in _known(values).items()}
+    metrics = {"sum": measured[0].total, "relative_error": max(abs(measurement.total - expected) / expected for measurement in measured)}
+    for measurement in measured:
+        values = {"gflops": measurement.gflops, "compute_s": measurement.compute, "transfer_s": measurement.there + measurement.back}
+        metrics |= {f"{devices.short(measurement.device)}/{what}": value for what, value in _known(values).items()}
     return metrics
 
 
@@ -115,15 +115,15 @@ def _show(cluster: Cluster, measured: list[Measurement]) -> None:
     headers = ("DEVICE", "SHAPE", "SUM", "THERE S", "COMPUTE S", "BACK S", "ROUND TRIP S", "GFLOP/S")
     rows = [
         (
-            devices.short(one.device),
-            "x".join(map(str, one.shape)),
-            f"{one.total:.9g}",
-            f"{one.there:.4f}",
-            f"{one.compute:.4f}",
-            f"{one.back:.4f}",
-            f"{one.round_trip:.4f}",
-            "-" if one.gflops is None else f"{one.gflops:.1f}",
+            devices.short(measurement.device),
+            "x".join(map(str, measurement.shape)),
+            f"{measurement.total:.9g}",
+            f"{measurement.there:.4f}",
+            f"{measurement.compute:.4f}",
+            f"{measurement.back:.4f}",
+            f"{measurement.round_trip:.4f}",
+            "-" if measurement.gflops is None else f"{measurement.gflops:.1f}",
         )
-        for one in measured
+        for measurement in measured
     ]
     cluster.show("matmul", headers, rows)

@@ -204,7 +204,7 @@ class GridworldDqn:
             )
             drawn = tf.gather(replay, tf.random.stateless_uniform([batch_size], seed, 0, filled, tf.int32))
             with tf.GradientTape() as tape:
-                loss = self._mean_error([tf.convert_to_tensor(one) for one in target], online, drawn)
+                loss = self._mean_error([tf.convert_to_tensor(weight) for weight in target], online, drawn)
             gradients = tape.gradient(loss, online)
             fused_updates.apply(optimizer, gradients, model.online.trainable_variables)
             for followed, follower in zip(online, target, strict=True):
@@ -232,7 +232,7 @@ class GridworldDqn:
     def evaluate(self, model: Networks) -> dict[str, float]:
         """Return loss, reward and q of 64 episodes, always the same starts, played as at the end of training."""
         rows, sums = self._episodes(model, _EVALUATED, _EVALUATION, self._params.epsilon_end)
-        online, target = ([tf.convert_to_tensor(one.value) for one in network.weights] for network in (model.online, model.target))
+        online, target = ([tf.convert_to_tensor(weight.value) for weight in network.weights] for network in (model.online, model.target))
         reward, q = (float(total) / (_EVALUATED * EPISODE) for total in sums)
         return {"loss": float(self._error(target, online, rows)), "reward": reward, "q": q}
 

@@ -265,12 +265,12 @@ def _dummy_batch(values: Any) -> Any:
 def _check_fit(model: keras.Model, name: str) -> None:
     """Raise WorkloadError if a model is not compiled, or cannot be trained as `fit` would train it; `name` begins the message."""
     has_loss = getattr(model, "_compile_loss", None) is not None
-    if not model.compiled or model.optimizer is None or not (has_loss or any(overrides(model, one) for one in _LOSSES)):
+    if not model.compiled or model.optimizer is None or not (has_loss or any(overrides(model, method) for method in _LOSSES)):
         raise WorkloadError(f"{name}: the model {model.name!r} has no loss and optimizer; call model.compile(optimizer=..., loss=...)")
-    for one in _IGNORED:
-        if overrides(model, one):
+    for method in _IGNORED:
+        if overrides(model, method):
             raise WorkloadError(
-                f"{name}: {type(model).__name__} has a {one} of its own, which would not be called: the trainer has its own loop. "
+                f"{name}: {type(model).__name__} has a {method} of its own, which would not be called: the trainer has its own loop. "
                 "Move its work on a batch into train_step or test_step."
             )
     if model.run_eagerly:
@@ -285,7 +285,7 @@ def _check_fit(model: keras.Model, name: str) -> None:
 
 def _check_evaluation(model: keras.Model, inputs: Callable[[], Any], name: str) -> None:
     """Raise WorkloadError if a built model has no loss for evaluations; `inputs` returns a batch of its inputs."""
-    if getattr(model, "_compile_loss", None) is not None or any(overrides(model, one) for one in ("test_step", "compute_loss")):
+    if getattr(model, "_compile_loss", None) is not None or any(overrides(model, method) for method in ("test_step", "compute_loss")):
         return
     if overrides(model, "call"):
         model(inputs())  # layers add their losses in a call

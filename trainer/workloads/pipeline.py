@@ -252,7 +252,7 @@ def _chain(dataset: Any, *, functions: bool = False) -> Iterator[Any]:
 def _below(dataset: Any) -> list[Any]:
     """Return the inputs of a dataset. In the graph of a function a dataset is an operation."""
     if isinstance(dataset, tf.Operation):
-        return [one.op for one in dataset.inputs if one.dtype == tf.variant]
+        return [tensor.op for tensor in dataset.inputs if tensor.dtype == tf.variant]
     return list(dataset._inputs())  # noqa: SLF001 - tf.data has no public way to look into a dataset
 
 
@@ -261,12 +261,12 @@ def _returned(dataset: Any) -> list[tf.Operation]:
     if not _spreads(kind := _kind(dataset)) and "GroupByWindow" not in kind:
         return []
     if isinstance(dataset, tf.Operation):
-        names = [dataset.get_attr(one.name).name for one in dataset.op_def.attr if one.type == "func"]
+        names = [dataset.get_attr(argument.name).name for argument in dataset.op_def.attr if argument.type == "func"]
         functions = [dataset.graph._get_function(name) for name in names]  # noqa: SLF001 - as in _below
         graphs = [function.graph for function in functions if function is not None]
     else:
         graphs = [function.function.graph for function in dataset._functions()]  # noqa: SLF001 - as in _below
-    return [one.op for graph in graphs for one in graph.outputs if one.dtype == tf.variant]
+    return [output.op for graph in graphs for output in graph.outputs if output.dtype == tf.variant]
 
 
 def _spreads(kind: str) -> bool:
@@ -288,14 +288,14 @@ def _made_of_batches(dataset: tf.data.Dataset) -> bool | None:
             return False
         if _spreads(kind):
             # A window becomes one example.
-            if any(_kind(one).startswith("WindowDataset") for source in below for one in _chain(source)):
+            if any(_kind(link).startswith("WindowDataset") for source in below for link in _chain(source)):
                 return False
             below = _returned(part)
         elif "GroupByWindow" in kind and not scalars:
             below = [*_returned(part), *below]
         elif "DirectedInterleave" in kind:
             below = below[1:]  # the first selects
-        return next((found for one in below if (found := made(one)) is not None), None)
+        return next((found for source in below if (found := made(source)) is not None), None)
 
     return made(dataset)
 
@@ -335,7 +335,7 @@ def _padding_values(padded: Any) -> list[tf.Tensor]:
         raise WorkloadError(
             "a padded_batch in a function computes its padding values, so they are not known. Give single examples, or constants"
         )
-    return [tf.constant(value, one.dtype) for value, one in zip(values, inputs, strict=True)]
+    return [tf.constant(value, tensor.dtype) for value, tensor in zip(values, inputs, strict=True)]
 
 
 def _names(types: Sequence[tf.DType]) -> str:

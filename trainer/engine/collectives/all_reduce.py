@@ -102,11 +102,12 @@ class AllReduce:
         own[self.index] = 2 * trainer_version() + (self._hint == "nccl")
         with self.translate_peer_errors():
             answers = self._sum_on_cpus(own, _COMPATIBLE)
-        _check_versions(names, [int(one) // 2 for one in answers])
+        _check_versions(names, [int(answer) // 2 for answer in answers])
         has_gpu = answers % 2
         if 0 < has_gpu.sum() < self.size:
             without, having = (
-                join_names([name for name, has in zip(names, has_gpu, strict=True) if bool(has) is one], _NAMED) for one in (False, True)
+                join_names([name for name, has in zip(names, has_gpu, strict=True) if bool(has) is wanted], _NAMED)
+                for wanted in (False, True)
             )
             raise WorkloadError(
                 f"TensorFlow finds no GPU in {without}, and one in {having}; tasks of multi_worker_mirrored all train on GPUs, or all on CPUs. "
@@ -155,12 +156,12 @@ class AllReduce:
         return result, waited
 
     def _mean_rows(self, tcp: TcpAllReduce, rows: Sequence[tf.IndexedSlices]) -> tuple[list[tf.IndexedSlices], tf.Tensor]:
-        sent = [tensor for one in rows for tensor in (one.indices, self._to_wire(one.values))]
+        sent = [tensor for slices in rows for tensor in (slices.indices, self._to_wire(slices.values))]
         *gathered, waited = tf.numpy_function(tcp.all_gather, sent, [*(tensor.dtype for tensor in sent), tf.float32])
         means = []
-        for one, indices, values in zip(rows, gathered[::2], gathered[1::2], strict=True):
-            mean = tf.cast(tf.ensure_shape(values, [None, *one.values.shape[1:]]), one.values.dtype) / self.size
-            means.append(tf.IndexedSlices(mean, tf.ensure_shape(indices, [None]), one.dense_shape))
+        for slices, indices, values in zip(rows, gathered[::2], gathered[1::2], strict=True):
+            mean = tf.cast(tf.ensure_shape(values, [None, *slices.values.shape[1:]]), slices.values.dtype) / self.size
+            means.append(tf.IndexedSlices(mean, tf.ensure_shape(indices, [None]), slices.dense_shape))
         return means, tf.ensure_shape(waited, []) if clock.is_allowed() else clock.since(clock.now())
 
     def _mean_by_tcp(self, tcp: TcpAllReduce, vectors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:

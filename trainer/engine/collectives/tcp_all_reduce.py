@@ -244,9 +244,12 @@ def _parts(piece: Vector, like: Sequence[Array]) -> list[Array]:
     """Return the arrays of a message that begins with the length of each; types and further axes are those of `like`."""
     head = 8 * len(like)
     counts = piece[:head].view(np.int64)
-    sizes = [int(count) * math.prod(one.shape[1:]) * one.itemsize for count, one in zip(counts, like, strict=True)]
+    sizes = [int(count) * math.prod(array.shape[1:]) * array.itemsize for count, array in zip(counts, like, strict=True)]
     ends = np.cumsum([head, *sizes])
-    return [piece[start:end].view(one.dtype).reshape(-1, *one.shape[1:]) for one, start, end in zip(like, ends[:-1], ends[1:], strict=True)]
+    return [
+        piece[start:end].view(array.dtype).reshape(-1, *array.shape[1:])
+        for array, start, end in zip(like, ends[:-1], ends[1:], strict=True)
+    ]
 
 
 def _bytes(vector: Vector) -> memoryview:

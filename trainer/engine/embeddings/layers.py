@@ -97,7 +97,7 @@ def bytes_of(layer: keras.layers.Embedding) -> int:
 def described(layers: Sequence[keras.layers.Embedding]) -> str:
     """Return names and sizes of the largest of these layers."""
     largest = sorted(layers, key=lambda layer: -bytes_of(layer))[:_NAMED]
-    named = [f"{one.name} ({one.input_dim:,} x {one.output_dim}, {byte_size(bytes_of(one))})" for one in largest]
+    named = [f"{layer.name} ({layer.input_dim:,} x {layer.output_dim}, {byte_size(bytes_of(layer))})" for layer in largest]
     return ", ".join([*named, *([f"and {len(layers) - len(largest)} more"] if len(layers) > len(largest) else [])])
 
 

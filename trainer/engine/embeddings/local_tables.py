@@ -85,8 +85,8 @@ class LocalTables:
         tables = [(self._rows[id(v.value)], g) for v, g in zip(variables, gradients, strict=True) if id(v.value) in self._rows]
         reduced, waited = mean_gradients(dense, [row_updates.summed(gradient) for _, gradient in tables])
         # A row that two tasks have used occurs twice.
-        means = [row_updates.summed(one) for one in reduced[len(dense) :]]
-        dense, values = row_updates.clipped(optimizer, reduced[: len(dense)], [one.values for one in means])
+        means = [row_updates.summed(mean) for mean in reduced[len(dense) :]]
+        dense, values = row_updates.clipped(optimizer, reduced[: len(dense)], [mean.values for mean in means])
         rate, count = row_updates.rate_and_count(optimizer)
         for (rows, _), mean, gradient in zip(tables, means, values, strict=True):
             used = UsedRows(rows.variable, rows.slots, mean.indices)

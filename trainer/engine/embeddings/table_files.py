@@ -136,13 +136,13 @@ class StreamedCheckpoint(InMemoryCheckpoint):
         """Return `checkpoint` with rows: `contents` are the row ranges of each file, `keys` the names of tensors by table and slot."""
         (data, size), (index, index_size) = checkpoint.files
         name, count = index.removesuffix(".index"), len(contents) + 1
-        rows = [sum(one.count * one.table.dimension * one.table.dtype.size for one in file) for file in contents]
+        rows = [sum(row_range.count * row_range.table.dimension * row_range.table.dtype.size for row_range in file) for file in contents]
         files = [(f"{name}.data-{number:05d}-of-{count:05d}", bytes_) for number, bytes_ in enumerate([size, *rows])]
         return cls(checkpoint.step, checkpoint.directory, [*files, (index, index_size)], data, tables, contents, keys)
 
     def write(self, name: str, path: Path) -> Iterator[int]:
         """Write a file to `path`; the index after all others."""
-        number = [one for one, _ in self.files].index(name)
+        number = [file_name for file_name, _ in self.files].index(name)
         if 0 < number < len(self.files) - 1:
             yield self._write_rows(number, path)
         else:

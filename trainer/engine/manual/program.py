@@ -114,10 +114,10 @@ def _connect(task: TaskConfig) -> list[Task]:
         tf.config.experimental_connect_to_cluster(cluster, job_name=task.role, task_index=task.index, protocol="grpc")
         found_devices = tf.config.list_logical_devices()  # its first use: TensorFlow listens, and connects, only now
     by_task: dict[str, list[tuple[devices.Device, str]]] = {name: [] for name in task.tasks()}
-    for one in found_devices:
-        if one.device_type.lower() in devices.KINDS:
-            device = devices.parse(one.name)
-            by_task[device.task or task.name].append((device, one.name))
+    for found_device in found_devices:
+        if found_device.device_type.lower() in devices.KINDS:
+            device = devices.parse(found_device.name)
+            by_task[device.task or task.name].append((device, found_device.name))
     return [Task(name, tuple(full for _, full in sorted(own, key=_by_kind))) for name, own in by_task.items()]
 
 

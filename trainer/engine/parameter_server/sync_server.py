@@ -57,7 +57,7 @@ class SyncServer:
     def reply_queue(self, worker: tf.Tensor) -> tf.Tensor:
         """Return the handle of the queue from which `receive` takes this worker's replies."""
         with tf.device(self._device):
-            return tf.stack([one.queue_ref for one in self._replies])[worker]
+            return tf.stack([queue.queue_ref for queue in self._replies])[worker]
 
     def receive(self, queue: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Wait for a reply; return the step, negative when there is nothing to compute, and the tensors."""
@@ -156,9 +156,10 @@ class SyncServer:
             def accept() -> tuple[Any, ...]:
                 arrived = [read_tensor(p, _REQUEST_HEADER, t, s) for p, t, s in zip(parts, self._sent, shapes, strict=True)]
                 dense = len(self._types)
-                added = [total + tf.cast(one, total.dtype) for total, one in zip(sums[:dense], arrived[:dense], strict=True)]
+                added = [total + tf.cast(gradient, total.dtype) for total, gradient in zip(sums[:dense], arrived[:dense], strict=True)]
                 added += [
-                    tf.concat([before, tf.cast(one, before.dtype)], 0) for before, one in zip(sums[dense:], arrived[dense:], strict=True)
+                    tf.concat([before, tf.cast(gradient, before.dtype)], 0)
+                    for before, gradient in zip(sums[dense:], arrived[dense:], strict=True)
                 ]
                 return count + 1, late, tf.constant(False), contributors | is_worker, added
 

@@ -119,12 +119,12 @@ class SynchronousSession(ServerSession):
     def _run_rounds(self, counts: list[int]) -> list[int]:
         """Do so many rounds on each server and return how many were done: fewer if too few workers are left, or on a stop."""
         pending = [self._threads.submit(_counts, run, count) for run, count in zip(self._rounds, counts, strict=True)]
-        for one in pending:
-            one.add_done_callback(lambda _: self._workers.wake())
+        for future in pending:
+            future.add_done_callback(lambda _: self._workers.wake())
         answering: dict[int, Future[int]] = {}
         deadline, all_pending_at = math.inf, time.monotonic()
-        while not all(one.done() for one in pending):
-            if not any(one.done() for one in pending):
+        while not all(future.done() for future in pending):
+            if not any(future.done() for future in pending):
                 all_pending_at = time.monotonic()
             if time.monotonic() - all_pending_at > _POLL_INTERVAL:
                 # Workers wait for each server: one that is done continues to answer them.
@@ -135,7 +135,7 @@ class SynchronousSession(ServerSession):
                 self._workers.schedule(max(counts))
             result = self._workers.take_within(_POLL_INTERVAL)
             self._results += [result] if result else []
-            if any(one.done() and one.exception() for one in pending):
+            if any(future.done() and future.exception() for future in pending):
                 break
             self._workers.check_errors()
             deadline = self._interrupted(pending, deadline)
@@ -146,8 +146,8 @@ class SynchronousSession(ServerSession):
             with translate_peer_errors():
                 for server in answering:
                     self._servers[server].interrupt()
-                self._dropped += sum(one.result(_INTERRUPT_TIMEOUT) for one in answering.values())
-                results = [one.result(_INTERRUPT_TIMEOUT) for one in pending]
+                self._dropped += sum(future.result(_INTERRUPT_TIMEOUT) for future in answering.values())
+                results = [future.result(_INTERRUPT_TIMEOUT) for future in pending]
         except TimeoutError:
             raise PeerLostError(f"a parameter server did not end its round within {_INTERRUPT_TIMEOUT:.0f} s of the request to") from None
         self._dropped += results[0][1]
@@ -158,7 +158,7 @@ class SynchronousSession(ServerSession):
 
         If every worker is needed, each sends to all servers in each round; then only a server without rounds to do blocks any.
         """
-        done = [server for server, one in enumerate(pending) if one.done()]
+        done = [server for server, future in enumerate(pending) if future.done()]
         return {server for server in done if self._needed < self._workers.count or counts[server] == 0}
 
     def _interrupted(self, pending: list[Future[tuple[int, int]]], deadline: float) -> float:
@@ -170,8 +170,8 @@ class SynchronousSession(ServerSession):
         if self._stopped():
             disable_blocking_enqueue()
         with translate_peer_errors():
-            for server, one in zip(self._servers, pending, strict=True):
-                if not one.done():
+            for server, future in zip(self._servers, pending, strict=True):
+                if not future.done():
                     server.interrupt()
         return time.monotonic() + _STOP_TIMEOUT  # until it is repeated, should it not arrive
 
@@ -222,7 +222,7 @@ class SynchronousSession(ServerSession):
                 values = state.unpacked([tensors[: len(g.packs)] for (_, tensors), g in zip(received, state.groups, strict=True)])
                 # After the end this computes once more, without use: that costs less than a condition around every step.
                 measured, gradients, after = replica.stateless_step(iterator, values, non_trainable, worker, steps[0], rows_after=steps)
-                rows = [one for one in gradients if isinstance(one, RowGradients)]
+                rows = [gradient for gradient in gradients if isinstance(gradient, RowGradients)]
                 changes = [[new - old for new, old in zip(after, non_trainable, strict=True)], *([] for _ in servers[1:])]
                 packed = state.packed(gradients)
                 for server, (step, _), packs, extra in zip(servers, received, packed, changes, strict=True):
