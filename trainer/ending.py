@@ -62,12 +62,12 @@ class Status:
 class Member:
     """A task among those that learn of the end of their run. Addresses are host:port, times seconds.
 
-    `run` identifies the run. `leader_address` is that of the leader's parent, `leader_program_address` that of its program. The leader waits
-    until the tasks in `required` are done, and exits once those in `followers` are notified; both are empty in other tasks. A follower ends
-    `grace` after the run has succeeded. The leader of a failed run waits at most `short_notify_timeout` if each remaining task has polled
-    before, and `stop_notify_timeout` if it is asked to stop. A required task (`is_required`) that is done stays until the run has succeeded,
-    so that a replaced leader learns of it; one that has failed polls a silent leader for a minute. A task counts as lost after
-    `orphan_timeout` of silence; a leader that has never answered, after `start_timeout` if that is longer.
+    `run` identifies the run. `leader_address` is that of the leader's parent, `leader_program_address` that of its program. The leader
+    waits until the tasks in `required` are done, and exits once those in `followers` are notified; both are empty in other tasks. A
+    follower ends `grace` after the run has succeeded. The leader of a failed run waits at most `short_notify_timeout` if each remaining
+    task has polled before, and `stop_notify_timeout` if it is asked to stop. A required task (`is_required`) that is done stays until the
+    run has succeeded, so that a replaced leader learns of it; one that has failed polls a silent leader for a minute. A task counts as
+    lost after `orphan_timeout` of silence; a leader that has never answered, after `start_timeout` if that is longer.
     """
 
     run: str

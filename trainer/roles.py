@@ -101,8 +101,8 @@ def _workload(context: Context) -> Workload | Agent:
 class Prepared:
     """Devices and tasks that are ready to train.
 
-    `replicas` batches make a step; `make_session` creates the session of a job whose steps are known. `stopped` returns whether this task, or
-    a ps that it needs, was asked to stop; `watch` watches its ps.
+    `replicas` batches make a step; `make_session` creates the session of a job whose steps are known. `stopped` returns whether this task,
+    or a ps that it needs, was asked to stop; `watch` watches its ps.
     """
 
     replicas: int

@@ -287,7 +287,7 @@ class _Chief:
         return TrainingOutcome(step, finished, self._metrics, early)
 
     def _export_until(self, stop_requested: Callable[[], bool], stop_at: float | None) -> Callable[[], float]:
-        """Return a function that returns the deadline of exports: that of a save, or an earlier one after a stop, requested at `stop_at` or later."""
+        """Return a function that returns the deadline of exports: that of a save, or an earlier one after a stop, at `stop_at` or later."""
         end = time.monotonic() + self._timeouts.timeout if stop_at is None else stop_at + self._timeouts.stop
 
         def until() -> float:

@@ -105,9 +105,9 @@ class Replica:
     ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
         """Take a step from `iterator` at given values of the variables; return its measures, its gradients, and `non_trainable` after it.
 
-        `values` are those of trainable variables, `non_trainable` those of floating-point non-trainable ones. With tables, RowGradients of the
-        rows that it used come after the gradients of `values`; rows are looked up after `rows_after` are computed. Random layers draw other
-        values for each `worker` and `step`, scalars of integers.
+        `values` are those of trainable variables, `non_trainable` those of floating-point non-trainable ones. With tables, RowGradients
+        of the rows that it used come after the gradients of `values`; rows are looked up after `rows_after` are computed. Random layers
+        draw other values for each `worker` and `step`, scalars of integers.
         """
         seed = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(worker, tf.int64), tf.cast(step, tf.int64) * self._batches])
         differentiate = partial(self._gradients_at, values, rows_after)

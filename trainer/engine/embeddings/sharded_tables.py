@@ -199,7 +199,7 @@ class Tables:
         return others
 
     def apply_mean(self, dense: PackGroup, gradients: Sequence[tf.Tensor], rows: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
-        """Update rows on the server of `dense` by means of all workers, `rows` in the order of `trained_groups`; return `gradients`, clipped."""
+        """Update rows on the server of `dense` by `rows`, means in the order of `trained_groups`; return `gradients`, clipped."""
         optimizer = dense.optimizer
         others, values = row_updates.clipped(optimizer, gradients, [one.values for one in rows])
         rate, count = row_updates.rate_and_count(optimizer)

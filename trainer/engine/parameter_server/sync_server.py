@@ -26,8 +26,8 @@ _REQUEST_HEADER, _REPLY_HEADER = 2, 1  # numbers in front of a request (worker, 
 class SyncServer:
     """The queues of one server, with the operations that workers and the chief run on it.
 
-    A message is a list of vectors of bytes, one for each tensor: first the group's packs, then `non_trainable`. A request also has, for each group
-    of `tables` that is trained, the indices of its rows on the server and their gradients.
+    A message is a list of vectors of bytes, one for each tensor: first the group's packs, then `non_trainable`. A request also has, for
+    each group of `tables` that is trained, the indices of its rows on the server and their gradients.
     """
 
     def __init__(
