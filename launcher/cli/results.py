@@ -16,7 +16,7 @@ from launcher.cli.tables import fact_lines
 from launcher.cli.task_rows import MARKS
 from launcher.errors import LauncherError
 from launcher.runs.reasons import LastError
-from launcher.runs.status import Restart, RunStatus, State, TaskStatus
+from launcher.runs.status import EndedAttempt, RunStatus, State, TaskStatus
 from trainer.events import finite
 from trainer.exit_codes import SIGKILL, ExitCode, describe
 
@@ -108,9 +108,9 @@ def _facts(status: RunStatus) -> list[tuple[str, str]]:
     return [(fact, value) for fact, value in facts.items() if value]
 
 
-def _end_of(restart: Restart) -> str:
+def _end_of(attempt: EndedAttempt) -> str:
     """Return briefly how an attempt ended; its cause may contain a whole line of output."""
-    return restart.cause if restart.exit_code is None else describe(restart.exit_code)
+    return attempt.cause if attempt.exit_code is None else describe(attempt.exit_code)
 
 
 def _next(status: RunStatus, runs: Path, started_by: Sequence[str]) -> list[tuple[str, str]]:

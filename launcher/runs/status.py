@@ -25,8 +25,8 @@ ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.STOPPED, State.INTERRUPT
 
 
 @dataclass(frozen=True)
-class Restart:
-    """One restart: its time (seconds since the epoch), and the attempt that ended, with its exit code and the cause."""
+class EndedAttempt:
+    """An attempt that a restart follows: the time of its end (seconds since the epoch), its number, its exit code and the cause."""
 
     time: float
     attempt: int
@@ -45,7 +45,7 @@ class TaskStatus:
     remedy: str = ""  # empty if none is known
     address: str = ""
     pid: int | None = None
-    restarts: tuple[Restart, ...] = ()
+    restarts: tuple[EndedAttempt, ...] = ()
     restarts_left: int | None = None  # how many more failures a restart may follow, if that is known
     exit_code: int | None = None
     started: float | None = None
@@ -166,7 +166,7 @@ def run_status_of(document: dict[str, Any]) -> RunStatus:
 
 
 def _task_of(document: dict[str, Any]) -> TaskStatus:
-    restarts = tuple(Restart(**restart) for restart in document["restarts"])
+    restarts = tuple(EndedAttempt(**attempt) for attempt in document["restarts"])
     return TaskStatus(**{**document, "state": State(document["state"]), "restarts": restarts})
 
 

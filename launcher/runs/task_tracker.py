@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from launcher.runs.progress import TaskProgress, integer, number
 from launcher.runs.reasons import LastError, StartPhase, cause_with_output, out_of_memory, waiting_reason, was_killed
 from launcher.runs.stalled_tasks import Stall
-from launcher.runs.status import Restart, State, TaskStatus
+from launcher.runs.status import EndedAttempt, State, TaskStatus
 from trainer.events import Event
 from trainer.exit_codes import SIGKILL, ExitCode, describe
 
@@ -24,7 +24,7 @@ class TaskTracker:
     limited_memory: bool = True  # its role's `memory` limits it
     # Exit code after a signal -> a more specific reason that the backend knows.
     signal_reasons: Mapping[int, str] = field(default_factory=dict)
-    restarts: list[Restart] = field(default_factory=list)
+    restarts: list[EndedAttempt] = field(default_factory=list)
     reported: tuple[State, str] | None = None  # its state and the reason, by its events and the supervisor's starts
     outcome: tuple[State, str] | None = None  # its final state in the run, and the reason
     done: bool = False  # its last event says that its work is complete
@@ -135,12 +135,12 @@ class TaskTracker:
 
     def _restarted(self, at: float, cause: str, *, counts: bool) -> None:
         """Record that its process or container was replaced, and reset the count of restarts in place."""
-        self.restarts.append(Restart(at, len(self.restarts) + 1, self.code, cause))
+        self.restarts.append(EndedAttempt(at, len(self.restarts) + 1, self.code, cause))
         self._used_before, self._in_place = self.restarts_used + counts, 0
 
     def _restarts_in_place(self, event: Event) -> None:
         cause = cause_with_output(event, self.last_error)
-        self.restarts.append(Restart(number(event, "time") or time.time(), len(self.restarts) + 1, integer(event, "exit_code"), cause))
+        self.restarts.append(EndedAttempt(number(event, "time") or time.time(), len(self.restarts) + 1, integer(event, "exit_code"), cause))
         self._in_place, self._in_place_left = integer(event, "restarts") or self._in_place, integer(event, "left")
         self.reported = (State.RESTARTING, cause)
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 
 from launcher.backend.kubernetes import diagnosis
-from launcher.backend.kubernetes.pod_status import DELETED, Object, condition, restart, role_of, task_of
+from launcher.backend.kubernetes.pod_status import DELETED, Object, condition, ended_attempt, role_of, task_of
 from launcher.plan import role_rules
-from launcher.runs.status import Restart
+from launcher.runs.status import EndedAttempt
 from launcher.timestamps import parse_rfc3339
 
 _CREATED_POD = re.compile(r"Created pod: (\S+)")
@@ -22,7 +22,9 @@ _CAUSES = {
 }
 
 
-def attempts(job: Object, events: Iterable[Object], pods: Iterable[Object], seen: Mapping[str, Object]) -> dict[str, tuple[str, Restart]]:
+def attempts(
+    job: Object, events: Iterable[Object], pods: Iterable[Object], seen: Mapping[str, Object]
+) -> dict[str, tuple[str, EndedAttempt]]:
     """Return by name each deleted pod of a Job: its task, and how the attempt ended.
 
     `events` are the known ones of the namespace, `pods` those that exist, `seen` by name those that were seen earlier. The cluster drops events of
@@ -59,16 +61,16 @@ def _is_of(job: Object, pod: Object) -> bool:
     return any(owner.get("uid") == job["metadata"].get("uid") for owner in pod["metadata"].get("ownerReferences") or ())
 
 
-def _end(name: str, events: Iterable[Object], last: Object, created: float) -> Restart:
+def _end(name: str, events: Iterable[Object], last: Object, created: float) -> EndedAttempt:
     """Return how an attempt ended, from its events, and from the pod as it was last seen, if it was."""
     if last.get("status", {}).get("phase") == "Failed":
-        return restart(last)
+        return ended_attempt(last)
     own_events = [one for one in events if one.get("involvedObject", {}).get("name") == name]
     times = [time for one in own_events if (time := _time(one)) is not None]
     deleted = parse_rfc3339(last.get("metadata", {}).get("deletionTimestamp"))
     disruption = diagnosis.of_disruption(last.get("status", {}))
     cause = next((_CAUSES[one["reason"]] for one in reversed(own_events) if one.get("reason") in _CAUSES), "")
-    return Restart(deleted or max(times, default=created), 0, None, disruption.message if disruption else cause or DELETED)
+    return EndedAttempt(deleted or max(times, default=created), 0, None, disruption.message if disruption else cause or DELETED)
 
 
 def _time(event: Object) -> float | None:

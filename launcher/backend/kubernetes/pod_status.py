@@ -19,7 +19,7 @@ from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import ENDED_BY_RUN, ENDS_AFTER, TASKS
 from launcher.runs.reasons import with_remedy
-from launcher.runs.status import Restart, RunStatus, State, TaskStatus
+from launcher.runs.status import EndedAttempt, RunStatus, State, TaskStatus
 from launcher.timestamps import parse_rfc3339
 from trainer.exit_codes import ExitCode
 
@@ -58,7 +58,7 @@ class ClusterSnapshot:
     pods: Sequence[Object] = ()
     claims: Sequence[Object] = ()
     events: Sequence[Object] = field(default=())
-    past_attempts: Mapping[str, Sequence[Restart]] = field(default_factory=dict)
+    past_attempts: Mapping[str, Sequence[EndedAttempt]] = field(default_factory=dict)
     jobset: Object | None = None
     queued: Sequence[Object] = ()
     nodes: Sequence[Object] = ()
@@ -236,8 +236,8 @@ def _tasks(snapshot: ClusterSnapshot, job: Object, now: float) -> Iterable[TaskS
 
 
 def _task(snapshot: ClusterSnapshot, job: Object, name: str, attempts: list[Object], now: float) -> TaskStatus:
-    ended = sorted([*snapshot.past_attempts.get(name, ()), *map(restart, attempts[:-1])], key=lambda one: one.time)
-    restarts = tuple(dataclasses.replace(one, attempt=number) for number, one in enumerate(ended, 1))
+    ended = sorted([*snapshot.past_attempts.get(name, ()), *map(ended_attempt, attempts[:-1])], key=lambda attempt: attempt.time)
+    restarts = tuple(dataclasses.replace(attempt, attempt=number) for number, attempt in enumerate(ended, 1))
     if not attempts:
         return dataclasses.replace(_without_pod(snapshot, job, name), restarts=restarts)
     pod = attempts[-1]
@@ -261,7 +261,7 @@ def _task(snapshot: ClusterSnapshot, job: Object, name: str, attempts: list[Obje
         ended=finished(pod),
     )
     if status.state is State.RESTARTING:
-        return dataclasses.replace(status, restarts=(*restarts, restart(pod, len(restarts) + 1)))
+        return dataclasses.replace(status, restarts=(*restarts, ended_attempt(pod, len(restarts) + 1)))
     return status
 
 
@@ -328,12 +328,12 @@ def _without_pod(snapshot: ClusterSnapshot, job: Object, name: str) -> TaskStatu
     return TaskStatus(name, State.PENDING, found.message, found.kind, found.remedy) if found else TaskStatus(name, State.PENDING)
 
 
-def restart(pod: Object, attempt: int = 0) -> Restart:
+def ended_attempt(pod: Object, attempt: int = 0) -> EndedAttempt:
     """Return how an attempt ended, from its pod as last seen."""
     ended = _terminated(pod)
     found = diagnosis.of_pod(pod) or diagnosis.of_disruption(pod.get("status", {}))
     time = parse_rfc3339(ended.get("finishedAt")) or parse_rfc3339(pod["metadata"].get("deletionTimestamp")) or 0.0
-    return Restart(time, attempt, ended.get("exitCode"), found.message if found else DELETED)
+    return EndedAttempt(time, attempt, ended.get("exitCode"), found.message if found else DELETED)
 
 
 def is_role(job: Object) -> bool:

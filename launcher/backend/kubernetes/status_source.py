@@ -17,7 +17,7 @@ from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.errors import LauncherError
 from launcher.notify import ledger
 from launcher.render.kubernetes.objects import ATTENDANT, CLUSTER_LABEL, NAME_LABEL, VOLUME_LABEL
-from launcher.runs.status import Location, Restart, RunStatus, State
+from launcher.runs.status import EndedAttempt, Location, RunStatus, State
 from launcher.spec.names import RUN_VOLUME
 from launcher.timestamps import parse_rfc3339
 
@@ -190,7 +190,7 @@ class Watcher:
         self._run_events: RunEvents | None = None
         self._next = 0.0
         self._pods: dict[str, pod_status.Object] = {}  # by name, as last seen
-        self._past_attempts: dict[str, tuple[str, Restart]] = {}  # pod name -> task, and how its attempt ended
+        self._past_attempts: dict[str, tuple[str, EndedAttempt]] = {}  # pod name -> task, and how its attempt ended
         self._last: RunStatus | None = None
         self._nodes: Sequence[Object] = ()
         self._next_nodes = 0.0
@@ -267,9 +267,9 @@ class Watcher:
                 for name, attempt in past_attempts.attempts(job, events, snapshot.pods, self._pods).items():
                     self._past_attempts.setdefault(name, attempt)
         self._pods = pods
-        by_task: dict[str, list[Restart]] = {}
-        for task, restart in self._past_attempts.values():
-            by_task.setdefault(task, []).append(restart)
+        by_task: dict[str, list[EndedAttempt]] = {}
+        for task, attempt in self._past_attempts.values():
+            by_task.setdefault(task, []).append(attempt)
         return dataclasses.replace(snapshot, past_attempts=by_task)
 
     def _with_nodes(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:

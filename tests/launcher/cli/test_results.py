@@ -11,7 +11,7 @@ from rich.console import Console
 from launcher.backend.model import Backend
 from launcher.cli import measures
 from launcher.cli.results import show_summary
-from launcher.runs.status import LogLine, Restart, RunStatus, State, TaskStatus
+from launcher.runs.status import EndedAttempt, LogLine, RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
 
 FAILED = TaskStatus("chief", State.FAILED, exit_code=1)
@@ -60,7 +60,7 @@ def test_the_next_command_is_labelled_as_continuing_only_if_it_continues(status:
 
 
 def test_an_error_is_shown_once(golden: Golden) -> None:
-    task = TaskStatus("chief", State.FAILED, exit_code=1, restarts=(Restart(0.0, 1, 1, f"failed with exit code 1: {ERROR}"),))
+    task = TaskStatus("chief", State.FAILED, exit_code=1, restarts=(EndedAttempt(0.0, 1, 1, f"failed with exit code 1: {ERROR}"),))
     reason = f"chief failed on attempt 2 (exit code 1): failed with exit code 1: {ERROR}"
     facts = facts_of(run(State.FAILED, task, reason=reason, reason_task="chief"))
     assert (facts["reason"], facts.get("task"), facts.get("last error")) == (reason, None, None)

@@ -9,7 +9,7 @@ import pytest
 from launcher.runs import state_file
 from launcher.runs.process_identity import Identity
 from launcher.runs.state_file import Snapshot
-from launcher.runs.status import Restart, RunStatus, SaveFailure, State, TaskStatus
+from launcher.runs.status import EndedAttempt, RunStatus, SaveFailure, State, TaskStatus
 
 SNAPSHOT = Snapshot(
     status=RunStatus(
@@ -19,7 +19,7 @@ SNAPSHOT = Snapshot(
         metrics={"accuracy": 0.5},
         save_failed=SaveFailure("/runs/digits/checkpoints", "No space left on device", since=1.0),
         notified=("failed: sent by webhook",),
-        tasks=(TaskStatus("chief", State.RESTARTING, restarts=(Restart(1.5, 1, None, "lost"),)),),
+        tasks=(TaskStatus("chief", State.RESTARTING, restarts=(EndedAttempt(1.5, 1, None, "lost"),)),),
     ),
     host="here",
     supervisor=Identity(7, "boot:1"),

@@ -9,7 +9,7 @@ from launcher.backend.kubernetes.log_lines import LogSelection
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, run_status
 from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import RunEvents
-from launcher.runs.status import Location, LogLine, Restart, State, TaskStatus
+from launcher.runs.status import EndedAttempt, Location, LogLine, State, TaskStatus
 
 
 def line(task: str, event: str, *, subject: str | None = None, at: float = 1.0, **fields: Any) -> LogLine:
@@ -69,7 +69,7 @@ def test_a_run_is_running_when_it_trains_and_no_pod_is_missing(
 def test_restarts_in_a_pod_and_of_pods_are_counted_together_in_order_of_time() -> None:
     run_events = RunEvents("chief")
     run_events.apply([line("worker-0", "restarting", at=5.0, exit_code=137, cause="killed by SIGKILL", detail="", attempt=2, delay=1.0)])
-    pods = (Restart(2.0, 1, 1, "exit code 1"), Restart(9.0, 2, None, "its pod was deleted"))
+    pods = (EndedAttempt(2.0, 1, 1, "exit code 1"), EndedAttempt(9.0, 2, None, "its pod was deleted"))
     (task,) = run_events.statuses([TaskStatus("worker-0", State.RUNNING, restarts=pods)])
     assert [(one.attempt, one.cause) for one in task.restarts] == [(1, "exit code 1"), (2, "killed by SIGKILL"), (3, "its pod was deleted")]
     assert (task.state, task.reason) == (State.RESTARTING, "killed by SIGKILL")
