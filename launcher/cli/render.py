@@ -12,7 +12,7 @@ from launcher.cli.options import Json, Set, SpecFile
 from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import UsageError
 from launcher.files import write
-from launcher.render.targets import RENDER_TARGETS, Source, directory_renderer, renderer, target
+from launcher.render.targets import RENDER_TARGETS, RenderSource, directory_renderer, renderer, target
 
 EXAMPLES = (
     ("launcher render cluster.yaml --to compose", "prints the file"),
@@ -49,7 +49,7 @@ def render(
     render_target = target(to)
     spec, plan = plan_file(file, overrides or [], render_target.plan, DEFAULT_RUNS)
     directory = Path.cwd() if output is None else output.absolute().parent
-    source = Source(spec, plan, directory, _title(file, to, overrides or []))
+    source = RenderSource(spec, plan, directory, _title(file, to, overrides or []))
     if output is None:
         text = renderer(to)(source)
         if as_json:

@@ -19,7 +19,7 @@ from launcher.render import compose_extras, labels, parent_file, tensorboard_com
 from launcher.render.compose_extras import PREPARE
 from launcher.render.compose_values import IMAGE_VARIABLE, bind_relative, escaped, image, resource_limits
 from launcher.render.labels import TENSORBOARD
-from launcher.render.targets import Source
+from launcher.render.targets import RenderSource
 from launcher.render.yaml_text import MERGE, spaced, text
 from launcher.spec.container_rules import is_in_compose, is_mounted
 from launcher.spec.models import ClusterSpec, TensorBoard
@@ -46,13 +46,13 @@ _SERVER_EXTRA_GRACE = 10.0
 _TENSORBOARD_HEALTH = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{tensorboard_command.PORT}/', timeout=5)"
 
 
-def render(source: Source) -> str:
+def render(source: RenderSource) -> str:
     """Return the Compose file of a plan for docker. Raises UsageError for a setting that Compose cannot express."""
     document, anchors = compose(source)
     return _header(source) + spaced(text(document, anchors), "services", "networks", "volumes")
 
 
-def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def compose(source: RenderSource) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the Compose file as plain mappings, and the mappings that services share, by the names of their anchors."""
     spec, plan = source.spec, source.plan
     common = labels.of_run(plan)
@@ -112,7 +112,7 @@ def compose(source: Source) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     return document, anchors
 
 
-def _header(source: Source) -> str:
+def _header(source: RenderSource) -> str:
     plan = source.plan
     published = source.spec.tensorboard if storage_of(source.spec) else None
     images = all_for(source.spec)
@@ -139,7 +139,7 @@ def _header(source: Source) -> str:
     return "".join(f"# {part}\n" for line in lines for part in line.splitlines()) + "\n"
 
 
-def _notes(source: Source) -> list[str]:
+def _notes(source: RenderSource) -> list[str]:
     spec, plan = source.spec, source.plan
     notes = []
     if plan.deadline is not None:
@@ -275,7 +275,7 @@ def _limits(task: Task, devices: dict[str, Any] | None) -> dict[str, Any]:
     return limits
 
 
-def _storage(source: Source, task: Task, scratch: list[str]) -> dict[str, Any]:
+def _storage(source: RenderSource, task: Task, scratch: list[str]) -> dict[str, Any]:
     spec, directory = source.spec, source.directory
     volumes: list[dict[str, Any]] = []
     if task.mounts_run_dir:
@@ -339,7 +339,7 @@ def _tensorboard(spec: ClusterSpec, tensorboard: TensorBoard, plan: Plan, base: 
     }
 
 
-def _prepare(source: Source, base: dict[str, Any], common: dict[str, str], scratch: list[str]) -> dict[str, Any]:
+def _prepare(source: RenderSource, base: dict[str, Any], common: dict[str, str], scratch: list[str]) -> dict[str, Any]:
     """Return the service that makes new volumes writable for the tasks' user; Docker does so by itself only with our own image.
 
     With `security: image` that user is not known, so all users may write to the volumes.

@@ -8,7 +8,7 @@ from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.plan.models import Plan, Task
 from launcher.render import labels
 from launcher.render.compose_values import bind_mount, bind_relative, escaped, image, resource_limits
-from launcher.render.targets import Source
+from launcher.render.targets import RenderSource
 from launcher.render.yaml_text import MERGE
 from launcher.spec.container_rules import is_in_compose
 from launcher.spec.containers import Container, Mount
@@ -21,7 +21,7 @@ INIT = "init"  # the network of init containers: they can download files, but ca
 PREPARE = "prepare-volume"
 
 
-def scratch_volumes(source: Source) -> list[str]:
+def scratch_volumes(source: RenderSource) -> list[str]:
     """Return the names in the file of the volumes that begin empty for each task."""
     used = (mount for task in source.plan.tasks for mount in (*volume_mounts(source, task), *_container_mounts(source, task)))
     return list(dict.fromkeys(str(mount["source"]) for mount in used if mount["type"] == "volume" and mount["source"] != RUN_VOLUME))
@@ -32,12 +32,12 @@ def prepares_run_volume(plan: Plan) -> bool:
     return any(task.image for task in plan.tasks if task.mounts_run_dir)
 
 
-def has_prepare(source: Source) -> bool:
+def has_prepare(source: RenderSource) -> bool:
     """Return whether the file has the service that makes new volumes writable for the tasks' user."""
     return bool(scratch_volumes(source)) or prepares_run_volume(source.plan)
 
 
-def volume_mounts(source: Source, task: Task) -> list[dict[str, Any]]:
+def volume_mounts(source: RenderSource, task: Task) -> list[dict[str, Any]]:
     """Return a task's mounts of the spec's additional volumes."""
     mounts = [
         _mount(source, task, volume, volume.mount_path, volume.sub_path, read_only=volume.is_mounted_read_only(volume.read_only))
@@ -47,7 +47,7 @@ def volume_mounts(source: Source, task: Task) -> list[dict[str, Any]]:
     return [mount for mount in mounts if mount is not None]
 
 
-def depends_on(source: Source, task: Task) -> dict[str, Any]:
+def depends_on(source: RenderSource, task: Task) -> dict[str, Any]:
     """Return a task's `depends_on`: its last init container, if it has one."""
     containers = init_containers_of(source.spec, roles_of(source.spec)[task.role])
     return on_success(f"{task.name}-{containers[-1].name}") if containers else {}
@@ -58,7 +58,7 @@ def on_success(service: str) -> dict[str, Any]:
     return {service: {"condition": "service_completed_successfully"}}
 
 
-def services(source: Source, task: Task, base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
+def services(source: RenderSource, task: Task, base: dict[str, Any], common: dict[str, str]) -> dict[str, Any]:
     """Return the services of a task's init containers, each of which waits for the one before, and of its sidecars. They extend `base`."""
     role = roles_of(source.spec)[task.role]
     extra: dict[str, Any] = {}
@@ -81,7 +81,7 @@ def services(source: Source, task: Task, base: dict[str, Any], common: dict[str,
     return extra
 
 
-def _service(source: Source, task: Task, container: Container, base: dict[str, Any]) -> dict[str, Any]:
+def _service(source: RenderSource, task: Task, container: Container, base: dict[str, Any]) -> dict[str, Any]:
     home = {"HOME": TMP} if task.is_hardened else {}
     arguments = [escaped(word) for word in (*(container.command or ()), *container.args)]
     environment = home | {name: escaped(value) if isinstance(value, str) else None for name, value in container.env.items()}
@@ -99,7 +99,7 @@ def _service(source: Source, task: Task, container: Container, base: dict[str, A
     }
 
 
-def _container_mounts(source: Source, task: Task) -> list[dict[str, Any]]:
+def _container_mounts(source: RenderSource, task: Task) -> list[dict[str, Any]]:
     return [
         mount
         for container in extra_containers_of(source.spec, roles_of(source.spec)[task.role])
@@ -107,7 +107,7 @@ def _container_mounts(source: Source, task: Task) -> list[dict[str, Any]]:
     ]
 
 
-def _mounts(source: Source, task: Task, container: Container) -> list[dict[str, Any]]:
+def _mounts(source: RenderSource, task: Task, container: Container) -> list[dict[str, Any]]:
     volumes = {volume.name: volume for volume in source.spec.volumes if is_in_compose(volume)}
     mounts: list[dict[str, Any] | None] = []
     for mount in container.mounts:
@@ -126,7 +126,9 @@ def _run_volume_mount(mount: Mount) -> dict[str, Any]:
     return {"type": "volume", "source": RUN_VOLUME, "target": escaped(mount.mount_path or CONTAINER_RUNS), **mode, **part}
 
 
-def _mount(source: Source, task: Task, volume: Volume, target: str, sub_path: str | None, *, read_only: bool) -> dict[str, Any] | None:
+def _mount(
+    source: RenderSource, task: Task, volume: Volume, target: str, sub_path: str | None, *, read_only: bool
+) -> dict[str, Any] | None:
     """Return a service's mount of a volume; None for a volume that Compose cannot mount."""
     if volume.path is not None:
         return bind_relative(str(Path(volume.path, sub_path or "")), target, source.directory, read_only=read_only)

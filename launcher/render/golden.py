@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.cli.planning import plan_file
-from launcher.render.targets import RENDER_TARGETS, Source, directory_renderer, renderer, target
+from launcher.render.targets import RENDER_TARGETS, RenderSource, directory_renderer, renderer, target
 
 ROOT = Path(__file__).parents[2]
 # Target -> the directory with a file for each example, or with a directory for each if the target is a directory.
@@ -17,7 +17,7 @@ def files() -> Iterator[tuple[Path, str]]:
     for name, directory in DIRECTORIES.items():
         for example in sorted((ROOT / "examples").glob("*.yaml")):
             spec, plan = plan_file(example, [], target(name).plan, ROOT)
-            source = Source(spec, plan, ROOT / directory, f"launcher render {example.relative_to(ROOT)} --to {name}")
+            source = RenderSource(spec, plan, ROOT / directory, f"launcher render {example.relative_to(ROOT)} --to {name}")
             if target(name).directory:
                 for file, text in directory_renderer(name)(source).items():
                     yield ROOT / directory / example.stem / file, text

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Source:
+class RenderSource:
     """The input of a renderer. Paths in its text are relative to `directory`, in which the text will be written."""
 
     spec: "ClusterSpec"
@@ -24,14 +24,14 @@ class Source:
     title: str = ""  # the command that renders the text, for its first line
 
 
-Renderer = Callable[[Source], str]
+Renderer = Callable[[RenderSource], str]
 # File name -> text, for a target that is a directory.
-DirectoryRenderer = Callable[[Source], dict[str, str]]
+DirectoryRenderer = Callable[[RenderSource], dict[str, str]]
 
 
 @dataclass(frozen=True)
 class RenderTarget:
-    """The plan that a renderer takes, and the module of its function `render`: Source -> YAML text.
+    """The plan that a renderer takes, and the module of its function `render`: RenderSource -> YAML text.
 
     With `directory` the module also has `files`, which returns one file for each kind. `gang` replaces the spec's `kubernetes.gang`
     if it is not None. `examples` is the repository's directory of the examples rendered for it, if they are committed.
@@ -43,9 +43,9 @@ class RenderTarget:
     gang: str | None = None
     examples: str | None = None
 
-    def function(self, name: str) -> Callable[[Source], Any]:
+    def function(self, name: str) -> Callable[[RenderSource], Any]:
         """Return a function of the module, which uses the target's `gang`."""
-        function: Callable[[Source], Any] = getattr(importlib.import_module(self.module), name)
+        function: Callable[[RenderSource], Any] = getattr(importlib.import_module(self.module), name)
         return function if self.gang is None else lambda source: function(_with_gang(source, self.gang))
 
 
@@ -73,6 +73,6 @@ def directory_renderer(name: str) -> DirectoryRenderer:
     return target(name).function("files")
 
 
-def _with_gang(source: Source, gang: str | None) -> Source:
+def _with_gang(source: RenderSource, gang: str | None) -> RenderSource:
     options = source.spec.kubernetes.model_copy(update={"gang": gang})
     return dataclasses.replace(source, spec=source.spec.model_copy(update={"kubernetes": options}))

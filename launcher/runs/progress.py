@@ -15,8 +15,8 @@ _SAVED = frozenset({"checkpoint", "done", "started", "restarting", "failed"})  #
 
 
 @dataclass
-class Progress:
-    """The progress of training. `metrics` are of the last evaluation, else of training; they and the loss are nan if they were not finite."""
+class RunProgress:
+    """The progress of a run's training. `metrics` are of the last evaluation, else of training; they and the loss are nan if they were not finite."""
 
     step: int | None = None
     steps: int | None = None

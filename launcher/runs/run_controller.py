@@ -22,7 +22,7 @@ from launcher.runs.log_files import LogWriter
 from launcher.runs.os_errors import explain
 from launcher.runs.paths import RunPaths
 from launcher.runs.process_identity import Identity
-from launcher.runs.progress import Progress
+from launcher.runs.progress import RunProgress
 from launcher.runs.reasons import with_remedy
 from launcher.runs.restart_policy import RestartDecision
 from launcher.runs.stalled_tasks import silent_servers
@@ -117,7 +117,7 @@ class ControlledTask(ABC):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """The end of a run. `stop_requested`: whether it was asked to stop; `lost_at`: the time.time() at which its directory, now removed, was last seen."""
 
     state: State
@@ -143,7 +143,7 @@ class Runtime(ABC):
         """Wait for events, for at most `timeout` seconds, and report them to the controller."""
 
     @abstractmethod
-    def clean_up(self, outcome: Outcome) -> None:
+    def clean_up(self, outcome: RunOutcome) -> None:
         """Remove the run's temporary files or containers."""
 
     @abstractmethod
@@ -180,7 +180,7 @@ class RunController:
         self._tasks = {task.name: task for task in tasks}
         self._leader = self._tasks[plan.required_tasks[0]]
         self._trains = any(stop_order.runs_trainer(task) for task in plan.tasks)
-        self._progress = Progress()
+        self._progress = RunProgress()
         self._shutdown: Shutdown | None = None
         self._stop_requests = 0
         self._started = time.time()
@@ -443,7 +443,7 @@ class RunController:
             with contextlib.suppress(OSError):
                 task.log.close()
         lost_at = self._directory_seen if self._directory_lost else None
-        self._runtime.clean_up(Outcome(shutdown.state, shutdown.reason, self._stop_requests > 0, lost_at))
+        self._runtime.clean_up(RunOutcome(shutdown.state, shutdown.reason, self._stop_requests > 0, lost_at))
         log_message(f"{shutdown.state}: {shutdown.reason}" if shutdown.reason else shutdown.state)
         self._state_writer.save_final()
         self._notifier.end(self._status())

@@ -28,8 +28,8 @@ _READ_AS = {"bool": "a boolean", "int": "a number", "float": "a number", "null":
 
 
 @dataclass(frozen=True)
-class Source:
-    """The source of a key and its value. `text` is a scalar as it is written; None for mappings and lists."""
+class SourceEntry:
+    """A key and its value in a source file, with their locations. `text` is a scalar as it is written; None for mappings and lists."""
 
     key: SourceLocation
     value: SourceLocation
@@ -42,7 +42,7 @@ class Document:
     """A spec as it is written: plain values, the source of each, and the findings so far."""
 
     value: Any
-    sources: dict[Path, Source]
+    sources: dict[Path, SourceEntry]
     findings: list[Finding] = field(default_factory=list)
     # Paths whose value is unusable because of a finding; `value` lacks them.
     unusable: set[Path] = field(default_factory=set)
@@ -92,7 +92,7 @@ class Reader:
         try:
             self._document.value = self._value(node, path, key or self._location(node))
         except _Unusable as unusable:
-            self._document.sources.setdefault((), Source(self._location(node), self._location(node)))
+            self._document.sources.setdefault((), SourceEntry(self._location(node), self._location(node)))
             raise SpecError([self._document.problem(unusable.finding)]) from None
         return self._document
 
@@ -104,9 +104,9 @@ class Reader:
         location = self._location(node)
         self._check_size(node, path)
         if isinstance(node, yaml.ScalarNode):
-            self._document.sources[path] = Source(key, location, node.value, quoted=bool(node.style))
+            self._document.sources[path] = SourceEntry(key, location, node.value, quoted=bool(node.style))
             return scalar(node, path)
-        self._document.sources[path] = Source(key, location)
+        self._document.sources[path] = SourceEntry(key, location)
         self._ancestors.append(node)
         try:
             if isinstance(node, yaml.MappingNode):

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from launcher.spec import schema_lookup
-from launcher.spec.document import Source
+from launcher.spec.document import SourceEntry
 from launcher.spec.fields import KINDS_OF_VALUE
 from launcher.spec.problems import FieldError, Finding, Path, any_of, named, nearest, path_text, shown
 
@@ -80,7 +80,7 @@ _LENGTHS = {"too_short": ("min_length", "at least"), "too_long": ("max_length", 
 def findings(
     errors: Iterable[ErrorDetails],
     model: schema_lookup.Model,
-    sources: Mapping[Path, Source],
+    sources: Mapping[Path, SourceEntry],
     prefix: Path = (),
 ) -> list[Finding]:
     """Return a finding for each error of a model; the model's value is at `prefix` in the document."""
@@ -106,7 +106,7 @@ def document_path(error: ErrorDetails, prefix: Path = ()) -> Path:
     return (*prefix, *path)
 
 
-def _finding(error: ErrorDetails, model: schema_lookup.Model, sources: Mapping[Path, Source], prefix: Path) -> Finding:
+def _finding(error: ErrorDetails, model: schema_lookup.Model, sources: Mapping[Path, SourceEntry], prefix: Path) -> Finding:
     path = document_path(error, prefix)
     kind = error["type"]
     context = error.get("ctx", {})
@@ -161,7 +161,7 @@ def _unknown_key(path: Path, model: schema_lookup.Model, prefix: Path) -> Findin
     return Finding(path, f"unknown key {named(key)}", expected, "remove it", on="key")
 
 
-def _unknown_choice(path: Path, value: Any, known: tuple[str, ...], source: Source | None) -> Finding:
+def _unknown_choice(path: Path, value: Any, known: tuple[str, ...], source: SourceEntry | None) -> Finding:
     expected = any_of(str(choice) for choice in known)
     if not isinstance(value, str):
         return Finding(path, _kind(value, _written(value, source)), expected, "choose one of them")
@@ -169,7 +169,7 @@ def _unknown_choice(path: Path, value: Any, known: tuple[str, ...], source: Sour
     return Finding(path, f"{shown(value)} is not one of the choices", expected, f"write {meant}" if meant else "choose one of them")
 
 
-def _wrong_type(path: Path, value: Any, expected: str, source: Source | None) -> Finding:
+def _wrong_type(path: Path, value: Any, expected: str, source: SourceEntry | None) -> Finding:
     if value is None:
         return Finding(path, f"`{path_text(path)}` has no value", expected, "give it a value or leave the key out")
     written = _written(value, source)
@@ -197,7 +197,7 @@ def _wrong_type(path: Path, value: Any, expected: str, source: Source | None) ->
     return Finding(path, _kind(value, written), expected, remedy)
 
 
-def _written(value: Any, source: Source | None) -> str:
+def _written(value: Any, source: SourceEntry | None) -> str:
     """Return a value as the file has it, for values that are read as something else."""
     return source.text if source and source.text is not None and not source.quoted else shown(value)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from launcher.errors import Problem, SpecError
 from launcher.spec import syntax
-from launcher.spec.document import Document, Reader, Source
+from launcher.spec.document import Document, Reader, SourceEntry
 from launcher.spec.problems import Path, SourceLocation, path_text, shown
 
 FILE = "--set"
@@ -25,7 +25,7 @@ def apply(document: Document, text: str, number: int) -> None:
     node = syntax.parse_value(value_text, FILE, number, column=len(written) + 2)
     value_location = SourceLocation(FILE, number, len(written) + 2)
     if node is None:
-        parsed = Document(None, {path: Source(start, value_location, "")})
+        parsed = Document(None, {path: SourceEntry(start, value_location, "")})
     else:
         parsed = Reader(FILE, number, len(written) + 2).read(node, path, start)
     parent = _mapping_at(document, path[:-1], start)
@@ -44,7 +44,7 @@ def _mapping_at(document: Document, path: Path, start: SourceLocation) -> dict[s
         if mapping.get(str(part)) is None:
             _forget(document, below)
             mapping[str(part)] = {}
-            document.sources[below] = Source(start, start)
+            document.sources[below] = SourceEntry(start, start)
         inner = mapping[str(part)]
         if not isinstance(inner, dict):
             message = f"`{path_text(below)}` is {shown(inner)}, which has nothing inside to set"

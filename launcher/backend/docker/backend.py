@@ -90,9 +90,9 @@ class DockerBackend:
 
     def _write(self, paths: RunPaths, plan: Plan, spec: dict[str, Any]) -> None:
         from launcher.render.compose import render
-        from launcher.render.targets import Source
+        from launcher.render.targets import RenderSource
 
-        text = render(Source(_spec(spec), plan, paths.directory, f"launcher up --on docker (run {plan.name})"))
+        text = render(RenderSource(_spec(spec), plan, paths.directory, f"launcher up --on docker (run {plan.name})"))
         files.write(paths.directory / COMPOSE_FILE, text, private=sets_variables(spec))
 
     def status(self, name: str) -> RunStatus:

@@ -15,7 +15,7 @@ from launcher.backend.docker.container_tracker import ContainerTracker
 from launcher.backend.docker.engine import Engine
 from launcher.plan import role_rules
 from launcher.render import labels
-from launcher.runs.progress import Progress
+from launcher.runs.progress import RunProgress
 from launcher.runs.reasons import with_remedy
 from launcher.runs.status import Location, LogLine, RunStatus, State, TaskStatus
 
@@ -64,7 +64,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
         for task, container in tasks.items()
     }
     required = [task for task, container in tasks.items() if container.labels.get(labels.REQUIRED) == "true"]
-    progress = Progress()
+    progress = RunProgress()
     for task, container in tasks.items():
         trackers[task].update(container.attrs["State"], container.attrs["RestartCount"])
         for _, line in _read(engine, container, task, tail=_LINES):

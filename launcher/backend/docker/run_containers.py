@@ -23,7 +23,7 @@ from launcher.backend.docker.sidecars import Sidecars
 from launcher.plan.models import Plan
 from launcher.runs.paths import RunPaths
 from launcher.runs.progress import integer
-from launcher.runs.run_controller import Outcome, RunController, Runtime
+from launcher.runs.run_controller import RunController, RunOutcome, Runtime
 from launcher.runs.status import Location
 from trainer.exit_codes import ExitCode
 
@@ -117,7 +117,7 @@ class RunContainers(Runtime):
             task.container_id = self._container_ids.get(task.name)
         return False
 
-    def clean_up(self, outcome: Outcome) -> None:
+    def clean_up(self, outcome: RunOutcome) -> None:
         """Remove the containers of a run that was asked to stop."""
         # If another run has replaced this one, it has removed this run's containers.
         if outcome.stop_requested and not (outcome.lost_at is not None and self._paths.lock.exists()):

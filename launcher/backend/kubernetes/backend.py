@@ -45,7 +45,7 @@ from launcher.plan import planner
 from launcher.plan.target_rules import TARGET_RULES
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
-from launcher.render.targets import Source
+from launcher.render.targets import RenderSource
 from launcher.runs import cluster_cache, task_stacks
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
 from launcher.runs.stored import Artifact, Stored, still_running_error
@@ -428,7 +428,9 @@ class KubernetesBackend:
         return TensorBoardAddress(forward.url, forward.serve)
 
     def _run(self, run: PlannedRun) -> Run:
-        return helper_pod.with_claim_access(self._cluster(run.plan.name), manifests.run_of(Source(_spec(run.spec), run.plan, Path.cwd())))
+        return helper_pod.with_claim_access(
+            self._cluster(run.plan.name), manifests.run_of(RenderSource(_spec(run.spec), run.plan, Path.cwd()))
+        )
 
     def _of_record(self, name: str) -> Run | None:
         """Return the run from its record; None without one."""

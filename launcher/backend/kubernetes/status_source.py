@@ -48,11 +48,11 @@ def pods_of(cluster: Cluster, run: str) -> list[Object]:
 
 def gather(cluster: Cluster, run: str) -> ClusterSnapshot:
     """Return the current objects of a run."""
-    return Source(cluster, run).snapshot()
+    return RunInformer(cluster, run).snapshot()
 
 
-class Source:
-    """The objects of one run, with few requests: the first snapshot lists them, later ones watch them."""
+class RunInformer:
+    """A copy of the objects of one run, kept with few requests: the first snapshot lists them, later ones watch them."""
 
     def __init__(self, cluster: Cluster, run: str) -> None:
         self._cluster, self._run = cluster, run
@@ -186,7 +186,7 @@ class Watcher:
         self.cluster, self.run, self._with_past_attempts = cluster, run, with_past_attempts
         self.snapshot = ClusterSnapshot(run, ())
         self.logs = PodLogs(cluster)
-        self._source = Source(cluster, run)
+        self._informer = RunInformer(cluster, run)
         self._run_events: RunEvents | None = None
         self._next = 0.0
         self._pods: dict[str, pod_status.Object] = {}  # by name, as last seen
@@ -200,12 +200,12 @@ class Watcher:
 
     def pods(self) -> list[Object]:
         """Return the pods of the run's tasks. Raises LauncherError."""
-        return self._source.pods()
+        return self._informer.pods()
 
     @property
     def attendant(self) -> Object | None:
         """The Job of the run's attendant, as last seen; None without one."""
-        return self._source.attendant
+        return self._informer.attendant
 
     def is_attended(self) -> bool:
         """Return whether the run has an attendant that works, has finished, or may still start, as last seen."""
@@ -230,7 +230,7 @@ class Watcher:
             return self._last
         if self._logs_ended != (ended := self.logs.ended):
             self._logs_ended = ended
-            self._source.poll_soon()
+            self._informer.poll_soon()
         self._last = self._refresh(context)
         if self.logs.unanswered:
             # Reading the logs of a lost node took long: the cluster may have noticed the loss meanwhile.
@@ -241,7 +241,7 @@ class Watcher:
 
     def _refresh(self, context: RunContext) -> RunStatus | None:
         self.snapshot = self._with_nodes(
-            self._add_past_attempts(self._source.snapshot(self._pods.keys() if self._with_past_attempts else None))
+            self._add_past_attempts(self._informer.snapshot(self._pods.keys() if self._with_past_attempts else None))
         )
         if not self.snapshot.jobs:
             return None
@@ -293,7 +293,7 @@ class Watcher:
 
     def _attended(self, location: Location | None) -> RunStatus | None:
         """Return the run's end from the attendant's notes, which cover deleted pods; None while its Jobs are active."""
-        recorded = attendant_notes.final(self._source.attendant)
+        recorded = attendant_notes.final(self._informer.attendant)
         if recorded is None or not all(map(pod_status.is_idle, self.snapshot.jobs)):
             return None
         if recorded.state is State.FAILED and all(pod_status.condition(job, "Complete") for job in self.snapshot.jobs):

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from launcher.runs.progress import Progress
+from launcher.runs.progress import RunProgress
 from launcher.runs.status import LogLine, State, TaskStatus
 from launcher.runs.task_tracker import TaskTracker
 from trainer.events import parse
@@ -16,7 +16,7 @@ class RunEvents:
     def __init__(self, leader: str) -> None:
         self._leader = leader
         self._tasks: dict[str, TaskTracker] = {}
-        self.progress = Progress()
+        self.progress = RunProgress()
 
     def is_leader(self, task: str) -> bool:
         """Return whether the progress of this task is the run's."""

@@ -19,7 +19,7 @@ from launcher.plan.plan_json import to_document
 from launcher.runs import orphans, ports, run_json, state_file, stop_order
 from launcher.runs.paths import RunPaths
 from launcher.runs.process_identity import Identity
-from launcher.runs.run_controller import Outcome, RunController, Runtime
+from launcher.runs.run_controller import RunController, RunOutcome, Runtime
 from launcher.runs.status import Location
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -83,7 +83,7 @@ class RunProcesses(Runtime):
         """Have every task killed: saving would create the removed directory again."""
         return True
 
-    def clean_up(self, outcome: Outcome) -> None:
+    def clean_up(self, outcome: RunOutcome) -> None:
         """Record the outcome in run.json and remove the scratch directory; if the run's directory was removed, remove what tasks recreated."""
         if outcome.lost_at is None:
             if any(stop_order.runs_trainer(task) for task in self._plan.tasks):

@@ -17,7 +17,7 @@ from launcher.render.kubernetes.objects import (
     resource_list,
     selector,
 )
-from launcher.render.targets import Source
+from launcher.render.targets import RenderSource
 from launcher.render.yaml_text import text
 from launcher.spec.container_rules import is_mounted
 from launcher.spec.models import ClusterSpec, TensorBoard
@@ -34,13 +34,13 @@ _USE = """\
 """
 
 
-def render(source: Source) -> str:
+def render(source: RenderSource) -> str:
     """Return the manifests of a plan for kubernetes. Raises UsageError if it cannot run there."""
     attendant_job.check_namespace(source.spec)
     return document(header(source, _notes(source)), objects(run_of(source)))
 
 
-def files(source: Source) -> dict[str, str]:
+def files(source: RenderSource) -> dict[str, str]:
     """Return the manifests as the files of a directory: file name -> text, one file for each kind and a kustomization."""
     attendant_job.check_namespace(source.spec)
     return directory(source, header(source, _notes(source)), objects(run_of(source)))
@@ -57,7 +57,7 @@ def prerequisites(run: Run) -> list[Object]:
     return [*storage.claim(run), configmaps.cluster(run), *configmaps.code(run), *configmaps.parent(run), *network.policies(run)]
 
 
-def run_of(source: Source) -> Run:
+def run_of(source: RenderSource) -> Run:
     """Return the input of the renderer. Raises UsageError for data on this machine, which pods cannot read."""
     _check_data(source.spec)
     run = Run(source.spec, source.plan, image_for(source.spec))
@@ -70,7 +70,7 @@ def notes(run: Run, manifests: list[Object]) -> list[str]:
     return [note for note in notices if note]
 
 
-def header(source: Source, remarks: Iterable[str]) -> str:
+def header(source: RenderSource, remarks: Iterable[str]) -> str:
     """Return the comment above the objects."""
     name = source.plan.name
     run = Run(source.spec, source.plan, image_for(source.spec))
@@ -95,7 +95,7 @@ def document(head: str, manifests: Iterable[Object]) -> str:
     return head + "\n" + "---\n".join(text(manifest, {}) for manifest in manifests)
 
 
-def directory(source: Source, head: str, manifests: Iterable[Object]) -> dict[str, str]:
+def directory(source: RenderSource, head: str, manifests: Iterable[Object]) -> dict[str, str]:
     """Return objects as files, one for each kind, with the kustomization that lists them in order."""
     kinds: dict[str, list[Object]] = {}
     for manifest in manifests:
@@ -112,7 +112,7 @@ def directory(source: Source, head: str, manifests: Iterable[Object]) -> dict[st
     return {KUSTOMIZATION: f"{head}{_USE}\n{text(kustomization, {})}", **files}
 
 
-def _notes(source: Source) -> list[str]:
+def _notes(source: RenderSource) -> list[str]:
     run = run_of(source)
     notices = [*notes(run, objects(run)), *run.plan.notices, *_unsent_messages(source.spec)]
     if run.options.gang == "jobset":

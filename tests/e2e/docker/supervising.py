@@ -16,7 +16,7 @@ from launcher.cli.planning import plan_file
 from launcher.plan.models import Plan
 from launcher.render.compose import render
 from launcher.render.labels import TENSORBOARD
-from launcher.render.targets import Source
+from launcher.render.targets import RenderSource
 from launcher.runs import state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.run_controller import RunController
@@ -58,7 +58,7 @@ def prepared(directory: Path, **spec: Any) -> Iterator[Prepared]:
     paths.tasks.mkdir(parents=True)
     paths.lock.touch()
     result = Prepared(Run(name, directory / "runs"), plan, paths, Engine(endpoint()))
-    result.file.write_text(render(Source(parsed, plan, paths.directory, "a test")))
+    result.file.write_text(render(RenderSource(parsed, plan, paths.directory, "a test")))
     result.write(lambda document: document["services"].pop(TENSORBOARD, None))
     try:
         yield result

@@ -12,7 +12,7 @@ from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import UnreachableError
 from launcher.cli.planning import plan_file
 from launcher.render.kubernetes import manifests
-from launcher.render.targets import Source
+from launcher.render.targets import RenderSource
 from tests.e2e.kubernetes.cluster import Namespace, until
 from tests.e2e.kubernetes.launching import Launcher, output_at_end, remaining_objects, through_relay
 from tests.e2e.kubernetes.starting import deletion_blocked, write
@@ -197,7 +197,7 @@ def test_a_start_that_loses_the_response_to_its_lease_still_gets_the_lease(
     launcher: Launcher, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, plan = plan_file(Path(write(tmp_path / "spec.yaml", "unheard", image, "")), [], "kubernetes", tmp_path)
-    run = manifests.run_of(Source(spec, plan, tmp_path))
+    run = manifests.run_of(RenderSource(spec, plan, tmp_path))
     slow_launcher, relay = through_relay(launcher, tmp_path)
     monkeypatch.setenv("KUBECONFIG", slow_launcher.env["KUBECONFIG"])
     cluster = Cluster(namespace=launcher.namespace.name)

@@ -16,7 +16,7 @@ from launcher.cli.planning import plan_file
 from launcher.errors import UsageError
 from launcher.plan import container_paths
 from launcher.render import compose, parent_file
-from launcher.render.targets import Source
+from launcher.render.targets import RenderSource
 
 HEAD = "version: 1\nname: digits\n"
 CLUSTER = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}, evaluator: {}}\n"
@@ -33,7 +33,7 @@ def text(tmp_path: Path) -> Callable[[str], str]:
         file = tmp_path / "digits.yaml"
         file.write_text(HEAD + textwrap.dedent(spec))
         parsed, plan = plan_file(file, [], "docker", tmp_path / "runs")
-        return compose.render(Source(parsed, plan, tmp_path, "launcher render digits.yaml --to compose"))
+        return compose.render(RenderSource(parsed, plan, tmp_path, "launcher render digits.yaml --to compose"))
 
     return render
 
@@ -321,7 +321,7 @@ def test_a_line_break_in_a_title_does_not_end_its_comment(tmp_path: Path) -> Non
     (tmp_path / "digits.yaml").write_text(HEAD + TRAIN)
     spec, plan = plan_file(tmp_path / "digits.yaml", [], "docker", tmp_path)
     for line_break in ("\n", "\r\n", "\x85", "\u2028", "\x0b"):
-        compose_file = compose.render(Source(spec, plan, tmp_path, f"one{line_break}services: {{}}"))
+        compose_file = compose.render(RenderSource(spec, plan, tmp_path, f"one{line_break}services: {{}}"))
         assert list(yaml.safe_load(compose_file)["services"]) == ["chief", "tensorboard"]
 
 

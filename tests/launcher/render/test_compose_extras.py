@@ -13,7 +13,7 @@ from launcher.errors import UsageError
 from launcher.images import all_for
 from launcher.plan.models import Target
 from launcher.render.kubernetes import manifests
-from launcher.render.targets import Source, renderer
+from launcher.render.targets import RenderSource, renderer
 from launcher.spec.role_programs import sets_variables
 
 # Indented like the text that a test appends.
@@ -45,28 +45,28 @@ SPEC = """\
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Callable[..., Source]:
+def source(tmp_path: Path) -> Callable[..., RenderSource]:
     (tmp_path / "sets").mkdir()
 
-    def load(target: Target, spec: str = SPEC) -> Source:
+    def load(target: Target, spec: str = SPEC) -> RenderSource:
         (tmp_path / "digits.yaml").write_text(textwrap.dedent(spec))
-        return Source(*plan_file(tmp_path / "digits.yaml", [], target, tmp_path / "runs"), tmp_path)
+        return RenderSource(*plan_file(tmp_path / "digits.yaml", [], target, tmp_path / "runs"), tmp_path)
 
     return load
 
 
-def composed(source: Source) -> dict[str, Any]:
+def composed(source: RenderSource) -> dict[str, Any]:
     document = yaml.load(renderer("compose")(source), Loader=yaml.CSafeLoader)
     assert isinstance(document, dict)
     return document
 
 
-def pods(source: Source) -> dict[str, Any]:
+def pods(source: RenderSource) -> dict[str, Any]:
     objects = manifests.objects(manifests.run_of(source))
     return {one["metadata"]["name"].partition("-")[2]: one["spec"]["template"]["spec"] for one in objects if one["kind"] == "Job"}
 
 
-def test_init_containers_come_before_sidecars_which_kubernetes_ends_with_the_task(source: Callable[..., Source]) -> None:
+def test_init_containers_come_before_sidecars_which_kubernetes_ends_with_the_task(source: Callable[..., RenderSource]) -> None:
     chief, worker = (pods(source("kubernetes"))[role]["initContainers"] for role in ("chief", "worker"))
     assert [(one["name"], one["image"], one.get("restartPolicy")) for one in chief] == [
         ("fetch", "mine:1", None),
@@ -85,7 +85,7 @@ def test_init_containers_come_before_sidecars_which_kubernetes_ends_with_the_tas
     assert all(one["securityContext"]["capabilities"] == {"drop": ["ALL"]} for one in chief)
 
 
-def test_volumes_are_mounted_at_their_paths_and_are_read_only_unless_they_begin_empty(source: Callable[..., Source]) -> None:
+def test_volumes_are_mounted_at_their_paths_and_are_read_only_unless_they_begin_empty(source: Callable[..., RenderSource]) -> None:
     pod_specs = pods(source("kubernetes"))
     volumes = {role: {volume["name"] for volume in pod["volumes"]} & {"work", "sets", "cache", "keys"} for role, pod in pod_specs.items()}
     assert volumes == {"chief": {"work", "sets", "cache", "keys"}, "worker": {"work", "sets", "cache"}}
@@ -98,7 +98,7 @@ def test_volumes_are_mounted_at_their_paths_and_are_read_only_unless_they_begin_
     assert warm == [{"name": "cache", "mountPath": "/cache"}]
 
 
-def test_compose_has_a_service_for_each_container_and_a_scratch_volume_for_each_task(source: Callable[..., Source]) -> None:
+def test_compose_has_a_service_for_each_container_and_a_scratch_volume_for_each_task(source: Callable[..., RenderSource]) -> None:
     document = composed(source("docker"))
     services = document["services"]
     others = ["chief-fetch", "chief-warm", "chief-log", "worker-0", "worker-0-fetch", "worker-0-warm"]
@@ -130,7 +130,7 @@ def test_compose_has_a_service_for_each_container_and_a_scratch_volume_for_each_
     assert services["chief"]["networks"] == ["cluster"]
 
 
-def test_the_run_s_volume_is_prepared_before_the_first_init_container(source: Callable[..., Source]) -> None:
+def test_the_run_s_volume_is_prepared_before_the_first_init_container(source: Callable[..., RenderSource]) -> None:
     spec = (
         PROGRAM
         + """\
@@ -149,7 +149,7 @@ def test_the_run_s_volume_is_prepared_before_the_first_init_container(source: Ca
     }
 
 
-def test_a_notice_names_each_part_that_a_target_leaves_out(source: Callable[..., Source]) -> None:
+def test_a_notice_names_each_part_that_a_target_leaves_out(source: Callable[..., RenderSource]) -> None:
     assert source("kubernetes").plan.notices == ()
     assert [notice.partition(";")[0] for notice in source("docker").plan.notices] == ["volumes left out: keys"]
     left_out = ["init containers left out: fetch, warm", "sidecars left out: log", "volumes left out: work, sets, cache, keys"]
@@ -160,7 +160,7 @@ def test_a_notice_names_each_part_that_a_target_leaves_out(source: Callable[...,
     assert "sidecars continue after their tasks" in text
 
 
-def test_data_on_a_volume_that_compose_has_is_not_mounted_again(source: Callable[..., Source]) -> None:
+def test_data_on_a_volume_that_compose_has_is_not_mounted_again(source: Callable[..., RenderSource]) -> None:
     spec = "version: 1\nname: digits\ntrain: {workload: mnist, data: /sets/mnist}\nvolumes: [{name: sets, mount_path: /sets, path: sets}]\n"
     chief = composed(source("docker", spec))["services"]["chief"]
     assert [one["target"] for one in chief["volumes"]] == ["/runs", "/sets"]
@@ -169,7 +169,7 @@ def test_data_on_a_volume_that_compose_has_is_not_mounted_again(source: Callable
         pods(source("kubernetes", spec))
 
 
-def test_only_containers_beside_tasks_with_the_run_s_volume_mount_it(source: Callable[..., Source]) -> None:
+def test_only_containers_beside_tasks_with_the_run_s_volume_mount_it(source: Callable[..., RenderSource]) -> None:
     spec = "version: 1\nname: digits\nstrategy: parameter_server\nroles: {chief: SIDECAR, ps: {}, worker: {}}\ntrain: {workload: mnist}\n"
     sidecar = "{sidecars: [{name: up, image: 'up:1', mounts: [{volume: run, mount_path: /runs}]}]}"
     spec = spec.replace("SIDECAR", sidecar)
@@ -180,7 +180,7 @@ def test_only_containers_beside_tasks_with_the_run_s_volume_mount_it(source: Cal
         pods(source("kubernetes", spec.replace("ps: {}", f"ps: {sidecar}")))
 
 
-def test_mounts_of_the_run_s_volume_that_compose_leaves_out_are_named(source: Callable[..., Source]) -> None:
+def test_mounts_of_the_run_s_volume_that_compose_leaves_out_are_named(source: Callable[..., RenderSource]) -> None:
     sidecars = 'sidecars: [{name: up, image: "up:1", mounts: [{volume: run, mount_path: /runs}]}]\n'
     head = "version: 1\nname: digits\nstrategy: multi_worker_mirrored\n" + sidecars
     training = f"{head}train: {{workload: mnist}}\nroles: {{worker: {{replicas: 2}}, evaluator: {{}}}}\n"
@@ -191,13 +191,13 @@ def test_mounts_of_the_run_s_volume_that_compose_leaves_out_are_named(source: Ca
     assert source("docker", program + "storage: {}\n").plan.notices == ()
 
 
-def test_their_images_are_the_run_s_and_their_variables_count_as_secret(source: Callable[..., Source]) -> None:
+def test_their_images_are_the_run_s_and_their_variables_count_as_secret(source: Callable[..., RenderSource]) -> None:
     spec = source("docker").spec
     assert all_for(spec) == ["mine:1", "busybox:1", "fluent:1", "curl:1"]
     assert sets_variables(spec.model_dump())
 
 
-def test_compose_interpolates_no_path(source: Callable[..., Source]) -> None:
+def test_compose_interpolates_no_path(source: Callable[..., RenderSource]) -> None:
     spec = (
         PROGRAM
         + """\

@@ -10,7 +10,7 @@ from launcher.plan.models import Plan, Resources, RestartRule, Task
 from launcher.runs import state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.restart_policy import RestartDecision
-from launcher.runs.run_controller import ControlledTask, Outcome, RunController, Runtime, Shutdown
+from launcher.runs.run_controller import ControlledTask, RunController, RunOutcome, Runtime, Shutdown
 from launcher.runs.status import State
 from launcher.runs.task_tracker import TaskTracker
 from tests.golden_messages import Golden
@@ -75,7 +75,7 @@ class ScriptedRuntime(Runtime):
     def __init__(self, tasks: list[ScriptedTask]) -> None:
         self.tasks = tasks
         self.steps: list[Callable[[], object]] = []
-        self.outcome: Outcome | None = None
+        self.outcome: RunOutcome | None = None
 
     def start(self) -> None:
         """Start every task."""
@@ -89,7 +89,7 @@ class ScriptedRuntime(Runtime):
     def close(self, run: RunController) -> None:
         """Do nothing: no output is left."""
 
-    def clean_up(self, outcome: Outcome) -> None:
+    def clean_up(self, outcome: RunOutcome) -> None:
         """Store the outcome."""
         self.outcome = outcome
 
@@ -177,7 +177,7 @@ def test_servers_are_asked_to_stop_once_the_tasks_that_save_have_ended(tmp_path:
     assert server_calls == [[]]
     assert [task.calls for task in run.runtime.tasks] == [["stop within 30 s"], ["stop within 30 s"]]
     assert states == {"chief": (State.STOPPED, ""), "ps-0": (State.STOPPED, "")}
-    assert run.runtime.outcome == Outcome(State.STOPPED, "asked to stop", stop_requested=True, lost_at=None)
+    assert run.runtime.outcome == RunOutcome(State.STOPPED, "asked to stop", stop_requested=True, lost_at=None)
 
 
 @pytest.mark.parametrize(

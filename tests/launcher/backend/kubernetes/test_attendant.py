@@ -166,7 +166,7 @@ def test_the_last_lines_of_a_deleted_pod_are_stored() -> None:
     list(attendant.reconcile())
     cluster.kinds["Pod"].clear()
     attendant._watcher._next = 0.0
-    attendant._watcher._source.poll_soon()
+    attendant._watcher._informer.poll_soon()
     list(attendant.reconcile())
     (deleted,) = attendant_notes.deleted_pods(cluster.own)
     assert deleted.task == "chief"
@@ -183,7 +183,7 @@ def test_the_last_lines_of_a_pod_of_a_run_that_has_ended_are_stored_before_the_a
     cluster.log = lambda *_, **__: b"2026-01-01T00:09:02.1Z asked to stop\n"  # type: ignore[method-assign]
     ps["metadata"]["deletionTimestamp"], ps["status"]["phase"] = "2026-01-01T00:09:30Z", "Failed"  # the object still exists
     attendant._watcher._next = 0.0
-    attendant._watcher._source.poll_soon()
+    attendant._watcher._informer.poll_soon()
     list(attendant.reconcile())
     assert attendant.is_done()
     (deleted,) = attendant_notes.deleted_pods(cluster.own)

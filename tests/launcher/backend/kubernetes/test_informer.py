@@ -16,7 +16,7 @@ from launcher.backend.kubernetes import client, informer
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import UnreachableError
 from launcher.backend.kubernetes.informer import Informer
-from launcher.backend.kubernetes.status_source import Source
+from launcher.backend.kubernetes.status_source import RunInformer
 from tests.launcher.backend.kubernetes import objects
 from tests.waiting import until
 
@@ -240,8 +240,8 @@ def test_without_the_right_to_watch_requests_are_rare_while_nothing_changes(
     state.watch_error = 403
     state.change("ADDED", of_run(FIRST))
     state.objects["jobs"] = [objects.job("worker")]
-    source = Source(cluster, "digits")
-    assert source.snapshot() == source.snapshot()
+    run_informer = RunInformer(cluster, "digits")
+    assert run_informer.snapshot() == run_informer.snapshot()
     until_no_watch()
     now = [time.monotonic()]
     monkeypatch.setattr(informer, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -250,18 +250,18 @@ def test_without_the_right_to_watch_requests_are_rare_while_nothing_changes(
         before = len(state.requests)
         for _ in range(seconds):
             now[0] += 1
-            source.snapshot()
+            run_informer.snapshot()
         return len(state.requests) - before
 
     assert count_requests(10) >= 18  # a run that has just begun is read every second
     assert 0 < count_requests(200) < 200
     assert 0 < count_requests(100) < 50
-    source.poll_soon()
+    run_informer.poll_soon()
     assert count_requests(5) >= 8
     assert count_requests(300)
     state.change("MODIFIED", of_run(objects.ended("worker", 1, 0)))
     assert count_requests(10)
-    assert [pod["status"]["phase"] for pod in source.snapshot().pods] == ["Failed"]
+    assert [pod["status"]["phase"] for pod in run_informer.snapshot().pods] == ["Failed"]
     waiting = of_run(objects.pod("worker", 0, "Pending"))
     state.change("MODIFIED", waiting)
     assert count_requests(20)
