@@ -53,11 +53,11 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def deliver(
-    request: Mapping[str, Any], delays: tuple[float, float] = _DELAYS, on_first_failure: Callable[[str], object] = str
+    request: Mapping[str, Any], delays: tuple[float, float] = _DELAYS, on_first_failure: Callable[[str], object] | None = None
 ) -> tuple[str, int]:
     """Try for the request's `seconds` to send the message; return the cause of a failure, empty after a success, and the number of tries.
 
-    `on_first_failure` is called with the cause if the first try fails and there will be a second.
+    `on_first_failure`, if there is one, is called with the cause if the first try fails and there will be a second.
     """
     until, delay = time.monotonic() + float(request["seconds"]), delays[0]
     for tries in itertools.count(1):
@@ -66,7 +66,7 @@ def deliver(
         except DeliveryError as error:
             if time.monotonic() + delay > until:
                 return str(error), tries
-            if tries == 1:
+            if tries == 1 and on_first_failure is not None:
                 on_first_failure(str(error))
         else:
             return "", tries

@@ -89,15 +89,16 @@ class SupervisedRuns:
         stored = {task: paths.log(task) for task in known if not tasks or task in tasks}
         return merged(stored, follow=follow, since=since, tail=tail, ended=lambda: not locks.held(paths.lock))
 
-    def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] = str) -> dict[str, int]:
+    def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] | None = None) -> dict[str, int]:
         """Ask every task to save and stop, or kill it if `now`; return when nothing of the run is left. Idempotent."""
         paths = self.paths(name)
         if not self._exists(paths) and orphans.leftover_processes(paths):
             return _removed(orphans.kill_leftover_processes(paths))
         ran = locks.held(paths.lock)
         orphan_count = self._stop(self._existing(name), now=now)
-        for message in killed_tasks(self.status(name)) if ran and not now else ():
-            report(message)
+        if ran and not now and report is not None:
+            for message in killed_tasks(self.status(name)):
+                report(message)
         orphan_count += orphans.kill_leftover_processes(paths)
         self._close_lifeline(name)
         return _removed(orphan_count)

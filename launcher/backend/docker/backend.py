@@ -170,7 +170,7 @@ class DockerBackend:
             answer: Any = container.exec_run(list(task_stacks.CLIENT), demux=True).output
         return task_stacks.parse(task, answer[0] or b"")
 
-    def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] = str) -> dict[str, int]:
+    def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] | None = None) -> dict[str, int]:
         """Ask every task to save and stop, or kill it if `now`; return when no container or network is left. Idempotent."""
         before = self.status(name)
         paths = self._paths(name)
@@ -185,8 +185,9 @@ class DockerBackend:
                     before = container_status.status(self._engine, name, self._engine.containers(name))
                 removed = self._engine.remove(name)
             self._record_end(paths, before, stopped=stopped)
-        for message in killed_tasks(self.status(name)) if before.state not in ENDED and not now else ():
-            report(message)
+        if before.state not in ENDED and not now and report is not None:
+            for message in killed_tasks(self.status(name)):
+                report(message)
         return removed
 
     def delete(self, name: str) -> None:

@@ -346,7 +346,7 @@ class KubernetesBackend:
         with port_forward.opened(self._cluster(name), newest, PORT) as connection:
             return task_stacks.receive(task, connection)
 
-    def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] = str) -> dict[str, int]:
+    def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] | None = None) -> dict[str, int]:
         """Ask every task to save and stop, or kill all at once; return when only the run's data and record are left. Idempotent."""
         watched = self._watched(name)
         status = self._status(watched, name)

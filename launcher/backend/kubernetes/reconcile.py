@@ -92,7 +92,8 @@ def too_late(status: RunStatus, snapshot: ClusterSnapshot, now: float, start_tim
 def evicted_too_often(snapshot: ClusterSnapshot) -> str:
     """Return the reason to end a run if a task exceeded its limits and was evicted more often than it may fail; else an empty text. Pure.
 
-    The Job ignores such a pod (exit code 143) if the spec sets no storage limit and the pod has no trainer, or too short a grace period.
+    The Job does not count such a pod (exit code 143) if the spec sets no storage limit and either the pod has no
+    trainer or its grace period is too short.
     """
     for job in [] if pod_status.controller_of(snapshot.jobs) else filter(_ignores_stops, snapshot.jobs):
         limit = job["spec"].get("backoffLimitPerIndex", job["spec"].get("backoffLimit"))
@@ -118,7 +119,8 @@ def _is_first(pod: Object, started: float) -> bool:
 class Reconciler:
     """Reconciles one run; reports each action once."""
 
-    def __init__(self, cluster: Cluster, run: str, lost_after: float, keep_logs: Callable[[list[Object]], object] = list) -> None:
+    def __init__(self, cluster: Cluster, run: str, lost_after: float, keep_logs: Callable[[list[Object]], object] | None = None) -> None:
+        """Reconcile `run`; `keep_logs`, if there is one, is called with pods that are about to be deleted, and stores their logs."""
         self._cluster, self._run, self._lost_after, self._keep_logs = cluster, run, lost_after, keep_logs
         self._done: set[str] = set()
         self._reported: set[str] = set()
@@ -150,9 +152,13 @@ class Reconciler:
             yield from self._suspend_jobs(snapshot)
         for job, remaining in unfinished_jobs(snapshot, self._cluster.now()):
             name = job["metadata"]["name"]
-            self._keep_logs([pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
+            self._keep_logs_of(job, snapshot)
             self._cluster.patch("Job", name, {"spec": {"parallelism": remaining, "completions": remaining}})
             yield f"{name} is ended, because the run has succeeded"
+
+    def _keep_logs_of(self, job: Object, snapshot: ClusterSnapshot) -> None:
+        if self._keep_logs is not None:
+            self._keep_logs([pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
 
     def _problems(self, status: RunStatus) -> Iterator[str]:
         if status.data_lost is not None and status.data_lost.message not in self._reported:
@@ -190,7 +196,7 @@ class Reconciler:
             name = job["metadata"]["name"]
             if not pod_status.is_idle(job) and name not in self._done:
                 # Its pods are deleted, even one that has failed and only waits for its sidecars to end.
-                self._keep_logs([pod for pod in snapshot.pods if pod_status.role_of(pod) == pod_status.role_of(job)])
+                self._keep_logs_of(job, snapshot)
                 self._cluster.patch("Job", name, {"spec": {"suspend": True}})
                 self._done.add(name)
                 yield f"{name} is ended with the run"

@@ -24,11 +24,11 @@ _SLACK = 120.0  # seconds beyond the grace period within which pods are gone; a 
 
 
 def stop(
-    cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *, now: bool, report: Callable[[str], object] = str
+    cluster: Cluster, before: RunStatus | None, run: str, logs: PodLogs, *, now: bool, report: Callable[[str], object] | None = None
 ) -> tuple[RunStatus | None, dict[str, int]]:
     """Stop a run and delete its objects except its record and its data; `before` is its last status, None if it has no Jobs.
 
-    `report` is called with messages for the user: nodes that do not answer, and what was not saved because of that.
+    `report`, if there is one, is called with messages for the user: nodes that do not answer, and what was not saved because of that.
 
     Returns the final status, and how many objects of each kind were deleted. Raises LauncherError if pods remain, UsageError if a controller
     would create the Jobs again.
@@ -69,7 +69,7 @@ def stop(
         return None, removed
     ended = _final_status(before, events, cluster.now(), unsaved_notice(lost))
     run_record.update_end(cluster, ended)  # including the tasks' last checkpoint
-    if lost:
+    if lost and report is not None:
         report(ended.reason)
     return ended, removed
 
@@ -92,7 +92,7 @@ def unsaved_notice(lost: Iterable[pod_status.Object]) -> str:
 class _UnresponsiveNodes:
     """Reports once of each node that it does not answer while its tasks are asked to stop."""
 
-    def __init__(self, report: Callable[[str], object]) -> None:
+    def __init__(self, report: Callable[[str], object] | None) -> None:
         self._report, self._reported = report, set[str]()
 
     def check(self, pods: Iterable[pod_status.Object]) -> None:
@@ -102,9 +102,10 @@ class _UnresponsiveNodes:
         for node in by_node.keys() - self._reported:
             self._reported.add(node)
             tasks = ", ".join(sorted(by_node[node]))
-            self._report(
-                f"the node {node} does not answer: {tasks} may not save; waiting {_SLACK / 60:.0f} min and the grace period at most"
-            )
+            if self._report is not None:
+                self._report(
+                    f"the node {node} does not answer: {tasks} may not save; waiting {_SLACK / 60:.0f} min and the grace period at most"
+                )
 
 
 def _final_status(before: RunStatus, events: RunEvents, now: float, notice: str = "") -> RunStatus:
