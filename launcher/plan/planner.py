@@ -75,8 +75,8 @@ def plan(
         _check_local(spec)
         machine = machine or machines.detect(with_gpus=any(member.resources.gpus for member in members))
         shares, notices = _local_environments(members, machine, min_inter_op, _all_reduce_tasks(spec, members))
-    common = _Common(spec, rules, str(run_dir), settings, Path(spec_dir or os.curdir).absolute(), machine)
-    role_fields = {role: common.role_fields(role) for role in {member.role for member in members}}
+    task_fields = _TaskFields(spec, rules, str(run_dir), settings, Path(spec_dir or os.curdir).absolute(), machine)
+    role_fields = {role: task_fields.role_fields(role) for role in {member.role for member in members}}
     leader = role_rules.leader(names)
     limits = spec.limits
     tasks = tuple(
@@ -86,9 +86,10 @@ def plan(
             index=member.index,
             address=addresses.get(member.name, ""),
             tf_config={"cluster": by_role, "task": {"type": types.get(member.role, member.role), "index": member.index}},
-            env=common.environment(member.role, shares[member.name]),
+            env=task_fields.environment(member.role, shares[member.name]),
             resources=member.resources,
-            mounts_run_dir=common.has_run_dir and (common.all_mount_run_dir or role_rules.mounts_run_dir(member.name, leader=leader)),
+            mounts_run_dir=task_fields.has_run_dir
+            and (task_fields.all_mount_run_dir or role_rules.mounts_run_dir(member.name, leader=leader)),
             **role_fields[member.role],
         )
         for member in members
@@ -99,14 +100,14 @@ def plan(
         strategy=spec.strategy,
         spec_digest=digest,
         tasks=tasks,
-        run_dir=str(run_dir) if common.has_run_dir else "",
+        run_dir=str(run_dir) if task_fields.has_run_dir else "",
         start_timeout=parse_duration(limits.start_timeout),
         grace_period=parse_duration(limits.grace_period),
         deadline=parse_duration(limits.deadline) if limits.deadline else None,
         required_tasks=role_rules.required_tasks((member.name for member in members), is_command=spec.train is None, success=spec.success),
-        graces=_graces(spec),
+        end_timeouts=_end_timeouts(spec),
         notices=(*notices, *rules.notices(spec)),
-        spec_dir=str(common.spec_dir),
+        spec_dir=str(task_fields.spec_dir),
         notify=spec.notify.model_dump(mode="json") if spec.notify else None,
         restarts_stalled=limits.on_stall == "restart",
     )
@@ -195,15 +196,15 @@ def _ending(spec: ClusterSpec, rules: TargetRules) -> Ending | None:
     return Ending(
         port=ENDING_PORT,
         success=spec.success,
-        graces={str(role): seconds for role, seconds in _graces(spec).items()},
+        graces={str(role): seconds for role, seconds in _end_timeouts(spec).items()},
         grace_period=parse_duration(spec.limits.grace_period),
     )
 
 
-def _graces(spec: ClusterSpec) -> dict[RoleName, float]:
+def _end_timeouts(spec: ClusterSpec) -> dict[RoleName, float]:
     limits = spec.limits
     worker, evaluator, peer = map(parse_duration, (limits.worker_grace, limits.evaluator_grace, limits.grace_period))
-    return role_rules.graces(spec.strategy, worker=worker, evaluator=evaluator, peer=peer)
+    return role_rules.end_timeouts(spec.strategy, worker=worker, evaluator=evaluator, peer=peer)
 
 
 def _train(spec: ClusterSpec, train: Train, rules: TargetRules) -> Train:
@@ -213,8 +214,8 @@ def _train(spec: ClusterSpec, train: Train, rules: TargetRules) -> Train:
 
 
 @dataclass(frozen=True)
-class _Common:
-    """The fields that all tasks of a run share."""
+class _TaskFields:
+    """Makes the fields of a run's tasks that depend only on spec, target and role: command, image, variables and secrets."""
 
     spec: ClusterSpec
     rules: TargetRules

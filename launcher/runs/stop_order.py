@@ -24,7 +24,7 @@ def runs_trainer(task: Task) -> bool:
 
 def time_to_end(plan: Plan, task: Task) -> float:
     """Return the seconds that a task gets to end by itself once the run's work is done."""
-    return plan.grace_period if runs_trainer(task) else plan.graces.get(task.role, plan.grace_period)
+    return plan.grace_period if runs_trainer(task) else plan.end_timeouts.get(task.role, plan.grace_period)
 
 
 def stop_groups(plan: Plan) -> list[frozenset[str]]:

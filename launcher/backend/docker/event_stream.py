@@ -102,7 +102,7 @@ class EngineWatch:
             thread.start()
 
     def reopen(self) -> None:
-        """Open every stream again, after the engine was away."""
+        """Open every stream again, after the engine did not answer."""
         self._streams.close(silent_for=0.0)
 
     def close(self, timeout: float) -> None:

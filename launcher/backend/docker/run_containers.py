@@ -32,7 +32,7 @@ COMPOSE_FILE = "compose.yaml"
 _MAX_READ_TIME, _MIN_READ_TIME = 0.1, 0.01
 _POLL_INTERVAL = 0.5  # seconds between two polls of the containers
 _ANSWER_TIMEOUT = 20  # seconds; a request without an answer by then is repeated
-_ENGINE_AWAY_TIMEOUT = 600.0  # seconds; an update of the engine takes a minute or two
+_UNREACHABLE_TIMEOUT = 600.0  # seconds that the engine may not answer; an update of it takes a minute or two
 _LAST_OUTPUT_TIMEOUT = 5.0
 
 
@@ -150,9 +150,9 @@ class RunContainers(Runtime):
             if self._update_tasks(self._engine.containers(self._plan.name), polled_at):
                 run.tasks_changed()
         except ERRORS as error:
-            away = time.monotonic() - self._engine_seen
-            if away > _ENGINE_AWAY_TIMEOUT:
-                run.tasks_unreachable(f"the engine has not answered for {away:.0f} s: {error}")
+            unreachable_for = time.monotonic() - self._engine_seen
+            if unreachable_for > _UNREACHABLE_TIMEOUT:
+                run.tasks_unreachable(f"the engine has not answered for {unreachable_for:.0f} s: {error}")
                 return
             with contextlib.suppress(*ERRORS):
                 self._engine.client = self._engine.connect()

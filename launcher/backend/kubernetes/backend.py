@@ -55,7 +55,7 @@ from launcher.spec.quantities import parse_duration
 from trainer.stacks import PORT, ProcessStacks
 
 # Seconds for which a cluster may stop answering, for example while its API server is replaced. The run continues meanwhile.
-AWAY_TIMEOUT = 600.0
+UNREACHABLE_TIMEOUT = 600.0
 _NOTIFY_TIMEOUT = 60.0  # seconds for which a launcher tries to notify people before it exits
 
 
@@ -152,10 +152,10 @@ class KubernetesBackend:
                     raise
                 if watched.last.state in ENDED:
                     return watched.last
-                away = time.monotonic() - watched.answered
-                if away > AWAY_TIMEOUT:
+                unreachable_for = time.monotonic() - watched.answered
+                if unreachable_for > UNREACHABLE_TIMEOUT:
                     raise run_unreachable(name, error) from error
-                reason = f"the cluster {error.problem} for {away:.0f} s; the run continues"
+                reason = f"the cluster {error.problem} for {unreachable_for:.0f} s; the run continues"
                 return dataclasses.replace(watched.last, reason=reason, reason_task="")
             watched.answered = time.monotonic()
             return watched.last
@@ -324,7 +324,7 @@ class KubernetesBackend:
             selection,
             functools.partial(self._pods, name),
             functools.partial(self._is_over, name),
-            AWAY_TIMEOUT,
+            UNREACHABLE_TIMEOUT,
             watched.watcher.logs,
         )
 

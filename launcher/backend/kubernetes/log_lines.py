@@ -59,10 +59,10 @@ def follow(
     selection: LogSelection,
     list_pods: Callable[[], list[Object]],
     has_ended: Callable[[], bool],
-    away_timeout: float,
+    unreachable_timeout: float,
     sink: PodLogs | None = None,
 ) -> Iterator[LogLine]:
-    """Yield the lines so far and new ones until the run `has_ended`; retry for `away_timeout` seconds if the cluster does not answer.
+    """Yield the lines so far and new ones until the run `has_ended`; retry for `unreachable_timeout` seconds if the cluster does not answer.
 
     `list_pods` returns the current pods of the run's tasks. `sink` gets the lines that are read, and continues after them.
     """
@@ -76,7 +76,7 @@ def follow(
             over = has_ended()
             pods = list_pods()
         except UnreachableError as error:
-            if time.monotonic() - answered > away_timeout:
+            if time.monotonic() - answered > unreachable_timeout:
                 raise run_unreachable(run, error) from error
             time.sleep(_POLL_INTERVAL)
             continue

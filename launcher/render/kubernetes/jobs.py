@@ -79,7 +79,7 @@ def _failure_rules(run: Run, group: RoleGroup, *, in_jobset: bool, may_exceed_st
     final = [int(ExitCode.FINAL_FAILURE)]
     if group.task.restart.when == "exit_code" and not role_rules.has_parent(group.task):
         final = list(range(1, SIGNAL_BASE))
-    if _follows_the_chief(run, group) or (not in_jobset and _waits_for_another_job(run, group)):
+    if _exits_if_chief_is_lost(run, group) or (not in_jobset and _waits_for_another_job(run, group)):
         # The trainer has already waited for its peers: the run is over, and more attempts would only keep the nodes occupied.
         final.append(int(ExitCode.PEER_LOST))
     rules = [
@@ -95,7 +95,7 @@ def _failure_rules(run: Run, group: RoleGroup, *, in_jobset: bool, may_exceed_st
     return rules
 
 
-def _follows_the_chief(run: Run, group: RoleGroup) -> bool:
+def _exits_if_chief_is_lost(run: Run, group: RoleGroup) -> bool:
     """Return whether the tasks exit with PEER_LOST if their chief is unreachable for limits.orphan_timeout, or has failed for good."""
     if run.spec.train is None:
         return role_rules.has_parent(group.task) and role_rules.can_report_end(run.plan) and not _has_leader(run, group)
@@ -157,7 +157,7 @@ def _end_annotations(run: Run, group: RoleGroup) -> dict[str, str]:
         return {}
     if not is_ended_by_launcher(run, group):
         return {} if group.required else {ENDED_BY_RUN: "true"}
-    return {ENDS_AFTER: f"{run.plan.graces[group.role]:g}", TASKS: str(group.count)}
+    return {ENDS_AFTER: f"{run.plan.end_timeouts[group.role]:g}", TASKS: str(group.count)}
 
 
 def _is_unaware_of_end(run: Run, group: RoleGroup) -> bool:

@@ -124,7 +124,7 @@ def test_a_second_stop_request_kills_a_program_that_does_not_stop(tmp_path: Path
 def test_a_supervisor_ends_if_its_engine_stays_away_and_the_run_continues(
     tmp_path: Path, by_relay: dict[str, str], relay: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_containers, "_ENGINE_AWAY_TIMEOUT", 2.0)
+    monkeypatch.setattr(run_containers, "_UNREACHABLE_TIMEOUT", 2.0)
     with contextlib.ExitStack() as cleanup:
         with monkeypatch.context() as elsewhere:
             elsewhere.setenv("DOCKER_HOST", by_relay["DOCKER_HOST"])

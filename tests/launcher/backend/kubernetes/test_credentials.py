@@ -120,7 +120,7 @@ def test_a_run_continues_without_credentials_and_is_followed_until_a_timeout(
     status = runs.status("digits")
     assert status.state is State.RUNNING
     assert status.reason == "the cluster has not accepted your credentials for 0 s; the run continues"
-    monkeypatch.setattr(backend, "AWAY_TIMEOUT", -1.0)
+    monkeypatch.setattr(backend, "UNREACHABLE_TIMEOUT", -1.0)
     with pytest.raises(RunUnreachableError, match=r"digits continues, but cannot be followed any more: .*authentication failed") as caught:
         runs.status("digits")
     assert caught.value.exit_code == 69
