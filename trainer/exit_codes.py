@@ -53,6 +53,11 @@ def describe(code: int) -> str:
     return f"failed with exit code {code}"
 
 
+def exit_code_of(return_code: int) -> int:
+    """Return the exit code for a subprocess's return code, as shells and containers have it: 128 + n for signal n."""
+    return return_code if return_code >= 0 else SIGNAL_BASE - return_code
+
+
 def final_exit_code(code: int) -> int:
     """Return an exit code for a task that has failed with `code` and must not be restarted by its container engine or orchestrator.
 

@@ -18,11 +18,11 @@ from trainer.child import Child
 from trainer.ending import FAILED, NOTIFY_TIMEOUT, RUNNING, SUCCEEDED, Callbacks, Follower, Leader, Member, Status
 from trainer.event_loop import EventLoop, Timer
 from trainer.events import FORWARDED, Event, join_names
-from trainer.exit_codes import SIGNAL_BASE, ExitCode
+from trainer.exit_codes import SIGNAL_BASE, ExitCode, exit_code_of
 from trainer.output import Output
 from trainer.parent_job import ParentJob
 from trainer.peers import MAX_LISTED, AddressWatch, ConnectionProber, PeerWait
-from trainer.restarts import End, History, RestartInPlace, cause_of, decide_restart, exit_code_of
+from trainer.restarts import End, History, RestartInPlace, cause_of, decide_restart
 from trainer.stacks import Stacks
 from trainer.stalls import StallWatch
 

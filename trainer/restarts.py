@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass, replace
 
 from trainer.error_file import FINAL
-from trainer.exit_codes import SIGNAL_BASE, ExitCode, RestartWhen, describe, final_exit_code
+from trainer.exit_codes import SIGNAL_BASE, ExitCode, RestartWhen, describe, exit_code_of, final_exit_code
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,6 @@ SAME_AGAIN = "it failed the same way twice in a row, with no step forward betwee
 def cause_of(code: int) -> str:
     """Describe why a process ended with `code`; negative numbers are signals, as in `subprocess`."""
     return _CAUSES.get(code) or describe(code)
-
-
-def exit_code_of(code: int) -> int:
-    """Return the exit code for `code`: 128 + n for signal n, as in a shell."""
-    return 128 - code if code < 0 else code
 
 
 def _with_code(code: int) -> str:

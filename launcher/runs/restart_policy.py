@@ -32,11 +32,6 @@ _BY_CODE: dict[int, RestartDecision] = {
 }
 
 
-def exit_code(return_code: int) -> int:
-    """Return the exit code of a subprocess's return code, as shells and containers have it: 128 + N for a signal N."""
-    return return_code if return_code >= 0 else 128 - return_code
-
-
 def decide(code: int, *, restarts_used: int, max_restarts: int, when: RestartWhen = "on_failure") -> RestartDecision:
     """Return the decision about an exit with `code`, after `restarts_used` restarts that count.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from launcher.backend.local.lifelines import Lifelines
 from launcher.plan.addresses import tf_config_text
 from launcher.plan.models import Task
-from launcher.runs import process_identity, restart_policy
+from launcher.runs import process_identity
 from launcher.runs.event_lines import as_shown
 from launcher.runs.paths import RunPaths
 from launcher.runs.process_identity import Identity
@@ -19,7 +19,7 @@ from launcher.runs.state_writer import log_message
 from launcher.runs.task_tracker import TaskTracker
 from trainer import stacks
 from trainer.events import MARK, Event, parse
-from trainer.exit_codes import ExitCode
+from trainer.exit_codes import ExitCode, exit_code_of
 
 _READ_SIZE = 64 * 1024
 # The most bytes that are read from the pipe once a task has ended: more than the capacity of the largest pipe that a user may have.
@@ -111,7 +111,7 @@ class ProcessTask(ControlledTask):
     def poll(self) -> int | None:
         """Return the exit code once the process has ended, as shells give it; the caller then calls `exited`."""
         code = self._process.poll() if self._process else None
-        return None if code is None else restart_policy.exit_code(code)
+        return None if code is None else exit_code_of(code)
 
     def exited(self, code: int) -> list[Event]:
         """Clean up after the process: kill the rest of its session and read its last output; return the events."""

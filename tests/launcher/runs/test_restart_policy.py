@@ -4,6 +4,7 @@ import pytest
 
 from launcher.runs import restart_policy
 from launcher.runs.restart_policy import RestartDecision
+from trainer.exit_codes import exit_code_of
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def test_exit_code_makes_codes_below_those_of_signals_final(code: int, expected:
 
 
 def test_signals_have_the_exit_codes_of_shells() -> None:
-    assert [restart_policy.exit_code(code) for code in (0, 75, -9, -15)] == [0, 75, 137, 143]
+    assert [exit_code_of(code) for code in (0, 75, -9, -15)] == [0, 75, 137, 143]
 
 
 def test_the_delay_doubles_up_to_a_limit_and_starts_again_after_a_healthy_minute() -> None:
