@@ -1,5 +1,6 @@
 """The protocol of a backend: the calls behind the CLI's verbs."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from launcher.runs.status import Location, LogLine, RunStatus
 from launcher.runs.stored import Artifact, Stored
 
 if TYPE_CHECKING:
+    from launcher.spec.models import ClusterSpec
     from trainer.stacks import ProcessStacks
 
 
@@ -35,6 +37,13 @@ class PlannedRun:
 
     plan: Plan
     spec: dict[str, Any]
+
+
+def spec_of(dumped: dict[str, Any]) -> "ClusterSpec":
+    """Return the spec of its JSON form, which `PlannedRun.spec` is and `Backend.spec` returns."""
+    from launcher.spec.models import ClusterSpec  # with pydantic, which most calls do not need
+
+    return ClusterSpec.model_validate_json(json.dumps(dumped))
 
 
 class Backend(Protocol):

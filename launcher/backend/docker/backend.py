@@ -6,7 +6,6 @@ a supervisor, because `docker compose up` started them or the supervisor was kil
 
 import contextlib
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from launcher.backend.docker import container_status
 from launcher.backend.docker.engine import COMPOSE_TIMEOUT, Engine, compose, endpoint, translate_errors
 from launcher.backend.docker.run_containers import COMPOSE_FILE
 from launcher.backend.docker.stop import stop_running
-from launcher.backend.model import PlannedRun, TensorBoardAddress
+from launcher.backend.model import PlannedRun, TensorBoardAddress, spec_of
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
 from launcher.notify import outbox
 from launcher.plan.models import Plan
@@ -38,7 +37,6 @@ from launcher.spec.role_programs import sets_variables
 
 # The spec's models take as long to import as everything else here, and most verbs need no spec.
 if TYPE_CHECKING:
-    from launcher.spec.models import ClusterSpec
     from trainer.stacks import ProcessStacks
 
 BACKEND = "docker"
@@ -61,7 +59,7 @@ class DockerBackend:
         """Find or build the image; yield messages that say which one, and why."""
         from launcher.backend.docker import image_prep
 
-        return image_prep.prepare(_spec(run.spec), self._engine.endpoint)
+        return image_prep.prepare(spec_of(run.spec), self._engine.endpoint)
 
     def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
         """Start the containers; return once each has started. Raises UsageError if the run is already running."""
@@ -92,7 +90,7 @@ class DockerBackend:
         from launcher.render.compose import render
         from launcher.render.targets import RenderSource
 
-        text = render(RenderSource(_spec(spec), plan, paths.directory, f"launcher up --on docker (run {plan.name})"))
+        text = render(RenderSource(spec_of(spec), plan, paths.directory, f"launcher up --on docker (run {plan.name})"))
         files.write(paths.directory / COMPOSE_FILE, text, private=sets_variables(spec))
 
     def status(self, name: str) -> RunStatus:
@@ -212,7 +210,7 @@ class DockerBackend:
         stored = files.read_json(paths.spec)
         with translate_errors(f"renaming the run {name}"):
             self._engine.remove(name)
-            volume = volumes.rename(self._engine, name, new_name, None if stored is None else _spec(stored))
+            volume = volumes.rename(self._engine, name, new_name, None if stored is None else spec_of(stored))
         directory = Location("directory", str(paths.rename(new_name))) if paths.run_dir.exists() else None
         return tuple(location for location in (volume, directory) if location)
 
@@ -226,7 +224,7 @@ class DockerBackend:
             if not self._engine.volumes(name):
                 self.status(name)  # raises UsageError if there is no such run
                 raise missing_artifact(name, artifact, ())
-            with volumes.opened(self._engine, name, artifact, None if stored is None else _spec(stored)) as opened:
+            with volumes.opened(self._engine, name, artifact, None if stored is None else spec_of(stored)) as opened:
                 yield opened
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> TensorBoardAddress:
@@ -283,13 +281,6 @@ class DockerBackend:
 def supervisor_start_timeout(plan: Plan) -> float:
     """Return the seconds within which the supervisor has to report that the containers have started: at least as many as Compose may take."""
     return _START_SLACK + max(plan.start_timeout, COMPOSE_TIMEOUT)
-
-
-def _spec(dumped: dict[str, Any]) -> "ClusterSpec":
-    """Return the spec of its JSON form."""
-    from launcher.spec.models import ClusterSpec
-
-    return ClusterSpec.model_validate_json(json.dumps(dumped))
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ This machine only stores in which cluster a run was started, and the logs of del
 import contextlib
 import dataclasses
 import functools
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +35,7 @@ from launcher.backend.kubernetes.errors import UnreachableError, run_unreachable
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import COMPONENT, INSTANCE, ClusterSnapshot
 from launcher.backend.kubernetes.run_context import Differences, RunContext
-from launcher.backend.model import ClusterRef, PlannedRun, TensorBoardAddress
+from launcher.backend.model import ClusterRef, PlannedRun, TensorBoardAddress, spec_of
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
 from launcher.images import image_for
 from launcher.notify import ledger
@@ -49,7 +48,6 @@ from launcher.render.targets import RenderSource
 from launcher.runs import cluster_cache, task_stacks
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
 from launcher.runs.stored import Artifact, Stored, still_running_error
-from launcher.spec.models import ClusterSpec
 from launcher.spec.notification import Notify
 from launcher.spec.quantities import parse_duration
 from trainer.stacks import PORT, ProcessStacks
@@ -429,7 +427,7 @@ class KubernetesBackend:
 
     def _run(self, run: PlannedRun) -> Run:
         return helper_pod.with_claim_access(
-            self._cluster(run.plan.name), manifests.run_of(RenderSource(_spec(run.spec), run.plan, Path.cwd()))
+            self._cluster(run.plan.name), manifests.run_of(RenderSource(spec_of(run.spec), run.plan, Path.cwd()))
         )
 
     def _of_record(self, name: str) -> Run | None:
@@ -437,7 +435,7 @@ class KubernetesBackend:
         stored = self.spec(name)
         if stored is None:
             return None
-        spec = _spec(stored)
+        spec = spec_of(stored)
         plan = planner.plan(spec, "kubernetes", run_dir=TARGET_RULES["kubernetes"].run_dir(self._runs, name))
         return helper_pod.with_claim_access(self._cluster(name), Run(spec, plan, image_for(spec)))
 
@@ -467,8 +465,3 @@ def _records(cluster: Cluster) -> list[Object]:
 
 def _namespace_ref(cluster: Cluster) -> cluster_cache.NamespaceRef:
     return cluster_cache.NamespaceRef(cluster.context, cluster.namespace)
-
-
-def _spec(dumped: dict[str, Any]) -> ClusterSpec:
-    """Return the spec from its parsed JSON."""
-    return ClusterSpec.model_validate_json(json.dumps(dumped))
