@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from launcher.backend.model import ClusterRef
-from launcher.cli.options import ROLES, Context, Json, Name, Namespace, OnRun, Runs, complete_index, complete_role
+from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs, complete_index, complete_role
 from launcher.cli.run_lookup import DEFAULT_RUNS
 from launcher.errors import UsageError
 from launcher.plan import role_rules
@@ -34,7 +34,11 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new output until the run has ended.")] = False,
     role: Annotated[
         list[str] | None,
-        typer.Option(help="Only tasks of this role; may be given more than once.", autocompletion=complete_role, metavar="|".join(ROLES)),
+        typer.Option(
+            help="Only tasks of this role; may be given more than once.",
+            autocompletion=complete_role,
+            metavar="|".join(role_rules.ROLE_ORDER),
+        ),
     ] = None,
     index: Annotated[
         list[int] | None, typer.Option(help="Only tasks of this index; may be given more than once.", autocompletion=complete_index, min=0)
@@ -48,7 +52,7 @@ def logs(
     tail: Annotated[
         int | None,
         typer.Option(
-            help="The number of last lines of each task; with --role, --index or --grep, of those about each.",
+            help="Show only this number of each task's last lines, after --role, --index and --grep are applied.",
             min=0,
             show_default=False,
         ),
@@ -167,8 +171,8 @@ def _last(lines: Iterable[LogLine], tasks: list[str], count: int) -> list[LogLin
 def _select_tasks(run: str, tasks: tuple[TaskStatus, ...], roles: list[str], indices: list[int]) -> list[str]:
     selected = []
     for task in tasks:
-        role, _, index = task.name.partition("-")
-        if (not roles or role in roles) and (not indices or int(index or 0) in indices):
+        role, index = role_rules.role_and_index(task.name)
+        if (not roles or role in roles) and (not indices or (index or 0) in indices):
             selected.append(task.name)
     if not tasks:
         raise UsageError(

@@ -10,9 +10,9 @@ import typer
 from launcher.backend.registry import DEFAULT, in_namespaces
 from launcher.cli.run_lookup import DEFAULT_RUNS, read_stored, run_names
 from launcher.plan.models import Target
+from launcher.plan.role_rules import ROLE_ORDER
 
 TARGET_CHOICES = "|".join(get_args(Target))
-ROLES = ("chief", "worker", "ps", "evaluator")
 
 
 def _runs_of(context: Any) -> Path:
@@ -50,7 +50,7 @@ def complete_role(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_index(ctx: typer.Context, incomplete: str) -> list[str]:
     """Offer the indices that the chosen roles have."""
-    roles = ctx.params.get("role") or ROLES
+    roles = ctx.params.get("role") or ROLE_ORDER
     return _matching((str(task["index"]) for task in _tasks_of(ctx) if task["role"] in roles), incomplete)
 
 

@@ -15,6 +15,7 @@ from launcher.cli.run_lookup import command, relative_path
 from launcher.cli.tables import fact_lines
 from launcher.cli.task_rows import MARKS
 from launcher.errors import LauncherError
+from launcher.plan import role_rules
 from launcher.runs.reasons import LastError
 from launcher.runs.status import EndedAttempt, RunStatus, State, TaskStatus
 from trainer.events import finite
@@ -163,8 +164,8 @@ def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str,
         facts.append(("task", f"{task.name}, attempt {len(task.restarts) + 1}, {how}"))
         facts += [("last error", last)] * bool(last)
         facts += [("remedy", task.remedy)] * bool(task.remedy)
-    role, _, index = task.name.partition("-")
-    where = ["--role", role] + ["--index", index] * bool(index)
+    role, index = role_rules.role_and_index(task.name)
+    where = ["--role", role] + ([] if index is None else ["--index", str(index)])
     return [*facts, ("log", command(runs, "logs", status.name, *where, on=status.backend))]
 
 

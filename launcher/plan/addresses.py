@@ -14,6 +14,7 @@ from launcher.plan.models import Plan, Task
 PORT = 2222
 EXCHANGE_PORT = PORT + 1  # on which the tasks of an all-reduce on CPUs listen for each other: trainer.engine.collectives.rendezvous
 ENDING_PORT = PORT + 2  # on which the leader's parent answers the other parents about the end of the run: trainer.ending
+TENSORBOARD_PORT = 6006  # inside its container; the port outside is in the spec
 LOOPBACK = "127.0.0.1"
 
 # Linux's limit for one argument or environment string, including its NUL (MAX_ARG_STRLEN, 32 pages).

@@ -72,6 +72,18 @@ def task_name(role: RoleName, index: int) -> str:
     return role if role in SINGLE_TASK_ROLES else f"{role}-{index}"
 
 
+def role_and_index(name: str) -> tuple[str, int | None]:
+    """Return the role of a task, and its index if its name has one: `worker-0` gives `worker` and 0, `chief` gives `chief` and None."""
+    role, _, index = name.partition("-")
+    return role, int(index) if index else None
+
+
+def role_position(role: str) -> int:
+    """Return the position of a role in ROLE_ORDER; an unknown role comes last."""
+    known: tuple[str, ...] = ROLE_ORDER
+    return known.index(role) if role in known else len(known)
+
+
 def restart_scope(strategy: str, role: RoleName) -> Scope:
     """Return which tasks start again when a task of `role` ends early; `alone` if the table has no row."""
     return next((traits.restarts.get(role, "alone") for name, traits in STRATEGIES.items() if name == strategy), "alone")
@@ -93,7 +105,7 @@ def end_timeouts(strategy: str, *, worker: float, evaluator: float, peer: float)
 
 def leading_role_name(names: Iterable[str]) -> str:
     """Return the role of the leader, from the names of tasks or of roles."""
-    return leader(names).partition("-")[0]
+    return role_and_index(leader(names))[0]
 
 
 def mounts_run_dir(name: str, *, leader: str) -> bool:

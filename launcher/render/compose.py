@@ -11,7 +11,7 @@ from typing import Any
 from launcher.errors import UsageError
 from launcher.images import HEALTH_COMMAND, USER, all_for, image_for, image_of, is_ours
 from launcher.plan import role_rules
-from launcher.plan.addresses import tf_config_text
+from launcher.plan.addresses import TENSORBOARD_PORT, tf_config_text
 from launcher.plan.container_paths import CONTAINER_CODE, CONTAINER_DATA, CONTAINER_RUNS
 from launcher.plan.models import Plan, Task
 from launcher.plan.role_groups import groups
@@ -43,7 +43,7 @@ _DROP_CONNECTIONS = {"net.ipv4.tcp_retries2": 6}
 # Compose stops all tasks at the same time; servers stay until the chief has saved, and need this many seconds to exit after that.
 _SERVER_EXTRA_GRACE = 10.0
 
-_TENSORBOARD_HEALTH = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{tensorboard_command.PORT}/', timeout=5)"
+_TENSORBOARD_HEALTH = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{TENSORBOARD_PORT}/', timeout=5)"
 
 
 def render(source: RenderSource) -> str:
@@ -331,9 +331,7 @@ def _tensorboard(spec: ClusterSpec, tensorboard: TensorBoard, plan: Plan, base: 
             "start_period": "60s",
         },
         "networks": [TENSORBOARD],
-        "ports": [
-            {"host_ip": _host(tensorboard.host), "published": str(tensorboard.port), "target": tensorboard_command.PORT, "protocol": "tcp"}
-        ],
+        "ports": [{"host_ip": _host(tensorboard.host), "published": str(tensorboard.port), "target": TENSORBOARD_PORT, "protocol": "tcp"}],
         **resource_limits(tensorboard.cpu, None if tensorboard.memory is None else parse_memory(tensorboard.memory)),
         "volumes": [{"type": "volume", "source": RUN_VOLUME, "target": CONTAINER_RUNS, "read_only": True}],
     }

@@ -1,10 +1,9 @@
 """The command of TensorBoard's container, in Compose and on Kubernetes. Pure."""
 
 from launcher.plan import role_rules
+from launcher.plan.addresses import TENSORBOARD_PORT
 from launcher.plan.models import Plan
 from launcher.spec.models import ClusterSpec
-
-PORT = 6006  # inside its container; the port outside is in the spec
 
 
 def command(spec: ClusterSpec, plan: Plan) -> list[str]:
@@ -15,4 +14,4 @@ def command(spec: ClusterSpec, plan: Plan) -> list[str]:
     image = spec.tensorboard.image if spec.tensorboard else None
     has_trainer = image is None and (spec.image is None or spec.train is not None)
     start = (*role_rules.TRAINER[:-1], "trainer.tensorboard") if has_trainer else ("python", "-m", "tensorboard.main")
-    return [*start, "--logdir", f"{plan.run_dir}/logs", "--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104
+    return [*start, "--logdir", f"{plan.run_dir}/logs", "--host", "0.0.0.0", "--port", str(TENSORBOARD_PORT)]  # noqa: S104

@@ -14,6 +14,10 @@ from trainer.events import Event
 _SAVED = frozenset({"checkpoint", "done", "started", "restarting", "failed"})  # saves, and new processes, which have no failed save yet
 
 
+# A status without a supervisor is read from this number of each task's last lines: enough for its last progress, evaluation and checkpoint.
+STATUS_LINES = 2000
+
+
 @dataclass
 class RunProgress:
     """The progress of a run's training. `metrics` are of the last evaluation, else of training; they and the loss are nan if they were not finite."""

@@ -11,13 +11,14 @@ from launcher.spec import schema_lookup
 from launcher.spec.document import SourceEntry
 from launcher.spec.fields import KINDS_OF_VALUE
 from launcher.spec.problems import FieldError, Finding, Path, any_of, named, nearest, path_text, shown
+from launcher.spec.role_programs import ROLES
 
 _PRINTS_IN_FULL = 1e15
 _PLAIN_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*\Z")
 
 # Section -> the field that people mean if they write a single value for the section.
 _SHORTHANDS = {
-    **dict.fromkeys(("chief", "worker", "ps", "evaluator"), "replicas"),
+    **dict.fromkeys(ROLES, "replicas"),
     **dict.fromkeys(("checkpoint", "evaluate", "summaries"), "every_steps"),
     "train": "workload",
     "learning_rate": "initial",

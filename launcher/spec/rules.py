@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from launcher.spec import code_rules, container_rules, messages, names, program_rules, quantities
 from launcher.spec.kubernetes import SIDECARS_SINCE, parse_version
 from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, path_text, shown
-from launcher.spec.role_programs import containers_of, leading_role, roles_of, volumes_of
+from launcher.spec.role_programs import ROLES, containers_of, leading_role, roles_of, volumes_of
 from launcher.spec.rule_context import RuleContext, resolved
 from trainer.settings import Train, direction
 from trainer.settings_rules import conflicts
@@ -96,7 +96,7 @@ def gpus_for_all_that_exchange_gradients(context: RuleContext) -> Iterator[Findi
 
 def no_empty_section(context: RuleContext) -> Iterator[Finding]:
     """A section has a value: `worker:` alone may mean a worker with defaults, or none."""
-    for path in (*(("roles", role) for role in ("chief", "worker", "ps", "evaluator")), ("train",), ("train", "sync")):
+    for path in (*(("roles", role) for role in ROLES), ("train",), ("train", "sync")):
         if context.is_empty(path):
             remedy = f"write `{path[-1]}: {{}}` for the defaults, or remove it" if path[0] == "roles" else "fill it in, or remove it"
             yield Finding(path, f"`{path[-1]}` has no value", "a mapping", remedy, on="key")

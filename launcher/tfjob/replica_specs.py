@@ -1,5 +1,6 @@
 """Reads the replicas of a TFJob as roles: their names and numbers, the strategy with these roles, and when tasks restart."""
 
+from launcher.plan.role_rules import role_position
 from launcher.spec.problems import Path, all_of, shown
 from launcher.tfjob import pod
 from launcher.tfjob.builder import RoleBuilder, SpecBuilder
@@ -8,7 +9,6 @@ from launcher.tfjob.reading import Table, section, walk
 REPLICAS: Path = ("spec", "tfReplicaSpecs")
 # A kind of replica in any spelling -> the role.
 ROLES = {"chief": "chief", "master": "chief", "worker": "worker", "ps": "ps", "evaluator": "evaluator"}
-_ORDER = ("chief", "worker", "ps", "evaluator")
 # restartPolicy -> the role's `restart`; on_failure, the spec's default, is not written.
 _RESTARTS = {"OnFailure": "on_failure", "Never": "never", "ExitCode": "exit_code", "Always": "always"}
 # TFJob's default for a role without restartPolicy; it replaces any policy in the pod template.
@@ -59,7 +59,7 @@ def read(builder: SpecBuilder) -> None:
             _read_role(builder, RoleBuilder(kind, name, path, reading))
     if replica_specs and not builder.roles and not reading.problems:
         reading.add_problem(REPLICAS, "all replicas of the TFJob are 0", "at least one replica of one kind", "write the number of replicas")
-    builder.roles.sort(key=lambda role: _ORDER.index(role.name))
+    builder.roles.sort(key=lambda role: role_position(role.name))
     if builder.roles and not reading.problems:
         _choose_strategy(builder)
         _restarts(builder)

@@ -14,16 +14,14 @@ from launcher.backend.docker import log_stream
 from launcher.backend.docker.container_tracker import ContainerTracker
 from launcher.backend.docker.engine import Engine
 from launcher.plan import role_rules
+from launcher.plan.addresses import TENSORBOARD_PORT
+from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render import labels
-from launcher.runs.progress import RunProgress
+from launcher.runs.progress import STATUS_LINES, RunProgress
 from launcher.runs.reasons import with_remedy
-from launcher.runs.status import Location, LogLine, RunStatus, State, TaskStatus
+from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
 
-# The last lines of each task that a status is read from: enough to hold an evaluation, a checkpoint and each worker's progress.
-_LINES = 2000
 _POLL_INTERVAL = 0.5
-_UNDERWAY = frozenset({State.PENDING, State.RUNNING, State.RESTARTING})
-_ROLES = ("chief", "worker", "ps", "evaluator")
 
 
 def task_name(container: Container) -> str | None:
@@ -39,15 +37,15 @@ def by_task(containers: Iterable[Container]) -> dict[str, Container]:
 
 
 def _sort_key(task: str) -> tuple[int, int]:
-    role, _, index = task.partition("-")
-    return _ROLES.index(role) if role in _ROLES else len(_ROLES), int(index or 0)
+    role, index = role_rules.role_and_index(task)
+    return role_rules.role_position(role), index or 0
 
 
 def tensorboard_url(containers: Iterable[Container]) -> str:
     """Return TensorBoard's URL; empty if it does not run."""
     for container in containers:
         if container.labels.get(labels.SERVICE) == labels.TENSORBOARD and container.status == "running":
-            bound = (container.attrs["NetworkSettings"]["Ports"] or {}).get("6006/tcp") or []
+            bound = (container.attrs["NetworkSettings"]["Ports"] or {}).get(f"{TENSORBOARD_PORT}/tcp") or []
             return f"http://{_url_host(bound[0]['HostIp'])}:{bound[0]['HostPort']}" if bound else ""
     return ""
 
@@ -67,7 +65,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
     progress = RunProgress()
     for task, container in tasks.items():
         trackers[task].update(container.attrs["State"], container.attrs["RestartCount"])
-        for _, line in _read(engine, container, task, tail=_LINES):
+        for _, line in _read(engine, container, task, tail=STATUS_LINES):
             if (event := trackers[task].feed(line.text)) is not None:
                 subject = trackers.get(str(event.get("task")), trackers[task])
                 subject.apply(event, self_reported=subject is trackers[task])
@@ -75,7 +73,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
     statuses = tuple(tracker.status() for tracker in trackers.values())
     ready = progress.ready or any(tracker.state()[0] is State.RUNNING for tracker in trackers.values() if not tracker.has_trainer)
     state, reason, reason_task = run_state(statuses, required, ready=ready)
-    ended = state not in _UNDERWAY
+    ended = state in ENDED
     started = [seconds for container in tasks.values() if (seconds := timestamps.parse_rfc3339(container.attrs.get("Created"))) is not None]
     ends = [task.ended for task in statuses if task.ended is not None]
     run_labels = next(iter(containers)).labels
@@ -116,7 +114,7 @@ def run_state(tasks: tuple[TaskStatus, ...], required: list[str], *, ready: bool
     states = {task.name: task.state for task in tasks}
     if required and all(states.get(name) is State.SUCCEEDED for name in required):
         return State.SUCCEEDED, "", ""
-    if any(state in _UNDERWAY for state in states.values()):
+    if any(state not in ENDED for state in states.values()):
         return (State.RUNNING if ready else State.PENDING), "", ""
     failed = [task for task in tasks if task.state is State.FAILED]
     if failed:
@@ -131,7 +129,7 @@ def location_of(containers: Iterable[Container], name: str) -> Location | None:
     listed = list(containers)
     for container in listed:
         for mount in container.attrs.get("Mounts") or []:
-            if mount.get("Destination") == "/runs":
+            if mount.get("Destination") == CONTAINER_RUNS:
                 return Location("volume", str(mount.get("Name") or mount.get("Source")))
     variables = [variable for container in listed for variable in container.attrs.get("Config", {}).get("Env") or ()]
     has_no_volume = listed and not any(variable.startswith("RUN_DIR=") for variable in variables)

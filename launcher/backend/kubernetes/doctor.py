@@ -341,4 +341,4 @@ def _claim_problem(run: Run, error: LauncherError) -> CheckResult:
 
 
 def _run(spec: ClusterSpec) -> Run:
-    return Run(spec, planner.plan(spec, "kubernetes", run_dir=f"/runs/{spec.name}"), images.image_for(spec))
+    return Run(spec, planner.plan(spec, "kubernetes", run_dir=f"{CONTAINER_RUNS}/{spec.name}"), images.image_for(spec))

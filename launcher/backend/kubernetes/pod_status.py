@@ -19,7 +19,7 @@ from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import ENDED_BY_RUN, ENDS_AFTER, TASKS
 from launcher.runs.reasons import with_remedy
-from launcher.runs.status import EndedAttempt, RunStatus, State, TaskStatus
+from launcher.runs.status import ENDED, EndedAttempt, RunStatus, State, TaskStatus
 from launcher.timestamps import parse_rfc3339
 from trainer.exit_codes import ExitCode
 
@@ -40,7 +40,6 @@ _REMEDY_IS_LOG = {"exit", "crash"}
 _ENDED_BY_POLICY = r"for pod \S+/{job}-(\d+)-\S+ failed with exit code (\d+)"
 # The events of an eviction and of a deletion do not differ.
 DELETED = "its pod was deleted, or its node drained"
-UNDERWAY = frozenset({State.PENDING, State.RUNNING, State.RESTARTING})
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
@@ -105,12 +104,12 @@ def run_status(snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], 
         strategy=annotations.get(_STRATEGY, ""),
         started=min(started, default=None),
         ended=max((time for time in ended if time is not None), default=None) if state in {State.SUCCEEDED, State.FAILED} else None,
-        **events.progress.fields(ended=state not in UNDERWAY) | context.fields(state, reason.text, reason.task, tasks),
+        **events.progress.fields(ended=state in ENDED) | context.fields(state, reason.text, reason.task, tasks),
     )
 
 
 def _by_role(jobs: Sequence[Object]) -> list[Object]:
-    return sorted(jobs, key=lambda job: _role_order(_label(job, COMPONENT)))
+    return sorted(jobs, key=lambda job: role_rules.role_position(role_of(job)))
 
 
 def _run_state(
@@ -152,7 +151,7 @@ def _pending_reason(snapshot: ClusterSnapshot, pod_statuses: Sequence[TaskStatus
 def _underway(pending: Reason, pod_statuses: Sequence[TaskStatus], tasks: Sequence[TaskStatus], *, ready: bool) -> tuple[State, Reason]:
     """Return the state: a run is running once it trains, or once the events of all tasks say that they run; running pods are not enough."""
     states = [task.state for task in tasks]
-    if State.STOPPED in states and not any(state in UNDERWAY for state in states):
+    if State.STOPPED in states and all(state in ENDED for state in states):
         return State.STOPPED, pending
     # A task that, for example, cannot be scheduled or cannot pull its image keeps the run from running, whatever the others do. It has a reason;
     # a task that is merely recreated has none.
@@ -429,11 +428,6 @@ def _index(pod: Object) -> int:
 
 def _label(thing: Object, key: str) -> str:
     return str((thing["metadata"].get("labels") or {}).get(key, ""))
-
-
-def _role_order(role: str) -> int:
-    known: tuple[str, ...] = role_rules.ROLE_ORDER
-    return known.index(role) if role in known else len(known)
 
 
 def _ended_at(job: Object) -> float | None:

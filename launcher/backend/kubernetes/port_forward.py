@@ -15,7 +15,7 @@ from launcher.backend.kubernetes import diagnosis, pod_status, status_source, vo
 from launcher.backend.kubernetes.client import ERRORS, Cluster, Object
 from launcher.backend.kubernetes.pod_status import COMPONENT
 from launcher.errors import LauncherError, UsageError
-from launcher.render import tensorboard_command
+from launcher.plan.addresses import TENSORBOARD_PORT
 from launcher.render.kubernetes.objects import TENSORBOARD
 
 FIRST_PORT = 6006
@@ -112,7 +112,7 @@ class Forward:
         with connection, contextlib.suppress(LauncherError, *ERRORS):
             # For each connection: the pod may have been replaced.
             pod = pod_of(self._cluster, self._run)["metadata"]["name"]
-            with opened(self._cluster, pod, tensorboard_command.PORT) as pod_connection:
+            with opened(self._cluster, pod, TENSORBOARD_PORT) as pod_connection:
                 reverse = threading.Thread(target=_pump, args=(pod_connection, connection), name="forward-back", daemon=True)
                 reverse.start()
                 _pump(connection, pod_connection)

@@ -57,7 +57,7 @@ class RunContext:
         if (diff.deleted or diff.unlabelled) and (state not in ENDED or hidden):
             existing = {task.name for task in tasks}
             missing = [TaskStatus(name, State.STOPPED, _NOT_FOUND) for name in diff.tasks if name not in existing]
-            by_role = sorted([*tasks, *missing], key=lambda task: role_rules.ROLE_ORDER.index(task.name.partition("-")[0]))
+            by_role = sorted([*tasks, *missing], key=lambda task: role_rules.role_position(role_rules.role_and_index(task.name)[0]))
             fields |= {
                 "reason": diff.reason,
                 "reason_task": "",

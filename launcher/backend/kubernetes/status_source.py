@@ -17,13 +17,12 @@ from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.errors import LauncherError
 from launcher.notify import ledger
 from launcher.render.kubernetes.objects import ATTENDANT, CLUSTER_LABEL, NAME_LABEL, VOLUME_LABEL
+from launcher.runs.progress import STATUS_LINES
 from launcher.runs.status import EndedAttempt, Location, RunStatus, State
 from launcher.spec.names import RUN_VOLUME
 from launcher.timestamps import parse_rfc3339
 
 OURS = {NAME_LABEL: "tf-launcher"}
-# Last lines of a task that are read for its status at first: enough for its last progress, evaluation and checkpoint.
-_LINES = 2000
 # The most tasks whose logs are read for a run's status: a thousand logs a second would overload a cluster.
 _MAX_TASKS_READ = 32
 # The most pods that are listed once a second; more are listed less often.
@@ -268,8 +267,8 @@ class Watcher:
                     self._past_attempts.setdefault(name, attempt)
         self._pods = pods
         by_task: dict[str, list[EndedAttempt]] = {}
-        for task, attempt in self._past_attempts.values():
-            by_task.setdefault(task, []).append(attempt)
+        for task, ended in self._past_attempts.values():
+            by_task.setdefault(task, []).append(ended)
         return dataclasses.replace(snapshot, past_attempts=by_task)
 
     def _with_nodes(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
@@ -307,7 +306,7 @@ class Watcher:
         failed = [task.name for task in tasks if task.state is State.FAILED][:_MAX_TASKS_READ]
         names = {*(task.name for task in tasks[:_MAX_TASKS_READ]), *(task.name for task in tasks if task.name == "evaluator"), *failed}
         pods = [pod for pod in self.snapshot.pods if task_of(pod) in names]
-        self._run_events.apply(self.logs.new_lines(pods, tail=_LINES))
+        self._run_events.apply(self.logs.new_lines(pods, tail=STATUS_LINES))
         if self._last is not None:  # a one-off query needs no stream
             self.logs.stream(pods)
         return pod_status.run_status(self.snapshot, tasks, self._run_events, context)

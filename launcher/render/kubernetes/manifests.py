@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from launcher.errors import UsageError
 from launcher.images import REPOSITORY, image_for, is_ours, tensorboard_image
+from launcher.plan.addresses import TENSORBOARD_PORT
 from launcher.render import tensorboard_command
 from launcher.render.kubernetes import attendant_job, configmaps, jobs, jobset, network, pods, storage
 from launcher.render.kubernetes.objects import (
@@ -167,7 +168,7 @@ def _tensorboard(run: Run) -> list[Object]:
     }
     service = {
         "selector": selector(run, TENSORBOARD),
-        "ports": [{"name": "http", "port": tensorboard.port, "targetPort": tensorboard_command.PORT}],
+        "ports": [{"name": "http", "port": tensorboard.port, "targetPort": TENSORBOARD_PORT}],
     }
     return [
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata(run, name, TENSORBOARD), "spec": service},
@@ -183,7 +184,7 @@ def _tensorboard_pod(run: Run, tensorboard: TensorBoard) -> Object:
     container = pods.base_container(run, TENSORBOARD, tensorboard_command.command(run.spec, run.plan)) | {
         "image": tensorboard_image(run.spec),
         "env": [{"name": "HOME", "value": mount["mountPath"]}],
-        "ports": [{"name": "http", "containerPort": tensorboard_command.PORT}],
+        "ports": [{"name": "http", "containerPort": TENSORBOARD_PORT}],
         "readinessProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 5},
         "resources": {"requests": _TENSORBOARD_REQUESTS | quantities, "limits": _TENSORBOARD_LIMITS | quantities},
         "volumeMounts": [storage.mount(read_only=True), mount],

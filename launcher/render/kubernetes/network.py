@@ -1,7 +1,6 @@
 """The network of a run: the headless Service by which its tasks find each other, and the NetworkPolicies about other pods. Pure."""
 
-from launcher.plan.addresses import EXCHANGE_PORT, PORT
-from launcher.render import tensorboard_command
+from launcher.plan.addresses import EXCHANGE_PORT, PORT, TENSORBOARD_PORT
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, TENSORBOARD, Object, Run, checked, metadata, selector
 from trainer.strategies import STRATEGIES
 
@@ -33,7 +32,7 @@ def policies(run: Run) -> list[Object]:
     network_policies = [own]
     if run.has_tensorboard:
         tensorboard = {"matchLabels": selector(run, TENSORBOARD)}
-        open_port: Object = {"ports": [{"protocol": "TCP", "port": tensorboard_command.PORT}]}
+        open_port: Object = {"ports": [{"protocol": "TCP", "port": TENSORBOARD_PORT}]}
         network_policies.append(_policy(run, f"{run.name}-tensorboard", tensorboard, open_port, TENSORBOARD))
     return network_policies
 
