@@ -28,9 +28,10 @@ def plan_file(file: Path, overrides: Sequence[str], target: Target, runs: Path) 
 def plan_for_cluster(
     file: Path, overrides: Sequence[str], target: Target, runs: Path, cluster: ClusterRef
 ) -> tuple[ClusterSpec, Plan, ClusterRef]:
-    """Return the same, and the cluster with the namespace in effect: that of `cluster` overrides the spec's.
+    """Return the spec in `file`, its plan on `target`, and the cluster with the namespace in effect.
 
-    If neither names one, the namespace that was named at the run's last start stays in effect, as it is the same run.
+    The namespace of `cluster` overrides the spec's. If neither names one, the namespace that was named at the run's last start stays in
+    effect, as it is the same run.
     """
     if not in_namespaces(target):
         return *plan_file(file, overrides, target, runs), cluster

@@ -125,7 +125,10 @@ def changed(backend: Backend, spec: ClusterSpec, plan: Plan, runs: Path) -> list
 
 
 def _with_relative_volumes(dumped: dict[str, Any], target: Target, directory: str) -> dict[str, Any]:
-    """Return a dumped spec with volumes' directories relative to `directory`, as a project may be moved; for a cluster, which has no such directories, without."""
+    """Return a dumped spec with the directories of its volumes relative to `directory`, because a project may be moved.
+
+    A cluster does not use these directories: for one they become None.
+    """
     volumes = [dict(volume) for volume in dumped.get("volumes") or ()]
     for volume in volumes:
         if volume.get("path"):

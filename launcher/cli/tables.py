@@ -71,7 +71,7 @@ def _fitted(natural: dict[int, int], least: dict[int, int], width: int | None) -
 
 
 def plain(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> str:
-    """Return the same table as aligned text: nothing is cut, and an empty cell is a dash, so that columns can be counted."""
+    """Return a table as aligned text: nothing is cut, and an empty cell is a dash, so that columns can be counted."""
     lines = [list(headers), *([_text(cell) or "-" for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
     justified = (

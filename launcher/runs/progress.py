@@ -20,7 +20,7 @@ STATUS_LINES = 2000
 
 @dataclass
 class RunProgress:
-    """The progress of a run's training. `metrics` are of the last evaluation, else of training; they and the loss are nan if they were not finite."""
+    """The progress of a run. `metrics` are of the last evaluation, else of training; they and the loss are nan if they were not finite."""
 
     step: int | None = None
     steps: int | None = None

@@ -245,7 +245,7 @@ class RunController:
         self._state_writer.changed()
 
     def stop_requested(self, number: int | None) -> None:
-        """Handle a request to stop: a signal's number, or None if the launcher is gone."""
+        """Handle a request to stop: a signal's number, or None if the launcher is gone. SIGHUP is ignored; the launcher handles its own."""
         if number in _STOP_REASONS:
             # The end of the launcher during a stop is no second request.
             at_once = number == signal.SIGQUIT or (number is not None and self._stop_requests > 0)

@@ -73,7 +73,7 @@ class RunContainers(Runtime):
         self.watch = EngineWatch(self._engine, name, self._container_ids, self._inbox)
 
     def listen(self, lifeline: int | None) -> None:
-        """Listen for signals, and for the lifeline, which closes when the launcher in the foreground ends."""
+        """Listen for signals (SIGHUP is ignored) and for the lifeline, which closes when the launcher in the foreground ends."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, lambda number, _frame: self.request_stop(number))
         if lifeline is not None:

@@ -211,7 +211,7 @@ class Cluster:
     def list_with_version(
         self, kind: str, labels: Mapping[str, str] | None = None, fields: Mapping[str, str] | None = None
     ) -> tuple[list[Object], str]:
-        """Return the same with its resource version, from which a watch can start."""
+        """Return the objects of a kind with these labels and field values, and the resource version from which a watch can start."""
         selectors = {"label_selector": _selector(labels), "field_selector": _selector(fields)}
         answer = self.request("get", self.path(kind), doing=f"listing {KINDS[kind][1]}", **selectors)
         return list(answer.get("items") or ()), str((answer.get("metadata") or {}).get("resourceVersion") or "")

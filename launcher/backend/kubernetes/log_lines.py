@@ -62,8 +62,9 @@ def follow(
     unreachable_timeout: float,
     sink: PodLogs | None = None,
 ) -> Iterator[LogLine]:
-    """Yield the lines so far and new ones until the run `has_ended`; retry for `unreachable_timeout` seconds if the cluster does not answer.
+    """Yield the lines so far and new ones until the run `has_ended`.
 
+    If the cluster does not answer, retry for `unreachable_timeout` seconds.
     `list_pods` returns the current pods of the run's tasks. `sink` gets the lines that are read, and continues after them.
     """
     reader = _reader(cluster, directory, selection, sink)

@@ -39,7 +39,7 @@ def unmet_requirements(wanted: Mapping[str, float], labels: Mapping[str, str], n
 
 
 def of_pod(pod: Object, nodes: Sequence[Object]) -> list[str]:
-    """Return the same for a pod, from the requests of its containers."""
+    """Return a message for each label and resource that a pod needs and no node has; its resources are the requests of its containers."""
     spec, requests = pod.get("spec", {}), dict[str, float]()
     for container in spec.get("containers", ()):
         resources = container.get("resources") or {}

@@ -22,6 +22,7 @@ from launcher.runs.process_identity import Identity
 from launcher.runs.run_controller import RunController, RunOutcome, Runtime
 from launcher.runs.status import Location
 
+# Without a handler SIGHUP would end the supervisor; the controller ignores it.
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # SIGCHLD should wake the loop; this bounds the delay if it does not.
 _LONGEST_SLEEP = 1.0
