@@ -53,7 +53,9 @@ def convert(data: bytes, file: str, *, name: str | None = None, directory: Path,
         differences=differences,
         others=contents.others,
         has_env=any(
-            fields.get("env") for role in builder.roles for fields in (role.fields, *(one.fields for one in role.extra_containers))
+            fields.get("env")
+            for role in builder.roles
+            for fields in (role.fields, *(container.fields for container in role.extra_containers))
         ),
     )
 

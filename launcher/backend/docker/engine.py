@@ -136,8 +136,10 @@ class Engine:
     def _remove(self, run: str, removed: Counter[str]) -> APIError | None:
         """Remove what can be removed now, and count it by kind; return the last error of an object that is still in use."""
         refused: APIError | None = None
-        objects: list[tuple[str, Any, dict[str, bool]]] = [("container", one, {"force": True, "v": True}) for one in self.containers(run)]
-        objects += [("network", one, {}) for one in self.client.networks.list(filters={"label": _label(run)})]
+        objects: list[tuple[str, Any, dict[str, bool]]] = [
+            ("container", container, {"force": True, "v": True}) for container in self.containers(run)
+        ]
+        objects += [("network", network, {}) for network in self.client.networks.list(filters={"label": _label(run)})]
         for kind, found, options in objects:
             try:
                 found.remove(**options)

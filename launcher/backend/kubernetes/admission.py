@@ -47,12 +47,13 @@ class PodSet:
 def pod_sets(manifests: Sequence[Object], helper: Object) -> list[PodSet]:
     """Return the pods that controllers will create for the objects of a run, and the `helper` with which the launcher reads the run's volume."""
     sets = []
-    new_accounts = {one["metadata"]["name"] for one in manifests if one["kind"] == "ServiceAccount"}  # which do not exist yet
-    for one in manifests:
-        if one["kind"] == "Deployment":
-            sets.append(PodSet(TENSORBOARD, 1, _pod(one["spec"]["template"], "apps/v1", "ReplicaSet"), optional=True))
-        for job in [one] if one["kind"] == "Job" else one["spec"]["replicatedJobs"] if one["kind"] == "JobSet" else ():
-            spec = job["spec"] if one["kind"] == "Job" else job["template"]["spec"]
+    # Accounts that do not exist yet.
+    new_accounts = {manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "ServiceAccount"}
+    for manifest in manifests:
+        if manifest["kind"] == "Deployment":
+            sets.append(PodSet(TENSORBOARD, 1, _pod(manifest["spec"]["template"], "apps/v1", "ReplicaSet"), optional=True))
+        for job in [manifest] if manifest["kind"] == "Job" else manifest["spec"]["replicatedJobs"] if manifest["kind"] == "JobSet" else ():
+            spec = job["spec"] if manifest["kind"] == "Job" else job["template"]["spec"]
             role = spec["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
             sets.append(PodSet(role, int(spec["completions"]), _without_account(_pod(spec["template"], "batch/v1", "Job"), new_accounts)))
     return [*sets, PodSet("the pod with which the launcher reads the volume", 0, helper, optional=True)]
@@ -88,8 +89,8 @@ def check(cluster: Cluster, sets: Sequence[PodSet]) -> Iterator[tuple[str, str]]
         yield from ((message, "free some of it, or have it raised") for message in _over_remaining(quota, total))
     if refused:
         raise LauncherError(
-            f"{cluster.description()} does not admit the run: " + "; ".join(dict.fromkeys(one.message for one in refused)),
-            "; ".join(dict.fromkeys(one.remedy for one in refused)),
+            f"{cluster.description()} does not admit the run: " + "; ".join(dict.fromkeys(error.message for error in refused)),
+            "; ".join(dict.fromkeys(error.remedy for error in refused)),
         )
 
 
@@ -98,7 +99,7 @@ def missing_references(cluster: Cluster, sets: Sequence[PodSet], manifests: Sequ
 
     `manifests` are the run's own objects. An object that the user may not read counts as existing.
     """
-    own = {(one["kind"], one["metadata"]["name"]) for one in manifests}
+    own = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
     users: dict[tuple[str, str], list[str]] = {}
     for pod_set in sets:
         for reference in dict.fromkeys(_references(pod_set.pod["spec"])):
@@ -110,7 +111,7 @@ def missing_references(cluster: Cluster, sets: Sequence[PodSet], manifests: Sequ
                 f"there is no {called} {name} in {cluster.description()}, and {all_of(names)} cannot start without it",
                 _CREATE[kind].format(name),
             )
-    for name in dict.fromkeys(one["name"] for pod_set in sets for one in pod_set.pod["spec"].get("imagePullSecrets") or ()):
+    for name in dict.fromkeys(secret["name"] for pod_set in sets for secret in pod_set.pod["spec"].get("imagePullSecrets") or ()):
         if not _exists(cluster, "Secret", name):
             yield (
                 f"there is no Secret {name} in {cluster.description()}, which kubernetes.image_pull_secrets names",
@@ -142,15 +143,18 @@ def _references(spec: Object) -> Iterator[tuple[str, str]]:
     refs: list[tuple[str, object]] = []
     for volume in spec.get("volumes") or ():
         refs += [("PersistentVolumeClaim", {"name": (volume.get("persistentVolumeClaim") or {}).get("claimName")})]
-        for one in [volume, *((volume.get("projected") or {}).get("sources") or ())]:
-            secret = one.get("secret") or {}
-            refs += [("Secret", {**secret, "name": secret.get("name") or secret.get("secretName")}), ("ConfigMap", one.get("configMap"))]
+        for volume_source in [volume, *((volume.get("projected") or {}).get("sources") or ())]:
+            secret = volume_source.get("secret") or {}
+            refs += [
+                ("Secret", {**secret, "name": secret.get("name") or secret.get("secretName")}),
+                ("ConfigMap", volume_source.get("configMap")),
+            ]
     for container in [*(spec.get("initContainers") or ()), *spec["containers"]]:
-        for one in container.get("env") or ():
-            source = one.get("valueFrom") or {}
+        for variable in container.get("env") or ():
+            source = variable.get("valueFrom") or {}
             refs += [("Secret", source.get("secretKeyRef")), ("ConfigMap", source.get("configMapKeyRef"))]
-        for one in container.get("envFrom") or ():
-            refs += [("Secret", one.get("secretRef")), ("ConfigMap", one.get("configMapRef"))]
+        for env_source in container.get("envFrom") or ():
+            refs += [("Secret", env_source.get("secretRef")), ("ConfigMap", env_source.get("configMapRef"))]
     for kind, source in refs:
         if isinstance(source, dict) and source.get("name") and not source.get("optional"):
             yield kind, str(source["name"])
@@ -178,7 +182,7 @@ def _compare(quota: Object, needed: Mapping[str, float]) -> Iterator[tuple[str, 
     for resource, hard in (status.get("hard") or {}).items():
         used = parse_quantity((status.get("used") or {}).get(resource, "0"))
         # Rounded, so that 3 times 100m is 300m.
-        needs, allowed = (round(one, 6) for one in (needed.get(_QUOTA_NAMES.get(resource, resource), 0.0), parse_quantity(hard)))
+        needs, allowed = (round(amount, 6) for amount in (needed.get(_QUOTA_NAMES.get(resource, resource), 0.0), parse_quantity(hard)))
         if needs:
             yield resource, needs, allowed, max(0.0, round(allowed - used, 6))
 
@@ -186,13 +190,15 @@ def _compare(quota: Object, needed: Mapping[str, float]) -> Iterator[tuple[str, 
 def _usage(pod: Object) -> dict[str, float]:
     """Return the resources of a pod as quotas count them: https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers."""
     init_containers = pod["spec"].get("initContainers") or []
-    long_running = [*pod["spec"]["containers"], *(one for one in init_containers if one.get("restartPolicy") == "Always")]
+    long_running = [*pod["spec"]["containers"], *(container for container in init_containers if container.get("restartPolicy") == "Always")]
     usage = {"pods": 1.0}
     for section in ("requests", "limits"):
-        running, initial = [_quantities(one, section) for one in long_running], [_quantities(one, section) for one in init_containers]
-        for name in {name for one in [*running, *initial] for name in one}:
-            total = sum(one.get(name, 0.0) for one in running)
-            usage[f"{section}.{name}"] = max([total, *(one.get(name, 0.0) for one in initial)])  # init containers run one after the other
+        running = [_quantities(container, section) for container in long_running]
+        initial = [_quantities(container, section) for container in init_containers]
+        for name in {name for amounts in [*running, *initial] for name in amounts}:
+            total = sum(amounts.get(name, 0.0) for amounts in running)
+            # Init containers run one after the other.
+            usage[f"{section}.{name}"] = max([total, *(amounts.get(name, 0.0) for amounts in initial)])
     return usage
 
 

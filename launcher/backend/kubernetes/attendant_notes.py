@@ -59,7 +59,7 @@ def deleted_pods(job: Object | None) -> list[DeletedPod]:
     """Return the pods whose last lines the attendant has saved, in the order in which they were deleted."""
     try:
         listed = json.loads(pod_status.annotation(job, LINES)) if job else []
-        return [DeletedPod(str(one["pod"]), str(one["task"]), tuple(map(str, one["lines"]))) for one in listed]
+        return [DeletedPod(str(entry["pod"]), str(entry["task"]), tuple(map(str, entry["lines"]))) for entry in listed]
     except (ValueError, KeyError, TypeError):  # written by another version
         return []
 

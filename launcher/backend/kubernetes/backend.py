@@ -292,20 +292,20 @@ class KubernetesBackend:
         """Return the status of every run of the namespace, newest first."""
         cluster = Cluster(self._cluster_ref.context, self._cluster_ref.namespace)
         known = []
-        records = {one["metadata"]["labels"].get(INSTANCE): one for one in _records(cluster)}
+        records = {record["metadata"]["labels"].get(INSTANCE): record for record in _records(cluster)}
         for name in self._names(cluster, records.values()):
             with contextlib.suppress(UsageError):  # removed meanwhile
                 self._clusters[name] = cluster  # later calls concern the listed run, even if one of its name was last started elsewhere
-                one = _WatchedRun(
+                watched = _WatchedRun(
                     cluster, status_source.Watcher(cluster, name, with_past_attempts=False), user=run_record.user(records.get(name))
                 )
-                known.append(self._status(one, name))
+                known.append(self._status(watched, name))
         return sorted(known, key=lambda status: status.started or 0, reverse=True)
 
     def _names(self, cluster: Cluster, records: Iterable[Object]) -> list[str]:
         found = [*cluster.listed("Job", status_source.OURS), *records]
         found += cluster.listed("PersistentVolumeClaim", status_source.OURS)
-        return sorted({one["metadata"]["labels"].get(INSTANCE, "") for one in found} - {""})
+        return sorted({thing["metadata"]["labels"].get(INSTANCE, "") for thing in found} - {""})
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
         """Yield the lines of `tasks` (all when empty) in order of time, including earlier attempts; `tail` counts per task."""

@@ -81,7 +81,11 @@ def version_numbers(version: Object) -> tuple[int, int]:
 
 def claims_of(pod: Mapping[str, Any]) -> dict[str, str]:
     """Return the claims that a pod's specification mounts, by the name of the volume."""
-    return {one["name"]: one["persistentVolumeClaim"]["claimName"] for one in pod.get("volumes") or () if "persistentVolumeClaim" in one}
+    return {
+        volume["name"]: volume["persistentVolumeClaim"]["claimName"]
+        for volume in pod.get("volumes") or ()
+        if "persistentVolumeClaim" in volume
+    }
 
 
 class Cluster:

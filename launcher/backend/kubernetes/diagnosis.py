@@ -184,7 +184,7 @@ def of_claim(claim: Object, events: Iterable[Object] = ()) -> Diagnosis | None:
 
 def has_exceeded_limits(status: Object) -> bool:
     """Return whether a pod was evicted because it exceeded its limits: then the kubelet sets no DisruptionTarget."""
-    disrupted = any((one["type"], one["status"]) == ("DisruptionTarget", "True") for one in status.get("conditions", []))
+    disrupted = any((condition["type"], condition["status"]) == ("DisruptionTarget", "True") for condition in status.get("conditions", []))
     return status.get("reason") == "Evicted" and not disrupted and "exceed" in str(status.get("message"))
 
 
@@ -201,7 +201,12 @@ def _of_failed_pod(status: Object) -> Diagnosis | None:
 def of_disruption(status: Object) -> Diagnosis | None:
     """Return the problem of a pod that was evicted, preempted or drained, by its last status; None for others."""
     target = next(
-        (one for one in status.get("conditions") or () if one["type"] == "DisruptionTarget" and one.get("status") == "True"), None
+        (
+            condition
+            for condition in status.get("conditions") or ()
+            if condition["type"] == "DisruptionTarget" and condition.get("status") == "True"
+        ),
+        None,
     )
     if target is None:
         return None
@@ -211,7 +216,7 @@ def of_disruption(status: Object) -> Diagnosis | None:
 
 def _in_own_image(pod: Object, container: str) -> bool:
     """Return whether a container is hardened and runs the user's own image."""
-    spec: Object = next((one for one in pod.get("spec", {}).get("containers", []) if one.get("name") == container), {})
+    spec: Object = next((candidate for candidate in pod.get("spec", {}).get("containers", []) if candidate.get("name") == container), {})
     return bool(spec.get("securityContext", {}).get("readOnlyRootFilesystem")) and not images.is_ours(str(spec.get("image")))
 
 
@@ -221,18 +226,18 @@ def task_container(pod: Object) -> Object:
     The kubelet sorts containers by name, and `kubernetes.overrides` or an admission webhook may have added some.
     """
     statuses: Sequence[Object] = pod.get("status", {}).get("containerStatuses") or ({},)
-    return next((one for one in statuses if one.get("name") == TRAINER), statuses[0])
+    return next((status for status in statuses if status.get("name") == TRAINER), statuses[0])
 
 
 def _of_containers(pod: Object) -> Diagnosis | None:
     status = pod.get("status", {})
     task = task_container(pod)
     init_statuses = status.get("initContainerStatuses", [])
-    own = sorted(status.get("containerStatuses", []), key=lambda one: one is not task)
-    has_run = any(one.get("state", {}).keys() & {"running", "terminated"} for one in own)
+    own = sorted(status.get("containerStatuses", []), key=lambda container: container is not task)
+    has_run = any(container.get("state", {}).keys() & {"running", "terminated"} for container in own)
     # A sidecar is ended after the task, with any exit code.
-    for one in own if has_run else [*init_statuses, *own]:
-        state = one.get("state", {})
+    for container in own if has_run else [*init_statuses, *own]:
+        state = container.get("state", {})
         waiting, terminated = state.get("waiting", {}), state.get("terminated", {})
         never_ran = waiting or (terminated if terminated.get("reason") == _NOT_STARTED else {})
         if _NO_PYTHON.search(str(never_ran.get("message"))):
@@ -240,15 +245,15 @@ def _of_containers(pod: Object) -> Diagnosis | None:
         if meets_restriction(str(waiting.get("message"))):
             return Diagnosis("restricted", f"{waiting.get('reason')}{_because(waiting['message'])}", RESTRICTION_REMEDY)
         if waiting.get("reason") in _WAITING:
-            return _of_waiting(pod, waiting, str(one.get("image") or ""))
+            return _of_waiting(pod, waiting, str(container.get("image") or ""))
         if terminated.get("reason") == "OOMKilled":
             return Diagnosis("memory", "OOMKilled: it took more memory than its limit", "raise the role's `memory`")
         code = terminated.get("exitCode", 0)
         if code:
             last = _last_line(terminated.get("message"))
-            if one is not task:
-                name = one.get("name")
-                kind = "sidecar" if name in _sidecars(pod) else "init container" if one in init_statuses else "container"
+            if container is not task:
+                name = container.get("name")
+                kind = "sidecar" if name in _sidecars(pod) else "init container" if container in init_statuses else "container"
                 message = f"its {kind} {name} ended with exit code {code}" + (f": {last}" if last else "")
                 return Diagnosis("exit", message, f"see its log: kubectl logs {pod.get('metadata', {}).get('name')} -c {name}")
             meaning = describe(code)
@@ -257,7 +262,7 @@ def _of_containers(pod: Object) -> Diagnosis | None:
             failed = _failed(str(terminated.get("message") or "").splitlines())
             if failed is not None and was_killed(failed):
                 return Diagnosis("memory", message, "raise the role's `memory`, if it ran out of that")
-            return _of_exit_code(pod, str(one.get("name")), message, last)
+            return _of_exit_code(pod, str(container.get("name")), message, last)
     return None
 
 
@@ -286,7 +291,7 @@ def _of_waiting(pod: Object, waiting: Object, image: str) -> Diagnosis:
 
 def _credentials(pod: Object) -> str:
     """Return the remedy if a registry wants other credentials than the pod has."""
-    names = [str(one.get("name")) for one in pod.get("spec", {}).get("imagePullSecrets") or ()]
+    names = [str(secret.get("name")) for secret in pod.get("spec", {}).get("imagePullSecrets") or ()]
     if not names:
         return "name a Secret with the registry's credentials in kubernetes.image_pull_secrets"
     which = f"the Secret {names[0]} is" if len(names) == 1 else f"one of the Secrets {', '.join(names)} is"
@@ -300,16 +305,23 @@ def recreate_remedy(run: str) -> str:
 
 def _sidecars(pod: Object) -> set[str]:
     """Return the names of the init containers that run beside the task."""
-    return {str(one["name"]) for one in pod.get("spec", {}).get("initContainers") or () if one.get("restartPolicy") == "Always"}
+    return {
+        str(container["name"])
+        for container in pod.get("spec", {}).get("initContainers") or ()
+        if container.get("restartPolicy") == "Always"
+    }
 
 
 def is_unschedulable(pod: Object) -> bool:
     """Return whether the scheduler has found no node for a pod."""
-    return any((one["type"], one.get("reason")) == ("PodScheduled", "Unschedulable") for one in pod.get("status", {}).get("conditions", []))
+    return any(
+        (condition["type"], condition.get("reason")) == ("PodScheduled", "Unschedulable")
+        for condition in pod.get("status", {}).get("conditions", [])
+    )
 
 
 def _of_scheduling(pod: Object, nodes: Sequence[Object]) -> Diagnosis | None:
-    conditions = {one["type"]: one for one in pod.get("status", {}).get("conditions", [])}
+    conditions = {condition["type"]: condition for condition in pod.get("status", {}).get("conditions", [])}
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") != "False":
         return None
@@ -366,7 +378,7 @@ def is_unresponsive(pod: Object) -> bool:
     The cluster then sets the pod's Ready to false; container statuses stay as last reported. A deletion for a taint is no sign of
     this: people taint nodes too, and the pod may still be saving.
     """
-    conditions = {one["type"]: one for one in pod.get("status", {}).get("conditions", [])}
+    conditions = {condition["type"]: condition for condition in pod.get("status", {}).get("conditions", [])}
     ready, containers = conditions.get("Ready", {}), conditions.get("ContainersReady", {})
     is_withdrawn = ready.get("status") == "False" and containers.get("status") == "True" and not ready.get("reason")
     return pod.get("status", {}).get("reason") == "NodeLost" or ready.get("reason") == "NodeNotReady" or is_withdrawn
@@ -375,7 +387,7 @@ def is_unresponsive(pod: Object) -> bool:
 def is_evicted_by_taint(pod: Object) -> bool:
     """Return whether a pod was deleted because of a taint on its node, which is lost or must not run pods."""
     conditions = pod.get("status", {}).get("conditions", [])
-    return any(one["type"] == "DisruptionTarget" and one.get("reason") == "DeletionByTaintManager" for one in conditions)
+    return any(condition["type"] == "DisruptionTarget" and condition.get("reason") == "DeletionByTaintManager" for condition in conditions)
 
 
 def _because(message: object) -> str:

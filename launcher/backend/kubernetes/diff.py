@@ -18,12 +18,12 @@ _REVISION = "deployment.kubernetes.io/revision"
 def differences(cluster: Cluster, run: Run) -> Iterator[str]:
     """Yield the lines of a unified diff; none if `up` would change nothing. Changes nothing. Raises LauncherError."""
     manifests = run_objects.objects(run, cluster)
-    for one in manifests:
-        kind, name = one["kind"], one["metadata"]["name"]
-        new = run_objects.dry_run(cluster, one)
+    for manifest in manifests:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        new = run_objects.dry_run(cluster, manifest)
         new["metadata"]["name"] = name
         yield from _lines(cluster, kind, name, cluster.get(kind, name), new)
-    used = {(one["kind"], one["metadata"]["name"]) for one in manifests}
+    used = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
     for unused in run_objects.existing_objects(cluster, run.name):
         if (unused.kind, unused.name) not in used:
             yield from _lines(cluster, unused.kind, unused.name, cluster.get(unused.kind, unused.name), None)
@@ -31,7 +31,7 @@ def differences(cluster: Cluster, run: Run) -> Iterator[str]:
 
 def _lines(cluster: Cluster, kind: str, name: str, old: Object | None, new: Object | None) -> Iterator[str]:
     """Yield the diff of one object; `old` or `new` is None if it does not exist."""
-    before, after = ([] if one is None else text(_plain(one), {}).splitlines() for one in (old, new))
+    before, after = ([] if version is None else text(_plain(version), {}).splitlines() for version in (old, new))
     deleted = "" if new else ", which deletes it"
     yield from difflib.unified_diff(before, after, f"{kind}/{name} in {cluster.namespace}", f"{kind}/{name} after up{deleted}", lineterm="")
 

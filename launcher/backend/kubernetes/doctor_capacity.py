@@ -36,7 +36,9 @@ class Node:
 
     def untolerated_taints(self, required: "PodRequirements") -> list[str]:
         """Return the taints that the pod does not tolerate, as kubectl writes them."""
-        return [_taint_text(taint) for taint in self.taints if not any(_tolerates(one, taint) for one in required.tolerations)]
+        return [
+            _taint_text(taint) for taint in self.taints if not any(_tolerates(toleration, taint) for toleration in required.tolerations)
+        ]
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,10 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, colocated: Collection[st
         yield warning("nodes", "you may not list nodes: their resources are not known", _CLUSTER_ROLE)
         return
     resource = "nvidia.com/gpu" if spec is None else spec.kubernetes.gpu_resource
-    nodes = [node(one) for one in listed if _takes_pods(one)]
-    gpus = sum(one.free.get(resource, 0.0) for one in nodes)
+    nodes = [node(item) for item in listed if _takes_pods(item)]
+    gpus = sum(node.free.get(resource, 0.0) for node in nodes)
     label = "nvidia.com/gpu.product" if spec is None else spec.kubernetes.gpu_type_label
-    kinds = sorted({one.labels[label] for one in nodes if label in one.labels})
+    kinds = sorted({node.labels[label] for node in nodes if label in node.labels})
     yield ok("nodes", f"{len(nodes)} of {len(listed)} take pods; {gpus:.0f} {resource}" + (f" ({', '.join(kinds)})" if kinds else ""))
     if spec is None:
         return
@@ -72,7 +74,7 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, colocated: Collection[st
     unscheduled = unschedulable_roles(nodes, spec, colocated)
     if unscheduled:
         taints = sorted(
-            {taint for role in roles_of(spec).values() for one in nodes for taint in one.untolerated_taints(_requirements(spec, role))}
+            {taint for role in roles_of(spec).values() for node in nodes for taint in node.untolerated_taints(_requirements(spec, role))}
         )
         tolerate = f"; {', '.join(taints)} keeps pods off nodes, unless kubernetes.tolerations names it" if taints else ""
         access = "; storage.access: ReadWriteMany allows them on different nodes" if _joint(spec, colocated) in unscheduled else ""
@@ -87,17 +89,17 @@ def _unmet(role: str, required: PodRequirements, nodes: Sequence[Object]) -> lis
     return [f"{role}: {message}" for message in node_capacity.unmet_requirements(required.amounts, required.labels, nodes)]
 
 
-def node(one: Object) -> Node:
+def node(item: Object) -> Node:
     """Return a node with all its allocatable resources free."""
-    offered: dict[str, Any] = one.get("status", {}).get("allocatable") or {}
-    taints = [taint for taint in one.get("spec", {}).get("taints") or () if taint.get("effect") in _REPELLING_EFFECTS]
-    labels = dict(one["metadata"].get("labels") or {})
-    return Node(one["metadata"]["name"], labels, {key: parse_quantity(value) for key, value in offered.items()}, taints)
+    offered: dict[str, Any] = item.get("status", {}).get("allocatable") or {}
+    taints = [taint for taint in item.get("spec", {}).get("taints") or () if taint.get("effect") in _REPELLING_EFFECTS]
+    labels = dict(item["metadata"].get("labels") or {})
+    return Node(item["metadata"]["name"], labels, {key: parse_quantity(value) for key, value in offered.items()}, taints)
 
 
 def subtract_requests(nodes: Sequence[Node], pods: Sequence[Object]) -> None:
     """Subtract the requests of pods that have not ended from the free resources of their nodes."""
-    by_name = {one.name: one for one in nodes}
+    by_name = {node.name: node for node in nodes}
     for pod in pods:
         assigned = by_name.get(pod.get("spec", {}).get("nodeName", ""))
         if assigned is None or pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
@@ -118,9 +120,9 @@ def unschedulable_roles(nodes: Sequence[Node], spec: ClusterSpec, colocated: Col
     joint = _joint(spec, colocated)
     if joint_roles := {name: role for name, role in roles_of(spec).items() if name in colocated}:
         requests.append((joint or all_of(joint_roles), _sum(spec, joint_roles.values()), 1))
-    for name, required, count in sorted(requests, key=lambda one: _size(spec, one[1])):
+    for name, required, count in sorted(requests, key=lambda request: _size(spec, request[1])):
         for _ in range(count):
-            fitting = next((one for one in nodes if one.fits(required)), None)
+            fitting = next((node for node in nodes if node.fits(required)), None)
             if fitting is None:
                 unscheduled[name] = unscheduled.get(name, 0) + 1
                 continue
@@ -187,8 +189,8 @@ def _taint_text(taint: Object) -> str:
     return f"{taint['key']}{value}:{taint['effect']}"
 
 
-def _takes_pods(one: Object) -> bool:
-    if one.get("spec", {}).get("unschedulable"):
+def _takes_pods(item: Object) -> bool:
+    if item.get("spec", {}).get("unschedulable"):
         return False
-    ready: Object = next((condition for condition in one.get("status", {}).get("conditions") or () if condition["type"] == "Ready"), {})
+    ready: Object = next((condition for condition in item.get("status", {}).get("conditions") or () if condition["type"] == "Ready"), {})
     return bool(ready.get("status") == "True")

@@ -45,9 +45,9 @@ def egress_policies(policies: Sequence[Object], run: Run) -> EgressPolicies:
     lacking: dict[str, None] = {}
     all_labels = [{**selector(run, group.role), CLUSTER_LABEL: run.name, **run.options.labels} for group in groups(run.plan)]
     for labels in all_labels:
-        selecting = [one for one in policies if _is_egress(one) and _matches(one["spec"].get("podSelector") or {}, labels)]
-        names |= dict.fromkeys(one["metadata"]["name"] for one in selecting)
-        rules = [rule for one in selecting for rule in one["spec"].get("egress") or ()]
+        selecting = [policy for policy in policies if _is_egress(policy) and _matches(policy["spec"].get("podSelector") or {}, labels)]
+        names |= dict.fromkeys(policy["metadata"]["name"] for policy in selecting)
+        rules = [rule for policy in selecting for rule in policy["spec"].get("egress") or ()]
         needs = _needs(run) if selecting else ()
         lacking |= dict.fromkeys(need.description for need in needs if not any(_allows(rule, need, all_labels) for rule in rules))
     return EgressPolicies(tuple(names), tuple(lacking))
@@ -90,7 +90,7 @@ def _may_cover(peer: Object, need: RequiredPort, labels: Mapping[str, str]) -> b
 def _matches(wanted: Object, labels: Mapping[str, str]) -> bool:
     # https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#label-selectors
     same = (wanted.get("matchLabels") or {}).items() <= labels.items()
-    return same and all(_fits(one, labels) for one in wanted.get("matchExpressions") or ())
+    return same and all(_fits(expression, labels) for expression in wanted.get("matchExpressions") or ())
 
 
 def _fits(expression: Object, labels: Mapping[str, str]) -> bool:

@@ -93,7 +93,7 @@ def node_constraints(run: Run, own_pods: Iterable[Object]) -> Object:
     if access == "ReadWriteMany":
         return {}
     for pod in own_pods:
-        claims = [(one.get("persistentVolumeClaim") or {}).get("claimName") for one in pod["spec"].get("volumes") or ()]
+        claims = [(volume.get("persistentVolumeClaim") or {}).get("claimName") for volume in pod["spec"].get("volumes") or ()]
         node = pod["spec"].get("nodeName")
         if run.claim not in claims or not node or pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
             continue

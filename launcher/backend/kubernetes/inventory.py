@@ -42,15 +42,15 @@ class ObjectWatch:
         if run_record.stopping(record) is not None:  # it is being stopped
             return Differences(lost)
         present = {
-            (one.kind, one.name)
-            for kind in {one.kind for one in recorded_objects(record)}
-            for one in labelled(self._cluster, self._run, kind)
+            (ref.kind, ref.name)
+            for kind in {ref.kind for ref in recorded_objects(record)}
+            for ref in labelled(self._cluster, self._run, kind)
         }
-        missing = [one for one in recorded_objects(record) if (one.kind, one.name) not in present]
+        missing = [ref for ref in recorded_objects(record) if (ref.kind, ref.name) not in present]
         existing = unlabelled(self._cluster, missing)
-        hidden = [one for one, thing in existing.items() if not is_over(thing)]
+        hidden = [ref for ref, thing in existing.items() if not is_over(thing)]
         expire = {"Job"} if ((run_record.spec(record) or {}).get("kubernetes") or {}).get("ttl") else set()
-        deleted = tuple(one for one in missing if one not in existing and one.kind not in expire)
+        deleted = tuple(ref for ref in missing if ref not in existing and ref.kind not in expire)
         return Differences(
             lost, deleted, tuple(hidden), tuple(ended_status.tasks(record)), reason(self._run, deleted, hidden, self._cluster.namespace)
         )
@@ -79,23 +79,23 @@ def is_over(thing: Object) -> bool:
 
 def recorded_objects(record: Object | None) -> list[ObjectRef]:
     """Return the objects that the last start of a run has created, except its claim, from its record; none while it starts."""
-    return [ObjectRef(*one) for one in run_record.recorded_objects(record)]
+    return [ObjectRef(*entry) for entry in run_record.recorded_objects(record)]
 
 
 def labelled(cluster: Cluster, run: str, kind: str) -> Iterable[ObjectRef]:
     """Yield the objects of a kind that have the run's labels; a Job must also have that of a role or of the attendant."""
     listed = (cluster.listed_if_any if kind == "JobSet" else cluster.listed)(kind, status_source.labels_of(run))
     return (
-        ObjectRef(kind, one["metadata"]["name"], one["metadata"]["uid"])
-        for one in listed
-        if kind != "Job" or pod_status.is_role(one) or pod_status.role_of(one) == ATTENDANT
+        ObjectRef(kind, thing["metadata"]["name"], thing["metadata"]["uid"])
+        for thing in listed
+        if kind != "Job" or pod_status.is_role(thing) or pod_status.role_of(thing) == ATTENDANT
     )
 
 
 def unlabelled(cluster: Cluster, missing: Iterable[ObjectRef]) -> dict[ObjectRef, Object]:
     """Return those of a run's objects that exist although they were not found by their labels."""
-    existing = {one: cluster.get(one.kind, one.name) for one in missing}
-    return {one: found for one, found in existing.items() if found is not None and found["metadata"]["uid"] == one.uid}
+    existing = {ref: cluster.get(ref.kind, ref.name) for ref in missing}
+    return {ref: found for ref, found in existing.items() if found is not None and found["metadata"]["uid"] == ref.uid}
 
 
 def reason(run: str, deleted: Sequence[ObjectRef], unlabelled: Iterable[ObjectRef], namespace: str) -> str:
@@ -103,8 +103,8 @@ def reason(run: str, deleted: Sequence[ObjectRef], unlabelled: Iterable[ObjectRe
     reasons = []
     if deleted:
         reasons.append(f"{', '.join(map(str, deleted))} {'was' if len(deleted) == 1 else 'were'} deleted: {diagnosis.recreate_remedy(run)}")
-    for one in unlabelled:
-        labels = status_source.labels_of(run) | ({pod_status.COMPONENT: one.name.removeprefix(f"{run}-")} if one.kind == "Job" else {})
+    for ref in unlabelled:
+        labels = status_source.labels_of(run) | ({pod_status.COMPONENT: ref.name.removeprefix(f"{run}-")} if ref.kind == "Job" else {})
         given = " ".join(f"{key}={value}" for key, value in labels.items())
-        reasons.append(f"{one} has lost its labels: kubectl label {one} {given} --overwrite -n {namespace}")
+        reasons.append(f"{ref} has lost its labels: kubectl label {ref} {given} --overwrite -n {namespace}")
     return "; ".join(reasons)

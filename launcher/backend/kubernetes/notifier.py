@@ -82,12 +82,12 @@ class Notifier:
 
     def record_outcomes(self) -> Iterator[str]:
         """Record the outcomes of messages that are being sent; yield failures. Raises LauncherError; may be called again then."""
-        for one in list(self._sent):
-            one.outcome = one.outcome or one.sending.outcome()
-            if one.outcome is not None and self._record(one, one.outcome):
-                self._sent.remove(one)
-                if one.outcome["state"] == ledger.FAILED:
-                    yield str(one.outcome["words"])
+        for in_flight in list(self._sent):
+            in_flight.outcome = in_flight.outcome or in_flight.sending.outcome()
+            if in_flight.outcome is not None and self._record(in_flight, in_flight.outcome):
+                self._sent.remove(in_flight)
+                if in_flight.outcome["state"] == ledger.FAILED:
+                    yield str(in_flight.outcome["words"])
 
     def finish(self, status: RunStatus) -> Iterator[str]:
         """Wait for the messages that are being sent, until their time is up."""
@@ -118,14 +118,14 @@ class Notifier:
             ) from error
         return math.inf
 
-    def _record(self, one: _InFlight, outcome: ledger.Entry) -> bool:
+    def _record(self, in_flight: _InFlight, outcome: ledger.Entry) -> bool:
         """Record the outcome of a message; return False if another watcher has changed the note at the same time."""
         holder = self._note_holder()
         entries = entries_of(holder[1] if holder else None)
-        if holder is None or not ledger.has(entries, one.message, one.kind):
+        if holder is None or not ledger.has(entries, in_flight.message, in_flight.kind):
             return True  # the run is deleted, or was started again with new entries
         changes = {key: outcome[key] for key in ("state", "words")} | {"at": self._cluster.now()}
-        return self._write(holder, ledger.with_outcome(entries, one.message, one.kind, changes))
+        return self._write(holder, ledger.with_outcome(entries, in_flight.message, in_flight.kind, changes))
 
     def _note_holder(self) -> tuple[str, Object] | None:
         """Return kind and content of the object that has the note, the same for every watcher.
@@ -154,7 +154,7 @@ def entries_of(holder: Object | None) -> list[ledger.Entry]:
     """Return the entries of messages in the note on an object."""
     try:
         listed = json.loads(annotation(holder, NOTE)) if holder else []
-        return [dict(one) for one in listed if {"key", "since", "at", "state"} <= one.keys()]
+        return [dict(entry) for entry in listed if {"key", "since", "at", "state"} <= entry.keys()]
     except (AttributeError, TypeError, ValueError):
         return []
 

@@ -47,13 +47,15 @@ def attempts(
 def _created_pods(job: Object, events: Iterable[Object]) -> dict[str, tuple[str, float]]:
     """Return by name the task and the creation time of each pod that a Job created, as far as its events tell."""
     metadata, created = job["metadata"], {}
-    for one in events:
+    for event in events:
         match = (
-            _CREATED_POD.search(str(one.get("message", ""))) if one.get("involvedObject", {}).get("uid") == metadata.get("uid") else None
+            _CREATED_POD.search(str(event.get("message", "")))
+            if event.get("involvedObject", {}).get("uid") == metadata.get("uid")
+            else None
         )
         index = match[1].removeprefix(f"{metadata['name']}-").partition("-")[0] if match else ""
         if match and index.isdecimal():
-            created[match[1]] = role_rules.task_name(role_of(job), int(index)), _time(one) or 0.0  # type: ignore[arg-type]  # a label is one of the roles
+            created[match[1]] = role_rules.task_name(role_of(job), int(index)), _time(event) or 0.0  # type: ignore[arg-type]  # a label is one of the roles
     return created
 
 
@@ -65,11 +67,11 @@ def _end(name: str, events: Iterable[Object], last: Object, created: float) -> E
     """Return how an attempt ended, from its events, and from the pod as it was last seen, if it was."""
     if last.get("status", {}).get("phase") == "Failed":
         return ended_attempt(last)
-    own_events = [one for one in events if one.get("involvedObject", {}).get("name") == name]
-    times = [time for one in own_events if (time := _time(one)) is not None]
+    own_events = [event for event in events if event.get("involvedObject", {}).get("name") == name]
+    times = [time for event in own_events if (time := _time(event)) is not None]
     deleted = parse_rfc3339(last.get("metadata", {}).get("deletionTimestamp"))
     disruption = diagnosis.of_disruption(last.get("status", {}))
-    cause = next((_CAUSES[one["reason"]] for one in reversed(own_events) if one.get("reason") in _CAUSES), "")
+    cause = next((_CAUSES[event["reason"]] for event in reversed(own_events) if event.get("reason") in _CAUSES), "")
     return EndedAttempt(deleted or max(times, default=created), 0, None, disruption.message if disruption else cause or DELETED)
 
 

@@ -342,7 +342,7 @@ def _last_timestamp(path: Path) -> str:
 def has_trainer(pod: Object) -> bool:
     """Return whether a pod's task writes events: not if it runs its image's entrypoint, without a `command`."""
     containers = pod.get("spec", {}).get("containers") or ()
-    return all(role_rules.has_trainer(one.get("command") or ()) for one in containers if one.get("name") == TRAINER)
+    return all(role_rules.has_trainer(container.get("command") or ()) for container in containers if container.get("name") == TRAINER)
 
 
 def _is_over(pod: Object) -> bool:

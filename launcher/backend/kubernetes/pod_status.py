@@ -94,7 +94,7 @@ def run_status(snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], 
     started = [time for job in snapshot.jobs if (time := parse_rfc3339(job.get("status", {}).get("startTime"))) is not None]
     ended = [_ended_at(job) for job in snapshot.jobs]
     controllers = [*_by_role(snapshot.jobs)[:1], *([snapshot.jobset] if snapshot.jobset else [])]
-    annotations = {key: value for one in controllers for key, value in (one["metadata"].get("annotations") or {}).items()}
+    annotations = {key: value for controller in controllers for key, value in (controller["metadata"].get("annotations") or {}).items()}
     return RunStatus(
         name=snapshot.name,
         backend="kubernetes",
@@ -201,7 +201,7 @@ def _failure_reason(snapshot: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> R
     # A failed task is RESTARTING until its Job notices, which waits for its sidecars to end.
     ended = [task for task in tasks if task.state in {State.FAILED, State.RESTARTING} and task.exit_code and task.reason]
     failed = [task for task in tasks if task.state is State.FAILED and task.reason]
-    failed += [task for task in ended if task not in failed and {one.exit_code for one in failed} <= _CONSEQUENTIAL_CODES]
+    failed += [task for task in ended if task not in failed and {other.exit_code for other in failed} <= _CONSEQUENTIAL_CODES]
     if failed:
         task = min(failed, key=_failure_order)
         attempt = len(task.restarts) + (task.state is State.FAILED)
@@ -301,8 +301,11 @@ _STATES: dict[str, Callable[[Object, Object], State]] = {
 
 
 def _reason(pod: Object, phase: str, found: Diagnosis | None, now: float) -> str:
-    containers = [one for part in ("initContainerStatuses", "containerStatuses") for one in pod.get("status", {}).get(part) or ()]
-    if phase == "Running" and _terminated(pod) and (running := [one["name"] for one in containers if "running" in one.get("state", {})]):
+    containers = [
+        container for part in ("initContainerStatuses", "containerStatuses") for container in pod.get("status", {}).get(part) or ()
+    ]
+    running = [container["name"] for container in containers if "running" in container.get("state", {})]
+    if phase == "Running" and running and _terminated(pod):
         cause = f"{found.message}; " if found else ""
         return f"{cause}its sidecar{'s' * (len(running) > 1)} {', '.join(running)} {'have' if len(running) > 1 else 'has'} not ended yet"
     if found is None:
@@ -368,12 +371,14 @@ def queue_of(thing: Object) -> str:
 
 def queue_reason(snapshot: ClusterSnapshot, job: Object | None = None) -> str:
     """Return for which queue a suspended Job, or its JobSet, waits, and why it is not admitted; empty without a queue."""
-    found = [one for one in (job, snapshot.jobset) if one and queue_of(one)]  # a JobSet is admitted as a whole
+    found = [controller for controller in (job, snapshot.jobset) if controller and queue_of(controller)]  # a JobSet is admitted as a whole
     if not found:
         return ""
-    uids = {one["metadata"].get("uid") for one in found}
-    owned = (one for one in snapshot.queued if uids & {owner.get("uid") for owner in one["metadata"].get("ownerReferences") or ()})
-    conditions = [entry for one in owned for entry in one.get("status", {}).get("conditions") or ()]
+    uids = {controller["metadata"].get("uid") for controller in found}
+    owned = (
+        workload for workload in snapshot.queued if uids & {owner.get("uid") for owner in workload["metadata"].get("ownerReferences") or ()}
+    )
+    conditions = [entry for workload in owned for entry in workload.get("status", {}).get("conditions") or ()]
     kinds = ("QuotaReserved", "Admitted")
     refusal = next((entry["message"] for kind in kinds for entry in conditions if entry["type"] == kind and entry["status"] == "False"), "")
     return f"waits for its queue {queue_of(found[0])}" + (f": {refusal}" if refusal else "")
@@ -392,7 +397,7 @@ def task_of(pod: Object) -> str:
 def condition(thing: Object, kind: str) -> Object | None:
     """Return an object's condition of this type if it is true, else None."""
     conditions: Sequence[Object] = thing.get("status", {}).get("conditions") or ()
-    return next((one for one in conditions if one.get("type") == kind and one.get("status") == "True"), None)
+    return next((entry for entry in conditions if entry.get("type") == kind and entry.get("status") == "True"), None)
 
 
 def age(seconds: float) -> str:

@@ -53,7 +53,7 @@ class RunContext:
         """Return the fields of a RunStatus from these facts, and from the state, the reason, its task and the tasks that the run's objects show."""
         diff = self.differences
         fields: dict[str, Any] = {"state": state, "reason": reason, "reason_task": reason_task, "tasks": tasks}
-        hidden = [one for one in diff.unlabelled if one.kind in JOB_KINDS]
+        hidden = [ref for ref in diff.unlabelled if ref.kind in JOB_KINDS]
         if (diff.deleted or diff.unlabelled) and (state not in ENDED or hidden):
             existing = {task.name for task in tasks}
             missing = [TaskStatus(name, State.STOPPED, _NOT_FOUND) for name in diff.tasks if name not in existing]
@@ -64,8 +64,8 @@ class RunContext:
                 "tasks": tuple(by_role),
                 "missing": tuple(map(str, (*diff.deleted, *diff.unlabelled))),
             }
-            lost_jobs = [one for one in (*diff.deleted, *hidden) if one.kind in JOB_KINDS]
-            if any(not one.name.endswith(_OPTIONAL_JOBS) for one in lost_jobs):  # the run cannot train
+            lost_jobs = [ref for ref in (*diff.deleted, *hidden) if ref.kind in JOB_KINDS]
+            if any(not job.name.endswith(_OPTIONAL_JOBS) for job in lost_jobs):  # the run cannot train
                 fields |= {"state": State.PENDING, "eta": None}
         attended = fields["state"] in ENDED or self.attended
         return fields | {"data_lost": diff.loss, "user": self.user, "mine": self.is_own, "attended": attended, "notified": self.notified}

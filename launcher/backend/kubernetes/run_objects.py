@@ -31,9 +31,9 @@ _PLACEHOLDER_NAME = "x-of-nobody"
 def objects(run: Run, cluster: Cluster) -> list[Object]:
     """Return the manifests of a run's objects for the cluster's namespace, in the order to apply them."""
     result: list[Object] = copy.deepcopy(manifests.objects(run))
-    for one in result:
-        one["metadata"]["namespace"] = cluster.namespace
-        for subject in one.get("subjects") or ():
+    for manifest in result:
+        manifest["metadata"]["namespace"] = cluster.namespace
+        for subject in manifest.get("subjects") or ():
             subject["namespace"] = cluster.namespace
     return result
 
@@ -53,8 +53,8 @@ def check(cluster: Cluster, run: Run) -> Iterator[str]:
     if run.has_own_claim and run.storage and run.claim_access and run.storage.access not in {None, run.claim_access}:
         yield f"the claim {run.claim} exists and keeps its access mode, {run.claim_access}; storage.access asks for {run.storage.access}"
     yield from _access_mode_notice(cluster, run)
-    for one in run_manifests:
-        dry_run(cluster, one)
+    for manifest in run_manifests:
+        dry_run(cluster, manifest)
     sets = admission.pod_sets(run_manifests, helper_pod.helper(run))
     for message, remedy in itertools.chain(
         admission.check(cluster, sets),
@@ -146,25 +146,25 @@ def existing_objects(cluster: Cluster, run: str) -> list[ObjectRef]:
     Objects that have lost their labels are found by the record.
     """
     found = [
-        ObjectRef(kind, one["metadata"]["name"], one["metadata"]["uid"])
+        ObjectRef(kind, thing["metadata"]["name"], thing["metadata"]["uid"])
         for kind in OWNED
-        for one in (cluster.listed_if_any if kind in _OPTIONAL_KINDS else cluster.listed)(kind, status_source.labels_of(run))
-        if pod_status.controller_of([one]) is None
+        for thing in (cluster.listed_if_any if kind in _OPTIONAL_KINDS else cluster.listed)(kind, status_source.labels_of(run))
+        if pod_status.controller_of([thing]) is None
     ]
     record = cluster.get("ConfigMap", run_record.name_of(run))
-    found += inventory.unlabelled(cluster, [one for one in inventory.recorded_objects(record) if one not in found])
-    return sorted((one for one in found if one.name != run_record.name_of(run)), key=lambda one: OWNED.index(one.kind))
+    found += inventory.unlabelled(cluster, [ref for ref in inventory.recorded_objects(record) if ref not in found])
+    return sorted((ref for ref in found if ref.name != run_record.name_of(run)), key=lambda ref: OWNED.index(ref.kind))
 
 
-def delete(cluster: Cluster, one: ObjectRef) -> None:
+def delete(cluster: Cluster, ref: ObjectRef) -> None:
     """Delete an object; a later one of its name stays."""
-    cluster.delete(one.kind, one.name, uid=one.uid)
+    cluster.delete(ref.kind, ref.name, uid=ref.uid)
 
 
 def remove(cluster: Cluster, run: str, existing: Iterable[ObjectRef] | None = None) -> None:
     """Delete `existing` objects of the run, or else all, and wait until its pods are gone. Its record and its data stay."""
-    for one in existing_objects(cluster, run) if existing is None else existing:
-        delete(cluster, one)
+    for ref in existing_objects(cluster, run) if existing is None else existing:
+        delete(cluster, ref)
     helper_pod.delete_finished(cluster, run)
     await_ended(cluster, run, DELETE_TIMEOUT)
 
@@ -222,9 +222,9 @@ def await_claim_deleted(cluster: Cluster, claim: str, on_poll: Callable[[], obje
 
 def delete_old_jobs(cluster: Cluster, run: str, on_poll: Callable[[], object]) -> None:
     """Delete the Jobs of an earlier start, which cannot be changed, and wait until they and their pods are gone, calling `on_poll`."""
-    jobs = [one for one in existing_objects(cluster, run) if one.kind in JOB_KINDS]
-    for one in jobs:
-        delete(cluster, one)
+    jobs = [job for job in existing_objects(cluster, run) if job.kind in JOB_KINDS]
+    for job in jobs:
+        delete(cluster, job)
     if jobs:
         await_ended(cluster, run, DELETE_TIMEOUT, on_poll)
     await_workloads_deleted(cluster, run, on_poll)

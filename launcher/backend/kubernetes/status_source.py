@@ -66,8 +66,8 @@ class RunInformer:
 
     def poll_soon(self) -> None:
         """Poll as often as after a change: something may have ended."""
-        for one in (self._jobs, self._pods):
-            one.poll_soon()
+        for informer in (self._jobs, self._pods):
+            informer.poll_soon()
 
     def snapshot(self, before: Collection[str] | None = None) -> ClusterSnapshot:
         """Return the current objects.
@@ -93,7 +93,8 @@ class RunInformer:
         cluster, run = self._cluster, self._run
         jobset = _jobset(cluster, run, jobs)
         is_queued = any(
-            pod_status.queue_of(one) and (one.get("spec") or {}).get("suspend") for one in [*jobs, *([jobset] if jobset else [])]
+            pod_status.queue_of(controller) and (controller.get("spec") or {}).get("suspend")
+            for controller in [*jobs, *([jobset] if jobset else [])]
         )
         queued = tuple(cluster.listed_if_any("Workload") or cluster.listed_if_any("Workload (v1beta1)")) if is_queued else ()
         snapshot = ClusterSnapshot(run, jobs, pods, jobset=jobset, queued=queued)
@@ -127,7 +128,7 @@ def _completions(job: Object) -> int:
 
 def _claims(cluster: Cluster, run: str, jobs: Iterable[Object]) -> list[Object]:
     """Return the run's own claim, and the others that its tasks mount."""
-    found = {one["metadata"]["name"]: one for one in cluster.listed("PersistentVolumeClaim", labels_of(run))}
+    found = {claim["metadata"]["name"]: claim for claim in cluster.listed("PersistentVolumeClaim", labels_of(run))}
     for name in {name for job in jobs for name in _mounted_claims(job).values()} - found.keys():
         if claim := cluster.get("PersistentVolumeClaim", name):
             found[name] = claim

@@ -25,25 +25,26 @@ _MANY_NODES = re.compile(
 def listed(cluster: Cluster) -> dict[str, Mapping[str, Any]]:
     """Return the cluster's storage classes by name. Raises LauncherError if the user may not list them."""
     answer = cluster.request("get", "/apis/storage.k8s.io/v1/storageclasses", doing="listing storage classes")
-    return {one["metadata"]["name"]: one for one in answer.get("items") or ()}
+    return {storage_class["metadata"]["name"]: storage_class for storage_class in answer.get("items") or ()}
 
 
 def chosen(run: Run, classes: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Return the name of the class of a run's claim; None if the spec names none and the cluster has no default."""
     named = run.storage.class_ if run.storage else None
     return named or next(
-        (name for name, one in classes.items() if (one["metadata"].get("annotations") or {}).get(_DEFAULT) == "true"), None
+        (name for name, storage_class in classes.items() if (storage_class["metadata"].get("annotations") or {}).get(_DEFAULT) == "true"),
+        None,
     )
 
 
-def provisioner(one: Mapping[str, Any]) -> str:
+def provisioner(storage_class: Mapping[str, Any]) -> str:
     """Return the provisioner of a class's volumes."""
-    return str(one.get("provisioner", ""))
+    return str(storage_class.get("provisioner", ""))
 
 
-def offers_many_nodes(one: Mapping[str, Any]) -> bool | None:
+def offers_many_nodes(storage_class: Mapping[str, Any]) -> bool | None:
     """Return whether many nodes can mount a volume of the class; None if its provisioner is not known."""
-    known = provisioner(one)
+    known = provisioner(storage_class)
     return False if _ONE_NODE.search(known) else True if _MANY_NODES.search(known) else None
 
 

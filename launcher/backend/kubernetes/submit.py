@@ -83,8 +83,8 @@ class Start:
         """
         try:
             _retry(lambda: self._begin(spec), self._still_wanted)
-            for one in run_objects.objects(self._run, self._cluster):
-                self._create(one)
+            for manifest in run_objects.objects(self._run, self._cluster):
+                self._create(manifest)
             _retry(self._write_objects, self._still_wanted)
             _retry(self._find_unused, self._still_wanted)
         except BaseException as error:
@@ -100,9 +100,9 @@ class Start:
         except run_record.LeaseLostError:
             self._undo(lambda: None)
             raise
-        for one in self._unused:
+        for ref in self._unused:
             try:
-                run_objects.delete(self._cluster, one)
+                run_objects.delete(self._cluster, ref)
             except UnreachableError:
                 raise
             except LauncherError:  # for example without that right: the object is left behind
@@ -166,11 +166,11 @@ class Start:
         """Record the created objects and the uid of the claim, which tells it from a later claim of its name."""
         claim = self._cluster.get(_CLAIM, self._run.claim) if self._run.storage else None
         uid = None if claim is None else str(claim["metadata"]["uid"])
-        run_record.write_objects(self._cluster, self._lease, uid, [(one.kind, one.name, one.uid) for one in self._created])
+        run_record.write_objects(self._cluster, self._lease, uid, [(ref.kind, ref.name, ref.uid) for ref in self._created])
 
     def _find_unused(self) -> None:
-        used = {(one.kind, one.name) for one in self._created}
-        self._unused = [one for one in run_objects.existing_objects(self._cluster, self._run.name) if (one.kind, one.name) not in used]
+        used = {(ref.kind, ref.name) for ref in self._created}
+        self._unused = [ref for ref in run_objects.existing_objects(self._cluster, self._run.name) if (ref.kind, ref.name) not in used]
 
     def _undo(self, on_undone: Callable[[], None]) -> str:
         """Delete the objects that this start has created; return the errors of those that remain, empty without any.
@@ -186,7 +186,7 @@ class Start:
         remove = functools.partial(run_objects.remove, self._cluster, self._run.name)
         steps: list[Callable[[], None]] = []
         if others:
-            steps += [functools.partial(run_objects.delete, self._cluster, one) for one in self._created if one.kind in JOB_KINDS]
+            steps += [functools.partial(run_objects.delete, self._cluster, ref) for ref in self._created if ref.kind in JOB_KINDS]
         elif not held:
             steps.append(functools.partial(remove, self._created))
         else:  # no other launcher creates objects of the run: remove all, including those of unanswered requests

@@ -51,9 +51,9 @@ def stop(
         events.apply(logs.new_lines(remaining))
 
     with logs.followed_to_the_end(sorted(pods, key=lambda pod: not events.is_leader(task_of(pod)))):  # the tasks' last lines
-        for one in existing:
-            if one.kind in JOB_KINDS:
-                run_objects.delete(cluster, one)
+        for ref in existing:
+            if ref.kind in JOB_KINDS:
+                run_objects.delete(cluster, ref)
         grace = max((pod["spec"].get("terminationGracePeriodSeconds") or 30 for pod in pods), default=0)
         for pod in pods:
             # The garbage collector would do so a moment later; a pod that is already being deleted keeps its grace period.
@@ -62,9 +62,9 @@ def stop(
         lost = run_objects.await_ended(cluster, run, grace + _SLACK, poll)
     events.apply(logs.new_lines(()))
     run_objects.remove(cluster, run, existing)
-    if any(one.kind == "JobSet" for one in existing):
+    if any(ref.kind == "JobSet" for ref in existing):
         run_objects.await_workloads_deleted(cluster, run)
-    removed = dict(Counter(one.kind for one in existing))
+    removed = dict(Counter(ref.kind for ref in existing))
     if before is None:
         return None, removed
     ended = _final_status(before, events, cluster.now(), unsaved_notice(lost))
@@ -76,7 +76,7 @@ def stop(
 
 def _refuse_other_controllers(cluster: Cluster, run: str, existing: Iterable[ObjectRef]) -> None:
     controller = pod_status.controller_of(cluster.listed("Job", status_source.labels_of(run)))
-    if controller and controller not in {f"{one.kind.lower()}/{one.name}" for one in existing}:
+    if controller and controller not in {f"{ref.kind.lower()}/{ref.name}" for ref in existing}:
         raise UsageError(
             f"the Jobs of {run} in {cluster.description()} belong to {controller}, which creates them again when they are deleted",
             f"delete {controller}, which deletes them too: kubectl delete {controller} -n {cluster.namespace}",
@@ -147,8 +147,8 @@ def sweep_tensorboards(cluster: Cluster) -> None:
         for run in sorted({deployment["metadata"]["labels"].get(pod_status.INSTANCE, "") for deployment in deployments} - {""}):
             if _tensorboard_is_due(cluster, run):
                 for kind in _OF_TENSORBOARD:
-                    for one in cluster.listed(kind, {**status_source.labels_of(run), pod_status.COMPONENT: TENSORBOARD}):
-                        cluster.delete(kind, one["metadata"]["name"], uid=one["metadata"]["uid"])
+                    for thing in cluster.listed(kind, {**status_source.labels_of(run), pod_status.COMPONENT: TENSORBOARD}):
+                        cluster.delete(kind, thing["metadata"]["name"], uid=thing["metadata"]["uid"])
 
 
 def _tensorboard_is_due(cluster: Cluster, run: str) -> bool:

@@ -42,20 +42,20 @@ def of_pod(
         return _of_affinity(pod, pods, message, leader_completed=leader_completed)
     held = [event for event in diagnosis.failed_attachments(events) if _ATTACHED.search(str(event.get("message", "")))]
     found = [_of_attachment(pod, pods, claims, event) for event in held]
-    messages, remedies = ("; ".join(dict.fromkeys(one[part] for one in found)) for part in (0, 1))
+    messages, remedies = ("; ".join(dict.fromkeys(pair[part] for pair in found)) for part in (0, 1))
     return Diagnosis("storage", messages, remedies) if found else None
 
 
 def has_none_to_follow(pod: Object, pods: Iterable[Object]) -> bool:
     """Return whether a pod waits to follow others of the run's volume, while none of the run's `pods` has a node or will get one first."""
     others = [
-        one
-        for one in pods
-        if one.get("status", {}).get("phase") in {"Running", "Pending"} and one["metadata"]["name"] != pod["metadata"]["name"]
+        other
+        for other in pods
+        if other.get("status", {}).get("phase") in {"Running", "Pending"} and other["metadata"]["name"] != pod["metadata"]["name"]
     ]
-    mounting = [one for one in others if _is_followed(one)]
+    mounting = [other for other in others if _is_followed(other)]
     # Pods that only wait for each other have none to follow.
-    return _AFFINITY_UNMET in _scheduling_message(pod) and all(_AFFINITY_UNMET in _scheduling_message(one) for one in mounting)
+    return _AFFINITY_UNMET in _scheduling_message(pod) and all(_AFFINITY_UNMET in _scheduling_message(other) for other in mounting)
 
 
 def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: str) -> Diagnosis:
@@ -79,9 +79,9 @@ def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: s
 
 
 def _of_affinity(pod: Object, pods: Sequence[Object], message: str, *, leader_completed: bool) -> Diagnosis | None:
-    others = [one for one in pods if one is not pod and _node(one) and _is_followed(one)]
-    present = [one for one in others if one.get("status", {}).get("phase") in {"Running", "Pending"}]
-    blocking = next((one for one in present if one["metadata"].get("deletionTimestamp") and _is_lost(_node(one), pods)), None)
+    others = [other for other in pods if other is not pod and _node(other) and _is_followed(other)]
+    present = [other for other in others if other.get("status", {}).get("phase") in {"Running", "Pending"}]
+    blocking = next((other for other in present if other["metadata"].get("deletionTimestamp") and _is_lost(_node(other), pods)), None)
     if blocking is not None:
         name = blocking["metadata"]["name"]
         return Diagnosis(
@@ -120,14 +120,14 @@ def _is_followed(pod: Object) -> bool:
 def _of_attachment(pod: Object, pods: Sequence[Object], claims: Sequence[Object], event: Object) -> tuple[str, str]:
     """Return message and remedy for an event that another node has a volume of the pod."""
     volume, all_claims = diagnosis.volume_of(event), _claims(pod)
-    bound = {one["metadata"]["name"] for one in claims if one.get("spec", {}).get("volumeName") == volume}
+    bound = {claim["metadata"]["name"] for claim in claims if claim.get("spec", {}).get("volumeName") == volume}
     own_claims = all_claims & bound or all_claims
     subject = f"its volume {min(all_claims & bound, default=volume)}" if len(all_claims) > 1 else "its volume"
     if users := _USED_BY.search(str(event.get("message", ""))):
         names = {one["metadata"]["name"] for one in pods}
         if not names & set(re.split(r"[ ,]+", users[1])):  # of another run, or not of a run at all
             return f"{subject} is in use on another node, by {users[1]}", "it is free when that pod has ended"
-    nodes = [_node(one) for one in pods if one is not pod and own_claims & _claims(one) and _node(one) not in {"", _node(pod)}]
+    nodes = [_node(other) for other in pods if other is not pod and own_claims & _claims(other) and _node(other) not in {"", _node(pod)}]
     if not nodes:
         remedy = (
             "Kubernetes detaches it some six minutes after it has lost a node; kubectl get volumeattachments names the node, and kubectl delete node "
@@ -145,7 +145,7 @@ def _of_attachment(pod: Object, pods: Sequence[Object], claims: Sequence[Object]
 
 
 def _scheduling_message(pod: Object) -> str:
-    conditions = {one["type"]: one for one in pod.get("status", {}).get("conditions", [])}
+    conditions = {condition["type"]: condition for condition in pod.get("status", {}).get("conditions", [])}
     scheduled = conditions.get("PodScheduled", {})
     return str(scheduled.get("message", "")) if scheduled.get("status") == "False" else ""
 
@@ -153,7 +153,7 @@ def _scheduling_message(pod: Object) -> str:
 def _selected_node_annotations(pod: Object, claims: Iterable[Object]) -> Mapping[str, str]:
     """Return the annotations of the pod's claim whose volume was provisioned for a node; empty if none was."""
     wanted = _claims(pod)
-    annotations = (one["metadata"].get("annotations") or {} for one in claims if one["metadata"]["name"] in wanted)
+    annotations = (claim["metadata"].get("annotations") or {} for claim in claims if claim["metadata"]["name"] in wanted)
     return next((one for one in annotations if one.get(_SELECTED_NODE)), {})
 
 
