@@ -64,8 +64,8 @@ def follow(
 ) -> Iterator[LogLine]:
     """Yield the lines so far and new ones until the run `has_ended`.
 
-    If the cluster does not answer, retry for `unreachable_timeout` seconds.
-    `list_pods` returns the current pods of the run's tasks. `sink` gets the lines that are read, and continues after them.
+    If the cluster does not answer, retry for `unreachable_timeout` seconds. `list_pods` returns the current pods of the run's tasks. `sink`
+    gets the lines that are read, and continues after them.
     """
     reader = _reader(cluster, directory, selection, sink)
     _store_attendant_lines(cluster, run, directory)

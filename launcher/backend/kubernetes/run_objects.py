@@ -169,7 +169,7 @@ def remove(cluster: Cluster, run: str, existing: Iterable[ObjectRef] | None = No
     await_ended(cluster, run, DELETE_TIMEOUT)
 
 
-def await_ended(cluster: Cluster, run: str, within: float, on_poll: Callable[[], object] = bool) -> list[pod_status.Object]:
+def await_ended(cluster: Cluster, run: str, within: float, on_poll: Callable[[], object] | None = None) -> list[pod_status.Object]:
     """Wait until all pods of a run whose Jobs were deleted are gone, calling `on_poll`. Raises LauncherError with those that remain.
 
     Returns the pods that did not end by themselves, those on lost nodes. They are force-deleted after `within` seconds, or when no others are
@@ -177,7 +177,8 @@ def await_ended(cluster: Cluster, run: str, within: float, on_poll: Callable[[],
     """
     began = time.monotonic()
     while (pods := status_source.pods_of(cluster, run)) and time.monotonic() < began + within:
-        on_poll()
+        if on_poll is not None:
+            on_poll()
         saves = max(float(pod["spec"].get("terminationGracePeriodSeconds") or 0) for pod in pods)
         if len(_lost(cluster, pods, _LOST_FOR + saves)) == len(pods):
             break
@@ -230,14 +231,15 @@ def delete_old_jobs(cluster: Cluster, run: str, on_poll: Callable[[], object]) -
     await_workloads_deleted(cluster, run, on_poll)
 
 
-def await_workloads_deleted(cluster: Cluster, run: str, on_poll: Callable[[], object] = bool) -> None:
+def await_workloads_deleted(cluster: Cluster, run: str, on_poll: Callable[[], object] | None = None) -> None:
     """Wait until the Jobs of a run, and the Service of its JobSet, are gone: the garbage collector deletes them after the JobSet.
 
     The next start uses some of their names. Raises LauncherError with those that remain.
     """
     deadline = time.monotonic() + DELETE_TIMEOUT
     while left := _workloads(cluster, run):
-        on_poll()
+        if on_poll is not None:
+            on_poll()
         if time.monotonic() > deadline:
             raise LauncherError(
                 f"{', '.join(left)} of {run} are still there {DELETE_TIMEOUT:.0f} s after they were deleted",

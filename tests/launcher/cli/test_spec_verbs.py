@@ -162,6 +162,7 @@ def test_plan_shows_every_task(here: Path, capsys: pytest.CaptureFixture[str]) -
     plan = json.loads(capsys.readouterr().out)
     assert [task["name"] for task in plan["tasks"]] == ["chief", "worker-0", "worker-1"]
     assert plan["decisive"] == ["chief"]
+    assert plan["graces"] == {"chief": 30.0, "worker": 30.0, "ps": 0.0, "evaluator": 600.0}
     assert run(["plan", "m.yaml", "--task", "worker-1"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["tf_config"]["task"] == {"type": "worker", "index": 1}
