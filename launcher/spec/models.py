@@ -147,9 +147,9 @@ class Limits(Section):
         10,
         ge=0,
         le=1000,
-        description="Restarts after failures, for each task, before the run fails. The count of those inside a container begins again when the chief or "
-        "evaluator has a newer checkpoint, or when another task or a `command` has run for ten minutes. "
-        "Replaced containers and pods count as long as the run lasts.",
+        description="Restarts after failures, for each task, before the run fails. The count of those inside a container is reset when the chief has "
+        "saved a newer checkpoint, the evaluator has evaluated one, or another task or a `command` has run for ten minutes. "
+        "That of replaced containers and pods is never reset.",
     )
     start_timeout: Duration = Field(
         "10m",
