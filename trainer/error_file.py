@@ -12,8 +12,6 @@ from pathlib import Path
 VARIABLE = "TRAINER_ERROR_FILE"
 # Prefix of a fingerprint that has the cause why another attempt is useless.
 FINAL = "for good: "
-# Fingerprints of failures that the exit code itself makes final.
-WRONG_CONFIGURATION = f"{FINAL}the configuration is wrong"
 ENDED_FROM_INSIDE = f"{FINAL}the training process was ended from inside"
 _MAX_LINE = 2000
 

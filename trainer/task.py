@@ -125,7 +125,7 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
     except WorkloadError as error:
         if error.__cause__ is not None:
             _show_traceback(error.__cause__, user_errors.user_frames(error.__cause__, users), task.name, full_if_none=False)
-        _show_error(str(error), error_file.WRONG_CONFIGURATION)
+        _show_error(str(error), f"{error_file.FINAL}{error.reason}")
         return ExitCode.FINAL_FAILURE
     except SystemExit as error:
         if os.getpid() != own:

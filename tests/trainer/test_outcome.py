@@ -29,13 +29,23 @@ def settings(run_dir: Path, **more: Any) -> str:
     return json.dumps({**document, **more})
 
 
-def test_a_wrong_configuration_is_in_the_record(trainers: Any, tmp_path: Path) -> None:
-    run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path, train={"workload": "no.such:Model"})}, preload=forked.TENSORFLOW)
+@pytest.mark.parametrize(
+    "train, cause, detail",
+    [
+        ({"workload": "no.such:Model"}, "the configuration is wrong", "no module no"),
+        ({"workload": "mnist_mlp", "data": "/no/such"}, "the data cannot be used", "no such directory on this machine"),
+    ],
+    ids=["workload", "data"],
+)
+def test_a_failure_that_a_restart_cannot_help_is_in_the_record(
+    trainers: Any, tmp_path: Path, train: dict[str, str], cause: str, detail: str
+) -> None:
+    run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path, train=train)}, preload=forked.TENSORFLOW)
     assert run.code(90) == 2
     record = run_state.read(tmp_path)
     assert (record["state"], record["name"], record["step"]) == ("failed", "small", 0)
-    assert record["reason"] == f"the configuration is wrong: {run.event('failed')['detail']}"
-    assert "no module no" in record["reason"]
+    assert record["reason"] == f"{cause}: {run.event('failed')['detail']}"
+    assert detail in record["reason"]
 
 
 @pytest.mark.timeout(240)

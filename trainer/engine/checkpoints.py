@@ -56,9 +56,13 @@ _ANY_SCHEDULE = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 1.0)
 class CheckpointError(WorkloadError):
     """Training cannot resume from the run directory. No complete checkpoint in it was changed."""
 
+    reason = "the run cannot resume from its checkpoints"
+
 
 class NoSpaceError(CheckpointError):
     """The volume has no space for a single checkpoint, and training has not begun."""
+
+    reason = "no checkpoint can be saved"
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,13 @@ from pathlib import Path
 class WorkloadError(ValueError):
     """The workload that the settings name cannot be created. The message says what to change."""
 
+    reason = "the configuration is wrong"  # the cause of the failed run
+
 
 class DataError(WorkloadError):
     """A data file is missing or wrong. The message names the file, what was found, what was expected and the remedy."""
+
+    reason = "the data cannot be used"
 
 
 def check_directory(directory: Path, files: str, *alternatives: str) -> None:
