@@ -29,6 +29,16 @@ class Task:
         return self.process.pid
 
 
+def run_driver(driver: Path, *arguments: str | Path, timeout: float) -> dict[str, Any]:
+    """Run a driver to its end, and return its report: the last line that it prints, a JSON object."""
+    result = forked.run([sys.executable, str(driver), *map(str, arguments)], timeout=timeout, preload=forked.TENSORFLOW)
+    # TensorFlow writes much about lost servers after the error.
+    assert result.stdout, f"{driver.name}: {result.stderr[max(result.stderr.find('Traceback (most'), 0) :][:5000]}"
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert isinstance(report, dict)
+    return report
+
+
 @contextmanager
 def driven(module: str, count: int) -> Iterator[list[Task]]:
     """Fork `count` processes of a driver beside this file, with the index of each and all addresses as arguments; kill them at the end."""

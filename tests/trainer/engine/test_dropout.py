@@ -1,13 +1,11 @@
 """Random layers on parameter servers: each worker drops other units, also after its restart."""
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests import forked
 from tests.trainer.engine.drive_dropout import STEPS
+from tests.trainer.engine.drivers import run_driver
 
 DRIVER = Path(__file__).with_name("drive_dropout.py")
 Losses = dict[str, dict[str, float]]  # of each worker, by the number of the step
@@ -15,12 +13,7 @@ Losses = dict[str, dict[str, float]]  # of each worker, by the number of the ste
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Losses]:
-    scratch = tmp_path_factory.mktemp("servers")
-    process = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=110, preload=forked.TENSORFLOW)
-    assert process.stdout, process.stderr[-3000:]
-    report = json.loads(process.stdout.splitlines()[-1])
-    assert isinstance(report, dict)
-    return report
+    return run_driver(DRIVER, tmp_path_factory.mktemp("servers"), timeout=110)
 
 
 @pytest.mark.parametrize("case", ["asynchronous", "compiled, of two batches", "synchronous", "started again"])

@@ -10,8 +10,10 @@ import pytest
 
 from tests import forked
 from tests.trainer.engine.drive_embeddings import CASES, STEPS
+from tests.trainer.engine.drivers import run_driver
 
 DRIVER = Path(__file__).with_name("drive_embeddings.py")
+TIMEOUT = 550  # seconds for the driver
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.takes_minutes,
@@ -26,15 +28,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(scratch: Path) -> dict[str, Any]:
-    return run_driver(scratch)
-
-
-def run_driver(scratch: Path, *part: str) -> dict[str, Any]:
-    process = forked.run([sys.executable, str(DRIVER), str(scratch), *part], timeout=550, preload=forked.TENSORFLOW)
-    assert process.stdout, process.stderr[process.stderr.find("Traceback (most") :][:5000]  # TensorFlow writes much about lost servers
-    report = json.loads(process.stdout.splitlines()[-1])
-    assert isinstance(report, dict)
-    return report
+    return run_driver(DRIVER, scratch, timeout=TIMEOUT)
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
@@ -166,7 +160,7 @@ def test_a_disk_that_does_not_answer_during_an_export_is_reported_and_delays_no_
 
 
 def test_a_server_lost_during_an_export_ends_the_attempt_of_a_finished_run_and_is_reported_by_others(tmp_path: Path) -> None:
-    result = run_driver(tmp_path, "lost")
+    result = run_driver(DRIVER, tmp_path, "lost", timeout=TIMEOUT)
     assert result["True"].startswith("raised: ")
     assert "the model is not exported" in result["False"]
     assert result["exports"] == []

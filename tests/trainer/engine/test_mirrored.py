@@ -1,14 +1,12 @@
 """Two devices learn what one process learns with twice the batch, for all settings of gradients and precision."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import forked
 from tests.trainer.engine.drive_mirrored import CASES
+from tests.trainer.engine.drivers import run_driver
 from tests.trainer.engine.test_callbacks_all_reduce import check_changes
 
 DRIVER = Path(__file__).with_name("drive_mirrored.py")
@@ -18,10 +16,7 @@ TOLERANCE = {"float16": 5e-3}
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    process = forked.run([sys.executable, str(DRIVER)], timeout=110, preload=forked.TENSORFLOW)
-    assert process.stdout, process.stderr[-3000:]
-    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
-    return result
+    return run_driver(DRIVER, timeout=110)
 
 
 @pytest.mark.parametrize("case", sorted(CASES))

@@ -3,15 +3,13 @@
 Callbacks see current weights, may change the rate, and may change weights only when training is over.
 """
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import forked
 from tests.trainer.engine.drive_parameter_server import OPTIMIZERS, SESSIONS, STEPS, UPDATES
+from tests.trainer.engine.drivers import run_driver
 from tests.trainer.engine.served_callbacks import KINDS
 
 pytestmark = pytest.mark.timeout(250)  # its driver has taken 100 s on a slow machine
@@ -21,12 +19,7 @@ DRIVER = Path(__file__).with_name("drive_parameter_server.py")
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    scratch = tmp_path_factory.mktemp("servers")
-    process = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=240, preload=forked.TENSORFLOW)
-    assert process.stdout, process.stderr[-3000:]
-    result = json.loads(process.stdout.splitlines()[-1])
-    assert isinstance(result, dict)
-    return result
+    return run_driver(DRIVER, tmp_path_factory.mktemp("servers"), timeout=240)
 
 
 @pytest.mark.parametrize("case", sorted(SESSIONS))

@@ -1,8 +1,6 @@
 """The built-in programs and the documented one on three real workers: their results, the device of each operation, and fallbacks."""
 
-import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests import forked
+from tests.trainer.engine.drivers import run_driver
 from tests.trainer.programs.drive_programs import PATTERNS, STRIP_GENERATIONS, WORKERS
 from trainer.programs import rle
 from trainer.programs.map_reduce import cut
@@ -33,11 +31,7 @@ def report(scratch: Path) -> Report:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(example.splitlines()) <= 15
     (scratch / "example.txt").write_text(example)
-    process = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=280, preload=forked.TENSORFLOW)
-    assert process.stdout, process.stderr[-3000:]
-    result = json.loads(process.stdout.splitlines()[-1])
-    assert isinstance(result, dict)
-    return result
+    return run_driver(DRIVER, scratch, timeout=280)
 
 
 def placements(result: Report) -> dict[str, tuple[str, str]]:

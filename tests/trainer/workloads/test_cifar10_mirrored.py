@@ -1,25 +1,18 @@
 """cifar10 on two devices learns the same as one process with a batch as large as both: weights, averages, learning rate."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import forked
+from tests.trainer.engine.drivers import run_driver
 
 DRIVER = Path(__file__).with_name("drive_mirrored.py")
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    scratch = tmp_path_factory.mktemp("mirrored")
-    result = forked.run([sys.executable, str(DRIVER), str(scratch)], timeout=110, preload=forked.TENSORFLOW)
-    assert result.returncode == 0, result.stderr[-3000:]
-    content = json.loads(result.stdout.splitlines()[-1])
-    assert isinstance(content, dict)
-    return content
+    return run_driver(DRIVER, tmp_path_factory.mktemp("mirrored"), timeout=110)
 
 
 def test_weights_and_averages_are_the_same(report: dict[str, Any]) -> None:

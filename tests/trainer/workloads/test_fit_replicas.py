@@ -1,14 +1,12 @@
 """Two replicas train a compiled Keras model like `fit` with both of their batches joined, or refuse it with the reason."""
 
-import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import forked
+from tests.trainer.engine.drivers import run_driver
 from tests.trainer.workloads.drive_fit import REFUSED, SAME
 
 pytestmark = [pytest.mark.slow, pytest.mark.takes_minutes, pytest.mark.timeout(600)]
@@ -28,9 +26,7 @@ MESSAGES = {
 
 @pytest.fixture(scope="module", params=SAME)
 def strategy_report(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    result = forked.run([sys.executable, str(DRIVER), request.param], timeout=580, preload=forked.TENSORFLOW)
-    assert result.stdout, result.stderr[-4000:]
-    return request.param, json.loads(result.stdout.splitlines()[-1])
+    return request.param, run_driver(DRIVER, request.param, timeout=580)
 
 
 def test_replicas_learn_the_same_as_one_process_from_both_batches(strategy_report: tuple[str, dict[str, Any]]) -> None:

@@ -1,15 +1,13 @@
 """Every form of a user's own workload trains on every strategy: classes, compiled Keras models, model functions."""
 
-import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests import forked
+from tests.trainer.engine.drivers import run_driver
 from tests.trainer.workloads.drive_forms import EXACT, STEPS, SYNC, forms
 from trainer.strategies import TRAINING
 
@@ -39,9 +37,7 @@ class Reports:
         if strategy not in self._reports:
             scratch = self._directory / strategy
             scratch.mkdir(exist_ok=True)
-            result = forked.run([sys.executable, str(DRIVER), strategy, str(scratch)], timeout=280, preload=forked.TENSORFLOW)
-            assert result.stdout, f"{strategy}: {result.stderr[-4000:]}"
-            self._reports[strategy] = json.loads(result.stdout.splitlines()[-1])
+            self._reports[strategy] = run_driver(DRIVER, strategy, scratch, timeout=280)
         return self._reports[strategy]
 
 

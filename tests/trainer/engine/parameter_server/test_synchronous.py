@@ -1,15 +1,13 @@
 """Synchronous parameter servers: the weights of one process with the whole batch, and no wait for a slow worker."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import forked
 from tests.trainer.engine import drive_synchronous
 from tests.trainer.engine.drive_synchronous import CASES, DIFFERING, LONGEST, ROUNDS, SAVED, SLOWER, STEP_SECONDS, TABLES, WORKERS
+from tests.trainer.engine.drivers import run_driver
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,11 +20,7 @@ DRIVER = Path(drive_synchronous.__file__)
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    process = forked.run([sys.executable, str(DRIVER), str(tmp_path_factory.mktemp("servers"))], timeout=LONGEST, preload=forked.TENSORFLOW)
-    assert process.stdout, process.stderr[-3000:]
-    result = json.loads(process.stdout.splitlines()[-1])
-    assert isinstance(result, dict)
-    return result
+    return run_driver(DRIVER, tmp_path_factory.mktemp("servers"), timeout=LONGEST)
 
 
 @pytest.mark.parametrize("case", sorted({**CASES, **TABLES, SAVED: {}}))
