@@ -8,8 +8,15 @@ from typing import Any
 
 import yaml
 
-# Text to PyYAML, which would write it without quotes, but a number to YAML 1.2 and Kubernetes, e.g. 1e-3.
-_NUMBER_ELSEWHERE = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+|0o[0-7]+")
+# Text to PyYAML, which would write it without quotes, but of another type to the readers of Compose and Kubernetes (YAML 1.1 and 1.2 in Go):
+# numbers such as 1e-3, 08, 0o17 and 0X1F, dates such as 2024-6-1, and the booleans y and n.
+_OTHER_TYPE_ELSEWHERE = re.compile(
+    r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)(?:[eE][-+]?[0-9_]+)?"
+    r"|[-+]?0[xXoObB][0-9a-fA-F_]+"
+    r"|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:[Tt ].*)?"
+    r"|[yYnN]"
+)
+_TEXT = "tag:yaml.org,2002:str"
 
 
 class Merge(str):
@@ -93,5 +100,10 @@ def _merge(_dumper: yaml.SafeDumper, _key: Merge) -> yaml.ScalarNode:
 
 def _string(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     # Text with several lines is easiest to read as a block.
-    style = "|" if "\n" in value else '"' if _NUMBER_ELSEWHERE.fullmatch(value) else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+    style = "|" if "\n" in value else '"' if _OTHER_TYPE_ELSEWHERE.fullmatch(value) and _is_plain(dumper, value) else None
+    return dumper.represent_scalar(_TEXT, value, style=style)
+
+
+def _is_plain(dumper: yaml.SafeDumper, value: str) -> bool:
+    """Return whether PyYAML would write a text without quotes."""
+    return bool(dumper.resolve(yaml.ScalarNode, value, (True, False)) == _TEXT)
