@@ -70,6 +70,7 @@ class _Parent:
         self._job, self._report, self._loop, self._output = job, report, loop, output
         self._child = Child(job, loop, output, stacks, directory, self._abandon)
         self._prober = ConnectionProber(loop)
+        self._lifeline = job.lifeline  # None once it has closed
         self._attempt = 0
         self._began = 0.0
         self._history = History()
@@ -391,19 +392,18 @@ class _Parent:
         self._signals += 1
         if self._signals == 1 or self._exiting:
             self._stop(f"{number.name} received")
-        else:
+        elif self._lifeline is None:  # a supervisor kills by itself; one stop may come from it and from systemd, which signals all
             self._child.kill("a second signal came")
 
     def _lifeline_ready(self) -> None:
-        assert self._job.lifeline is not None  # noqa: S101 - only registered where it is
+        assert self._lifeline is not None  # noqa: S101 - only registered where it is
         with contextlib.suppress(OSError):
-            if os.read(self._job.lifeline, 4096):
+            if os.read(self._lifeline, 4096):
                 return
-        self._loop.forget(self._job.lifeline)
+        self._loop.forget(self._lifeline)
+        self._lifeline = None
         self._stop("the run's supervisor is gone")
-        self._loop.call_later(
-            self._job.timeouts.supervisor_lost, lambda: self._child.kill("the run's supervisor is gone, and the time to stop is over")
-        )
+        self._loop.call_later(self._job.timeouts.supervisor_lost, partial(self._child.kill, "it did not stop after its supervisor"))
 
     def _stop(self, reason: str) -> None:
         """Ask the training process to stop, once."""

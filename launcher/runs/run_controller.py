@@ -34,10 +34,10 @@ from trainer.events import Event
 from trainer.exit_codes import ExitCode, RestartWhen
 
 _EXIT_TIMEOUT = 3.0  # seconds for a trainer that has reported its final failure to exit with its own code
+_SAME_STOP = 1.0  # seconds in which two signals are one stop: systemd signals every process, and a launcher its supervisor, too
 _STOP_REASONS: dict[int | None, str] = {
     None: "the launcher that ran it in the foreground is gone",
-    signal.SIGTERM: "asked to stop",
-    signal.SIGINT: "asked to stop",
+    **dict.fromkeys((signal.SIGTERM, signal.SIGINT), "asked to stop"),
     signal.SIGQUIT: "asked to stop at once",
 }
 
@@ -182,7 +182,7 @@ class RunController:
         self._trains = any(stop_order.runs_trainer(task) for task in plan.tasks)
         self._progress = RunProgress()
         self._shutdown: Shutdown | None = None
-        self._stop_requests = 0
+        self._stop_requested_at: float | None = None
         self._started = time.time()
         self._ended: float | None = None
         now = time.monotonic()
@@ -248,8 +248,8 @@ class RunController:
         """Handle a request to stop: a signal's number, or None if the launcher is gone. SIGHUP is ignored; the launcher handles its own."""
         if number in _STOP_REASONS:
             # The end of the launcher during a stop is no second request.
-            at_once = number == signal.SIGQUIT or (number is not None and self._stop_requests > 0)
-            self._stop(_STOP_REASONS[number], at_once=at_once)
+            repeated = number is not None and time.monotonic() > (self._stop_requested_at or time.monotonic()) + _SAME_STOP
+            self._stop(_STOP_REASONS[number], at_once=number == signal.SIGQUIT or repeated)
 
     def tasks_unreachable(self, reason: str) -> None:
         """Give up a run whose tasks can no longer be observed, though they may continue."""
@@ -389,7 +389,7 @@ class RunController:
                 task.mark_ended(State.STOPPED, "the run ended before it was started again")
 
     def _stop(self, reason: str, *, at_once: bool) -> None:
-        self._stop_requests += 1
+        self._stop_requested_at = self._stop_requested_at or time.monotonic()
         shutdown = self._shutdown or self._stop_all(State.STOPPED, reason)
         if at_once:
             log_message("killing every task")
@@ -443,7 +443,7 @@ class RunController:
             with contextlib.suppress(OSError):
                 task.log.close()
         lost_at = self._directory_seen if self._directory_lost else None
-        self._runtime.clean_up(RunOutcome(shutdown.state, shutdown.reason, self._stop_requests > 0, lost_at))
+        self._runtime.clean_up(RunOutcome(shutdown.state, shutdown.reason, self._stop_requested_at is not None, lost_at))
         log_message(f"{shutdown.state}: {shutdown.reason}" if shutdown.reason else shutdown.state)
         self._state_writer.save_final()
         self._notifier.end(self._status())
@@ -493,7 +493,7 @@ class RunController:
 
     def _snapshot(self) -> Snapshot:
         grace = self._plan.grace_period + self._runtime.extra_stop_seconds
-        return Snapshot(self._status(), self._host, self._self, grace, self._runtime.processes(), self._stop_requests > 0)
+        return Snapshot(self._status(), self._host, self._self, grace, self._runtime.processes(), self._stop_requested_at is not None)
 
 
 def _due(at: float | None, now: float) -> bool:

@@ -264,6 +264,21 @@ class TestLifelines:
         os.close(writing)
         assert run.code() == 137
 
+    def test_a_second_signal_does_not_kill_while_a_supervisor_is_there(self, trainers: Any, pipe: tuple[int, int]) -> None:
+        """One stop comes twice if something like systemd signals every process; the supervisor kills by itself."""
+        reading, _ = pipe
+        run = trainers.start_parent(
+            *shell("trap 'sleep 0.5; echo saved; exit 143' TERM; echo ready; while :; do sleep 0.05; done"),
+            lifeline=reading,
+            pass_fds=(reading,),
+        )
+        run.line("ready")
+        run.send(signal.SIGTERM)
+        run.event("stopping")
+        run.send(signal.SIGTERM)
+        assert run.code() == 143
+        assert "saved" in run.lines
+
     def test_the_pipe_is_not_passed_to_the_program(self, trainers: Any, pipe: tuple[int, int]) -> None:
         reading, _ = pipe
         script = f'echo lifeline "[$TRAINER_LIFELINE]"; ls -l /proc/self/fd /dev/fd | grep -c "pipe.*{os.fstat(reading).st_ino}"; exit 0'

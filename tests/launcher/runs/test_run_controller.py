@@ -2,12 +2,13 @@
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from launcher.plan.models import Plan, Resources, RestartRule, Task
-from launcher.runs import state_file
+from launcher.runs import run_controller, state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.restart_policy import RestartDecision
 from launcher.runs.run_controller import ControlledTask, RunController, RunOutcome, Runtime, Shutdown
@@ -188,13 +189,25 @@ def test_servers_are_asked_to_stop_once_the_tasks_that_save_have_ended(tmp_path:
         ([None, signal.SIGINT], "the launcher"),
     ],
 )
-def test_a_second_or_immediate_stop_request_kills_every_task(tmp_path: Path, signals: list[int | None], reason: str) -> None:
+def test_a_second_or_immediate_stop_request_kills_every_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: list[int | None], reason: str
+) -> None:
+    monkeypatch.setattr(run_controller, "_SAME_STOP", 0.0)
     run = ScriptedRun(tmp_path, "chief", "ps-0")
     states = run.play(*(lambda number=number: run.controller.stop_requested(number) for number in signals), run.end(chief=137, ps_0=137))
     assert [task.calls[-1] for task in run.runtime.tasks] == ["kill", "kill"]
     assert states == dict.fromkeys(("chief", "ps-0"), (State.STOPPED, "killed"))
     assert run.runtime.outcome is not None
     assert run.runtime.outcome.reason.startswith(reason)
+
+
+def test_two_signals_at_once_are_one_stop(tmp_path: Path) -> None:
+    """As of systemd or Slurm, which signal every process of a run, and of the launcher."""
+    run = ScriptedRun(tmp_path, "chief")
+    stop = partial(run.controller.stop_requested, signal.SIGTERM)
+    states = run.play(stop, stop, run.end(chief=143))
+    assert [call for call in run.runtime.tasks[0].calls if call.startswith(("stop", "kill"))] == ["stop within 30 s"]
+    assert states == {"chief": (State.STOPPED, "")}
 
 
 @pytest.mark.parametrize("restarts", [True, False])

@@ -1,8 +1,11 @@
 """How runs on this machine are stopped, and what ends with them."""
 
+import contextlib
 import os
 import signal
 import time
+
+import pytest
 
 from launcher.runs.status import State
 from tests.launcher.backend.local.running import SAVES, STUBBORN, Runs
@@ -74,10 +77,26 @@ def test_stopping_at_once_kills(runs: Runs) -> None:
     assert runs.processes() == []
 
 
-def test_a_second_sigterm_to_the_supervisor_kills(runs: Runs) -> None:
+def test_a_later_second_sigterm_to_the_supervisor_kills(runs: Runs) -> None:
     runs.start({"chief": STUBBORN}, grace_period=100_000.0)
     runs.until_line("up")
-    os.kill(runs.supervisor(), signal.SIGTERM)
-    runs.until("the stop to be noticed", lambda: runs.backend.status("run").reason == "asked to stop")
-    os.kill(runs.supervisor(), signal.SIGTERM)
+    supervisor = runs.supervisor()
+
+    def ended() -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(supervisor, signal.SIGTERM)
+        return runs.backend.status("run").state == State.STOPPED
+
+    runs.until("the supervisor to kill", ended)
+
+
+@pytest.mark.parametrize("stopped", ["stopped by the supervisor", "signalled with all processes"])
+def test_a_stop_of_every_process_at_once_saves(runs: Runs, stopped: str) -> None:
+    """As by systemd or Slurm."""
+    runs.start({"chief": SAVES.replace("    print(", "    time.sleep(0.5)\n    print(")}, supervised=True)
+    runs.until_line("up")
+    processes = [runs.supervisor()] if stopped == "stopped by the supervisor" else [runs.supervisor(), *runs.processes()]
+    for process in processes:
+        os.kill(process, signal.SIGTERM)
     assert runs.wait().state == State.STOPPED
+    assert runs.lines(task="chief")[-1].startswith("saved ")
