@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from types import FrameType
 
 from trainer.engine.parameter_server.bare_server import server_class
 from trainer.engine.parameter_server.row_holder import ChiefWatch
@@ -19,6 +20,7 @@ _TRIES = 3  # to notify a server
 _DELIVERY_TIMEOUT = 10.0  # seconds; a server that has not read it by then ends by its orphan timeout
 # Contents of a stop file: the run is done; or its chief has saved, and no longer needs this server, which was asked to stop.
 _DONE, _SAVED = "done", "saved"
+_SAME_STOP = 0.3  # seconds after SIGURG in which SIGTERM is of the same stop; the parent waits longer
 # Seconds that a server continues after it was asked to stop. A worker has no state, but a chief that is asked at the same time ends its
 # calls first; a ps waits for its chief, as long as its parent allows.
 _STOP_DELAY = {"worker": 3.0, "ps": math.inf}
@@ -35,12 +37,14 @@ def leaving_file(scratch_dir: str, task_name: str) -> Path:
 
 
 def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bool:
-    """Serve until the chief writes the stop file, or `stopped` returns True: this task is to end.
+    """Serve until the chief writes the stop file, or the parent ends this task by SIGTERM. Returns whether the run is done.
 
-    A task that is asked to stop first gets SIGURG from its parent: it informs its chief, and continues. Returns whether the run is done.
+    A task that is asked to stop first gets SIGURG from its parent: it informs its chief, and continues. `stopped` returns whether a stop was
+    requested before this call. Handles this process's signals.
     """
-    stop_requested = threading.Event()
-    signal.signal(signal.SIGURG, lambda _number, _frame: stop_requested.set())
+    if stopped():
+        return False
+    signals = _Signals()
     stop_path, leaving = stop_file(scratch_dir, task.name), leaving_file(scratch_dir, task.name)
     stop_path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError):
@@ -54,17 +58,40 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
     restrict_to_loopback(task.address)
     until: float | None = None
     while not (message := _read_message(stop_path)):
-        if stop_requested.is_set() and until is None:
+        if signals.stop_requested_at is not None and until is None:
             until = time.monotonic() + _STOP_DELAY[task.role]
             with contextlib.suppress(OSError):  # on a full disk: the chief learns of it by its own stop, or only at the end
                 leaving.touch()
-        if stopped() or (until is not None and time.monotonic() > until):
+        if signals.ended or (until is not None and time.monotonic() > until):
             return False
         if chief_watch is not None:
             chief_watch.poll()
         time.sleep(_POLL_INTERVAL)
     stop_path.unlink(missing_ok=True)
     return message == _DONE
+
+
+class _Signals:
+    """Signals from the parent: SIGURG, a stop was requested; SIGTERM, which it repeats, or sends long after SIGURG, ends this task.
+
+    Something that stops all processes of a run at once, such as systemd, sends SIGTERM to this one, too: then its chief has not saved yet.
+    """
+
+    def __init__(self) -> None:
+        self.stop_requested_at: float | None = None  # of time.monotonic
+        self.ended = False
+        self._count = 0
+        signal.signal(signal.SIGURG, self._note_stop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note_end)
+
+    def _note_stop(self, _number: int, _frame: FrameType | None) -> None:
+        self.stop_requested_at = self.stop_requested_at or time.monotonic()
+
+    def _note_end(self, _number: int, _frame: FrameType | None) -> None:
+        self._count += 1
+        after_stop = time.monotonic() - (self.stop_requested_at or math.inf)
+        self.ended |= self._count > 1 or after_stop > _SAME_STOP
 
 
 def _read_message(file: Path) -> str:

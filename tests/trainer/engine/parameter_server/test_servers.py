@@ -39,6 +39,7 @@ tf.config.list_logical_devices()  # which connects
 is_leaving = server_watch.file_check(servers.leaving_file(sys.argv[2], "ps-0"), "/job:ps/replica:0/task:0/device:CPU:0")
 before = is_leaving()
 for pid in sys.argv[3:]:
+    os.kill(int(pid), signal.SIGTERM)  # as by systemd, which stops all processes: the parent does not pass it on yet
     os.kill(int(pid), signal.SIGURG)
 while not is_leaving():
     time.sleep(0.1)
