@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from trainer.engine import weight_decay
 from trainer.engine.job import Job
 from trainer.engine.schedules import constant, described, schedule
 from trainer.strategies import STRATEGIES
@@ -67,7 +68,9 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
     if job.train.learning_rate is not None:
         changes["learning_rate"] = schedule(job.train.learning_rate, _own_rate(own, job), job.steps)
     if changes:
-        own = type(own).from_config({**own.get_config(), **changes})
+        changed = type(own).from_config({**own.get_config(), **changes})
+        weight_decay.keep_excluded(own, changed)
+        own = changed
     return keras.optimizers.LossScaleOptimizer(own) if _scales_loss() else own
 
 

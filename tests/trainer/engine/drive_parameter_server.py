@@ -46,6 +46,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd-averages": {"optimizer": "SGD", "arguments": {"use_ema": True, "ema_momentum": 0.9}},
     "averaged-sgd": {"optimizer": "AveragedSGD", "arguments": {"ema_momentum": 0.8}},
     "lamb": {"optimizer": "Lamb"},
+    "adamw, undecayed biases": {"optimizer": "AdamW", "arguments": {"weight_decay": 0.5}, "undecayed": ["bias"]},
 }
 UPDATES = 5
 

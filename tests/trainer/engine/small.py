@@ -28,7 +28,8 @@ def small_job(seed: int = 0, **train: Any) -> Job:
 class Small:
     """Points [batch, 4] to logits [batch, 2].
 
-    `params`: activation, optimizer (a Keras name, or AveragedSGD), dropout, normalised; slow, the seconds that each batch of the held-out set takes.
+    `params`: activation, optimizer (a Keras name, or AveragedSGD), dropout, normalised; undecayed, the names of variables without weight decay;
+    slow, the seconds that each batch of the held-out set takes.
     """
 
     def __init__(self, params: Mapping[str, Any], data: str = "synthetic", seed: int = 0) -> None:
@@ -51,7 +52,10 @@ class Small:
         if self._params.get("schedule"):
             arguments["learning_rate"] = keras.optimizers.schedules.ExponentialDecay(0.05, 10, 0.9)
         optimizer_class = AveragedSGD if name == "AveragedSGD" else getattr(keras.optimizers, name)
-        return optimizer_class(**{"learning_rate": 0.05, **arguments})
+        optimizer = optimizer_class(**{"learning_rate": 0.05, **arguments})
+        if undecayed := self._params.get("undecayed"):
+            optimizer.exclude_from_weight_decay(var_names=undecayed)
+        return optimizer
 
     def loss(self, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=outputs))

@@ -133,6 +133,13 @@ def test_accumulation_continues_where_it_stopped_and_moving_means_of_layers_pass
     assert np.abs(np.asarray(moving_means[0].value)).max() > 0
 
 
+def test_variables_that_the_workload_excludes_from_weight_decay_stay_excluded() -> None:
+    params = {"optimizer": "AdamW", "arguments": {"weight_decay": 0.5}, "undecayed": ["bias"]}
+    changed = model_ops.build(Small(params), small_job(learning_rate={"initial": 0.1}))
+    decayed = {str(v.name) for v in changed.model.trainable_variables if changed.optimizer._use_weight_decay(v)}
+    assert decayed == {"kernel"}
+
+
 @pytest.mark.parametrize("precision, compute_dtype", [("mixed_bfloat16", "bfloat16"), ("mixed_float16", "float16")])
 def test_mixed_precision_computes_in_half_and_keeps_float32_variables(precision: str, compute_dtype: str) -> None:
     session = trained(steps=200, precision=precision)

@@ -85,7 +85,7 @@ class Tables:
         self._seed, self._scratch_dir, self._written = job.seed, job.scratch_dir, False
         self.blocked_while_saved = per_server  # the next round waits for the rows of a checkpoint
         self._rule = row_updates.rule_of(optimizer, names)
-        self._decays = row_updates.decays(optimizer)  # not the servers' optimizer: a copy does not know what is excluded
+        self._decays = row_updates.decays(optimizer)  # not the servers' optimizer: the rows are none of its variables
         unsupported = {
             "gradients.accumulate": job.train.gradients.accumulate > 1,
             "gradients.clip_global_norm": per_server and servers > 1 and bool(optimizer.global_clipnorm),

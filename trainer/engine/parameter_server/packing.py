@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer.engine import weight_decay
 from trainer.engine.fused_updates import ELEMENTWISE
 
 _VECTOR_BYTES = 64 * 2**20  # a larger model gets several vectors, so that no message nears gRPC's 2 GiB
@@ -79,8 +80,8 @@ def elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
         and optimizer.clipnorm is None
         and optimizer.gradient_accumulation_steps is None
         and not (optimizer.use_ema and optimizer.ema_overwrite_frequency)
-        # By variable name, which a vector of many does not have.
-        and not getattr(optimizer, "_exclude_from_weight_decay", None)
+        # Excluded variables are known one by one, which those in a vector are not.
+        and not weight_decay.excludes(optimizer)
     )
 
 

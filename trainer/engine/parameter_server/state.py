@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import fused_updates, schedules
+from trainer.engine import fused_updates, schedules, weight_decay
 from trainer.engine.parameter_server import packing
 from trainer.engine.parameter_server.packing import Pack
 
@@ -30,6 +30,9 @@ class PackGroup:
         with tf.device(device(server)):
             # Slots are placed beside their variables, whose shapes and types Keras gives them.
             self.optimizer = type(optimizer).from_config(optimizer.get_config())
+            if not any(pack.flattened for pack in packs):
+                own = [model.trainable_variables[pack.members[0]] for pack in packs]
+                weight_decay.exclude_mirrors(optimizer, self.optimizer, own, self.variables)
             self._build_slots()
             self._update_colocated()
             # The fused update counts atomically, so that its count is the global step: each operation with an effect

@@ -68,6 +68,12 @@ def test_slots_are_found_for_every_optimizer_that_is_packed(kind: Any, count: in
     assert sorted(indices) == list(range(len(optimizer.variables)))
 
 
+def undecayed(**excluded: Any) -> keras.optimizers.Optimizer:
+    optimizer = keras.optimizers.AdamW(weight_decay=0.01)
+    optimizer.exclude_from_weight_decay(**excluded)
+    return optimizer
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -76,6 +82,8 @@ def test_slots_are_found_for_every_optimizer_that_is_packed(kind: Any, count: in
         partial(keras.optimizers.SGD, use_ema=True, ema_overwrite_frequency=10),
         keras.optimizers.Lamb,
         keras.optimizers.Muon,
+        partial(undecayed, var_names=["bias"]),
+        partial(undecayed, var_list=variables((2,))),
     ],
 )
 def test_an_optimizer_that_needs_whole_variables_is_not_packed(optimizer: Callable[[], keras.optimizers.Optimizer]) -> None:
