@@ -44,7 +44,7 @@ class EarlyStop:
 def check_metric(rule: EarlyStopping, names: Sequence[str]) -> None:
     """Raise WorkloadError if the rule's metric is none of `names`, those of the evaluations."""
     if rule.metric not in names:
-        matches = difflib.get_close_matches(rule.metric, names, n=1)
+        matches = difflib.get_close_matches(rule.metric.removeprefix("val_"), names, n=1)  # the prefix of Keras's callbacks
         hint = f"did you mean {matches[0]!r}?" if matches else "name one of these"
         raise WorkloadError(f"train.early_stopping.metric is {rule.metric!r}; the evaluations have {', '.join(names)}; {hint}")
 

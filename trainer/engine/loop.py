@@ -24,7 +24,7 @@ from trainer.engine.saving import Saver, Timeouts
 from trainer.engine.session import CallProgress, SaveError, Session, StopError, WorkerProgress
 from trainer.engine.tensorboard_logs import Logs
 from trainer.events import Reporter
-from trainer.workloads.protocol import Accumulating, Agent, StartSummarizing, Summarizing, Workload
+from trainer.workloads.protocol import Agent, StartSummarizing, Summarizing, Workload
 
 _EXPORT_SHARE = 0.1  # the largest fraction of the time that exports of the best model take before the end
 _WAITS = ("input_wait", "peer_wait", "dropped")
@@ -153,8 +153,8 @@ class _Chief:
         self._timeouts = Timeouts(job.save_timeout, job.grace_period)
         self.saver = Saver(self._checkpoints, report, self._timeouts, self._note_checkpoint)
         self.early_stop = EarlyStop(job.train, job.run_dir)
-        if job.train.early_stopping and not isinstance(workload, Accumulating):
-            check_metric(job.train.early_stopping, ("loss", *model_ops.metric_names(workload, session.model)))
+        if job.train.early_stopping and (measured := model_ops.evaluated_names(workload, session.model)) is not None:
+            check_metric(job.train.early_stopping, measured)
         self._evaluation: model_ops.ModelEvaluation | None = None
         self._best: BestModel | None = None
         if session.tables:

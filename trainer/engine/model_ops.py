@@ -77,6 +77,21 @@ def metric_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, .
     return tuple(workload.evaluated) if isinstance(workload, Agent) else traced(workload, model)[0]
 
 
+def evaluated_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, ...] | None:
+    """Return the names of an evaluation's loss and metrics; None if metrics of the whole held-out set show theirs only after a batch."""
+    names = ("loss", *metric_names(workload, model))
+    if isinstance(workload, Agent) or user_step.own_steps(workload) or not isinstance(workload, Accumulating):
+        return names
+    held_out = workload.held_out_metrics()
+    if held_out is None:
+        return names
+    held_out.reset()
+    try:
+        return tuple(dict.fromkeys([*names, *held_out.result()]))
+    except Exception:  # noqa: BLE001 - a user's metrics may divide by the number of batches, 0
+        return None
+
+
 def traced(workload: Workload, model: keras.Model) -> tuple[tuple[str, ...], int]:
     """Return the names of the metrics, and the number of operations of the model and its metrics; a model is traced once."""
     traced_workload, result = getattr(model, _TRACED, (None, ((), 0)))

@@ -100,7 +100,7 @@ class HeldOutMetrics(Protocol):
         """Add one batch. Called in a graph: state must be in existing variables."""
 
     def result(self) -> dict[str, float]:
-        """Return the metrics of all batches since `reset`."""
+        """Return the metrics of all batches since `reset`. Before the first batch only their names count."""
 
 
 @runtime_checkable

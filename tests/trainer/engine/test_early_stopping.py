@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.engine.small import Small
 from tests.trainer.engine.test_loop import train
-from trainer.engine import evaluations, run_state
+from trainer.engine import evaluations, model_ops, run_state
 from trainer.engine.checkpoints import Checkpoints
 from trainer.engine.early_stopping import EarlyStop, no_improvement
 from trainer.engine.evaluations import EvaluationResult
@@ -63,6 +64,36 @@ def test_a_run_without_improvement_saves_and_succeeds(tmp_path: Path) -> None:
 def test_a_metric_that_evaluations_do_not_have_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=r"'acuracy'; the evaluations have loss, accuracy; did you mean 'accuracy'"):
         train(tmp_path, 10, early_stopping={"metric": "acuracy", "mode": "max"})
+
+
+class Whole(Small):
+    """Has metrics of the whole held-out set: `whole`, or none; with `fails` in `params` they need a batch."""
+
+    def held_out_metrics(self) -> "Whole | None":
+        return self if "whole" in self._params else None
+
+    def reset(self) -> None:
+        pass
+
+    def update(self, targets: Any, outputs: Any) -> None:
+        pass
+
+    def result(self) -> dict[str, float]:
+        return {"whole": 1 / int(not self._params.get("fails"))}
+
+
+@pytest.mark.parametrize(
+    "params, names", [({}, ("loss", "accuracy")), ({"whole": 1}, ("loss", "accuracy", "whole")), ({"whole": 1, "fails": 1}, None)]
+)
+def test_the_names_of_an_evaluation_are_known_before_it(params: dict[str, Any], names: tuple[str, ...] | None) -> None:
+    workload = Whole(params)
+    assert model_ops.evaluated_names(workload, workload.model()) == names
+
+
+@pytest.mark.parametrize("params", [{}, {"whole": 1}])
+def test_the_prefix_of_metrics_in_keras_callbacks_is_refused_before_training(tmp_path: Path, params: dict[str, Any]) -> None:
+    with pytest.raises(WorkloadError, match=r"'val_loss'; the evaluations have loss, accuracy.*; did you mean 'loss'"):
+        train(tmp_path, 10, params, data=Whole, early_stopping={"metric": "val_loss"})
 
 
 def test_a_run_ends_after_its_maximum_time_and_does_not_continue(tmp_path: Path) -> None:

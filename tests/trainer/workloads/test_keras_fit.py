@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.workloads.fitting import Fitted, Source, by_keras, by_trainer, job_of, workload
+from trainer.engine import model_ops
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.replicated import LocalSession
 from trainer.workloads.errors import WorkloadError
@@ -62,6 +63,16 @@ def test_training_and_evaluation_equal_those_of_fit(models: dict[str, Source], t
     assert max(ours.differences(theirs).values()) < 1e-4
     if name not in ("nested", "perturbed"):  # for these `fit` reports the loss metric, which they do not update
         assert ours.reported["loss"] == pytest.approx(theirs.reported["loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["guide", "outputs"])
+def test_early_stopping_knows_the_metrics_of_a_compiled_model_before_training(
+    models: dict[str, Source], trained_once: Callable[[str], Fitted], name: str
+) -> None:
+    keras_model = workload(models[name])
+    names = model_ops.evaluated_names(keras_model, model_ops.build(keras_model, job_of()).model)
+    assert names is not None
+    assert set(names) == trained_once(name).evaluated.keys() > {"loss"}
 
 
 def test_one_replica_may_apply_gradients_more_than_once(trained_once: Callable[[str], Fitted]) -> None:
