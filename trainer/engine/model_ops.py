@@ -224,7 +224,11 @@ class ModelEvaluation(ABC):
 
     @abstractmethod
     def run(self, stopped: Callable[[], bool]) -> dict[str, float] | None:
-        """Return loss and metrics; None if `stopped` returned True before all examples were seen."""
+        """Return loss and metrics; None if `stopped` returned True before all examples were seen.
+
+        Raises:
+            WorkloadError: the held-out set has no batch.
+        """
 
     def __call__(self) -> dict[str, float]:
         """Return loss and metrics."""
@@ -259,6 +263,8 @@ class StepEvaluation(ModelEvaluation):
             measured = self._batch(inputs, targets)
             if stopped():
                 return None
+        if not measured:
+            raise _no_batch()
         return named(self.names, (measured[name] for name in self.names))
 
 
@@ -296,7 +302,13 @@ class BatchMeansEvaluation(ModelEvaluation):
             sums, count = sums + values, count + size
             if stopped():
                 return None
+        if not count:
+            raise _no_batch()
         return named(self.names, (sums / count).numpy()) | (self._held_out.result() if self._held_out is not None else {})
+
+
+def _no_batch() -> WorkloadError:
+    return WorkloadError("the held-out set (eval_data) has no batch: give it examples, and batch them without drop_remainder")
 
 
 def named(names: Iterable[str], values: Iterable[Any]) -> dict[str, float]:

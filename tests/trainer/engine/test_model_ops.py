@@ -57,6 +57,34 @@ def test_held_out_data_is_not_tuned() -> None:
     assert model_ops.held_out_data(Tuned({}), 3).options().autotune.enabled is False
 
 
+class Stepped(Small):
+    """Evaluates with a step of its own."""
+
+    def own_steps(self) -> tuple[str, ...]:
+        return ("test_step",)
+
+    def train_with(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+        pass
+
+    def train_step(self, inputs: tf.Tensor, targets: tf.Tensor) -> dict[str, tf.Tensor]:
+        return self.test_step(inputs, targets)
+
+    def reset(self) -> None:
+        pass
+
+    def test_step(self, inputs: tf.Tensor, targets: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"loss": self.loss(targets, inputs[:, :2])}
+
+
+@pytest.mark.parametrize("kind", [Small, Stepped])
+def test_a_held_out_set_without_a_batch_is_an_error_with_a_remedy(kind: type[Small], monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = kind({})
+    model, eval_data = workload.model(), workload.eval_data
+    monkeypatch.setattr(workload, "eval_data", lambda batch_size: eval_data(batch_size).filter(lambda *_: False))
+    with pytest.raises(WorkloadError, match=r"\(eval_data\) has no batch: give it examples"):
+        model_ops.evaluation(workload, model, 1000)()
+
+
 def test_start_weights_follow_the_seed() -> None:
     first, again, other = (model_ops.build(Small({}), small_job(seed)).model.trainable_variables[0].numpy() for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
