@@ -19,6 +19,7 @@ _UNSUPPORTED_OPTIONS = {
     "gradient_accumulation_steps": (("on_devices", "variables_on_servers"), "leave it out and set train.gradients.accumulate"),
     "ema_overwrite_frequency": (("on_devices",), "leave it out: evaluations and exports use the averages of use_ema anyway"),
 }
+_NOT_ON_SERVERS = "and parameter servers do not do that; set mixed_bfloat16, which needs no scaling"
 
 
 def prepare(job: Job) -> None:
@@ -34,8 +35,7 @@ def prepare(job: Job) -> None:
         keras.config.set_dtype_policy(job.train.precision)
     elif _scales_loss() and STRATEGIES[job.strategy].variables_on_servers:
         raise WorkloadError(
-            f"the code of {job.train.workload} sets Keras's policy mixed_float16, which scales the loss step by step, and parameter servers "
-            "do not do that; set mixed_bfloat16, which needs no scaling"
+            f"the code of {job.train.workload} sets Keras's policy mixed_float16, which scales the loss step by step, {_NOT_ON_SERVERS}"
         )
     if job.train.deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -47,15 +47,21 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
     Workloads that implement `Scheduling` get `examples_per_step`, of all replicas together.
 
     Raises:
-        WorkloadError: the optimizer has a schedule of its own and the settings' has no `initial`, or it has an option that the strategy
-            does not support.
+        WorkloadError: the optimizer has a schedule of its own and the settings' has no `initial`, or it has an option, or scales the loss,
+            and the strategy does not support that.
     """
-    own = workload.optimizer_for(examples_per_step) if isinstance(workload, Scheduling) else workload.optimizer()
-    if _scales_loss():
-        own = getattr(own, "inner_optimizer", own)  # Keras's compile may have wrapped it already
+    given = workload.optimizer_for(examples_per_step) if isinstance(workload, Scheduling) else workload.optimizer()
+    own, scale = given, {}
+    if isinstance(given, keras.optimizers.LossScaleOptimizer):  # the workload's, or that of Keras's compile for a model in float16
+        own, scale = given.inner_optimizer, {name: getattr(given, name) for name in ("initial_scale", "dynamic_growth_steps")}
+    scales = bool(scale) or _scales_loss()
+    if scales and STRATEGIES[job.strategy].variables_on_servers:
+        raise WorkloadError(
+            f"{job.train.workload} scales the loss step by step (the policy mixed_float16, or a LossScaleOptimizer), {_NOT_ON_SERVERS}"
+        )
     for setting, (traits, remedy) in _UNSUPPORTED_OPTIONS.items():
         unsupported = any(getattr(STRATEGIES[job.strategy], trait) for trait in traits)
-        if unsupported and (value := getattr(getattr(own, "inner_optimizer", own), setting)):
+        if unsupported and (value := getattr(own, setting)):
             raise WorkloadError(
                 f"the optimizer of {job.train.workload} has {setting}={value}, which acts only in some steps, and TensorFlow does not support "
                 f"that on {job.strategy}; {remedy}"
@@ -71,7 +77,7 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
         changed = type(own).from_config({**own.get_config(), **changes})
         weight_decay.keep_excluded(own, changed)
         own = changed
-    return keras.optimizers.LossScaleOptimizer(own) if _scales_loss() else own
+    return keras.optimizers.LossScaleOptimizer(own, **scale) if scales else own
 
 
 def _scales_loss() -> bool:

@@ -165,6 +165,34 @@ def test_loss_is_scaled_only_in_float16() -> None:
     assert not isinstance(built(precision="mixed_bfloat16").optimizer, keras.optimizers.LossScaleOptimizer)
 
 
+class Scaled(Small):
+    """Scales its loss by an optimizer of its own."""
+
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        return keras.optimizers.LossScaleOptimizer(super().optimizer(), initial_scale=8.0, dynamic_growth_steps=3)
+
+
+class Half(Small):
+    """Sets the policy only as the model is built."""
+
+    def model(self) -> keras.Model:
+        keras.config.set_dtype_policy("mixed_float16")
+        return super().model()
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+def test_a_workloads_own_loss_scale_stays(precision: str) -> None:
+    optimizer = model_ops.build(Scaled({}), small_job(learning_rate={"initial": 0.5}, precision=precision)).optimizer
+    assert float(optimizer.inner_optimizer.learning_rate) == 0.5
+    assert (optimizer.initial_scale, optimizer.dynamic_growth_steps) == (8.0, 3)
+
+
+@pytest.mark.parametrize("kind", [Scaled, Half])
+def test_parameter_servers_refuse_a_workload_that_scales_the_loss(kind: type[Small]) -> None:
+    with pytest.raises(WorkloadError, match=r"scales the loss .* parameter servers do not do that; set mixed_bfloat16"):
+        model_ops.build(kind({}), replace(small_job(), strategy="parameter_server"))
+
+
 def test_xla_trains_the_same_weights() -> None:
     compiled = trained(jit_compile=True)
     assert difference(compiled, plain()) < 1e-5
