@@ -65,14 +65,14 @@ def run(
         SaveError, StopError: see Saver.
     """
     divergence, hooks = Divergence(session, job, report), Hooks(session, workload, job, report)
-    chief = _Chief(session, workload, job, report, divergence, hooks, stopped) if session.is_chief else None
+    stop_requested = own_stop_requested or stopped
+    chief = _Chief(session, workload, job, report, divergence, hooks, stopped, stop_requested) if session.is_chief else None
     with chief or nullcontext(), session.tables.translate_errors(job) if session.tables else nullcontext():
         outcome = _run(session, job, report, stopped, divergence, hooks, chief)
         if chief is None:
             return outcome
-        stop_requested = own_stop_requested or stopped
         stopping = stop_requested() if own_stop_requested else not outcome.finished
-        return chief.finish(stop_requested, finished=outcome.finished, stopping=stopping)
+        return chief.finish(finished=outcome.finished, stopping=stopping)
 
 
 def _run(
@@ -133,9 +133,10 @@ class _Chief:
         divergence: Divergence,
         hooks: Hooks,
         stopped: Callable[[], bool],
+        stop_requested: Callable[[], bool],
     ) -> None:
         self._session, self._workload, self._job, self._report = session, workload, job, report
-        self._divergence, self._hooks, self._stopped = divergence, hooks, stopped
+        self._divergence, self._hooks, self._stopped, self._stop_requested = divergence, hooks, stopped, stop_requested
         self._files = FileWriter(report)
         self.logs = Logs(job.run_dir, self._files)
         tables = session.tables.files() if session.tables else None
@@ -254,7 +255,7 @@ class _Chief:
             if self._saved_step != self._session.step:  # equal if the last save has flushed these steps, too
                 self._save(self._session.step)
 
-    def finish(self, stop_requested: Callable[[], bool], *, finished: bool, stopping: bool) -> TrainingOutcome:
+    def finish(self, *, finished: bool, stopping: bool) -> TrainingOutcome:
         """Save and evaluate for the last time."""
         began = time.monotonic()
         step = self._session.step
@@ -266,15 +267,15 @@ class _Chief:
         if self._hooks.end(finished=finished):  # callbacks have changed the weights after they were saved
             self._saved_step = None
         self._report.alive("saving", step=step)
-        self.saver.complete(stop_requested, stopping=stopping, since=began)
+        self.saver.complete(self._stop_requested, stopping=stopping, since=began)
         if self._saved_step != step or self.saver.last != step:
             self._save(step, last=True)
         if finished:
             self.evaluate(step)
         self._report.alive("saving", step=step)
-        self.saver.complete(stop_requested, stopping=stopping, since=began)
+        self.saver.complete(self._stop_requested, stopping=stopping, since=began)
         if finished or stopping:
-            until = self._export_until(stop_requested, began if stopping else None)
+            until = self._export_until(began if stopping else None)
             if self._best:  # after the last save, which needs the disk's space more
                 self._best.finish(until, step, finished=finished)
             self._export_last(step, until, finished=finished)
@@ -286,13 +287,13 @@ class _Chief:
         self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)
         return TrainingOutcome(step, finished, self._metrics, early)
 
-    def _export_until(self, stop_requested: Callable[[], bool], stop_at: float | None) -> Callable[[], float]:
+    def _export_until(self, stop_at: float | None) -> Callable[[], float]:
         """Return a function that returns the deadline of exports: that of a save, or an earlier one after a stop, at `stop_at` or later."""
         end = time.monotonic() + self._timeouts.timeout if stop_at is None else stop_at + self._timeouts.stop
 
         def until() -> float:
             nonlocal stop_at, end
-            if stop_at is None and stop_requested():
+            if stop_at is None and self._stop_requested():
                 stop_at = time.monotonic()
                 end = min(end, stop_at + self._timeouts.stop)
             return end
@@ -379,7 +380,7 @@ class _Chief:
         if self.saver.save(step, self._hooks.state(step), last=last):
             self._saved_step = step
             if not last and self._session.tables and self._session.tables.blocked_while_saved:
-                self.saver.complete(lambda: False, stopping=False)  # rows are read from the servers while they are written
+                self.saver.complete(self._stop_requested, stopping=False)  # rows are read from the servers while they are written
         self._report.alive("training", step=step)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,6 +208,25 @@ def test_a_stop_on_a_full_disk_is_tried_for_the_grace_period_and_reports_what_is
     with pytest.raises(StopError, match=r"asked to stop, and the last checkpoint is of step 10: .* for 0.5 s; later steps are lost"):
         run(disk, session_with({12: lambda: fill(disk)}), stop_after=15, grace_period=1.0)
     assert saved(disk) == [10]
+
+
+def test_a_stop_ends_the_wait_for_a_save_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waiting(LocalSession):
+        """Waits for its saves, as synchronous parameter servers with tables do."""
+
+        tables: Any
+
+        def begin_at(self, step: int) -> None:
+            super().begin_at(step)
+            self.tables = SimpleNamespace(blocked_while_saved=True)
+
+    resume = threading.Event()
+    monkeypatch.setattr(Checkpoints, "write", lambda *_: resume.wait(60))
+    try:
+        with pytest.raises(StopError, match=r"asked to stop, and there is no checkpoint: .* for 0.1 s; later steps are lost"):
+            run(tmp_path, Waiting, stop_after=10, grace_period=0.2)
+    finally:
+        resume.set()
 
 
 @pytest.mark.usefixtures("fast_retries")
