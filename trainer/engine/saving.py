@@ -149,17 +149,15 @@ class Saver:
                 self._changed.wait_for(lambda: self._unwritten is not None)
             checkpoint = self._unwritten
             assert checkpoint is not None  # noqa: S101 - only this thread takes it away
-            self._progress, self._began = (self._checkpoints.written, time.monotonic()), time.monotonic()
-            began = self._began
+            began = time.monotonic()
             try:
-                path = self._checkpoints.write(checkpoint)
+                path = self._write(checkpoint, began)
             except PeerLostError as error:  # it held rows of the checkpoint: the volume has not failed
                 self._lost_peer, self._is_last = error, False
             except Exception as error:  # noqa: BLE001 - any error of a volume's file system: training continues
                 self._failed(checkpoint, error, began)
             else:
                 self._succeeded(checkpoint, path, began)
-            self._began = None
             if self._is_last and self._failing_since is not None:
                 time.sleep(max(0.0, self._retry_at - time.monotonic()))
                 continue
@@ -168,6 +166,14 @@ class Saver:
             with self._changed:
                 self._unwritten = None
                 self._changed.notify_all()
+
+    def _write(self, checkpoint: InMemoryCheckpoint, began: float) -> str:
+        self._progress, self._began = (self._checkpoints.written, began), began
+        try:
+            return self._checkpoints.write(checkpoint)
+        finally:
+            with self._changed:  # from here on `_watch` does not report this write
+                self._began = None
 
     def _succeeded(self, checkpoint: InMemoryCheckpoint, path: str, began: float) -> None:
         since, self._failing_since, self._delay, self._reported_at, self._cause = self._failing_since, None, 0.0, -math.inf, ""
@@ -213,12 +219,16 @@ class Saver:
         """Report a write that makes no progress, without access to the volume, which would hang, too."""
         while True:
             time.sleep(min(1.0, self._timeouts.silent / 4))
-            checkpoint, began, now = self._unwritten, self._began, time.monotonic()
-            if checkpoint is None or began is None:
-                continue
-            written, since = self._progress
-            if written != self._checkpoints.written:
-                self._progress = (self._checkpoints.written, now)
-            elif now - since >= self._timeouts.silent:
-                clock = time.strftime("%H:%M:%S", time.gmtime(time.time() - now + since))
-                self._report_failure(checkpoint, f"it has not answered since {clock} UTC", since, None)
+            with self._changed:  # the write does not end before its report
+                self._check_progress()
+
+    def _check_progress(self) -> None:
+        checkpoint, now = self._unwritten, time.monotonic()
+        if checkpoint is None or self._began is None:
+            return
+        written, since = self._progress
+        if written != self._checkpoints.written:
+            self._progress = (self._checkpoints.written, now)
+        elif now - since >= self._timeouts.silent:
+            clock = time.strftime("%H:%M:%S", time.gmtime(time.time() - now + since))
+            self._report_failure(checkpoint, f"it has not answered since {clock} UTC", since, None)

@@ -1,5 +1,6 @@
 """Saves on volumes that are full, read-only or do not answer: training continues, the failure is reported at once, and nothing is lost."""
 
+import json
 import math
 import os
 import re
@@ -194,6 +195,33 @@ def test_a_task_that_a_lost_ps_ends_finishes_its_save_and_a_save_that_hangs_is_n
     finally:
         resume.set()
         saver.wait()
+
+
+def test_a_save_that_ends_while_it_is_reported_as_hanging_counts_as_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, output = threading.Event(), Output()
+
+    def write(*_: Any) -> str:
+        answers.wait(60)
+        return "ckpt-7"
+
+    def answer_now(*_: Any) -> str:
+        answers.set()
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline and not output.events("checkpoint"):
+            time.sleep(0.01)
+        return "12:00:00"
+
+    monkeypatch.setattr(Checkpoints, "write", write)
+    monkeypatch.setattr(time, "strftime", answer_now)  # the reporting thread reads the time of day first
+    state = model_ops.build(Small({}), small_job(1))
+    checkpoints = Checkpoints(tmp_path, state.model, state.optimizer, 3)
+    saver = saving.Saver(checkpoints, Reporter("chief", output), saving.Timeouts(silent=0.2), lambda *_: None)
+    monkeypatch.setattr(saving, "_savers", [saver])
+    assert saver.save(7)
+    until("the checkpoint", lambda: output.events("checkpoint"), seen=output.getvalue)
+    until("the end of the report", lambda: output.events("save_failed"), seen=output.getvalue)
+    kinds = [json.loads(line)["event"] for line in output.getvalue().splitlines()]
+    assert kinds == ["save_failed", "notice", "checkpoint"]
 
 
 def test_a_run_ends_when_no_save_succeeds_within_the_timeout(disk: Path) -> None:
