@@ -218,7 +218,7 @@ def _train(context: Context) -> ExitCode:
         prepared.watch.stop()
     if not outcome.finished:
         if prepared.watch is not None:
-            servers.notify_saved(prepared.watch.leaving, context.job.scratch_dir)
+            servers.notify_saved(tuple(prepared.watch.leaving), context.job.scratch_dir)
         if STRATEGIES[strategy].all_reduces:
             # Every task waits until the chief has saved; a peer that is lost now does no harm.
             with suppress(PeerLostError):
