@@ -46,13 +46,15 @@ class FileWriter:
             with path.open("ab", buffering=0) as file:
                 while rest:  # a disk may take a part
                     rest = rest[os.write(file.fileno(), rest) :]
-            self._pending_bytes -= len(content)
+            with self._changed:
+                self._pending_bytes -= len(content)
 
-        if self._pending_bytes + len(content) > _MAX_PENDING:
-            self._lost_bytes += len(content)
-            return
-        self._pending_bytes += len(content)
-        self.call(path, write)
+        with self._changed:
+            if self._pending_bytes + len(content) > _MAX_PENDING:
+                self._lost_bytes += len(content)
+                return
+            self._pending_bytes += len(content)
+            self.call(path, write)
 
     def call(self, path: Path, write: Callable[[], None]) -> None:
         """Call `write`, which writes `path`; again if it raises an error."""
