@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.trainer.engine.small import Small
 from tests.trainer.engine.test_loop import train
@@ -38,6 +39,13 @@ def results(*losses: float) -> list[EvaluationResult]:
 )
 def test_training_stops_after_so_many_evaluations_without_improvement(rule: dict[str, object], losses: list[float], *, stops: bool) -> None:
     assert (no_improvement(results(*losses), EarlyStopping.model_validate(rule)) is not None) == stops
+
+
+def test_more_evaluations_than_are_kept_are_no_patience() -> None:
+    flat = results(*[1.0] * evaluations.MAX_RETAINED)
+    assert no_improvement(flat, EarlyStopping(patience=evaluations.MAX_RETAINED - 1))
+    with pytest.raises(ValidationError, match="patience"):
+        EarlyStopping(patience=evaluations.MAX_RETAINED)
 
 
 def test_evaluations_of_a_lost_attempt_do_not_end_the_run(tmp_path: Path) -> None:
