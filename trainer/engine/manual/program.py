@@ -216,7 +216,7 @@ class _ProgressReporter:
         self._reported_at = time.monotonic()
 
     def __call__(self, step: int, steps: int, metrics: Mapping[str, float] | None = None) -> None:
-        self.step, self.steps, self._metrics = step, steps, metrics or {}
+        self.step, self.steps, self._metrics = int(step), int(steps), metrics or {}  # NumPy's numbers are none of JSON's
         if time.monotonic() - self._reported_at >= REPORT_INTERVAL:
             self.flush()
 
