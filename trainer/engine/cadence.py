@@ -33,7 +33,7 @@ class Interval:
 
     def __call__(self, step: int) -> bool:
         """Return whether it is due at `step`; if so, count again from here."""
-        by_steps = bool(self._steps) and self._steps is not None and step // self._steps > self._last_step // self._steps
+        by_steps = bool(self._steps and step // self._steps > self._last_step // self._steps)
         by_time = self._seconds is not None and time.monotonic() - self._last_time >= self._seconds
         if by_steps or by_time:
             self.start(step)

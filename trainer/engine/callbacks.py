@@ -77,7 +77,7 @@ class Hooks:
             self._report("notice", message=message)
 
     def until(self, last: int) -> int:
-        """Return the step with which the epoch ends, at most `last`: calls of the session end there."""
+        """Return the step with which the epoch ends, at most `last`: no call of the session passes it."""
         return min(last, self._epoch_length.steps(self._epoch + 1)) if self.present else last
 
     def restore(self, packed: bytes) -> None:

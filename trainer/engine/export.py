@@ -206,9 +206,8 @@ class _ModelWriter:
         self._lost_peer: PeerLostError | None = None  # it had a part of the last model
         self.began = self.ended = 0.0  # of the last save, and of the write of a model that cannot wait
         self._reported: set[str] = set()
-        self._written_facts = self._saved_facts = (
-            self._read_facts()
-        )  # of the last model that was written, also by an earlier attempt, or saved
+        # Of the last model that was written, also by an earlier attempt, or saved.
+        self._written_facts = self._saved_facts = self._read_facts()
         self._has_written = False
         self._writer = FileWriter(report)
         _clear(self._root, name)

@@ -279,9 +279,8 @@ class _Chief:
             if self._best:  # after the last save, which needs the disk's space more
                 self._best.finish(until, step, finished=finished)
             self._export_last(step, until, finished=finished)
-        elif (
-            self._best and not self._sharded_tables
-        ):  # a server stops: the next attempt resumes with this model. To write rows takes too long
+        elif self._best and not self._sharded_tables:
+            # A server stops: the next attempt resumes with this model. To write rows takes too long.
             self._best.wait(_LAST_WRITES_TIMEOUT)
         self.logs.close()
         self._update_record("succeeded" if finished else "stopped", step, metrics=self._metrics, ended_early=early)

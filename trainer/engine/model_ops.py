@@ -103,7 +103,7 @@ def traced(workload: Workload, model: keras.Model) -> tuple[tuple[str, ...], int
 
 def _trace(workload: Workload, model: keras.Model) -> tuple[tuple[str, ...], int]:
     names: list[str] = []
-    spec = next(iter(workload.eval_data(1).take(0).element_spec for _ in range(1)))
+    spec = workload.eval_data(1).element_spec
 
     @tf.function(autograph=False)
     def trace(inputs: Any, targets: Any) -> None:

@@ -127,7 +127,10 @@ class Session(ABC):
         """Copy the cluster's current state into `model` and `optimizer`; only the chief calls it."""
 
     def hold(self, step: int) -> None:  # noqa: B027 - see the class
-        """Begin no step after `step` until the next call of `hold`; every task calls it. The `run` that reaches `step` reports all steps."""
+        """Begin no step after `step` until the next call of `hold`; every task calls it.
+
+        The `run` that reaches `step` waits for the steps in progress and reports them.
+        """
 
     def flags_of_chief(self, flags: Sequence[bool]) -> list[bool]:
         """Return the chief's flags, at most three, on every task. Every task calls this before the first `run`.
