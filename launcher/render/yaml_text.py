@@ -106,4 +106,4 @@ def _string(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 
 def _is_plain(dumper: yaml.SafeDumper, value: str) -> bool:
     """Return whether PyYAML would write a text without quotes."""
-    return bool(dumper.resolve(yaml.ScalarNode, value, (True, False)) == _TEXT)
+    return bool(dumper.resolve(yaml.ScalarNode, value, (True, False)) == _TEXT)  # type: ignore[no-untyped-call]  # PyYAML has no types
