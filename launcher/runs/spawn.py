@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -78,7 +79,13 @@ def start(
             pass_fds=passed,
         )
         child_ready.close()
-        answer = _read_answer(ready, timeout)
+        try:
+            answer = _read_answer(ready, timeout)
+        except BaseException:
+            # Ctrl-C: nobody waits for this start, so the supervisor stops the run as soon as it has started it.
+            process_identity.send(process.pid, signal.SIGTERM)
+            process.returncode = 0  # as below: it ends by itself
+            raise
         if answer is None:
             # Kill the processes that it has started, too: Docker Compose would continue without its caller.
             process_identity.kill_session(process.pid)

@@ -1,5 +1,6 @@
-"""A supervisor that fails to start: neither it nor its children are left."""
+"""A supervisor that fails to start, or whose start or stop nobody waits for: neither it nor its children are left."""
 
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,31 @@ def test_its_children_end_with_it(then: str, tmp_path: Path, monkeypatch: pytest
         spawn.start(paths, plan, {}, lock_fd=lock, detach=True, supervisor="waits", timeout=5.0)
     child = int((paths.run_dir / "child").read_text())
     until("the end of the child", lambda: process_identity.identify(child) is None, seen=lambda: child)
+
+
+def test_a_start_that_is_interrupted_asks_the_supervisor_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = tmp_path / "asked"
+    (tmp_path / "starts.py").write_text(f"""
+import os, pathlib, signal, sys
+def stop(number, frame):
+    pathlib.Path({str(asked)!r}).touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, stop)
+os.write(int(sys.argv[sys.argv.index("--ready-fd") + 1]), b".")
+signal.pause()
+""")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    paths = RunPaths(tmp_path / "runs" / "toy")
+    plan = Plan("toy", "local", "single", "", (), str(paths.run_dir), 1.0, 1.0, None, ())
+
+    def interrupt(ready: FileIO, _timeout: float) -> None:
+        assert ready.read(1) == b"."
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(spawn, "_read_answer", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        spawn.start(paths, plan, {}, lock_fd=spawn.lock(paths), detach=True, supervisor="starts")
+    until("the supervisor to be asked to stop", asked.exists, seen=paths.supervisor_log.read_text)
 
 
 def test_files_with_the_user_s_env_are_private(tmp_path: Path) -> None:
