@@ -12,7 +12,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.notify.supervisor_notifier import SupervisorNotifier
@@ -29,6 +29,7 @@ from launcher.runs.stalled_tasks import silent_servers
 from launcher.runs.state_file import Snapshot
 from launcher.runs.state_writer import StateWriter, log_message
 from launcher.runs.status import Location, RunStatus, State
+from launcher.runs.stop_order import Shutdown
 from launcher.runs.task_tracker import TaskTracker
 from trainer.events import Event
 from trainer.exit_codes import ExitCode, RestartWhen
@@ -159,19 +160,6 @@ class Runtime(ABC):
         return {}
 
 
-@dataclass
-class Shutdown:
-    """The end of the run, once it is decided, and the tasks that are still to be stopped. `grace` in seconds."""
-
-    state: State
-    reason: str
-    task: str = ""  # the task whose reason it is, if it is a task's
-    grace: float = 0.0
-    stop_groups: list[frozenset[str]] = field(default_factory=list)  # not asked to stop yet, see stop_order.py
-    stopping: frozenset[str] = frozenset()  # the group that was asked last; the next one is asked once these tasks have ended
-    at_once: bool = False  # a second request, or SIGQUIT: kill without a grace period
-
-
 class RunController:
     """One run from the start of its tasks to its end."""
 
@@ -276,8 +264,7 @@ class RunController:
         self._state_writer.changed()
         if self._shutdown:
             self._mark_ended(task, self._shutdown)
-        elif self._state(self._leader.name) is State.SUCCEEDED and task.name not in self._plan.required_tasks:
-            # The leader has succeeded, and the run waits for other required tasks only.
+        elif self._is_surplus(task):
             done = code == ExitCode.DONE
             task.mark_ended(State.SUCCEEDED if done else State.STOPPED, "" if done else task.tracker.exit_reason(code))
         elif code is None:
@@ -291,10 +278,18 @@ class RunController:
         if self._shutdown:
             return
         reason = task.tracker.exit_reason(code)
+        if self._is_surplus(task):
+            task.mark_ended(State.STOPPED, reason)
+            self._state_writer.changed()
+            return
         task.mark_ended(State.FAILED, reason)
         attempt = len(task.tracker.restarts) + 1
         message = with_remedy(f"{task.name} failed on attempt {attempt} (exit code {code}): {reason}", task.tracker.remedy(State.FAILED))
         self._stop_all(State.FAILED, message, task.name)
+
+    def _is_surplus(self, task: ControlledTask) -> bool:
+        """Return whether the run no longer needs a task: the leader has succeeded, and the run waits only for other required tasks."""
+        return self._state(self._leader.name) is State.SUCCEEDED and task.name not in self._plan.required_tasks
 
     def _apply_decision(self, task: ControlledTask, code: int) -> None:
         match task.decide(code):

@@ -1,16 +1,31 @@
-"""The order in which tasks are asked to stop once a run ends, by strategy and role. Pure.
+"""The end of a run, and the order in which its tasks are asked to stop, by strategy and role. Pure.
 
 When a run's work is done, its other tasks get time to end by themselves: the trainer's servers do, a user's servers never do.
 When a run is stopped, the tasks that save a checkpoint are asked first, and the servers, which hold the variables, second.
 """
 
 import json
+from dataclasses import dataclass, field
 
 from launcher.plan.models import Plan, Task
+from launcher.runs.status import State
 from trainer.strategies import is_server
 
 # Seconds: a run that has not begun to train has nothing to save.
 UNTRAINED_GRACE_PERIOD = 5.0
+
+
+@dataclass
+class Shutdown:
+    """The end of the run, once it is decided, and the tasks that are still to be stopped. `grace` in seconds."""
+
+    state: State
+    reason: str
+    task: str = ""  # the task whose reason it is, if it is a task's
+    grace: float = 0.0
+    stop_groups: list[frozenset[str]] = field(default_factory=list)  # not asked to stop yet, see `stop_groups`
+    stopping: frozenset[str] = frozenset()  # the group that was asked last; the next one is asked once these tasks have ended
+    at_once: bool = False  # a second request, or SIGQUIT: kill without a grace period
 
 
 def runs_trainer(task: Task) -> bool:

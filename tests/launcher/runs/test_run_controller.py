@@ -11,8 +11,9 @@ from launcher.plan.models import Plan, Resources, RestartRule, Task
 from launcher.runs import run_controller, state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.restart_policy import RestartDecision
-from launcher.runs.run_controller import ControlledTask, RunController, RunOutcome, Runtime, Shutdown
+from launcher.runs.run_controller import ControlledTask, RunController, RunOutcome, Runtime
 from launcher.runs.status import State
+from launcher.runs.stop_order import Shutdown
 from launcher.runs.task_tracker import TaskTracker
 from tests.golden_messages import Golden
 from trainer.exit_codes import describe
@@ -109,6 +110,7 @@ class ScriptedRun:
         strategy: Strategy = "parameter_server",
         scope: Scope = "alone",
         restarts_stalled: bool = False,
+        required: tuple[str, ...] | None = None,
     ) -> None:
         self.paths = RunPaths(directory / "run")
         self.paths.tasks.mkdir(parents=True)
@@ -118,7 +120,7 @@ class ScriptedRun:
             Task(name, name.partition("-")[0], 0, "", {}, (), {}, Resources(), rule, mounts_run_dir=False)  # type: ignore[arg-type]
             for name in names
         )
-        run_dir, required = str(self.paths.run_dir), (names[0],)
+        run_dir, required = str(self.paths.run_dir), required or (names[0],)
         plan = Plan("run", "local", strategy, "", tasks, run_dir, 600.0, 30.0, None, required, restarts_stalled=restarts_stalled)
         self.tasks = {task.name: ScriptedTask(task, self.paths.log(task.name)) for task in tasks}
         self.runtime = ScriptedRuntime(list(self.tasks.values()))
@@ -269,6 +271,21 @@ def test_a_running_task_that_reports_its_final_failure_has_time_to_exit(tmp_path
     )
     assert run.tasks["chief"].calls == ["prevent restart"]
     assert states == {"chief": (State.FAILED, "failed with exit code 1"), "ps-0": (State.STOPPED, "")}
+
+
+def test_a_task_that_is_no_longer_needed_may_fail_for_good(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, "chief", "ps-0", "evaluator", required=("chief", "evaluator"))
+    states = run.play(
+        run.end(chief=0),
+        lambda: run.controller.failed(run.tasks["ps-0"], 1),
+        run.end(ps_0=1),
+        run.end(evaluator=0),
+        lambda: None,
+    )
+    assert run.tasks["ps-0"].calls == ["prevent restart"]
+    assert states["ps-0"] == (State.STOPPED, "failed with exit code 1")
+    assert run.runtime.outcome is not None
+    assert run.runtime.outcome.state is State.SUCCEEDED
 
 
 def test_finished_peers_start_again_with_a_task_that_resumes_from_the_last_checkpoint(tmp_path: Path, golden: Golden) -> None:
