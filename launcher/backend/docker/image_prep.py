@@ -109,7 +109,7 @@ def _build(*, gpu: bool, base_image: str | None = None) -> Iterator[str]:
     from launcher.image_build.build import Request, build
     from launcher.image_build.steps import Step
 
-    messages: queue.SimpleQueue[str | LauncherError | None] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[str | Exception | None] = queue.SimpleQueue()
 
     def report(event: object) -> None:
         if isinstance(event, Step) and event.seconds is None:
@@ -118,13 +118,13 @@ def _build(*, gpu: bool, base_image: str | None = None) -> Iterator[str]:
     def run_build() -> None:
         try:
             build(Request(gpu=gpu, base_image=base_image), report)
-        except LauncherError as error:
+        except Exception as error:  # noqa: BLE001  raised below, in the thread that waits
             messages.put(error)
         else:
             messages.put(None)
 
     threading.Thread(target=run_build, name="build", daemon=True).start()
     while (message := messages.get()) is not None:
-        if isinstance(message, LauncherError):
+        if isinstance(message, Exception):
             raise message
         yield message

@@ -6,8 +6,9 @@ import pytest
 
 from launcher import images
 from launcher.backend.docker.engine import Endpoint
-from launcher.backend.docker.image_prep import _is_stale, check_directories
+from launcher.backend.docker.image_prep import _build, _is_stale, check_directories
 from launcher.errors import UsageError
+from launcher.image_build import build
 from launcher.image_build.context import source_digest
 from launcher.images import Image
 from launcher.spec.models import ClusterSpec
@@ -41,3 +42,13 @@ def test_an_image_of_ours_is_stale_if_it_has_other_sources(name: str | None, dig
     image_labels = {} if digest is None else {images.SOURCE_DIGEST: digest}
     user_spec = spec(image=name) if name else spec()
     assert _is_stale(user_spec, Image(images.image_for(user_spec), "sha256:1", 1, image_labels)) is stale
+
+
+@pytest.mark.timeout(10)
+def test_an_error_of_the_build_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object) -> None:
+        raise PermissionError(13, "Permission denied", "/etc/ca.pem")
+
+    monkeypatch.setattr(build, "build", fail)
+    with pytest.raises(PermissionError, match=r"/etc/ca\.pem"):
+        list(_build(gpu=False))
