@@ -122,7 +122,8 @@ class SupervisedRuns:
             process_identity.send(supervisor.pid, signal.SIGQUIT if now else signal.SIGTERM)
         timeout = KILL_TIMEOUT if now else 2 * snapshot.grace_period + _STOP_SLACK
         if not locks.wait_released(paths.lock, timeout=timeout):
-            process_identity.send(supervisor.pid, signal.SIGKILL)
+            # With the processes that it has started: Docker Compose would create containers without it.
+            process_identity.kill_session(supervisor.pid)
             locks.wait_released(paths.lock, timeout=KILL_TIMEOUT)
             return orphans.clear(paths, now=True)
         return 0
