@@ -113,10 +113,14 @@ class SupervisedRuns:
         if snapshot is None or supervisor is None or not process_identity.alive(supervisor):
             if not locks.held(paths.lock):
                 return 0
-            host = snapshot.host if snapshot else "another machine"
+            host = socket.gethostname()
+            if snapshot is not None and snapshot.host != host:
+                raise LauncherError(
+                    f"the run {name} is supervised by a process on {snapshot.host}; this is {host}", f"run `launcher down {name}` there"
+                )
             raise LauncherError(
-                f"the run {name} is supervised by a process on {host}; this is {socket.gethostname()}",
-                f"run `launcher down {name}` there",
+                f"the run {name} cannot be stopped now: another launcher is starting or stopping it",
+                f"try again in a moment; if that does not help, end the process that holds its lock: fuser {paths.lock}",
             )
         if now or not snapshot.stopping:  # a second SIGTERM kills, so only wait for a stop that is in progress
             process_identity.send(supervisor.pid, signal.SIGQUIT if now else signal.SIGTERM)

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from launcher.errors import LauncherError
 from launcher.runs import locks, process_identity, spawn, state_file, supervised_runs
 from launcher.runs.paths import RunPaths
 from launcher.runs.process_identity import Identity
 from launcher.runs.state_file import Snapshot
 from launcher.runs.status import RunStatus, State
 from launcher.runs.supervised_runs import SupervisedRuns
+from tests.golden_messages import Golden
 from tests.waiting import until
 
 # Waits for a child in its session and ignores a stop, as a supervisor that waits for Docker Compose.
@@ -63,3 +65,24 @@ def test_a_supervisor_that_does_not_stop_is_killed_with_the_processes_that_it_st
         finally:
             process_identity.kill_session(supervisor.pid)
     assert not locks.held(paths.lock)
+
+
+@pytest.mark.parametrize("has_state", [True, False])
+def test_a_run_that_another_launcher_starts_or_stops_here_is_not_said_to_be_elsewhere(
+    paths: RunPaths, lock: int, has_state: bool, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
+    assert lock
+    monkeypatch.setattr(supervised_runs, "_FIRST_STATE_TIMEOUT", 0.0)
+    if has_state:
+        record(paths, None)
+    with pytest.raises(LauncherError) as caught:
+        SupervisedRuns(paths.run_dir.parent, "docker").stop("toy")
+    golden(caught.value.message, caught.value.remedy)
+
+
+def test_the_stop_of_a_run_of_another_machine_names_that_machine(paths: RunPaths, lock: int, golden: Golden) -> None:
+    assert lock
+    record(paths, None, host="far")
+    with pytest.raises(LauncherError) as caught:
+        SupervisedRuns(paths.run_dir.parent, "docker").stop("toy")
+    golden(caught.value.message, caught.value.remedy, here=socket.gethostname())
