@@ -11,6 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from launcher.runs import process_identity
+from launcher.runs.process_identity import Identity
+
 _POLL_INTERVAL = 0.05
 
 
@@ -93,10 +96,10 @@ def held(path: Path) -> bool:
     return False
 
 
-def wait_released(path: Path, *, timeout: float) -> bool:
-    """Wait until no process holds the lock; False if one still does after `timeout` seconds."""
+def wait_released(path: Path, *, timeout: float, holder: Identity | None = None) -> bool:
+    """Wait until no process holds the lock, or until `holder` has ended; False if that takes more than `timeout` seconds."""
     deadline = time.monotonic() + timeout
-    while held(path):
+    while held(path) and (holder is None or process_identity.alive(holder)):
         if time.monotonic() >= deadline:
             return False
         time.sleep(_POLL_INTERVAL)

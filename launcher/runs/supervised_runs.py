@@ -125,7 +125,7 @@ class SupervisedRuns:
         if now or not snapshot.stopping:  # a second SIGTERM kills, so only wait for a stop that is in progress
             process_identity.send(supervisor.pid, signal.SIGQUIT if now else signal.SIGTERM)
         timeout = KILL_TIMEOUT if now else 2 * snapshot.grace_period + _STOP_SLACK
-        if not locks.wait_released(paths.lock, timeout=timeout):
+        if not locks.wait_released(paths.lock, timeout=timeout, holder=supervisor):
             # With the processes that it has started: Docker Compose would create containers without it.
             process_identity.kill_session(supervisor.pid)
             locks.wait_released(paths.lock, timeout=KILL_TIMEOUT)

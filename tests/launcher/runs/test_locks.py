@@ -5,7 +5,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from launcher.runs import locks
+from launcher.runs import locks, process_identity
+from launcher.runs.process_identity import Identity
 
 
 def test_one_holder_at_a_time_has_the_lock(tmp_path: Path) -> None:
@@ -18,6 +19,8 @@ def test_one_holder_at_a_time_has_the_lock(tmp_path: Path) -> None:
     started = time.monotonic()
     assert not locks.wait_released(path, timeout=0.2)
     assert time.monotonic() - started >= 0.2
+    assert not locks.wait_released(path, timeout=0, holder=process_identity.identify(os.getpid()))
+    assert locks.wait_released(path, timeout=0, holder=Identity(os.getpid(), "a process that had this id before"))
     os.close(fd)
     assert locks.wait_released(path, timeout=0)
     assert not locks.held(path)
