@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,8 +11,10 @@ from docker.models.containers import Container
 
 from launcher.backend.docker.container_status import by_task
 from launcher.backend.docker.engine import ERRORS
+from launcher.errors import LauncherError
 
-_STOP_TIMEOUT = 600.0
+# Seconds beyond its grace period in which a container stops: a stop is up to four requests, of which each has the client's timeout.
+_SLACK = 300.0
 # The engine's states of a container that runs, or is about to.
 _RUNNING = frozenset({"running", "paused", "restarting"})
 
@@ -41,15 +44,22 @@ def prevent_restart(container: Container) -> None:
 def stop_running(containers: Iterable[Container]) -> bool:
     """Stop the running tasks, each within its own grace period, and wait for them; return whether any ran.
 
-    Raises one of engine.ERRORS if one cannot be stopped.
+    Raises LauncherError or one of engine.ERRORS if one cannot be stopped.
     """
     running = [container for container in by_task(containers).values() if container.status in _RUNNING]
     errors: list[Exception] = []
     threads = [threading.Thread(target=_stop, args=(container, errors), daemon=True) for container in running]
+    began = time.monotonic()
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(_STOP_TIMEOUT)
+    for container, thread in zip(running, threads, strict=True):
+        timeout = _grace(container) + _SLACK
+        thread.join(max(0.0, began + timeout - time.monotonic()))
+        if thread.is_alive():
+            raise LauncherError(
+                f"the container {container.name} does not stop: the engine has not ended it within {timeout:g} s",
+                f"read `docker logs {container.name}`, end it with `docker kill {container.name}`, then try again",
+            )
     if errors:
         raise errors[0]
     return bool(running)
@@ -57,8 +67,13 @@ def stop_running(containers: Iterable[Container]) -> bool:
 
 def _stop(container: Container, errors: list[Exception]) -> None:
     try:
-        stop(container, int(container.attrs["Config"].get("StopTimeout") or 30))
+        stop(container, _grace(container))
     except NotFound:
         pass  # it is gone, so there is nothing to stop
     except ERRORS as error:
         errors.append(error)
+
+
+def _grace(container: Container) -> int:
+    """Return the seconds that a container has to stop by itself."""
+    return int(container.attrs["Config"].get("StopTimeout") or 30)
