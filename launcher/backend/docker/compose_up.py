@@ -22,16 +22,15 @@ _CLEAR_TIMEOUT = 20.0
 def start_containers(engine: Engine, run: str, file: Path, timeout: float = 0.0) -> list[Container]:
     """Have Compose start the services of its file; return the containers. Init containers have `timeout` seconds, but at least ten minutes.
 
-    Remains of an earlier run are stopped and removed first. Raises LauncherError if a container cannot be started, and then leaves no
-    container and no network of this run, and its volume only if that existed before.
+    Remains of an earlier run are stopped and removed first; if they cannot be stopped, they stay. Raises LauncherError if a container
+    cannot be started, and then leaves no container and no network of this run, and its volume only if that existed before.
     """
     action = f"starting the containers of {run}"
-    had_data = True
+    with translate_errors(action):
+        had_data = _has_data(engine, run)
+        stop_running(engine.containers(run))  # a run without a supervisor may still run: let it save
+        engine.remove(run)
     try:
-        with translate_errors(action):
-            had_data = _has_data(engine, run)
-            stop_running(engine.containers(run))  # a run without a supervisor may still run: let it save
-            engine.remove(run)
         compose(run, file, "up", "--detach", "--no-build", "--quiet-pull", action=action, timeout=timeout)
         with translate_errors(action):
             return engine.containers(run)

@@ -1,10 +1,14 @@
-"""The last line of a failed container that a task waits for ends the message. Starting containers is tested with a real engine."""
+"""The containers of an earlier run that cannot be stopped, and the message about a container that failed. Starting containers is tested with a real engine."""
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
 from docker.models.containers import Container
 
 from launcher.backend.docker import compose_up
+from launcher.backend.docker.engine import Engine
 from launcher.errors import LauncherError
 from launcher.render import labels
 from tests.golden_messages import Golden
@@ -32,6 +36,20 @@ def test_only_the_last_line_of_a_failed_init_container_is_added_to_the_message()
     failed = ended("init", 3, **{labels.SERVICE: "chief-fetch"})
     assert compose_up._last_line_of_failed([tensorboard, sidecar, task, succeeded, failed]) == ": init is broken"
     assert compose_up._last_line_of_failed([tensorboard, sidecar, task, succeeded]) == ""
+
+
+def test_containers_of_an_earlier_run_that_cannot_be_stopped_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> bool:
+        raise LauncherError("the container toy-chief-1 does not stop")
+
+    removed: list[str] = []
+    engine = SimpleNamespace(containers=lambda _: [], remove=removed.append)
+    monkeypatch.setattr(compose_up, "_has_data", lambda *_: True)
+    monkeypatch.setattr(compose_up, "_clear", lambda _, run, _file: removed.append(run))
+    monkeypatch.setattr(compose_up, "stop_running", fail)
+    with pytest.raises(LauncherError, match="toy-chief-1 does not stop"):
+        compose_up.start_containers(cast("Engine", engine), "toy", Path("compose.yaml"))
+    assert removed == []
 
 
 def test_a_remark_of_the_engine_is_shown_wherever_the_error_is_written(golden: Golden) -> None:
