@@ -37,6 +37,7 @@ from launcher.spec.role_programs import sets_variables
 
 # The spec's models take as long to import as everything else here, and most verbs need no spec.
 if TYPE_CHECKING:
+    from launcher.spec.models import ClusterSpec
     from trainer.stacks import ProcessStacks
 
 BACKEND = "docker"
@@ -207,10 +208,9 @@ class DockerBackend:
         from launcher.backend.docker import volumes
 
         paths = self._paths(name)
-        stored = files.read_json(paths.spec)
         with translate_errors(f"renaming the run {name}"):
             self._engine.remove(name)
-            volume = volumes.rename(self._engine, name, new_name, None if stored is None else spec_of(stored))
+            volume = volumes.rename(self._engine, name, new_name, _known_spec(paths))
         directory = Location("directory", str(paths.rename(new_name))) if paths.run_dir.exists() else None
         return tuple(location for location in (volume, directory) if location)
 
@@ -219,12 +219,12 @@ class DockerBackend:
         """Open the run's stored data of one kind for a `with` block. Raises UsageError if there is none."""
         from launcher.backend.docker import volumes
 
-        stored = files.read_json(self._paths(name).spec)
+        spec = _known_spec(self._paths(name))
         with translate_errors(f"reading the {artifact} of {name}"):
             if not self._engine.volumes(name):
                 self.status(name)  # raises UsageError if there is no such run
                 raise missing_artifact(name, artifact, ())
-            with volumes.opened(self._engine, name, artifact, None if stored is None else spec_of(stored)) as opened:
+            with volumes.opened(self._engine, name, artifact, spec) as opened:
                 yield opened
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> TensorBoardAddress:
@@ -281,6 +281,15 @@ class DockerBackend:
 def supervisor_start_timeout(plan: Plan) -> float:
     """Return the seconds within which the supervisor has to report that the containers have started: at least as many as Compose may take."""
     return _START_SLACK + max(plan.start_timeout, COMPOSE_TIMEOUT)
+
+
+def _known_spec(paths: RunPaths) -> "ClusterSpec | None":
+    """Return the spec that the run was started with last; None if there is none, or if another version of the launcher has written it."""
+    stored = files.read_json(paths.spec)
+    try:
+        return None if stored is None else spec_of(stored)
+    except LauncherError:
+        return None
 
 
 @contextlib.contextmanager
