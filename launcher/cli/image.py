@@ -128,7 +128,9 @@ def _build(request: "Request", *, verbose: bool) -> "Image":
     console.print(f"building {request.name} on {request.base}", soft_wrap=True)
     if request.code is not None and (large := _large_directories(request.code)):
         console.print(
-            f"note: the image will contain {', '.join(large)}; a .dockerignore in {request.code} can exclude them", soft_wrap=True
+            f"note: the image will contain {', '.join(large)}; a .dockerignore in {request.code} can exclude them",
+            soft_wrap=True,
+            markup=False,
         )
     if verbose:
         return build(request, lambda _: None, raw=lambda line: console.print(line, markup=False, soft_wrap=True))

@@ -80,6 +80,7 @@ def _show(planned: Plan) -> None:
     console.print(
         f"\n{planned.name}: {planned.strategy}, {f'run directory {relative_path(planned.run_dir)}' if planned.run_dir else 'no run directory'}",
         soft_wrap=True,
+        markup=False,
     )
     for notice in planned.notices:
         console.print(f"notice: {notice}", soft_wrap=True, markup=False)

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.main import run
+from launcher.image_build import build
+from launcher.images import Image
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,13 @@ def test_a_missing_docker_command_is_an_error(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PATH", str(tmp_path))
     assert run(["image", "build"]) == 1
     assert "error: the command docker is not installed" in capsys.readouterr().err
+
+
+def test_a_large_directory_in_the_image_is_named_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = tmp_path / "code[" / "b]"
+    (code / ".git").mkdir(parents=True)
+    monkeypatch.setattr(build, "build", lambda *_, **__: Image("mine:1", "sha256:1", 1, {}))
+    assert run(["image", "build", "--code", str(code), "--tag", "mine:1"]) == 0
+    assert f"note: the image will contain {code / '.git'};" in capsys.readouterr().err

@@ -172,6 +172,9 @@ def test_plan_shows_every_task(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert run(["plan", "m.yaml", "--task", "worker-7"]) == 2
     assert "worker-0" in capsys.readouterr().err
 
+    assert run(["plan", "m.yaml", "--runs", "old[/b]"]) == 0
+    assert f"run directory {Path('old[', 'b]', 'm')}" in capsys.readouterr().out
+
 
 def test_plan_shows_the_first_line_of_a_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "s.yaml").write_text(
