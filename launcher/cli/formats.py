@@ -37,18 +37,23 @@ def ago(moment: float, now: float | None = None) -> str:
 
 def binary_size(size: int) -> str:
     """Write bytes in the largest binary unit that leaves at least one: `4 GiB`, `1.5 GiB`."""
-    return _in_units(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"), digits=4)
+    return _in_units(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"), digits=4)
 
 
 def decimal_size(size: int) -> str:
     """Write bytes as Docker and disks do, in powers of 1000: `1.18 GB`, `27 MB`."""
-    return _in_units(size, 1000, ("B", "kB", "MB", "GB"), digits=3)
+    return _in_units(size, 1000, ("B", "kB", "MB", "GB", "TB", "PB"), digits=3)
 
 
 def _in_units(size: float, base: int, units: Sequence[str], *, digits: int) -> str:
     """Write a size in the largest of `units`, each `base` of the one before, that leaves at least one."""
     power = next((power for power in range(len(units)) if size < base ** (power + 1)), len(units) - 1)
-    return f"{size / base**power:.{digits}g} {units[power]}"
+    return f"{_significant(size / base**power, digits)} {units[power]}"
+
+
+def _significant(value: float, digits: int) -> str:
+    """Write a positive number with at most so many digits, but all digits before the point, never as 1e+03."""
+    return f"{value:.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 def count(number: int, noun: str) -> str:
@@ -64,8 +69,8 @@ def seconds_each(seconds: float) -> str:
     """Write the time of one step with a unit that fits: `1.3 ms`, `2.1 s`."""
     for factor, unit in ((1, "s"), (1e3, "ms")):
         if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
+            return f"{_significant(seconds * factor, 3)} {unit}"
+    return f"{_significant(seconds * 1e6, 3)} µs"
 
 
 def number(value: float | None) -> str:

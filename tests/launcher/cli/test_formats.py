@@ -35,6 +35,14 @@ def test_memory_has_a_binary_unit(size: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "size, text",
+    [(1_180_000_000, "1.18 GB"), (27_000_000, "27 MB"), (1_500_000_000_000, "1.5 TB"), (999_600_000, "1000 MB"), (2 * 10**18, "2000 PB")],
+)
+def test_disks_have_a_decimal_unit_and_no_exponent(size: int, text: str) -> None:
+    assert formats.decimal_size(size) == text
+
+
+@pytest.mark.parametrize(
     "number, noun, text",
     [(1, "task", "1 task"), (2, "task", "2 tasks"), (2, "ps", "2 ps"), (1200, "worker", "1,200 workers"), (2, "process", "2 processes")],
 )
@@ -42,7 +50,7 @@ def test_a_count_has_the_plural_of_its_noun(number: int, noun: str, text: str) -
     assert formats.count(number, noun) == text
 
 
-@pytest.mark.parametrize("seconds, text", [(2.13, "2.13 s"), (0.0013, "1.3 ms"), (4.2e-5, "42 µs")])
+@pytest.mark.parametrize("seconds, text", [(2.13, "2.13 s"), (0.0013, "1.3 ms"), (4.2e-5, "42 µs"), (0.9997, "1000 ms"), (1500, "1500 s")])
 def test_time_of_a_step_has_a_unit_that_fits(seconds: float, text: str) -> None:
     assert formats.seconds_each(seconds) == text
 
