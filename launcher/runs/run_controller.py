@@ -266,7 +266,8 @@ class RunController:
             self._mark_ended(task, self._shutdown)
         elif self._is_surplus(task):
             done = code == ExitCode.DONE
-            task.mark_ended(State.SUCCEEDED if done else State.STOPPED, "" if done else task.tracker.exit_reason(code))
+            reason = "its container was removed" if code is None else task.tracker.exit_reason(code)
+            task.mark_ended(State.SUCCEEDED if done else State.STOPPED, "" if done else reason)
         elif code is None:
             self._stop_all(State.FAILED, f"the container of {task.name} was removed")
         else:

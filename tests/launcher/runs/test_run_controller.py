@@ -288,6 +288,14 @@ def test_a_task_that_is_no_longer_needed_may_fail_for_good(tmp_path: Path) -> No
     assert run.runtime.outcome.state is State.SUCCEEDED
 
 
+def test_a_container_that_is_no_longer_needed_may_be_removed(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, "chief", "ps-0", "evaluator", required=("chief", "evaluator"))
+    run.controller.start()
+    run.end(chief=0)()
+    run.controller.exited(run.tasks["ps-0"], None)
+    assert run.tasks["ps-0"].tracker.state() == (State.STOPPED, "its container was removed")
+
+
 def test_finished_peers_start_again_with_a_task_that_resumes_from_the_last_checkpoint(tmp_path: Path, golden: Golden) -> None:
     run = ScriptedRun(tmp_path, "chief", "worker-0", strategy="multi_worker_mirrored", scope="all")
     run.runtime.steps = []
