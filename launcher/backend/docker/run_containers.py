@@ -62,6 +62,7 @@ class RunContainers(Runtime):
         )  # a queue of its own, so that no request waits behind lines
         self._container_ids: dict[str, str] = {}  # by task
         self._engine_seen = self._polled_at = time.monotonic()
+        self._gave_up = False  # since the engine has not answered for too long
 
     def start(self) -> None:
         """Have Compose start every container. Raises LauncherError, and leaves none, if one cannot be started."""
@@ -103,13 +104,14 @@ class RunContainers(Runtime):
             self._report_exits(run)
 
     def close(self, run: RunController) -> None:
-        """Report the rest of the containers' output, then stop the sidecars."""
+        """Report the rest of the containers' output, then stop the sidecars, unless the tasks may continue."""
         if self.watch is not None:
             self.watch.close(_LAST_OUTPUT_TIMEOUT)
         with contextlib.suppress(queue.Empty):
             while True:
                 self._receive(self._inbox.get_nowait(), run)
-        self.sidecars.stop_all()
+        if not self._gave_up:
+            self.sidecars.stop_all()
 
     def on_directory_lost(self) -> bool:
         """Tie the tasks to their containers' ids, since another run of this name may start. Return False: what tasks save stays in the volume."""
@@ -152,6 +154,7 @@ class RunContainers(Runtime):
         except ERRORS as error:
             unreachable_for = time.monotonic() - self._engine_seen
             if unreachable_for > _UNREACHABLE_TIMEOUT:
+                self._gave_up = True
                 run.tasks_unreachable(f"the engine has not answered for {unreachable_for:.0f} s: {error}")
                 return
             with contextlib.suppress(*ERRORS):

@@ -6,6 +6,7 @@ import queue
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,9 +17,10 @@ from launcher.backend.docker.event_stream import ContainerEnded, ContainerEvent,
 from launcher.backend.docker.run_containers import RunContainers
 from launcher.plan.planner import plan
 from launcher.render import labels
+from launcher.runs import state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.run_controller import ControlledTask, RunController
-from launcher.runs.status import LogLine
+from launcher.runs.status import LogLine, State
 from launcher.spec.models import ClusterSpec
 from trainer.exit_codes import ExitCode
 
@@ -82,6 +84,22 @@ def test_a_sidecar_is_stopped_only_if_its_task_does_not_restart(
     for thread in containers.sidecars._threads.values():
         thread.join(30)
     assert sidecar.calls == calls
+
+
+def test_the_sidecars_of_a_run_whose_engine_does_not_answer_stay(containers: RunContainers, run: RunController) -> None:
+    def no_answer(_: str) -> list[Container]:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    sidecar = Sidecar()
+    containers.sidecars.update([sidecar])
+    containers._engine = cast("Engine", SimpleNamespace(containers=no_answer))
+    containers._engine_seen -= 3600
+    containers._poll(run)
+    run.run()
+    assert sidecar.calls == []
+    snapshot = state_file.read(containers._paths.state)
+    assert snapshot is not None
+    assert snapshot.status.state is State.INTERRUPTED
 
 
 class Flood(queue.SimpleQueue[ContainerEvent]):
