@@ -15,7 +15,7 @@ from pathlib import Path as FilePath
 
 from launcher.spec.problems import Finding, Path, all_of, nearest, shown
 from launcher.spec.role_programs import images_of, roles_of
-from launcher.spec.rule_context import RuleContext, resolved
+from launcher.spec.rule_context import RuleContext, entries_of, resolved
 from trainer.strategies import STRATEGIES
 
 # Names by which a module may define others dynamically.
@@ -108,7 +108,7 @@ def code_is_set(context: RuleContext) -> Iterator[Finding]:
         return
     dotted = spec.train.workload.partition(":")[0]
     top = dotted.partition(".")[0]
-    entries = {path.name: path for path in _entries(context.directory(("code",)))}
+    entries = {path.name: path for path in entries_of(context.directory(("code",)))}
     module = entries.get(f"{top}.py") or next((path for path in (entries.get(top),) if path and _is_package(path)), None)
     if module is not None and not _may_be_installed(context, dotted):
         message = f"{module.name} is in the spec's directory, but not on the tasks' path"
@@ -209,7 +209,7 @@ def _find(directory: FilePath, parts: list[str]) -> tuple[FilePath | None, int |
     """Return the file of a module below a directory, or None without a source, and the index of the first missing part of its name, or None."""
     package_dir = directory
     for position, part in enumerate(parts):
-        candidates = {path.name: path for path in _entries(package_dir) if path.name.partition(".")[0] == part}
+        candidates = {path.name: path for path in entries_of(package_dir) if path.name.partition(".")[0] == part}
         package = candidates.get(part)
         if package is not None and package.is_dir():
             package_dir = package
@@ -226,7 +226,7 @@ def _find(directory: FilePath, parts: list[str]) -> tuple[FilePath | None, int |
 def _no_such_module(directory: FilePath, workload: str, position: int) -> Finding:
     dotted, _, name = workload.partition(":")
     parts = dotted.split(".")
-    entries = _entries(directory.joinpath(*parts[:position]))
+    entries = entries_of(directory.joinpath(*parts[:position]))
     modules = sorted({path.stem for path in entries if path.suffix == ".py" or _is_package(path)} - {"__init__"})
     meant = nearest(parts[position], modules)
     below = "/".join(parts[: position + 1])
@@ -240,13 +240,6 @@ def _no_such_module(directory: FilePath, workload: str, position: int) -> Findin
 
 def _is_package(path: FilePath) -> bool:
     return path.is_dir() and path.name.isidentifier() and any(path.glob("*.py"))
-
-
-def _entries(directory: FilePath) -> list[FilePath]:
-    try:
-        return sorted(directory.iterdir())
-    except OSError:
-        return []
 
 
 def _may_be_installed(context: RuleContext, dotted: str) -> bool:

@@ -34,3 +34,11 @@ def resolved(directory: FilePath, name: str) -> FilePath:
         return FilePath(directory, FilePath(name).expanduser()).resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise FieldError(f"{shown(name)} is not a usable path: {error}") from None
+
+
+def entries_of(directory: FilePath) -> list[FilePath]:
+    """Return what is in a directory; nothing if it cannot be read."""
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []

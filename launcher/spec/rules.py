@@ -15,7 +15,7 @@ from launcher.spec import code_rules, container_rules, messages, names, program_
 from launcher.spec.kubernetes import SIDECARS_SINCE, parse_version
 from launcher.spec.problems import FieldError, Finding, Path, all_of, any_of, nearest, path_text, shown
 from launcher.spec.role_programs import ROLES, containers_of, leading_role, roles_of, volumes_of
-from launcher.spec.rule_context import RuleContext, resolved
+from launcher.spec.rule_context import RuleContext, entries_of, resolved
 from trainer.settings import Train, direction
 from trainer.settings_rules import conflicts
 from trainer.strategies import STRATEGIES, TRAINING
@@ -261,7 +261,7 @@ def _directory(context: RuleContext, path: Path, name: str, expected: str, keywo
     if exists:
         yield Finding(path, f"{shown(name)} is a file", expected, f"name the directory it is in, {directory.parent}")
         return
-    siblings = [entry.name for entry in directory.parent.iterdir() if entry.is_dir()] if directory.parent.is_dir() else []
+    siblings = [entry.name for entry in entries_of(directory.parent) if entry.is_dir()]
     meant = nearest(name, keywords) or next(
         (str(FilePath(name).parent / sibling) for sibling in [nearest(directory.name, siblings)] if sibling), None
     )

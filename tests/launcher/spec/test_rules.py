@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.errors import SpecError
 from launcher.spec import role_programs
 from launcher.spec.loader import dump, load
 from launcher.spec.rules import check_workload
@@ -97,3 +98,15 @@ def test_every_example_is_valid_small_and_known_to_editors(example: Path) -> Non
     assert len(text.splitlines()) < 40
     schema = text.splitlines()[0].removeprefix("# yaml-language-server: $schema=")
     assert (example.parent / schema).resolve() == ROOT / "launcher" / "spec" / "schema.json"
+
+
+def test_a_missing_directory_whose_parent_cannot_be_read_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> list[Path]:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)  # as in /home if others may only pass it; root may read everything
+    file = spec_of(tmp_path, "single", "{chief: {}}", "train: {workload: mnist_mlp}\ncode: nowhere")
+    with pytest.raises(SpecError) as caught:
+        load(file)
+    assert [problem.path for problem in caught.value.problems] == ["code"]
+    assert "does not exist" in caught.value.problems[0].message
