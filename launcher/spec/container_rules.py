@@ -1,6 +1,5 @@
 """The rules of init containers, sidecars and volumes, and which volumes Compose can mount."""
 
-import posixpath
 from collections.abc import Iterable, Iterator
 
 from launcher.spec import names
@@ -20,7 +19,7 @@ def volumes_are_unique(context: RuleContext) -> Iterator[Finding]:
     """No two volumes have the same name or mount path."""
     seen: dict[tuple[str, str], Path] = {}
     for path, volume in _volumes_with_paths(context):
-        mount_path = _normalized(volume.mount_path) if volume.mount_path else None
+        mount_path = names.normalized_path(volume.mount_path) if volume.mount_path else None
         for field, value in (("name", volume.name), ("mount_path", mount_path)):
             if value is not None and seen.setdefault((field, value), path) != path:
                 message = f"`{value}` is the {field} of two volumes"
@@ -78,7 +77,7 @@ def mount_paths_are_unique(context: RuleContext) -> Iterator[Finding]:
     for path, container in containers_of(context.spec):
         seen: set[str] = set()
         for index, mount in enumerate(container.mounts):
-            mount_path = _normalized(mount.mount_path)
+            mount_path = names.normalized_path(mount.mount_path)
             mount_location = (*path, "mounts", index, "mount_path")
             if mount_path in reserved:
                 message = f"`{mount_path}` is a reserved path of the container {container.name}"
@@ -101,11 +100,6 @@ def volumes_are_mounted(context: RuleContext) -> Iterator[Finding]:
             yield Finding(path, message, expected, f"add a mount_path such as /{volume.name}, or remove the volume")
 
 
-def _normalized(path: str) -> str:
-    """Return an absolute path without `.`, `..` and repeated slashes."""
-    return f"/{posixpath.normpath(path).strip('/')}"
-
-
 def is_in_compose(volume: Volume) -> bool:
     """Return whether Compose can mount a volume: a directory, or one that begins empty."""
     if volume.is_scratch and volume.sub_path:
@@ -115,6 +109,6 @@ def is_in_compose(volume: Volume) -> bool:
 
 def is_mounted(volumes: Iterable[Volume], path: str) -> bool:
     """Return whether tasks mount one of these volumes at a path or above it; then the path need not exist on this machine."""
-    normalized = _normalized(path)
-    mount_paths = (_normalized(volume.mount_path) for volume in volumes if volume.mount_path)
+    normalized = names.normalized_path(path)
+    mount_paths = (names.normalized_path(volume.mount_path) for volume in volumes if volume.mount_path)
     return any(f"{normalized}/".startswith(f"{mount_path}/") for mount_path in mount_paths)

@@ -177,7 +177,7 @@ def check_volume_name(name: str) -> str:
 
 def check_mount_path(path: str) -> str:
     """Return the mount path of a volume, or raise FieldError: an absolute path outside the reserved ones."""
-    normalized = posixpath.normpath(path)
+    normalized = normalized_path(path)
     if not path.startswith("/") or ":" in path or normalized.strip("/") == "":
         relative = normalized.strip("/").replace(":", "-")
         raise FieldError(f"{shown(path)} is not a mount path", "an absolute path, such as /data", f"write /{relative or 'data'}")
@@ -188,6 +188,11 @@ def check_mount_path(path: str) -> str:
             "write /data, for example",
         )
     return path
+
+
+def normalized_path(path: str) -> str:
+    """Return an absolute path without `.`, `..` and repeated slashes."""
+    return f"/{posixpath.normpath(path).strip('/')}"
 
 
 def check_path(path: str) -> str:

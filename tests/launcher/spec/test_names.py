@@ -63,6 +63,8 @@ def test_hosts(host: str) -> None:
         (names.check_label_key, "a/b/c"),
         (names.check_label_key, ""),
         (names.check_label_value, "a" * 64),
+        (names.check_mount_path, "/data/../runs/mnist"),
+        (names.check_mount_path, "//runs"),
     ],
 )
 def test_invalid_names_are_refused(check: Callable[[str], object], wrong: str) -> None:
