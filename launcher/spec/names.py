@@ -72,9 +72,7 @@ def check_name(name: str) -> str:
 
 def check_namespace(name: str) -> str:
     """Return a namespace's name, or raise FieldError: a DNS-1123 label."""
-    if len(name) > MAX_LABEL_LENGTH or "." in name or not _SUBDOMAIN.match(name):
-        expected = f"at most {MAX_LABEL_LENGTH} lower-case letters, digits and dashes"
-        raise FieldError(f"{shown(name)} is not the name of a namespace", expected, f"write {as_label(name)}")
+    _check_label(name, "a namespace")
     return name
 
 
