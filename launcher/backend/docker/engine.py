@@ -58,7 +58,7 @@ def endpoint() -> Endpoint:
     context = json.loads(docker_cli.docker("context", "inspect"))[0]
     host = context["Endpoints"]["docker"]["Host"]
     directory = Path((context.get("Storage") or {}).get("TLSPath") or "", "docker")
-    if "DOCKER_HOST" in os.environ or not (directory / "ca.pem").is_file():
+    if os.environ.get("DOCKER_HOST") or not (directory / "ca.pem").is_file():
         return Endpoint(host)
     verify = not context["Endpoints"]["docker"].get("SkipTLSVerify", False)
     certificate = (str(directory / "cert.pem"), str(directory / "key.pem")) if (directory / "cert.pem").is_file() else None
@@ -81,7 +81,7 @@ class Engine:
     def connect(self) -> DockerClient:
         """Return a new client. Raises one of ERRORS if the engine does not answer."""
         over_ssh = self.endpoint.host.startswith("ssh://")
-        if "DOCKER_HOST" in os.environ:
+        if os.environ.get("DOCKER_HOST"):
             client = docker.from_env(timeout=self._timeout, use_ssh_client=over_ssh)
         else:
             tls = TLSConfig(**self.endpoint.tls) if self.endpoint.tls else False

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import requests
 import urllib3
 from docker.errors import DockerException
 
-from launcher.backend.docker.engine import translate_errors
+from launcher.backend.docker.engine import Endpoint, Engine, translate_errors
 from launcher.errors import LauncherError
 from tests.golden_messages import Golden
 
@@ -47,6 +48,16 @@ def test_a_missing_permission_and_a_missing_socket_have_different_messages(
         raise wrapped(inner)
     assert message in caught.value.message
     assert remedy in caught.value.remedy
+
+
+def test_an_empty_docker_host_means_the_engine_of_the_context_as_for_the_docker_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        far = f"127.0.0.1:{unused.getsockname()[1]}"  # nothing listens there
+        with pytest.raises(LauncherError) as caught:
+            Engine(Endpoint(f"tcp://{far}"))
+    assert far.partition(":")[2] in caught.value.message
 
 
 def test_a_full_disk_of_this_machine_is_not_mistaken_for_an_error_of_the_engine(tmp_path: Path, golden: Golden) -> None:
