@@ -52,7 +52,7 @@ def summary(status: RunStatus, code: int) -> dict[str, Any]:
         "seconds": _seconds(status),
         "examples_per_second": status.examples_per_second,
         "seconds_per_step": status.seconds_per_step,
-        "restarts": {task.name: len(task.restarts) for task in status.tasks if task.restarts},
+        "restarts": {task.name: task.restart_count for task in status.tasks if task.restarts},
         "checkpoint": status.checkpoint,
         "checkpoint_step": status.checkpoint_step,
         "model": status.model,
@@ -97,7 +97,7 @@ def _seconds(status: RunStatus) -> float | None:
 
 
 def _facts(status: RunStatus) -> list[tuple[str, str]]:
-    restarts = [f"{task.name} {len(task.restarts)} (last: {_end_of(task.restarts[-1])})" for task in status.tasks if task.restarts]
+    restarts = [f"{task.name} {task.restart_count} (last: {_end_of(task.restarts[-1])})" for task in status.tasks if task.restarts]
     facts = {
         "stopped early": measures.early(status),
         "steps": measures.steps(status),
@@ -161,7 +161,7 @@ def _failure(backend: Backend, status: RunStatus, runs: Path) -> list[tuple[str,
     if task.name != status.reason_task:  # else the reason has these facts
         last = last_error_line(backend, status.name, task.name)
         how = "did not end by itself" if task.exit_code is None else describe(task.exit_code)
-        facts.append(("task", f"{task.name}, attempt {len(task.restarts) + 1}, {how}"))
+        facts.append(("task", f"{task.name}, attempt {task.restart_count + 1}, {how}"))
         facts += [("last error", last)] * bool(last)
         facts += [("remedy", task.remedy)] * bool(task.remedy)
     role, index = role_rules.role_and_index(task.name)

@@ -33,7 +33,7 @@ def row(task: TaskStatus, prefixes: Prefixes, *, marked: bool) -> tuple[Cell, ..
     """Return the cells of one task."""
     speed = "" if task.examples_per_second is None else f"{task.examples_per_second:,.0f}/s"
     left = "" if task.restarts_left is None or task.state in ENDED else f", {task.restarts_left} left"
-    restarts: Cell = (f"{len(task.restarts)}{left}", "yellow") if task.restarts else ""
+    restarts: Cell = (f"{task.restart_count}{left}", "yellow") if task.restarts else ""
     failed = task.exit_code not in (None, 0)
     return (
         (task.name, prefixes.colour(task.name)),

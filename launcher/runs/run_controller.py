@@ -107,8 +107,7 @@ class ControlledTask(ABC):
         self._delay = restart_policy.delay(self._delay, ran_for=self.ran_for)
         self.tracker.mark_restarting(cause, counts=counts)
         self.restart_at = time.monotonic() + self._delay
-        attempt = len(self.tracker.restarts) + 1
-        self.log.note(f"attempt {attempt} starts in {self._delay:.0f} s: {cause}")
+        self.log.note(f"attempt {self.tracker.attempt} starts in {self._delay:.0f} s: {cause}")
         log_message(f"{self.name} is started again in {self._delay:.0f} s: {cause}")
 
     def mark_ended(self, state: State, reason: str = "") -> None:
@@ -284,7 +283,7 @@ class RunController:
             self._state_writer.changed()
             return
         task.mark_ended(State.FAILED, reason)
-        attempt = len(task.tracker.restarts) + 1
+        attempt = task.tracker.attempt
         message = with_remedy(f"{task.name} failed on attempt {attempt} (exit code {code}): {reason}", task.tracker.remedy(State.FAILED))
         self._stop_all(State.FAILED, message, task.name)
 

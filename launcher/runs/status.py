@@ -60,6 +60,11 @@ class TaskStatus:
     input_wait: float | None = None  # the share of its time, 0 to 1, that it waited for input
     peer_wait: float | None = None  # the share that it waited for the gradients of others
 
+    @property
+    def restart_count(self) -> int:
+        """How many restarts it has had; of many, `restarts` has only the newest."""
+        return max(len(self.restarts), self.restarts[-1].attempt) if self.restarts else 0
+
 
 class RunUnreachableError(LauncherError):
     """A run continues, but the cluster did not answer, or did not accept the credentials, for as long as the launcher waits."""

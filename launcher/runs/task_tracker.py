@@ -11,6 +11,7 @@ from launcher.runs.status import EndedAttempt, State, TaskStatus
 from trainer.events import Event
 from trainer.exit_codes import SIGKILL, ExitCode, describe
 
+_MAX_RESTARTS = 500  # that are remembered: a task with `restart: always` has no limit of them, and each is written to the state file
 _SIGNAL_CODES = frozenset({SIGKILL, ExitCode.STOPPED})
 
 
@@ -24,7 +25,7 @@ class TaskTracker:
     limited_memory: bool = True  # its role's `memory` limits it
     # Exit code after a signal -> a more specific reason that the backend knows.
     signal_reasons: Mapping[int, str] = field(default_factory=dict)
-    restarts: list[EndedAttempt] = field(default_factory=list)
+    restarts: list[EndedAttempt] = field(default_factory=list)  # the newest
     reported: tuple[State, str] | None = None  # its state and the reason, by its events and the supervisor's starts
     outcome: tuple[State, str] | None = None  # its final state in the run, and the reason
     done: bool = False  # its last event says that its work is complete
@@ -41,6 +42,11 @@ class TaskTracker:
     _in_place_left: int | None = None  # restarts in place that its parent may still make
     _used_before: int = 0  # restarts that count, before the current process
     _in_place: int = 0  # restarts in place that count, of the current process
+
+    @property
+    def attempt(self) -> int:
+        """The number of the current attempt, from 1 on."""
+        return self.restarts[-1].attempt + 1 if self.restarts else 1
 
     @property
     def restarts_used(self) -> int:
@@ -135,12 +141,16 @@ class TaskTracker:
 
     def _restarted(self, at: float, cause: str, *, counts: bool) -> None:
         """Record that its process or container was replaced, and reset the count of restarts in place."""
-        self.restarts.append(EndedAttempt(at, len(self.restarts) + 1, self.code, cause))
+        self._add_restart(at, self.code, cause)
         self._used_before, self._in_place = self.restarts_used + counts, 0
+
+    def _add_restart(self, at: float, exit_code: int | None, cause: str) -> None:
+        self.restarts.append(EndedAttempt(at, self.attempt, exit_code, cause))
+        del self.restarts[:-_MAX_RESTARTS]
 
     def _restarts_in_place(self, event: Event) -> None:
         cause = cause_with_output(event, self.last_error)
-        self.restarts.append(EndedAttempt(number(event, "time") or time.time(), len(self.restarts) + 1, integer(event, "exit_code"), cause))
+        self._add_restart(number(event, "time") or time.time(), integer(event, "exit_code"), cause)
         self._in_place, self._in_place_left = integer(event, "restarts") or self._in_place, integer(event, "left")
         self.reported = (State.RESTARTING, cause)
 

@@ -204,7 +204,7 @@ def _failure_reason(snapshot: ClusterSnapshot, tasks: Iterable[TaskStatus]) -> R
     failed += [task for task in ended if task not in failed and {other.exit_code for other in failed} <= _CONSEQUENTIAL_CODES]
     if failed:
         task = min(failed, key=_failure_order)
-        attempt = len(task.restarts) + (task.state is State.FAILED)
+        attempt = task.restart_count + (task.state is State.FAILED)
         return Reason(with_remedy(f"{task.name}, attempt {attempt}: {task.reason}", task.remedy), task.name)
     message = str(found.get("message") or found.get("reason", ""))
     if match := re.search(_ENDED_BY_POLICY.format(job=re.escape(job["metadata"].get("name", ""))), message):

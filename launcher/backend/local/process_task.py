@@ -95,7 +95,7 @@ class ProcessTask(ControlledTask):
         self.tracker.mark_started()
         self.tracker.started = self.tracker.started or time.time()
         self.tracker.pid = self._process.pid
-        log_message(f"{self.name} started: attempt {len(self.tracker.restarts) + 1}, pid {self._process.pid}")
+        log_message(f"{self.name} started: attempt {self.tracker.attempt}, pid {self._process.pid}")
         self._on_start(self, reading)
 
     def read(self) -> tuple[list[Event], bool]:
