@@ -55,7 +55,7 @@ def open_run(name: str | None, on: str | None, runs: Path, cluster: ClusterRef, 
         raise UsageError(f"there are {len(names)} runs under {runs}", f"name one of: {', '.join(names)}")
     run = find_run(names[0] if names else None, open_backend(DEFAULT, runs), runs)
     targets = backends_of(runs, run)
-    if targets and DEFAULT not in targets and orphans.leftover_processes(RunPaths(runs.absolute() / run)):
+    if targets and DEFAULT not in targets and orphans.describe_leftovers(RunPaths(runs.absolute() / run)):
         targets.insert(0, DEFAULT)  # its directory was removed while it ran
     if not targets and name and looks_like_file(name) and (beside_spec := runs_next_to(Path(name), runs, run)):
         raise UsageError(f"there is no run {run} in {runs}", f"there is one beside the spec: add --runs {shlex.quote(str(beside_spec))}")

@@ -84,7 +84,7 @@ def clear(paths: RunPaths, *, now: bool) -> int:
         os.close(lock_fd)
 
 
-def leftover_processes(paths: RunPaths) -> str:
+def describe_leftovers(paths: RunPaths) -> str:
     """Return the ids of this run's processes, as `process 12, 34`, if no supervisor holds its lock, for example because its directory was removed.
 
     Empty if there are none.
@@ -94,11 +94,11 @@ def leftover_processes(paths: RunPaths) -> str:
 
 
 def kill_leftover_processes(paths: RunPaths) -> int:
-    """Kill the processes of `leftover_processes`; return how many there were. Raises LauncherError if some remain."""
+    """Kill the processes of `describe_leftovers`; return how many there were. Raises LauncherError if some remain."""
     pids = [] if locks.held(paths.lock) else process_identity.tasks_of(str(paths.run_dir))
     for pid in pids:
         process_identity.kill_session(process_identity.session_of(pid) or pid)
-    if remaining := leftover_processes(paths):
+    if remaining := describe_leftovers(paths):
         raise LauncherError(f"tasks of the run {paths.name} cannot be ended: {remaining}", "end these processes yourself, then try again")
     return len(pids)
 

@@ -102,7 +102,7 @@ def reserve_by_locking(count: int, directory: Path | None = None) -> PortReserva
             fd = locks.acquire(locks_directory / str(port))
             if fd is None:
                 continue
-            if not _is_free(port):
+            if not _can_be_bound(port):
                 os.close(fd)
                 continue
             stack.callback(os.close, fd)
@@ -127,7 +127,7 @@ def _create_private(directory: Path) -> None:
         raise LauncherError(f"{directory} is not a directory that only you can use", _REMEDY)
 
 
-def _is_free(port: int) -> bool:
+def _can_be_bound(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

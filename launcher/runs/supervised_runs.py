@@ -60,7 +60,7 @@ class SupervisedRuns:
         if paths.name in self._lifelines:
             orphans.wait_until_gone(paths, KILL_TIMEOUT)
             return dataclasses.replace(status, reason=f"{removed}; its tasks were killed")
-        if leftover := orphans.leftover_processes(paths):
+        if leftover := orphans.describe_leftovers(paths):
             reason = f"{removed}; still running: {leftover}; `launcher down {paths.name}` ends that"
             return dataclasses.replace(status, state=State.INTERRUPTED, reason=reason)
         return None
@@ -92,7 +92,7 @@ class SupervisedRuns:
     def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] | None = None) -> dict[str, int]:
         """Ask every task to save and stop, or kill it if `now`; return when nothing of the run is left. Idempotent."""
         paths = self.paths(name)
-        if not self._exists(paths) and orphans.leftover_processes(paths):
+        if not self._exists(paths) and orphans.describe_leftovers(paths):
             return _removed(orphans.kill_leftover_processes(paths))
         ran = locks.held(paths.lock)
         orphan_count = self._stop(self._existing(name), now=now)

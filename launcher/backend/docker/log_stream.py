@@ -36,11 +36,7 @@ def lines(frames: Iterable[bytes], task: str, *, has_trainer: bool = True) -> It
 
 
 def _line(stamp: str, task: str, written: bytes, *, has_events: bool) -> LogLine:
-    try:
-        time = timestamps.parse_rfc3339(stamp) or 0.0
-    except ValueError:
-        time = 0.0
-    return log_line(time, task, written.removesuffix(b"\n"), has_events=has_events)
+    return log_line(timestamps.parse_rfc3339(stamp) or 0.0, task, written.removesuffix(b"\n"), has_events=has_events)
 
 
 def read(

@@ -57,9 +57,7 @@ class RunContainers(Runtime):
         self.location = Location("volume", container_status.volume_of(plan.name)) if plan.run_dir else None
         self._by_name = {task.name: task for task in self.tasks}
         self._inbox: Inbox = queue.SimpleQueue()
-        self._stop_requests: queue.SimpleQueue[int | None] = (
-            queue.SimpleQueue()
-        )  # a queue of its own, so that no request waits behind lines
+        self._requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # to stop; apart, so that none waits behind lines
         self._container_ids: dict[str, str] = {}  # by task
         self._engine_seen = self._polled_at = time.monotonic()
         self._gave_up = False  # since the engine has not answered for too long
@@ -82,7 +80,7 @@ class RunContainers(Runtime):
 
     def request_stop(self, number: int | None) -> None:
         """Take in a signal's number, or None if the launcher is gone."""
-        self._stop_requests.put(number)
+        self._requests.put(number)
 
     def _read_lifeline(self, lifeline: int) -> None:
         with contextlib.suppress(OSError):
@@ -94,10 +92,10 @@ class RunContainers(Runtime):
         """Wait a moment for output or events of the engine, and poll the containers regularly."""
         until = time.monotonic() + (_MAX_READ_TIME if timeout is None else min(max(timeout, _MIN_READ_TIME), _MAX_READ_TIME))
         with contextlib.suppress(queue.Empty):
-            while self._stop_requests.empty() and (remaining := until - time.monotonic()) > 0:
+            while self._requests.empty() and (remaining := until - time.monotonic()) > 0:
                 self._receive(self._inbox.get(timeout=remaining), run)
-        while not self._stop_requests.empty():
-            run.stop_requested(self._stop_requests.get())
+        while not self._requests.empty():
+            run.stop_requested(self._requests.get())
         if time.monotonic() - self._polled_at >= _POLL_INTERVAL or any(task.stop_completed for task in self.tasks):
             self._polled_at = time.monotonic()
             self._poll(run)
