@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 BACKEND = "docker"
 _SUPERVISOR = "launcher.backend.docker"
-_START_SLACK = 300.0  # seconds beyond Compose's own time: an earlier run is stopped and removed first, perhaps by a slow engine
+_START_SLACK = 300.0  # seconds beyond Compose's own time: an engine that removes an earlier run may be slow
 _LOCK_TIMEOUT, _LOCK_STEP = 600.0, 0.5  # a stop takes as long as the slowest task's grace period
 
 
@@ -279,8 +279,11 @@ class DockerBackend:
 
 
 def supervisor_start_timeout(plan: Plan) -> float:
-    """Return the seconds within which the supervisor has to report that the containers have started: at least as many as Compose may take."""
-    return _START_SLACK + max(plan.start_timeout, COMPOSE_TIMEOUT)
+    """Return the seconds within which the supervisor has to report that the containers have started.
+
+    At least as many as Compose may take, after the tasks of an earlier run have saved.
+    """
+    return _START_SLACK + plan.grace_period + max(plan.start_timeout, COMPOSE_TIMEOUT)
 
 
 def _known_spec(paths: RunPaths) -> "ClusterSpec | None":

@@ -18,13 +18,13 @@ from launcher.spec.models import ClusterSpec
 
 
 def planned(start_timeout: str) -> Plan:
-    spec = {"version": 1, "name": "toy", "command": ["true"], "limits": {"start_timeout": start_timeout}}
+    spec = {"version": 1, "name": "toy", "command": ["true"], "limits": {"start_timeout": start_timeout, "grace_period": "45m"}}
     return plan(ClusterSpec.model_validate(spec), "docker", run_dir="/runs/toy")
 
 
 @pytest.mark.parametrize("start_timeout, compose_timeout", [("1s", COMPOSE_TIMEOUT), ("10m", COMPOSE_TIMEOUT), ("1h", 3600.0)])
-def test_the_launcher_waits_longer_than_compose_may_take(start_timeout: str, compose_timeout: float) -> None:
-    assert supervisor_start_timeout(planned(start_timeout)) == compose_timeout + 300
+def test_the_launcher_waits_longer_than_an_earlier_run_may_save_and_compose_may_take(start_timeout: str, compose_timeout: float) -> None:
+    assert supervisor_start_timeout(planned(start_timeout)) == 2700 + compose_timeout + 300
 
 
 def test_the_data_of_a_run_of_another_launcher_version_can_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
