@@ -30,11 +30,8 @@ class DeletedPod:
 
 
 def status_annotation(status: RunStatus) -> dict[str, str]:
-    """Return the annotation with the end of a run; without its tasks if they are too many."""
-    text = run_record.dumped(status)
-    if len(text) > _MAX_STATUS_SIZE:
-        text = as_json({**json.loads(text), "tasks": []})
-    return {STATUS: text}
+    """Return the annotation with the end of a run, with less about its tasks if they are many."""
+    return {STATUS: run_record.dumped(status, _MAX_STATUS_SIZE)}
 
 
 def final(job: Object | None) -> RunStatus | None:

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.files import json_object
 from launcher.render.kubernetes.objects import Run, checked, metadata
 from launcher.runs import process_identity
-from launcher.runs.status import RunStatus, run_status_of
+from launcher.runs.status import RunStatus, TaskStatus, run_status_of
 
 COMPONENT = "record"
 # Keys of its data.
@@ -30,6 +30,11 @@ _START_TIMEOUT = 600.0
 _OTHER_START_REMEDY = "see `launcher status`; if that launcher is gone, run `launcher down`, then start the run"
 # Fields of a status that depend on its reader and on the time.
 _VIEWER_FIELDS = frozenset({"data_lost", "missing", "user", "mine", "attended", "notified"})
+# Bytes of a status: a ConfigMap may have 1 MiB, and the spec needs some of it.
+_MAX_STATUS_SIZE = 700_000
+# Fields of a task that every stored status has, and the values that are left out.
+_TASK_FIELDS = ("name", "state", "restarts")
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TaskStatus) if field.name not in _TASK_FIELDS}
 # Tries of a change, if others change the record at the same time, e.g. to record the run's end.
 _TRIES = 10
 
@@ -62,7 +67,8 @@ def new_lease(cluster: Cluster, run: Run, before: Object | None, ended: RunStatu
     """Return a new lease, with the current record to restore, completed by how the run `ended` if that is not recorded."""
     if ended is not None:
         current = before or _manifest(cluster, run, {})
-        before = {**current, "data": {**(current.get("data") or {}), _STATUS: dumped(ended)}}
+        data = {key: text for key, text in (current.get("data") or {}).items() if key != _STOPPING}  # both might not fit
+        before = {**current, "data": {**data, _STATUS: dumped(ended)}}
     return StartLease(run.name, uuid.uuid4().hex, before)
 
 
@@ -261,10 +267,22 @@ def _write_status(cluster: Cluster, run: str, data: dict[str, str | None]) -> No
         cluster.patch("ConfigMap", name_of(run), {"data": data})
 
 
-def dumped(status: RunStatus) -> str:
-    """Return a status as JSON, without the fields that depend on the user and the time."""
-    fields = dataclasses.asdict(status)
-    return as_json({key: value for key, value in fields.items() if key not in _VIEWER_FIELDS})
+def dumped(status: RunStatus, max_size: int = _MAX_STATUS_SIZE) -> str:
+    """Return a status as JSON, without the fields that depend on the user and the time.
+
+    If that would be more than `max_size` bytes, tasks lose their restarts, then all but their states, and at last they are left out.
+    """
+    fields = {key: value for key, value in dataclasses.asdict(status).items() if key not in _VIEWER_FIELDS}
+    texts = (as_json({**fields, "tasks": tasks}) for tasks in _shortened(fields["tasks"]))
+    return next((text for text in texts if len(text) <= max_size), as_json({**fields, "tasks": []}))
+
+
+def _shortened(tasks: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the fields of tasks: without default values, then without restarts, then only names and states."""
+    known = [{key: value for key, value in task.items() if key not in _DEFAULTS or value != _DEFAULTS[key]} for task in tasks]
+    yield known
+    yield [{**task, "restarts": ()} for task in known]
+    yield [{"name": task["name"], "state": task["state"], "restarts": ()} for task in tasks]
 
 
 def _manifest(cluster: Cluster, run: Run, data: dict[str, str]) -> Object:

@@ -12,6 +12,7 @@ import pytest
 
 from launcher.backend.kubernetes import run_record
 from launcher.backend.kubernetes.client import Cluster, as_json
+from launcher.runs.status import EndedAttempt, RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
 
 
@@ -87,3 +88,29 @@ def test_a_lease_is_held_until_another_launcher_takes_it_or_the_run_is_stopped(r
         return
     with pytest.raises(run_record.LeaseLostError, match=lost):
         run_record.verify(cluster, lease)
+
+
+def test_a_stored_status_keeps_all_that_is_known_of_its_tasks() -> None:
+    restarts = (EndedAttempt(7.0, 1, 137, "out of memory"),)
+    tasks = (
+        TaskStatus("chief", State.FAILED, "exit code 2", exit_code=2, restarts=restarts, started=0.0, step=0),
+        TaskStatus("ps-0", State.STOPPED),
+    )
+    status = RunStatus("digits", "kubernetes", State.FAILED, tasks=tasks)
+    assert run_record.restored(run_record.dumped(status)) == status
+
+
+@pytest.mark.parametrize("count, attempts", [(3_900, 5), (10_000, 0), (20_000, 0)])
+def test_a_status_of_many_tasks_fits_into_the_record(count: int, attempts: int) -> None:
+    restarts = tuple(
+        EndedAttempt(1.7e9, number, 143, "the node was drained: a pod on another node replaces it") for number in range(attempts)
+    )
+    tasks = tuple(
+        TaskStatus(f"worker-{index}", State.FAILED, "its node is lost", restarts=restarts, started=1.7e9) for index in range(count)
+    )
+    text = run_record.dumped(RunStatus("digits", "kubernetes", State.FAILED, "the chief failed", step=7, tasks=tasks))
+    assert len(text) <= 700_000
+    stored = run_record.restored(text)
+    assert stored is not None
+    assert (stored.state, stored.reason, stored.step) == (State.FAILED, "the chief failed", 7)
+    assert [(task.name, task.state) for task in stored.tasks] == [(task.name, task.state) for task in tasks if count <= 10_000]
