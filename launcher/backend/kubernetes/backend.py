@@ -341,7 +341,8 @@ class KubernetesBackend:
         if not running:
             raise task_stacks.no_parent_error(task)
         newest = max(running, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))["metadata"]["name"]
-        with port_forward.opened(self._cluster(name), newest, PORT) as connection:
+        with contextlib.closing(port_forward.connected(self._cluster(name), newest, PORT)) as connection:
+            connection.settimeout(task_stacks.ANSWER_TIMEOUT)
             return task_stacks.receive(task, connection)
 
     def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] | None = None) -> dict[str, int]:

@@ -11,18 +11,13 @@ import io
 import json
 import secrets
 import tarfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
-from kubernetes.client import ApiClient, CoreV1Api
-from kubernetes.client.exceptions import ApiException
-from kubernetes.stream import portforward
-
-from launcher.backend.kubernetes import helper_pod, status_source
+from launcher.backend.kubernetes import helper_pod, port_forward, status_source
 from launcher.backend.kubernetes.client import ERRORS, Cluster, claims_of, translate_errors
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.errors import LauncherError, UsageError
@@ -92,28 +87,12 @@ def _serve(
 ) -> Iterator[tuple[http.client.HTTPResponse, Iterator[bytes]]]:
     """Yield the response of a pod with the run's volume, OK or NOT_FOUND, and its content in chunks; the pod is deleted afterwards."""
     token, doing = secrets.token_urlsafe(32), f"reading the {artifact} of {run.name}"
-    with _without_client_tracebacks(), helper_pod.serving(cluster, run, _command(run, token, paths), doing, is_probe=is_probe) as pod:
+    with helper_pod.serving(cluster, run, _command(run, token, paths), doing, is_probe=is_probe) as pod:
         response, acknowledgements = _response(cluster, pod, artifact, token)
         with contextlib.closing(response), acknowledgements:
             if response.status not in {http.client.OK, http.client.NOT_FOUND}:
                 raise LauncherError(f"{doing}: the pod {pod} answered {response.status}", "try again")
             yield response, _chunks(response, acknowledgements, pod)
-
-
-@contextlib.contextmanager
-def _without_client_tracebacks() -> Iterator[None]:
-    """Keep the client's port-forward threads from writing a traceback when the connection closes: the reader gets an error anyway."""
-    original_hook = threading.excepthook
-
-    def report_exception(args: threading.ExceptHookArgs) -> None:
-        if args.thread is None or not args.thread.name.startswith("Kubernetes port forward"):
-            original_hook(args)
-
-    threading.excepthook = report_exception
-    try:
-        yield
-    finally:
-        threading.excepthook = original_hook
 
 
 def _run_of_jobs(cluster: Cluster, name: str) -> Run | None:
@@ -169,15 +148,8 @@ def _response(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[ht
 
 
 def _request(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:
-    # A separate client: while one opens a stream it cannot be used for anything else.
-    api = CoreV1Api(ApiClient(configuration=cluster.client.configuration))
-    with translate_errors(f"forwarding a port to the pod {pod}"):
-        try:
-            stream: Any = portforward(api.connect_get_namespaced_pod_portforward, pod, cluster.namespace, ports=str(_PORT))
-        except ApiException as error:
-            raise _original_error(error) from error
     connection = http.client.HTTPConnection("localhost", _PORT)
-    connection.sock = stream.socket(_PORT)
+    connection.sock = port_forward.connected(cluster, pod, _PORT)
     connection.sock.settimeout(_IDLE_TIMEOUT)
     acknowledgements = connection.sock.makefile("wb", buffering=0)
     try:
@@ -187,19 +159,6 @@ def _request(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[htt
         acknowledgements.close()
         connection.close()
         raise
-
-
-def _original_error(error: Any) -> Any:
-    """Return the cause that the client has hidden in an ApiException without a status: an interrupt, or the API server's answer."""
-    cause = error.__context__
-    if isinstance(cause, KeyboardInterrupt | SystemExit):
-        return cause
-    status = getattr(cause, "status_code", None)
-    if status is None:
-        return error
-    api_error = ApiException(status=status, reason=cause.status_message)
-    api_error.body = (cause.resp_body or b"").decode("utf-8", "replace")
-    return api_error
 
 
 def _chunks(response: http.client.HTTPResponse, acknowledgements: RawIOBase, pod: str) -> Iterator[bytes]:

@@ -1,18 +1,20 @@
 """Forwards a port of this machine to a port of a pod through the API server, like `kubectl port-forward`."""
 
 import contextlib
+import functools
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kubernetes.client import ApiClient, CoreV1Api
+from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import portforward
 
 from launcher.backend.kubernetes import diagnosis, pod_status, status_source, volume_affinity
-from launcher.backend.kubernetes.client import ERRORS, Cluster, Object
+from launcher.backend.kubernetes.client import ERRORS, Cluster, Object, translate_errors
 from launcher.backend.kubernetes.pod_status import COMPONENT
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.addresses import TENSORBOARD_PORT
@@ -96,8 +98,10 @@ class Forward:
     """Listens on this machine at `url`; `serve` relays connections until the process is interrupted."""
 
     def __init__(self, cluster: Cluster, run: str, host: str, port: int | None) -> None:
-        await_tensorboard(cluster, run)  # report a failure now rather than at the first connection
         self._cluster, self._run = cluster, run
+        await_tensorboard(cluster, run)
+        with self._opened():  # report a failure, e.g. a lacking right, now rather than at the browser's first connection
+            pass
         self._server = _listen(host, port)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.getsockname()[1]}"
 
@@ -109,24 +113,52 @@ class Forward:
                 threading.Thread(target=self._relay, args=(connection,), name="forward", daemon=True).start()
 
     def _relay(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(LauncherError, *ERRORS):
-            # For each connection: the pod may have been replaced.
-            pod = pod_of(self._cluster, self._run)["metadata"]["name"]
-            with opened(self._cluster, pod, TENSORBOARD_PORT) as pod_connection:
-                reverse = threading.Thread(target=_pump, args=(pod_connection, connection), name="forward-back", daemon=True)
-                reverse.start()
-                _pump(connection, pod_connection)
-                reverse.join()
+        with connection, contextlib.suppress(LauncherError, *ERRORS), self._opened() as pod_connection:
+            reverse = threading.Thread(target=_pump, args=(pod_connection, connection), name="forward-back", daemon=True)
+            reverse.start()
+            _pump(connection, pod_connection)
+            reverse.join()
+
+    def _opened(self) -> contextlib.AbstractContextManager[Any]:
+        """Open a connection to the pod that TensorBoard has now: it may have been replaced since the last connection."""
+        return contextlib.closing(connected(self._cluster, pod_of(self._cluster, self._run)["metadata"]["name"], TENSORBOARD_PORT))
 
 
-@contextlib.contextmanager
-def opened(cluster: Cluster, pod: str, port: int) -> Iterator[Any]:
-    """Yield a connection to a port of a pod's loopback address. Raises one of ERRORS."""
+def connected(cluster: Cluster, pod: str, port: int) -> Any:
+    """Return a connection, like a socket, to a port of a pod's loopback address. Raises LauncherError if there is none."""
+    _hide_tracebacks()
     # A separate client: while one opens a stream it cannot be used for anything else, and a browser opens several at once.
     api = CoreV1Api(ApiClient(configuration=cluster.client.configuration))
-    forward = portforward(api.connect_get_namespaced_pod_portforward, pod, cluster.namespace, ports=str(port))
-    with contextlib.closing(forward.socket(port)) as connection:
-        yield connection
+    with translate_errors(f"forwarding a port to the pod {pod}"):
+        try:
+            return portforward(api.connect_get_namespaced_pod_portforward, pod, cluster.namespace, ports=str(port)).socket(port)
+        except ApiException as error:
+            raise _original_error(error) from error
+
+
+def _original_error(error: Any) -> Any:
+    """Return the cause that the client has hidden in an ApiException without a status: an interrupt, or the API server's answer."""
+    cause = error.__context__
+    if isinstance(cause, KeyboardInterrupt | SystemExit):
+        return cause
+    status = getattr(cause, "status_code", None)
+    if status is None:
+        return error
+    api_error = ApiException(status=status, reason=cause.status_message)
+    api_error.body = (cause.resp_body or b"").decode("utf-8", "replace")
+    return api_error
+
+
+@functools.cache  # once for all threads
+def _hide_tracebacks() -> None:
+    """Keep the client's port-forward threads from writing a traceback when a connection closes: the reader gets an error anyway."""
+    original_hook = threading.excepthook
+
+    def report_exception(args: threading.ExceptHookArgs) -> None:
+        if args.thread is None or not args.thread.name.startswith("Kubernetes port forward"):
+            original_hook(args)
+
+    threading.excepthook = report_exception
 
 
 def _pump(source: Any, sink: Any) -> None:
