@@ -49,6 +49,7 @@ class Attendant:
         self._has_unsaved_lines = False  # some of these are not on the attendant's Job yet
         self._had_jobs = False  # the run's Jobs were seen
         self._is_restored = False  # the notes of an earlier attendant were read
+        self._start: str | None = None  # the start of the run that it attends, by the run's record
         self._recorded_end: RunStatus | None = None  # the run's end, once recorded
         self._end_notified = False  # the messages about the end were passed to the notifier
         self._missing_since: float | None = None  # when the run lost its Jobs, of time.monotonic
@@ -57,6 +58,8 @@ class Attendant:
         """Do the work that is due; yield what was done."""
         if not self._is_restored:
             own = self._cluster.get("Job", self._name)
+            with suppress(ForbiddenError):  # as in _record_end
+                self._start = run_record.start_of(self._cluster.get("ConfigMap", run_record.name_of(self._run)))
             self._deleted_pods, self._recorded_end, self._is_restored = attendant_notes.deleted_pods(own), attendant_notes.final(own), True
         status = self._watcher.status()
         self._missing_since = None if status else self._missing_since or time.monotonic()
@@ -98,7 +101,7 @@ class Attendant:
         """Record how the run has ended: on the attendant's Job, and in the run's record if a launcher has created one."""
         if self._recorded_end is None:
             with suppress(ForbiddenError):  # a service account of the user's may lack that right: the Job's annotation suffices
-                run_record.write_end(self._cluster, status)
+                run_record.write_end(self._cluster, status, self._start)
             self._annotate(attendant_notes.status_annotation(status))  # last: an attendant that finds it repeats neither
             self._recorded_end = status
             yield f"{self._run} has {status.state}" + (f": {status.reason}" if status.reason else "")

@@ -75,6 +75,11 @@ class _WatchedRun:
     reconciled: object = None  # the snapshot that was last reconciled
     lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
 
+    @property
+    def record(self) -> Object | None:
+        """The run's record, as last read; None if it has none or missing objects are not looked for."""
+        return self.record_watch.record if self.record_watch else None
+
 
 class KubernetesBackend:
     """Runs plans as Jobs of a cluster. See launcher.backend.model.Backend."""
@@ -160,12 +165,12 @@ class KubernetesBackend:
 
     def _context(self, watched: _WatchedRun, name: str) -> RunContext:
         """Return the context of a run: its user, whether that is this user, and which of its recorded objects are missing."""
-        differences = watched.record_watch.differences() if watched.record_watch else Differences()
+        differences = watched.record_watch.differences(watched.watcher.snapshot.jobs) if watched.record_watch else Differences()
         if watched.user is None:
-            record = watched.record_watch.record if watched.record_watch else None  # just read
-            watched.user = run_record.user(record or watched.cluster.get("ConfigMap", run_record.name_of(name)))
+            # The record was just read.
+            watched.user = run_record.user(watched.record or watched.cluster.get("ConfigMap", run_record.name_of(name)))
         is_own = not watched.user or watched.cluster.user() in {"", watched.user}
-        notified = ledger.outcomes(notifier.entries_of(watched.record_watch.record if watched.record_watch else None))
+        notified = ledger.outcomes(notifier.entries_of(watched.record))
         return RunContext(user=watched.user, is_own=is_own, attended=False, notified=notified, differences=differences)
 
     def _without_jobs(self, watched: _WatchedRun, name: str) -> RunStatus:
@@ -198,7 +203,7 @@ class KubernetesBackend:
             watched.expired = expired.status(watched.cluster, unknown, run) if run else unknown
             if watched.expired.state is not State.UNKNOWN:
                 with contextlib.suppress(LauncherError):  # without the right to write it, it is determined again next time
-                    run_record.write_end(watched.cluster, watched.expired)
+                    run_record.write_end(watched.cluster, watched.expired, run_record.start_of(watched.record))
         return watched.expired
 
     def spec(self, name: str) -> dict[str, Any] | None:
@@ -283,7 +288,7 @@ class KubernetesBackend:
             teardown.stop(watched.cluster, failed, name, PodLogs(watched.cluster, self._log_directory(watched.cluster, name)), now=False)
             self._forget(name)
         elif status.state in {State.SUCCEEDED, State.FAILED}:  # not if its Jobs are suspended: it may continue
-            run_record.write_end(watched.cluster, status)
+            run_record.write_end(watched.cluster, status, run_record.start_of(watched.record))
 
     def _limit(self, watched: _WatchedRun, limit: str, default: str) -> str:
         return str(((watched.spec or {}).get("limits") or {}).get(limit, default))

@@ -1,7 +1,8 @@
 """Comparison of a run with its record: whether its claim and its other objects still exist."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from launcher.backend.kubernetes import diagnosis, ended_status, pod_status, run_record, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
@@ -15,17 +16,22 @@ _CLAIM = "PersistentVolumeClaim"
 
 
 class ObjectWatch:
-    """Compares one run with its record, at most once a minute."""
+    """Compares one run with its record once a minute, and when it has other Jobs."""
 
     def __init__(self, cluster: Cluster, run: str) -> None:
         self._cluster, self._run = cluster, run
         self.record: Object | None = None  # as last read
         self._differences = Differences()
-        self._next = 0.0
+        self._next, self._jobs = 0.0, frozenset[str]()
 
-    def differences(self) -> Differences:
-        """Return the differences from the record; none if it says nothing. Raises LauncherError."""
-        if time.monotonic() >= self._next:
+    def differences(self, jobs: Iterable[Mapping[str, Any]] = ()) -> Differences:
+        """Return the differences from the record; none if it says nothing. Raises LauncherError.
+
+        Read the record again if `jobs`, which the run has now, are not those of the last call: the run may have been started again.
+        """
+        uids = frozenset(job["metadata"]["uid"] for job in jobs)
+        if uids != self._jobs or time.monotonic() >= self._next:
+            self._jobs = uids
             try:
                 self._differences = self._compare()
             except ForbiddenError:  # without the right to read all objects, none counts as missing

@@ -147,7 +147,7 @@ def is_held(cluster: Cluster, lease: StartLease) -> bool:
 def is_taken_over(cluster: Cluster, lease: StartLease) -> bool:
     """Return whether another launcher has started the run since, or is starting it; False if it was only stopped."""
     record = cluster.get("ConfigMap", name_of(lease.run))
-    return (_lease(record).get("id") or _started_by(record)) not in {None, lease.id}
+    return (_lease(record).get("id") or start_of(record)) not in {None, lease.id}
 
 
 def release(cluster: Cluster, lease: StartLease) -> None:
@@ -156,7 +156,7 @@ def release(cluster: Cluster, lease: StartLease) -> None:
         _change(cluster, lease, lambda current: _annotated(current, {_STARTING: None}))
     except LeaseLostError:
         current = cluster.get("ConfigMap", name_of(lease.run))
-        if _lease(current) or _started_by(current) != lease.id:
+        if _lease(current) or start_of(current) != lease.id:
             raise  # else it was released by an earlier try whose answer was lost
 
 
@@ -175,7 +175,7 @@ def undo(cluster: Cluster, lease: StartLease) -> None:
     before = lease.before
     with contextlib.suppress(LeaseLostError):
         current = verify(cluster, lease)
-        if before is None and (_started_by(current) == lease.id or not current.get("data")):
+        if before is None and (start_of(current) == lease.id or not current.get("data")):
             cluster.delete("ConfigMap", name_of(lease.run), uid=current["metadata"]["uid"])
         else:
             _change(cluster, lease, lambda current: _annotated(_restored_record(lease, current), {_STARTING: None}))
@@ -240,31 +240,51 @@ def stopping(record: Object | None) -> RunStatus | None:
     return _status(record, _STOPPING)
 
 
+def start_of(record: Object | None) -> str | None:
+    """Return the id of the last start of the run, which is that of its lease; None if it is not known or was revoked."""
+    return ((record or {}).get("data") or {}).get(_START)
+
+
 def roles(record: Object | None) -> frozenset[str]:
     """Return the roles of the run that was last started; none when they are not known."""
     return frozenset(role for role, one in ((spec(record) or {}).get("roles") or {}).items() if one)
 
 
-def write_end(cluster: Cluster, status: RunStatus) -> None:
-    """Record how a run has ended; do nothing if that is recorded, or the run has no record."""
-    record = cluster.get("ConfigMap", name_of(status.name))
-    if record is not None and final(record) is None:
-        update_end(cluster, status)
+def write_end(cluster: Cluster, status: RunStatus, start: str | None) -> None:
+    """Record how the start `start_of` of a run has ended.
+
+    Do nothing if that is recorded, or if the run has no record or was started again since: that record is of the new start.
+    """
+    _write_status(cluster, status.name, start, {_STATUS: dumped(status), _STOPPING: None}, lambda record: final(record) is None)
 
 
-def write_stopping(cluster: Cluster, status: RunStatus) -> None:
-    """Record that a run is being stopped, with its final status; do nothing if it has no record."""
-    _write_status(cluster, status.name, {_STOPPING: dumped(status)})
+def write_stopping(cluster: Cluster, status: RunStatus, start: str | None) -> None:
+    """Record that a start of a run is being stopped, with its final status; do nothing if it has no record or was started again."""
+    _write_status(cluster, status.name, start, {_STOPPING: dumped(status)})
 
 
-def update_end(cluster: Cluster, status: RunStatus) -> None:
-    """Record how a run has ended in place of an earlier entry; do nothing if the run has no record."""
-    _write_status(cluster, status.name, {_STATUS: dumped(status), _STOPPING: None})
+def update_end(cluster: Cluster, status: RunStatus, start: str | None) -> None:
+    """Record how a start of a run has ended in place of an earlier entry; do nothing if it has no record or was started again."""
+    _write_status(cluster, status.name, start, {_STATUS: dumped(status), _STOPPING: None})
 
 
-def _write_status(cluster: Cluster, run: str, data: dict[str, str | None]) -> None:
-    if cluster.get("ConfigMap", name_of(run)) is not None:
-        cluster.patch("ConfigMap", name_of(run), {"data": data})
+def _write_status(
+    cluster: Cluster, run: str, start: str | None, data: dict[str, str | None], is_wanted: Callable[[Object], bool] = bool
+) -> None:
+    """Write the data if the record is that of `start` and is wanted; try again if others change the record meanwhile."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(_ChangedError):
+            return _patch_status(cluster, run, start, data, is_wanted)
+    return _patch_status(cluster, run, start, data, is_wanted)
+
+
+def _patch_status(cluster: Cluster, run: str, start: str | None, data: dict[str, str | None], is_wanted: Callable[[Object], bool]) -> None:
+    record = cluster.get("ConfigMap", name_of(run))
+    if record is None or start_of(record) != start or not is_wanted(record):
+        return
+    version = {"resourceVersion": record["metadata"]["resourceVersion"]}
+    with _changes_noticed():
+        cluster.patch("ConfigMap", name_of(run), {"metadata": version, "data": data})
 
 
 def dumped(status: RunStatus, max_size: int = _MAX_STATUS_SIZE) -> str:
@@ -299,10 +319,6 @@ def _lease(record: Object | None) -> dict[str, Any]:
     return json_object(_annotations(record).get(_STARTING, "")) or {}
 
 
-def _started_by(record: Object | None) -> str | None:
-    return ((record or {}).get("data") or {}).get(_START)
-
-
 def _change(cluster: Cluster, lease: StartLease, change: Callable[[Object], Object]) -> Object:
     """Apply `change` to the record while the lease is on it; return the new record. Raises LeaseLostError."""
     for _ in range(_TRIES - 1):
@@ -315,21 +331,28 @@ class _ChangedError(LauncherError):
     """The record was changed since it was read."""
 
 
-def _replace(cluster: Cluster, lease: StartLease, change: Callable[[Object], Object]) -> Object:
-    current = verify(cluster, lease)
-    changed = change(current)
-    version = {"resourceVersion": current["metadata"]["resourceVersion"]}
+@contextlib.contextmanager
+def _changes_noticed() -> Iterator[None]:
+    """Raise _ChangedError if the API server refuses a change in the `with` block because the record has another version."""
     try:
-        return cluster.replace({**changed, "metadata": {**changed["metadata"], **version}})
+        yield
     except LauncherError as error:
         if status_of(error) != 409:
             raise
         raise _ChangedError(error.message, error.remedy) from error
 
 
+def _replace(cluster: Cluster, lease: StartLease, change: Callable[[Object], Object]) -> Object:
+    current = verify(cluster, lease)
+    changed = change(current)
+    version = {"resourceVersion": current["metadata"]["resourceVersion"]}
+    with _changes_noticed():
+        return cluster.replace({**changed, "metadata": {**changed["metadata"], **version}})
+
+
 def _restored_record(lease: StartLease, current: Object) -> Object:
     """Return the record to restore: the current one, if this start has not written its own."""
-    if lease.before is None or _started_by(current) != lease.id:
+    if lease.before is None or start_of(current) != lease.id:
         return current
     kept_metadata = {key: value for key, value in lease.before["metadata"].items() if key in {"name", "namespace", "labels", "annotations"}}
     return {**lease.before, "metadata": {**kept_metadata, "uid": current["metadata"]["uid"]}}

@@ -34,6 +34,7 @@ def stop(
     would create the Jobs again.
     """
     # Listed first: objects that another launcher creates from now on must stay.
+    start = run_record.start_of(cluster.get("ConfigMap", run_record.name_of(run)))
     existing, pods = run_objects.existing_objects(cluster, run), status_source.pods_of(cluster, run)
     _refuse_other_controllers(cluster, run, existing)
     events = RunEvents(before.tasks[0].name if before and before.tasks else "")
@@ -41,7 +42,7 @@ def stop(
     if before is not None:
         # Before the Jobs are deleted: else other launchers that watch would report them as missing. The run has not stopped yet.
         (run_record.write_end if before.state in ENDED else run_record.write_stopping)(
-            cluster, _final_status(before, events, cluster.now())
+            cluster, _final_status(before, events, cluster.now()), start
         )
     unresponsive = _UnresponsiveNodes(report)
 
@@ -68,7 +69,7 @@ def stop(
     if before is None:
         return None, removed
     ended = _final_status(before, events, cluster.now(), unsaved_notice(lost))
-    run_record.update_end(cluster, ended)  # including the tasks' last checkpoint
+    run_record.update_end(cluster, ended, start)  # including the tasks' last checkpoint
     if lost and report is not None:
         report(ended.reason)
     return ended, removed

@@ -110,3 +110,12 @@ def test_the_attendant_s_job_is_one_of_the_labelled_jobs() -> None:
     ]
     cluster = SimpleNamespace(listed=lambda *_: jobs)
     assert [one.name for one in inventory.labelled(cast("Cluster", cluster), "digits", "Job")] == ["chief", "attendant"]
+
+
+def test_the_record_is_read_again_once_the_run_has_other_jobs() -> None:
+    records = iter({"metadata": {}, "data": {"start": start}} for start in ("first", "second"))
+    cluster = SimpleNamespace(get=lambda kind, _: next(records) if kind == "ConfigMap" else None, now=lambda: 0.0, namespace="a")
+    watch = inventory.ObjectWatch(cast("Cluster", cluster), "digits")
+    for uid, start in (("1", "first"), ("1", "first"), ("2", "second")):
+        watch.differences([{"metadata": {"uid": uid}}])
+        assert (watch.record or {})["data"]["start"] == start

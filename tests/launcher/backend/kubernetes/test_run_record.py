@@ -9,9 +9,11 @@ import time
 from typing import Any, cast
 
 import pytest
+from kubernetes.client.exceptions import ApiException
 
 from launcher.backend.kubernetes import run_record
 from launcher.backend.kubernetes.client import Cluster, as_json
+from launcher.backend.kubernetes.errors import UnreachableError
 from launcher.runs.status import EndedAttempt, RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
 
@@ -59,12 +61,21 @@ def test_a_record_without_a_valid_lease_allows_a_start(record: dict[str, Any] | 
 class ClusterWithRecord:
     """A cluster that has only the record of a run."""
 
-    def __init__(self, record: dict[str, Any] | None) -> None:
-        self.record = record
+    def __init__(self, record: dict[str, Any] | None, *, changes: int = 0) -> None:
+        self.record, self.changes = record, changes  # by others, each before the next patch
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         assert (kind, name) == ("ConfigMap", "digits-record")
         return self.record
+
+    def patch(self, kind: str, name: str, patch: dict[str, Any]) -> None:
+        record = self.get(kind, name)
+        assert record is not None
+        if self.changes or patch["metadata"]["resourceVersion"] != record["metadata"]["resourceVersion"]:
+            self.changes -= 1
+            record["metadata"]["resourceVersion"] += "'"
+            raise UnreachableError("changing it: it has been modified", "try again") from ApiException(status=409)
+        record["data"] |= patch["data"]
 
     def description(self) -> str:
         return "namespace team"
@@ -114,3 +125,18 @@ def test_a_status_of_many_tasks_fits_into_the_record(count: int, attempts: int) 
     assert stored is not None
     assert (stored.state, stored.reason, stored.step) == (State.FAILED, "the chief failed", 7)
     assert [(task.name, task.state) for task in stored.tasks] == [(task.name, task.state) for task in tasks if count <= 10_000]
+
+
+def test_the_end_of_a_start_is_not_recorded_as_that_of_the_next() -> None:
+    fake = ClusterWithRecord({"metadata": {"resourceVersion": "1"}, "data": {"start": "second"}}, changes=2)
+    cluster = cast("Cluster", fake)
+    failed, succeeded = (RunStatus("digits", "kubernetes", state) for state in (State.FAILED, State.SUCCEEDED))
+    for write in (run_record.write_end, run_record.update_end, run_record.write_stopping):
+        write(cluster, failed, "first")  # by a watcher, or a stop, that has seen only the first
+    assert fake.record is not None
+    assert fake.record["data"] == {"start": "second"}
+    run_record.write_end(cluster, succeeded, "second")
+    run_record.write_end(cluster, failed, "second")
+    assert run_record.final(fake.record) == succeeded
+    run_record.update_end(cluster, failed, "second")
+    assert run_record.final(fake.record) == failed
