@@ -360,20 +360,19 @@ def _dry_run(dry_run: bool) -> dict[str, Any]:
 
 def _context(wanted: str | None) -> tuple[str | None, str]:
     """Return the context in use and its namespace; the context is None in a pod with a service account."""
-    configured = wanted or "KUBECONFIG" in os.environ or Path("~/.kube/config").expanduser().is_file()
+    configured = wanted or os.environ.get("KUBECONFIG") or Path("~/.kube/config").expanduser().is_file()
     own = in_cluster.ACCOUNT / "namespace"
     if not configured and own.is_file():
         return None, own.read_text(encoding="utf-8").strip()
     from launcher.backend.kubernetes import credentials
 
-    contexts, active = credentials.contexts()
-    if wanted is not None:
-        found = next((one for one in contexts if one["name"] == wanted), None)
-        if found is None:
-            names = ", ".join(one["name"] for one in contexts)
-            raise UsageError(f"the kubeconfig has no context {wanted}", f"choose one of: {names}")
-        active = found
-    return str(active["name"]), str(active["context"].get("namespace") or "default")
+    namespaces, current = credentials.namespaces()
+    name = current if wanted is None else wanted
+    if name not in namespaces:
+        names = ", ".join(namespaces)
+        missing = f"the kubeconfig has no context {name}" if name else "the kubeconfig has no current context"
+        raise UsageError(missing, f"choose one of: {names}" if wanted is not None else f"choose one with --context: {names}")
+    return name, namespaces[name] or "default"
 
 
 def _client(context: str | None) -> Any:

@@ -6,10 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
+import yaml
 from kubernetes import config, dynamic
 from kubernetes.client import ApiClient, Configuration
+from kubernetes.config.kube_config import KubeConfigMerger
 
 from launcher.errors import LauncherError
 
@@ -18,10 +19,18 @@ from launcher.errors import LauncherError
 _PLUGIN_INTERVAL = 30.0
 
 
-def contexts() -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the contexts of the kubeconfig, and the one in use."""
-    listed: tuple[list[dict[str, Any]], dict[str, Any]] = config.list_kube_config_contexts(config_file=os.environ.get("KUBECONFIG"))
-    return listed
+def namespaces() -> tuple[dict[str, str], str]:
+    """Return the namespaces of the kubeconfig's contexts, empty for the default, and its current context.
+
+    That is empty if there is none, and may be the name of a deleted context. Raises ConfigException without contexts.
+    """
+    with _damage_reported():
+        merged = KubeConfigMerger(_kubeconfig()).config
+        contexts = [context.value for context in merged.value["contexts"]] if merged else []
+        if not contexts:
+            raise config.ConfigException("there is none, or it has no contexts")
+        listed = {str(context["name"]): str((context.get("context") or {}).get("namespace") or "") for context in contexts}
+        return listed, str(merged.value.get("current-context") or "")
 
 
 def client(context: str, connections: int) -> dynamic.DynamicClient:
@@ -39,8 +48,8 @@ def configuration(context: str | None) -> Configuration:
     if context is None:
         config.load_incluster_config(client_configuration=settings)
         return settings
-    with _logged_errors() as errors:
-        config.load_kube_config(config_file=os.environ.get("KUBECONFIG"), context=context, client_configuration=settings)
+    with _damage_reported(), _logged_errors() as errors:
+        config.load_kube_config(config_file=_kubeconfig(), context=context, client_configuration=settings)
     if errors:
         raise LauncherError(
             f"reading the kubeconfig: the plugin that has the credentials of the context {context} gives none: {'; '.join(errors)}",
@@ -49,6 +58,20 @@ def configuration(context: str | None) -> Configuration:
     if settings.refresh_api_key_hook:
         settings.refresh_api_key_hook = _throttled(settings.refresh_api_key_hook)
     return settings
+
+
+def _kubeconfig() -> str:
+    """Return the paths of kubeconfigs; an empty KUBECONFIG counts as not set, as for kubectl."""
+    return os.environ.get("KUBECONFIG") or "~/.kube/config"
+
+
+@contextlib.contextmanager
+def _damage_reported() -> Iterator[None]:
+    """Raise ConfigException for a kubeconfig that the `with` block cannot read because it is no text, no YAML or has other types."""
+    try:
+        yield
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise config.ConfigException(f"it is damaged: {' '.join(str(error).split())}") from error
 
 
 def _throttled(refresh: Callable[[Configuration], None]) -> Callable[[Configuration], None]:
