@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from launcher.errors import LauncherError
 from launcher.plan.models import Plan
 from launcher.runs.status import Location, LogLine, RunStatus
 from launcher.runs.stored import Artifact, Stored
@@ -40,10 +41,23 @@ class PlannedRun:
 
 
 def spec_of(dumped: dict[str, Any]) -> "ClusterSpec":
-    """Return the spec of its JSON form, which `PlannedRun.spec` is and `Backend.spec` returns."""
-    from launcher.spec.models import ClusterSpec  # with pydantic, which most calls do not need
+    """Return the spec of its JSON form, which `PlannedRun.spec` is and `Backend.spec` returns.
 
-    return ClusterSpec.model_validate_json(json.dumps(dumped))
+    Raises LauncherError if another version of the launcher has written it, with fields or values that this one does not know.
+    """
+    from pydantic import ValidationError  # which most calls do not need
+
+    from launcher.spec.models import ClusterSpec
+
+    try:
+        return ClusterSpec.model_validate_json(json.dumps(dumped))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise LauncherError(
+            f"the stored spec of {dumped.get('name', 'the run')} is of another version of the launcher: "
+            f"{'.'.join(map(str, first['loc']))}: {first['msg']}",
+            "use the version that has started the run",
+        ) from error
 
 
 class Backend(Protocol):

@@ -199,7 +199,12 @@ class KubernetesBackend:
     def _of_expired(self, watched: _WatchedRun, name: str, unknown: RunStatus) -> RunStatus:
         """Return how a run whose Jobs have expired has ended; record it, so that it is determined once."""
         if watched.expired is None:
-            run = self._of_record(name)
+            try:
+                run = self._of_record(name)
+            except UnreachableError:
+                raise
+            except LauncherError as error:  # its spec is of another version
+                run, unknown = None, dataclasses.replace(unknown, reason=f"{unknown.reason}; {error.message}")
             watched.expired = expired.status(watched.cluster, unknown, run) if run else unknown
             if watched.expired.state is not State.UNKNOWN:
                 with contextlib.suppress(LauncherError):  # without the right to write it, it is determined again next time
@@ -239,7 +244,10 @@ class KubernetesBackend:
     def _notifier(self, name: str) -> notifier.Notifier:
         if name not in self._notifiers:
             spec = self.spec(name) or {}
-            notify = Notify.model_validate(spec.get("notify") or {})
+            try:
+                notify = Notify.model_validate(spec.get("notify") or {})
+            except ValueError:  # of another version, whose launcher or attendant sends the messages
+                notify = Notify()
             has_attendant = (spec.get("kubernetes") or {}).get("attendant") is not None
             channels = functools.partial(self._channels, name, notify, has_attendant=has_attendant)
             self._notifiers[name] = notifier.Notifier(self._cluster(name), name, _NOTIFY_TIMEOUT, channels)

@@ -1,0 +1,54 @@
+"""Runs of another version of the launcher, whose specs this one does not understand."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from launcher.backend.kubernetes import ended_status
+from launcher.backend.kubernetes.backend import KubernetesBackend
+from launcher.backend.kubernetes.client import Cluster, as_json
+from launcher.backend.model import ClusterRef
+from launcher.errors import LauncherError
+from launcher.runs.status import RunStatus, State
+from launcher.runs.stored import Artifact
+
+SPEC = {"version": 1, "name": "digits", "image": "mine", "command": ["true"], "notify": {"pager": 7}}
+
+
+def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubernetesBackend:
+    """Return a backend with an expired run, which a newer launcher has started."""
+    record: dict[str, Any] = {"metadata": {}, "data": {"spec.json": as_json(SPEC), "user": "ada"}}
+    none: dict[str, Any] = {
+        "listed": lambda *_, **__: [],
+        "listed_if_any": lambda *_, **__: [],
+        "list_with_version": lambda *_, **__: ([], "1"),
+    }
+    methods = {"now": lambda: 0.0, "user": lambda: "ada", "description": lambda: "namespace n", "nodes": list, "watch": lambda *_, **__: []}
+    cluster = SimpleNamespace(context=None, namespace="n", get=lambda kind, _: record if kind == "ConfigMap" else None, **none, **methods)
+    unknown = RunStatus("digits", "kubernetes", State.UNKNOWN, "its Jobs finished")
+    monkeypatch.setattr(ended_status, "status", lambda *_: unknown)
+    backend = KubernetesBackend(tmp_path, ClusterRef(None, None))
+    monkeypatch.setitem(backend._clusters, "digits", cast("Cluster", cluster))
+    return backend
+
+
+def test_the_status_of_a_run_of_a_newer_launcher_is_shown_with_the_reason_why_its_end_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = newer(tmp_path, monkeypatch).status("digits")
+    assert status.state is State.UNKNOWN
+    assert status.reason.startswith("its Jobs finished; the stored spec of digits is of another version of the launcher: notify.pager: ")
+
+
+def test_data_of_a_run_of_a_newer_launcher_needs_that_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LauncherError, match="the stored spec of digits is of another version") as refused:
+        newer(tmp_path, monkeypatch).fetch("digits", Artifact.MODEL)
+    assert refused.value.remedy == "use the version that has started the run"
+
+
+def test_a_run_of_a_newer_launcher_can_be_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = newer(tmp_path, monkeypatch)
+    assert list(backend.finish("digits")) == []
+    assert "digits" in backend._notifiers
