@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Directories without code, or without the user's.
@@ -15,11 +15,31 @@ _DIGITS = 8
 _SEPARATOR = "-"
 
 
-def files(directory: Path) -> Iterator[Path]:
-    """Yield the files of `code`, in order, without hidden and compiled ones."""
-    for base, directories, names in os.walk(directory):
-        directories[:] = sorted(name for name in directories if not name.startswith(".") and name not in _SKIPPED)
-        yield from (Path(base, name) for name in sorted(names) if not name.startswith(".") and not name.endswith(_SKIPPED_ENDINGS))
+def files(directory: Path, on_error: Callable[[OSError], object] = bool) -> Iterator[Path]:
+    """Yield the files of `code`, in order, also below links to directories, without hidden and compiled ones.
+
+    `on_error` is called for a directory that cannot be read.
+    """
+    yield from _files(directory, frozenset(), on_error)
+
+
+def _files(directory: Path, parents: frozenset[str], on_error: Callable[[OSError], object]) -> Iterator[Path]:
+    """Yield the files below a directory; `parents` are the real paths of those above it, which a link may lead back to."""
+    parents |= {os.path.realpath(directory)}
+    try:
+        paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        on_error(error)
+        return
+    # A link to nothing counts as a file, which cannot be read; a FIFO, on which a read would wait, does not.
+    yield from (path for path in paths if _is_file(path) and not path.name.endswith(_SKIPPED_ENDINGS))
+    for path in paths:
+        if path.name not in _SKIPPED and os.path.isdir(path) and os.path.realpath(path) not in parents:  # noqa: PTH112  which may raise
+            yield from _files(path, parents, on_error)
+
+
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path) or not os.path.exists(path)  # noqa: PTH110 PTH113
 
 
 def digest_suffix(code: str | None) -> str:

@@ -11,6 +11,7 @@ import json
 import posixpath
 import re
 from pathlib import Path
+from typing import NoReturn
 
 from launcher.errors import LauncherError, UsageError
 from launcher.plan import code as code_files
@@ -126,7 +127,7 @@ def _too_large(run: Run) -> UsageError:
 
 
 def _files(directory: Path) -> list[Path]:
-    files = list(itertools.islice(code_files.files(directory), _MAX_FILES + 1))
+    files = list(itertools.islice(code_files.files(directory, _refuse_unreadable), _MAX_FILES + 1))
     if len(files) > _MAX_FILES:
         message = f"code is {directory}, with more than {_MAX_FILES} files"
         raise UsageError(message, "name a directory with only the program, or build an image with it")
@@ -139,7 +140,11 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise LauncherError(f"{path} cannot be read: {error.strerror}", "check its permissions") from None
+        _refuse_unreadable(error)
+
+
+def _refuse_unreadable(error: OSError) -> NoReturn:
+    raise LauncherError(f"{error.filename} cannot be read: {error.strerror}", "check its permissions") from None
 
 
 def _key(path: str) -> str:
