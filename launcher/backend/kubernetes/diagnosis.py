@@ -66,7 +66,8 @@ _RUNS = rf"(?<![\w./-]){CONTAINER_RUNS}\b"
 _VOLUME_DENIED = re.compile(rf"permission ?denied.*{_RUNS}|{_RUNS}.*permission ?denied", re.IGNORECASE)
 VOLUME_REMEDY = "its volume belongs to another user: write that one's id in kubernetes.user; `launcher doctor FILE` says which it is"
 _NOT_STARTED = "StartError"  # the reason of a container that ended without having run
-# Messages of the container runtimes runc and crun that python3 does not exist.
+NO_PYTHON = "python"  # the kind of a container's problem whose image lacks python3
+# Messages of the container runtimes runc and crun about that.
 _NO_PYTHON = re.compile(r"[\"`]python3[\"`]:? (?:executable file )?not found|exec: \"python3\": ")
 # Reason of a failed pod -> (kind, message, remedy).
 _POD: dict[str, tuple[str, str, str]] = {
@@ -241,7 +242,7 @@ def _of_containers(pod: Object) -> Diagnosis | None:
         waiting, terminated = state.get("waiting", {}), state.get("terminated", {})
         never_ran = waiting or (terminated if terminated.get("reason") == _NOT_STARTED else {})
         if _NO_PYTHON.search(str(never_ran.get("message"))):
-            return Diagnosis("container", role_rules.NO_PYTHON, role_rules.NO_PYTHON_REMEDY, final=True)
+            return Diagnosis(NO_PYTHON, role_rules.NO_PYTHON, role_rules.NO_PYTHON_REMEDY, final=True)
         if meets_restriction(str(waiting.get("message"))):
             return Diagnosis("restricted", f"{waiting.get('reason')}{_because(waiting['message'])}", RESTRICTION_REMEDY)
         if waiting.get("reason") in _WAITING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher import images
 from launcher.backend.check_results import CheckRequest, CheckResult, of_error, ok, problem, warning
-from launcher.backend.kubernetes import admission, doctor_capacity, doctor_policies, helper_pod, run_objects, storage_classes
+from launcher.backend.kubernetes import admission, diagnosis, doctor_capacity, doctor_policies, helper_pod, run_objects, storage_classes
 from launcher.backend.kubernetes.client import Cluster, Object, version_numbers
 from launcher.backend.kubernetes.errors import no_access
 from launcher.backend.kubernetes.node_capacity import parse_quantity
@@ -305,7 +305,7 @@ def _image_and_dns(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]
     claim = cluster.get("PersistentVolumeClaim", run.claim) if run.claim_access else None
     if claim is not None and claim.get("status", {}).get("phase") == "Bound":
         try:
-            helper_pod.probe(cluster, run, ["python", "-c", f"{script}\n{_WRITE_SCRIPT}", run.name], mounted=True)
+            helper_pod.probe(cluster, run, ["python3", "-c", f"{script}\n{_WRITE_SCRIPT}", run.name], mounted=True)
         except LauncherError as error:
             yield _claim_problem(run, error)
         else:
@@ -313,11 +313,15 @@ def _image_and_dns(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]
             yield from _probe_results(run)
             return
     try:
-        helper_pod.probe(cluster, run, ["python", "-c", script], mounted=False)
+        helper_pod.probe(cluster, run, ["python3", "-c", script], mounted=False)
         yield from _probe_results(run)
     except LauncherError as error:
-        without_names = isinstance(error, helper_pod.FailedPodError) and error.code == _NO_HOST
-        yield of_error("DNS" if without_names else "image", error)
+        failed = error if isinstance(error, helper_pod.FailedPodError) else None
+        if failed and failed.kind == diagnosis.NO_PYTHON and not spec.supervise:
+            message = f"{run.image} has no python3: DNS and the volume are not checked"
+            yield warning("image", message, "add python3 to it if you need these checks, or `launcher get`")
+        else:
+            yield of_error("DNS" if failed and failed.code == _NO_HOST else "image", error)
 
 
 def _probe_results(run: Run) -> Iterator[CheckResult]:

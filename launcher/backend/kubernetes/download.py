@@ -121,7 +121,7 @@ def _run_of_jobs(cluster: Cluster, name: str) -> Run | None:
 def _command(run: Run, token: str, paths: Mapping[str, Sequence[str]]) -> list[str]:
     digest = hashlib.sha256(token.encode()).hexdigest()
     text = Path(archive.__file__).read_text(encoding="utf-8")
-    return ["python", "-c", text, f"{CONTAINER_RUNS}/{run.name}", json.dumps(paths), digest, str(_PORT), str(_IDLE_TIMEOUT)]
+    return ["python3", "-c", text, f"{CONTAINER_RUNS}/{run.name}", json.dumps(paths), digest, str(_PORT), str(_IDLE_TIMEOUT)]
 
 
 def _response(cluster: Cluster, pod: str, artifact: str, token: str) -> tuple[http.client.HTTPResponse, RawIOBase]:

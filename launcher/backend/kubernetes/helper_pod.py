@@ -48,11 +48,11 @@ def remove(cluster: Cluster, run: Run) -> None:
 
 
 class FailedPodError(LauncherError):
-    """A pod did not succeed; `code` is its command's exit code, None if it has none."""
+    """A pod did not succeed; `code` is its command's exit code, None if it has none, and `kind` that of the diagnosis, empty without one."""
 
-    def __init__(self, message: str, remedy: str, code: int | None) -> None:
+    def __init__(self, message: str, remedy: str, code: int | None, kind: str = "") -> None:
         super().__init__(message, remedy)
-        self.code = code
+        self.code, self.kind = code, kind
 
 
 def probe(cluster: Cluster, run: Run, command: list[str], *, mounted: bool) -> None:
@@ -177,5 +177,7 @@ def _await_phase(cluster: Cluster, name: str, doing: str, timeouts: dict[str, fl
         if phase in {"Failed", "Succeeded"} or is_overdue or waited > _TIMEOUT:
             cause = found.message if found else f"it is {phase} after {_TIMEOUT:.0f} s"
             remedy = found.remedy if found else f"see kubectl describe pod {name}"
-            raise FailedPodError(f"{doing}: the pod {name} did not succeed: {cause}", remedy, pod_status.exit_code(pod))
+            raise FailedPodError(
+                f"{doing}: the pod {name} did not succeed: {cause}", remedy, pod_status.exit_code(pod), found.kind if found else ""
+            )
         time.sleep(_POLL_INTERVAL)

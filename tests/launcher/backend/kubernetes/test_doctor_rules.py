@@ -1,14 +1,16 @@
 """`doctor` checks the rights that the documented Roles grant."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import yaml
 
-from launcher.backend.kubernetes import doctor
+from launcher.backend.kubernetes import diagnosis, doctor, helper_pod
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.doctor import _JOBSET_RULE, ATTENDANT_RULES, RULES
+from launcher.backend.kubernetes.helper_pod import FailedPodError
 from launcher.cli.planning import plan_file
 from launcher.images import image_for
 from launcher.render.kubernetes import manifests
@@ -76,3 +78,22 @@ def test_doctor_reports_whether_an_attendant_may_be_created(
     )
     findings = list(doctor._attendant(cast("Cluster", None), spec))
     assert [(str(one.level), one.message) for one in findings] == expected
+
+
+@pytest.mark.parametrize("supervise, state", [(False, "warning"), (True, "problem")])
+def test_an_image_without_python_is_only_a_problem_if_the_run_needs_python(
+    supervise: bool, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "digits.yaml"
+    file.write_text(f"version: 1\nname: digits\nimage: mine\ncommand: [/train]\nsupervise: {str(supervise).lower()}\n")
+    spec, _ = plan_file(file, [], "kubernetes", tmp_path)
+    commands = []
+
+    def probe(_cluster: object, _run: object, command: list[str], **_: object) -> None:
+        commands.append(command[0])
+        raise FailedPodError("starting a pod: no python3", "take another image", None, diagnosis.NO_PYTHON)
+
+    monkeypatch.setattr(helper_pod, "probe", probe)
+    (result,) = doctor._image_and_dns(cast("Cluster", SimpleNamespace(get=lambda *_: None)), spec)
+    assert (result.level, commands) == (state, ["python3"])
+    assert ("mine has no python3: DNS and the volume are not checked" in result.message) == (not supervise)
