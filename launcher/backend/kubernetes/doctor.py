@@ -78,6 +78,8 @@ except OSError as error:
     print(f"{{type(error).__name__}}: {{error}}", file=sys.stderr)
     sys.exit({_NO_HOST})
 """
+# Quotas of Services of types that no run has: load balancers and node ports, which are often forbidden by a quota of 0.
+_UNUSED_QUOTAS = "services."
 # Writes where the tasks would; if that is not permitted, reports the owner of the directory.
 _WRITE_SCRIPT = f"""
 import os, sys, tempfile
@@ -217,7 +219,7 @@ def _quotas(cluster: Cluster) -> Iterator[CheckResult]:
         full = [
             name
             for name, hard in (status.get("hard") or {}).items()
-            if parse_quantity(status.get("used", {}).get(name, "0")) >= parse_quantity(hard)
+            if not name.startswith(_UNUSED_QUOTAS) and parse_quantity(status.get("used", {}).get(name, "0")) >= parse_quantity(hard)
         ]
         if full:
             yield warning("quota", f"{quota['metadata']['name']} is used up: {', '.join(full)}", "free some of it, or have it raised")

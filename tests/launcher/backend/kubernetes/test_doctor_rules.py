@@ -97,3 +97,13 @@ def test_an_image_without_python_is_only_a_problem_if_the_run_needs_python(
     (result,) = doctor._image_and_dns(cast("Cluster", SimpleNamespace(get=lambda *_: None)), spec)
     assert (result.level, commands) == (state, ["python3"])
     assert ("mine has no python3: DNS and the volume are not checked" in result.message) == (not supervise)
+
+
+def test_a_quota_of_services_that_no_run_has_is_not_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    hard = {"services.loadbalancers": "0", "services.nodeports": "0", "pods": "4"}
+    quota = {"metadata": {"name": "team"}, "status": {"hard": hard, "used": {"services.loadbalancers": "0", "pods": "3"}}}
+    monkeypatch.setattr(doctor, "_listed", lambda *_: [quota])
+    cluster = cast("Cluster", SimpleNamespace(path=lambda _kind: ""))
+    assert list(doctor._quotas(cluster)) == []
+    quota["status"]["used"]["pods"] = "4"  # type: ignore[index]
+    assert [result.message for result in doctor._quotas(cluster)] == ["team is used up: pods"]
