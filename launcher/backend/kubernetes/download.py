@@ -69,16 +69,24 @@ def opened(cluster: Cluster, name: str, run: Run | None, artifact: Artifact) -> 
 
 
 def run_json(cluster: Cluster, run: Run) -> dict[str, Any]:
-    """Return the content of the `run.json` that the chief has written to the volume; empty if there is none. Raises LauncherError."""
+    """Return the content of the `run.json` that the chief has written to the volume; empty if there is none, or only a link. Raises LauncherError."""
     if run.storage is None or cluster.get("PersistentVolumeClaim", run.claim) is None:
         return {}
     with _serve(cluster, run, RUN_JSON, {RUN_JSON: (RUN_JSON,)}, is_probe=True) as (response, chunks):
         if response.status == http.client.NOT_FOUND:
             return {}
         content = io.BytesIO(b"".join(chunks))
-    with tarfile.open(fileobj=content) as tar:
-        file = tar.extractfile(tar.getmembers()[0])
-        return (json_object(file.read()) if file else None) or {}
+    return _json_of_tar(content, run.name)
+
+
+def _json_of_tar(content: io.BytesIO, run: str) -> dict[str, Any]:
+    try:
+        with tarfile.open(fileobj=content) as tar:
+            files = [file for file in tar if file.isfile()]
+            file = tar.extractfile(files[0]) if files else None
+            return (json_object(file.read()) if file else None) or {}
+    except tarfile.TarError as error:
+        raise LauncherError(f"the {RUN_JSON} of {run} was not received whole: {error}", "try again") from error
 
 
 @contextlib.contextmanager

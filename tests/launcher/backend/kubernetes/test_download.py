@@ -1,5 +1,7 @@
 """Reading a run's volume on a cluster, up to the pod; the rest needs a cluster, see tests/e2e/kubernetes."""
 
+import io
+import tarfile
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -7,7 +9,7 @@ import pytest
 
 from launcher.backend.kubernetes import download
 from launcher.backend.kubernetes.client import Cluster
-from launcher.backend.kubernetes.download import _response, _run_of_jobs
+from launcher.backend.kubernetes.download import _json_of_tar, _response, _run_of_jobs
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.errors import LauncherError
 from launcher.runs.stored import Artifact
@@ -54,3 +56,22 @@ def test_an_interrupt_during_the_request_for_the_port_is_raised(cluster: Cluster
     handler.interrupts = True
     with pytest.raises(KeyboardInterrupt):
         _response(cluster, "reader", Artifact.MODEL, "")
+
+
+def tar_of(name: str, content: bytes, link: str = "") -> io.BytesIO:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.size, entry.linkname, entry.type = len(content), link, tarfile.SYMTYPE if link else tarfile.REGTYPE
+        tar.addfile(entry, io.BytesIO(content))
+    return io.BytesIO(file.getvalue())
+
+
+def test_a_run_json_that_is_cut_off_or_missing_in_the_answer_is_no_crash() -> None:
+    whole = tar_of("run.json", b'{"state": "succeeded"}')
+    assert _json_of_tar(whole, "digits") == {"state": "succeeded"}
+    assert _json_of_tar(tar_of("run.json", b"", link="elsewhere"), "digits") == {}
+    assert _json_of_tar(io.BytesIO(bytes(1024)), "digits") == {}
+    for content in (b"", b"no tar file", whole.getvalue()[:515]):
+        with pytest.raises(LauncherError, match=r"the run\.json of digits was not received whole: "):
+            _json_of_tar(io.BytesIO(content), "digits")
