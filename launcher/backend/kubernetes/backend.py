@@ -31,7 +31,7 @@ from launcher.backend.kubernetes import (
 )
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.ended_status import BACKEND
-from launcher.backend.kubernetes.errors import UnreachableError, run_unreachable
+from launcher.backend.kubernetes.errors import UnreachableError, WebhookError, run_unreachable
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import COMPONENT, INSTANCE, ClusterSnapshot
 from launcher.backend.kubernetes.run_context import Differences, RunContext
@@ -73,6 +73,7 @@ class _WatchedRun:
     start: submit.Start | None = None  # started by this process and not finalized yet
     reconciler: reconcile.Reconciler | None = None
     reconciled: object = None  # the snapshot that was last reconciled
+    webhook_error: str = ""  # the last message about an admission webhook
     lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
 
     @property
@@ -230,8 +231,11 @@ class KubernetesBackend:
                 self._reconcile(watched, name, snapshot, status, notes)
             if status is not None:  # last: a failure here must not keep the run from being reconciled
                 notes.extend(self._notifier(name).send_due(status))
-        except UnreachableError:
+        except UnreachableError as error:
             watched.reconciled = None  # the cluster does not answer; reconcile once it does
+            if isinstance(error, WebhookError) and error.message != watched.webhook_error:  # else `status` reports it
+                watched.webhook_error = error.message
+                notes.append(f"{error.message}: {error.remedy}")
         except LauncherError as error:  # a failure to reconcile must not end the run
             notes.append(f"{error.message}: {error.remedy}")
         return notes

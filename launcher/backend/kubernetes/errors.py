@@ -33,11 +33,20 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
 # A conflict between two writes of the API server itself: e.g. creating an object updates a quota, which a controller updates too.
 _CONFLICT = "the object has been modified; please apply your changes to the latest version"
 
+# Of an internal error (500) of the API server: the webhook itself did not answer.
+_WEBHOOK_FAILED = "failed calling webhook"
+
 
 class UnreachableError(LauncherError):
     """The API server does not answer now; a retry may help."""
 
     problem = "has not answered"
+
+
+class WebhookError(UnreachableError):
+    """The API server cannot ask an admission webhook, without which it changes nothing; a retry may help."""
+
+    problem = "cannot ask an admission webhook"
 
 
 class CredentialsError(UnreachableError):
@@ -63,6 +72,11 @@ def explain(error: Exception, doing: str) -> LauncherError:
     """Return the LauncherError for an error of the client; `doing` names the action."""
     status = getattr(error, "status", None)
     answer = answer_of(error)
+    if status == 500 and _WEBHOOK_FAILED in answer:
+        return WebhookError(
+            f"{doing}: an admission webhook of the cluster does not answer: {answer}",
+            "have its pods repaired; kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations lists the webhooks",
+        )
     if not isinstance(status, int) or status in {0, 429} or status >= 500:
         return UnreachableError(
             f"{doing}: the cluster does not answer: {answer}",

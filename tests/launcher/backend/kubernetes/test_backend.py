@@ -1,4 +1,4 @@
-"""Runs of another version of the launcher, whose specs this one does not understand."""
+"""Runs of another version of the launcher, whose specs this one does not understand, and what a watching launcher notes."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +9,7 @@ import pytest
 from launcher.backend.kubernetes import ended_status
 from launcher.backend.kubernetes.backend import KubernetesBackend
 from launcher.backend.kubernetes.client import Cluster, as_json
+from launcher.backend.kubernetes.errors import UnreachableError, WebhookError
 from launcher.backend.model import ClusterRef
 from launcher.errors import LauncherError
 from launcher.runs.status import RunStatus, State
@@ -52,3 +53,22 @@ def test_a_run_of_a_newer_launcher_can_be_watched(tmp_path: Path, monkeypatch: p
     backend = newer(tmp_path, monkeypatch)
     assert list(backend.finish("digits")) == []
     assert "digits" in backend._notifiers
+
+
+def test_an_admission_webhook_that_fails_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = KubernetesBackend(tmp_path, ClusterRef(None, None))
+    monkeypatch.setitem(backend._clusters, "digits", cast("Cluster", SimpleNamespace()))
+    error: LauncherError = WebhookError(
+        "changing Job digits-chief: an admission webhook of the cluster does not answer", "have it repaired"
+    )
+
+    def finalize(_watched: object) -> None:
+        raise error
+
+    monkeypatch.setattr(backend, "_finalize_start", finalize)
+    assert backend.reconcile("digits") == [f"{error.message}: {error.remedy}"]
+    assert backend.reconcile("digits") == []
+    error = UnreachableError(
+        "changing Job digits-chief: the cluster does not answer", ""
+    )  # as `status` reports for the time that this takes
+    assert backend.reconcile("digits") == []

@@ -4,7 +4,7 @@ import json
 
 from kubernetes.client.exceptions import ApiException
 
-from launcher.backend.kubernetes.errors import CredentialsError, ForbiddenError, UnreachableError, explain, no_access
+from launcher.backend.kubernetes.errors import CredentialsError, ForbiddenError, UnreachableError, WebhookError, explain, no_access
 from launcher.errors import UsageError
 from tests.golden_messages import Golden
 
@@ -82,3 +82,13 @@ def test_a_user_who_may_not_grant_an_attendants_rights_gets_a_remedy(golden: Gol
     message = f'roles.rbac.authorization.k8s.io "digits-attendant" is forbidden: user "jane" (groups=["team"]) {reason}'
     error = explain(refusal(403, message), "checking Role digits-attendant")
     golden(error.message, error.remedy)
+
+
+def test_an_admission_webhook_that_fails_is_not_taken_for_a_cluster_that_does_not_answer(golden: Golden) -> None:
+    answer = (
+        'Internal error occurred: failed calling webhook "mjob.kb.io": failed to call webhook: no endpoints available for service "kueue"'
+    )
+    error = explain(refusal(500, answer), "changing Job mnist-chief")
+    assert isinstance(error, WebhookError)
+    golden(error.message, error.remedy)
+    assert not isinstance(explain(refusal(500, "etcdserver: request timed out"), "changing Job mnist-chief"), WebhookError)
