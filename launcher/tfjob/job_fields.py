@@ -1,6 +1,6 @@
 """Reads the fields of a TFJob other than its replicas: metadata, policies in both of their places, and status."""
 
-from launcher.render.kubernetes.jobs import QUEUE_LABEL
+from launcher.render.kubernetes.objects import QUEUE_LABEL
 from launcher.spec import names
 from launcher.spec.models import Limits
 from launcher.spec.problems import Path, shown

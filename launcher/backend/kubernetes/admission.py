@@ -13,14 +13,14 @@ from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.backend.kubernetes.node_capacity import format_quantity, parse_quantity
 from launcher.errors import LauncherError
-from launcher.render.kubernetes.objects import TENSORBOARD
+from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD
 from launcher.spec.models import ClusterSpec
 from launcher.spec.problems import all_of
 
 # Resources that a quota may count under two names: https://kubernetes.io/docs/concepts/policy/resource-quotas/#compute-resource-quota
 _QUOTA_NAMES = {"cpu": "requests.cpu", "memory": "requests.memory", "ephemeral-storage": "requests.ephemeral-storage", "count/pods": "pods"}
 _QUOTA_EXCEEDED = "exceeded quota: "  # perhaps by other pods: then the pod waits
-_PLACEHOLDER_NAME, _PLACEHOLDER_UID = "x-of-nobody", "00000000-0000-4000-8000-000000000000"
+PLACEHOLDER_NAME, _PLACEHOLDER_UID = "x-of-nobody", "00000000-0000-4000-8000-000000000000"
 _NO_DRY_RUN = "does not support dry run"
 _CREATE = {
     "PersistentVolumeClaim": "create it: kubectl apply -f CLAIM.yaml",
@@ -54,7 +54,7 @@ def pod_sets(manifests: Sequence[Object], helper: Object) -> list[PodSet]:
             sets.append(PodSet(TENSORBOARD, 1, _pod(manifest["spec"]["template"], "apps/v1", "ReplicaSet"), optional=True))
         for job in [manifest] if manifest["kind"] == "Job" else manifest["spec"]["replicatedJobs"] if manifest["kind"] == "JobSet" else ():
             spec = job["spec"] if manifest["kind"] == "Job" else job["template"]["spec"]
-            role = spec["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+            role = spec["template"]["metadata"]["labels"][COMPONENT]
             sets.append(PodSet(role, int(spec["completions"]), _without_account(_pod(spec["template"], "batch/v1", "Job"), new_accounts)))
     return [*sets, PodSet("the pod with which the launcher reads the volume", 0, helper, optional=True)]
 
@@ -220,10 +220,10 @@ def _without_account(pod: Object, accounts: Collection[str]) -> Object:
 def _pod(template: Object, api: str, owner_kind: str) -> Object:
     """Return a pod of a template with an owner, as its controller creates it: policies may refuse pods without one."""
     metadata = {key: value for key, value in template["metadata"].items() if key != "name"}
-    owner_reference = {"apiVersion": api, "kind": owner_kind, "name": _PLACEHOLDER_NAME, "uid": _PLACEHOLDER_UID, "controller": True}
+    owner_reference = {"apiVersion": api, "kind": owner_kind, "name": PLACEHOLDER_NAME, "uid": _PLACEHOLDER_UID, "controller": True}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {**metadata, "generateName": f"{_PLACEHOLDER_NAME}-", "ownerReferences": [owner_reference]},
+        "metadata": {**metadata, "generateName": f"{PLACEHOLDER_NAME}-", "ownerReferences": [owner_reference]},
         "spec": template["spec"],
     }

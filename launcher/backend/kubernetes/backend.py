@@ -33,7 +33,7 @@ from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.ended_status import BACKEND
 from launcher.backend.kubernetes.errors import UnreachableError, WebhookError, run_unreachable
 from launcher.backend.kubernetes.pod_logs import PodLogs
-from launcher.backend.kubernetes.pod_status import COMPONENT, INSTANCE, ClusterSnapshot
+from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.run_context import Differences, RunContext
 from launcher.backend.model import ClusterRef, PlannedRun, TensorBoardAddress, spec_of
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
@@ -43,7 +43,7 @@ from launcher.notify.outbox import Channel
 from launcher.plan import planner
 from launcher.plan.target_rules import TARGET_RULES
 from launcher.render.kubernetes import manifests
-from launcher.render.kubernetes.objects import Run
+from launcher.render.kubernetes.objects import COMPONENT, INSTANCE, Run
 from launcher.render.targets import RenderSource
 from launcher.runs import cluster_cache, task_stacks
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus

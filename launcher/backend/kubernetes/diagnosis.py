@@ -14,7 +14,7 @@ from launcher.backend.kubernetes import node_capacity
 from launcher.files import json_object
 from launcher.plan import role_rules
 from launcher.plan.container_paths import CONTAINER_RUNS
-from launcher.render.kubernetes.objects import TRAINER
+from launcher.render.kubernetes.objects import INSTANCE, TRAINER
 from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, cause_with_output, meets_restriction, was_killed
 from trainer.exit_codes import describe
 
@@ -280,7 +280,7 @@ def _of_waiting(pod: Object, waiting: Object, image: str) -> Diagnosis:
     """Return why a container waits; for an image with the node, since other nodes may have it."""
     kind, remedy, final = _WAITING[waiting["reason"]]
     node, message = pod.get("spec", {}).get("nodeName"), str(waiting.get("message") or image)
-    run = str((pod.get("metadata", {}).get("labels") or {}).get("app.kubernetes.io/instance", ""))
+    run = str((pod.get("metadata", {}).get("labels") or {}).get(INSTANCE, ""))
     if run and re.search(_OWN_CONFIG.format(run=re.escape(run)), message):
         return Diagnosis("deleted", f"{waiting['reason']}{_because(message)}", f"it was deleted: {recreate_remedy(run)}")
     if kind == "image":

@@ -17,7 +17,16 @@ from launcher.backend.kubernetes.diagnosis import Diagnosis
 from launcher.backend.kubernetes.run_context import RunContext
 from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.plan import role_rules
-from launcher.render.kubernetes.objects import ENDED_BY_RUN, ENDS_AFTER, TASKS
+from launcher.render.kubernetes.objects import (
+    COMPONENT,
+    DIGEST_ANNOTATION,
+    ENDED_BY_RUN,
+    ENDS_AFTER,
+    INSTANCE,
+    QUEUE_LABEL,
+    STRATEGY_ANNOTATION,
+    TASKS,
+)
 from launcher.runs.reasons import with_remedy
 from launcher.runs.status import ENDED, EndedAttempt, RunStatus, State, TaskStatus
 from launcher.timestamps import parse_rfc3339
@@ -25,13 +34,8 @@ from trainer.exit_codes import ExitCode
 
 Object = Mapping[str, Any]
 
-INSTANCE = "app.kubernetes.io/instance"
-COMPONENT = "app.kubernetes.io/component"
 _INDEX = "batch.kubernetes.io/job-completion-index"
-_STRATEGY = "tf-launcher/strategy"
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"  # on a pod: the number of earlier failures of its index that count
-_DIGEST = "tf-launcher/spec-digest"
-_QUEUE = "kueue.x-k8s.io/queue-name"
 # Exit codes of tasks that end because another one did, or because the cluster asked them to.
 _CONSEQUENTIAL_CODES = {int(ExitCode.PEER_LOST), int(ExitCode.STOPPED)}
 # Diagnoses whose remedy is to read the log: the launcher shows its end anyway.
@@ -100,8 +104,8 @@ def run_status(snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], 
         backend="kubernetes",
         reason_code=reason.code if state is State.PENDING else "",
         run_dir=context.location,
-        spec_digest=annotations.get(_DIGEST, ""),
-        strategy=annotations.get(_STRATEGY, ""),
+        spec_digest=annotations.get(DIGEST_ANNOTATION, ""),
+        strategy=annotations.get(STRATEGY_ANNOTATION, ""),
         started=min(started, default=None),
         ended=max((time for time in ended if time is not None), default=None) if state in {State.SUCCEEDED, State.FAILED} else None,
         **events.progress.fields(ended=state in ENDED) | context.fields(state, reason.text, reason.task, tasks),
@@ -366,7 +370,7 @@ def is_own_jobset(snapshot: ClusterSnapshot) -> bool:
 
 def queue_of(thing: Object) -> str:
     """Return the Kueue queue of a Job or JobSet, empty if it has none."""
-    return _label(thing, _QUEUE)
+    return _label(thing, QUEUE_LABEL)
 
 
 def queue_reason(snapshot: ClusterSnapshot, job: Object | None = None) -> str:

@@ -15,10 +15,9 @@ from kubernetes.stream import portforward
 
 from launcher.backend.kubernetes import diagnosis, pod_status, status_source, volume_affinity
 from launcher.backend.kubernetes.client import ERRORS, Cluster, Object, translate_errors
-from launcher.backend.kubernetes.pod_status import COMPONENT
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.addresses import TENSORBOARD_PORT
-from launcher.render.kubernetes.objects import TENSORBOARD
+from launcher.render.kubernetes.objects import COMPONENT, TENSORBOARD
 
 FIRST_PORT = 6006
 _PORTS_TRIED = 10

@@ -13,7 +13,7 @@ from launcher.backend.kubernetes.reconcile import lost_pods
 from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes import manifests
-from launcher.render.kubernetes.objects import Run
+from launcher.render.kubernetes.objects import INSTANCE, Run
 from launcher.spec.kubernetes import SIDECARS_SINCE
 from launcher.spec.role_programs import has_sidecars
 
@@ -25,7 +25,6 @@ DELETE_TIMEOUT = 120.0  # seconds within which deleted pods end or are killed
 _FORGET_TIMEOUT = 10.0  # seconds within which the API server drops a deleted pod
 _LOST_FOR = 60.0  # seconds beyond the grace period after which a pod on a lost node no longer saves
 _POLL_INTERVAL = 0.5
-_PLACEHOLDER_NAME = "x-of-nobody"
 
 
 def objects(run: Run, cluster: Cluster) -> list[Object]:
@@ -85,7 +84,9 @@ def dry_run(cluster: Cluster, manifest: Object) -> Object:
         return cluster.apply(manifest, dry_run=True)
     # Under another name: one of an earlier start may exist, and cannot be changed. A JobSet's name must leave room for its pods' names.
     metadata = {key: value for key, value in manifest["metadata"].items() if key != "name"}
-    metadata |= {"name": _PLACEHOLDER_NAME} if manifest["kind"] == "JobSet" else {"generateName": f"{manifest['metadata']['name']}-"}
+    metadata |= (
+        {"name": admission.PLACEHOLDER_NAME} if manifest["kind"] == "JobSet" else {"generateName": f"{manifest['metadata']['name']}-"}
+    )
     try:
         return cluster.create({**manifest, "metadata": metadata}, dry_run=True)
     except LauncherError as error:
@@ -109,7 +110,7 @@ def _dry_run_of_binding(cluster: Cluster, manifest: Object) -> Object:
 def refuse_claim_of_others(cluster: Cluster, run: Run) -> None:
     """Raise UsageError if a claim of this name was not created for the run: an apply would take it over, and it would be deleted with the run."""
     claim = cluster.get("PersistentVolumeClaim", run.claim) if run.has_own_claim else None
-    if claim is not None and claim["metadata"].get("labels", {}).get(pod_status.INSTANCE) != run.name:
+    if claim is not None and claim["metadata"].get("labels", {}).get(INSTANCE) != run.name:
         raise UsageError(
             f"the claim {run.claim} in {cluster.description()} was not created for this run",
             f"name it in the file, kubernetes: {{claim: {run.claim}}}, and the run uses its own directory on it; or give the run another name",

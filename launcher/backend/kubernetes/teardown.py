@@ -15,7 +15,7 @@ from launcher.backend.kubernetes.pod_status import node_of, task_of
 from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
 from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.errors import LauncherError, UsageError
-from launcher.render.kubernetes.objects import TENSORBOARD
+from launcher.render.kubernetes.objects import COMPONENT, INSTANCE, TENSORBOARD
 from launcher.runs.status import ENDED, RunStatus, State, TaskStatus
 from launcher.spec.quantities import parse_duration
 
@@ -144,11 +144,11 @@ def sweep_tensorboards(cluster: Cluster) -> None:
     and ignores errors of the cluster: leftovers of other runs must not prevent a start or stop.
     """
     with contextlib.suppress(LauncherError):
-        deployments = cluster.listed("Deployment", {**status_source.OURS, pod_status.COMPONENT: TENSORBOARD})
-        for run in sorted({deployment["metadata"]["labels"].get(pod_status.INSTANCE, "") for deployment in deployments} - {""}):
+        deployments = cluster.listed("Deployment", {**status_source.OURS, COMPONENT: TENSORBOARD})
+        for run in sorted({deployment["metadata"]["labels"].get(INSTANCE, "") for deployment in deployments} - {""}):
             if _tensorboard_is_due(cluster, run):
                 for kind in _OF_TENSORBOARD:
-                    for thing in cluster.listed(kind, {**status_source.labels_of(run), pod_status.COMPONENT: TENSORBOARD}):
+                    for thing in cluster.listed(kind, {**status_source.labels_of(run), COMPONENT: TENSORBOARD}):
                         cluster.delete(kind, thing["metadata"]["name"], uid=thing["metadata"]["uid"])
 
 

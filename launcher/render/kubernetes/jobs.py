@@ -9,6 +9,7 @@ from launcher.render.kubernetes import pods
 from launcher.render.kubernetes.objects import (
     ENDED_BY_RUN,
     ENDS_AFTER,
+    QUEUE_LABEL,
     TASKS,
     TRAINER,
     Object,
@@ -21,9 +22,6 @@ from launcher.render.kubernetes.objects import (
 from launcher.spec.quantities import parse_duration
 from trainer.exit_codes import SIGNAL_BASE, ExitCode
 from trainer.strategies import SERVER_STRATEGIES, is_server
-
-# https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 # Exit codes of a container after which a retry may help: lost peers, a container that could not be started or whose end was not
 # observed (128 and 255 of containerd), one that was killed, e.g. for lack of memory, and one that was asked to stop.

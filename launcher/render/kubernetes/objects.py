@@ -27,15 +27,17 @@ RESTRICTED_SECURITY_CONTEXT: Object = {"readOnlyRootFilesystem": True, "capabili
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/
 NAME_LABEL = "app.kubernetes.io/name"
-_INSTANCE = "app.kubernetes.io/instance"
+INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 # On the pods of the tasks, the members of the cluster, and on no others.
 CLUSTER_LABEL = "tf-launcher/cluster"
 # On every pod that mounts the run's volume, if those have to be on one node.
 VOLUME_LABEL = "tf-launcher/volume"
-_DIGEST = "tf-launcher/spec-digest"
-_STRATEGY = "tf-launcher/strategy"
+DIGEST_ANNOTATION = "tf-launcher/spec-digest"
+STRATEGY_ANNOTATION = "tf-launcher/strategy"
+# https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 # "true" on a Job that its tasks' parents end with the run: its own end says nothing about the run.
 ENDED_BY_RUN = "tf-launcher/follows"
 # On a Job that nothing in the cluster ends with the run: the seconds from the run's end until the launcher ends it, and its number of tasks.
@@ -124,7 +126,7 @@ def supported(run: Run, fields: Mapping[str, Any]) -> Object:
 
 def selector(run: Run, component: str | None = None) -> dict[str, str]:
     """Return the labels that select the pods of a run, or only those of one component."""
-    labels = {NAME_LABEL: "tf-launcher", _INSTANCE: run.name}
+    labels = {NAME_LABEL: "tf-launcher", INSTANCE: run.name}
     return labels | ({COMPONENT: component} if component else {})
 
 
@@ -138,7 +140,7 @@ def metadata(run: Run, name: str, component: str | None = None, **more: Any) -> 
 
 def provenance(run: Run) -> dict[str, str]:
     """Return the annotations with the strategy and the digest of the spec."""
-    return {_STRATEGY: run.plan.strategy, _DIGEST: run.plan.spec_digest}
+    return {STRATEGY_ANNOTATION: run.plan.strategy, DIGEST_ANNOTATION: run.plan.spec_digest}
 
 
 def pod_metadata(run: Run, component: str) -> Object:
