@@ -126,7 +126,12 @@ class Attendant:
     def _suspend_jobset(self, snapshot: ClusterSnapshot) -> Iterator[str]:
         """Suspend the JobSet of a failed run unless the JobSet itself has failed."""
         jobset = snapshot.jobset
-        if jobset and pod_status.is_own_jobset(snapshot) and not pod_status.is_over(jobset) and not jobset["spec"].get("suspend"):
+        if (
+            jobset
+            and pod_status.is_own_jobset(snapshot)
+            and not pod_status.creates_no_more_jobs(jobset)
+            and not jobset["spec"].get("suspend")
+        ):
             self._cluster.patch("JobSet", jobset["metadata"]["name"], {"spec": {"suspend": True}})
             yield f"{jobset['metadata']['name']} is ended"
 

@@ -338,7 +338,7 @@ class KubernetesBackend:
             self._log_directory(watched.cluster, name),
             selection,
             functools.partial(self._pods, name),
-            functools.partial(self._is_over, name),
+            functools.partial(self._may_end_following, name),
             UNREACHABLE_TIMEOUT,
             watched.watcher.logs,
         )
@@ -346,7 +346,7 @@ class KubernetesBackend:
     def _pods(self, name: str) -> list[Object]:
         return self._watched(name).watcher.pods()
 
-    def _is_over(self, name: str) -> bool:
+    def _may_end_following(self, name: str) -> bool:
         """Return whether a run has ended and this process is not still storing its last lines."""
         return name not in self._stopping and self.status(name).state in ENDED
 

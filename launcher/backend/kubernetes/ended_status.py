@@ -30,7 +30,7 @@ def status(cluster: Cluster, snapshot: pod_status.ClusterSnapshot, directory: Pa
 
     if pods := status_source.pods_of(cluster, run):
         return run_status(State.RUNNING, "it is being stopped", _stopping_tasks(task_names, pods))
-    if snapshot.jobset and not pod_status.is_over(snapshot.jobset):
+    if snapshot.jobset and not pod_status.creates_no_more_jobs(snapshot.jobset):
         reason = pod_status.queue_reason(snapshot) or f"its JobSet {snapshot.jobset['metadata']['name']} has no Jobs yet"
         return run_status(State.PENDING, reason, (TaskStatus(task, State.PENDING) for task in task_names))
     if message := run_record.start_in_progress(record, cluster.now()):

@@ -54,7 +54,7 @@ class ObjectWatch:
         }
         missing = [ref for ref in recorded_objects(record) if (ref.kind, ref.name) not in present]
         existing = unlabelled(self._cluster, missing)
-        hidden = [ref for ref, thing in existing.items() if not is_over(thing)]
+        hidden = [ref for ref, thing in existing.items() if not has_ended(thing)]
         expire = {"Job"} if ((run_record.spec(record) or {}).get("kubernetes") or {}).get("ttl") else set()
         deleted = tuple(ref for ref in missing if ref not in existing and ref.kind not in expire)
         return Differences(
@@ -78,7 +78,7 @@ def loss(name: str, uid: str, current: Object | None) -> Loss | None:
     return None
 
 
-def is_over(thing: Object) -> bool:
+def has_ended(thing: Object) -> bool:
     """Return whether an object is a Job or JobSet that has ended: its labels do not matter any more."""
     return any(pod_status.condition(thing, kind) for kind in ("Complete", "Completed", "Failed"))
 

@@ -244,7 +244,7 @@ class PodLogs:
         now = time.monotonic()
         # Every reader reads the last lines of a pod that has ended, or is being deleted, itself.
         is_read_elsewhere = self._trusted.get(uid, 0.0) > now or self._is_streamed(uid)
-        is_skipped = is_read_elsewhere and not _is_over(pod) and not pod["metadata"].get("deletionTimestamp")
+        is_skipped = is_read_elsewhere and not _pod_has_ended(pod) and not pod["metadata"].get("deletionTimestamp")
         return not is_skipped and self._paused.get(uid, (0.0, 0.0))[0] <= now
 
     def _read(self, pod: Object, tail: int | None) -> list[LogLine]:
@@ -265,7 +265,7 @@ class PodLogs:
         entries = _with_gap_marked(task_of(pod), list(_entries(content)), after)
         if self._sink is not None:
             self._sink.write(pod, entries)
-        if _is_over(pod):
+        if _pod_has_ended(pod):
             self._done.add(uid)
         return self._new(pod, entries)
 
@@ -345,7 +345,7 @@ def has_trainer(pod: Object) -> bool:
     return all(role_rules.has_trainer(container.get("command") or ()) for container in containers if container.get("name") == TRAINER)
 
 
-def _is_over(pod: Object) -> bool:
+def _pod_has_ended(pod: Object) -> bool:
     return pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
 

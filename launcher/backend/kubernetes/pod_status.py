@@ -353,7 +353,7 @@ def controller_of(jobs: Iterable[Object]) -> str | None:
     return next((f"{owner['kind'].lower()}/{owner['name']}" for owner in owners if owner.get("controller")), None)
 
 
-def is_over(jobset: Object) -> bool:
+def creates_no_more_jobs(jobset: Object) -> bool:
     """Return whether a JobSet creates no more Jobs: it has ended, or is being deleted."""
     return bool(condition(jobset, "Completed") or condition(jobset, "Failed") or jobset["metadata"].get("deletionTimestamp"))
 

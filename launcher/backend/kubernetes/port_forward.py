@@ -43,7 +43,7 @@ def await_tensorboard(cluster: Cluster, run: str) -> None:
         if (
             not moved
             and any(volume_affinity.has_none_to_follow(pod, of_run) for pod in tensorboard_pods)
-            and _is_over(cluster, run, of_run)
+            and _only_followers_left(cluster, run, of_run)
         ):
             cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
             message = f"TensorBoard of {run} moves to a node where its volume can be used, and has {_START_TIMEOUT:.0f} s to start there"
@@ -65,7 +65,7 @@ def _has_tensorboard(cluster: Cluster, run: str) -> bool:
     return deployment is not None
 
 
-def _is_over(cluster: Cluster, run: str, pods: Sequence[Object]) -> bool:
+def _only_followers_left(cluster: Cluster, run: str, pods: Sequence[Object]) -> bool:
     """Return whether no task is still to run except those that wait for TensorBoard. A Job that waits in a queue, without pods, is still to run."""
     jobs = [job for job in cluster.listed("Job", status_source.labels_of(run)) if pod_status.is_role(job)]
     waiting = {pod_status.role_of(pod) for pod in pods if volume_affinity.has_none_to_follow(pod, pods)}

@@ -65,11 +65,11 @@ def unfinished_jobs(snapshot: ClusterSnapshot, now: float) -> list[tuple[Object,
     ended = pod_status.succeeded_at(snapshot)
     if pod_status.controller_of(snapshot.jobs) or ended is None:
         return []
-    found = ((job, int(pod_status.has_leader(snapshot, job))) for job, after in waiting if now - ended >= after and not _is_over(job))
+    found = ((job, int(pod_status.has_leader(snapshot, job))) for job, after in waiting if now - ended >= after and not _job_has_ended(job))
     return [(job, remaining) for job, remaining in found if job["spec"].get("completions") != remaining]  # else already scaled down
 
 
-def _is_over(job: Object) -> bool:
+def _job_has_ended(job: Object) -> bool:
     return bool(pod_status.condition(job, "Failed") or pod_status.condition(job, "Complete"))
 
 

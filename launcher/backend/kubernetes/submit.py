@@ -51,7 +51,7 @@ def _ended(cluster: Cluster, run: str, record: Object | None) -> RunStatus | Non
     Raises UsageError if the Jobs are active, or wait for a node or a queue.
     """
     snapshot = status_source.gather(cluster, run)
-    if not snapshot.jobs and snapshot.jobset is not None and not pod_status.is_over(snapshot.jobset):
+    if not snapshot.jobs and snapshot.jobset is not None and not pod_status.creates_no_more_jobs(snapshot.jobset):
         name = f"jobset/{snapshot.jobset['metadata']['name']}"
         raise UsageError(
             f"{run} is already waiting in {cluster.description()}: {name}", f"stop it first: launcher down {run} --on kubernetes"
