@@ -7,6 +7,7 @@ import importlib.util
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from trainer import error_file, tracebacks
@@ -108,11 +109,11 @@ class Child:
             return
         self.killed_for = reason
         kill_group(self.pid)
-        self._loop.call_later(self._job.timeouts.killed, self._check_killed)
+        self._loop.call_later(self._job.timeouts.killed, partial(self._check_killed, self.pid))
 
-    def _check_killed(self) -> None:
-        if self.pid is not None:
-            self._stuck(self.pid)
+    def _check_killed(self, pid: int) -> None:
+        if self.pid == pid:  # not if the next attempt has begun
+            self._stuck(pid)
 
     def close(self) -> None:
         """Kill its process group if it still runs."""

@@ -75,6 +75,13 @@ def test_restart_kills_the_task_starts_it_again_and_counts(trainers: Any, tmp_pa
     assert run.code() == 0
 
 
+def test_the_attempt_after_a_stall_is_not_taken_for_the_killed_one(trainers: Any, tmp_path: Path) -> None:
+    program = "trains()\nif os.environ['TRAINER_ATTEMPT'] == '1': hangs()\nfor _ in range(6): trains(); time.sleep(0.2)"
+    run = trainers.start_parent(*write(tmp_path, program), stalls=stalls(on_stall="restart"), timeouts={"killed": 0.5})
+    assert run.code() == 0
+    assert not run.events("failed")
+
+
 def test_fail_ends_the_task_without_a_restart(trainers: Any, tmp_path: Path) -> None:
     run = trainers.start_parent(*write(tmp_path, "trains(); hangs()"), stalls=stalls(on_stall="fail"))
     assert run.code() == 2
