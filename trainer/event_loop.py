@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Callback = Callable[[], None]
 
+_MAX_SLEEP = 3600.0  # seconds; epoll takes at most 2**31 ms, 24.8 days
+
 
 class Timer:
     """A scheduled call."""
@@ -113,7 +115,7 @@ class EventLoop:
     def _until_next(self) -> float | None:
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
-        return max(0.0, self._timers[0][0] - self.now()) if self._timers else None
+        return min(max(0.0, self._timers[0][0] - self.now()), _MAX_SLEEP) if self._timers else None
 
     def _run_due(self) -> None:
         now = self.now()

@@ -81,6 +81,15 @@ def test_a_forgotten_file_is_not_called(loop: EventLoop) -> None:
     assert calls == [b"a"]
 
 
+def test_a_timer_may_be_due_in_months() -> None:
+    with EventLoop() as loop:
+        loop.call_later(90 * 86400, loop.stop)
+        thread = threading.Timer(0.05, loop.call_from_thread, [loop.stop])
+        thread.start()
+        loop.run()
+        thread.join()
+
+
 def test_waiting_costs_no_processor_time(loop: EventLoop) -> None:
     loop.call_later(1, loop.stop)
     began = time.process_time()
