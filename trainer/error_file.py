@@ -17,11 +17,15 @@ _MAX_LINE = 2000
 
 
 def write(line: str, fingerprint: str = "") -> None:
-    """Write the error line, and a fingerprint that is not empty, for the parent. Without a parent, write nothing."""
+    """Write the error line, and a fingerprint that is not empty, for the parent. Without a parent, write nothing.
+
+    On a full disk they are lost: an exception here would replace the exit code, which the parent needs more.
+    """
     if path := os.environ.get(VARIABLE):
-        Path(path).write_text(line, encoding="utf-8")
-        if fingerprint:
-            _fingerprint_file(Path(path)).write_text(fingerprint, encoding="utf-8")
+        with contextlib.suppress(OSError):
+            Path(path).write_text(line, encoding="utf-8", errors="backslashreplace")
+            if fingerprint:
+                _fingerprint_file(Path(path)).write_text(fingerprint, encoding="utf-8", errors="backslashreplace")
 
 
 def clear(path: Path) -> None:

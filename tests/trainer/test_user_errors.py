@@ -113,3 +113,16 @@ def test_the_parent_reads_the_error_file(tmp_path: Path, monkeypatch: pytest.Mon
     error_file.clear(path)
     assert (error_file.last_line(path), error_file.fingerprint(path)) == ("", "")
     assert (error_file.last_line(None), error_file.fingerprint(None)) == ("", "")
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/no/such/directory/error"])
+def test_an_error_file_that_cannot_be_written_does_not_change_the_exit_code(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(error_file.VARIABLE, path)
+    error_file.write("KeyError: 'x'", "from step 0: here")
+
+
+def test_an_error_line_may_have_what_utf_8_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error"
+    monkeypatch.setenv(error_file.VARIABLE, str(path))
+    error_file.write("no file \udcff", "\udcff")
+    assert (error_file.last_line(path), error_file.fingerprint(path)) == ("no file \\udcff", "\\udcff")

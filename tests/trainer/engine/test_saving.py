@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -222,6 +223,16 @@ def test_a_save_that_ends_while_it_is_reported_as_hanging_counts_as_saved(tmp_pa
     until("the end of the report", lambda: output.events("save_failed"), seen=output.getvalue)
     kinds = [json.loads(line)["event"] for line in output.getvalue().splitlines()]
     assert kinds == ["save_failed", "notice", "checkpoint"]
+
+
+def test_a_chief_that_lost_its_ps_ends_even_if_it_cannot_write_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    monkeypatch.setattr(saving, "wait_for_saves", lambda: None)
+    with suppress(OSError), Path("/dev/full").open("w", encoding="utf-8", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        server_watch.exit_process(Reporter("chief"), "ps-0 was lost")
+    assert exits == [75]
 
 
 def test_a_run_ends_when_no_save_succeeds_within_the_timeout(disk: Path) -> None:

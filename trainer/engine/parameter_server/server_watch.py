@@ -182,13 +182,14 @@ def _peer(connection: socket.socket) -> tuple[str, int]:
 
 def exit_process(report: Reporter, reason: str) -> None:
     """End this process with the exit code of a lost peer: it waits inside TensorFlow, which nothing interrupts. A save in progress may end first."""
-    saving.wait_for_saves()
-    print(reason, file=sys.stderr)
-    error_file.write(reason, "" if report.start is None else str(report.start))
-    with suppress(OSError):
+    try:
+        saving.wait_for_saves()
+        print(reason, file=sys.stderr)
+        error_file.write(reason, "" if report.start is None else str(report.start))
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(ExitCode.PEER_LOST)
+    finally:  # even if something could not be written: nothing else ends this process
+        os._exit(ExitCode.PEER_LOST)
 
 
 def _moved_to(address: str, ip: str) -> str:
