@@ -89,8 +89,12 @@ _sessions: list[Session] = []
 
 
 def _workload(context: Context) -> Workload | Agent:
+    import keras
+
     from trainer.workloads.loading import load_agent, load_workload
 
+    # The user's module may split its data while it is imported: in the same way in each task and after each restart.
+    keras.utils.set_random_seed(context.job.seed)
     workload = load_agent(context.job.train) or load_workload(context.job.train)
     if unused := unused_gpus():  # after the user's module, which may say which GPUs are to be used
         context.report("notice", message=unused)
