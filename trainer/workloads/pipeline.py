@@ -120,7 +120,8 @@ def inspect(examples: tf.data.Dataset, name: str) -> Facts:
         WorkloadError: there are none.
     """
     count = int(examples.cardinality().numpy())
-    if count == 0:
+    # Epochs without examples would follow each other forever; a size that is unknown needs a look.
+    if count == 0 or (count == tf.data.UNKNOWN_CARDINALITY and not any(True for _ in untuned(examples.take(1)))):
         raise WorkloadError(f"{name} has no examples; expected at least one")
     operations = set(_operations(examples))
     return Facts(

@@ -136,9 +136,17 @@ def test_a_generator_is_recognised_as_python() -> None:
     assert numbers(generated(), Shard(2, seed=0), 5).shape == (5, 2)
 
 
-def test_no_examples_are_an_error() -> None:
+EMPTY = {
+    "known": lambda: examples(10).take(0),
+    "filtered": lambda: examples(4).filter(lambda *_: False),
+    "generated": lambda: tf.data.Dataset.from_generator(lambda: iter(()), output_signature=tf.TensorSpec([1])),
+}
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_no_examples_are_an_error(kind: str) -> None:
     with pytest.raises(WorkloadError, match="has no examples"):
-        pipeline.inspect(examples(10).take(0), "train_data")
+        pipeline.inspect(EMPTY[kind](), "train_data")
 
 
 def test_batches_taken_apart_again_are_examples() -> None:
