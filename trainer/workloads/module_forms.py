@@ -60,12 +60,15 @@ def workload_from(found: Any, module: ModuleType, arguments: CallArguments) -> A
 
 
 def _keras_model(found: Any, module: ModuleType, arguments: CallArguments) -> Any:
+    import keras
+
     from trainer.workloads.keras_model import KerasModel
 
     siblings = _data(module, arguments)
     if (weights := definition(module, CLASS_WEIGHT)) is not None:
         siblings[CLASS_WEIGHT] = weights
-    user_call.check_params((found, *siblings.values()), arguments)
+    makers = siblings.values() if isinstance(found, keras.Model) else (found, *siblings.values())  # a model is not called with parameters
+    user_call.check_params(makers, arguments)
     return KerasModel(found, siblings, arguments)
 
 

@@ -34,6 +34,7 @@ class Own(keras.Model):
 class Looping(keras.Model):
     def fit(self, *_, **__): return None
 def plain(units, learning_rate=0.1): return keras.Sequential([keras.layers.Dense(units)])
+made = plain(1)
 def nothing(): return None
 def looping(): m = Looping(); m.compile("sgd", "mse"); return m
 def stateful(): m = keras.Sequential([keras.layers.LSTM(2, stateful=True, name="memory")]); m.compile("sgd", "mse"); return m
@@ -222,6 +223,7 @@ def test_python_control_flow_on_tensors_works_in_a_graph() -> None:
         ("forms_models:plain", {"units": 1}, r"has no loss and optimizer; call model\.compile"),
         ("forms_models:plain", {"unts": 1}, r"train\.params\.unts: no function of forms_models:plain takes .*did you mean 'units'"),
         ("forms_models:nothing", {}, "returned NoneType; expected a compiled keras.Model"),
+        ("forms_models:made", {"units": 1}, r"train\.params\.units: no function of forms_models:made takes an argument 'units'"),
         ("forms_models:nothing", {"units": 1}, "expected none, or a function that takes `params`"),
         ("forms_models:everything", {"units": 1}, "returned dict; expected a compiled keras.Model"),
         (
