@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from trainer import error_file, tracebacks
+from trainer import error_file, silent_import, tracebacks
 from trainer.event_loop import EventLoop
 from trainer.events import EVENTS_FD
 from trainer.exit_codes import ExitCode
@@ -50,6 +50,7 @@ class Child:
         self.killed_for, self.is_done = "", False
         if self._error_file:
             error_file.clear(self._error_file)
+            silent_import.take_left_behind(self._error_file)
         self._output.begin()
         environment = {**os.environ, **library_path(), **self._job.environment, "TRAINER_ATTEMPT": str(attempt)}
         if self._error_file:
@@ -74,7 +75,7 @@ class Child:
         return code
 
     def diagnose(self, code: int) -> tuple[int, str, str]:
-        """Return the ended attempt's exit code, error line and fingerprint: from its error file, else from the traceback in a program's output.
+        """Return the ended attempt's exit code, error line and fingerprint: from its error file, what TensorFlow's import said, or a program's traceback.
 
         If a training process of ours ends with DONE without reporting it, the user's code has ended it: a final failure.
         """
@@ -82,6 +83,9 @@ class Child:
             detail = "its exit code was 0, and its work was not done: code in it has ended it, as os._exit does"
             return int(ExitCode.FINAL_FAILURE), detail, error_file.ENDED_FROM_INSIDE
         detail, fingerprint = error_file.last_line(self._error_file), error_file.fingerprint(self._error_file)
+        if self._error_file and (held := silent_import.take_left_behind(self._error_file)):
+            self._output.write(f"{held}\n")
+            detail = detail or held.splitlines()[-1]
         if detail or fingerprint or self._job.built_in or code != ExitCode.FAILURE:
             return code, detail, fingerprint
         raised = tracebacks.last(self._output.tail)

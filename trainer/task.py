@@ -3,15 +3,12 @@
 Started by the parent process (`trainer`), which has checked TF_CONFIG and the settings before.
 """
 
-import gc
 import os
 import signal
 import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -21,6 +18,7 @@ from trainer.events import Reporter
 from trainer.exit_codes import ExitCode
 from trainer.port_holder import PortHolder
 from trainer.settings import TrainerSettings
+from trainer.silent_import import importing_silently
 from trainer.strategies import SERVER_STRATEGIES, STRATEGIES
 from trainer.tf_config import TaskConfig, parse
 
@@ -65,14 +63,12 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     # Allocate a GPU's memory as needed, not all at once: tasks may share a GPU. TensorFlow's servers have no other setting for it.
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-    # TensorFlow's own default on x86. TensorFlow logs it nevertheless, see importing_silently.
+    # TensorFlow's own default on x86. TensorFlow logs it nevertheless, see silent_import.py.
     "TF_ENABLE_ONEDNN_OPTS": "1",
     # Once a worker has come back, TensorFlow has the next call on each worker wait until no call is in progress. Synchronous rounds
     # wait for each worker, so there would be a deadlock. That wait is not needed: a call uses only resources of its own worker.
     "TF_ENABLE_ASYNC_WAIT_FOR_REMOTE_FUNCTION": "false",
 }
-
-_ANNOUNCEMENTS = (b"WARNING: All log messages before absl::InitializeLog()", b"I0000 ")
 
 
 def main() -> NoReturn:
@@ -93,20 +89,28 @@ def main() -> NoReturn:
     # The chief's servers end if it does not answer for long: so it answers before TensorFlow's import.
     if settings.strategy in SERVER_STRATEGIES and task.is_chief:
         port.open()
-    code = _run(task, settings, port, report, stop, began)
+    code = _import_and_run(task, settings, port, report, stop, began)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: Reporter, stop: Stop, began: float) -> ExitCode:
-    with importing_silently():
-        from trainer import roles
-        from trainer.engine.job import job
-        from trainer.engine.session import DivergedError, PeerLostError, SaveError, StopError
-        from trainer.workloads.errors import WorkloadError
+def _import_and_run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: Reporter, stop: Stop, began: float) -> ExitCode:
+    try:
+        with importing_silently():
+            from trainer import roles
 
-        roles.import_for(settings.strategy, task.role)
+            roles.import_for(settings.strategy, task.role)
+    except Exception as error:  # noqa: BLE001 - as in _run
+        return _failed(error, "", task, start=0)
+    return _run(task, settings, port, report, stop, began)
+
+
+def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: Reporter, stop: Stop, began: float) -> ExitCode:
+    from trainer import roles
+    from trainer.engine.job import job
+    from trainer.engine.session import DivergedError, PeerLostError, SaveError, StopError
+    from trainer.workloads.errors import WorkloadError
 
     module, colon, _ = settings.train.workload.partition(":") if settings.train else ("", "", "")
     users = module if colon else ""  # the module of a workload of the user's own
@@ -135,40 +139,16 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
         _show_error(_exit_message(error, users, trains=STRATEGIES[settings.strategy].trains), error_file.ENDED_FROM_INSIDE)
         return ExitCode.FINAL_FAILURE
     except Exception as error:  # noqa: BLE001 - any error becomes an exit code and an error line
-        frames = user_errors.user_frames(error, users) if users else []
-        _show_traceback(error, frames, task.name, full_if_none=True)
-        line = error_line(error) + user_errors.location(error, frames) + _remedy(error)
-        error_file.write(line, user_errors.fingerprint(error, frames, report.start or 0))
-        return ExitCode.FAILURE
+        return _failed(error, users, task, report.start or 0)
 
 
-@contextmanager
-def importing_silently() -> Iterator[None]:
-    """Hold back output to stderr inside, then write it without TensorFlow's announcements.
-
-    These are absl's warning about its log and the line `I0000` about oneDNN. Both are written before any log level is read, and no setting
-    silences them while oneDNN is on.
-
-    The garbage collector is off meanwhile: objects of an import stay, and scanning them again and again
-    takes a sixth of TensorFlow's import time.
-    """
-    sys.stderr.flush()
-    gc.disable()
-    real = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(real, 2)
-            os.close(real)
-            held.seek(0)
-            for line in held:
-                if not line.startswith(_ANNOUNCEMENTS):
-                    os.write(2, line)
-            gc.freeze()
-            gc.enable()
+def _failed(error: Exception, users: str, task: TaskConfig, start: int) -> ExitCode:
+    """Show an error and leave its line and fingerprint for the parent. `users` is the user's module, empty if only the trainer's code has run."""
+    frames = user_errors.user_frames(error, users) if users else []
+    _show_traceback(error, frames, task.name, full_if_none=True)
+    line = error_line(error) + user_errors.location(error, frames) + _remedy(error)
+    error_file.write(line, user_errors.fingerprint(error, frames, start))
+    return ExitCode.FAILURE
 
 
 def _show_traceback(error: BaseException, frames: list[user_errors.Frame], task: str, *, full_if_none: bool) -> None:

@@ -66,6 +66,13 @@ class TestEnds:
         assert failed["cause"] == "a final failure, e.g. a wrong configuration"
         assert failed["detail"] == "no such workload"
 
+    def test_the_output_of_an_import_that_kills_the_process_is_shown(self, trainers: Any) -> None:
+        script = 'printf "I0000 oneDNN\nF0000 built for AVX\n" > "$TRAINER_ERROR_FILE.import"; kill -ABRT $$'
+        run = trainers.start_parent(*shell(script), policy={"max_restarts": 0})
+        run.code()
+        assert run.event("failed")["detail"] == "F0000 built for AVX"
+        assert run.lines.count("F0000 built for AVX") == 1
+
     @pytest.mark.parametrize(
         "script, code, cause, task_code, suffix",
         [

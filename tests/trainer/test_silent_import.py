@@ -4,11 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from trainer import silent_import
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def stderr_of(body: str) -> tuple[int, str]:
-    program = f"import os, sys\nfrom trainer.task import importing_silently\n{body}"
+    program = f"import os, sys\nfrom trainer.silent_import import importing_silently\n{body}"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
     return result.returncode, result.stderr
 
@@ -32,6 +36,18 @@ def test_a_failed_import_still_shows_its_error() -> None:
     assert code == 1
     assert text.startswith("on the way\n")
     assert "No module named 'no_such_module'" in text
+
+
+@pytest.mark.parametrize("end", ["pass", "raise ImportError", "os.abort()"])
+def test_only_an_import_that_kills_the_process_leaves_its_output_to_the_parent(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINER_ERROR_FILE", str(tmp_path / "error"))
+    _, text = stderr_of(f"with importing_silently():\n    os.write(2, b'I0000 oneDNN\\nF0000 no AVX here\\n')\n    {end}")
+    left = silent_import.take_left_behind(tmp_path / "error")
+    assert (text + left).startswith("F0000 no AVX here")
+    assert bool(left) == (end == "os.abort()")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_garbage_collector_works_again_afterwards() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from tests import forked
 from tests.waiting import until
+from trainer import error_file
 from trainer.engine.connections import unreachable
 
 ROOT = Path(__file__).parents[2]
@@ -134,6 +135,21 @@ def test_a_task_that_waits_for_its_peers_answers_and_stops_when_asked(
                 assert process.wait(timeout=20) == 143
             finally:
                 process.kill()
+
+
+def test_a_failed_import_of_tensorflow_leaves_its_error_for_the_parent(tmp_path: Path) -> None:
+    (tmp_path / "keras.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')", encoding="utf-8")
+    settings = {"run": "fails", "run_dir": str(tmp_path), "scratch_dir": str(tmp_path), "train": {"workload": "mnist"}}
+    path = tmp_path / "error"
+    python_path = os.pathsep.join((str(tmp_path), str(ROOT)))
+    environment = os.environ | {"TRAINER_SETTINGS": json.dumps(settings), "PYTHONPATH": python_path, error_file.VARIABLE: str(path)}
+    environment.pop("TF_CONFIG", None)
+    command = [sys.executable, "-P", "-m", "trainer.task"]
+    result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+    assert error_file.last_line(path) == "ImportError: libcudart.so.12: cannot open shared object file"
+    assert error_file.fingerprint(path), "it would be tried ten times"
 
 
 def test_a_gpus_memory_is_taken_as_it_is_needed(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def driven(module: str, count: int) -> Iterator[list[Task]]:
 
 def import_frameworks() -> None:
     """Import Keras and TensorFlow as the trainer does: without announcements, and so that the garbage collector skips their objects."""
-    from trainer.task import importing_silently
+    from trainer.silent_import import importing_silently
 
     with importing_silently():
         import keras  # noqa: F401

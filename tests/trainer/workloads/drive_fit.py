@@ -65,7 +65,7 @@ def _cluster(strategy: str, task: tuple[str, ...]) -> Iterator[list["subprocess.
 
 
 def train_all(strategy: str) -> dict[str, Any]:
-    from trainer.task import importing_silently
+    from trainer.silent_import import importing_silently
 
     with importing_silently():
         import keras  # noqa: F401

@@ -100,7 +100,7 @@ def _others(strategy: str, scratch: str, tf_config: str) -> Iterator[tuple[str, 
 
 
 def train_all(strategy: str, scratch: str, tf_config: str) -> dict[str, Any]:
-    from trainer.task import importing_silently
+    from trainer.silent_import import importing_silently
 
     with importing_silently():  # as the trainer does: the garbage collector then ignores imported objects
         import keras  # noqa: F401
