@@ -181,13 +181,17 @@ class Output:
         self._register()
 
     def _take(self, most: int) -> None:
-        """Read the program's output until `most` bytes wait to be written."""
-        while self._pipe and self._sink.waiting < most and (read := self._pipe.read()):
+        """Read the program's output until `most` bytes wait to be written, or were read: a sink without a reader keeps none."""
+        left = most
+        while self._pipe and left > 0 and self._sink.waiting < most and (read := self._pipe.read()):
+            left -= len(read)
             self._sink.add(self._escaping.feed(read))
             self.on_output()
             if self._error_pipe is None:
                 self.tail = (self.tail + read)[-_TAIL:]
-        while self._errors and self._error_pipe and self._errors.waiting < most and (read := self._error_pipe.read()):
+        left = most
+        while self._errors and self._error_pipe and left > 0 and self._errors.waiting < most and (read := self._error_pipe.read()):
+            left -= len(read)
             self._errors.add(read)
             self.on_output()
             self.tail = (self.tail + read)[-_TAIL:]

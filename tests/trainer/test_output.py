@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.conftest import DEADLINE, DRIVER, REPOSITORY
 from trainer.events import Event, escaped, parse, unescaped
-from trainer.output import LineEscaper
+from trainer.output import LineEscaper, Output
 
 LOOKALIKE = b'{"event":"failed","time":1,"task":"chief","exit_code":2,"cause":"none","detail":"printed"}'
 # Pieces that easily join to lines that look like events.
@@ -159,6 +159,20 @@ def test_a_program_continues_without_a_reader(supervised: Start, tmp_path: Path)
     process.stdout.close()
     assert process.wait(DEADLINE) == 0
     assert (tmp_path / "done").exists()
+
+
+def test_a_program_that_never_pauses_does_not_hold_up_its_task_without_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = iter([b"x" * 64 * 1024] * 100)
+
+    class Endless:
+        def read(self) -> bytes:
+            return next(reads)
+
+    output = Output()
+    monkeypatch.setattr(output, "_pipe", Endless())
+    monkeypatch.setattr(output._sink, "_closed", True)
+    output.take()
+    assert next(reads), "StopIteration: it read all that the program wrote"
 
 
 TRAINING = """
