@@ -43,11 +43,12 @@ class Child:
         self._error_file = directory / "error" if directory else None
         self.pid: int | None = None  # also the id of its process group; None if it does not run
         self.killed_for = ""  # the reason for its SIGKILL
+        self._start_error = ""
         self.is_done = False  # whether it has reported `done`
 
     def start(self, attempt: int) -> None:
-        """Start the process of this attempt."""
-        self.killed_for, self.is_done = "", False
+        """Start the process of this attempt; `pid` stays None if the system refuses, and `diagnose` returns why."""
+        self.killed_for, self.is_done, self._start_error = "", False, ""
         if self._error_file:
             error_file.clear(self._error_file)
             silent_import.take_left_behind(self._error_file)
@@ -63,9 +64,12 @@ class Child:
         environment.update(self._stacks.environment(built_in=self._job.built_in))
         out = self._output
         environment[EVENTS_FD] = str(out.events)
-        self.pid = spawn(
-            self._job.command, environment, bound=self._job.built_in, stdout=out.stdout, stderr=out.stderr, pass_fds=(out.events,)
-        )
+        try:
+            self.pid = spawn(
+                self._job.command, environment, bound=self._job.built_in, stdout=out.stdout, stderr=out.stderr, pass_fds=(out.events,)
+            )
+        except OSError as error:
+            self._start_error = f"its process could not be started: {error.strerror}; raise the task's limits of processes and memory"
 
     def reap(self) -> int | None:
         """Reap every child of this process; return the exit code of this one if it has ended, or the signal as a negative number."""
@@ -79,6 +83,8 @@ class Child:
 
         If a training process of ours ends with DONE without reporting it, the user's code has ended it: a final failure.
         """
+        if self._start_error:
+            return code, self._start_error, ""
         if code == ExitCode.DONE and self._job.built_in and not self.is_done:
             detail = "its exit code was 0, and its work was not done: code in it has ended it, as os._exit does"
             return int(ExitCode.FINAL_FAILURE), detail, error_file.ENDED_FROM_INSIDE

@@ -121,16 +121,17 @@ class _Parent:
         self._backoff = None
         self._attempt += 1
         self._began = time.monotonic()
+        self._peers_missing, self._connected_at, self._stall = bool(self._job.awaited), None, ""
         self._child.start(self._attempt)
-        self._stall = ""
+        if self._child.pid is None:
+            self._ended(int(ExitCode.FAILURE))
+            return
         self._stalls.begin(self._child.pid)
         self._report("started", attempt=self._attempt, role=self._job.role, pid=self._child.pid)
         if self._job.built_in:
             from trainer.unreaped import Unreaped
 
             Unreaped(self._child, self._loop, self._report, self._ended, self._abandon).watch(lambda: self._stopping)
-        self._peers_missing = bool(self._job.awaited)
-        self._connected_at = None
         if self._job.policy.recovers_after < math.inf:
             self._recovery = self._loop.call_later(self._job.policy.recovers_after, self._recover)
         timeouts = self._job.timeouts
@@ -177,9 +178,8 @@ class _Parent:
         else:
             now = time.monotonic()
             connected = 0.0 if self._connected_at is None else now - self._connected_at
-            policy = self._job.policy
-            if self._stall:  # `restart: exit_code` retries signals
-                policy = replace(policy, restart="on_failure")
+            # `restart: exit_code` retries signals.
+            policy = replace(self._job.policy, restart="on_failure") if self._stall else self._job.policy
             self._apply(code, decide_restart(code, now - self._began, self._history, policy, fingerprint, connected), detail)
 
     def _on_event(self, event: Event) -> None:

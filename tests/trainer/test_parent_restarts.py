@@ -1,5 +1,6 @@
 """The end of restarts in place, and the reset of their count, with real processes."""
 
+import json
 import signal
 import sys
 from pathlib import Path
@@ -7,10 +8,24 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.stand_ins import shell
+from tests.trainer.conftest import DRIVER
+from tests.trainer.stand_ins import DONE, shell
 from trainer.restarts import SAME_AGAIN
 
 PROGRAM = "import os, sys\nprint('3/10 [=>', end='', flush=True)\n"
+
+# The system refuses the first process, as it does when there are too many.
+REFUSED_ONCE = """
+import errno, os, runpy
+from trainer import child
+
+def refuse(*_, spawn=child.spawn, **__):
+    child.spawn = spawn
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+child.spawn = refuse
+runpy.run_path(os.environ["DRIVER"], run_name="__main__")
+"""
 
 
 def python(tmp_path: Path, script: str) -> tuple[str, ...]:
@@ -41,6 +56,14 @@ def test_a_program_without_a_traceback_is_retried_up_to_the_limit(trainers: Any)
     run = trainers.start_parent(*shell("echo it broke; exit 1"), built_in=False, policy={"max_restarts": 2})
     assert run.code() == 1
     assert len(run.events("started")) == 3
+
+
+def test_an_attempt_whose_process_cannot_be_started_is_followed_by_another(trainers: Any) -> None:
+    job = {"command": shell(DONE), "policy": {"max_restarts": 1}}
+    run = trainers.start([sys.executable, "-c", REFUSED_ONCE, json.dumps(job)], {"DRIVER": str(DRIVER)})
+    assert run.code() == 0
+    assert run.event("restarting")["detail"].startswith("its process could not be started: Resource temporarily unavailable; raise ")
+    assert [event["attempt"] for event in run.events("started")] == [2]
 
 
 def test_a_long_attempt_resets_the_restart_count(trainers: Any, tmp_path: Path) -> None:
