@@ -31,6 +31,7 @@ _MAX_BYTES = 4096  # of a question or an answer
 NOTIFY_TIMEOUT = 60.0
 # The leader's limit if it is asked to stop, or if the run failed and each remaining task has polled before; longer if tasks poll less often.
 _SHORT_NOTIFY_TIMEOUT = 5.0
+_SERVE_INTERVAL = 1.0  # seconds between two tries of the leader to get its port
 _CHECK_INTERVAL = 0.1  # seconds between the leader's checks whether all tasks know
 
 
@@ -134,12 +135,19 @@ class Leader:
         self._last_asked: dict[str, float] = {}  # task -> time of its last request
         self._awaited_from = math.inf  # the start of the wait for required tasks
         self._deadline, self._deadline_if_all_asked, self._exits_soon = 0.0, 0.0, False
-        self._answers = _server(self._answer, split_address(own.leader_address)[1])
+        self._server: socketserver.BaseServer | None = None
+        self._serve()
+
+    def _serve(self) -> None:
+        """Serve, or try again: this task's predecessor may still have the port."""
+        self._server = _server(self._answer, split_address(self._own.leader_address)[1])
+        if self._server is None:
+            self._loop.call_later(_SERVE_INTERVAL, self._serve)
 
     @property
     def answers(self) -> bool:
-        """Whether others can ask; False if another process has the port."""
-        return self._answers is not None
+        """Whether others can ask; False while another process has the port."""
+        return self._server is not None
 
     @property
     def complete(self) -> bool:

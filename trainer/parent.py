@@ -295,7 +295,7 @@ class _Parent:
             self._leader = Leader(member, self._loop)
             if not self._leader.answers:
                 port = member.leader_address.rpartition(":")[2]
-                message = f"port {port} is in use by another process: the other tasks cannot ask whether the run has ended"
+                message = f"port {port} is in use by another process: until it is free, other tasks cannot ask whether the run has ended"
                 self._report("notice", message=message)
             return
         callbacks = Callbacks(self._run_ended, self._leader_lost, partial(self._report, "notice"))

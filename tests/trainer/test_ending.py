@@ -15,7 +15,7 @@ import pytest
 from tests.processes import free_port
 from tests.trainer.clocked import FakeClockLoop
 from tests.trainer.conftest import Ports, TrainerProcess, Trainers
-from trainer.ending import FAILED, RUNNING, SUCCEEDED, EndingRules, Leader, Member, Status, member
+from trainer.ending import FAILED, RUNNING, SUCCEEDED, EndingRules, Leader, Member, Status, ask, member
 from trainer.tf_config import TaskConfig, parse
 
 pytestmark = pytest.mark.takes_minutes  # mostly waiting, while other tests compute
@@ -319,6 +319,18 @@ def test_a_chief_whose_port_is_taken_reports_it(start: Start) -> None:
         chief = start("chief", "true", sizes=CHIEF_AND_PS, port=taken.getsockname()[1])
         assert chief.code() == 0
     assert "is in use by another process" in chief.event("notice")["message"]
+
+
+def test_a_leader_serves_once_its_predecessor_has_left_the_port() -> None:
+    with FakeClockLoop() as loop:
+        with socket.create_server(("", 0)) as taken:
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            leader = Leader(Member("run", "chief", "chief", address, address), loop)
+            loop.advance(3)
+            assert not leader.answers
+        loop.advance(3)
+        assert leader.answers
+    assert ask(Member("run", "ps-0", "chief", address, address)) == Status(RUNNING)
 
 
 def cluster(**sizes: int) -> dict[str, list[str]]:
