@@ -309,7 +309,8 @@ def _server(answer: Callable[[Any], Any], port: int) -> socketserver.BaseServer 
                 answered = answer(question)
                 if answered is not None:
                     status, on_received = answered
-                    self.wfile.write(json.dumps({"run": question["run"], **vars(status)}).encode() + b"\n")
+                    text = json.dumps({"run": question["run"], **vars(status)}, ensure_ascii=False)  # at most 6 bytes a character
+                    self.wfile.write(text.encode("utf-8", "replace") + b"\n")
                     if self.rfile.readline(_MAX_BYTES):  # the receipt; without it the task asks again
                         on_received()
 

@@ -333,6 +333,17 @@ def test_a_leader_serves_once_its_predecessor_has_left_the_port() -> None:
     assert ask(Member("run", "ps-0", "chief", address, address)) == Status(RUNNING)
 
 
+@pytest.mark.parametrize("character", ["x", "\x00", "\N{SNOWMAN}", "\N{GRINNING FACE}", "\udcff"])
+def test_a_long_reason_is_cut_and_arrives(character: str) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with FakeClockLoop() as loop:
+        leader = Leader(Member("run", "chief", "chief", address, address, followers=frozenset({"ps-0"})), loop)
+        leader.fail(character * 10_000, lambda _: None)
+    status = ask(Member("run", "ps-0", "chief", address, address))
+    assert status is not None
+    assert (status.state, set(status.reason)) == (FAILED, {character if character != "\udcff" else "?"})
+
+
 def cluster(**sizes: int) -> dict[str, list[str]]:
     return {role: [f"{role}{index}:2222" for index in range(count)] for role, count in sizes.items()}
 
