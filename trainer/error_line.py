@@ -1,9 +1,11 @@
-"""The one line of an exception that matters to the user, without the text that TensorFlow and Keras wrap around it."""
+"""The one line of an exception that matters to the user, without the text that TensorFlow and Keras wrap around it; permanent errors of files."""
 
 from __future__ import annotations
 
 import re
 
+# Errors of the class OSError that another attempt does not end: a file that is missing or not permitted.
+PERMANENT = frozenset({"FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError"})
 # Paragraphs of a message with the location of an error: the headings and frames of AutoGraph, of graph errors and of Keras.
 _LOCATION = re.compile(
     r'in user code:|Graph execution error:|Detected at node|Original stack trace for|File "|(\w+: )?Exception encountered when calling'

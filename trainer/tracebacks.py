@@ -8,7 +8,7 @@ import re
 import zlib
 from dataclasses import dataclass
 
-from trainer.error_line import line_of
+from trainer.error_line import PERMANENT, line_of
 
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "([^"]+)", line (\d+)')
@@ -37,8 +37,6 @@ _TRANSIENT_TEXT = re.compile(
     r"[Cc]onnection (reset|refused|closed)|[Ss]ocket closed|[Ff]ailed to connect|[Bb]roken pipe|[Tt]imed out|[Oo]ut of memory|"
     r"No worker known as|uninitialized"
 )
-# Permanent errors of files: missing or not permitted.
-_PERMANENT = ("FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError")
 _READ_ONLY = f"[Errno {errno.EROFS}]"  # the beginning of an OSError of a read-only file system, which has no class of its own
 
 # Remedies for errors that do not name one: those of Keras 3's `fit` on several workers (docs/keras.md), and our own. A backend quotes a line's last 150
@@ -149,5 +147,5 @@ def _chain(lines: list[str], first: int) -> int:
 
 def _is_transient(kind: str) -> bool:
     known = getattr(builtins, kind, None)
-    system = isinstance(known, type) and issubclass(known, OSError) and kind not in _PERMANENT
+    system = isinstance(known, type) and issubclass(known, OSError) and kind not in PERMANENT
     return system or bool(_TRANSIENT_KIND.search(kind))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.error_line import error_line
+from trainer.error_line import PERMANENT, error_line
 from trainer.tf_config import task_name
 
 # Directories without the user's own code: Python, its packages, and the trainer.
@@ -31,8 +31,6 @@ _EARLIER = 3  # causes of an error to follow, at most
 _TRANSIENT = frozenset(
     {"OSError", "MemoryError", "UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "ResourceExhaustedError"}
 )
-# The permanent ones among these: a file that is missing or not permitted.
-_PERMANENT = frozenset({"FileNotFoundError", "PermissionError", "IsADirectoryError", "NotADirectoryError"})
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def fingerprint(error: BaseException, frames: list[Frame], start: int) -> str:
     """
     names = {kind.__name__ for kind in type(error).__mro__}
     read_only = isinstance(error, OSError) and error.errno == errno.EROFS
-    if names & _TRANSIENT and not names & _PERMANENT and not read_only:
+    if names & _TRANSIENT and not names & PERMANENT and not read_only:
         return ""
     inner = traceback.extract_tb(error.__traceback__)[-1:]
     last = frames[-1] if frames else Frame(inner[0].filename, inner[0].lineno or 0, inner[0].name) if inner else None

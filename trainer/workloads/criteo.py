@@ -90,7 +90,7 @@ def batches(files: Files, rows: Sequence[int], shard: Shard) -> tf.data.Dataset:
     )
     with tf.control_dependencies([enough] if enough is not None else []):
         own_count = tf.identity(own_count)
-    epochs = tf.data.Dataset.range(drawn // own_count, pipeline.ENDLESS).flat_map(
+    epochs = tf.data.Dataset.range(drawn // own_count, in_memory.ENDLESS).flat_map(
         in_memory.unconverted(lambda epoch: pipeline.shuffled(own, SHUFFLE_BUFFER, seed, epoch))
     )
     lines = epochs.skip(drawn % own_count).batch(shard.batch_size, drop_remainder=True)
@@ -169,7 +169,7 @@ def _lines(paths: Sequence[Path], *, held_out: bool | None = None) -> tf.data.Da
     @in_memory.unconverted
     def of_file(name: tf.Tensor, compression: tf.Tensor, file: tf.Tensor) -> tf.data.Dataset:
         lines = tf.data.TextLineDataset(name, compression)
-        numbers = tf.data.Dataset.range(1, pipeline.ENDLESS)
+        numbers = tf.data.Dataset.range(1, in_memory.ENDLESS)
         return tf.data.Dataset.zip((lines, numbers, tf.data.Dataset.from_tensors(file).repeat()))
 
     numbered = files.flat_map(of_file)

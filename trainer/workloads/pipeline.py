@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.workloads.errors import WorkloadError
+from trainer.workloads.in_memory import ENDLESS
 from trainer.workloads.protocol import Shard
 
 # The size up to which examples are cached in memory; a larger set is read again each epoch.
@@ -26,8 +27,6 @@ SHUFFLE_BYTES = 2**28
 # Threads of the pipeline's own. A task may have only one thread for TensorFlow's operations: sharing it, a pipeline and the
 # loop that reads it could wait for each other forever.
 THREADS = 4
-
-ENDLESS = 2**62
 
 # Kinds of a dataset's last operations that the trainer does itself; none of them changes the examples.
 _BATCH, _ORDER, _NOTHING = "batch", "order", "nothing"
