@@ -42,13 +42,13 @@ class Child:
         # Without a directory, events only lack the last error line.
         self._error_file = directory / "error" if directory else None
         self.pid: int | None = None  # also the id of its process group; None if it does not run
-        self.killed_for = ""  # the reason for its SIGKILL
+        self.kill_reason = ""  # the reason for its SIGKILL
         self._start_error = ""
         self.is_done = False  # whether it has reported `done`
 
     def start(self, attempt: int) -> None:
         """Start the process of this attempt; `pid` stays None if the system refuses, and `diagnose` returns why."""
-        self.killed_for, self.is_done, self._start_error = "", False, ""
+        self.kill_reason, self.is_done, self._start_error = "", False, ""
         if self._error_file:
             error_file.clear(self._error_file)
             silent_import.take_left_behind(self._error_file)
@@ -115,9 +115,9 @@ class Child:
 
     def kill(self, reason: str) -> None:
         """Kill its process group."""
-        if self.pid is None or self.killed_for:
+        if self.pid is None or self.kill_reason:
             return
-        self.killed_for = reason
+        self.kill_reason = reason
         kill_group(self.pid)
         self._loop.call_later(self._job.timeouts.killed, partial(self._check_killed, self.pid))
 

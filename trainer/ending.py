@@ -26,7 +26,7 @@ RUNNING, SUCCEEDED, FAILED = "running", "succeeded", "failed"  # states of a run
 _POLL_INTERVAL = 1.0  # seconds between two questions of a task
 _TASKS_PER_SECOND = 100  # requests to the leader for which its load is planned: the tasks of a larger cluster poll less often
 _TIMEOUT = 2.0  # seconds to wait for an answer
-_MAX_BYTES = 4096  # of a question or an answer
+_MAX_MESSAGE = 4096  # of a question or an answer
 # Seconds at most for which a leader waits until all tasks are notified, or for which a failed required task polls a silent leader.
 NOTIFY_TIMEOUT = 60.0
 # The leader's limit if it is asked to stop, or if the run failed and each remaining task has polled before; longer if tasks poll less often.
@@ -174,7 +174,7 @@ class Leader:
 
     def fail(self, reason: str, then: Callable[[Status], None]) -> None:
         """End the run with failure; call `then` as `succeed` does. A task that has not asked yet may be starting."""
-        self._end(Status(FAILED, reason[: _MAX_BYTES // 8]), self._own.short_notify_timeout, then)
+        self._end(Status(FAILED, reason[: _MAX_MESSAGE // 8]), self._own.short_notify_timeout, then)
 
     def exit_soon(self) -> None:
         """Shorten the wait for others: this task was asked to stop."""
@@ -284,7 +284,7 @@ def ask(own: Member, state: str = RUNNING) -> Status | None:
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, UnicodeError):  # noqa: SIM117 - Python 3.8 lacks the long form
         with socket.create_connection(split_address(own.leader_address), timeout=_TIMEOUT) as connection:
             connection.sendall(question)
-            answer = json.loads(connection.makefile("rb").readline(_MAX_BYTES))
+            answer = json.loads(connection.makefile("rb").readline(_MAX_MESSAGE))
             if answer["run"] == own.run and answer["state"] in {RUNNING, SUCCEEDED, FAILED}:
                 connection.sendall(b"\n")
                 return Status(answer["state"], str(answer["reason"]))
@@ -305,13 +305,13 @@ def _server(answer: Callable[[Any], Any], port: int) -> socketserver.BaseServer 
 
         def handle(self) -> None:
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-                question = json.loads(self.rfile.readline(_MAX_BYTES))
+                question = json.loads(self.rfile.readline(_MAX_MESSAGE))
                 answered = answer(question)
                 if answered is not None:
                     status, on_received = answered
                     text = json.dumps({"run": question["run"], **vars(status)}, ensure_ascii=False)  # at most 6 bytes a character
                     self.wfile.write(text.encode("utf-8", "replace") + b"\n")
-                    if self.rfile.readline(_MAX_BYTES):  # the receipt; without it the task asks again
+                    if self.rfile.readline(_MAX_MESSAGE):  # the receipt; without it the task asks again
                         on_received()
 
     class Server(socketserver.ThreadingTCPServer):

@@ -23,7 +23,7 @@ from trainer.events import MARK, Event, parse
 
 _READ = 64 * 1024
 _FULL = 64 * 1024  # bytes that wait to be written; with more, nothing is read
-_MAX_BYTES = 1024 * 1024  # the same while all output before an event, or before the end, is read; the largest pipe that a user may have
+_MAX_QUEUED = 1024 * 1024  # the same while all output before an event, or before the end, is read; the largest pipe that a user may have
 _TAIL = 64 * 1024  # bytes of the last output to keep
 _MAX_EVENT = 1024 * 1024
 _STUCK_AFTER = 10.0  # seconds without a byte written after which an ended task gives up
@@ -126,7 +126,7 @@ class Output:
 
     def write(self, text: str) -> None:
         """Write whole lines, after all that the program has written so far."""
-        self._take(_MAX_BYTES)
+        self._take(_MAX_QUEUED)
         self._sink.add(self._escaping.end_line() + text.encode("utf-8", "backslashreplace"))
 
     def flush(self) -> None:
@@ -158,7 +158,7 @@ class Output:
 
     def take(self) -> None:
         """Read all output and events that were written so far."""
-        self._take(_MAX_BYTES)
+        self._take(_MAX_QUEUED)
         self._take_events(math.inf)  # at most one pipe's content; it says how the task has ended
 
     def begin(self) -> None:
@@ -196,9 +196,9 @@ class Output:
             self.on_output()
             self.tail = (self.tail + read)[-_TAIL:]
 
-    def _take_events(self, most: float = _MAX_BYTES) -> None:
+    def _take_events(self, most: float = _MAX_QUEUED) -> None:
         while self._sink.waiting < most and (read := self._events.read()):
-            self._take(_MAX_BYTES)  # output that was printed before an event comes before it
+            self._take(_MAX_QUEUED)  # output that was printed before an event comes before it
             *lines, partial = (self._partial + read).split(b"\n")
             self._partial = partial if len(partial) < _MAX_EVENT else b""
             for line in lines:

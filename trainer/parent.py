@@ -85,8 +85,8 @@ class _Parent:
         self._stopping = False
         self._signals = 0
         self._end_cause: tuple[str, str] | None = None  # cause and detail, once the parent has decided to end the task
-        self._stalls = StallWatch(job, report, loop, stacks, self._prober, self._kill_stalled)
-        self._stall = ""  # the stall for which the attempt was killed
+        self._stall_watch = StallWatch(job, report, loop, stacks, self._prober, self._kill_stalled)
+        self._stall_reason = ""  # the stall for which the attempt was killed
         self._exit_code = int(ExitCode.FAILURE)
         self._leader: Leader | None = None
         self._follower: Follower | None = None
@@ -106,7 +106,7 @@ class _Parent:
             loop.on_ready(self._job.lifeline, selectors.EVENT_READ, self._lifeline_ready)
         if self._job.member is not None:
             self._join(self._job.member)
-        self._output.on_event, self._output.on_output = self._on_event, self._stalls.on_output
+        self._output.on_event, self._output.on_output = self._on_event, self._stall_watch.on_output
         self._output.attach(loop)
         try:
             loop.call_later(0, self._start)
@@ -121,12 +121,12 @@ class _Parent:
         self._backoff = None
         self._attempt += 1
         self._began = time.monotonic()
-        self._peers_missing, self._connected_at, self._stall = bool(self._job.awaited), None, ""
+        self._peers_missing, self._connected_at, self._stall_reason = bool(self._job.awaited), None, ""
         self._child.start(self._attempt)
         if self._child.pid is None:
             self._ended(int(ExitCode.FAILURE))
             return
-        self._stalls.begin(self._child.pid)
+        self._stall_watch.begin(self._child.pid)
         self._report("started", attempt=self._attempt, role=self._job.role, pid=self._child.pid)
         if self._job.built_in:
             from trainer.unreaped import Unreaped
@@ -156,12 +156,12 @@ class _Parent:
             self._ended(code)
 
     def _ended(self, code: int) -> None:
-        for watch in (self._peer_wait, self._workers_watch, self._recovery, self._stalls):
+        for watch in (self._peer_wait, self._workers_watch, self._recovery, self._stall_watch):
             if watch is not None:
                 watch.cancel()
         self._output.take()
         # SIGKILL after a stall does not mean that memory ran out.
-        code, detail, fingerprint = (int(ExitCode.FAILURE), self._stall, "") if self._stall else self._child.diagnose(code)
+        code, detail, fingerprint = (int(ExitCode.FAILURE), self._stall_reason, "") if self._stall_reason else self._child.diagnose(code)
         if self._succeeded:
             self._done()
         elif self._end_cause is not None and (code != ExitCode.DONE or not self._job.built_in):
@@ -179,12 +179,12 @@ class _Parent:
             now = time.monotonic()
             connected = 0.0 if self._connected_at is None else now - self._connected_at
             # `restart: exit_code` retries signals.
-            policy = replace(self._job.policy, restart="on_failure") if self._stall else self._job.policy
+            policy = replace(self._job.policy, restart="on_failure") if self._stall_reason else self._job.policy
             self._apply(code, decide_restart(code, now - self._began, self._history, policy, fingerprint, connected), detail)
 
     def _on_event(self, event: Event) -> None:
         """Forward the events of the training process; note a newer checkpoint, from which a restart resumes."""
-        self._stalls.on_event(event)
+        self._stall_watch.on_event(event)
         if event["event"] not in FORWARDED:
             return
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # a program's own event may lack fields of its line
@@ -201,7 +201,7 @@ class _Parent:
 
     def _kill_stalled(self, why: str) -> None:
         if not self._stopping:
-            self._stall = why
+            self._stall_reason = why
             self._child.kill(why)
 
     def _recover(self) -> None:
@@ -215,14 +215,14 @@ class _Parent:
         saved = code == _PREEMPTED and not self._job.built_in
         if nothing_to_save or saved or exit_code_of(code) in {ExitCode.STOPPED, ExitCode.PEER_LOST}:
             self._exit(ExitCode.STOPPED)
-        elif self._child.killed_for:
-            self._fail(exit_code_of(code), f"killed before it had stopped: {self._child.killed_for}", detail)
+        elif self._child.kill_reason:
+            self._fail(exit_code_of(code), f"killed before it had stopped: {self._child.kill_reason}", detail)
         else:
             self._fail(exit_code_of(code), f"{cause_of(code)} while it was stopping", detail)
 
     def _apply(self, code: int, decision: RestartInPlace | End, detail: str) -> None:
-        if self._stall and self._job.stalls.on_stall == "fail":
-            self._fail(ExitCode.FINAL_FAILURE, self._stall, "")
+        if self._stall_reason and self._job.stalls.on_stall == "fail":
+            self._fail(ExitCode.FINAL_FAILURE, self._stall_reason, "")
             return
         if isinstance(decision, End):
             self._fail(decision.exit_code, decision.cause, detail, exit_code_of(code))
@@ -462,7 +462,7 @@ class _Parent:
         if missing:
             report(timeout=self._job.timeouts.start)
         else:
-            self._stalls.ask(lambda doing: report(doing=doing.kind, place=doing.detail))
+            self._stall_watch.ask(lambda doing: report(doing=doing.kind, place=doing.detail))
 
     def _peers_connected(self, seconds: float) -> None:
         self._peers_missing = False

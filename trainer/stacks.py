@@ -29,7 +29,7 @@ PORT = 2225
 _BEGIN_TIMEOUT = 3.0  # seconds for a process to begin to write
 _IDLE_TIMEOUT = 0.3  # seconds without output after which its stacks are complete
 _TOTAL_TIMEOUT = 12.0  # seconds for all processes of a task
-_MAX_BYTES = 4 * 1024 * 1024  # bytes of one process
+_MAX_STACKS = 4 * 1024 * 1024  # bytes of one process
 _READ = 64 * 1024
 _SEND_TIMEOUT = 10.0  # seconds for a client to read the answer
 
@@ -216,7 +216,7 @@ class _Reading:
 
     def add(self, read: bytes) -> None:
         """Add output."""
-        self._read = (self._read + read)[:_MAX_BYTES]
+        self._read = (self._read + read)[:_MAX_STACKS]
         self._timer.cancel()
         self._timer = self._loop.call_later(_IDLE_TIMEOUT, self._end)
 
