@@ -63,7 +63,7 @@ class TaskStatus:
     @property
     def restart_count(self) -> int:
         """How many restarts it has had; of many, `restarts` has only the newest."""
-        return max(len(self.restarts), self.restarts[-1].attempt) if self.restarts else 0
+        return self.restarts[-1].attempt if self.restarts else 0
 
 
 class RunUnreachableError(LauncherError):

@@ -204,7 +204,7 @@ class KubernetesBackend:
                 run = self._of_record(name)
             except UnreachableError:
                 raise
-            except LauncherError as error:  # its spec is of another version
+            except LauncherError as error:  # e.g. its spec is of another version
                 run, unknown = None, dataclasses.replace(unknown, reason=f"{unknown.reason}; {error.message}")
             watched.expired = expired.status(watched.cluster, unknown, run) if run else unknown
             if watched.expired.state is not State.UNKNOWN:
@@ -299,7 +299,8 @@ class KubernetesBackend:
             )
             teardown.stop(watched.cluster, failed, name, PodLogs(watched.cluster, self._log_directory(watched.cluster, name)), now=False)
             self._forget(name)
-        elif status.state in {State.SUCCEEDED, State.FAILED}:  # not if its Jobs are suspended: it may continue
+        elif status.state in {State.SUCCEEDED, State.FAILED} and not run_record.start_in_progress(watched.record, watched.cluster.now()):
+            # Not if its Jobs are suspended: it may continue. During another start they are those of the start before.
             run_record.write_end(watched.cluster, status, run_record.start_of(watched.record))
 
     def _limit(self, watched: _WatchedRun, limit: str, default: str) -> str:

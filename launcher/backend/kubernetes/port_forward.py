@@ -148,7 +148,7 @@ def _original_error(error: Any) -> Any:
     return api_error
 
 
-@functools.cache  # once for all threads
+@functools.cache  # two threads may both do it, which does no harm
 def _hide_tracebacks() -> None:
     """Keep the client's port-forward threads from writing a traceback when a connection closes: the reader gets an error anyway."""
     original_hook = threading.excepthook

@@ -269,7 +269,7 @@ def update_end(cluster: Cluster, status: RunStatus, start: str | None) -> None:
 
 
 def _write_status(
-    cluster: Cluster, run: str, start: str | None, data: dict[str, str | None], is_wanted: Callable[[Object], bool] = bool
+    cluster: Cluster, run: str, start: str | None, data: dict[str, str | None], is_wanted: Callable[[Object], bool] = lambda _: True
 ) -> None:
     """Write the data if the record is that of `start` and is wanted; try again if others change the record meanwhile."""
     for _ in range(_TRIES - 1):

@@ -46,7 +46,8 @@ class RunEvents:
 def _with_events(task: TaskStatus, tracker: TaskTracker) -> TaskStatus:
     """Return the status that pods tell, with the facts of the task's events."""
     both = sorted([*task.restarts, *tracker.restarts], key=lambda attempt: attempt.time)
-    restarts = tuple(dataclasses.replace(attempt, attempt=number) for number, attempt in enumerate(both, 1))
+    forgotten = tracker.restarts[0].attempt - 1 if tracker.restarts else 0  # the tracker remembers the newest
+    restarts = tuple(dataclasses.replace(attempt, attempt=number) for number, attempt in enumerate(both, 1 + forgotten))
     left = min((one for one in (task.restarts_left, tracker.restarts_left) if one is not None), default=None)
     found: dict[str, Any] = {"restarts": restarts, "restarts_left": left, **vars(tracker.progress)}
     if tracker.reported and task.state is State.RUNNING and not task.reason:

@@ -6,10 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.backend.kubernetes import ended_status
+from launcher.backend.kubernetes import ended_status, run_record
 from launcher.backend.kubernetes.backend import KubernetesBackend
 from launcher.backend.kubernetes.client import Cluster, as_json
 from launcher.backend.kubernetes.errors import UnreachableError, WebhookError
+from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.model import ClusterRef
 from launcher.errors import LauncherError
 from launcher.runs.status import RunStatus, State
@@ -53,6 +54,20 @@ def test_a_run_of_a_newer_launcher_can_be_watched(tmp_path: Path, monkeypatch: p
     backend = newer(tmp_path, monkeypatch)
     assert list(backend.finish("digits")) == []
     assert "digits" in backend._notifiers
+
+
+@pytest.mark.parametrize("starts", [False, True])
+def test_the_end_of_a_start_is_not_recorded_during_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, starts: bool) -> None:
+    """The next start writes the record before it deletes the Jobs of the start before."""
+    lease = {run_record._STARTING: as_json({"id": "second", "since": 90.0, "host": "elsewhere"})}
+    record = {"metadata": {"annotations": lease if starts else {}}, "data": {"start": "second"}}
+    written: list[str | None] = []
+    monkeypatch.setattr(run_record, "write_end", lambda _cluster, _status, start: written.append(start))
+    reconciler = SimpleNamespace(reconcile=lambda *_: [], start_timeout_reason=lambda *_: "")
+    watched: Any = SimpleNamespace(reconciler=reconciler, cluster=SimpleNamespace(now=lambda: 100.0), record=record, spec={})
+    failed = RunStatus("digits", "kubernetes", State.FAILED)
+    KubernetesBackend(tmp_path, ClusterRef(None, None))._reconcile(watched, "digits", ClusterSnapshot("digits", ()), failed, [])
+    assert written == ([] if starts else ["second"])
 
 
 def test_an_admission_webhook_that_fails_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,16 @@ def test_the_chief_s_progress_is_the_run_s_and_it_reports_for_workers() -> None:
     assert (run.run_dir, str(run.run_dir)) == (location, "claim digits in namespace team-a, digits/")
 
 
+def test_all_restarts_are_counted_though_only_the_newest_are_remembered() -> None:
+    run_events = RunEvents("chief")
+    run_events.apply([line("chief", "restarting", at=float(number), exit_code=1) for number in range(1, 701)])
+    pods = (EndedAttempt(0.5, 1, 137, "OOMKilled"), EndedAttempt(800.0, 2, 137, "OOMKilled"))
+    (chief,) = run_events.statuses([TaskStatus("chief", State.RUNNING, restarts=pods[1:])])
+    assert (chief.restart_count, len(chief.restarts)) == (701, 501)
+    (chief,) = run_events.statuses([TaskStatus("chief", State.RUNNING, restarts=pods)])
+    assert chief.restart_count == 702
+
+
 def test_a_task_that_waits_for_peers_is_pending() -> None:
     run_events = RunEvents("chief")
     run_events.apply([line("chief", "waiting", missing=[{"task": "worker-1"}], seconds=3, timeout=600)])
