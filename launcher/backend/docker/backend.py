@@ -19,7 +19,7 @@ from launcher import files, timestamps
 from launcher.backend.docker import container_status
 from launcher.backend.docker.engine import COMPOSE_TIMEOUT, Engine, compose, endpoint, translate_errors
 from launcher.backend.docker.run_containers import COMPOSE_FILE
-from launcher.backend.docker.stop import stop_running
+from launcher.backend.docker.stop import grace_of, stop_running
 from launcher.backend.model import PlannedRun, TensorBoardAddress, spec_of
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
 from launcher.notify import outbox
@@ -70,11 +70,16 @@ class DockerBackend:
             lock_fd = spawn.lock(paths)
             try:
                 self._write(paths, plan, self._with_free_port(plan.name, spec))
-                timeout = supervisor_start_timeout(plan)
+                timeout = supervisor_start_timeout(plan, self._longest_grace(plan.name))
                 lifeline = spawn.start(paths, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_SUPERVISOR, timeout=timeout)
             finally:
                 os.close(lock_fd)
         self._supervised.hold_lifeline(plan.name, lifeline)
+
+    def _longest_grace(self, name: str) -> float:
+        """Return for how many seconds the containers of an earlier run may save."""
+        with translate_errors(f"looking for containers of {name}"):
+            return max(map(grace_of, self._engine.containers(name)), default=0)
 
     def _with_free_port(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
         """Return the spec, with the next free port for TensorBoard if another program of this machine has the spec's port."""
@@ -278,12 +283,12 @@ class DockerBackend:
             state_file.write(paths.state, dataclasses.replace(snapshot, status=dataclasses.replace(status, tensorboard="")))
 
 
-def supervisor_start_timeout(plan: Plan) -> float:
+def supervisor_start_timeout(plan: Plan, earlier_grace: float) -> float:
     """Return the seconds within which the supervisor has to report that the containers have started.
 
-    At least as many as Compose may take, after the tasks of an earlier run have saved.
+    At least as many as Compose may take, after those of an earlier run have saved, for at most `earlier_grace` seconds.
     """
-    return _START_SLACK + plan.grace_period + max(plan.start_timeout, COMPOSE_TIMEOUT)
+    return _START_SLACK + earlier_grace + max(plan.start_timeout, COMPOSE_TIMEOUT)
 
 
 def _known_spec(paths: RunPaths) -> "ClusterSpec | None":

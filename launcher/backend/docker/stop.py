@@ -53,7 +53,7 @@ def stop_running(containers: Iterable[Container]) -> bool:
     for thread in threads:
         thread.start()
     for container, thread in zip(running, threads, strict=True):
-        timeout = _grace(container) + _SLACK
+        timeout = grace_of(container) + _SLACK
         thread.join(max(0.0, began + timeout - time.monotonic()))
         if thread.is_alive():
             raise LauncherError(
@@ -67,13 +67,13 @@ def stop_running(containers: Iterable[Container]) -> bool:
 
 def _stop(container: Container, errors: list[Exception]) -> None:
     try:
-        stop(container, _grace(container))
+        stop(container, grace_of(container))
     except NotFound:
         pass  # it is gone, so there is nothing to stop
     except ERRORS as error:
         errors.append(error)
 
 
-def _grace(container: Container) -> int:
+def grace_of(container: Container) -> int:
     """Return the seconds that a container has to stop by itself."""
     return int(container.attrs["Config"].get("StopTimeout") or 30)

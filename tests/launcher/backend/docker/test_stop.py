@@ -31,7 +31,7 @@ class StoppingContainer(Container):
 
 def test_a_container_has_its_own_grace_period_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop, "_SLACK", 0.0)
-    chief, server = StoppingContainer("chief", 1, 0.5), StoppingContainer("ps-0", 1, 0.0)
+    chief, server = StoppingContainer("chief", 60, 0.5), StoppingContainer("ps-0", 60, 0.0)
     assert stop.stop_running([chief, server])
     assert chief.has_stopped.is_set()
     assert server.has_stopped.is_set()
