@@ -129,8 +129,7 @@ class EarlyStopping(Settings):
 
     metric: str = Field("loss", min_length=1, description="The evaluation's metric that is watched.")
     mode: Mode = Field("auto", description="Whether less or more of it is better; `auto` decides by the metric's name.")
-    # Fewer than evaluations.MAX_RETAINED: the best value and those after it are compared.
-    patience: int = Field(5, ge=1, le=999, description="Evaluations in a row without a better value after which the run ends.")
+    patience: int = Field(5, ge=1, description="Evaluations in a row without a better value after which the run ends.")
     min_delta: float = Field(0.0, ge=0, description="By how much a value must be better to count.")
 
 

@@ -20,6 +20,7 @@ _SCHEDULE_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 _ALL_SCHEDULE_FIELDS = ("decay_steps", "decay_rate", "staircase", "final", "boundaries", "factors")
 _MAX_MIRRORED = 32  # batches a step
+_MAX_PATIENCE = 999  # evaluations; of evaluations.MAX_RETAINED, one is the best
 _CLIPS = ("clip_value", "clip_norm", "clip_global_norm")
 _PROGRAM_FIELDS = ("workload", "params", "data", "seed")  # all the settings of a program with manual placement
 
@@ -121,6 +122,12 @@ def _early_stopping_direction(train: Train, _: Strategy) -> Iterator[Conflict]:
         yield Conflict(("early_stopping", "metric"), message, "`mode: max` or `mode: min` beside it", "add `mode: max`, if more is better")
 
 
+def _early_stopping_patience(train: Train, _: Strategy) -> Iterator[Conflict]:
+    if train.early_stopping and train.early_stopping.patience > _MAX_PATIENCE:
+        message = f"{train.early_stopping.patience:,} evaluations are more than a run keeps beside the best one"
+        yield Conflict(("early_stopping", "patience"), message, f"at most {_MAX_PATIENCE}", "write less, or evaluate less often")
+
+
 def _mirrored_accumulation(train: Train, strategy: Strategy) -> Iterator[Conflict]:
     if STRATEGIES[strategy].on_devices and train.gradients.accumulate > _MAX_MIRRORED:
         message = f"{train.gradients.accumulate} batches a step: with mirrored each is a part of the graph of its own"
@@ -170,6 +177,7 @@ RULES: tuple[Callable[[Train, Strategy], Iterator[Conflict]], ...] = (
     _loss_scale,
     _determinism,
     _early_stopping_direction,
+    _early_stopping_patience,
     _mirrored_accumulation,
     _unused,
     _random_steps,

@@ -15,7 +15,7 @@ from trainer.engine.embeddings.local_tables import LocalTables
 from trainer.engine.job import Job
 from trainer.settings import Embeddings
 from trainer.workloads import pipeline
-from trainer.workloads.errors import WorkloadError
+from trainer.workloads.errors import DataError, WorkloadError
 from trainer.workloads.protocol import Accumulating, Agent, Composing, HeldOutMetrics, Stepping, Values, Workload
 
 if TYPE_CHECKING:
@@ -85,11 +85,12 @@ def evaluated_names(workload: Workload | Agent, model: keras.Model) -> tuple[str
     held_out = workload.held_out_metrics()
     if held_out is None:
         return names
-    held_out.reset()
     try:
-        return tuple(dict.fromkeys([*names, *held_out.result()]))
+        held_out.reset()
+        own = held_out.result()
     except Exception:  # noqa: BLE001 - a user's metrics may divide by the number of batches, 0
         return None
+    return tuple(dict.fromkeys([*names, *own])) if own else None
 
 
 def traced(workload: Workload, model: keras.Model) -> tuple[tuple[str, ...], int]:
@@ -227,7 +228,7 @@ class ModelEvaluation(ABC):
         """Return loss and metrics; None if `stopped` returned True before all examples were seen.
 
         Raises:
-            WorkloadError: the held-out set has no batch.
+            DataError: the held-out set has no batch.
         """
 
     def __call__(self) -> dict[str, float]:
@@ -307,8 +308,8 @@ class BatchMeansEvaluation(ModelEvaluation):
         return named(self.names, (sums / count).numpy()) | (self._held_out.result() if self._held_out is not None else {})
 
 
-def _no_batch() -> WorkloadError:
-    return WorkloadError("the held-out set (eval_data) has no batch: give it examples, and batch them without drop_remainder")
+def _no_batch() -> DataError:
+    return DataError("the held-out set (eval_data) has no batch: give it examples, and batch them without drop_remainder")
 
 
 def named(names: Iterable[str], values: Iterable[Any]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Errors of a workload's configuration. All of them end a task with exit code 2: a retry cannot help.
 
 WorkloadError      the workload cannot be loaded or built as the settings ask
-└── DataError      its data is missing, or not in the expected format
+└── DataError      its data is missing, or not as expected
 """
 
 from pathlib import Path
@@ -10,11 +10,11 @@ from pathlib import Path
 class WorkloadError(ValueError):
     """The workload that the settings name cannot be created. The message says what to change."""
 
-    reason = "the configuration is wrong"  # the cause of the failed run
+    reason = "the configuration is wrong"  # the cause in the event `failed`
 
 
 class DataError(WorkloadError):
-    """A data file is missing or wrong. The message names the file, what was found, what was expected and the remedy."""
+    """Data is missing or wrong. The message names the file or function, what was found, what was expected and the remedy."""
 
     reason = "the data cannot be used"
 

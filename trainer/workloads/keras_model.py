@@ -151,7 +151,8 @@ class KerasModel:
 
     def held_out_metrics(self) -> "_CompiledHeldOutMetrics | None":
         """See Accumulating.held_out_metrics."""
-        return _CompiledHeldOutMetrics(self._compiled_metrics, self._split_weights) if self._compiled_metrics is not None else None
+        compiled = self._compiled_metrics.compiled if self._compiled_metrics is not None else None
+        return None if compiled is None else _CompiledHeldOutMetrics(compiled, self._split_weights)
 
     def train_data(self, shard: Shard) -> tf.data.Dataset:
         """See Workload.train_data."""
@@ -231,23 +232,21 @@ class _CompiledMetrics:
 class _CompiledHeldOutMetrics:
     """The metrics on a whole held-out set, batch by batch; see protocol.HeldOutMetrics."""
 
-    def __init__(self, metrics: _CompiledMetrics, split_weights: Callable[[Any], tuple[Any, Any]]) -> None:
-        self._compiled, self._split_weights = metrics.compiled, split_weights
+    def __init__(self, compiled: Any, split_weights: Callable[[Any], tuple[Any, Any]]) -> None:
+        self._compiled, self._split_weights = compiled, split_weights  # Keras's CompileMetrics
 
     def reset(self) -> None:
         """Reset the metrics."""
-        if self._compiled is not None:
-            self._compiled.reset_state()
+        self._compiled.reset_state()
 
     def update(self, targets: Any, outputs: Any) -> None:
         """Add one batch; may be called in a graph."""
-        if self._compiled is not None:
-            labels, weights = self._split_weights(targets)
-            self._compiled.update_state(labels, outputs, weights)
+        labels, weights = self._split_weights(targets)
+        self._compiled.update_state(labels, outputs, weights)
 
     def result(self) -> dict[str, float]:
         """Return the values on all batches since `reset`."""
-        return {} if self._compiled is None else {name: float(value) for name, value in _scalars(self._compiled.result()).items()}
+        return {name: float(value) for name, value in _scalars(self._compiled.result()).items()}
 
 
 def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
