@@ -403,7 +403,7 @@ class _Parent:
         self._loop.forget(self._lifeline)
         self._lifeline = None
         self._stop("the run's supervisor is gone")
-        self._loop.call_later(self._job.timeouts.supervisor_lost, partial(self._child.kill, "it did not stop after its supervisor"))
+        self._loop.call_later(self._job.timeouts.supervisor_lost, partial(self._child.kill, "the run's supervisor is gone"))
 
     def _stop(self, reason: str) -> None:
         """Ask the training process to stop, once."""

@@ -27,7 +27,7 @@ class Timeouts:
     )
     ending: float = 5.0  # between SIGTERM and SIGKILL if nothing can be lost
     saving: float = 60.0  # the same, at least, if there is a checkpoint to save
-    supervisor_lost: float = 30.0  # between SIGTERM and SIGKILL when no supervisor is left to send the second signal
+    supervisor_lost: float = 30.0  # between SIGTERM and SIGKILL when no supervisor is left to kill
     after_success: float = 10.0  # between SIGTERM and SIGKILL for a program whose run has succeeded
     killed: float = 10.0  # for a process to end after SIGKILL; one that is blocked on storage that does not answer does not
 

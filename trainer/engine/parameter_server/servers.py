@@ -20,7 +20,8 @@ _TRIES = 3  # to notify a server
 _DELIVERY_TIMEOUT = 10.0  # seconds; a server that has not read it by then ends by its orphan timeout
 # Contents of a stop file: the run is done; or its chief has saved, and no longer needs this server, which was asked to stop.
 _DONE, _SAVED = "done", "saved"
-_SAME_STOP = 0.3  # seconds after SIGURG in which SIGTERM is of the same stop; the parent waits longer
+_SAME_STOP = 0.4  # seconds after SIGURG in which SIGTERM is of the same stop; the parent itself waits longer
+_LONE = 2.0  # seconds after SIGTERM in which SIGURG of the same stop may come
 # Seconds that a server continues after it was asked to stop. A worker has no state, but a chief that is asked at the same time ends its
 # calls first; a ps waits for its chief, as long as its parent allows.
 _STOP_DELAY = {"worker": 3.0, "ps": math.inf}
@@ -62,7 +63,7 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
             until = time.monotonic() + _STOP_DELAY[task.role]
             with contextlib.suppress(OSError):  # on a full disk: the chief learns of it by its own stop, or only at the end
                 leaving.touch()
-        if signals.ended or (until is not None and time.monotonic() > until):
+        if signals.must_end or (until is not None and time.monotonic() > until):
             return False
         if chief_watch is not None:
             chief_watch.poll()
@@ -72,26 +73,33 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
 
 
 class _Signals:
-    """Signals from the parent: SIGURG, a stop was requested; SIGTERM, which it repeats, or sends long after SIGURG, ends this task.
+    """The signals that this process gets: SIGURG from its parent, which was asked to stop; SIGTERM, which ends it.
 
-    Something that stops all processes of a run at once, such as systemd, sends SIGTERM to this one, too: then its chief has not saved yet.
+    Something that stops all processes of a run at once, such as systemd, also sends SIGTERM to this one, and its parent sends SIGURG at the
+    same time: then the chief has not saved yet, and only the parent's SIGTERM, which comes later, counts. Times are of time.monotonic.
     """
 
     def __init__(self) -> None:
-        self.stop_requested_at: float | None = None  # of time.monotonic
-        self.ended = False
-        self._count = 0
+        self.stop_requested_at: float | None = None
+        self._terminations: list[float] = []
         signal.signal(signal.SIGURG, self._note_stop)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note_end)
+            signal.signal(number, self._note_termination)
 
     def _note_stop(self, _number: int, _frame: FrameType | None) -> None:
         self.stop_requested_at = self.stop_requested_at or time.monotonic()
 
-    def _note_end(self, _number: int, _frame: FrameType | None) -> None:
-        self._count += 1
-        after_stop = time.monotonic() - (self.stop_requested_at or math.inf)
-        self.ended |= self._count > 1 or after_stop > _SAME_STOP
+    def _note_termination(self, _number: int, _frame: FrameType | None) -> None:
+        self._terminations.append(time.monotonic())
+
+    @property
+    def must_end(self) -> bool:
+        """Whether this process is to end now."""
+        if len(self._terminations) != 1:
+            return bool(self._terminations)  # the parent repeats it
+        if self.stop_requested_at is None:
+            return time.monotonic() - self._terminations[0] > _LONE
+        return self._terminations[0] - self.stop_requested_at > _SAME_STOP
 
 
 def _read_message(file: Path) -> str:

@@ -187,7 +187,7 @@ class SyncServer:
             lambda count, _, ended, *__: (count < needed) & ~ended,
             body,
             start,
-            shape_invariants=(*(one.shape for one in start[:4]), grows),
+            shape_invariants=(*(tensor.shape for tensor in start[:4]), grows),
             parallel_iterations=1,
         )
         return sums, contributors, late, ended

@@ -38,9 +38,10 @@ tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(cluster), job_nam
 tf.config.list_logical_devices()  # which connects
 is_leaving = server_watch.file_check(servers.leaving_file(sys.argv[2], "ps-0"), "/job:ps/replica:0/task:0/device:CPU:0")
 before = is_leaving()
-for pid in sys.argv[3:]:
-    os.kill(int(pid), signal.SIGTERM)  # as by systemd, which stops all processes: the parent does not pass it on yet
-    os.kill(int(pid), signal.SIGURG)
+# As by systemd, which stops all processes: the parent does not pass SIGTERM on yet, and tells of the stop by SIGURG.
+for pid, order in zip(sys.argv[3:], ((signal.SIGURG, signal.SIGTERM), (signal.SIGTERM, signal.SIGURG)), strict=True):
+    for number in order:
+        os.kill(int(pid), number)
 while not is_leaving():
     time.sleep(0.1)
 print(before, *servers.notify_saved({"ps-0"}, sys.argv[2]), flush=True)
