@@ -41,8 +41,7 @@ class EndingRules:
 
     `port` is that of the leader's parent. `success` names the tasks whose exit 0 the run needs: `chief`, the leader, or `all_workers`
     too. Once the run has succeeded, a task has the time of its role in `graces` to end by itself. A task that is asked to stop is
-    killed after `grace_period`. `trainer.settings.Ending` has the same fields: the parent of a user's program reads them without pydantic,
-    which the program's environment may lack.
+    killed after `grace_period`. It repeats `trainer.settings.Ending` without pydantic, which the environment of a user's program may lack.
     """
 
     port: int

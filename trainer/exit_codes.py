@@ -32,7 +32,7 @@ SIGKILL = SIGNAL_BASE + 9  # a shell's code for a process that was killed, for e
 
 MEANING: dict[int, str] = {
     ExitCode.DONE: "done",
-    ExitCode.FINAL_FAILURE: "a final failure, e.g. a wrong configuration; not started again",
+    ExitCode.FINAL_FAILURE: "a final failure; not started again; e.g. the configuration is wrong",
     ExitCode.PEER_LOST: "a peer was lost or not there; started again",
     ExitCode.STOPPED: "asked to stop; started again without counting",
 }

@@ -15,21 +15,22 @@ _DIGITS = 8
 _SEPARATOR = "-"
 
 
-def files(directory: Path, on_error: Callable[[OSError], object] = bool) -> Iterator[Path]:
+def files(directory: Path, on_error: Callable[[OSError], object] | None = None) -> Iterator[Path]:
     """Yield the files of `code`, in order, also below links to directories, without hidden and compiled ones.
 
-    `on_error` is called for a directory that cannot be read.
+    `on_error` is called for a directory that cannot be read; without it, such a directory counts as empty.
     """
     yield from _files(directory, frozenset(), on_error)
 
 
-def _files(directory: Path, parents: frozenset[str], on_error: Callable[[OSError], object]) -> Iterator[Path]:
+def _files(directory: Path, parents: frozenset[str], on_error: Callable[[OSError], object] | None) -> Iterator[Path]:
     """Yield the files below a directory; `parents` are the real paths of those above it, which a link may lead back to."""
     parents |= {os.path.realpath(directory)}
     try:
         paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
     except OSError as error:
-        on_error(error)
+        if on_error is not None:
+            on_error(error)
         return
     # A link to nothing counts as a file, which cannot be read; a FIFO, on which a read would wait, does not.
     yield from (path for path in paths if _is_file(path) and not path.name.endswith(_SKIPPED_ENDINGS))

@@ -2,7 +2,7 @@
 
 A run has one such process. One thread makes all decisions; under Docker, others only wait for the engine's events. A backend provides
 the tasks (`ControlledTask`) and reports their events (`Runtime`); the decisions are made here, the same for processes and containers. SIGTERM or
-SIGINT asks every task to save and stop; a second one, or SIGQUIT, kills. If the launcher in the foreground is gone, the run stops as if asked to.
+SIGINT asks every task to save and stop; a second one, a second or more later, or SIGQUIT, kills. If the launcher in the foreground is gone, the run stops as if asked to.
 """
 
 import contextlib

@@ -122,7 +122,7 @@ class SupervisedRuns:
                 f"the run {name} cannot be stopped now: another launcher is starting or stopping it",
                 f"try again in a moment; if that does not help, end the process that holds its lock: fuser {paths.lock}",
             )
-        if now or not snapshot.stopping:  # a second SIGTERM kills, so only wait for a stop that is in progress
+        if now or not snapshot.stopping:  # a later SIGTERM kills, so only wait for a stop that is in progress
             process_identity.send(supervisor.pid, signal.SIGQUIT if now else signal.SIGTERM)
         timeout = KILL_TIMEOUT if now else 2 * snapshot.grace_period + _STOP_SLACK
         if not locks.wait_released(paths.lock, timeout=timeout, holder=supervisor):

@@ -40,7 +40,7 @@ def test_nothing_to_run_is_refused_with_help() -> None:
 def test_help_has_the_exit_codes() -> None:
     result = trainer("--help")
     assert result.returncode == 0
-    for code in ("  2  a final failure, e.g. a wrong configuration", " 75  a peer was lost", "143  asked to stop"):
+    for code in ("  2  a final failure; not started again", " 75  a peer was lost", "143  asked to stop"):
         assert code in result.stdout
 
 

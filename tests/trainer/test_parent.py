@@ -63,7 +63,7 @@ class TestEnds:
         assert len(run.events("started")) == 1
         failed = run.event("failed")
         assert failed["exit_code"] == 2
-        assert failed["cause"] == "a final failure, e.g. a wrong configuration"
+        assert failed["cause"] == "a final failure"
         assert failed["detail"] == "no such workload"
 
     def test_the_output_of_an_import_that_kills_the_process_is_shown(self, trainers: Any) -> None:

@@ -14,7 +14,7 @@ POLICY = Policy(max_restarts=3)
 
 def test_success_and_a_final_failure_end_the_task() -> None:
     assert decide_restart(0, 10, History(), POLICY) == End(0)
-    assert decide_restart(2, 10, History(), POLICY) == End(2, "a final failure, e.g. a wrong configuration")
+    assert decide_restart(2, 10, History(), POLICY) == End(2, "a final failure")
 
 
 # Past the limit the task does not exit like a killed container or one without peers: those are started again.

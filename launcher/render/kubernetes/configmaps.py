@@ -130,7 +130,7 @@ def _files(directory: Path) -> list[Path]:
     files = list(itertools.islice(code_files.files(directory, _refuse_unreadable), _MAX_FILES + 1))
     if len(files) > _MAX_FILES:
         message = f"code is {directory}, with more than {_MAX_FILES} files"
-        raise UsageError(message, "name a directory with only the program, or build an image with it")
+        raise UsageError(message, "name a directory with only the program (links to directories count, too), or build an image with it")
     if not files:
         raise UsageError(f"code is {directory}, with no files in it", "name the directory with your program")
     return files

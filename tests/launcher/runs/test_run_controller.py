@@ -203,8 +203,9 @@ def test_a_second_or_immediate_stop_request_kills_every_task(
     assert run.runtime.outcome.reason.startswith(reason)
 
 
-def test_two_signals_at_once_are_one_stop(tmp_path: Path) -> None:
+def test_two_signals_at_once_are_one_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of systemd or Slurm, which signal every process of a run, and of the launcher."""
+    monkeypatch.setattr(run_controller, "_SAME_STOP", 60.0)
     run = ScriptedRun(tmp_path, "chief")
     stop = partial(run.controller.stop_requested, signal.SIGTERM)
     states = run.play(stop, stop, run.end(chief=143))

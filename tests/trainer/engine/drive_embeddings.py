@@ -208,14 +208,14 @@ def checkpoint_files(scratch: Path, session: Any, job: Any) -> dict[str, Any]:
     tf.train.Checkpoint(model=whole_model).restore(path).expect_partial()
     layer_rows = {layer.name: layer.get_weights()[0] for layer in whole_model.layers if isinstance(getattr(layer, "input_dim", None), int)}
     export(session, scratch, load_workload(job.train), whole_model)
-    evaluators: dict[str, Any] = {
+    evaluations: dict[str, Any] = {
         "spread": evaluation(load_workload(job.train), session.model, 50, session.tables),
         "call by call": evaluation(load_workload(job.train), session.model, 50),
         "whole": evaluation(load_workload(job.train), whole_model, 50),
     }
-    evaluated = {name: evaluate() for name, evaluate in evaluators.items()}
+    evaluated = {name: evaluate() for name, evaluate in evaluations.items()}
     look_ups = {
-        name: [op.type for op in evaluate._batch.graph.get_operations()].count("ResourceGather") for name, evaluate in evaluators.items()
+        name: [op.type for op in evaluate._batch.graph.get_operations()].count("ResourceGather") for name, evaluate in evaluations.items()
     }
     with layers.sharding(job.train.embeddings):
         built = build(load_workload(job.train), job)

@@ -30,10 +30,11 @@ class Task:
 
 
 def run_driver(driver: Path, *arguments: str | Path, timeout: float) -> dict[str, Any]:
-    """Run a driver to its end, and return its report: the last line that it prints, a JSON object."""
+    """Run a driver to its end, and return its report: the last line that it prints, a JSON object. Its exit code may be that of a lost server."""
     result = forked.run([sys.executable, str(driver), *map(str, arguments)], timeout=timeout, preload=forked.TENSORFLOW)
-    # TensorFlow writes much about lost servers after the error.
-    assert result.stdout, f"{driver.name}: {result.stderr[max(result.stderr.find('Traceback (most'), 0) :][:5000]}"
+    start = result.stderr.find("Traceback (most")  # TensorFlow writes much about lost servers after that
+    shown = result.stderr[start:][:5000] if start >= 0 else result.stderr[-5000:]
+    assert result.stdout, f"{driver.name} has ended with exit code {result.returncode}: {shown}"
     report = json.loads(result.stdout.splitlines()[-1])
     assert isinstance(report, dict)
     return report

@@ -217,7 +217,6 @@ def test_a_save_that_ends_while_it_is_reported_as_hanging_counts_as_saved(tmp_pa
     state = model_ops.build(Small({}), small_job(1))
     checkpoints = Checkpoints(tmp_path, state.model, state.optimizer, 3)
     saver = saving.Saver(checkpoints, Reporter("chief", output), saving.Timeouts(silent=0.2), lambda *_: None)
-    monkeypatch.setattr(saving, "_savers", [saver])
     assert saver.save(7)
     until("the checkpoint", lambda: output.events("checkpoint"), seen=output.getvalue)
     until("the end of the report", lambda: output.events("save_failed"), seen=output.getvalue)

@@ -201,7 +201,7 @@ class Tables:
     def apply_mean(self, dense: PackGroup, gradients: Sequence[tf.Tensor], rows: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
         """Update rows on the server of `dense` by `rows`, means in the order of `trained_groups`; return `gradients`, clipped."""
         optimizer = dense.optimizer
-        others, values = row_updates.clipped(optimizer, gradients, [one.values for one in rows])
+        others, values = row_updates.clipped(optimizer, gradients, [slices.values for slices in rows])
         rate, count = row_updates.rate_and_count(optimizer)
         for group, mean, gradient in zip(self.trained_groups, rows, values, strict=True):
             self.update(group, dense.server, mean.indices, gradient, optimizer, rate, count)
