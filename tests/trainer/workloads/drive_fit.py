@@ -26,12 +26,12 @@ from trainer import parent_death  # noqa: E402
 SAME = {
     "mirrored": ("losses", "outputs", "scaled", "clipped", "averaged", "bounded", "guide", "tracked", "computed", "counted"),
     "multi_worker_mirrored": ("guide", "tracked", "computed"),
-    "parameter_server": ("losses", "masked", "scaled", "bounded", "computed"),
+    "parameter_server": ("losses", "masked", "bounded", "computed"),
 }
 REFUSED = {
     "mirrored": ("gathered", "overwritten", "summed", "twice", "nested", "perturbed"),
     "multi_worker_mirrored": ("twice", "nested", "perturbed"),
-    "parameter_server": ("gathered", "guide", "moving"),
+    "parameter_server": ("gathered", "guide", "moving", "scaled"),
 }
 
 

@@ -15,6 +15,7 @@ DRIVER = Path(__file__).with_name("drive_fit.py")
 MESSAGES = {
     "guide": "has train_step of its own, which parameter_server does not run: .* Use strategy single, mirrored or multi_worker_mirrored",
     "moving": "compute_loss of Moving changes .*seen, which parameter_server does not save",
+    "scaled": r"scales the loss step by step .*, and parameter servers do not do that; set mixed_bfloat16",
     "summed": "a loss whose reduction is 'sum', but a step takes the mean of its 2 batches; use reduction='sum_over_batch_size'",
     "gathered": "gradient_accumulation_steps=2, which acts only in some steps, .* set train.gradients.accumulate",
     "overwritten": "ema_overwrite_frequency=2, which acts only in some steps, .*; leave it out",

@@ -69,8 +69,9 @@ def test_slots_are_found_for_every_optimizer_that_is_packed(kind: Any, count: in
 
 
 def undecayed(**excluded: Any) -> keras.optimizers.Optimizer:
+    """Return an optimizer that excludes variables from weight decay, by `var_names` or, of that shape, by `var_list`."""
     optimizer = keras.optimizers.AdamW(weight_decay=0.01)
-    optimizer.exclude_from_weight_decay(**excluded)
+    optimizer.exclude_from_weight_decay(**{name: variables(*value) if name == "var_list" else value for name, value in excluded.items()})
     return optimizer
 
 
@@ -83,7 +84,7 @@ def undecayed(**excluded: Any) -> keras.optimizers.Optimizer:
         keras.optimizers.Lamb,
         keras.optimizers.Muon,
         partial(undecayed, var_names=["bias"]),
-        partial(undecayed, var_list=variables((2,))),
+        partial(undecayed, var_list=[(2,)]),
     ],
 )
 def test_an_optimizer_that_needs_whole_variables_is_not_packed(optimizer: Callable[[], keras.optimizers.Optimizer]) -> None:
