@@ -1,7 +1,7 @@
 """The parent of a user's program as one file, for images with Python but without our trainer. Pure, except that it reads the trainer's sources.
 
 It consists of the modules that `trainer -- COMMAND` imports; they need only Python 3.8 and the standard library. The file has them without
-comment lines and comments for linters. Other lines keep their numbers, so that a traceback shows the right ones.
+comments. Lines keep their numbers, so that a traceback shows the right ones.
 """
 
 import ast
@@ -71,8 +71,8 @@ from trainer.__main__ import main
 sys.exit(main())
 '''
 
-# Comment lines, and comments for linters with their reasons: the size of a variable is limited.
-_COMMENTS = re.compile(r"^ *#.*$|  # (?:noqa|type: ignore)\b.*", re.MULTILINE)
+# A comment, alone or after code, whose strings end in its line: the size of a variable is limited.
+_COMMENTS = re.compile(r"""^ *#.*$|^((?:[^"'#\n]|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')*?)  # .*$""", re.MULTILINE)
 VARIABLE = "TRAINER_PARENT"  # the packed text of the file, for containers into which no file can be put
 
 
@@ -81,10 +81,15 @@ def text() -> str:
     """Return the file's text."""
     content = _HEAD
     for name in modules():
-        source = _COMMENTS.sub("", _path(name).read_text(encoding="utf-8"))
+        source = without_comments(_path(name).read_text(encoding="utf-8"))
         assert "'''" not in source, name  # noqa: S101 - a test checks it; docstrings use the other quotes
         content += f"\nSOURCES[{name!r}] = ({content.count(chr(10)) + 2}, r'''{source}''')\n"
     return content + _TAIL
+
+
+def without_comments(source: str) -> str:
+    """Return Python source without comments, with as many lines."""
+    return _COMMENTS.sub(r"\1", source)
 
 
 @functools.cache

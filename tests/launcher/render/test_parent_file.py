@@ -215,6 +215,14 @@ def test_it_is_reproducible_and_fits_in_the_annotation_of_kubectl() -> None:
     assert str(Path.cwd()) not in before
 
 
+@pytest.mark.parametrize("name", parent_file.modules())
+def test_a_module_without_comments_is_the_same_program(name: str) -> None:
+    source = parent_file._path(name).read_text()
+    short = parent_file.without_comments(source)
+    assert ast.dump(ast.parse(short), include_attributes=False) == ast.dump(ast.parse(source), include_attributes=False)
+    assert short.count("\n") == source.count("\n")
+
+
 def test_an_older_python_can_parse_it_and_its_head_has_a_remedy() -> None:
     ast.parse(parent_file.text(), feature_version=(3, 4))
     head = parent_file.text().partition("SOURCES")[0]
