@@ -40,7 +40,9 @@ def importing_silently() -> Iterator[None]:
             held.seek(0)
             for line in _without_announcements(held):
                 os.write(2, line)
-            _remove_file()
+            if isinstance(held.name, str):
+                with contextlib.suppress(OSError):
+                    Path(held.name).unlink()
             gc.freeze()
             gc.enable()
 
@@ -63,12 +65,6 @@ def _held_output() -> IO[bytes]:
         with contextlib.suppress(OSError):
             return _path(Path(error_path)).open("w+b")
     return tempfile.TemporaryFile()
-
-
-def _remove_file() -> None:
-    if error_path := os.environ.get(error_file.VARIABLE):
-        with contextlib.suppress(OSError):
-            _path(Path(error_path)).unlink()
 
 
 def _path(error_path: Path) -> Path:

@@ -120,17 +120,14 @@ def _run(task: TaskConfig, settings: TrainerSettings, port: PortHolder, report: 
     except PeerLostError as error:
         _show_error(str(error), "" if report.start is None else str(report.start))
         return ExitCode.PEER_LOST
-    except (DivergedError, SaveError) as error:
-        _show_error(str(error), f"{error_file.FINAL}{error.reason}")
-        return ExitCode.FINAL_FAILURE  # the exit code is final by itself: there may be no error file
     except StopError as error:
         _show_error(str(error))
         return ExitCode.FAILURE
-    except WorkloadError as error:
-        if error.__cause__ is not None:
+    except (DivergedError, SaveError, WorkloadError) as error:
+        if isinstance(error, WorkloadError) and error.__cause__ is not None:
             _show_traceback(error.__cause__, user_errors.user_frames(error.__cause__, users), task.name, full_if_none=False)
         _show_error(str(error), f"{error_file.FINAL}{error.reason}")
-        return ExitCode.FINAL_FAILURE
+        return ExitCode.FINAL_FAILURE  # the exit code is final by itself: there may be no error file
     except SystemExit as error:
         if os.getpid() != own:
             raise  # this is a process that the user's code has forked

@@ -69,26 +69,26 @@ class DockerBackend:
         with translate_os_errors(f"starting the run {plan.name}"):
             lock_fd = spawn.lock(paths)
             try:
-                self._write(paths, plan, self._with_free_port(plan.name, spec))
-                timeout = supervisor_start_timeout(plan, self._longest_grace(plan.name))
+                earlier = self._containers(plan.name)
+                self._write(paths, plan, self._with_free_port(earlier, spec))
+                timeout = supervisor_start_timeout(plan, max(map(grace_of, earlier), default=0))
                 lifeline = spawn.start(paths, plan, spec, lock_fd=lock_fd, detach=detach, supervisor=_SUPERVISOR, timeout=timeout)
             finally:
                 os.close(lock_fd)
         self._supervised.hold_lifeline(plan.name, lifeline)
 
-    def _longest_grace(self, name: str) -> float:
-        """Return for how many seconds the containers of an earlier run may save."""
+    def _containers(self, name: str) -> list[Container]:
+        """Return the containers of a run. Raises LauncherError."""
         with translate_errors(f"looking for containers of {name}"):
-            return max(map(grace_of, self._engine.containers(name)), default=0)
+            return self._engine.containers(name)
 
-    def _with_free_port(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-        """Return the spec, with the next free port for TensorBoard if another program of this machine has the spec's port."""
+    def _with_free_port(self, earlier: list[Container], spec: dict[str, Any]) -> dict[str, Any]:
+        """Return the spec, with the next free port for TensorBoard if another program than that of `earlier` containers has the spec's port."""
         requested = spec.get("tensorboard")
         if not requested or not self._engine.endpoint.is_local:
             return spec
-        with translate_errors(f"looking for TensorBoard of {name}"):
-            if container_status.tensorboard_url(self._engine.containers(name)).endswith(f":{requested['port']}"):
-                return spec
+        if container_status.tensorboard_url(earlier).endswith(f":{requested['port']}"):
+            return spec
         port = ports.next_free(requested["host"], requested["port"]) or requested["port"]
         return {**spec, "tensorboard": {**requested, "port": port}}
 
@@ -256,7 +256,7 @@ class DockerBackend:
             raise UsageError(f"the run {name} has no logs: it was never started", "start it with `launcher up --on docker`")
         spec["tensorboard"] |= {key: value for key, value in (("host", host), ("port", port)) if value}
         if not port:
-            spec = self._with_free_port(name, spec)
+            spec = self._with_free_port(self._containers(name), spec)
         if paths.plan.is_file():
             self._write(paths, from_document(files.read_json(paths.plan) or {}), spec)
         compose(name, file, "up", "--detach", "--no-deps", labels.TENSORBOARD, action=f"starting TensorBoard of {name}")

@@ -183,10 +183,16 @@ def of_claim(claim: Object, events: Iterable[Object] = ()) -> Diagnosis | None:
     return Diagnosis("storage", f"the claim {name} has no volume yet ({of_class}, {', '.join(modes)})", remedy)
 
 
+def true_condition(status: Object, kind: str) -> Object | None:
+    """Return the condition of this type in an object's status if it is true, else None."""
+    conditions: Sequence[Object] = status.get("conditions") or ()
+    return next((entry for entry in conditions if entry.get("type") == kind and entry.get("status") == "True"), None)
+
+
 def has_exceeded_limits(status: Object) -> bool:
     """Return whether a pod was evicted because it exceeded its limits: then the kubelet sets no DisruptionTarget."""
-    disrupted = any((condition["type"], condition["status"]) == ("DisruptionTarget", "True") for condition in status.get("conditions", []))
-    return status.get("reason") == "Evicted" and not disrupted and "exceed" in str(status.get("message"))
+    disruption = true_condition(status, "DisruptionTarget")
+    return status.get("reason") == "Evicted" and disruption is None and "exceed" in str(status.get("message"))
 
 
 def _of_failed_pod(status: Object) -> Diagnosis | None:
@@ -201,14 +207,7 @@ def _of_failed_pod(status: Object) -> Diagnosis | None:
 
 def of_disruption(status: Object) -> Diagnosis | None:
     """Return the problem of a pod that was evicted, preempted or drained, by its last status; None for others."""
-    target = next(
-        (
-            condition
-            for condition in status.get("conditions") or ()
-            if condition["type"] == "DisruptionTarget" and condition.get("status") == "True"
-        ),
-        None,
-    )
+    target = true_condition(status, "DisruptionTarget")
     if target is None:
         return None
     message = f"moved away: {target.get('reason', '')}" + _because(target.get("message"))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.backend.check_results import CheckResult, ok, problem, warning
-from launcher.backend.kubernetes import node_capacity
+from launcher.backend.kubernetes import diagnosis, node_capacity
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.node_capacity import parse_quantity
 from launcher.errors import LauncherError
@@ -192,5 +192,4 @@ def _taint_text(taint: Object) -> str:
 def _takes_pods(item: Object) -> bool:
     if item.get("spec", {}).get("unschedulable"):
         return False
-    ready: Object = next((condition for condition in item.get("status", {}).get("conditions") or () if condition["type"] == "Ready"), {})
-    return bool(ready.get("status") == "True")
+    return diagnosis.true_condition(item.get("status", {}), "Ready") is not None

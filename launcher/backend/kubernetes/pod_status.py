@@ -400,8 +400,7 @@ def task_of(pod: Object) -> str:
 
 def condition(thing: Object, kind: str) -> Object | None:
     """Return an object's condition of this type if it is true, else None."""
-    conditions: Sequence[Object] = thing.get("status", {}).get("conditions") or ()
-    return next((entry for entry in conditions if entry.get("type") == kind and entry.get("status") == "True"), None)
+    return diagnosis.true_condition(thing.get("status", {}), kind)
 
 
 def age(seconds: float) -> str:

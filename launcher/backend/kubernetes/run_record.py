@@ -11,7 +11,7 @@ import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from launcher.backend.kubernetes.client import Cluster, Object, as_json, status_of
 from launcher.errors import LauncherError, UsageError
@@ -37,6 +37,7 @@ _TASK_FIELDS = ("name", "state", "restarts")
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(TaskStatus) if field.name not in _TASK_FIELDS}
 # Tries of a change, if others change the record at the same time, e.g. to record the run's end.
 _TRIES = 10
+_Result = TypeVar("_Result")
 
 
 def name_of(run: str) -> str:
@@ -272,19 +273,14 @@ def _write_status(
     cluster: Cluster, run: str, start: str | None, data: dict[str, str | None], is_wanted: Callable[[Object], bool] = lambda _: True
 ) -> None:
     """Write the data if the record is that of `start` and is wanted; try again if others change the record meanwhile."""
-    for _ in range(_TRIES - 1):
-        with contextlib.suppress(_ChangedError):
-            return _patch_status(cluster, run, start, data, is_wanted)
-    return _patch_status(cluster, run, start, data, is_wanted)
 
+    def patch() -> None:
+        record = cluster.get("ConfigMap", name_of(run))
+        if record is not None and start_of(record) == start and is_wanted(record):
+            version = {"resourceVersion": record["metadata"]["resourceVersion"]}
+            cluster.patch("ConfigMap", name_of(run), {"metadata": version, "data": data})
 
-def _patch_status(cluster: Cluster, run: str, start: str | None, data: dict[str, str | None], is_wanted: Callable[[Object], bool]) -> None:
-    record = cluster.get("ConfigMap", name_of(run))
-    if record is None or start_of(record) != start or not is_wanted(record):
-        return
-    version = {"resourceVersion": record["metadata"]["resourceVersion"]}
-    with _changes_noticed():
-        cluster.patch("ConfigMap", name_of(run), {"metadata": version, "data": data})
+    _retry_changed(patch)
 
 
 def dumped(status: RunStatus, max_size: int = _MAX_STATUS_SIZE) -> str:
@@ -321,33 +317,25 @@ def _lease(record: Object | None) -> dict[str, Any]:
 
 def _change(cluster: Cluster, lease: StartLease, change: Callable[[Object], Object]) -> Object:
     """Apply `change` to the record while the lease is on it; return the new record. Raises LeaseLostError."""
-    for _ in range(_TRIES - 1):
-        with contextlib.suppress(_ChangedError):
-            return _replace(cluster, lease, change)
-    return _replace(cluster, lease, change)
 
-
-class _ChangedError(LauncherError):
-    """The record was changed since it was read."""
-
-
-@contextlib.contextmanager
-def _changes_noticed() -> Iterator[None]:
-    """Raise _ChangedError if the API server refuses a change in the `with` block because the record has another version."""
-    try:
-        yield
-    except LauncherError as error:
-        if status_of(error) != 409:
-            raise
-        raise _ChangedError(error.message, error.remedy) from error
-
-
-def _replace(cluster: Cluster, lease: StartLease, change: Callable[[Object], Object]) -> Object:
-    current = verify(cluster, lease)
-    changed = change(current)
-    version = {"resourceVersion": current["metadata"]["resourceVersion"]}
-    with _changes_noticed():
+    def replace() -> Object:
+        current = verify(cluster, lease)
+        changed = change(current)
+        version = {"resourceVersion": current["metadata"]["resourceVersion"]}
         return cluster.replace({**changed, "metadata": {**changed["metadata"], **version}})
+
+    return _retry_changed(replace)
+
+
+def _retry_changed(action: Callable[[], _Result]) -> _Result:
+    """Return what `action` returns; try again if the API server refuses it because the record was changed after it was read."""
+    for _ in range(_TRIES - 1):
+        try:
+            return action()
+        except LauncherError as error:
+            if status_of(error) != 409:
+                raise
+    return action()
 
 
 def _restored_record(lease: StartLease, current: Object) -> Object:
