@@ -49,13 +49,13 @@ test: env ## run all but the slow tests
 	$(PYTEST) -m "not slow and not docker and not kubernetes" -n $(JOBS) $(TESTS)
 
 test-slow: env ## run the slow tests: whole runs that fail and recover, every example, README commands
-	$(PYTEST) -m "slow and not docker and not kubernetes" -n $(JOBS) --timeout=600 $(TESTS)
+	$(PYTEST) -m "slow and not docker and not kubernetes" -n $(JOBS) $(TESTS)
 
 test-docker: env ## run the tests on the Docker engine that the docker command uses
-	$(PYTEST) tests/e2e/docker -m docker -n $(JOBS) --timeout=600 $(TESTS)
+	$(PYTEST) tests/e2e/docker -m docker -n $(JOBS) $(TESTS)
 
 test-kubernetes: env ## run the tests on the cluster that KUBECONFIG names; docs/testing.md says what it needs
-	$(PYTEST) tests/e2e/kubernetes -m kubernetes -n $(KUBERNETES_JOBS) --timeout=600 $(TESTS)
+	$(PYTEST) tests/e2e/kubernetes -m kubernetes -n $(KUBERNETES_JOBS) $(TESTS)
 
 lint: env ## check formatting, ruff's rules and types
 	$(BIN)/ruff format --check .

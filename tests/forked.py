@@ -29,6 +29,7 @@ from typing import Any, TextIO
 
 from tests import forked_python
 
+LONGEST = 1200.0  # seconds for one command; docs/testing.md, "No test fails by chance"
 ROOT = Path(__file__).resolve().parents[1]
 TENSORFLOW, DOCKER, KUBERNETES, TESTS = "tensorflow", "docker", "kubernetes", "tests"
 # Installed packages that tasks import; they import the rest of TensorFlow and Keras.
@@ -145,7 +146,7 @@ class Process:
         """Stop waiting for its end."""
         self._connection.close()
 
-    def wait(self, timeout: float = 600) -> int:
+    def wait(self, timeout: float = LONGEST) -> int:
         """Return the exit code; -n if signal n ended it. Raises TimeoutExpired after `timeout` seconds."""
         if self.returncode is None:
             select.select([self._connection], [], [], max(0, timeout))
@@ -207,14 +208,14 @@ class TimeoutWithOutput(subprocess.TimeoutExpired):
 
 
 def launcher(
-    *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 60, preload: str = ""
+    *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = LONGEST, preload: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command line of the launcher to its end; `preload` is DOCKER or KUBERNETES for runs there, TENSORFLOW if local tasks train."""
     return run([*_LAUNCHER, *arguments], cwd=cwd, env=env, stdin=stdin, timeout=timeout, preload=preload)
 
 
 def run(
-    argv: list[str], *, cwd: Path = ROOT, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 60, preload: str = ""
+    argv: list[str], *, cwd: Path = ROOT, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = LONGEST, preload: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end, as subprocess.run does.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def until(what: str, condition: Callable[[], Any], seconds: float = 60, *, seen: Callable[[], object], every: float = 0.02) -> Any:
+def until(what: str, condition: Callable[[], Any], seconds: float = 300, *, seen: Callable[[], object], every: float = 0.02) -> Any:
     """Return the condition's first true result. Checks it `every` so many seconds; fails after `seconds` with `what` and the result of `seen`."""
     deadline = time.monotonic() + seconds
     while not (result := condition()):

@@ -14,7 +14,7 @@ from tests import forked
 
 def draw(run: Path, picture: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.learning_curve", str(run), str(picture)]
-    return forked.run(command, timeout=110, preload=forked.TENSORFLOW)
+    return forked.run(command, preload=forked.TENSORFLOW)
 
 
 def write(directory: Path, points: list[tuple[int, float]]) -> None:

@@ -14,7 +14,7 @@ from typing import TextIO
 import pytest
 
 _LOCK = Path(tempfile.gettempdir()) / "tf-launcher-tests-that-train.lock"
-_MAX_WAIT = 1800.0  # seconds that a module waits for its turn
+_MAX_WAIT = 3600.0  # seconds that a module waits for its turn
 _turn = pytest.StashKey[TextIO]()
 
 

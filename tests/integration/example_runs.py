@@ -37,7 +37,7 @@ def up(name: str, tmp_path: Path, changes: tuple[str, ...] = ()) -> ExampleRun:
     file, runs = EXAMPLES / f"{name}.yaml", tmp_path / "runs"
     settings = [argument for change in changes for argument in ("--set", change)]
     try:
-        result = forked.launcher("up", str(file), "--json", "--runs", str(runs), *settings, timeout=300, preload=forked.TENSORFLOW)
+        result = forked.launcher("up", str(file), "--json", "--runs", str(runs), *settings, preload=forked.TENSORFLOW)
     finally:
         leftovers.assert_none(runs / name)
     assert result.returncode == 0, f"{name} ended with {result.returncode}:\n{result.stdout[-6000:]}\n{result.stderr}"

@@ -63,11 +63,11 @@ class Run:
         """The run directory."""
         return self.runs / self.name
 
-    def launcher(self, *arguments: str, check: bool = True, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def launcher(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run the launcher on this runs directory."""
         command = [arguments[0], "--runs", str(self.runs), *arguments[1:]]
         trains = arguments[0] == "up" and "stand_in" not in Path(arguments[1]).read_text()
-        result = forked.launcher(*command, timeout=timeout, preload=forked.TENSORFLOW if trains else "")
+        result = forked.launcher(*command, preload=forked.TENSORFLOW if trains else "")
         assert not check or result.returncode == 0, f"launcher {command} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
         return result
 
@@ -89,23 +89,23 @@ class Run:
         """Return the events that a task has reported so far."""
         return [event for event in _log_events(self._log_file(task)).read() if kind is None or event["event"] == kind]
 
-    def await_two_checkpoints(self, chief: str, timeout: float) -> None:
+    def await_two_checkpoints(self, chief: str) -> None:
         """Wait for two checkpoints of the chief's current attempt."""
 
         def saved() -> bool:
             attempts = self.events(chief, "started")
             return bool(attempts) and sum(event["time"] > attempts[-1]["time"] for event in self.events(chief, "checkpoint")) >= 2
 
-        self.until("two checkpoints", saved, timeout)
+        self.until("two checkpoints", saved)
 
     def chief_step(self, chief: str) -> int:
         """Return the last step that the chief reported."""
         steps = [event["step"] for event in self.events(chief, "progress")]
         return steps[-1] if steps else 0
 
-    def until(self, what: str, condition: Callable[[], Any], timeout: float = 60) -> Any:
+    def until(self, what: str, condition: Callable[[], Any]) -> Any:
         """Wait for a true result of `condition`, and return that."""
-        return until(what, condition, timeout, seen=self._last_lines, every=0.1)
+        return until(what, condition, seen=self._last_lines, every=0.1)
 
     def _last_lines(self) -> str:
         """Return the last lines of each task."""

@@ -12,7 +12,6 @@ from trainer.events import Event
 SAVE_EVERY = 250
 MORE_MOVES = 250  # after a fault, and from a stop to the end
 UNREPORTED = 4000  # moves within which the chief may have saved without reporting it: a save takes longer on a busy machine
-TIMEOUT = 90  # seconds; a deadline, not a measure
 SPEC: dict[str, Any] = {
     "version": 1,
     "name": "agent",
@@ -28,7 +27,7 @@ SPEC: dict[str, Any] = {
     },
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,9 @@ class Faults:
 
 def kill(run: Run, victim: str) -> float:
     """Kill a task after two checkpoints of the chief's attempt, and wait until it has started again; return the time of the kill."""
-    run.await_two_checkpoints("chief", TIMEOUT)
+    run.await_two_checkpoints("chief")
     killed = run.kill_training_process(victim)
-    run.until(f"{victim} to be started again", lambda: [e for e in run.events(victim, "started") if e["time"] > killed], TIMEOUT)
+    run.until(f"{victim} to be started again", lambda: [e for e in run.events(victim, "started") if e["time"] > killed])
     return killed
 
 
@@ -65,15 +64,15 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
     with started(SPEC, directory) as run:
         kill(run, "worker-1")
         before = moves(run, "worker-1")
-        run.until("worker-1 to make moves again", lambda: moves(run, "worker-1") > before + MORE_MOVES, TIMEOUT)
+        run.until("worker-1 to make moves again", lambda: moves(run, "worker-1") > before + MORE_MOVES)
         after_worker_loss = {kind: run.events("chief", kind) for kind in ("started", "restored")}
         for victim in ("ps-0", "chief"):
             killed = kill(run, victim)
-            restored[victim] = run.until(f"the checkpoint, {victim} killed", partial(restored_after, run, killed), TIMEOUT)[0]
-        run.until("moves after it", lambda: [e for e in run.events("chief", "progress") if e["time"] > restored["chief"]["time"]], TIMEOUT)
+            restored[victim] = run.until(f"the checkpoint, {victim} killed", partial(restored_after, run, killed))[0]
+        run.until("moves after it", lambda: [e for e in run.events("chief", "progress") if e["time"] > restored["chief"]["time"]])
         run.launcher("down", run.name)
         end = assert_saved(run) + MORE_MOVES
-        run.launcher("up", str(directory / "agent.yaml"), "--resume", "--set", f"train.steps={end}", timeout=TIMEOUT)
+        run.launcher("up", str(directory / "agent.yaml"), "--resume", "--set", f"train.steps={end}")
     return Faults(run, after_worker_loss, restored, end)
 
 

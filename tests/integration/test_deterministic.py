@@ -26,13 +26,12 @@ def trained(strategy: str, settings: dict[str, Any], directory: Path) -> dict[st
     train = {**settings, "deterministic": True, "seed": 3}
     directory.mkdir()
     with started({"version": 1, "name": "same", "strategy": strategy, "roles": ROLES[strategy], "train": train}, directory) as run:
-        run.launcher("wait", run.name, timeout=120)
+        run.launcher("wait", run.name)
         saved = tf.train.load_checkpoint(str(run.directory / "checkpoints" / f"ckpt-{settings['steps']}"))
         return {name: saved.get_tensor(name) for name in saved.get_variable_to_shape_map() if name.endswith("VARIABLE_VALUE")}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "strategy,settings",
     [

@@ -26,12 +26,11 @@ def block(language: str, mark: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_model_of_the_page_is_trained_exported_and_served(tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text(block("python", "def model("))
     (tmp_path / "cluster.yaml").write_text(block("yaml", "name: recommender"))
     overrides = ["--set", f"train.steps={STEPS}", "--set", "roles.worker.replicas=1", "--set", "train.evaluate.every_steps=0"]
-    result = forked.launcher("up", "cluster.yaml", *overrides, cwd=tmp_path, timeout=200, preload=forked.TENSORFLOW)
+    result = forked.launcher("up", "cluster.yaml", *overrides, cwd=tmp_path, preload=forked.TENSORFLOW)
     assert result.returncode == 0, result.stdout + result.stderr
     notices = [event["message"] for event in Run("recommender", tmp_path / "runs").events("chief", "notice")]
     assert any(
@@ -44,5 +43,5 @@ def test_the_model_of_the_page_is_trained_exported_and_served(tmp_path: Path) ->
     restored = block("python", "tf.train.Checkpoint").replace("ckpt-100000", f"ckpt-{STEPS}")
     (tmp_path / "read.py").write_text("import sys\n" + block("python", "tf.saved_model.load") + restored + COMPARED)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    reading = forked.run([sys.executable, str(tmp_path / "read.py")], cwd=tmp_path, env=environment, timeout=100, preload=forked.TENSORFLOW)
+    reading = forked.run([sys.executable, str(tmp_path / "read.py")], cwd=tmp_path, env=environment, preload=forked.TENSORFLOW)
     assert reading.returncode == 0, reading.stdout + reading.stderr

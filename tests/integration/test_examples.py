@@ -74,7 +74,6 @@ def test_every_example_is_in_the_readme() -> None:
     assert [file.name for file in EXAMPLES.glob("*.yaml") if f"(examples/{file.name})" not in readme] == []
 
 
-@pytest.mark.timeout(330)
 def test_mnist_ps(tmp_path: Path) -> None:
     example = up("mnist-ps", tmp_path, FEWER_STEPS)
     assert_trained(example, DIGITS, FEWER_STEPS)
@@ -83,7 +82,6 @@ def test_mnist_ps(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(330)
 def test_mnist_evaluator(tmp_path: Path) -> None:
     example = up("mnist-evaluator", tmp_path, FEWER_STEPS)
     assert_trained(example, DIGITS, FEWER_STEPS)
@@ -95,7 +93,6 @@ def test_mnist_evaluator(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(330)
 @pytest.mark.parametrize("name", [name for name in TRAINED if name != "gridworld-dqn-small"])
 def test_other_examples_that_train(name: str, tmp_path: Path) -> None:
     changes, expected = TRAINED[name]
@@ -106,7 +103,6 @@ def test_other_examples_that_train(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(330)
 @pytest.mark.parametrize("name", ["mnist-mirrored", "mnist-multiworker", "mnist-ps", "mnist-sync"])
 def test_the_network_with_dropout_trains_under_every_strategy(name: str, tmp_path: Path) -> None:
     """With 200 of its 500 units each reaches 98.4 to 99.0 % after 300 steps; mnist-ps has all units, and its two workers take 600 steps together."""
@@ -129,7 +125,6 @@ def test_the_network_with_dropout_trains_under_every_strategy(name: str, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(330)
 def test_the_small_agent_learns_from_its_workers_and_they_play_what_it_learned(tmp_path: Path) -> None:
     changes, expected = TRAINED["gridworld-dqn-small"]
     example = up("gridworld-dqn-small", tmp_path, changes)
@@ -139,7 +134,6 @@ def test_the_small_agent_learns_from_its_workers_and_they_play_what_it_learned(t
     assert played[-1] >= 6
 
 
-@pytest.mark.timeout(330)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "placement" else pytest.mark.slow) for name in PROGRAMS])
 def test_programs_with_manual_placement(name: str, tmp_path: Path) -> None:
     example = up(name, tmp_path)
@@ -165,7 +159,6 @@ def test_programs_with_manual_placement(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(330)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_own_programs(name: str, tmp_path: Path) -> None:
     example = up(name, tmp_path)

@@ -31,7 +31,6 @@ print(json.dumps(metrics))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "strategy, roles",
     [
@@ -44,7 +43,7 @@ def test_the_chief_exports_the_best_model(strategy: str, roles: dict[str, Any], 
     spec = {"version": 1, "name": "best", "strategy": strategy, "roles": roles, "code": str(EXAMPLE), "train": TRAIN}
     file = tmp_path / "best.yaml"
     file.write_text(yaml.safe_dump(spec))
-    result = forked.launcher("up", str(file), "--runs", str(tmp_path / "runs"), timeout=150, preload=forked.TENSORFLOW)
+    result = forked.launcher("up", str(file), "--runs", str(tmp_path / "runs"), preload=forked.TENSORFLOW)
     assert result.returncode == 0, result.stdout + result.stderr
     run = Run("best", tmp_path / "runs")
     assert re.search(rf"^  model +{re.escape(str(run.directory))}/export/best$", result.stdout, re.MULTILINE), result.stdout
@@ -62,6 +61,6 @@ def assert_best_is_exported(run: Run, scratch: Path, leader: str = "chief") -> N
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE)}
     (scratch / "read.py").write_text(READ)
     command = [sys.executable, str(scratch / "read.py"), str(best)]
-    reading = forked.run(command, cwd=scratch, env=environment, timeout=100, preload=forked.TENSORFLOW)
+    reading = forked.run(command, cwd=scratch, env=environment, preload=forked.TENSORFLOW)
     assert reading.returncode == 0, reading.stdout + reading.stderr
     assert json.loads(reading.stdout.splitlines()[-1]) == pytest.approx(exported["metrics"], rel=1e-3)

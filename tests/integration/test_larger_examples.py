@@ -34,14 +34,12 @@ TRAINED: dict[str, tuple[tuple[str, ...], Bounds]] = {
 COMPARED = ("click-through-single", "click-through-ps")
 
 
-@pytest.mark.timeout(330)
 @pytest.mark.parametrize("name", [name for name in TRAINED if name not in COMPARED])
 def test_each_example_reaches_its_accuracy(name: str, tmp_path: Path) -> None:
     changes, expected = TRAINED[name]
     assert_trained(up(name, tmp_path, changes), expected, changes)
 
 
-@pytest.mark.timeout(660)
 def test_asynchronous_servers_learn_clicks_as_well_as_one_process_from_as_many_examples(tmp_path: Path) -> None:
     """Of eight seeds, four of them beside some forty busy processes, the AUC differed by 0.0003 in the median, and by 0.0012 at most."""
     auc = {}

@@ -82,12 +82,11 @@ def run(directory: Path, strategy: str, workload: str, **train: Any) -> Run:
     file = directory / "own.yaml"
     file.write_text(yaml.safe_dump(spec))
     own_run = Run("own", directory / "runs")
-    own_run.launcher("up", str(file), check=False, timeout=150)
+    own_run.launcher("up", str(file), check=False)
     return own_run
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("strategy", ["multi_worker_mirrored", "parameter_server"])  # examples/custom-workload.yaml is mirrored
 def test_code_is_importable_in_every_task_that_runs_python(strategy: str, tmp_path: Path) -> None:
     finished = run(
@@ -105,7 +104,6 @@ def test_code_is_importable_in_every_task_that_runs_python(strategy: str, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("strategy", ERRORS)
 def test_an_error_in_users_code_is_shown_and_ends_the_run_when_it_repeats(strategy: str, tmp_path: Path) -> None:
     function, place, message = ERRORS[strategy]

@@ -44,7 +44,6 @@ PROGRAMS = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("program", PROGRAMS, ids=[program.name for program in PROGRAMS])
 def test_a_users_program_runs_unchanged(program: Program, tmp_path: Path) -> None:
     spec = {
@@ -59,7 +58,7 @@ def test_a_users_program_runs_unchanged(program: Program, tmp_path: Path) -> Non
     file = tmp_path / "cluster.yaml"
     file.write_text(yaml.safe_dump(spec))
     run = Run(str(spec["name"]), tmp_path / "runs")
-    result = run.launcher("up", str(file), "--json", timeout=180)
+    result = run.launcher("up", str(file), "--json")
     leftovers.assert_none(run.directory)
     assert run.status()["state"] == "succeeded"
     assert '"event":"restarting"' not in result.stdout.replace(" ", "")

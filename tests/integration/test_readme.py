@@ -57,7 +57,6 @@ def fresh_copy(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(DEADLINE + 60)
 def test_the_commands_of_the_readme_work_one_after_the_other(fresh_copy: Path, tmp_path: Path) -> None:
     forked.launcher("--version", preload=forked.TENSORFLOW)  # starts the server that forks the others
     (client := tmp_path / "client.py").write_text(CLIENT.format(root=str(ROOT), directory=forked.shared.directory))

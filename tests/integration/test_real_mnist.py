@@ -32,14 +32,13 @@ def test_the_whole_test_set_is_evaluated(mnist_dir: Path) -> None:
     assert (len(digits.train.labels), len(digits.test.labels)) == (60_000, 10_000)
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", list(ROLES))
 @pytest.mark.parametrize("workload", list(TRAIN))
 def test_accuracy_on_the_published_digits(workload: str, strategy: str, mnist_dir: Path, tmp_path: Path) -> None:
     train = {"workload": workload, "data": str(mnist_dir), **TRAIN[workload], **QUIET}
     spec = {"version": 1, "name": "real", "strategy": strategy, "roles": ROLES[strategy], "train": train}
     with started(spec, tmp_path) as run:
-        run.launcher("wait", run.name, timeout=360)
+        run.launcher("wait", run.name)
         status = run.status()
     leftovers.assert_none(run.directory)
     accuracy = status["metrics"]["accuracy"]

@@ -16,7 +16,6 @@ from trainer.events import Event
 
 SAVE_EVERY = 50
 MORE_STEPS = 60  # between two faults, and after the run is resumed
-TIMEOUT = 180  # seconds; a deadline, not a measure
 CHECKPOINT = {"every_steps": SAVE_EVERY, "keep": 3}
 
 
@@ -41,7 +40,7 @@ class ObservedRun:
 
     def lose(self, victim: str, label: str = "") -> None:
         """Kill a training process, with a `label` also its parent, after two checkpoints; wait for a restored checkpoint and further steps."""
-        self.run.await_two_checkpoints(self.chief, TIMEOUT)
+        self.run.await_two_checkpoints(self.chief)
         name = label or victim
         self.killed[name] = time.time()
         self.saved_before[name] = self.checkpoints()[-1]["step"]
@@ -49,29 +48,29 @@ class ObservedRun:
             kill_with_parent(self.run, victim)
         else:
             self.run.kill_training_process(victim)
-        restored = self.run.until(f"the checkpoint, {name} killed", lambda: self.after(self.killed[name], "restored"), TIMEOUT)[-1]
+        restored = self.run.until(f"the checkpoint, {name} killed", lambda: self.after(self.killed[name], "restored"))[-1]
         self.restored[name] = restored
-        first = self.run.until(f"steps to flow again, {name} killed", lambda: self.after(restored["time"], "progress"), TIMEOUT)[0]
+        first = self.run.until(f"steps to flow again, {name} killed", lambda: self.after(restored["time"], "progress"))[0]
         print(f"\n{self.run.name}: {name} killed, steps again after {first['time'] - self.killed[name]:.1f} s")
 
     def drain(self, task: str) -> None:
         """Ask a single task to stop, after two checkpoints and a step that is not saved; wait until the chief has restored one."""
-        self.run.await_two_checkpoints(self.chief, TIMEOUT)
-        self.run.until("a step that is not saved", lambda: self.run.chief_step(self.chief) > self.checkpoints()[-1]["step"], TIMEOUT)
+        self.run.await_two_checkpoints(self.chief)
+        self.run.until("a step that is not saved", lambda: self.run.chief_step(self.chief) > self.checkpoints()[-1]["step"])
         asked_at = time.time()
         os.kill(pid_of(self.run, task), signal.SIGTERM)
-        self.restored["drained"] = self.run.until("the run to resume", lambda: self.after(asked_at, "restored"), TIMEOUT)[0]
+        self.restored["drained"] = self.run.until("the run to resume", lambda: self.after(asked_at, "restored"))[0]
         self.notes["drained"] = [e for e in self.checkpoints() if e["time"] < self.restored["drained"]["time"]][-1]["step"]
 
     def contributes(self, worker: str, attempt: int) -> None:
         """Wait until a worker of servers that has started again has taken more steps than could have been in progress before."""
-        begun = self.run.until(f"{worker} to start again", lambda: self.run.events(worker, "started")[attempt:], TIMEOUT)[0]["time"]
+        begun = self.run.until(f"{worker} to start again", lambda: self.run.events(worker, "started")[attempt:])[0]["time"]
         before = max(event["local_step"] for event in self.worker_progress(worker) if event["time"] <= begun)
 
         def more() -> bool:
             return any(event["time"] > begun and event["local_step"] > before + MORE_STEPS for event in self.worker_progress(worker))
 
-        self.run.until(f"{worker} to contribute again", more, TIMEOUT)
+        self.run.until(f"{worker} to contribute again", more)
 
     def worker_progress(self, worker: str) -> list[Event]:
         """Return the progress of a worker of servers, as the chief reports it."""
@@ -79,14 +78,12 @@ class ObservedRun:
 
     def end(self) -> None:
         """Stop the run, and resume it to its end, MORE_STEPS later."""
-        self.run.await_two_checkpoints(self.chief, TIMEOUT)
+        self.run.await_two_checkpoints(self.chief)
         self.stopping = time.time()
         self.stopped_at = stop(self.run)
         self.notes["saved at the stop"] = {step: updates(self.run, step) for step in checkpoints(self.run.directory)}
         file = str(self.run.runs.parent / f"{self.run.name}.yaml")
-        resumed = self.run.launcher(
-            "up", file, "--resume", "--set", f"train.steps={self.stopped_at + MORE_STEPS}", timeout=TIMEOUT, check=False
-        )
+        resumed = self.run.launcher("up", file, "--resume", "--set", f"train.steps={self.stopped_at + MORE_STEPS}", check=False)
         assert resumed.returncode == 0, resumed.stdout + resumed.stderr
         leftovers.assert_none(self.run.directory)
 
@@ -105,17 +102,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> ObservedRun:
         spec("served", "parameter_server", {"chief": {}, "ps": {}, "worker": {"replicas": 2}}), tmp_path_factory.mktemp("served")
     ) as run:
         observed = ObservedRun(run, "chief")
-        run.await_two_checkpoints("chief", TIMEOUT)
+        run.await_two_checkpoints("chief")
         observed.notes["ports"] = {task["name"]: int(task["address"].rpartition(":")[2]) for task in run.status()["tasks"]}
         observed.notes["own"] = {port: reachable("127.0.0.1", port) for port in observed.notes["ports"].values()}
         others = address_for_others()
         observed.notes["others"] = {port: reachable(others, port) for port in observed.notes["ports"].values()} if others else None
         # The chief and worker-0 may have saved without it.
-        run.until("worker-1 to contribute", lambda: observed.worker_progress("worker-1"), TIMEOUT)
+        run.until("worker-1 to contribute", lambda: observed.worker_progress("worker-1"))
         run.kill_training_process("worker-1")
         observed.contributes("worker-1", 1)
         parent = kill_with_parent(run, "worker-1")
-        run.until("another parent", lambda: pid_of(run, "worker-1") not in (None, parent), TIMEOUT)
+        run.until("another parent", lambda: pid_of(run, "worker-1") not in (None, parent))
         observed.contributes("worker-1", 2)
         observed.notes["with workers lost"] = {kind: run.events("chief", kind) for kind in ("started", "restored", "progress")}
         observed.notes["status with workers lost"] = run.status()
@@ -176,9 +173,6 @@ def assert_stopped_and_complete(observed: ObservedRun) -> None:
 
 def _last(observed: ObservedRun) -> str:
     return list(observed.restored)[-1]
-
-
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's; docs/architecture.md says what to do elsewhere")

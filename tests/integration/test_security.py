@@ -57,4 +57,4 @@ def test_the_chiefs_port_is_closed_while_peers_do_not_answer(strategy: str, trai
         # If no peer is missing, TensorFlow itself opens the port.
         until("the port to be opened", lambda: _listens_everywhere(port) if silent else reachable("127.0.0.1", port), seen=task.poll)
         # The watcher checks fifty times a second; two seconds are for a busy machine.
-        until("the port to be closed to other machines", lambda: not reachable(own, port), 2, seen=task.poll)
+        until("the port to be closed to other machines", lambda: not reachable(own, port), seen=task.poll)

@@ -20,8 +20,6 @@ STOP_AFTER = 40
 STEPS = 1500  # half a minute, unless they are hurried: more than a run takes between a status and a stop
 ROLES: dict[str, dict[str, Any]] = {"single": {"chief": {}}, "multi_worker_mirrored": {"worker": {"replicas": 2}}}
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def spec(strategy: str, **sections: Any) -> dict[str, Any]:
     return {"version": 1, "name": "run", "strategy": strategy, "roles": ROLES[strategy], **sections}
@@ -32,11 +30,11 @@ def file_of(run: Run) -> str:
 
 
 def until_midway(run: Run, chief: str = "chief") -> None:
-    run.until(f"step {STOP_AFTER}", lambda: run.chief_step(chief) >= STOP_AFTER, timeout=90)
+    run.until(f"step {STOP_AFTER}", lambda: run.chief_step(chief) >= STOP_AFTER)
 
 
 def assert_complete(run: Run, steps: int) -> None:
-    result = run.launcher("wait", run.name, check=False, timeout=180)
+    result = run.launcher("wait", run.name, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     status = run.status()
     assert (status["state"], status["step"]) == ("succeeded", steps)
@@ -85,7 +83,7 @@ def test_a_changed_spec_needs_a_choice_and_fresh_keeps_the_old_run(tmp_path: Pat
         assert run.status()["state"] == "stopped"
 
         # Of another model: the checkpoint does not fit, and is not touched.
-        refused = run.launcher("up", *changed, "--set", "train.steps=1000000", "--resume", "--json", check=False, timeout=90)
+        refused = run.launcher("up", *changed, "--set", "train.steps=1000000", "--resume", "--json", check=False)
         assert refused.returncode == 1
         summary = json.loads(refused.stdout.splitlines()[-1])
         assert "another model" in summary["reason"]
@@ -184,15 +182,15 @@ def own(tmp_path: Path, strategy: str, params: dict[str, Any], **sections: Any) 
     return file
 
 
-def up(file: Path, *prefix: str, runs: Path | None = None, timeout: float = 120) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+def up(file: Path, *prefix: str, runs: Path | None = None) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     """Run a spec in the foreground, by a command with this prefix; return its result and the summary that it wrote, empty without one."""
     runs = runs or file.parent / "runs"
     arguments = ("up", str(file), "--json", "--runs", str(runs))
     if prefix:
         command = [*prefix, sys.executable, "-m", "launcher", *arguments]
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=forked.LONGEST, check=False)
     else:
-        result = forked.launcher(*arguments, timeout=timeout, preload=forked.TENSORFLOW)
+        result = forked.launcher(*arguments, preload=forked.TENSORFLOW)
     assert "Traceback" not in result.stderr, result.stderr
     leftovers.assert_none(runs / "own")
     lines = result.stdout.splitlines()

@@ -36,7 +36,7 @@ def spec(name: str, strategy: str, roles: dict[str, Any], **train: Any) -> dict[
 
 def finished(run_spec: dict[str, Any], directory: Path) -> Run:
     with started(run_spec, directory) as run:
-        assert run.launcher("wait", run.name, check=False, timeout=200).returncode == 0, run.status()
+        assert run.launcher("wait", run.name, check=False).returncode == 0, run.status()
         return run
 
 
@@ -118,10 +118,10 @@ def all_reduce(tmp_path_factory: pytest.TempPathFactory) -> AllReduceRun:
     with started(spec("moving", "multi_worker_mirrored", roles, batch_size=8, **slow, **EVALUATED), directory) as run:
         ports = {task["name"]: int(task["address"].rpartition(":")[2]) for task in run.status()["tasks"] if task["name"] in WORKERS}
         # Their servers listen by then, and no step is done: the run does not end while its ports are checked.
-        run.until("both workers to be ready", lambda: all(run.events(worker, "ready") for worker in WORKERS), timeout=180)
+        run.until("both workers to be ready", lambda: all(run.events(worker, "ready") for worker in WORKERS))
         others = address_for_others()
         reached = {name: (reachable("127.0.0.1", port), reachable(others, port) if others else None) for name, port in ports.items()}
-        assert run.launcher("wait", run.name, check=False, timeout=200).returncode == 0, run.status()
+        assert run.launcher("wait", run.name, check=False).returncode == 0, run.status()
         shutil.copytree(run.directory, directory / "before")
         return AllReduceRun(run, directory / "before", run.status(), reached)
 
@@ -136,7 +136,7 @@ def moved(all_reduce: AllReduceRun) -> Run:
     changed["train"]["params"]["seconds"] = 0.04
     changed["train"] |= {"checkpoint": {"every_steps": STEPS}, "evaluate": {"every_steps": STEPS}}
     file.write_text(yaml.safe_dump(changed | {"strategy": "parameter_server", "roles": roles}))
-    run.launcher("up", str(file), "--resume", "--set", f"train.steps={STEPS + SERVED}", timeout=200)
+    run.launcher("up", str(file), "--resume", "--set", f"train.steps={STEPS + SERVED}")
     return run
 
 

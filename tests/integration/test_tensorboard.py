@@ -32,12 +32,10 @@ SHAPES = {"hidden/kernel": (784, 500), "hidden/bias": (500,), "logits/kernel": (
 
 SINGLE: dict[str, Any] = {"version": 1, "name": "board", "train": {"workload": "mnist", "steps": STEPS}}
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def complete(spec: dict[str, Any], directory: Path) -> Run:
     with started(spec, directory) as run:
-        run.launcher("wait", run.name, timeout=200)
+        run.launcher("wait", run.name)
     return run
 
 

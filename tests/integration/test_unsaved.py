@@ -15,9 +15,8 @@ from tests.integration.running import Run, checkpoints, paced, started, updates
 from tests.volumes import Volume, is_disk_full, volume
 from trainer.events import Event
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
-TIMEOUT = 120  # seconds; a deadline, not a measure
 MORE_STEPS = 30
 AT_ONCE = 2  # runs
 SIZE = 2_500_000  # bytes: several hundred checkpoints of this model
@@ -47,13 +46,13 @@ class ObservedRun:
         return [event for event in self.run.events(self.chief, kind) if event["time"] > when]
 
     def wait(self, kind: str, when: float, matches: Callable[[Event], bool] = bool) -> Event:
-        events: list[Event] = self.run.until(f"{kind} of {self.run.name}", lambda: [*filter(matches, self.after(when, kind))], TIMEOUT)
+        events: list[Event] = self.run.until(f"{kind} of {self.run.name}", lambda: [*filter(matches, self.after(when, kind))])
         return events[0]
 
     def await_steps(self) -> None:
         """Wait for further steps."""
         step = self.run.chief_step(self.chief)
-        self.run.until("more steps", lambda: self.run.chief_step(self.chief) >= step + MORE_STEPS, TIMEOUT)
+        self.run.until("more steps", lambda: self.run.chief_step(self.chief) >= step + MORE_STEPS)
 
     def fail_for_a_while(self) -> None:
         """Have the disk full and read-only for a while."""
@@ -71,12 +70,12 @@ class ObservedRun:
         self.disk.freeze()
         self.failed["frozen"] = self.wait("save_failed", began)
         self.await_steps()
-        self.run.launcher("down", self.run.name, check=False, timeout=TIMEOUT)
+        self.run.launcher("down", self.run.name, check=False)
         self.notes["stopped"] = self.run.status()
         self.disk.thaw()
         leftovers.assert_none(self.run.directory)
         # A process counts as ended while its last thread waits in the kernel; that thread creates its file only when the disk answers.
-        self.run.until(f"remains in {self.disk.path}", lambda: [*self.disk.path.glob("ckpt-*.part")], TIMEOUT)
+        self.run.until(f"remains in {self.disk.path}", lambda: [*self.disk.path.glob("ckpt-*.part")])
 
     def resume_and_fill(self) -> None:
         """Resume the run, and fill the disk until it fails."""
@@ -88,7 +87,7 @@ class ObservedRun:
         self.wait("checkpoint", began)
         self.notes["notices"] = [event["message"] for event in self.after(began, "notice")]
         self.disk.fill()
-        self.notes["code"] = self.run.launcher("wait", self.run.name, check=False, timeout=TIMEOUT).returncode
+        self.notes["code"] = self.run.launcher("wait", self.run.name, check=False).returncode
         self.notes["failed"] = self.run.status()
         self.notes["starts"] = len(self.after(began, "started"))
         self.notes["last"] = self.after(began, "checkpoint")[-1]["step"]

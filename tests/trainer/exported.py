@@ -41,7 +41,7 @@ def assert_export_matches_metrics(run_dir: Path, workload: Workload, scratch: Pa
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     (scratch / "predict.py").write_text(_PREDICT)
     command = [sys.executable, str(scratch / "predict.py"), str(best), str(file), *modules]
-    result = forked.run(command, cwd=scratch, env=environment, timeout=100, preload=forked.TENSORFLOW)
+    result = forked.run(command, cwd=scratch, env=environment, preload=forked.TENSORFLOW)
     assert result.returncode == 0, result.stdout + result.stderr
     outputs = np.load(f"{file}.npz")
     assert set(outputs) == {"keras", "serve", "signature"}

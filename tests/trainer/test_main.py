@@ -195,7 +195,6 @@ sys.exit(trainer.main())
 """
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("program, code", [("exit 2", 2), ("trap 'exit 9' TERM; echo up; while :; do sleep 0.05; done", 9)])
 def test_a_stopped_trainer_ends_with_its_own_code_without_waiting_for_readers(program: str, code: int) -> None:
     """Each second counts: an engine kills it once its grace period is over."""
@@ -225,7 +224,6 @@ sys.exit(trainer.main())
     assert (result.returncode, "started" in result.stdout) == (143, False)
 
 
-@pytest.mark.timeout(30)
 def test_a_trainer_stopped_while_it_reads_its_settings_ends_as_stopped(tmp_path: Path) -> None:
     os.mkfifo(settings := tmp_path / "settings")
     command = [sys.executable, "-m", "trainer", "--settings", str(settings)]

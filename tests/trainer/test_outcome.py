@@ -48,10 +48,9 @@ def test_a_failure_that_a_restart_cannot_help_is_in_the_record(
     assert detail in record["reason"]
 
 
-@pytest.mark.timeout(240)
 def test_run_json_shows_a_final_failure_and_then_the_resumed_run(trainers: Any, tmp_path: Path) -> None:
     run = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)}, preload=forked.TENSORFLOW)
-    saved = until("a checkpoint", lambda: run.events("checkpoint"), 90, seen=lambda: run.lines)[0]
+    saved = until("a checkpoint", lambda: run.events("checkpoint"), seen=lambda: run.lines)[0]
     assert run_state.read(tmp_path)["state"] == "running"
     os.kill(run.event("started")["pid"], signal.SIGKILL)
     assert run.code() == 1
@@ -64,7 +63,7 @@ def test_run_json_shows_a_final_failure_and_then_the_resumed_run(trainers: Any, 
     assert record["versions"]["tensorflow"]
 
     again = trainers.trainer(env={"TRAINER_SETTINGS": settings(tmp_path)}, preload=forked.TENSORFLOW)
-    until("a checkpoint", lambda: again.events("checkpoint"), 90, seen=lambda: again.lines)
+    until("a checkpoint", lambda: again.events("checkpoint"), seen=lambda: again.lines)
     assert again.events("restored")
     assert (run_state.read(tmp_path)["state"], run_state.read(tmp_path).get("reason")) == ("running", None)
     again.send(signal.SIGTERM)
@@ -86,7 +85,6 @@ def test_other_tasks_leave_the_record_unchanged(trainers: Any, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_stop_while_the_collective_runtime_starts_is_obeyed(trainers: Any, ports: Any, tmp_path: Path) -> None:
     first, second = ports.address(), ports.address()
     ports.close(first)
@@ -120,5 +118,5 @@ def wait_for_server(run: Any, address: str) -> None:
         with socket.socket() as client:
             return client.connect_ex((host, int(port))) == 0
 
-    until(f"a server at {address}", answers, 90, seen=lambda: run.lines, every=0.05)
+    until(f"a server at {address}", answers, seen=lambda: run.lines, every=0.05)
     time.sleep(0.5)

@@ -12,7 +12,7 @@ from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import NOTHING, objects_of
 from tests.e2e.docker.supervising import Prepared, prepared
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(360), pytest.mark.usefixtures("image")]
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 
 # Saves when it is asked to stop.
 SAVES = (

@@ -12,7 +12,7 @@ from tests.e2e.docker.running import ROOT, cleaned, unique
 from tests.processes import free_port
 from tests.stand_in import stand_in
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(990)]
+pytestmark = pytest.mark.docker
 
 
 @pytest.mark.usefixtures("image")

@@ -12,7 +12,7 @@ import yaml
 from launcher.docker_cli import docker
 from tests.e2e.docker.running import EXAMPLES, ROOT
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.docker
 
 
 def parsed_by_compose(file: Path) -> dict[str, Any]:

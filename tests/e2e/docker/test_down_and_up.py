@@ -15,7 +15,7 @@ from launcher.runs.paths import RunPaths
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import NOTHING, ROOT, Run, launch, objects_of, started
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.usefixtures("image")]
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 
 SLEEPING = {"name": "raced", "command": ["sleep", "1000"], "limits": {"grace_period": "20s"}}
 # Takes longer to save than an `up` waits for the run's lock by itself.

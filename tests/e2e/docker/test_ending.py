@@ -16,7 +16,7 @@ from tests.e2e.code.brought import KILLED_ONCE, PREPARES, RUNS_UNTIL_STOPPED, UN
 from tests.e2e.docker.running import ROOT, Run, cleaned, launch, objects_of, unique
 from tests.processes import free_port
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.docker
 
 ROLES: dict[str, dict[str, int]] = {"chief": {}, "ps": {}, "worker": {}, "evaluator": {}}
 # The code of every other task; the evaluator ignores SIGTERM.

@@ -14,7 +14,7 @@ from tests.e2e.docker.running import cleaned, launch, unique
 from tests.e2e.docker.supervising import supervised
 from tests.processes import free_port
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(720), pytest.mark.usefixtures("image")]
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 
 
 def spec(directory: Path, name: str, **more: object) -> Path:

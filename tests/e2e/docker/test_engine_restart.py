@@ -13,7 +13,7 @@ from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import NOTHING, objects_of, started, until
 from tests.stand_in import stand_in
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.docker
 
 SPEC = {
     "name": "restarted",

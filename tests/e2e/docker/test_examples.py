@@ -16,7 +16,7 @@ from tests.e2e.code.brought import bare
 from tests.e2e.docker.running import EXAMPLES, NOTHING, ROOT, Run, cleaned, get, launch, objects_of, unique
 from tests.processes import free_port
 
-pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.timeout(990), pytest.mark.usefixtures("image")]
+pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.usefixtures("image")]
 
 DIGITS = 0.97  # at least, of the held-out digits
 

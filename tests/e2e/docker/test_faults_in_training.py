@@ -13,7 +13,7 @@ from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import LEADERS, ROOT, Run, paused, two_clusters
 
 # The tests run one after the other, on the same two clusters.
-pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.timeout(1500), pytest.mark.xdist_group("two clusters that train")]
+pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.xdist_group("two clusters that train")]
 
 # Trains slowly for as long as it is needed, and saves often.
 PACED: dict[str, Any] = {

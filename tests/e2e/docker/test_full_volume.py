@@ -16,7 +16,7 @@ from tests.e2e.docker.running import ROOT, cleaned, unique
 from tests.volumes import FAULTS, is_disk_full, volume
 from trainer.events import Event
 
-pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.docker, pytest.mark.trains]
 
 USER = 1000  # of the tasks' containers
 SPEC: dict[str, Any] = {

@@ -14,7 +14,7 @@ from launcher.docker_cli import docker
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import until
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.docker
 
 # The options with which rendered Compose files and manifests start their containers.
 HARDENED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--network", "none")

@@ -16,7 +16,7 @@ from tests.e2e.docker.conftest import ROOT, Build, Built
 from tests.e2e.docker.running import cleaned, launch, unique
 from tests.processes import free_port
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.docker
 
 
 def test_plain_docker_build_makes_the_same_image(image: Built, tag: str) -> None:

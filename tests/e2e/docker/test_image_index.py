@@ -17,7 +17,7 @@ from tests.e2e.docker.built import check_package, inspected, output, wheel
 from tests.e2e.docker.conftest import Build, Built
 from tests.e2e.docker.index import Index, certified, serving
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.docker
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from launcher.docker_cli import docker
 from tests.e2e.docker.running import launch, started
 from tests.webhook import serving
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(360), pytest.mark.usefixtures("image")]
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 
 
 @pytest.mark.parametrize("code, wait_code, state", [(0, 0, "succeeded"), (3, 1, "failed")])

@@ -17,7 +17,7 @@ from launcher.runs.status import State
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import until
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(360)]
+pytestmark = pytest.mark.docker
 
 # A line longer than the engine stores in one piece; a redrawn progress bar; invalid UTF-8; an empty line; a last line without an end.
 WRITES = (

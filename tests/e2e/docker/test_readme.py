@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.docker.running import NOTHING, ROOT, cleaned, objects_of
 from tests.processes import free_port
 
-pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.timeout(1500), pytest.mark.usefixtures("image")]
+pytestmark = [pytest.mark.docker, pytest.mark.trains, pytest.mark.usefixtures("image")]
 
 
 def test_the_commands_of_the_readme_work_one_after_the_other(tmp_path: Path) -> None:

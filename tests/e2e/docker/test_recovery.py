@@ -20,7 +20,7 @@ from tests.e2e.docker.running import LEADERS, NOTHING, Run, launch, objects_of, 
 from tests.stand_in import stand_in
 
 # The tests run one after the other, on the same two clusters.
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500), pytest.mark.xdist_group("two clusters")]
+pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("two clusters")]
 
 SAVES_OFTEN = stand_in.spec(checkpoint={"every_seconds": 1})
 

@@ -26,7 +26,7 @@ from tests.e2e.docker.running import NOTHING, ROOT, cleaned, launch, objects_of,
 from tests.processes import free_port
 from tests.stand_in import stand_in
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.usefixtures("image")]
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 
 
 def spec(directory: Path, **more: Any) -> Path:

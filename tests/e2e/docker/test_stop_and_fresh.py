@@ -16,7 +16,7 @@ from tests.e2e.docker.running import NOTHING, cleaned, launch, objects_of, uniqu
 from tests.processes import free_port
 from tests.stand_in import stand_in
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.docker
 
 
 def test_ctrl_c_saves_and_up_continues_and_fresh_keeps_the_old_volume(image: Built, tmp_path: Path) -> None:

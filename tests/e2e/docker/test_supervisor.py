@@ -20,7 +20,7 @@ from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import NOTHING, launch, objects_of, started
 from tests.e2e.docker.supervising import Supervised, supervised
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(360), pytest.mark.usefixtures("image")]
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 
 SLEEPING = {"command": ["sleep", "1000"]}
 SERVERS = {"strategy": "parameter_server", "roles": {"chief": {}, "ps": {"replicas": 1}, "worker": {"replicas": 1}}}

@@ -21,7 +21,7 @@ from launcher.spec.models import ClusterSpec
 from tests.e2e.docker.conftest import Built
 from tests.e2e.docker.running import launch, unique, until
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(360)]
+pytestmark = pytest.mark.docker
 
 FILL = "mkdir -p /runs/a/b; echo all > /runs/a/b/file; ln -s b/file /runs/a/link; chmod 600 /runs/a/b/file; chown 1234:4321 /runs/a/b/file"
 READ_BACK = "cat /runs/a/link; stat -c '%u %g %a' /runs/a/b/file; readlink /runs/a/link"

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.kubernetes.cluster import Namespace, until
 from tests.e2e.kubernetes.launching import Launcher
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kubernetes
 
 FAILED = 'Multi-Attach error for volume "pvc-1" Volume is already exclusively attached to one node and can\'t be attached to another'
 

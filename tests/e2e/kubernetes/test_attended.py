@@ -17,7 +17,7 @@ from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, stand_in_spec
 from tests.e2e.kubernetes.faults import INDEX, RECOVERY_TIMEOUT
 from tests.e2e.kubernetes.nodes import node_tool, power_on, reserved_nodes
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500), pytest.mark.changes_nodes, pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.changes_nodes, pytest.mark.takes_minutes]
 
 TASKS = ("chief", "ps-0", "worker-0", "worker-1")
 # All nodes but one are lost, and every task and the attendant has to lose its node: the attendant is on the ps's node if possible.

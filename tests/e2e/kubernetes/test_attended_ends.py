@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
 from tests.e2e.kubernetes.launching import Launcher
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.kubernetes
 
 # For images without the trainer: the chief ends once the other tasks work, which never end.
 PROGRAM = """\

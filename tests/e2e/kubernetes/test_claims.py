@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.kubernetes.cluster import Namespace, stand_in_spec, until
 from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, remaining_objects
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
+pytestmark = pytest.mark.kubernetes
 
 CLAIM = {
     "apiVersion": "v1",

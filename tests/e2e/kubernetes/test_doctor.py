@@ -10,7 +10,7 @@ from tests.e2e.kubernetes.cluster import Namespace, kubectl, stand_in_spec
 from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, doctor, short_probe_timeouts
 from tests.e2e.kubernetes.starting import quota
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.kubernetes
 
 
 def test_a_cluster_that_can_run_an_example_has_no_problem(namespace: Namespace) -> None:

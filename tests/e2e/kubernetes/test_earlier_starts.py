@@ -11,7 +11,7 @@ from tests.e2e.kubernetes.cluster import until
 from tests.e2e.kubernetes.launching import Launcher, output_at_end, remaining_objects
 from tests.e2e.kubernetes.starting import deletion_blocked, quota, write
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.takes_minutes]
 
 
 def write_short(file: Path, name: str, image: str) -> str:

@@ -12,7 +12,7 @@ from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
 from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher
 from tests.e2e.kubernetes.starting import WAIT_FOR_RELEASE, program
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.kubernetes
 
 OPTIONS = """\
 strategy: parameter_server

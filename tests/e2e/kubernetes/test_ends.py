@@ -11,7 +11,7 @@ from tests.e2e.kubernetes.cluster import Namespace, stand_in_spec, until
 from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, remaining_objects, through_relay
 from tests.e2e.kubernetes.starting import WAIT_FOR_RELEASE, program, release
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
+pytestmark = pytest.mark.kubernetes
 
 
 def jobs(namespace: Namespace, run: str) -> list[str]:

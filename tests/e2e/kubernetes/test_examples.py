@@ -10,7 +10,7 @@ import yaml
 from tests.e2e.code.brought import bare
 from tests.e2e.kubernetes.launching import Launcher, remaining_objects
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.trains, pytest.mark.timeout(1500), pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.trains, pytest.mark.takes_minutes]
 
 # An all-reduce, and a program with manual placement; mnist-ps trains in test_runs.py. Every example trains in tests/integration, and
 # test_accepted.py checks the rendered objects of each on the cluster.

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.kubernetes.cluster import until
 from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, output_at_end
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.takes_minutes]
 
 # One task fails; each of the others would continue.
 FAILS = (

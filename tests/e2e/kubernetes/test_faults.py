@@ -12,7 +12,7 @@ from tests.e2e.kubernetes.cluster import stand_in_spec
 from tests.e2e.kubernetes.faults import ALL_REDUCE, Run, recovering
 from tests.e2e.kubernetes.launching import Launcher
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.takes_minutes]
 
 SERVED = """\
 strategy: parameter_server

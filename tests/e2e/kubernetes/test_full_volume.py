@@ -13,7 +13,7 @@ from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher
 from tests.e2e.kubernetes.nodes import node_tool, stable_node
 from tests.volumes import FAULTS, Volume, device, is_disk_full, mounted
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.trains, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.trains]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.e2e.kubernetes.launching import Launcher
 from tests.e2e.kubernetes.nodes import node_tool
 from tests.e2e.kubernetes.test_accepted import CLUSTER, OPTIONS, accepted
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900), pytest.mark.takes_minutes, pytest.mark.usefixtures("builds")]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.takes_minutes, pytest.mark.usefixtures("builds")]
 
 SERVED = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}\nkubernetes: {tensorboard: false}\n"
 QUEUES = """\
@@ -216,7 +216,6 @@ def running_pods(namespace: Namespace, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("jobset", VERSIONS[-1:], indirect=True, scope="module")
-@pytest.mark.timeout(1500)
 class TestJobSetController:
     """JobSets where JobSet's controller runs."""
 

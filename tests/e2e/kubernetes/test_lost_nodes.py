@@ -16,12 +16,7 @@ from tests.e2e.kubernetes.faults import RECOVERY_TIMEOUT, Run, recovering
 from tests.e2e.kubernetes.launching import Launcher, output_at_end
 from tests.e2e.kubernetes.nodes import is_usable, node_tool, power_on, reserved_nodes
 
-pytestmark = [
-    pytest.mark.kubernetes,
-    pytest.mark.timeout(1500),
-    pytest.mark.changes_nodes,
-    pytest.mark.takes_minutes,
-]  # its turn has to come first
+pytestmark = [pytest.mark.kubernetes, pytest.mark.changes_nodes, pytest.mark.takes_minutes]  # its turn has to come first
 
 # TensorBoard shares a volume of one node with the chief, and must not keep the chief on a lost node.
 SERVED = """\

@@ -12,7 +12,7 @@ from tests.e2e.kubernetes.cluster import Namespace, kubectl, until
 from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, doctor, output_at_end, short_probe_timeouts
 from tests.e2e.kubernetes.nodes import node_tool, reserved_nodes
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500), pytest.mark.changes_nodes]  # its turn has to come first
+pytestmark = [pytest.mark.kubernetes, pytest.mark.changes_nodes]  # its turn has to come first
 
 # Each of two workers ends when it has connected to the other: neither ends before both have their GPUs.
 MEET = """

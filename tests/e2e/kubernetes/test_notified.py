@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, until
 from tests.e2e.kubernetes.launching import Launcher
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.kubernetes
 
 URL_PATH = "T0KEN-in-the-path"
 SERVER = """\

@@ -13,7 +13,7 @@ from tests.e2e.kubernetes.cluster import kubectl, stand_in_spec, until
 from tests.e2e.kubernetes.faults import RECOVERY_TIMEOUT, Run
 from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
+pytestmark = pytest.mark.kubernetes
 
 LOCAL = "node-local"
 SPEC = """\

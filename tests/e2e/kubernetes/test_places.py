@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.kubernetes.cluster import Namespace, kubectl
 from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, remaining_objects
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
+pytestmark = pytest.mark.kubernetes
 
 
 def test_runs_of_the_same_name_in_two_namespaces_are_two_runs(

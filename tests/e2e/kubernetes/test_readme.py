@@ -17,7 +17,7 @@ import yaml
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, stand_in_spec
 from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, remaining_objects
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440)]
+pytestmark = pytest.mark.kubernetes
 
 
 def test_the_commands_of_the_readme_work_one_after_the_other(namespace: Namespace, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.e2e.kubernetes.cluster import ROOT, Namespace, kubectl, stand_in_spec
 from tests.e2e.kubernetes.faults import INDEX
 from tests.e2e.kubernetes.launching import Launcher
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.takes_minutes]
 
 COMPLETE_TIMEOUT = 400.0  # seconds from apply to every Job Complete; two cores train it in much less than a minute
 

@@ -17,7 +17,7 @@ from tests.e2e.kubernetes.cluster import Namespace, until
 from tests.e2e.kubernetes.launching import Launcher, output_at_end, remaining_objects, through_relay
 from tests.e2e.kubernetes.starting import deletion_blocked, write
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.takes_minutes]
 
 
 def deadlines(launcher: Launcher, run: str) -> set[int | None]:

@@ -10,7 +10,7 @@ from tests.e2e.kubernetes.cluster import paced
 from tests.e2e.kubernetes.faults import ALL_REDUCE, Run, recovering
 from tests.e2e.kubernetes.launching import Launcher
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.trains, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.trains, pytest.mark.takes_minutes]
 
 SERVED = """\
 strategy: parameter_server

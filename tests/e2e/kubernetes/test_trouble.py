@@ -13,7 +13,7 @@ from launcher.backend.kubernetes.pod_status import ClusterSnapshot, status
 from launcher.runs.status import RunStatus, State
 from tests.e2e.kubernetes.cluster import ROOT, Namespace, until
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.kubernetes
 
 SLEEP = "command: [python, -c, 'import time; time.sleep(600)']\n"
 # Trouble -> the rest of the spec, the state of its one task, and the reason given.

@@ -26,7 +26,7 @@ from tests.e2e.kubernetes.launching import TRAINING_TIMEOUT, Launcher, output_at
 from tests.e2e.kubernetes.starting import WAIT_FOR_RELEASE, program, quota, release
 from trainer.events import Event
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1440), pytest.mark.takes_minutes]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.takes_minutes]
 
 ROLES = "strategy: parameter_server\nroles: {chief: {}, ps: {replicas: 1}, worker: {replicas: 2}}\n"
 LONG = f"version: 1\nname: long\n{ROLES}kubernetes: {{tensorboard: false}}\n" + stand_in_spec(checkpoint={"every_seconds": 2})

@@ -33,8 +33,8 @@ def environment() -> dict[str, str]:
 def cli(tmp_path: Path, environment: dict[str, str]) -> Iterator[Cli]:
     """Run a command line in an empty directory; runs are killed at the end of the test."""
 
-    def run(*arguments: str, stdin: str = "", env: dict[str, str] | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        return forked.launcher(*arguments, cwd=tmp_path, env=environment | (env or {}), stdin=stdin, timeout=timeout)
+    def run(*arguments: str, stdin: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return forked.launcher(*arguments, cwd=tmp_path, env=environment | (env or {}), stdin=stdin)
 
     yield run
     for state in (tmp_path / "runs").glob("*/launcher/state.json"):

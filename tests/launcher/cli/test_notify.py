@@ -95,7 +95,7 @@ def test_a_message_that_cannot_be_sent_is_noted_in_the_status_and_changes_nothin
     assert cli("down", "toy", "--delete-data", "--yes").returncode == 0
     assert not (tmp_path / "runs/toy").exists()
     route.touch()
-    until("the next try, of a run that is deleted", arrived.exists, 120, seen=lambda: list(tmp_path.iterdir()))
+    until("the next try, of a run that is deleted", arrived.exists, seen=lambda: list(tmp_path.iterdir()))
 
 
 def test_a_stall_sends_one_message_and_a_requested_stop_none(cli: Cli, tmp_path: Path) -> None:

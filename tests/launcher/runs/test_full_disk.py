@@ -147,7 +147,7 @@ def test_the_last_state_is_written_once_there_is_space_though_the_reserve_is_los
 
 def test_a_run_on_a_full_disk_continues_with_its_status_and_reports_lost_lines(disk: Path, tmp_path: Path) -> None:
     def launcher(*arguments: str) -> str:
-        result = forked.launcher(*arguments, "--runs", str(disk), cwd=tmp_path, env=dict(os.environ), timeout=60)
+        result = forked.launcher(*arguments, "--runs", str(disk), cwd=tmp_path, env=dict(os.environ))
         return result.stdout + result.stderr
 
     script = f"echo line {'x' * 500}; sleep 0.02; [ -e {tmp_path}/fail ] && rm {tmp_path}/fail && exit 1; [ -e {tmp_path}/end ] && exit 0"

@@ -61,7 +61,7 @@ def test_a_supervisor_that_does_not_stop_is_killed_with_the_processes_that_it_st
         record(paths, process_identity.identify(supervisor.pid))
         SupervisedRuns(paths.run_dir.parent, "docker").stop("toy", now=True)
         try:
-            until("the end of the child", lambda: process_identity.identify(child) is None, 5, seen=lambda: child)
+            until("the end of the child", lambda: process_identity.identify(child) is None, seen=lambda: child)
         finally:
             process_identity.kill_session(supervisor.pid)
     assert not locks.held(paths.lock)

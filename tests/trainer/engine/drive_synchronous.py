@@ -3,7 +3,6 @@
 Usage: drive_synchronous.py SCRATCH. It is a process of its own because a chief's connection is for the whole process.
 """
 
-import faulthandler
 import json
 import os
 import sys
@@ -19,7 +18,6 @@ sys.path.insert(0, str(ROOT))
 
 WORKERS, BATCH, ROUNDS = 3, 8, 25
 DIFFERING = [[5, 20], [15, 0]]  # rounds that each of two servers does in a call
-LONGEST = 380  # seconds that a test waits for this program
 STEP_SECONDS = 0.05  # that workers of the timed runs wait for each batch, in place of computing
 SLOWER = 10  # the slow worker waits so many times as long
 
@@ -46,7 +44,6 @@ alive: list[Any] = []  # keeps the sessions: TensorFlow complains if one is dest
 def main(scratch: str) -> None:
     from tests.trainer.engine.servers_here import servers
 
-    faulthandler.dump_traceback_later(LONGEST - 20)  # shows where it hangs
     try:
         with servers(scratch, ps=2, workers=WORKERS) as cluster:
             print(json.dumps(compare(cluster)), flush=True)

@@ -29,9 +29,9 @@ class Task:
         return self.process.pid
 
 
-def run_driver(driver: Path, *arguments: str | Path, timeout: float) -> dict[str, Any]:
+def run_driver(driver: Path, *arguments: str | Path) -> dict[str, Any]:
     """Run a driver to its end, and return its report: the last line that it prints, a JSON object. Its exit code may be that of a lost server."""
-    result = forked.run([sys.executable, str(driver), *map(str, arguments)], timeout=timeout, preload=forked.TENSORFLOW)
+    result = forked.run([sys.executable, str(driver), *map(str, arguments)], preload=forked.TENSORFLOW)
     start = result.stderr.find("Traceback (most")  # TensorFlow writes much about lost servers after that
     shown = result.stderr[start:][:5000] if start >= 0 else result.stderr[-5000:]
     assert result.stdout, f"{driver.name} has ended with exit code {result.returncode}: {shown}"

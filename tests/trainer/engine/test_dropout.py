@@ -13,7 +13,7 @@ Losses = dict[str, dict[str, float]]  # of each worker, by the number of the ste
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Losses]:
-    return run_driver(DRIVER, tmp_path_factory.mktemp("servers"), timeout=110)
+    return run_driver(DRIVER, tmp_path_factory.mktemp("servers"))
 
 
 @pytest.mark.parametrize("case", ["asynchronous", "compiled, of two batches", "synchronous", "started again"])

@@ -13,12 +13,7 @@ from tests.trainer.engine.drive_embeddings import CASES, STEPS
 from tests.trainer.engine.drivers import run_driver
 
 DRIVER = Path(__file__).with_name("drive_embeddings.py")
-TIMEOUT = 550  # seconds for the driver
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.takes_minutes,
-    pytest.mark.timeout(600),
-]  # the driver starts five processes and traces about thirty models
+pytestmark = [pytest.mark.slow, pytest.mark.takes_minutes]  # the driver starts five processes and traces about thirty models
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +23,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(scratch: Path) -> dict[str, Any]:
-    return run_driver(DRIVER, scratch, timeout=TIMEOUT)
+    return run_driver(DRIVER, scratch)
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
@@ -116,7 +111,7 @@ def test_an_exported_model_serves_the_rows_of_the_checkpoint_without_this_projec
     assert report["files"]["files"]
     (scratch / "serve.py").write_text(SERVE)
     command = [sys.executable, str(scratch / "serve.py"), str(scratch), str(DRIVER.parents[3])]
-    process = forked.run(command, cwd=scratch, timeout=200, preload=forked.TENSORFLOW)
+    process = forked.run(command, cwd=scratch, preload=forked.TENSORFLOW)
     assert process.returncode == 0, process.stderr[-3000:]
     served = json.loads(process.stdout.splitlines()[-1])
     assert served["serve"] == served["signature"] < 1e-6
@@ -160,7 +155,7 @@ def test_a_disk_that_does_not_answer_during_an_export_is_reported_and_delays_no_
 
 
 def test_a_server_lost_during_an_export_ends_the_attempt_of_a_finished_run_and_is_reported_by_others(tmp_path: Path) -> None:
-    result = run_driver(DRIVER, tmp_path, "lost", timeout=TIMEOUT)
+    result = run_driver(DRIVER, tmp_path, "lost")
     assert result["True"].startswith("raised: ")
     assert "the model is not exported" in result["False"]
     assert result["exports"] == []

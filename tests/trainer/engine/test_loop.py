@@ -48,6 +48,7 @@ def settings(run_dir: Path, steps: int, *, has_evaluator: bool = False, **train:
                 "run_dir": str(run_dir),
                 "scratch_dir": str(run_dir / "scratch"),
                 "has_evaluator": has_evaluator,
+                "grace_period": 300,  # the last save of a busy machine has taken longer than the default
                 "train": {**base, **train},
             }
         )

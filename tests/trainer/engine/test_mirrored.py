@@ -16,7 +16,7 @@ TOLERANCE = {"float16": 5e-3}
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    return run_driver(DRIVER, timeout=110)
+    return run_driver(DRIVER)
 
 
 @pytest.mark.parametrize("case", sorted(CASES))

@@ -12,14 +12,12 @@ from tests.trainer.engine.drive_parameter_server import OPTIMIZERS, SESSIONS, ST
 from tests.trainer.engine.drivers import run_driver
 from tests.trainer.engine.served_callbacks import KINDS
 
-pytestmark = pytest.mark.timeout(250)  # its driver has taken 100 s on a slow machine
-
 DRIVER = Path(__file__).with_name("drive_parameter_server.py")
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_driver(DRIVER, tmp_path_factory.mktemp("servers"), timeout=240)
+    return run_driver(DRIVER, tmp_path_factory.mktemp("servers"))
 
 
 @pytest.mark.parametrize("case", sorted(SESSIONS))

@@ -13,7 +13,7 @@ from tests.trainer.programs.drive_programs import PATTERNS, STRIP_GENERATIONS, W
 from trainer.programs import rle
 from trainer.programs.map_reduce import cut
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # the driver starts four processes
+pytestmark = pytest.mark.slow  # the driver starts four processes
 
 DRIVER = Path(__file__).with_name("drive_programs.py")
 PAGE = (Path(__file__).parents[3] / "docs" / "programs.md").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def report(scratch: Path) -> Report:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(example.splitlines()) <= 15
     (scratch / "example.txt").write_text(example)
-    return run_driver(DRIVER, scratch, timeout=280)
+    return run_driver(DRIVER, scratch)
 
 
 def placements(result: Report) -> dict[str, tuple[str, str]]:

@@ -12,7 +12,7 @@ DRIVER = Path(__file__).with_name("drive_mirrored.py")
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_driver(DRIVER, tmp_path_factory.mktemp("mirrored"), timeout=110)
+    return run_driver(DRIVER, tmp_path_factory.mktemp("mirrored"))
 
 
 def test_weights_and_averages_are_the_same(report: dict[str, Any]) -> None:

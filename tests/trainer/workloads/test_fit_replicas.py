@@ -9,7 +9,7 @@ import pytest
 from tests.trainer.engine.drivers import run_driver
 from tests.trainer.workloads.drive_fit import REFUSED, SAME
 
-pytestmark = [pytest.mark.slow, pytest.mark.takes_minutes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.takes_minutes]
 
 DRIVER = Path(__file__).with_name("drive_fit.py")
 MESSAGES = {
@@ -27,7 +27,7 @@ MESSAGES = {
 
 @pytest.fixture(scope="module", params=SAME)
 def strategy_report(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    return request.param, run_driver(DRIVER, request.param, timeout=580)
+    return request.param, run_driver(DRIVER, request.param)
 
 
 def test_replicas_learn_the_same_as_one_process_from_both_batches(strategy_report: tuple[str, dict[str, Any]]) -> None:

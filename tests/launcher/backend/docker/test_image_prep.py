@@ -44,7 +44,6 @@ def test_an_image_of_ours_is_stale_if_it_has_other_sources(name: str | None, dig
     assert _is_stale(user_spec, Image(images.image_for(user_spec), "sha256:1", 1, image_labels)) is stale
 
 
-@pytest.mark.timeout(10)
 def test_an_error_of_the_build_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_arguments: object) -> None:
         raise PermissionError(13, "Permission denied", "/etc/ca.pem")

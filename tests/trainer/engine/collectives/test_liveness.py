@@ -42,7 +42,6 @@ def test_only_checks_of_one_silence_count(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_tasks_wait_for_a_peer_stopped_for_20_seconds_and_give_up_one_that_stays_stopped() -> None:
     with driven("drive_stopped.py", len(NAMES)) as tasks:
         chief, first, second = tasks

@@ -64,7 +64,7 @@ def run_chief(cluster: servers_here.Servers, *pids: int, program: str = CHIEF) -
     (path := Path(cluster.scratch, "chief.py")).write_text(program)
     command = [sys.executable, str(path), cluster.tf_config, cluster.scratch, *map(str, pids)]
     environment = {**os.environ, "PYTHONPATH": str(servers_here.ROOT)}
-    return forked.run(command, cwd=servers_here.ROOT, env=environment, timeout=90, preload=forked.TENSORFLOW)
+    return forked.run(command, cwd=servers_here.ROOT, env=environment, preload=forked.TENSORFLOW)
 
 
 def test_a_server_that_hangs_is_named_and_delays_neither_the_chief_nor_the_others(cluster: servers_here.Servers) -> None:

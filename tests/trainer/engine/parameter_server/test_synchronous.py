@@ -6,21 +6,17 @@ from typing import Any
 import pytest
 
 from tests.trainer.engine import drive_synchronous
-from tests.trainer.engine.drive_synchronous import CASES, DIFFERING, LONGEST, ROUNDS, SAVED, SLOWER, STEP_SECONDS, TABLES, WORKERS
+from tests.trainer.engine.drive_synchronous import CASES, DIFFERING, ROUNDS, SAVED, SLOWER, STEP_SECONDS, TABLES, WORKERS
 from tests.trainer.engine.drivers import run_driver
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.takes_minutes,
-    pytest.mark.timeout(1200),
-]  # the driver starts six processes and traces a dozen functions
+pytestmark = [pytest.mark.slow, pytest.mark.takes_minutes]  # the driver starts six processes and traces a dozen functions
 
 DRIVER = Path(drive_synchronous.__file__)
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_driver(DRIVER, tmp_path_factory.mktemp("servers"), timeout=LONGEST)
+    return run_driver(DRIVER, tmp_path_factory.mktemp("servers"))
 
 
 @pytest.mark.parametrize("case", sorted({**CASES, **TABLES, SAVED: {}}))
