@@ -1,7 +1,11 @@
 """The last steps, for all roles: settings that all roles share move to the top of the spec, and those without a field into overrides."""
 
+from typing import Any
+
+from launcher.render.kubernetes.objects import TRAINER
 from launcher.tfjob import pod_volumes
 from launcher.tfjob.builder import RoleBuilder, Shared, SpecBuilder
+from launcher.tfjob.pod_containers import MAIN
 
 # Fields of roles that the spec may also have at its top, for all roles.
 _COMMON_FIELDS = ("image", "command", "init_containers", "sidecars")
@@ -27,6 +31,20 @@ def finish(builder: SpecBuilder) -> None:
         for key, source in role.sources.items():
             builder.origins["roles", role.name, key] = source
         builder.origins["roles", role.name, "replicas"] = (*role.path, "replicas")
+    builder.spec = _with_renamed_container(builder.spec)
+
+
+def _with_renamed_container(value: Any) -> Any:
+    """Return a part of the spec in which the resources of the task's container are found by its new name."""
+    if isinstance(value, list):
+        return [_with_renamed_container(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    renamed = {key: _with_renamed_container(item) for key, item in value.items()}
+    reference = renamed.get("resourceFieldRef")
+    if isinstance(reference, dict) and reference.get("containerName") == MAIN:
+        renamed["resourceFieldRef"] = {**reference, "containerName": TRAINER}
+    return renamed
 
 
 def _share(builder: SpecBuilder) -> None:

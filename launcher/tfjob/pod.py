@@ -2,6 +2,7 @@
 
 from pydantic import ValidationError
 
+from launcher.render.kubernetes.objects import TRAINER
 from launcher.spec.kubernetes import Toleration
 from launcher.spec.problems import Path, shown
 from launcher.tfjob import container, pod_containers, pod_volumes
@@ -157,6 +158,10 @@ POD: Table[RoleBuilder] = {
 
 # Labels with these prefixes name the PodGroup of Volcano that TFJob's operator created.
 _POD_GROUP_PREFIXES = ("scheduling.k8s.io/", "scheduling.volcano.sh/")
+# An annotation about the task's container by its name, as key or as value -> the same with its new name.
+_APPARMOR = "container.apparmor.security.beta.kubernetes.io"
+_CONTAINER_KEYS = {f"{_APPARMOR}/{MAIN}": f"{_APPARMOR}/{TRAINER}"}
+_CONTAINER_VALUES = ("kubectl.kubernetes.io/default-container", "kubectl.kubernetes.io/default-logs-container")
 
 
 def _labels(role: RoleBuilder, path: Path) -> None:
@@ -166,7 +171,9 @@ def _labels(role: RoleBuilder, path: Path) -> None:
             message = "carried over; the PodGroup that it names must exist, and TFJob's operator does not create it any more"
             role.reading.add_remark((*path, key), message, "create the PodGroup, or remove this and schedulerName from the override")
     if labels:
-        role.metadata[str(path[-1])] = labels
+        role.metadata[str(path[-1])] = {
+            _CONTAINER_KEYS.get(key, key): TRAINER if key in _CONTAINER_VALUES and value == MAIN else value for key, value in labels.items()
+        }
 
 
 _OF_THE_JOB = ("name", "generateName", "namespace", "creationTimestamp", "finalizers", "ownerReferences")

@@ -41,7 +41,7 @@ def tfjob(data: bytes) -> dict[str, Any]:
 
 def check(data: bytes, spec: ClusterSpec) -> None:
     """Compare each task's pod in the manifests of the spec with the TFJob's."""
-    replicas = {kind: one for kind, one in tfjob(data)["spec"]["tfReplicaSpecs"].items() if one.get("replicas", 1)}
+    replicas = {kind: with_new_name(one) for kind, one in tfjob(data)["spec"]["tfReplicaSpecs"].items() if one.get("replicas", 1)}
     jobs = rendered(spec)
     single = sum(one.get("replicas", 1) for one in replicas.values()) == 1
     assert len(replicas) == len(jobs)
@@ -62,6 +62,15 @@ def check(data: bytes, spec: ClusterSpec) -> None:
         check_pod(replica["template"], jobs[role]["template"])
         has_tf_config = any(one["name"] == "TF_CONFIG" for one in now["containers"][0]["env"])
         assert has_tf_config is not single
+
+
+def with_new_name(replica: Pod) -> Pod:
+    """Return a replica spec whose references to the task's container have its new name; the container keeps its old one."""
+    reference = (
+        r'("containerName": |"kubectl.kubernetes.io/default-container": |"container.apparmor.security.beta.kubernetes.io/)("?)tensorflow"'
+    )
+    whole: Pod = json.loads(re.sub(reference, r'\1\2trainer"', json.dumps(replica)))
+    return whole
 
 
 def check_main(was_pod: Pod, was: Pod, now_pod: Pod, now: Pod, *, single: bool) -> None:

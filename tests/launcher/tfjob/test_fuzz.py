@@ -48,6 +48,8 @@ CONVERTED = {
     ("apiVersion",): None,
     ("kind",): None,
     ("name",): {"tensorflow"},
+    ("containerName",): {"tensorflow"},
+    ("annotations", "kubectl.kubernetes.io/default-container"): {"tensorflow"},
     ("replicas",): {"1"},
     ("restartPolicy",): None,
     ("successPolicy",): None,
