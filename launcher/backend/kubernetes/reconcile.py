@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from launcher.backend.kubernetes import diagnosis, pod_status
-from launcher.backend.kubernetes.client import Cluster
+from launcher.backend.kubernetes.client import Cluster, status_of
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, Object, node_of, task_of
+from launcher.errors import LauncherError
 from launcher.render.kubernetes.objects import CLUSTER_LABEL, ENDS_AFTER, VOLUME_LABEL
 from launcher.runs.status import RunStatus, State
 from launcher.timestamps import parse_rfc3339
@@ -144,8 +145,7 @@ class Reconciler:
         """Do the work that is due; yield what was done, or what blocks the run. Raises LauncherError."""
         yield from self._problems(status)
         for pod in lost_pods(snapshot, self._cluster.now(), self._lost_after):
-            if pod["metadata"]["uid"] not in self._done and self._is_as_seen(pod):
-                message = self._fail_lost_pod(pod)
+            if pod["metadata"]["uid"] not in self._done and (message := self._fail_lost_pod(pod)):
                 self._done.add(pod["metadata"]["uid"])  # only after success, so that it is retried if the cluster does not answer
                 yield message
         if status.state is State.FAILED:
@@ -170,19 +170,23 @@ class Reconciler:
             self._reported.add(blocker)
             yield status.reason
 
-    def _is_as_seen(self, pod: Object) -> bool:
-        """Return whether a pod is unchanged since it was last seen, some seconds ago: its node may answer again."""
-        current = self._cluster.get("Pod", pod["metadata"]["name"])
-        return current is not None and current["metadata"].get("resourceVersion") == pod["metadata"].get("resourceVersion")
-
     def _fail_lost_pod(self, pod: Object) -> str:
+        """Mark a pod as failed, and return the message about it; an empty one if the pod has changed since it was seen, or is gone.
+
+        Its node may answer again, and the kubelet write that the task has succeeded: the API server compares the versions.
+        """
         name, node = pod["metadata"]["name"], node_of(pod)
         command = f'kubectl patch pod {name} -n {self._cluster.namespace} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
+        patch = {"metadata": {"resourceVersion": pod["metadata"].get("resourceVersion")}, **NODE_LOST_STATUS}
         try:
-            self._cluster.patch("Pod", name, NODE_LOST_STATUS, subresource="status")
+            self._cluster.patch("Pod", name, patch, subresource="status")
         except ForbiddenError:
             # Reported once, with the command for a user with the permission.
             return f"{task_of(pod)} is stuck on the lost node {node}, and you lack permission to mark its pod as failed. A user who may patch pods/status can run: {command}"
+        except LauncherError as error:
+            if status_of(error) not in {404, 409}:
+                raise
+            return ""
         return f"{task_of(pod)}: the node {node} is lost; its pod {name} was marked as failed, and is replaced"
 
     def _suspend_jobs(self, snapshot: ClusterSnapshot) -> Iterator[str]:

@@ -6,12 +6,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from kubernetes.client.exceptions import ApiException
 
 from launcher.backend.kubernetes import pod_status
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.reconcile import Reconciler, evicted_too_often, lost_pods, too_late, unfinished_jobs
+from launcher.errors import LauncherError
 from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
 from tests.launcher.backend.kubernetes import objects
@@ -166,10 +168,6 @@ class Refusing:
         """Return a time at which the pod is due to be marked as failed."""
         return NOW
 
-    def get(self, *_: str) -> dict[str, Any]:
-        """Return the pod."""
-        return pod()
-
     def patch(self, kind: str, name: str, patch: dict[str, Any], *, subresource: str = "") -> None:
         """Refuse."""
         raise ForbiddenError(f"{kind} {name} {subresource} {patch}", "", "")
@@ -213,13 +211,33 @@ def test_a_user_who_may_not_mark_a_pod_as_failed_gets_the_command_once() -> None
     assert list(reconciler.reconcile(snapshot, status(State.RUNNING))) == []
 
 
-def test_a_pod_that_has_changed_since_it_was_seen_is_not_marked_as_failed() -> None:
-    """Its node may answer again, and two chiefs would share one volume."""
-    changed = pod()
-    changed["metadata"]["resourceVersion"] = "8"
-    for current in (changed, None):
-        cluster = cast("Cluster", SimpleNamespace(now=lambda: NOW, get=lambda *_, current=current: current, patch=pytest.fail))
-        assert list(Reconciler(cluster, "digits", 0).reconcile(ClusterSnapshot("digits", (), [pod()]), status(State.RUNNING))) == []
+class ClusterWithPod(Refusing):
+    """A cluster with one pod, whose status only changes by a patch that has its version; without a pod it answers 404."""
+
+    def __init__(self, current: dict[str, Any] | None) -> None:
+        self.current = current
+
+    def patch(self, kind: str, name: str, patch: dict[str, Any], *, subresource: str = "") -> None:
+        assert (kind, name, subresource) == ("Pod", "digits-worker-0-abc", "status")
+        if self.current is None or patch["metadata"]["resourceVersion"] != self.current["metadata"]["resourceVersion"]:
+            raise LauncherError("changing Pod", "") from ApiException(status=409 if self.current else 404)
+        self.current["status"] |= patch["status"]
+
+
+def test_a_pod_that_has_changed_since_it_was_seen_is_not_marked_as_failed_until_it_is_seen_again() -> None:
+    """Its node may answer again: its task may have succeeded, and two chiefs would share one volume."""
+    seen, current = pod(), pod()
+    seen["metadata"]["resourceVersion"], current["metadata"]["resourceVersion"] = "7", "8"
+    cluster = ClusterWithPod(current)
+    reconciler = Reconciler(cast("Cluster", cluster), "digits", 0)
+    assert list(reconciler.reconcile(ClusterSnapshot("digits", (), [seen]), status(State.RUNNING))) == []
+    assert current["status"]["phase"] == "Running"
+    (message,) = reconciler.reconcile(ClusterSnapshot("digits", (), [current]), status(State.RUNNING))
+    assert "was marked as failed" in message
+    assert (current["status"]["phase"], current["status"]["reason"]) == ("Failed", "NodeLost")
+    cluster.current = None  # it is gone
+    reconciler = Reconciler(cast("Cluster", cluster), "digits", 0)
+    assert list(reconciler.reconcile(ClusterSnapshot("digits", (), [seen]), status(State.RUNNING))) == []
 
 
 def test_the_reason_why_a_run_does_not_start_is_reported_once_while_it_lasts() -> None:
