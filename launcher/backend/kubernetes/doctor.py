@@ -80,17 +80,24 @@ except OSError as error:
 """
 # Quotas of Services of types that no run has: load balancers and node ports, which are often forbidden by a quota of 0.
 _UNUSED_QUOTAS = "services."
-# Writes where the tasks would; if that is not permitted, reports the owner of the directory.
+# Writes where the tasks would; if that fails, reports the cause and the owner of the directory.
 _WRITE_SCRIPT = f"""
-import os, sys, tempfile
+import errno, os, sys, tempfile
 directory = next(one for one in ({CONTAINER_RUNS!r} + "/" + sys.argv[1], {CONTAINER_RUNS!r}) if os.path.isdir(one))
 owner = os.stat(directory)
 try:
     tempfile.TemporaryFile(dir=directory).close()
 except OSError as error:
-    raise SystemExit(f"{{error.strerror}}: {{directory}} belongs to user {{owner.st_uid}}, group {{owner.st_gid}}")
+    cause = f"{{errno.errorcode.get(error.errno, 'error')}} ({{error.strerror}})"
+    raise SystemExit(f"{{cause}}: {{directory}} belongs to user {{owner.st_uid}}, group {{owner.st_gid}}")
 """
-_OWNER = re.compile(r"(/\S*) belongs to user (\d+), group (\d+)")
+_NOT_WRITTEN = re.compile(r"(\w+) \(([^)]*)\): (/\S*) belongs to user (\d+), group (\d+)")
+# Cause of a failed write other than a missing permission -> remedy.
+_WRITE_REMEDIES = {
+    "EROFS": "see whether its PersistentVolume or its server is read-only, or use another claim",
+    "ENOSPC": "free some space there, or have the claim enlarged",
+    "EDQUOT": "free some space there, or have the quota of the volume's server raised",
+}
 
 
 def examine(request: CheckRequest) -> Iterator[CheckResult]:
@@ -338,10 +345,13 @@ def _looks_up_names(run: Run) -> bool:
 
 
 def _claim_problem(run: Run, error: LauncherError) -> CheckResult:
-    match = _OWNER.search(error.message)
+    match = _NOT_WRITTEN.search(error.message)
     if match is None:  # the probe without the claim shows whether the claim is the cause
         return warning("claim", f"whether it can be written to is not known: {error.message}", error.remedy)
-    directory, user, group = match.groups()
+    cause, text, directory, user, group = match.groups()
+    if cause not in {"EACCES", "EPERM"}:
+        remedy = _WRITE_REMEDIES.get(cause, f"see kubectl describe pvc {run.claim}")
+        return problem("claim", f"{directory} of {run.claim} cannot be written: {text}", remedy)
     message = f"{directory} of {run.claim} belongs to user {user}, group {group}; user {run.options.user} may not write there"
     return problem("claim", message, f"set kubernetes.user to {user}, or give the directory to {run.options.user}")
 

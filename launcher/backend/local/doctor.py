@@ -4,12 +4,14 @@ import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.backend.check_results import CheckRequest, CheckResult, ok, problem, warning
 from launcher.cli.formats import binary_size, decimal_size
 from launcher.plan.machine import detect
+from launcher.runs import os_errors
 from launcher.spec.role_programs import roles_of
 
 _MIN_DISK = 1_000_000_000  # bytes for checkpoints and logs
@@ -62,8 +64,11 @@ def _disk(runs: Path) -> Iterator[CheckResult]:
     if not existing.is_dir():
         yield problem("runs", f"{existing} is not a directory", "move it away, or choose another directory for runs with --runs")
         return
-    if not os.access(existing, os.W_OK):
-        yield problem("runs", f"{existing} cannot be written", "see who owns it, or choose another directory for runs with --runs")
+    try:
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        remedy = os_errors.explain(error, "").remedy or "choose another directory for runs"
+        yield problem("runs", f"{existing} cannot be written: {error.strerror}", f"{remedy}: --runs DIR")
         return
     free = shutil.disk_usage(existing).free
     if free < _MIN_DISK:

@@ -1,9 +1,11 @@
 """`launcher doctor` on this machine, and where there is no engine or cluster."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -46,7 +48,20 @@ def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None
     finally:
         tmp_path.chmod(0o700)
     assert result.returncode == 1, result.stdout + result.stderr
-    assert "cannot be written" in result.stdout
+    assert "cannot be written: Permission denied" in result.stdout
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+def test_a_directory_that_cannot_be_written_is_reported_with_the_cause(
+    code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
+    def fail(**_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    assert run(["doctor", "--runs", str(tmp_path / "runs"), "--json"]) == 1
+    [finding] = [one for one in json.loads(capsys.readouterr().out)["findings"] if one["what"] == "runs"]
+    golden(finding["words"], finding["remedy"])
 
 
 @pytest.mark.parametrize("below", ["", "runs"])

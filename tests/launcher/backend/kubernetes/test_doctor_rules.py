@@ -1,5 +1,9 @@
 """`doctor` checks the rights that the documented Roles grant."""
 
+import errno
+import os
+import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,9 +17,11 @@ from launcher.backend.kubernetes.doctor import _JOBSET_RULE, ATTENDANT_RULES, RU
 from launcher.backend.kubernetes.helper_pod import FailedPodError
 from launcher.cli.planning import plan_file
 from launcher.images import image_for
+from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import Run
 from launcher.spec.models import ClusterSpec
+from tests.golden_messages import Golden
 
 ROLE = Path(__file__).parents[4] / "docs" / "kubernetes-role.yaml"
 ATTENDANT_ROLE = ROLE.with_name("kubernetes-attendant-role.yaml")
@@ -97,6 +103,38 @@ def test_an_image_without_python_is_only_a_problem_if_the_run_needs_python(
     (result,) = doctor._image_and_dns(cast("Cluster", SimpleNamespace(get=lambda *_: None)), spec)
     assert (result.level, commands) == (state, ["python3"])
     assert ("mine has no python3: DNS and the volume are not checked" in result.message) == (not supervise)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+def test_a_claim_that_cannot_be_written_to_is_reported_with_the_cause(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
+    file = tmp_path / "digits.yaml"
+    file.write_text(
+        "version: 1\nname: digits\nstrategy: single\nroles: {chief: {}}\ntrain: {workload: mnist}\n"
+        "kubernetes: {claim: team, user: 2000, egress: tasks}\n"
+    )
+    spec, _ = plan_file(file, [], "kubernetes", tmp_path)
+    claim = {"metadata": {"name": "team"}, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound"}}
+
+    def fail(**_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    def probe(_cluster: object, _run: object, command: list[str], *, mounted: bool) -> None:
+        if not mounted:
+            return
+        script = command[2].replace(CONTAINER_RUNS, str(tmp_path))
+        monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+        monkeypatch.setattr(sys, "argv", ["-c", command[3]])
+        with pytest.raises(SystemExit) as exit_info:
+            exec(script, {})  # noqa: S102
+        raise FailedPodError(f"starting a pod: exit code 1: {exit_info.value}", "", 1)
+
+    monkeypatch.setattr(helper_pod, "probe", probe)
+    result, *others = doctor._image_and_dns(cast("Cluster", SimpleNamespace(get=lambda *_: claim)), spec)
+    assert (result.what, result.level, {one.level for one in others}) == ("claim", "problem", {"ok"})
+    owner = f"user {os.geteuid()}, group {tmp_path.stat().st_gid}"
+    golden(result.message.replace(owner, "user OWNER, group GROUP"), result.remedy.replace(f"to {os.geteuid()},", "to OWNER,"))
 
 
 def test_a_quota_of_services_that_no_run_has_is_not_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
