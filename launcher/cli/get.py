@@ -16,6 +16,7 @@ from launcher.cli.interrupts import exit_on_signals
 from launcher.cli.options import Context, Json, Name, Namespace, OnRun, Runs
 from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.cli.unpacking import Unpacked
+from launcher.errors import UsageError
 from launcher.files import read_json
 from launcher.runs.stored import Artifact, Stored, missing_artifact
 
@@ -56,6 +57,11 @@ def get(
         with _progress(stored, f"{run}: {what}", quiet=as_json) as on_bytes:
             unpacked = unpacking.unpack(stored.chunks, directory, replace=force, on_bytes=on_bytes)
         origin = stored.origin
+    if not unpacked.files and unpacked.left_out:
+        raise UsageError(
+            f"{run} has no {what} to copy: {origin} has only links that lead outside of it, and special files: {', '.join(unpacked.left_out)}",
+            "have the program write files there, or copy the links' targets yourself",
+        )
     if not unpacked.files:
         raise missing_artifact(run, what, ())
     if as_json:

@@ -82,7 +82,23 @@ def _unpack(reader: "_Reader", work: Path) -> Unpacked:
             reader.finish(tar.offset + _END_SIZE)
     except tarfile.TarError as error:
         raise LauncherError(f"the tar file is incomplete: {error}", "try again") from error
-    return Unpacked(files, size, tuple(left_out))
+    removed = _remove_links_that_lead_outside(work)
+    return Unpacked(files - len(removed), size, (*left_out, *removed))
+
+
+def _remove_links_that_lead_outside(work: Path) -> list[str]:
+    """Remove the links that lead outside only since later entries were written, or as a hard link to a link elsewhere; return their names."""
+    removed = []
+    while links := [path for path in _links(work) if not _inside(work, path)]:
+        for path in links:
+            path.unlink()
+            removed.append(str(path.relative_to(work)))
+    return removed
+
+
+def _links(work: Path) -> Iterator[Path]:
+    for directory, directories, files in os.walk(work):
+        yield from (path for name in sorted([*directories, *files]) if (path := Path(directory, name)).is_symlink())
 
 
 def _put(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, top: str, work: Path) -> bool:

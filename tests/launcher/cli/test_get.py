@@ -16,6 +16,7 @@ import pytest
 from launcher.cli import main, unpacking
 from launcher.errors import LauncherError, UsageError
 from launcher.runs.stored import Stored
+from tests.golden_messages import Golden
 from tests.launcher.cli.conftest import Cli, Spec
 
 
@@ -72,6 +73,26 @@ def test_hard_links_lead_only_to_files_of_the_stream(tmp_path: Path) -> None:
     assert unpack(content, tmp_path / "copy") == unpacking.Unpacked(2, 6, ("away",))
     assert (tmp_path / "copy" / "same").read_bytes() == b"inside"
     assert not (tmp_path / "copy" / "away").exists()
+
+
+def test_a_link_that_leads_outside_by_a_later_entry_is_left_out(tmp_path: Path) -> None:
+    content = packed(("top/file", b"inside"), ("top/away", "a/b/../../mine"), ("top/also", "away"), ("top/a/b", ".."), ("top/near", "a/b"))
+    (tmp_path / "mine").write_text("secret")
+    result = unpack(content, tmp_path / "copy")
+    assert (result.files, sorted(result.left_out)) == (3, ["also", "away"])
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["a", "file", "near"]
+
+
+def test_a_hard_link_to_a_link_is_left_out_if_it_leads_outside_from_its_own_directory(tmp_path: Path) -> None:
+    file = io.BytesIO(packed(("top/mine", b"inside"), ("top/below/link", "../mine")))
+    with tarfile.open(fileobj=file, mode="a") as tar:
+        same = tarfile.TarInfo("top/same")
+        same.type, same.linkname = tarfile.LNKTYPE, "top/below/link"
+        tar.addfile(same)
+    (tmp_path / "mine").write_text("secret")
+    assert unpack(file.getvalue(), tmp_path / "copy").left_out == ("same",)
+    assert (tmp_path / "copy" / "below" / "link").read_bytes() == b"inside"
+    assert not (tmp_path / "copy" / "same").exists()
 
 
 def test_links_in_a_circle_are_links(tmp_path: Path) -> None:
@@ -202,6 +223,20 @@ def test_a_runs_model_and_checkpoints_are_copied(cli: Cli, spec: Spec, tmp_path:
     wrong = cli("get", "toy", "weights")
     assert (wrong.returncode, "checkpoints" in wrong.stderr) == (2, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "runs", "toy-model", "toy.yaml"]
+
+
+def test_data_of_which_nothing_can_be_copied_is_reported_with_its_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
+    @contextlib.contextmanager
+    def fetch(*_: object) -> Iterator[Stored]:
+        yield Stored("volume toy/results", pieces(packed(("top/large", "/scratch/large"), ("top/more", "../../more"))))
+
+    monkeypatch.setattr("launcher.cli.backends.open_run", lambda *_: (SimpleNamespace(fetch=fetch), "toy"))
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["get", "toy", "results"]) == 2
+    golden(*capsys.readouterr().err.splitlines())
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
