@@ -1,5 +1,6 @@
 """`launcher render`: a spec as a Compose file or as manifests, which run without the launcher."""
 
+import itertools
 import json
 import shlex
 from pathlib import Path
@@ -149,9 +150,18 @@ def _title(file: Path, to: str, overrides: list[str]) -> str:
 
 
 def _without_secrets(override: str) -> str:
-    """Return PATH=VALUE, without the value if it is of `env`: rendered files are passed on to others, the command line is not."""
-    path, equals, _ = override.partition("=")
-    return f"{path}{equals}..." if "env" in path.strip().split(".") else override
+    """Return PATH=VALUE, without the value if it is of `env` or contains one: rendered files are passed on to others, the command line is not."""
+    path, equals, value = override.partition("=")
+    return f"{path}{equals}..." if "env" in map(str.strip, path.split(".")) or _has_env(value) else override
+
+
+def _has_env(value: str) -> bool:
+    """Return whether a value, which is YAML, has a key `env` at any depth."""
+    import yaml
+
+    # The override of a role's pods may have it, too, as a list.
+    pairs = itertools.pairwise(yaml.scan(value, Loader=yaml.SafeLoader))
+    return any(isinstance(first, yaml.KeyToken) and isinstance(key, yaml.ScalarToken) and key.value == "env" for first, key in pairs)
 
 
 def _quoted(word: str) -> str:

@@ -254,6 +254,27 @@ def test_a_value_set_for_env_is_in_no_comment_and_only_the_owner_can_read_it(her
     assert (here / "open.yaml").stat().st_mode & 0o044
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "roles.chief={cpu: 1, env: {TOKEN: s3cret}}",
+        'roles={chief: {"env": {TOKEN: s3cret}}}',
+        "sidecars=[{name: proxy, image: proxy, env: {TOKEN: s3cret}}]",
+        "roles.chief. env ={TOKEN: s3cret}",
+        "kubernetes.overrides.chief={spec: {containers: [{name: trainer, env: [{name: TOKEN, value: s3cret}]}]}}",
+    ],
+)
+def test_a_value_that_contains_an_env_is_in_no_comment(override: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "try.yaml").write_text("version: 1\nname: try\ntrain: {workload: mnist_mlp}\n")
+    assert run(["render", "try.yaml", "--to", "kubernetes", "--set", override, "--set", "train.steps=7"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("s3cret" in line for line in lines)
+    [comment] = [line for line in lines if line.startswith("#") and "--set" in line]
+    assert "s3cret" not in comment
+    assert comment.endswith("--set train.steps=7")
+    assert override.partition("=")[0] in comment
+
+
 @pytest.mark.parametrize("end", ["\n", "\r", "\x85", "\u2028"])
 def test_a_set_value_cannot_end_the_comment_that_shows_it(end: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "try.yaml").write_text("version: 1\nname: try\ncommand: [python, train.py]\n")
