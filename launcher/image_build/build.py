@@ -20,6 +20,7 @@ from launcher.images import Image
 from launcher.plan.container_paths import CONTAINER_CODE
 
 DEADLINE = 2 * 3600.0  # seconds; the CUDA libraries are 3 GB, and some connections are slow
+_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")  # the registries of Docker Hub
 
 Report = Callable[[Step | Output], None]
 
@@ -86,9 +87,17 @@ def push(name: str) -> None:
     try:
         docker("push", "--quiet", name, deadline=DEADLINE)
     except DockerError as error:
-        registry = name.partition("/")[0]
-        remedy = f"check that {registry} can be reached, and log in: docker login {registry}; the image is in the engine, so then docker push {name}"
+        registry = _registry(name)
+        login = "docker login" if registry is None else f"docker login {registry}"
+        remedy = f"check that {registry or 'Docker Hub'} can be reached, and log in: {login}; the image is in the engine, so then docker push {name}"
         raise DockerError(f"pushing {name} failed: {last_line(error.output) or error.message}", remedy, error.output) from error
+
+
+def _registry(name: str) -> str | None:
+    """Return the registry that an image's name begins with; None for Docker Hub, whose images need no registry in their names."""
+    first, slash, _ = name.partition("/")
+    is_registry = slash and (first == "localhost" or not {".", ":"}.isdisjoint(first))
+    return first if is_registry and first not in _HUB else None
 
 
 def _arguments(request: Request) -> list[str]:

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.image_build.build import Request, build
+from launcher.docker_cli import DockerError
+from launcher.image_build.build import Request, build, push
 from launcher.images import DEFAULT_IMAGE, GPU_IMAGE
+from tests.golden_messages import Golden
 
 DOCKER = """\
 #!/bin/sh
@@ -42,3 +44,14 @@ def test_code_is_added_to_an_image_of_its_platform(gpu: bool, platform: str | No
     assert f" --tag {base} " in first
     assert f" --build-arg IMAGE={base} --tag {base}-with-my-code " in second
     assert [f"--platform {platform} " in command for command in (first, second)] == [platform is not None] * 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["user/image:1", "docker.io/user/image", "image:1", "registry.example/team/image:1", "registry:5000/image", "localhost/image"],
+)
+def test_a_push_that_is_refused_names_the_login_of_the_image_s_registry(name: str, log: Path, golden: Golden) -> None:
+    log.with_name("docker").write_text("#!/bin/sh\necho 'denied: requested access to the resource is denied' >&2\nexit 1\n")
+    with pytest.raises(DockerError) as refused:
+        push(name)
+    golden(refused.value.message, refused.value.remedy)
