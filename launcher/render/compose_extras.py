@@ -19,6 +19,7 @@ from launcher.spec.role_programs import extra_containers_of, init_containers_of,
 
 INIT = "init"  # the network of init containers: they can download files, but cannot reach tasks
 PREPARE = "prepare-volume"
+SIDECAR_RESTART = "unless-stopped"  # while its task runs, as Kubernetes restarts it
 
 
 def scratch_volumes(source: RenderSource) -> list[str]:
@@ -73,7 +74,7 @@ def services(source: RenderSource, task: Task, base: dict[str, Any], common: dic
         name = f"{task.name}-{container.name}"
         label_map = {MERGE: common, labels.SERVICE: name, labels.SIDECAR_OF: task.name}
         own = {
-            "restart": "unless-stopped",
+            "restart": SIDECAR_RESTART,
             "network_mode": f"service:{task.name}",
             "depends_on": {task.name: {"condition": "service_started"}, **prepared},
         }

@@ -1,15 +1,19 @@
 """The sidecars of a run of containers: each shares its task's network, ends with the task, and starts again with it."""
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
+from docker.errors import APIError
 from docker.models.containers import Container
 
 from launcher import timestamps
 from launcher.backend.docker.engine import ERRORS
 from launcher.backend.docker.stop import stop
 from launcher.render import labels
+from launcher.render.compose_extras import SIDECAR_RESTART
 from launcher.runs.state_writer import log_message
 
 _SLACK = 10.0  # seconds beyond the grace period in which the engine stops a container
@@ -42,7 +46,7 @@ class Sidecars:
         for container in self._by_task.get(task.labels.get(labels.TASK, ""), []):
             started = timestamps.parse_rfc3339(container.attrs["State"].get("StartedAt"))
             if task_started is not None and started is not None and started < task_started:
-                self._run_in_thread(container, functools.partial(container.restart, timeout=self._grace))
+                self._run_in_thread(container, functools.partial(_restart, container, self._grace))
 
     def stop_all(self) -> None:
         """Stop all sidecars, and wait until they have stopped."""
@@ -64,3 +68,11 @@ class Sidecars:
 
         self._threads[key] = threading.Thread(target=run, name=f"sidecar {container.name}", daemon=True)
         self._threads[key].start()
+
+
+def _restart(container: Container, grace: int) -> None:
+    """Restart a sidecar, with the restart policy that a stop may have taken from it. Raises one of engine.ERRORS."""
+    policy: Any = {"Name": SIDECAR_RESTART}
+    with contextlib.suppress(APIError):  # an engine that refuses this can still restart the container
+        container.update(restart_policy=policy)
+    container.restart(timeout=grace)

@@ -51,6 +51,17 @@ class Sidecar(Container):
         """Record a stop."""
         self.calls.append("stop")
 
+    def restart(self, **_: Any) -> None:
+        """Record a restart, which takes a moment."""
+        time.sleep(0.05)
+        self.calls.append("restart")
+
+
+def joined(containers: RunContainers) -> None:
+    """Wait for the calls that change sidecars."""
+    for thread in containers.sidecars._threads.values():
+        thread.join(30)
+
 
 @pytest.fixture
 def containers(tmp_path: Path) -> RunContainers:
@@ -81,9 +92,31 @@ def test_a_sidecar_is_stopped_only_if_its_task_does_not_restart(
     containers._engine_seen = time.monotonic()
     containers._report_exits(run)
     assert (chief.restart_at is not None) == (code != ExitCode.DONE)
-    for thread in containers.sidecars._threads.values():
-        thread.join(30)
+    joined(containers)
     assert sidecar.calls == calls
+
+
+def restarted_task() -> tuple[Container, Sidecar]:
+    """Return a task that has just been started again, and its sidecar, which was stopped when the task had ended."""
+    task = Container(
+        {
+            "Config": {"Labels": {labels.SERVICE: "chief", labels.TASK: "chief"}},
+            "State": {"Status": "running", "StartedAt": "2026-01-31T10:00:10Z"},
+        }
+    )
+    sidecar = Sidecar()
+    sidecar.attrs["State"] = {"Status": "exited", "StartedAt": "2026-01-31T10:00:00Z"}
+    return task, sidecar
+
+
+def test_a_sidecar_that_was_stopped_starts_again_with_its_task_and_is_restarted_by_the_engine_as_before(
+    containers: RunContainers,
+) -> None:
+    task, sidecar = restarted_task()
+    containers.sidecars.update([sidecar])
+    containers.sidecars.restart_outdated(task)
+    joined(containers)
+    assert sidecar.calls == ["restart policy unless-stopped", "restart"]
 
 
 def test_the_sidecars_of_a_run_whose_engine_does_not_answer_stay(containers: RunContainers, run: RunController) -> None:
