@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -49,9 +50,13 @@ class Sidecars:
                 self._run_in_thread(container, functools.partial(_restart, container, self._grace))
 
     def stop_all(self) -> None:
-        """Stop all sidecars, and wait until they have stopped."""
-        for task in self._by_task:
-            self.stop(task)
+        """Stop all sidecars, and wait until they have stopped. One that does not run by the last list may be in the middle of a restart."""
+        self._join()
+        for container in itertools.chain.from_iterable(self._by_task.values()):
+            self._run_in_thread(container, functools.partial(stop, container, self._grace))
+        self._join()
+
+    def _join(self) -> None:
         for thread in self._threads.values():
             thread.join(self._grace + _SLACK)
 

@@ -119,6 +119,14 @@ def test_a_sidecar_that_was_stopped_starts_again_with_its_task_and_is_restarted_
     assert sidecar.calls == ["restart policy unless-stopped", "restart"]
 
 
+def test_a_sidecar_that_is_being_restarted_when_its_run_ends_is_stopped(containers: RunContainers) -> None:
+    task, sidecar = restarted_task()
+    containers.sidecars.update([sidecar])
+    containers.sidecars.restart_outdated(task)
+    containers.sidecars.stop_all()
+    assert sidecar.calls == ["restart policy unless-stopped", "restart", "restart policy no", "stop"]
+
+
 def test_the_sidecars_of_a_run_whose_engine_does_not_answer_stay(containers: RunContainers, run: RunController) -> None:
     def no_answer(_: str) -> list[Container]:
         raise ConnectionRefusedError(111, "Connection refused")
