@@ -155,8 +155,10 @@ def lines(engine: Engine, name: str, tasks: list[str], *, follow: bool, since: f
         for task, container in containers.items():
             if tasks and task not in tasks:
                 continue
-            new = list(_read(engine, container, task, after=seen.get(task, ""), tail=tail if first else None))
+            # At least one line, which shows from where on lines are new.
+            new = list(_read(engine, container, task, after=seen.get(task, ""), tail=max(tail, 1) if first and tail is not None else None))
             seen[task] = new[-1][0] if new else seen.get(task, "")
+            new = [] if first and tail == 0 else new
             by_time.append([(line.time, line) for _, line in new if since is None or line.time >= since])
         any_line = False
         for _, line in heapq.merge(*by_time, key=lambda pair: pair[0]):

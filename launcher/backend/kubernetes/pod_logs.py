@@ -75,7 +75,7 @@ class PodLogs:
         self.ended = 0  # streams so far, of the other reader too
 
     def new_lines(self, pods: Iterable[Object], *, tail: int | None = None) -> list[LogLine]:
-        """Return the new lines, in order of time; of a pod not read before all, or the last `tail`."""
+        """Return the new lines, in order of time; of a pod not read before all, or the last `tail`, but at least one, from which later calls continue."""
         with self._lock:
             self.unanswered = False
             pods = list(pods)
@@ -252,7 +252,7 @@ class PodLogs:
         after = self._after.get(uid, _BEFORE_ALL)
         query = _query(after)
         if after == _BEFORE_ALL and tail is not None:
-            query.append(("tailLines", str(tail)))
+            query.append(("tailLines", str(max(tail, 1))))
         try:
             content = self._cluster.log(name, TRAINER, query, timeout=_ANSWER_TIMEOUT)
         except LauncherError:  # it is gone, or its node does not answer

@@ -1,14 +1,16 @@
 """The status of a run, from its containers and volumes as the engine describes them."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from docker.models.containers import Container
 from docker.models.volumes import Volume
 
-from launcher.backend.docker import container_status
+from launcher.backend.docker import container_status, log_stream
+from launcher.backend.docker.engine import Engine
 from launcher.render import labels
-from launcher.runs.status import Location, State
+from launcher.runs.status import Location, LogLine, State
 
 
 def container(task: str | None = None, **attrs: Any) -> Container:
@@ -54,3 +56,24 @@ def test_a_run_of_which_only_the_volume_is_left_is_stopped(created: str | None, 
     volume = Volume({"Name": "toy_run", "CreatedAt": created, "Labels": {labels.RUN: "toy"}})
     status = container_status.of_volume(volume, "toy")
     assert (status.state, status.run_dir, status.started, status.spec_digest) == (State.STOPPED, Location("volume", "toy_run"), started, "")
+
+
+@pytest.mark.parametrize("tail, texts", [(0, ["new"]), (1, ["second", "new"]), (None, ["first", "second", "new"])])
+def test_a_log_is_followed_from_its_last_lines_on(tail: int | None, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    written = [(f"2026-01-31T10:00:0{second}Z", LogLine(float(second), "chief", text)) for second, text in enumerate(["first", "second"])]
+    states = iter(["running", "running", "exited"])
+
+    def containers(_name: str) -> list[Container]:
+        state = next(states)
+        if state == "exited":
+            written.append(("2026-01-31T10:00:09Z", LogLine(9.0, "chief", "new")))
+        return [container("chief", State={"Status": state}, Config={"Cmd": [], "Labels": {labels.TASK: "chief"}})]
+
+    def read(*_: object, after: str = "", tail: int | None = None, **__: object) -> list[tuple[str, LogLine]]:
+        lines = [(stamp, line) for stamp, line in written if stamp > after]
+        return lines if tail is None else lines[max(0, len(lines) - tail) :]
+
+    monkeypatch.setattr(log_stream, "read", read)
+    monkeypatch.setattr(container_status, "_POLL_INTERVAL", 0.0)
+    engine = cast("Engine", SimpleNamespace(containers=containers, client=None))
+    assert [line.text for line in container_status.lines(engine, "toy", [], follow=True, since=None, tail=tail)] == texts

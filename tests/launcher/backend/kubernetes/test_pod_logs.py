@@ -59,8 +59,9 @@ class LogServer:
         self.requests.append(dict(query))
         if self.is_deleted:
             raise LauncherError("the pod is deleted")
-        since = dict(query).get("sinceTime", "")
-        return "".join(f"{line}\n" for line in self.lines if line[:19] >= since[:19]).encode()
+        since, tail = dict(query).get("sinceTime", ""), int(dict(query).get("tailLines", len(self.lines)))
+        lines = [line for line in self.lines if line[:19] >= since[:19]]
+        return "".join(f"{line}\n" for line in lines[max(0, len(lines) - tail) :]).encode()
 
 
 def reader(server: LogServer, directory: Path | None = None) -> PodLogs:
@@ -261,6 +262,28 @@ def test_lines_of_a_deleted_pod_that_another_process_has_stored_are_shown_at_the
 
     shown = log_lines.follow(cast("Cluster", server), "digits", tmp_path, log_lines.LogSelection(), lambda: list(pods), has_ended, 1.0)
     assert [(line.task, line.text) for line in shown] == [("worker-1", "one"), ("worker-1", "two")]
+
+
+@pytest.mark.parametrize("tail, texts", [(0, ["new"]), (1, ["second", "new"]), (None, ["first", "second", "new"])])
+def test_a_log_is_followed_from_its_last_lines_on(
+    tail: int | None, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_lines, "_POLL_INTERVAL", 0.0)
+    server = LogServer()
+    server.stream.put(None)
+    server.lines = ["2026-01-01T00:00:01.100000000Z first", "2026-01-01T00:00:02.100000000Z second"]
+    ends = iter([False, True])
+
+    def has_ended() -> bool:
+        ended = next(ends)
+        server.lines += ["2026-01-01T00:00:03.100000000Z new"] if ended else []
+        return ended
+
+    selection = log_lines.LogSelection(tail=tail)
+    pods = [{**POD, "status": {**POD["status"], "phase": "Failed"}}]
+    running = iter([[POD], pods])
+    shown = log_lines.follow(cast("Cluster", server), "digits", tmp_path, selection, lambda: next(running), has_ended, 1.0)
+    assert [line.text for line in shown] == texts
 
 
 def test_stored_lines_of_a_pod_that_could_not_be_read_are_not_shown_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
