@@ -30,7 +30,7 @@ from launcher.runs import locks, ports, process_identity, spawn, state_file
 from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import DOCKER_STATE_DIR, RunPaths
 from launcher.runs.reasons import killed_tasks
-from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State
+from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
 from launcher.runs.stored import Artifact, Stored, missing_artifact, still_running_error
 from launcher.runs.supervised_runs import SupervisedRuns
 from launcher.spec.role_programs import sets_variables
@@ -188,7 +188,7 @@ class DockerBackend:
                 if stopped:  # read again, for the checkpoint that was saved last
                     before = container_status.status(self._engine, name, self._engine.containers(name))
                 removed = self._engine.remove(name)
-            self._record_end(paths, before, stopped=stopped)
+            self._record_end(paths, before, stopped=stopped, now=now)
         if before.state not in ENDED and not now and report is not None:
             for message in killed_tasks(self.status(name)):
                 report(message)
@@ -269,18 +269,33 @@ class DockerBackend:
     def _paths(self, name: str) -> RunPaths:
         return self._supervised.paths(name)
 
-    def _record_end(self, paths: RunPaths, before: RunStatus, *, stopped: bool) -> None:
-        """Record the end in the run's state file, if there is one. `before`: the status until now; `stopped`: whether tasks had to be stopped."""
+    def _record_end(self, paths: RunPaths, before: RunStatus, *, stopped: bool, now: bool) -> None:
+        """Record the end in the run's state file, if there is one.
+
+        `before`: the status until now; `stopped`: whether tasks had to be stopped; `now`: whether those that ran were killed.
+        """
         snapshot = state_file.read(paths.state)
         if snapshot is None:
             return
         status = snapshot.status
         if status.state not in ENDED or stopped:  # its supervisor was killed, or gave up an engine that came back later
             ended_before = before.state in ENDED and not stopped
-            outcome = (before.state, before.reason) if ended_before or before.state is State.SUCCEEDED else (State.STOPPED, "asked to stop")
-            status = dataclasses.replace(before, state=outcome[0], reason=outcome[1], reason_task="", ended=time.time(), eta=None)
+            asked = State.STOPPED, "asked to stop at once" if now else "asked to stop"
+            state, reason = (before.state, before.reason) if ended_before or before.state is State.SUCCEEDED else asked
+            ended = time.time()
+            tasks = tuple(_ended(task, ended) for task in before.tasks)
+            status = dataclasses.replace(
+                before, state=state, reason=reason, reason_task="", ended=ended, eta=None, save_failed=None, tasks=tasks
+            )
         with translate_os_errors(f"noting that {paths.name} has ended"):
             state_file.write(paths.state, dataclasses.replace(snapshot, status=dataclasses.replace(status, tensorboard="")))
+
+
+def _ended(task: TaskStatus, ended: float) -> TaskStatus:
+    """Return the status of a task whose container was removed: one that still ran was killed."""
+    if task.state in ENDED:
+        return task
+    return dataclasses.replace(task, state=State.STOPPED, reason="killed" if task.state is State.RUNNING else "", ended=ended)
 
 
 def supervisor_start_timeout(plan: Plan, earlier_grace: float) -> float:
