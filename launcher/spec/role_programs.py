@@ -138,10 +138,22 @@ def access_of(spec: ClusterSpec) -> str:
 
 
 def sets_variables(dumped: Mapping[str, Any]) -> bool:
-    """Return whether a spec, dumped by `loader.dump`, sets environment variables: their values may be passwords."""
+    """Return whether a spec, dumped by `loader.dump`, sets environment variables, also by an override: their values may be passwords."""
     sections = [section for section in (dumped, *(dumped.get("roles") or {}).values()) if section]
     containers = [container for section in sections for key in ("init_containers", "sidecars") for container in section.get(key) or ()]
-    return any(section.get("env") for section in (*sections, *containers))
+    overrides = (dumped.get("kubernetes") or {}).get("overrides")
+    return any(section.get("env") for section in (*sections, *containers)) or _has_variable(overrides)
+
+
+def _has_variable(override: Any) -> bool:
+    """Return whether a part of a pod's override has the value of a container's variable."""
+    if isinstance(override, list):
+        return any(map(_has_variable, override))
+    if not isinstance(override, Mapping):
+        return False
+    variables = override.get("env")
+    has_value = isinstance(variables, list) and any(isinstance(one, Mapping) and one.get("value") for one in variables)
+    return has_value or any(map(_has_variable, override.values()))
 
 
 def program_summary(spec: ClusterSpec) -> str:

@@ -7,6 +7,7 @@ from launcher.errors import Problem, SpecError
 from launcher.spec import loader
 from launcher.spec.document import Document
 from launcher.spec.problems import all_of
+from launcher.spec.role_programs import sets_variables
 from launcher.tfjob import documents, finish, job_fields, replica_specs, summary, templates, writing
 from launcher.tfjob.builder import SpecBuilder
 from launcher.tfjob.documents import OtherObject
@@ -52,11 +53,7 @@ def convert(data: bytes, file: str, *, name: str | None = None, directory: Path,
         remarks=sorted(builder.reading.remarks, key=lambda remark: remark.line),
         differences=differences,
         others=contents.others,
-        has_env=any(
-            fields.get("env")
-            for role in builder.roles
-            for fields in (role.fields, *(container.fields for container in role.extra_containers))
-        ),
+        has_env=sets_variables(builder.spec),
     )
 
 

@@ -110,7 +110,8 @@ def test_unusable_paths_are_refused(arguments: list[str], message: str, capsys: 
     assert message in capsys.readouterr().err
 
 
-def test_only_the_owner_can_read_a_spec_with_variables(here: Path) -> None:
-    (here / "tfjob.yaml").write_text(TFJOB.replace("command:", "env: [{name: PASSWORD, value: hush}], command:"))
+@pytest.mark.parametrize("name", ["PASSWORD", "my.password"])  # `env` cannot have the second, an override can
+def test_only_the_owner_can_read_a_spec_with_variables(name: str, here: Path) -> None:
+    (here / "tfjob.yaml").write_text(TFJOB.replace("command:", f"env: [{{name: {name}, value: hush}}], command:"))
     assert run(["import", "tfjob.yaml", "-o", "cluster.yaml"]) == 0
     assert (here / "cluster.yaml").stat().st_mode & 0o077 == 0

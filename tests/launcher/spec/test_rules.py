@@ -63,6 +63,15 @@ def test_variables_of_a_role_count_as_secret_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "variable, expected", [("value: a", True), ("$patch: delete", False), ("valueFrom: {fieldRef: {fieldPath: spec.nodeName}}", False)]
+)
+def test_variables_of_an_override_count_as_secret_too(variable: str, expected: bool, tmp_path: Path) -> None:
+    override = f"kubernetes: {{overrides: {{chief: {{spec: {{containers: [{{name: trainer, env: [{{name: TOKEN, {variable}}}]}}]}}}}}}}}"
+    spec = load(spec_of(tmp_path, "single", "{chief: {}}", f"train: {{workload: mnist_mlp}}\n{override}"))
+    assert role_programs.sets_variables(dump(spec)) == expected
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         "train: {workload: mnist_mlp}\nlimits: {deadline: 10m, start_timeout: 10m}",
