@@ -9,11 +9,13 @@ uninterrupted one from there: it skips whole epochs at no cost, and reads the re
 position in the data is not either: the reader starts with an epoch in a new order.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.in_memory import ENDLESS
@@ -40,16 +42,17 @@ _LAST = {
 _RECORDS = ("TFRecord", "FixedLengthRecord", "TextLine", "Csv")
 
 _PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
-_RANDOM = (
-    "Random",
-    "StatelessRandom",
-    "StatefulUniform",
-    "StatefulStandardNormal",
-    "StatefulTruncatedNormal",
-    "StatefulRandom",
-    "Multinomial",
+# Operations that may give other values each time, also those that are not stateful: their seed may come from a variable.
+_DRAWING = re.compile("Random|PyFunc|Stateless(Multinomial|Parameterized|Sample|Shuffle|Truncated)")
+# Stateful operations that give the same each time, unless another one, which is not among these, changes what they read. The functions of
+# calls, branches and loops are searched as well.
+_REPEATABLE = re.compile(
+    r"StatefulPartitionedCall|If|While|Case|Assert|Print(V2)?|CheckNumerics(V2)?|StatelessRandomGetAlg|DummyMemoryCache|DummySeedGenerator|"
+    r"VarHandleOp|VarIsInitializedOp|VariableShape|ReadVariableOp|ResourceGather(Nd)?|LookupTable(Find|Size)V2|TensorArray\w*|"
+    r"(?!Random|Experimental|Generator|DataService)\w+Dataset(V\d)?"
 )
-
+# Datasets that give other elements each time, or of which nothing is known.
+_UNREPEATABLE = ("RandomDataset", "VariantDataset")
 
 # TensorFlow's messages if it cannot batch examples of different lengths; it has no error class for that.
 _SHAPE_ERRORS = ("Cannot add tensor to the batch", "Cannot batch tensors with different shapes")
@@ -65,7 +68,7 @@ class Facts:
     endless: bool
     example_bytes: int | None
     python: bool  # runs Python functions: no other process can make it
-    random: bool  # draws again each time it is read
+    random: bool  # may give other values each time it is read
 
     @property
     def fits_in_memory(self) -> bool:
@@ -122,13 +125,13 @@ def inspect(examples: tf.data.Dataset, name: str) -> Facts:
     # Epochs without examples would follow each other forever; a size that is unknown needs a look.
     if count == 0 or (count == tf.data.UNKNOWN_CARDINALITY and not any(True for _ in untuned(examples.take(1)))):
         raise WorkloadError(f"{name} has no examples; expected at least one")
-    operations = set(_operations(examples))
+    operations = {part: set(_operations(part)) for part in _chain(examples)}
     return Facts(
         count=count if count > 0 else None,
         endless=count == tf.data.INFINITE_CARDINALITY,
         example_bytes=_bytes(examples.element_spec),
-        python=bool(operations & _PYTHON),
-        random=any(operation.startswith(_RANDOM) for operation in operations),
+        python=any(kinds & _PYTHON for kinds in operations.values()),
+        random=any(_varies(part, kinds) for part, kinds in operations.items()),
     )
 
 
@@ -346,13 +349,29 @@ def _kind(dataset: Any) -> str:
     return str(dataset.type) if isinstance(dataset, tf.Operation) else type(dataset).__name__.strip("_")
 
 
+def _varies(dataset: Any, operations: set[str]) -> bool:
+    """Return whether a dataset, with `operations` in its functions, may give other elements each time from the same input; another order does not count."""
+    captured = (tensor for function in dataset._functions() for tensor in function.function.captured_inputs)  # noqa: SLF001 - as in _below
+    return (
+        _kind(dataset).startswith(_UNREPEATABLE)
+        or any(map(_draws, operations))
+        or any(tensor.dtype == tf.variant for tensor in captured)  # a dataset, of which nothing is known
+    )
+
+
+def _draws(operation: str) -> bool:
+    if _REPEATABLE.fullmatch(operation):
+        return False
+    definition = op_def_registry.get(operation)
+    return bool(_DRAWING.search(operation)) or (definition is not None and definition.is_stateful)
+
+
 def _operations(dataset: Any) -> Iterator[str]:
     """Yield the kinds of operations in all functions of a dataset."""
-    for part in _chain(dataset):
-        for function in part._functions():  # noqa: SLF001 - as in _below
-            graph = function.function.graph.as_graph_def()
-            yield from (node.op for node in graph.node)
-            yield from (node.op for defined in graph.library.function for node in defined.node_def)
+    for function in dataset._functions():  # noqa: SLF001 - as in _below
+        graph = function.function.graph.as_graph_def()
+        yield from (node.op for node in graph.node)
+        yield from (node.op for defined in graph.library.function for node in defined.node_def)
 
 
 def _bytes(spec: Any) -> int | None:

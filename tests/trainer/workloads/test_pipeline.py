@@ -1,9 +1,11 @@
 """Batches from a user's Dataset: every example once an epoch among all readers, cached, resumed exactly if its size is known."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -87,19 +89,79 @@ def test_data_that_fits_in_memory_is_read_once() -> None:
         return tf.ensure_shape(tf.numpy_function(seen, [inputs], tf.float32), [1]), targets
 
     noted = examples(12).map(note)
-    facts = pipeline.inspect(noted, "train_data")
+    facts = replace(pipeline.inspect(noted, "train_data"), random=False)  # as if it noted by an operation of TensorFlow's
     assert (facts.python, facts.fits_in_memory, facts.buffer) == (True, True, 12)
     assert len(list(islice(pipeline.batches(noted, facts, Shard(4, seed=0)), 15))) == 15
     assert sorted(read) == list(range(12))
 
 
-def test_examples_with_random_values_are_not_cached() -> None:
-    noisy = examples(12).map(lambda inputs, targets: (inputs + tf.random.uniform([1]), targets))
+def noise(_: Any) -> np.ndarray:
+    return np.random.default_rng().random(1, np.float32)
+
+
+def of_layer() -> Callable[[tf.Tensor], Any]:
+    layer = keras.layers.GaussianNoise(1.0)
+    return lambda inputs: layer(inputs, training=True)
+
+
+def of_variable() -> Callable[[tf.Tensor], tf.Tensor]:
+    count = tf.Variable(0.0)
+    return lambda inputs: inputs + 100 * count.assign_add(1.0)
+
+
+DRAWN: dict[str, Callable[[], Callable[[tf.Tensor], Any]]] = {
+    "uniform": lambda: lambda inputs: inputs + tf.random.uniform([1]),
+    "truncated": lambda: lambda inputs: inputs + tf.random.truncated_normal([1]),
+    "python": lambda: lambda inputs: tf.py_function(noise, [inputs], tf.float32),
+    "numpy": lambda: lambda inputs: tf.numpy_function(noise, [inputs], tf.float32),
+    "stateless numpy": lambda: lambda inputs: tf.numpy_function(noise, [inputs], tf.float32, stateful=False),
+    "generator": lambda: lambda inputs: inputs + tf.random.get_global_generator().truncated_normal([1]),
+    "layer": of_layer,
+    "branch in a loop": lambda: (
+        lambda inputs: tf.map_fn(lambda one: tf.cond(one >= 0, lambda: one + tf.random.gamma([], 1.0), lambda: one), inputs)
+    ),
+    "variable": of_variable,
+}
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_examples_with_random_values_are_drawn_again_each_epoch(kind: str) -> None:
+    draw = DRAWN[kind]()
+    noisy = examples(12).map(lambda inputs, targets: (tf.ensure_shape(draw(inputs), [1]), targets))
     facts = pipeline.inspect(noisy, "train_data")
     assert facts.random
     assert not facts.fits_in_memory
     epochs = [inputs.numpy() for inputs, _ in islice(pipeline.batches(noisy, facts, Shard(12, seed=0)), 2)]
     assert not np.isin(epochs[0], epochs[1]).any()
+
+
+RANDOM_SETS = {
+    "numbers": lambda: tf.data.Dataset.random().take(4).map(lambda number: (tf.cast(number, tf.float32)[tf.newaxis], number)),
+    "generator": lambda: generated().apply(tf.data.experimental.assert_cardinality(10)),
+    "captured": lambda: noisy_batches(examples(12).map(lambda inputs, targets: (inputs + tf.random.uniform([1]), targets))),
+}
+
+
+def noisy_batches(noisy: tf.data.Dataset) -> tf.data.Dataset:
+    return tf.data.Dataset.range(3).flat_map(lambda _: noisy).apply(tf.data.experimental.assert_cardinality(36))
+
+
+@pytest.mark.parametrize("kind", RANDOM_SETS)
+def test_datasets_that_may_give_other_examples_are_not_cached(kind: str) -> None:
+    assert not pipeline.inspect(RANDOM_SETS[kind](), "train_data").fits_in_memory
+
+
+def test_examples_that_stay_the_same_are_cached_whatever_computes_them() -> None:
+    normalised, table = keras.layers.Normalization(), keras.layers.IntegerLookup(vocabulary=list(range(12)))
+    normalised.adapt(np.arange(12.0)[:, np.newaxis])
+    weights = tf.Variable([[2.0], [3.0]])
+
+    def computed(inputs: tf.Tensor, targets: tf.Tensor) -> tuple[Any, Any]:
+        tf.debugging.assert_non_negative(inputs)
+        row = tf.cond(targets > 3, lambda: tf.gather(weights, 0), lambda: tf.gather(weights, 1))
+        return normalised(inputs) + row, table(targets)
+
+    assert pipeline.inspect(examples(12).shuffle(12).map(computed), "train_data").fits_in_memory
 
 
 def test_a_large_set_is_not_cached_and_is_shuffled_in_a_buffer() -> None:
