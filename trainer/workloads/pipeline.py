@@ -37,6 +37,7 @@ _LAST = {
     **dict.fromkeys(("ShuffleDataset", "RepeatDataset"), _ORDER),
     **dict.fromkeys(("PrefetchDataset", "OptionsDataset", "CacheDataset"), _NOTHING),
 }
+_CACHE = "CacheDataset"
 
 # Datasets of a file's records, one an example.
 _RECORDS = ("TFRecord", "FixedLengthRecord", "TextLine", "Csv")
@@ -69,6 +70,7 @@ class Facts:
     example_bytes: int | None
     python: bool  # runs Python functions: no other process can make it
     random: bool  # may give other values each time it is read
+    cached: bool  # ends with a cache in memory of the user's
 
     @property
     def fits_in_memory(self) -> bool:
@@ -104,15 +106,41 @@ def examples_of(dataset: Any) -> tf.data.Dataset:
     """Return the single examples of a dataset that may give batches.
 
     Datasets for `fit` often end in `.shuffle(n).repeat().batch(n).prefetch(n)`: if so, the dataset before these operations is returned, whose number
-    of examples is known. Readers that shuffle independently of each other would also not see every example.
+    of examples is known. Readers that shuffle independently of each other would also not see every example. If there is a cache in memory among these
+    operations, it has the single examples.
     """
+    examples, cache = _taken_apart(dataset)
+    return examples.cache() if cache is not None and not _filename(cache) and not _ends_cached(examples) else examples
+
+
+def loses_cache(dataset: tf.data.Dataset) -> bool:
+    """Return whether `examples_of` leaves out a cache in a file, which has batches, or an order."""
+    examples, cache = _taken_apart(dataset)
+    return cache is not None and bool(_filename(cache)) and _kind(examples) != _CACHE
+
+
+def _taken_apart(dataset: Any) -> tuple[tf.data.Dataset, Any]:
+    """Return the single examples of a dataset, and the first cache after them that they no longer have, None if there is none."""
     examples = below = dataset
+    passed = cache = None
     wanted = {_BATCH} if gives_batches(dataset) else set()
-    while (done := _LAST.get(_kind(below))) is not None and (done != _BATCH or wanted):
+    while (done := _LAST.get(kind := _kind(below))) is not None and (done != _BATCH or wanted):
+        passed = below if kind == _CACHE else passed
         (below,) = below._inputs()  # noqa: SLF001 - as in _below
         wanted.discard(done)
-        examples = examples if done == _NOTHING else below
-    return dataset.unbatch() if wanted else examples
+        if done != _NOTHING:
+            examples, cache = below, passed
+    return (dataset.unbatch(), None) if wanted else (examples, cache)
+
+
+def _filename(cache: Any) -> bytes | None:
+    """Return the file of a cache, nothing if it is in memory."""
+    name: bytes | None = tf.get_static_value(cache._filename)  # noqa: SLF001 - as in _below
+    return name
+
+
+def _ends_cached(examples: Any) -> bool:
+    return _kind(examples) == _CACHE and not _filename(examples)
 
 
 def inspect(examples: tf.data.Dataset, name: str) -> Facts:
@@ -131,7 +159,8 @@ def inspect(examples: tf.data.Dataset, name: str) -> Facts:
         endless=count == tf.data.INFINITE_CARDINALITY,
         example_bytes=_bytes(examples.element_spec),
         python=any(kinds & _PYTHON for kinds in operations.values()),
-        random=any(_varies(part, kinds) for part, kinds in operations.items()),
+        random=any(_varies(part, operations[part]) for part in _chain(examples, into_caches=False)),
+        cached=_ends_cached(examples),
     )
 
 
@@ -147,7 +176,7 @@ def batches(examples: tf.data.Dataset, facts: Facts, shard: Shard) -> tf.data.Da
             f"{facts.count} training examples for {shard.count} readers; expected at least one for each; train with fewer tasks"
         )
     own = examples.shard(count, index) if int(shard.count) > 1 else examples
-    if facts.fits_in_memory:
+    if facts.fits_in_memory and not facts.cached:
         own = own.cache()
     seed = tf.constant(shard.seed, tf.int64) * 1_000_003 + index * 7_919
 
@@ -174,7 +203,7 @@ def once(examples: tf.data.Dataset, facts: Facts, batch_size: int) -> tf.data.Da
     if facts.endless:
         raise WorkloadError("the examples to evaluate on never end; add .take(n) to them")
     once = batched(examples, batch_size, padding(examples))
-    return (once.cache() if facts.fits_in_memory else once).prefetch(tf.data.AUTOTUNE).with_options(options())
+    return (once.cache() if facts.fits_in_memory and not facts.cached else once).prefetch(tf.data.AUTOTUNE).with_options(options())
 
 
 def first(examples: tf.data.Dataset, size: int) -> tf.data.Dataset:
@@ -245,11 +274,15 @@ def shuffled(examples: Any, buffer: int, seed: tf.Tensor, number: tf.Tensor) -> 
     return tf.data.experimental.from_variant(variant, examples.element_spec)
 
 
-def _chain(dataset: Any, *, functions: bool = False) -> Iterator[Any]:
-    """Yield a dataset and its inputs, recursively, the last one first; with `functions` also those that its functions return."""
+def _chain(dataset: Any, *, functions: bool = False, into_caches: bool = True) -> Iterator[Any]:
+    """Yield a dataset and its inputs, recursively, the last one first; with `functions` also those that its functions return.
+
+    Without `into_caches` omit the inputs of caches, which are read once.
+    """
     yield dataset
-    for below in (*(_returned(dataset) if functions else ()), *_below(dataset)):
-        yield from _chain(below, functions=functions)
+    if into_caches or _kind(dataset) != _CACHE:
+        for below in (*(_returned(dataset) if functions else ()), *_below(dataset)):
+            yield from _chain(below, functions=functions, into_caches=into_caches)
 
 
 def _below(dataset: Any) -> list[Any]:

@@ -109,6 +109,12 @@ class UserData:
                     f"{self._name} gives rows of unknown length: each is taken as one example. If they are batches, add .unbatch()",
                     flush=True,
                 )
+            if pipeline.loses_cache(value):
+                print(
+                    f"{self._name} has a cache in a file of batches, or of examples in an order, which is not used: its batches are split and shuffled "
+                    "again. Put .cache(file) before .shuffle and .batch",
+                    flush=True,
+                )
             examples = pipeline.examples_of(value)
             if self._class_weight is not None:
                 _, targets, *weights = examples.element_spec

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -78,21 +79,52 @@ def test_endless_examples_are_shuffled_and_batched() -> None:
         pipeline.once(endless, facts, 5)
 
 
+def noting(read: list[int]) -> Callable[[tf.Tensor, tf.Tensor], Any]:
+    """Return a function for `map` that adds the number of each example to `read`."""
+
+    def seen(number: np.ndarray) -> np.ndarray:
+        read.append(int(number[0]))
+        return number
+
+    return lambda inputs, targets: (tf.ensure_shape(tf.numpy_function(seen, [inputs], tf.float32), [1]), targets)
+
+
 def test_data_that_fits_in_memory_is_read_once() -> None:
     read: list[int] = []
-
-    def note(inputs: tf.Tensor, targets: tf.Tensor) -> Any:
-        def seen(number: np.ndarray) -> np.ndarray:
-            read.append(int(number[0]))
-            return number
-
-        return tf.ensure_shape(tf.numpy_function(seen, [inputs], tf.float32), [1]), targets
-
-    noted = examples(12).map(note)
+    noted = examples(12).map(noting(read))
     facts = replace(pipeline.inspect(noted, "train_data"), random=False)  # as if it noted by an operation of TensorFlow's
     assert (facts.python, facts.fits_in_memory, facts.buffer) == (True, True, 12)
     assert len(list(islice(pipeline.batches(noted, facts, Shard(4, seed=0)), 15))) == 15
     assert sorted(read) == list(range(12))
+
+
+CACHED: dict[str, Callable[[tf.data.Dataset], tf.data.Dataset]] = {
+    "batches": lambda noted: noted.batch(4).cache(),
+    "batches in an order": lambda noted: noted.shuffle(12).batch(4).cache().shuffle(3).repeat().prefetch(1),
+    "an order": lambda noted: noted.shuffle(12).cache().batch(4),
+    "both": lambda noted: noted.cache().shuffle(12).batch(4).cache(),
+    "changed batches": lambda noted: noted.batch(4).map(lambda *batch: batch).cache().prefetch(1),
+}
+
+
+@pytest.mark.parametrize("kind", CACHED)
+def test_a_cache_of_the_users_is_kept(kind: str) -> None:
+    read: list[int] = []
+    cached = CACHED[kind](examples(12).map(noting(read)))
+    dataset = pipeline.examples_of(cached)
+    facts = pipeline.inspect(dataset, "train_data")
+    assert facts.count in {12, None}
+    read.clear()
+    assert len(list(islice(pipeline.batches(dataset, facts, Shard(4, seed=0)), 15))) == 15
+    assert sorted(read) == list(range(12))
+    assert not facts.random
+
+
+def test_a_file_of_cached_batches_is_left_out(tmp_path: Path) -> None:
+    file, other = str(tmp_path / "cache"), str(tmp_path / "other")
+    assert pipeline.loses_cache(examples(12).batch(4).cache(file))
+    assert not pipeline.loses_cache(examples(12).cache(file).batch(4))
+    assert not pipeline.loses_cache(examples(12).cache(file).batch(4).cache(other))
 
 
 def noise(_: Any) -> np.ndarray:

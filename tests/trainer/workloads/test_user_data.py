@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,13 @@ def test_a_dataset_of_batches_is_taken_apart_and_that_is_reported(capsys: pytest
     evaluated = UserData(lambda: examples(6).batch(2), CALL, "eval_data")
     assert tf.nest.flatten(next(iter(evaluated.once(4))))[0].shape[0] == 4
     assert capsys.readouterr().out.startswith("eval_data of mine:model: <lambda>")
+
+
+def test_a_file_of_cached_batches_is_not_used_and_that_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "cache"
+    data(lambda: examples(6).batch(2).cache(str(file))).first(3)
+    assert "Put .cache(file) before .shuffle and .batch" in capsys.readouterr().out
+    assert not any(tmp_path.iterdir())
 
 
 ONE_HOT = np.eye(3, dtype=np.float32)[[0, 2, 1, 2]]
