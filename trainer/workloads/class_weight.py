@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.workloads.errors import WorkloadError
+from trainer.workloads.seeding import seeded
 from trainer.workloads.user_call import CallArguments, call
 
 _MATRIX = 2
@@ -18,7 +19,8 @@ class ClassWeight:
     def __init__(self, source: Any, arguments: CallArguments) -> None:
         """Take a dict of weights by class, or a function that returns one. Raises WorkloadError if it is neither."""
         self._name = f"class_weight of {arguments.workload}"
-        value = call(source, arguments) if callable(source) else source
+        with seeded(arguments.seed):  # it may look at the same split as the data functions
+            value = call(source, arguments) if callable(source) else source
         if not isinstance(value, Mapping) or not value or not all(_is_class(key) and _is_weight(one) for key, one in value.items()):
             raise WorkloadError(f"{self._name} is {value!r}; expected a dict of a number for each class, such as {{0: 1.0, 1: 5.0}}")
         self._classes, self._weights = (

@@ -15,6 +15,7 @@ from trainer.workloads import in_memory, pipeline
 from trainer.workloads.class_weight import ClassWeight
 from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
+from trainer.workloads.seeding import seeded
 from trainer.workloads.user_call import CallArguments, call, where
 
 _EXPECTED = "expected arrays (inputs, targets) or (inputs, targets, sample_weights), or a tf.data.Dataset of such examples"
@@ -89,7 +90,10 @@ class UserData:
             self.is_read = True
 
     def _value(self) -> Any:
-        return call(self._source, self._arguments) if callable(self._source) else self._source
+        if not callable(self._source):
+            return self._source
+        with seeded(self._arguments.seed):
+            return call(self._source, self._arguments)
 
     def _inspect(self, value: Any) -> None:
         if isinstance(value, tf.data.Dataset):

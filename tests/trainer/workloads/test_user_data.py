@@ -1,10 +1,12 @@
 """The forms of `train_data` and `eval_data`, and each way in which they can be wrong."""
 
+import random
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -159,6 +161,63 @@ def test_a_file_of_cached_batches_is_not_used_and_that_is_reported(tmp_path: Pat
     data(lambda: examples(6).batch(2).cache(str(file))).first(3)
     assert "Put .cache(file) before .shuffle and .batch" in capsys.readouterr().out
     assert not any(tmp_path.iterdir())
+
+
+NUMBERS = np.arange(40)
+SPLITS: dict[str, Callable[[], Any]] = {
+    "numpy": lambda: np.random.permutation(NUMBERS),  # noqa: NPY002 - what users and scikit-learn draw from
+    "python": lambda: np.array(random.sample(NUMBERS.tolist(), 40)),
+    "tensorflow": lambda: tf.random.shuffle(NUMBERS),
+    "keras": lambda: keras.random.shuffle(NUMBERS),
+}
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_a_split_in_two_functions_is_the_same_in_each_task_and_attempt(kind: str) -> None:
+    def half(part: slice, draws_before: int = 0) -> list[int]:
+        def rows() -> tuple[Any, Any]:
+            drawn = np.asarray(SPLITS[kind]())[part]
+            return drawn, drawn
+
+        keras.utils.set_random_seed(1)
+        for _ in range(draws_before):
+            SPLITS[kind]()
+        found = data(rows)
+        found.first(1)  # the second call of some functions makes the batches
+        return sorted(next(iter(found.once(40)))[0].numpy().tolist())
+
+    first, second = slice(0, 20), slice(20, 40)
+    assert sorted(half(first) + half(second, draws_before=2)) == NUMBERS.tolist()
+    assert half(first) == half(first, draws_before=1)
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_random_numbers_of_training_do_not_depend_on_the_data_functions(kind: str) -> None:
+    def drawn(between: Callable[[], Any]) -> list[list[int]]:
+        keras.utils.set_random_seed(1)
+        before = SPLITS[kind]()
+        between()
+        return [np.asarray(numbers).tolist() for numbers in (before, SPLITS[kind]())]
+
+    assert drawn(lambda: None) == drawn(lambda: data(lambda: (SPLITS[kind](), NUMBERS)).first(1))
+
+
+def test_a_split_of_a_dataset_is_the_same_on_workers_of_parameter_servers() -> None:
+    def numbers() -> tf.data.Dataset:
+        return examples(40).shuffle(40, reshuffle_each_iteration=False)
+
+    keras.utils.set_random_seed(CALL.seed)
+    trained = data(lambda: numbers().take(20))
+
+    @tf.function(autograph=False)
+    def on_a_worker() -> tf.data.Dataset:
+        return trained.batches(Shard(20, seed=0))
+
+    _, here = next(iter(trained.batches(Shard(20, seed=0))))
+    _, there = next(iter(on_a_worker()))
+    _, held_out = next(iter(data(lambda: numbers().skip(20)).once(20)))
+    assert sorted(here.numpy()) == sorted(there.numpy())
+    assert sorted([*there.numpy(), *held_out.numpy()]) == [3 * number for number in range(40)]
 
 
 ONE_HOT = np.eye(3, dtype=np.float32)[[0, 2, 1, 2]]
