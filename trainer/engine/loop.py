@@ -23,11 +23,12 @@ from trainer.engine.run_state import Record, RunState
 from trainer.engine.saving import Saver, Timeouts
 from trainer.engine.session import CallProgress, SaveError, Session, StopError, WorkerProgress
 from trainer.engine.tensorboard_logs import Logs
-from trainer.events import Reporter
+from trainer.events import Reporter, join_names
 from trainer.workloads.protocol import Agent, StartSummarizing, Summarizing, Workload
 
 _EXPORT_SHARE = 0.1  # the largest fraction of the time that exports of the best model take before the end
 _WAITS = ("input_wait", "peer_wait", "dropped")
+_NAMED = 8  # weights that a notice names
 _RECORD_INTERVAL = 10.0  # seconds after which run.json says again that the run is alive
 
 _WRITE_TIMEOUT = 1.0  # seconds to wait until an evaluation is written: early stopping reads the file
@@ -227,6 +228,12 @@ class _Chief:
         self.saver.check()
         step = progress.step
         last = step >= self._job.steps or progress.finish
+        if not self._reported and (names := self._session.without_gradient):
+            self._report(
+                "notice",
+                message=f"these trainable weights stay as they are, since the loss has no gradient to them: {join_names(names, _NAMED)}; "
+                "if that is intended, set `trainable = False` on their layers",
+            )
         for rate in (self._reported_rate, self._written_rate):
             rate.add(progress.examples, progress.steps)
         if self._report_due(step) or last or progress.stop or not self._reported:

@@ -1,7 +1,7 @@
 """Training on every GPU of one machine, or on logical CPU devices where it has none: strategy mirrored."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -48,6 +48,11 @@ class MirroredSession(Session):
     def replicas(self) -> int:
         """Return the number of devices that train."""
         return int(self._strategy.num_replicas_in_sync)
+
+    @property
+    def without_gradient(self) -> Sequence[str]:
+        """See Session.without_gradient."""
+        return self._replica.without_gradient
 
     def begin_at(self, step: int) -> None:
         """See Session.begin_at: restored variables are mirrored already."""
@@ -100,8 +105,8 @@ class MirroredSession(Session):
         def step(batches: Any, waited: tf.Tensor) -> tf.Tensor:
             measured, gradients = replica.step_on(batches, waited)
             # Reduced before Keras sees them: it would clip each replica's gradients, and check that they are finite, before it adds them up.
-            dense = [tf.convert_to_tensor(g) for g in gradients]
-            optimizer.apply(mean(dense), model.trainable_variables)
+            present = [(v, tf.convert_to_tensor(g)) for v, g in zip(model.trainable_variables, gradients, strict=True) if g is not None]
+            optimizer.apply(mean([g for _, g in present]), [v for v, _ in present])
             return measured
 
         @tf.function(autograph=False)

@@ -10,10 +10,14 @@ import tensorflow as tf
 from trainer.engine import clock, model_ops, user_step
 from trainer.engine.embeddings.sharded_tables import NO_LOOKUPS, Tables
 from trainer.engine.job import Job
+from trainer.events import join_names
+from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard, Stepping, Workload
 
 # (state from the batch before, inputs, targets) -> (measures, gradients, state for the next batch)
 Differentiate = Callable[[Sequence[tf.Tensor], Any, Any], tuple[tf.Tensor, list[Any], list[tf.Tensor]]]
+
+_NAMED = 8  # variables that a message names
 
 
 def _call_directly(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -24,7 +28,8 @@ class Replica:
     """Computes gradients of a workload's loss; the same for each strategy.
 
     A step takes `accumulate` batches and has one gradient, their mean. Its measures are a float32 vector of `width` elements: loss, the
-    metrics, and the seconds it waited for input. `operations` counts those of the model, None if that is not known.
+    metrics, and the seconds it waited for input. `operations` counts those of the model, None if that is not known. `without_gradient` are the
+    paths of the trainable variables to which the loss has no gradient; it is empty until a step is traced.
     """
 
     def __init__(
@@ -46,6 +51,8 @@ class Replica:
         # of one function, stateful random operations would draw the same.
         self._gradients_at = tf.function(self._compute_at, jit_compile=True, autograph=False) if jit else self._compute_at
         self._seed = job.seed
+        self._name = f"train.workload {job.train.workload}"
+        self._unconnected: frozenset[int] = frozenset()  # positions in model.trainable_variables
         self._own_step: user_step.UserStep | None = None
         if isinstance(workload, Stepping) and user_step.own_steps(workload):
             self._own_step = user_step.UserStep(workload, model, optimizer, job)
@@ -60,6 +67,13 @@ class Replica:
         self.examples = job.batch_size * self._batches  # of one step
 
     @property
+    def without_gradient(self) -> tuple[str, ...]:
+        """Return the paths of the trainable variables to which the loss has no gradient."""
+        if self._own_step:
+            return self._own_step.without_gradient
+        return tuple(v.path for index, v in enumerate(self._model.trainable_variables) if index in self._unconnected)
+
+    @property
     def has_own_step(self) -> bool:
         """Return whether the step is `own_step`: the workload applies gradients itself."""
         return self._own_step is not None
@@ -71,13 +85,13 @@ class Replica:
         return tf.concat([self._own_step(inputs, targets, mean_gradients, task), [waited]], 0)
 
     def step(self, iterator: Any) -> tuple[tf.Tensor, list[Any]]:
-        """Take a step's batches from `iterator`; return its measures and the gradients of the model's own variables."""
+        """Take a step's batches from `iterator`; return its measures and the gradients of the model's trainable variables, None if there is none."""
         variables = [v.value for v in self._model.trainable_variables]
         measured, gradients, _ = self._mean(lambda: timed_next(iterator), self._gradients, [], variables)
-        return measured, gradients
+        return measured, self._with_none(gradients)
 
     def step_on(self, batches: Any, waited: tf.Tensor) -> tuple[tf.Tensor, list[Any]]:
-        """Take a step on `batches`; return its measures and the gradients of the model's own variables.
+        """Take a step on `batches`; return its measures and the gradients of the model's trainable variables, None if there is none.
 
         Several batches of one step are stacked, [batches, batch, ...]. The task has `waited` so many seconds for them.
         """
@@ -92,7 +106,7 @@ class Replica:
             return tf.nest.map_structure(lambda t: t[index], batches), waited / count
 
         measured, gradients, _ = self._mean(take, self._gradients, [], variables, unrolled=True)
-        return measured, gradients
+        return measured, self._with_none(gradients)
 
     def stateless_step(
         self,
@@ -105,7 +119,7 @@ class Replica:
     ) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
         """Take a step from `iterator` at given values of the variables; return its measures, its gradients, and `non_trainable` after it.
 
-        `values` are those of trainable variables, `non_trainable` those of floating-point non-trainable ones. With tables, RowGradients
+        A gradient that does not exist is zeros, since variables in one pack are updated together; see _check_zeros. `values` are those of trainable variables, `non_trainable` those of floating-point non-trainable ones. With tables, RowGradients
         of the rows that it used come after the gradients of `values`; rows are looked up after `rows_after` are computed. Random layers
         draw other values for each `worker` and `step`, scalars of integers.
         """
@@ -135,9 +149,9 @@ class Replica:
             with used.given():
                 outputs, after, loss = forward()
             scaled = self._optimizer.scale_loss(loss)
-        gradients = tape.gradient(scaled, [*values, *used.rows], unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        own, of_rows = gradients[: len(values)], used.gradients(gradients[len(values) :])
-        return model_ops.measures(self._workload, loss, targets, outputs), [*own, *of_rows], after
+        own, of_rows = self._differentiate(tape, scaled, values, used.rows)
+        self._check_zeros()
+        return model_ops.measures(self._workload, loss, targets, outputs), [*own, *used.gradients(of_rows)], after
 
     def _compute(self, _: Sequence[tf.Tensor], inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any], list[tf.Tensor]]:
         with tf.GradientTape() as tape:
@@ -146,8 +160,32 @@ class Replica:
             # A mixed_float16 optimizer scales the loss up, and gradients down again when it applies them.
             scaled = self._optimizer.scale_loss(loss)
         variables = [v.value for v in self._model.trainable_variables]
-        gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradients, _ = self._differentiate(tape, scaled, variables)
         return model_ops.measures(self._workload, loss, targets, outputs), gradients, []
+
+    def _differentiate(
+        self, tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence[Any], rows: Sequence[tf.Tensor] = ()
+    ) -> tuple[list[Any], list[Any]]:
+        """Return the gradients of `variables`, those that are trained, and of `rows`, zeros if there is none; raise WorkloadError if none exists."""
+        gradients = tape.gradient(loss, [*variables, *rows])
+        if all(gradient is None for gradient in gradients):
+            raise WorkloadError(f"{self._name}: the loss has no gradient to any trainable weight: {user_step.NOTHING_LEARNED}")
+        count = len(variables)
+        self._unconnected = frozenset(index for index, gradient in enumerate(gradients[:count]) if gradient is None)
+        filled = [tf.zeros_like(at) if gradient is None else gradient for at, gradient in zip([*variables, *rows], gradients, strict=True)]
+        return filled[:count], filled[count:]
+
+    def _with_none(self, gradients: list[Any]) -> list[Any]:
+        """Return the gradients with None for those that do not exist: as in Keras, the optimizer then leaves these variables as they are."""
+        return [None if index in self._unconnected else gradient for index, gradient in enumerate(gradients)]
+
+    def _check_zeros(self) -> None:
+        """Raise WorkloadError if the optimizer would change variables by gradients of zeros."""
+        if self._unconnected and (self._optimizer.weight_decay or isinstance(self._optimizer, keras.optimizers.Ftrl)):
+            raise WorkloadError(
+                f"{self._name}: the loss has no gradient to {join_names(self.without_gradient, _NAMED)}, and on parameter_server the optimizer "
+                f"{type(self._optimizer).__name__} would change them nevertheless; set `trainable = False` on their layers"
+            )
 
     def _mean(
         self,

@@ -38,6 +38,11 @@ class LocalSession(Session):
         self._iterator: Any = None
         self._call = self._make_call()
 
+    @property
+    def without_gradient(self) -> Sequence[str]:
+        """See Session.without_gradient."""
+        return self._replica.without_gradient
+
     def begin_at(self, step: int) -> None:
         """See Session.begin_at. Each task's random layers have a seed of their own, so that replicas drop different units."""
         self._step = self._broadcast_state(step)
@@ -146,8 +151,9 @@ class LocalSession(Session):
                 measured, gradients = replica.step(iterator)
                 if tables:
                     return tf.concat([measured, [tables.apply(gradients, all_reduce.mean_gradients)]], 0)
-                reduced, waited = all_reduce.mean_gradients(gradients)
-                fused_updates.apply(optimizer, reduced, model.trainable_variables)
+                present = [(v, g) for v, g in zip(model.trainable_variables, gradients, strict=True) if g is not None]
+                reduced, waited = all_reduce.mean_gradients([g for _, g in present])
+                fused_updates.apply(optimizer, reduced, [v for v, _ in present])
                 return tf.concat([measured, [waited]], 0)
 
             totals = model_ops.repeat(steps, own_step if replica.has_own_step else step, width + 1)

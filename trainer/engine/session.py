@@ -109,6 +109,11 @@ class Session(ABC):
         """Return the global step as of the last call."""
         return self._step
 
+    @property
+    def without_gradient(self) -> Sequence[str]:
+        """Return the paths of the trainable variables to which the loss has no gradient; known after the first `run`."""
+        return ()
+
     @abstractmethod
     def begin_at(self, step: int) -> None:
         """Make the state in the chief's `model` and `optimizer` the cluster's, at global step `step`.

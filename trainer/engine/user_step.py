@@ -19,10 +19,15 @@ from trainer.workloads.protocol import Stepping, Workload
 # This replica's gradients -> their means over all replicas.
 MeanGradients = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 # Takes gradients, variables and the optimizer's own `apply`.
-Apply = Callable[[list[Any], Any, Callable[..., Any]], None]
+Apply = Callable[[list[Any], list[Any], Callable[..., Any]], None]
 # Calls a function as each replica does.
 Run = Callable[[Callable[..., Any], tuple[Any, ...]], Any]
 
+# The reason and the remedy, where a loss has no gradient.
+NOTHING_LEARNED = (
+    "nothing would be learned; compute the loss from the model's outputs by differentiable operations: argmax, comparisons, casts to integers, "
+    "NumPy and tf.stop_gradient have no gradient"
+)
 _REMEDY = "Compile the model with one optimizer and let a step apply its gradients once"
 _NOT_REPLICATED = f"which several replicas cannot follow. {_REMEDY}, or train with strategy single"
 
@@ -45,6 +50,7 @@ class UserStep:
         self._name = f"train.workload {job.train.workload}"
         self._thread_state = threading.local()
         self.metrics: tuple[str, ...] = ()
+        self.without_gradient: tuple[str, ...] = ()  # paths of variables for which it applies none
         unsupported = {"gradients.accumulate": job.train.gradients.accumulate > 1, "jit_compile": job.train.jit_compile}
         for setting in (name for name, is_set in unsupported.items() if is_set):
             raise WorkloadError(
@@ -59,7 +65,7 @@ class UserStep:
         def step(inputs: Any, targets: Any) -> tf.Tensor:
             graph = tf.compat.v1.get_default_graph()
 
-            def apply(gradients: list[Any], variables: Any, original: Callable[..., Any]) -> None:
+            def apply(gradients: list[Any], variables: list[Any], original: Callable[..., Any]) -> None:
                 if tf.distribute.get_strategy().num_replicas_in_sync > 1:
                     self._check_outermost(graph)
                 original(gradients, variables)
@@ -81,7 +87,7 @@ class UserStep:
         first = len(graph.get_operations())
         calls: list[range] = []
 
-        def apply(gradients: list[Any], variables: Any, original: Callable[..., Any]) -> None:
+        def apply(gradients: list[Any], variables: list[Any], original: Callable[..., Any]) -> None:
             if mean_gradients is None:
                 original(gradients, variables)
                 return
@@ -89,10 +95,7 @@ class UserStep:
             if calls:
                 raise self._error(f"applies gradients more than once, {_NOT_REPLICATED}")
             before = len(graph.get_operations())
-            present = [index for index, gradient in enumerate(gradients) if gradient is not None]
-            means = mean_gradients([tf.convert_to_tensor(gradients[index]) for index in present])
-            by_index = dict(zip(present, means, strict=True))
-            original([by_index.get(index) for index in range(len(gradients))], variables)
+            original(mean_gradients([tf.convert_to_tensor(gradient) for gradient in gradients]), variables)
             calls.append(range(before, len(graph.get_operations())))
 
         with self._applying(apply):
@@ -120,7 +123,14 @@ class UserStep:
         def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
             if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and not thread_state.scaled:
                 raise self._error("does not scale the loss for mixed_float16. Take the gradients of self.optimizer.scale_loss(loss)")
-            thread_state.apply(list(grads), trainable_variables, original)
+            variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)  # noqa: SLF001 - as Keras does
+            pairs = list(zip(grads, variables, strict=True))
+            if pairs and all(gradient is None for gradient in grads):
+                raise self._error(f"applies gradients that are all None: {NOTHING_LEARNED}")
+            missing = [str(getattr(variable, "path", variable.name)) for gradient, variable in pairs if gradient is None]
+            self.without_gradient = tuple(dict.fromkeys([*self.without_gradient, *missing]))
+            present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+            thread_state.apply([gradient for gradient, _ in present], [variable for _, variable in present], original)
 
         def scale_loss(loss: tf.Tensor) -> tf.Tensor:
             thread_state.scaled = True

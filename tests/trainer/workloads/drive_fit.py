@@ -24,7 +24,7 @@ from trainer import parent_death  # noqa: E402
 
 # With two replicas, the models without a mean over a replica's own batch, which differs from the mean over both batches.
 SAME = {
-    "mirrored": ("losses", "outputs", "scaled", "clipped", "averaged", "bounded", "guide", "tracked", "computed", "counted"),
+    "mirrored": ("losses", "outputs", "scaled", "clipped", "averaged", "bounded", "partly", "guide", "tracked", "computed", "counted"),
     "multi_worker_mirrored": ("guide", "tracked", "computed"),
     "parameter_server": ("losses", "masked", "bounded", "computed"),
 }

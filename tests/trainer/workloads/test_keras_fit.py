@@ -35,6 +35,7 @@ def trained_once(models: dict[str, Source]) -> Callable[[str], Fitted]:
     return functools.cache(lambda name: trained(models[name]))
 
 
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")  # Keras's, for `partly`
 @pytest.mark.parametrize(
     "name",
     [
@@ -46,6 +47,8 @@ def trained_once(models: dict[str, Source]) -> Callable[[str], Fitted]:
         "overwritten",
         "averaged",
         "function",
+        "partly",
+        "partly_guided",
         "reading",
         "judging",
         "guide",
@@ -100,6 +103,11 @@ def test_class_weights_have_the_effect_that_they_have_in_fit(models: dict[str, S
         ),
         ("guide", {"gradients": {"accumulate": 2}}, r"train\.gradients\.accumulate changes .* has train_step of its own; leave it out"),
         ("unmeasured", {}, r"compiled without a loss .*; evaluations need a loss: give `compile` one, or write a `test_step`"),
+        (
+            "unlearned",
+            {},
+            r"Guide\.train_step applies gradients that are all None: nothing would be learned; compute the loss from the model's",
+        ),
         ("counted", {"jit_compile": True}, r"train\.jit_compile changes .* has compute_metrics of its own"),
     ],
 )
@@ -108,6 +116,11 @@ def test_options_that_a_custom_step_cannot_have_are_refused(
 ) -> None:
     with pytest.raises(WorkloadError, match=message):
         trained(models[name], **train)
+
+
+def test_weights_to_which_a_custom_step_has_no_gradient_are_named(models: dict[str, Source]) -> None:
+    session = LocalSession(workload(models["partly_guided"]), job_of(), AllReduce())
+    assert session.without_gradient == ("stopped/kernel", "stopped/bias")
 
 
 def test_losses_of_layers_are_a_loss_for_evaluations(models: dict[str, Source]) -> None:

@@ -78,11 +78,12 @@ class LocalTables:
         return nullcontext()
 
     def apply(self, gradients: Sequence[Any], mean_gradients: MeanGradients) -> tf.Tensor:
-        """Update the model by one gradient for each trainable variable; return the seconds that their exchange took."""
+        """Update the model by one gradient for each trainable variable, None if it has none; return the seconds that their exchange took."""
         optimizer, variables = self._optimizer, self._model.trainable_variables  # a callback may have frozen some
-        others = [v for v in variables if id(v.value) not in self._rows]
-        dense = [g for v, g in zip(variables, gradients, strict=True) if id(v.value) not in self._rows]
-        tables = [(self._rows[id(v.value)], g) for v, g in zip(variables, gradients, strict=True) if id(v.value) in self._rows]
+        present = [(v, g) for v, g in zip(variables, gradients, strict=True) if g is not None]
+        others = [v for v, _ in present if id(v.value) not in self._rows]
+        dense = [g for v, g in present if id(v.value) not in self._rows]
+        tables = [(self._rows[id(v.value)], g) for v, g in present if id(v.value) in self._rows]
         reduced, waited = mean_gradients(dense, [row_updates.summed(gradient) for _, gradient in tables])
         # A row that two tasks have used occurs twice.
         means = [row_updates.summed(mean) for mean in reduced[len(dense) :]]

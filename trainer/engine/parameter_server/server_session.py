@@ -1,7 +1,7 @@
 """Common part of the chief's two sessions on parameter servers: the model, its state on the servers, the workers and their data."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -83,6 +83,11 @@ class ServerSession(Session):
             )
         )
         self._workers = Workers(connection, self._iterator, self._run, self._replica, stopped)
+
+    @property
+    def without_gradient(self) -> Sequence[str]:
+        """See Session.without_gradient."""
+        return self._replica.without_gradient
 
     def begin_at(self, step: int) -> None:
         """See Session.begin_at."""
