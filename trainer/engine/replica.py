@@ -266,6 +266,12 @@ def _stateless_call(
     seed = state[-1]
     mode = model_ops.training_argument(model, training=True)
     outputs, after, losses = model.stateless_call(values, non_trainable, inputs, **mode, return_losses=True)
+    for variable, old, new in zip(model.non_trainable_variables, non_trainable, after, strict=True):
+        if new is not old and not (variable.value.dtype.is_floating or model_ops.is_seed(variable)):
+            raise WorkloadError(
+                f"the model {model.name!r} changes {variable.path} ({variable.dtype}) in a training step, and parameter_server would lose that: give "
+                'it the dtype "float32", or use strategy single, mirrored or multi_worker_mirrored'
+            )
     floating = [new for v, new in zip(model.non_trainable_variables, after, strict=True) if v.value.dtype.is_floating]
     return outputs, [*floating, seed + tf.constant([0, 0, 1], tf.int64)], list(losses)
 

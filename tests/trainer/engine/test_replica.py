@@ -6,9 +6,10 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.trainer.engine.small import Alike, small_job
+from tests.trainer.engine.small import Alike, Small, small_job
 from trainer.engine import model_ops
 from trainer.engine.replica import Replica
+from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
 
 STEPS = 4
@@ -38,17 +39,41 @@ class Noisy(Alike):
         return {"square": drawn**2, "kept": kept, "kept square": kept**2}
 
 
+class Adapted(Small):
+    """Has integers that a step does not change, the count of a Normalization layer, and with `counting` one that it changes."""
+
+    def model(self) -> keras.Model:
+        adapted = keras.layers.Normalization()
+        adapted.adapt(self._inputs)
+        counting = [Counting(name="counting")] if self._params.get("counting") else []
+        return keras.Sequential([keras.Input((4,)), adapted, *counting, keras.layers.Dense(2)])
+
+
+class Counting(keras.layers.Layer):
+    """Counts its calls."""
+
+    def build(self, input_shape: Any) -> None:
+        self.count = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="count")
+        super().build(input_shape)
+
+    def call(self, inputs: Any) -> Any:
+        self.count.assign_add(1)
+        return inputs
+
+
 def take_call(workload: Any, **settings: Any) -> tuple[Replica, Any]:
     """Take STEPS steps in one loop, as a call does; return their replica, and the sums of their measures."""
     job = small_job(**settings)
     built = model_ops.build(workload, job)
     replica = Replica(workload, built.model, built.optimizer, job)
     values = [v.value for v in built.model.trainable_variables]
+    others = [v.value for v in built.model.non_trainable_variables if v.value.dtype.is_floating]
 
     @tf.function(autograph=False)
     def call(iterator: Any) -> tf.Tensor:
         def step(index: tf.Tensor) -> tf.Tensor:
-            return replica.stateless_step(iterator, [tf.identity(v) for v in values], [], tf.constant(0), index)[0]
+            trainable, non_trainable = ([tf.identity(v) for v in part] for part in (values, others))
+            return replica.stateless_step(iterator, trainable, non_trainable, tf.constant(0), index)[0]
 
         return model_ops.repeat(tf.constant(STEPS), step, replica.width, unrolled=STEPS)
 
@@ -64,3 +89,10 @@ def test_each_step_of_a_call_draws_its_own_numbers_and_is_compiled_once(jit_comp
     if jit_compile:
         compiled: Any = replica._gradients_at
         assert compiled.experimental_get_tracing_count() == 1
+
+
+def test_integers_that_a_step_changes_are_refused_by_name() -> None:
+    take_call(Adapted({}))
+    message = r"changes .*counting/count \(int32\) in a training step, .* give it the dtype .float32., or use strategy single, mirrored or"
+    with pytest.raises(WorkloadError, match=message):
+        take_call(Adapted({"counting": True}))
