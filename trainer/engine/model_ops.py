@@ -62,6 +62,16 @@ def build(workload: Workload | Agent, job: Job, replicas: int = 1, *, by_rows: b
     return BuiltModel(model, optimizer, tables)
 
 
+def check_normalization(model: keras.Model, job: Job, tasks: int) -> None:
+    """Raise WorkloadError if the model normalises by the batches of all replicas together, and these are in several tasks."""
+    for layer in model._flatten_layers() if tasks > 1 else ():  # noqa: SLF001 - the public `layers` are those of one level
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
+            raise WorkloadError(
+                f"train.workload {job.train.workload}: the layer {layer.name!r} has synchronized=True, but tasks of {job.strategy} do not "
+                "exchange the statistics of their batches; leave it out, or use strategy mirrored, whose replicas do"
+            )
+
+
 def is_seed(variable: keras.Variable) -> bool:
     """Return whether a variable is the state of a random layer; other integers (Normalization's count) are data."""
     return str(variable.name).startswith("seed_generator_state")

@@ -30,6 +30,7 @@ class LocalSession(Session):
     def __init__(self, workload: Workload, job: Job, all_reduce: AllReduce) -> None:
         self._workload, self._job, self._all_reduce = workload, job, all_reduce
         built = model_ops.build(workload, job, all_reduce.size, by_rows=True)
+        model_ops.check_normalization(built.model, job, all_reduce.size)
         self.tables: LocalTables | None = built.tables
         self.model: keras.Model = built.model
         self.optimizer: keras.optimizers.Optimizer = built.optimizer

@@ -20,6 +20,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"gradients": {"clip_global_norm": 0.05, "accumulate": 2}, "jit_compile": True},
     ),
     "accumulated": ({}, {"gradients": {"accumulate": 2}}),
+    "normalised by both": ({"normalised": "synchronized"}, {}),
     "float16": ({}, {"precision": "mixed_float16"}),
 }
 RESUMED = "clipped, compiled, accumulated"

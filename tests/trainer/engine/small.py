@@ -14,22 +14,23 @@ from tensorflow.python.ops import gen_experimental_dataset_ops
 
 from trainer.engine.job import Job, job
 from trainer.settings import Train, TrainerSettings
+from trainer.strategies import Strategy
 from trainer.workloads import in_memory
 from trainer.workloads.averaged_sgd import AveragedSGD
 from trainer.workloads.protocol import Shard
 
 
-def small_job(seed: int = 0, **train: Any) -> Job:
+def small_job(seed: int = 0, strategy: Strategy = "single", **train: Any) -> Job:
     """Return a job of 100 steps with batch 16, for tests that write nothing."""
     settings = Train.model_validate({"workload": "small:Small", "batch_size": 16, "steps": 100, "seed": seed, **train})
-    return job(TrainerSettings(run="small", run_dir="unused", scratch_dir="unused", train=settings))
+    return job(TrainerSettings(run="small", strategy=strategy, run_dir="unused", scratch_dir="unused", train=settings))
 
 
 class Small:
     """Points [batch, 4] to logits [batch, 2].
 
-    `params`: activation, optimizer (a Keras name, or AveragedSGD), dropout, normalised; undecayed, the names of variables without weight decay;
-    slow, the seconds that each batch of the held-out set takes.
+    `params`: activation, optimizer (a Keras name, or AveragedSGD), dropout, normalised ("synchronized": by all replicas); undecayed, the names of
+    variables without weight decay; slow, the seconds that each batch of the held-out set takes.
     """
 
     def __init__(self, params: Mapping[str, Any], data: str = "synthetic", seed: int = 0) -> None:
@@ -41,8 +42,8 @@ class Small:
 
     def model(self) -> keras.Model:
         layers: list[Any] = [keras.Input((4,)), keras.layers.Dense(8, activation=self._params.get("activation", "relu"))]
-        if self._params.get("normalised"):
-            layers.append(keras.layers.BatchNormalization())
+        if normalised := self._params.get("normalised"):
+            layers.append(keras.layers.BatchNormalization(synchronized=normalised == "synchronized"))
         if self._params.get("dropout"):
             layers.append(keras.layers.Dropout(0.2, seed=3))
         return keras.Sequential([*layers, keras.layers.Dense(2)])

@@ -12,6 +12,7 @@ from tests.trainer.engine.test_loop import settings
 from trainer.engine import model_ops
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.replicated import LocalSession
+from trainer.workloads.errors import WorkloadError
 
 
 class Second(AllReduce):
@@ -41,3 +42,12 @@ def test_progress_covers_all_steps_of_a_call(tmp_path: Path) -> None:
     assert (progress.step, progress.steps, progress.examples, progress.next_steps) == (5, 5, 80, 7)
     assert progress.metrics.keys() == {"accuracy"}
     assert progress.loss == pytest.approx(0.7, abs=0.3)
+
+
+def test_tasks_that_cannot_synchronize_a_normalization_refuse_it(tmp_path: Path) -> None:
+    two_tasks = AllReduce()
+    two_tasks.size = 2
+    workload = Small({"normalised": "synchronized"})
+    LocalSession(workload, settings(tmp_path, 10), AllReduce())
+    with pytest.raises(WorkloadError, match=r"the layer .batch_norm.* has synchronized=True, .*; leave it out, or use strategy mirrored"):
+        LocalSession(workload, settings(tmp_path, 10), two_tasks)

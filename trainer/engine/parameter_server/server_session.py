@@ -48,6 +48,7 @@ class ServerSession(Session):
                 with layers.sharding(settings):
                     built = model_ops.build(workload, job, replicas)
                 layers.check_all_sharded(built.model, settings)
+                model_ops.check_normalization(built.model, job, connection.workers)
                 if steps := user_step.own_steps(workload):
                     raise WorkloadError(
                         f"train.workload {job.train.workload} has {', '.join(steps)} of its own, which parameter_server does not run: there servers "

@@ -1,4 +1,4 @@
-"""A worker's data set: the same as on the chief, without its arrays in a graph."""
+"""A session on servers as far as it needs none: a refused model, and a worker's data set, whose arrays are not in a graph."""
 
 import gc
 from collections.abc import Callable
@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.trainer.engine.small import Small, small_job
+from trainer.engine.parameter_server import server_session
+from trainer.engine.parameter_server.asynchronous import AsynchronousSession
 from trainer.engine.parameter_server.server_session import WorkerData
+from trainer.engine.parameter_server.worker_pool import Connection
 from trainer.workloads import in_memory
+from trainer.workloads.errors import WorkloadError
 from trainer.workloads.protocol import Shard
 
 ROWS = np.arange(1_500_000, dtype=np.float32).reshape(-1, 5)  # 6 MB
@@ -45,3 +50,10 @@ def test_few_long_texts_stay_constants() -> None:
     texts = [letter * 400_000 for letter in "abcd"]
     data = WorkerData(lambda worker, start: tf.data.Dataset.from_tensor_slices(texts).shard(2, worker).skip(start))
     assert [text.numpy().decode() for text in data(tf.constant(1, tf.int64), tf.constant(0, tf.int64))] == texts[1::2]
+
+
+def test_workers_that_cannot_synchronize_a_normalization_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_session, "CHIEF", "CPU:0")
+    two_workers = Connection(coordinator=None, servers=1, workers=2)
+    with pytest.raises(WorkloadError, match=r"has synchronized=True, but tasks of parameter_server do not exchange"):
+        AsynchronousSession(Small({"normalised": "synchronized"}), small_job(strategy="parameter_server"), two_workers, lambda: False)
