@@ -19,8 +19,6 @@ from trainer.workloads.user_call import CallArguments, call, where
 from trainer.workloads.user_callbacks import UserCallbacks
 from trainer.workloads.user_data import UserData
 
-# Methods of a model's class that may replace the loss of `compile`.
-_LOSSES = ("train_step", "compute_loss")
 # Called only by `fit` and `evaluate`.
 _IGNORED = ("fit", "evaluate", "make_train_function", "make_test_function")
 # Errors of a model that does not fit its data: Keras's about inputs and targets, and TensorFlow's about targets, in a graph or an eager operation.
@@ -60,7 +58,7 @@ class KerasModel:
         self._model = model
         if not model.built:
             self._build(model, name)
-        _check_evaluation(model, lambda: self._train.first(1)[0], name)
+        _check_loss(model, lambda: self._train.first(1)[0], name)
         self._has_own_loss = overrides(model, "compute_loss")
         if self._has_own_loss or self.own_steps():
             build(model, self._data(*self._train.first(1)), metrics=bool(self.own_steps()))
@@ -86,8 +84,10 @@ class KerasModel:
         return self._compiled().optimizer
 
     def loss(self, targets: Any, outputs: Any) -> tf.Tensor:
-        """See Workload.loss: the sum of the outputs' losses, each times its weight."""
+        """See Workload.loss: the sum of the outputs' losses, each times its weight; 0 if only layers add losses."""
         loss = self._compiled()._compile_loss  # noqa: SLF001 - Keras has no public name for the loss without the model's own
+        if loss is None:
+            return tf.constant(0.0)
         labels, weights = self._split_weights(targets)
         if not loss.built:
             with tf.init_scope():
@@ -263,8 +263,7 @@ def _dummy_batch(values: Any) -> Any:
 
 def _check_fit(model: keras.Model, name: str) -> None:
     """Raise WorkloadError if a model is not compiled, or cannot be trained as `fit` would train it; `name` begins the message."""
-    has_loss = getattr(model, "_compile_loss", None) is not None
-    if not model.compiled or model.optimizer is None or not (has_loss or any(overrides(model, method) for method in _LOSSES)):
+    if not model.compiled or model.optimizer is None:
         raise WorkloadError(f"{name}: the model {model.name!r} has no loss and optimizer; call model.compile(optimizer=..., loss=...)")
     for method in _IGNORED:
         if overrides(model, method):
@@ -282,12 +281,22 @@ def _check_fit(model: keras.Model, name: str) -> None:
             )
 
 
-def _check_evaluation(model: keras.Model, inputs: Callable[[], Any], name: str) -> None:
-    """Raise WorkloadError if a built model has no loss for evaluations; `inputs` returns a batch of its inputs."""
-    if getattr(model, "_compile_loss", None) is not None or any(overrides(model, method) for method in ("test_step", "compute_loss")):
+def _check_loss(model: keras.Model, inputs: Callable[[], Any], name: str) -> None:
+    """Raise WorkloadError if a built model has no loss to train or to evaluate with; `inputs` returns a batch of its inputs."""
+    if getattr(model, "_compile_loss", None) is not None or overrides(model, "compute_loss"):
+        return
+    has_own_step = overrides(model, "train_step")
+    if has_own_step and overrides(model, "test_step"):
         return
     if overrides(model, "call"):
         model(inputs())  # layers add their losses in a call
+    # Not those of regularizers: they are no loss to train with.
+    added = any(layer._get_own_losses() for layer in model._flatten_layers())  # noqa: SLF001 - Keras's `losses` has both kinds
+    if not (added or has_own_step):
+        raise WorkloadError(
+            f"{name}: the model {model.name!r} is compiled without a loss, and no layer adds one (add_loss); call "
+            "model.compile(optimizer=..., loss=...)"
+        )
     if not model.losses:
         raise WorkloadError(
             f"{name}: the model {model.name!r} is compiled without a loss and has a train_step of its own, but no test_step; evaluations need "

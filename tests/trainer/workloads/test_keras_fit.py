@@ -49,6 +49,7 @@ def trained_once(models: dict[str, Source]) -> Callable[[str], Fitted]:
         "function",
         "partly",
         "partly_guided",
+        "added",
         "reading",
         "judging",
         "guide",
@@ -102,6 +103,7 @@ def test_class_weights_have_the_effect_that_they_have_in_fit(models: dict[str, S
             r"Guide\.train_step does not scale the loss for mixed_float16\. Take the gradients of self",
         ),
         ("guide", {"gradients": {"accumulate": 2}}, r"train\.gradients\.accumulate changes .* has train_step of its own; leave it out"),
+        ("added_never", {}, r"is compiled without a loss, and no layer adds one \(add_loss\); call model\.compile"),
         ("unmeasured", {}, r"compiled without a loss .*; evaluations need a loss: give `compile` one, or write a `test_step`"),
         (
             "unlearned",
@@ -111,9 +113,7 @@ def test_class_weights_have_the_effect_that_they_have_in_fit(models: dict[str, S
         ("counted", {"jit_compile": True}, r"train\.jit_compile changes .* has compute_metrics of its own"),
     ],
 )
-def test_options_that_a_custom_step_cannot_have_are_refused(
-    models: dict[str, Source], name: str, train: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_trained_is_refused(models: dict[str, Source], name: str, train: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         trained(models[name], **train)
 

@@ -303,6 +303,31 @@ def pulled() -> keras.Model:
     return model
 
 
+class Encoded(keras.layers.Layer):
+    """Adds the only loss of its model, as the autoencoders of Keras's guides do."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.encode, self.decode = keras.layers.Dense(2, kernel_regularizer="l2"), keras.layers.Dense(4)
+
+    def call(self, inputs: Any) -> Any:
+        decoded = self.decode(self.encode(inputs))
+        self.add_loss(keras.ops.mean(keras.ops.square(decoded - inputs)))
+        return decoded
+
+
+def added() -> keras.Model:
+    model = keras.Sequential([Encoded()])
+    model.compile("sgd")
+    return model
+
+
+def added_never() -> keras.Model:
+    model = _through(keras.Model, keras.layers.Dense(2, kernel_regularizer="l2"))
+    model.compile("sgd")
+    return model
+
+
 def computed() -> keras.Model:
     return _classifier(Computed, kernel_regularizer="l2")
 
@@ -337,6 +362,8 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Data]] = {
         tracked: sums,
         unmeasured: points,
         pulled: points,
+        added: points,
+        added_never: points,
         computed: points,
         counted: points,
         twice: points,
