@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from trainer.engine import callback_state
+from trainer.engine import callback_state, schedules
 from trainer.engine.changes import Snapshot
 from trainer.engine.epochs import EpochLength
 from trainer.engine.job import Job
@@ -50,6 +50,7 @@ class Hooks:
         self._tracked = callback_state.TrackedAttributes(self._callbacks)
         self._epoch_length = _epoch_length(job)
         self._epoch = 0
+        self._begun: dict[str, Any] = {}  # the epoch that has begun, and the learning rates before and after on_epoch_begin
         self._means = _Means()
         self._packed = b""  # their state in a checkpoint
         self._logs: dict[str, float] = {}
@@ -90,7 +91,8 @@ class Hooks:
             return b""
         # Whether callbacks were not called yet at the end of an epoch: the task is asked to stop, or workers of parameter servers are ahead.
         pending = self._epoch_length.epoch_at(step) > self._epoch
-        return self._tracked.pack(epoch=self._epoch, pending=pending, means=self._means.state(), ended=self._ended())
+        begun = {**self._begun, "rate": schedules.constant(self._session.optimizer)}
+        return self._tracked.pack(epoch=self._epoch, pending=pending, means=self._means.state(), ended=self._ended(), begun=begun)
 
     def _ended(self) -> list[Any] | None:
         """Return the reason of an early end by a callback, and the values that must be the same after a restart for that end to hold."""
@@ -134,7 +136,7 @@ class Hooks:
         self.reason = None
         if saved.get("pending"):
             self._end(saved["epoch"], step)
-        return bool(model.stop_training) or self._begin_epoch(self._epoch, step)
+        return bool(model.stop_training) or self._begin_epoch(self._epoch, step, saved.get("begun"))
 
     def after(self, progress: CallProgress) -> bool:
         """Call the hooks after a call of the session, on every task; return whether training is to end."""
@@ -169,8 +171,23 @@ class Hooks:
             return self._begin_epoch(following, step)
         return self._begin_batch(step - start)
 
-    def _begin_epoch(self, epoch: int, step: int) -> bool:
+    def _begin_epoch(self, epoch: int, step: int, saved: dict[str, Any] | None = None) -> bool:
+        """Call the hooks of an epoch's begin. If a checkpoint was saved within this epoch, `saved` has its learning rates.
+
+        The hooks then see the rate that they saw at first, and do not lower it twice: a schedule may compute it from the rate before.
+        """
+        optimizer, rates = self._session.optimizer, saved or {}
+        has_begun = rates.get("epoch") == epoch and rates["rate"] == schedules.constant(
+            optimizer
+        )  # else the settings have another rate now
+        if has_begun:
+            schedules.set_rate(optimizer, rates["before"])
+        before = schedules.constant(optimizer)
         self._call("on_epoch_begin", epoch)
+        after = schedules.constant(optimizer)
+        self._begun = {"epoch": epoch, "before": before, "after": after}
+        if has_begun and after == rates["after"]:
+            schedules.set_rate(optimizer, rates["rate"])  # hooks of batches may have changed it since
         return self._begin_batch(step - self._epoch_length.steps(epoch))
 
     def _begin_batch(self, batch: int) -> bool:

@@ -284,6 +284,39 @@ def test_the_weights_of_the_best_epoch_are_restored_evaluated_and_saved_at_the_e
         np.testing.assert_array_equal(weight, expected)
 
 
+class Falling(keras.callbacks.Callback):
+    """Halves the rate with each batch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
+
+
+@pytest.mark.parametrize("by_batch", [False, True], ids=["epochs", "batches"])
+def test_a_rate_that_is_computed_from_the_one_before_falls_once_if_a_run_resumes_within_an_epoch(by_batch: bool, tmp_path: Path) -> None:
+    def make_callbacks() -> list[keras.callbacks.Callback]:
+        halved = keras.callbacks.LearningRateScheduler(lambda _, rate: 0.5 * rate)
+        return [halved, Falling()] if by_batch else [halved]
+
+    rates = []
+    for stop_after in (2, 4, 5, None):  # within the second epoch, twice within the third, at the end of the last
+        length: dict[str, Any] = {
+            "epochs": 4,
+            "batch_size": 200,
+            "steps_per_execution": 1,
+            "evaluate": {"every_steps": 0, "batch_size": 100},
+        }
+        session, _, _ = train(tmp_path, make_callbacks, params=at_rate(1.0), stop_after=stop_after, **length)
+        rates.append((session.step, float(session.optimizer.learning_rate)))
+    assert rates == [(step, 0.5 ** ((step - 1) // 2 + 1 + by_batch * step)) for step in (3, 5, 6, 8)]
+
+
+def test_another_schedule_applies_from_the_first_step_after_a_resume(tmp_path: Path) -> None:
+    for rate, stop_after in ((0.5, 2), (0.25, 3)):
+        callbacks = [keras.callbacks.LearningRateScheduler(lambda _: rate)]  # noqa: B023 - called at once
+        session, _, _ = train(tmp_path, lambda: callbacks, epochs=2, params=at_rate(1.0), stop_after=stop_after, steps_per_execution=1)  # noqa: B023
+        assert float(session.optimizer.learning_rate) == rate
+
+
 def stateful_callbacks() -> list[keras.callbacks.Callback]:
     return [
         keras.callbacks.CSVLogger("log.csv"),
