@@ -22,9 +22,8 @@ class Timeouts:
     report_interval: float = 10.0  # between the reports that follow
     stalled: float = 60.0  # after every peer was reached, or after the last report that no step follows
     sigterm_interval: float = 1.0  # between two SIGTERM to a training process, which may have missed the first
-    server_stop: float = (
-        20.0  # for which a server that is asked to stop still serves a chief that saves; below the 30 s that Kubernetes gives
-    )
+    # For which a server that is asked to stop still serves a chief that saves; below the 30 s that Kubernetes gives.
+    server_stop: float = 20.0
     ending: float = 5.0  # between SIGTERM and SIGKILL if nothing can be lost
     saving: float = 60.0  # the same, at least, if there is a checkpoint to save
     supervisor_lost: float = 30.0  # between SIGTERM and SIGKILL when no supervisor is left to kill

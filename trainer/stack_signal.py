@@ -11,10 +11,9 @@ import os
 import sys
 
 DIRECTORY = "TRAINER_STACKS_DIRECTORY"  # directory of the pipes
-REGISTERED, STACKS = (
-    "registered",
-    "stacks",
-)  # names of pipes: for a line "PID DESCRIPTOR" of each process, with its descriptor of the second pipe; for stacks
+# Names of pipes.
+REGISTERED = "registered"  # each process writes a line "PID DESCRIPTOR", with its descriptor of the other pipe
+STACKS = "stacks"
 
 
 def stack_signal() -> int:

@@ -256,9 +256,8 @@ def short_path(path: Path) -> Any:
 
 def _source() -> str:
     loader: Any = stack_signal.__spec__.loader
-    return str(loader.get_source(stack_signal.__name__)).replace(
-        "from __future__ import annotations\n", ""
-    )  # which Python 3.6 does not know
+    source = str(loader.get_source(stack_signal.__name__))
+    return source.replace("from __future__ import annotations\n", "")  # Python 3.6 does not know it
 
 
 def _answer(results: list[ProcessStacks]) -> bytes:

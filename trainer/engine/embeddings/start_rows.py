@@ -13,9 +13,8 @@ from trainer.workloads.errors import WorkloadError
 
 # (shape, seed int32 [2]) -> values
 Draw = Callable[[Any, tf.Tensor], tf.Tensor]
-_TRUNCATED = (
-    0.87962566103423978  # standard deviation of a normal distribution cut off at two of its own (keras.initializers.VarianceScaling)
-)
+# Standard deviation of a normal distribution that is cut off at two of its own (keras.initializers.VarianceScaling).
+_TRUNCATED = 0.87962566103423978
 
 
 def draw_of(table: Table) -> Draw:

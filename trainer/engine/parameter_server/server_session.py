@@ -74,9 +74,8 @@ class ServerSession(Session):
         self._stop_scheduling_at = job.steps
         self._has_non_finite = False
         first = workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers))
-        data_length.checked(
-            first, job, workers=1 if per_server else connection.workers
-        )  # of synchronous training each worker takes every step
+        # In synchronous training every worker takes each step.
+        data_length.checked(first, job, workers=1 if per_server else connection.workers)
         batches = job.train.gradients.accumulate
         self._data = WorkerData(
             lambda worker, start: workload.train_data(
