@@ -60,30 +60,24 @@ class Status:
 
 @dataclass(frozen=True)
 class Member:
-    """A task among those that learn of the end of their run. Addresses are host:port, times seconds.
+    """A task of a run whose tasks learn of its end from the leader. Addresses are host:port, times seconds."""
 
-    `run` identifies the run. `leader_address` is that of the leader's parent, `leader_program_address` that of its program. The leader
-    waits until the tasks in `required` are done, and exits once those in `followers` are notified; both are empty in other tasks. A
-    follower ends `grace` after the run has succeeded. The leader of a failed run waits at most `short_notify_timeout` if each remaining
-    task has polled before, and `stop_notify_timeout` if it is asked to stop. A required task (`is_required`) that is done stays until the
-    run has succeeded, so that a replaced leader learns of it; one that has failed polls a silent leader for a minute. A task counts as
-    lost after `orphan_timeout` of silence; a leader that has never answered, after `start_timeout` if that is longer.
-    """
-
-    run: str
+    run: str  # identifies the run
     task: str
     leader: str
-    leader_address: str
+    leader_address: str  # of the leader's parent
     leader_program_address: str
-    required: frozenset[str] = frozenset()
-    followers: frozenset[str] = frozenset()
-    grace: float = 0.0
+    required: frozenset[str] = frozenset()  # in the leader: the tasks that have to be done before the run has succeeded
+    followers: frozenset[str] = frozenset()  # in the leader: the tasks that have to be notified before it exits
+    grace: float = 0.0  # after the run's success, in which a follower may end by itself
+    # A required task that is done stays until the run has succeeded, so that a replaced leader learns of it; one that has failed polls a
+    # leader that does not answer for NOTIFY_TIMEOUT.
     is_required: bool = False
-    interval: float = _POLL_INTERVAL
-    short_notify_timeout: float = _SHORT_NOTIFY_TIMEOUT
-    stop_notify_timeout: float = _SHORT_NOTIFY_TIMEOUT
-    orphan_timeout: float = 600.0
-    start_timeout: float = 600.0
+    interval: float = _POLL_INTERVAL  # between two questions
+    short_notify_timeout: float = _SHORT_NOTIFY_TIMEOUT  # of a leader whose run has failed, if each remaining task has polled before
+    stop_notify_timeout: float = _SHORT_NOTIFY_TIMEOUT  # of a leader that is asked to stop
+    orphan_timeout: float = 600.0  # without an answer, or a question, after which a task counts as lost
+    start_timeout: float = 600.0  # the same for a leader that has never answered, if this is longer
 
     @property
     def is_leader(self) -> bool:

@@ -44,8 +44,8 @@ _CHIEF_TIMEOUT = 0.6  # seconds without a connection after which an expected end
 def run_parent(job: ParentJob, report: Report, output: Output) -> int:
     """Run `job` to its end, restarts included, and return the exit code for this process. `report` writes to `output`.
 
-    Handles this process's signals and reaps its children while it runs. However it ends, the training process's output is
-    written, and its process group has been killed, unless a process is blocked on storage that does not answer, where even SIGKILL has no effect.
+    Handles this process's signals and reaps its children while it runs. However it ends, all output of the training process is written, and
+    its process group was killed. Only a process that is blocked on storage that does not answer survives even SIGKILL.
     """
     with scratch.directory() as own, EventLoop() as loop:
         try:

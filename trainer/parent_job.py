@@ -20,7 +20,7 @@ class Timeouts:
     orphan: float = 600.0  # without an answer from the chief, or from any worker
     first_report_after: float = 5.0  # of missing peers
     report_interval: float = 10.0  # between the reports that follow
-    stalled: float = 60.0  # after every peer was reached, or after the last report that no step follows
+    stalled: float = 60.0  # after every peer was reached, until the report that no step has followed; then between these reports
     sigterm_interval: float = 1.0  # between two SIGTERM to a training process, which may have missed the first
     # For which a server that is asked to stop still serves a chief that saves; below the 30 s that Kubernetes gives.
     server_stop: float = 20.0

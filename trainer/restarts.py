@@ -15,17 +15,18 @@ class Policy:
 
     restart: RestartWhen = "on_failure"
     max_restarts: int = 10
-    first_delay: float = 1.0  # of the second restart in a row; the first one comes at once
+    first_delay: float = 1.0  # before the second restart in a row; the first one has no delay
     longest_delay: float = 30.0
-    healthy_after: float = 60.0  # after an attempt that ran this long the delays begin again
-    recovers_after: float = 600.0  # after an attempt of this length earlier restarts no longer count; infinite if checkpoints decide
+    healthy_after: float = 60.0  # after an attempt that ran longer the delays begin again
+    # After an attempt of this length earlier restarts no longer count; math.inf if only a newer checkpoint has that effect.
+    recovers_after: float = 600.0
 
 
 @dataclass(frozen=True)
 class History:
     """The history of a task: restarts counted against the limit, how the last one failed, lost peers.
 
-    `short_attempts`: the number of consecutive attempts shorter than `healthy_after`, with the one before them, which may be longer.
+    `short_attempts`: the number of attempts since the last healthy one, that one included; it sets the delay.
     `lost_from`: the highest start step of the attempts that lost a peer.
     """
 

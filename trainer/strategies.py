@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Dict, Literal, Mapping, NamedTuple, Tuple
 
 Strategy = Literal["single", "mirrored", "multi_worker_mirrored", "parameter_server", "manual"]
-# The consequence of a task's own end. `alone`: only this task is restarted. `all`: its peers exit 75, too; if it is a ps or worker that
-# serves a chief, only the chief does. Training then continues from the last checkpoint; manual, which has none, begins again.
+# The effect of a task's end on its peers. `alone`: none. `all`: they exit 75 and are restarted, too; under parameter_server and manual
+# only the chief is. Training then continues from the last checkpoint; manual has none, and begins again.
 Scope = Literal["alone", "all"]
 
 

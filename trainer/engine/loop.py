@@ -55,8 +55,8 @@ def run(
 ) -> TrainingOutcome:
     """Train until every step is done or a task was asked to stop. Every task of the strategy runs this.
 
-    `stopped` returns whether this task or a ps was asked to stop; `own_stop_requested` whether this task was, so that only the grace period
-    is left. If it is omitted, every stop has that limit.
+    `stopped` returns whether this task or a ps was asked to stop; `own_stop_requested` whether this task was, so that it has only its grace
+    period to save. Without `own_stop_requested` every stop has that limit.
 
     Raises:
         PeerLostError: from the session; training resumes from the last save.

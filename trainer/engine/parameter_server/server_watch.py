@@ -1,9 +1,9 @@
 """The chief's watch over its servers: a ps that was asked to stop, or whose process has ended, and a server that has another address.
 
-TensorFlow notices a lost ps late, or not at all: its coordinator treats three errors of workers as transient, and each time gRPC tries
-for 20 s to reach an address that no longer exists. So a thread holds a connection to each ps, which the kernel closes when the process at
-its other end ends, and renews it now and then. A call to a worker whose machine vanished hangs as long, too: if the worker's name has
-another address, a thread ends the connections to the previous one, and so the call.
+TensorFlow notices a lost ps late, or not at all: its coordinator retries up to three times, and each time gRPC tries for 20 s to reach the
+lost address. So a thread holds a connection to each ps, and renews it now and then; the kernel closes it when the ps's process ends. A call
+to a worker whose machine has vanished hangs as long. So a thread looks up the workers' names: if one has a new address, it ends the
+connections to the old one, and with them the call.
 """
 
 import glob

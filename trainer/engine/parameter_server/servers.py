@@ -17,7 +17,7 @@ from trainer.tf_config import TaskConfig
 
 _POLL_INTERVAL = 0.1  # seconds between checks of the stop file
 _TRIES = 3  # to notify a server
-_DELIVERY_TIMEOUT = 10.0  # seconds; a server that has not read it by then ends by its orphan timeout
+_DELIVERY_TIMEOUT = 10.0  # seconds; a server that the message does not reach by then ends after its orphan timeout
 # Contents of a stop file: the run is done; or its chief has saved, and no longer needs this server, which was asked to stop.
 _DONE, _SAVED = "done", "saved"
 _SAME_STOP = 0.4  # seconds after SIGURG in which SIGTERM is of the same stop; the parent itself waits longer
@@ -75,8 +75,8 @@ def serve(task: TaskConfig, scratch_dir: str, stopped: Callable[[], bool]) -> bo
 class _Signals:
     """The signals that this process gets: SIGURG from its parent, which was asked to stop; SIGTERM, which ends it.
 
-    Something that stops all processes of a run at once, such as systemd, also sends SIGTERM to this one, and its parent sends SIGURG at the
-    same time: then the chief has not saved yet, and only the parent's SIGTERM, which comes later, counts. Times are of time.monotonic.
+    If all processes of a run are stopped at once, e.g. by systemd, this one gets SIGTERM from there and SIGURG from its parent at the same
+    time. That SIGTERM is ignored, because the chief has not saved yet; the parent's own comes later. Times are of time.monotonic.
     """
 
     def __init__(self) -> None:
