@@ -72,9 +72,9 @@ class Embeddings(Settings):
     """The embedding layers of a Keras model of which a step reads and updates the rows that it uses; parameter_server spreads them over its ps."""
 
     min_rows: int = Field(1_000_000, ge=1, description="Layers of at least so many rows are updated by rows.")
-    min_mebibytes: int = Field(64, ge=1, description="So are layers of at least this size.")
-    sharded: list[str] = Field(default=[], description="Names of layers that are updated by rows whatever their size.")
-    whole: list[str] = Field(default=[], description="Names of layers that are not, whatever their size.")
+    min_mebibytes: int = Field(64, ge=1, description="Layers of at least so many MiB are updated by rows, too.")
+    sharded: list[str] = Field(default=[], description="Names of layers that are always updated by rows.")
+    whole: list[str] = Field(default=[], description="Names of layers that are never updated by rows.")
 
 
 class CheckpointSettings(Settings):
