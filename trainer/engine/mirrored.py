@@ -99,10 +99,16 @@ class MirroredSession(Session):
             means: list[tf.Tensor] = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, gradients)
             return means
 
+        def seed() -> None:
+            replica_id = tf.distribute.get_replica_context().replica_id_in_sync_group
+            model_ops.seed_graph(self._job.seed, int(tf.get_static_value(replica_id)), self._step)
+
         def own_step(batch: Any, waited: tf.Tensor) -> tf.Tensor:
+            seed()
             return replica.own_step(batch, waited, mean)
 
         def step(batches: Any, waited: tf.Tensor) -> tf.Tensor:
+            seed()
             measured, gradients = replica.step_on(batches, waited)
             # Reduced before Keras sees them: it would clip each replica's gradients, and check that they are finite, before it adds them up.
             present = [(v, tf.convert_to_tensor(g)) for v, g in zip(model.trainable_variables, gradients, strict=True) if g is not None]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainer.engine import optimizer_setup, user_step
@@ -80,6 +81,15 @@ def is_seed(variable: keras.Variable) -> bool:
 def seeds(model: keras.Model) -> list[tf.Variable]:
     """Return the states of the model's random layers, which Keras keeps among the variables that are not trained."""
     return [v.value for v in model.non_trainable_variables if is_seed(v)]
+
+
+def seed_graph(seed: int, task: int, step: int) -> None:
+    """Let tf.random's operations in the current graph, and in graphs inside of it, draw other numbers in each task, and after each resume at another step.
+
+    At step 0 the first task draws by the run's `seed`. The state of these operations is not saved, so an attempt cannot continue their numbers.
+    """
+    own = int(np.random.SeedSequence([seed, task, step]).generate_state(1)[0]) if task or step else seed
+    tf.compat.v1.get_default_graph().seed = own
 
 
 def metric_names(workload: Workload | Agent, model: keras.Model) -> tuple[str, ...]:

@@ -78,11 +78,11 @@ class Replica:
         """Return whether the step is `own_step`: the workload applies gradients itself."""
         return self._own_step is not None
 
-    def own_step(self, batch: Any, waited: tf.Tensor, mean_gradients: user_step.MeanGradients | None, task: int = 0) -> tf.Tensor:
+    def own_step(self, batch: Any, waited: tf.Tensor, mean_gradients: user_step.MeanGradients | None) -> tf.Tensor:
         """Let the workload take its own step on a batch for which it waited so many seconds; return its measures. For the rest see UserStep."""
         assert self._own_step is not None  # noqa: S101 - see has_own_step
         inputs, targets = batch
-        return tf.concat([self._own_step(inputs, targets, mean_gradients, task), [waited]], 0)
+        return tf.concat([self._own_step(inputs, targets, mean_gradients), [waited]], 0)
 
     def step(self, iterator: Any) -> tuple[tf.Tensor, list[Any]]:
         """Take a step's batches from `iterator`; return its measures and the gradients of the model's trainable variables, None if there is none."""

@@ -132,10 +132,12 @@ class LocalSession(Session):
 
     def _make_call(self) -> Any:
         model, all_reduce, optimizer, replica, tables = self.model, self._all_reduce, self.optimizer, self._replica, self.tables
-        width = replica.width
+        width, seed = replica.width, self._job.seed
 
         @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor, control: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            model_ops.seed_graph(seed, all_reduce.index, self._step)
+
             def own_step(_: tf.Tensor) -> tf.Tensor:
                 waits = [tf.constant(0.0)]
 
@@ -145,7 +147,7 @@ class LocalSession(Session):
                     return reduced
 
                 batch, waited = timed_next(iterator)
-                measured = replica.own_step(batch, waited, mean_gradients if all_reduce.size > 1 else None, all_reduce.index)
+                measured = replica.own_step(batch, waited, mean_gradients if all_reduce.size > 1 else None)
                 return tf.concat([measured, waits[-1:]], 0)
 
             def step(_: tf.Tensor) -> tf.Tensor:

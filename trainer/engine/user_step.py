@@ -46,7 +46,7 @@ class UserStep:
 
     def __init__(self, workload: Stepping, model: keras.Model, optimizer: keras.optimizers.Optimizer, job: Job) -> None:
         """Raise WorkloadError if the settings ask for something that only the engine's own step does."""
-        self._workload, self._model, self._optimizer, self._seed = workload, model, optimizer, job.seed
+        self._workload, self._model, self._optimizer = workload, model, optimizer
         self._name = f"train.workload {job.train.workload}"
         self._thread_state = threading.local()
         self.metrics: tuple[str, ...] = ()
@@ -77,13 +77,9 @@ class UserStep:
 
         tf.function(lambda inputs, targets: run(step, (inputs, targets)), autograph=False).get_concrete_function(*batch)
 
-    def __call__(self, inputs: Any, targets: Any, mean_gradients: MeanGradients | None, task: int = 0) -> tf.Tensor:
-        """Take a step; return the loss and `metrics` of its batch, float32 [1 + metrics].
-
-        `mean_gradients` is None where there is one replica; `task` is the index of this process among several.
-        """
+    def __call__(self, inputs: Any, targets: Any, mean_gradients: MeanGradients | None) -> tf.Tensor:
+        """Take a step; return the loss and `metrics` of its batch, float32 [1 + metrics]. `mean_gradients` is None where there is one replica."""
         graph = tf.compat.v1.get_default_graph()
-        graph.seed = self._seed + task  # of tf.random: replicas draw different numbers
         first = len(graph.get_operations())
         calls: list[range] = []
 

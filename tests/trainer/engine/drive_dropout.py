@@ -1,4 +1,4 @@
-"""Takes steps on real workers that differ only in the units that their random layers drop; prints the losses of each as JSON.
+"""Takes steps on real workers that differ only in the units that their random layers drop, or in noise of tf.random; prints the losses of each as JSON.
 
 Usage: drive_dropout.py SCRATCH. It is a process of its own because a chief's connection is for the whole process.
 """
@@ -38,27 +38,30 @@ def losses_of_cases(cluster: Any) -> dict[str, dict[str, dict[int, float]]]:
     from trainer.engine.parameter_server.asynchronous import AsynchronousSession
     from trainer.engine.parameter_server.synchronous import SynchronousSession
 
-    cases: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-        "asynchronous": (AsynchronousSession, {}),
-        "compiled, of two batches": (AsynchronousSession, {"jit_compile": True, "gradients": {"accumulate": 2}}),
-        "synchronous": (SynchronousSession, {"sync": {"replicas_to_aggregate": WORKERS}}),
+    sync = {"sync": {"replicas_to_aggregate": WORKERS}}
+    cases: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
+        "asynchronous": (AsynchronousSession, {}, "dropout"),
+        "compiled, of two batches": (AsynchronousSession, {"jit_compile": True, "gradients": {"accumulate": 2}}, "dropout"),
+        "synchronous": (SynchronousSession, sync, "dropout"),
+        "noise": (AsynchronousSession, {}, "noise"),
+        "synchronous noise": (SynchronousSession, sync, "noise"),
     }
 
     class Waiting(Alike, Delayed):
         """Waits for each batch, so that a worker takes only few steps while the other one compiles or starts again."""
 
-    params = {"dropout": True, "seconds": 0.05, "slower": 1}
     losses: dict[str, dict[str, dict[int, float]]] = {}
-    for name, (session_class, settings) in cases.items():
+    for name, (session_class, settings, layer) in cases.items():
+        params = {layer: True, "seconds": 0.05, "slower": 1}
         session = session_class(Waiting(params), small_job(steps=1_000_000, **settings), connection, lambda: False)
         alive.append(session)
         session.begin_at(0)
         losses[name] = next_losses(session)
-        if name == "asynchronous":
+        if settings == {}:
             cluster.processes["worker-1"].kill()
             cluster.processes["worker-1"].wait()
             cluster.start("worker", 1)
-            losses["started again"] = {"worker-1": losses[name]["worker-1"], "again": next_losses(session)["worker-1"]}
+            losses[f"{name}, started again"] = {"worker-1": losses[name]["worker-1"], "again": next_losses(session)["worker-1"]}
         session.run(1, finish=True)
     return losses
 

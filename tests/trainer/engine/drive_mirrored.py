@@ -55,10 +55,28 @@ def main() -> None:
         report[name] = max(float(np.max(np.abs(a - b))) for a, b in zip(*weights, strict=True))
         if name == RESUMED:
             report["resumed"] = resume(sessions[0], params, train)
+    report["noise"] = losses_with_noise(names)
     report["callbacks"] = drive_callbacks.train_cases(
         lambda workload, job: MirroredSession(workload, job, names), {"epochs": False, "batches": True}
     )
     print(json.dumps(report), flush=True)
+
+
+def losses_with_noise(names: list[str]) -> dict[str, float | None]:
+    """Return the loss of the first step of one device and of two, from step 0 and from step 5, on batches that are all the same."""
+    import keras
+
+    from tests.trainer.engine.small import Alike, small_job
+    from trainer.engine.mirrored import MirroredSession
+
+    keras.config.set_dtype_policy("float32")
+    losses = {}
+    for count in (1, 2):
+        for step in (0, 5):
+            session = MirroredSession(Alike({"noise": True}), small_job(), names[:count])
+            session.begin_at(step)
+            losses[f"{count} from {step}"] = session.run(1).loss
+    return losses
 
 
 def resume(session: Any, params: dict[str, Any], train: dict[str, Any]) -> float:

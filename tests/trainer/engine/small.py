@@ -29,8 +29,8 @@ def small_job(seed: int = 0, strategy: Strategy = "single", **train: Any) -> Job
 class Small:
     """Points [batch, 4] to logits [batch, 2].
 
-    `params`: activation, optimizer (a Keras name, or AveragedSGD), dropout, normalised ("synchronized": by all replicas); undecayed, the names of
-    variables without weight decay; slow, the seconds that each batch of the held-out set takes.
+    `params`: activation, optimizer (a Keras name, or AveragedSGD), dropout, noise, normalised ("synchronized": by all replicas); undecayed, the names
+    of variables without weight decay; slow, the seconds that each batch of the held-out set takes.
     """
 
     def __init__(self, params: Mapping[str, Any], data: str = "synthetic", seed: int = 0) -> None:
@@ -46,6 +46,8 @@ class Small:
             layers.append(keras.layers.BatchNormalization(synchronized=normalised == "synchronized"))
         if self._params.get("dropout"):
             layers.append(keras.layers.Dropout(0.2, seed=3))
+        if self._params.get("noise"):
+            layers.append(keras.layers.Lambda(_with_noise))
         return keras.Sequential([*layers, keras.layers.Dense(2)])
 
     def optimizer(self) -> keras.optimizers.Optimizer:
@@ -79,6 +81,11 @@ def delayed(data: tf.data.Dataset, microseconds: Any) -> tf.data.Dataset:
     types, shapes = ([getattr(spec, name) for spec in data.element_spec] for name in ("dtype", "shape"))
     asleep = gen_experimental_dataset_ops.sleep_dataset(data._variant_tensor, microseconds, output_types=types, output_shapes=shapes)
     return dataset_ops._VariantDataset(asleep, data.element_spec)
+
+
+def _with_noise(inputs: tf.Tensor) -> tf.Tensor:
+    """Add a number that an operation of TensorFlow draws, in a graph of its own."""
+    return tf.cond(tf.shape(inputs)[0] > 0, lambda: inputs + tf.random.uniform([]), lambda: inputs)
 
 
 def _wait(inputs: Any, seconds: float) -> Any:

@@ -1,4 +1,4 @@
-"""Random layers on parameter servers: each worker drops other units, also after its restart."""
+"""Random layers and tf.random on parameter servers: each worker drops other units and draws other noise, also after its restart."""
 
 from pathlib import Path
 
@@ -7,6 +7,15 @@ import pytest
 from tests.trainer.engine.drive_dropout import STEPS
 from tests.trainer.engine.drivers import run_driver
 
+CASES = [
+    "asynchronous",
+    "asynchronous, started again",
+    "compiled, of two batches",
+    "synchronous",
+    "noise",
+    "noise, started again",
+    "synchronous noise",
+]
 DRIVER = Path(__file__).with_name("drive_dropout.py")
 Losses = dict[str, dict[str, float]]  # of each worker, by the number of the step
 
@@ -16,7 +25,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Losses]:
     return run_driver(DRIVER, tmp_path_factory.mktemp("servers"))
 
 
-@pytest.mark.parametrize("case", ["asynchronous", "compiled, of two batches", "synchronous", "started again"])
+@pytest.mark.parametrize("case", CASES)
 def test_each_step_of_each_worker_has_another_loss_with_the_same_batch_and_weights(report: dict[str, Losses], case: str) -> None:
     first, second = report[case].values()
     assert len(first.keys() & second.keys()) >= STEPS // 2

@@ -28,6 +28,10 @@ def test_a_falling_rate_may_become_a_constant_on_resume(report: dict[str, Any]) 
     assert report["resumed"] < 1e-6
 
 
+def test_each_device_draws_its_own_numbers_and_others_after_a_resume(report: dict[str, Any]) -> None:
+    assert len(set(report["noise"].values())) == 4, report["noise"]
+
+
 @pytest.mark.parametrize("hooks", ["epochs", "batches"])
 def test_two_devices_hold_the_same_weights_when_a_callback_has_changed_them(report: dict[str, Any], hooks: str) -> None:
     changes = report["callbacks"][hooks]

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.trainer.engine.small import Small
+from tests.trainer.engine.small import Alike, Small
 from tests.trainer.engine.test_loop import settings
 from trainer.engine import model_ops
 from trainer.engine.collectives.all_reduce import AllReduce
@@ -23,16 +24,49 @@ class Second(AllReduce):
         self.index = 1
 
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:
-        assert any(v.dtype == tf.int64 and v.shape.rank for v in variables), "the random layers' states are shared too"
+        self.broadcasts = variables
 
 
 def test_each_task_drops_different_units(tmp_path: Path) -> None:
     states = []
-    for all_reduce in (AllReduce(), Second()):
+    second = Second()
+    for all_reduce in (AllReduce(), second):
         session = LocalSession(Small({"dropout": True}), settings(tmp_path, 10), all_reduce)
         session.begin_at(0)
         states.append(model_ops.seeds(session.model)[0].numpy())
+    assert any(v.dtype == tf.int64 and v.shape.rank for v in second.broadcasts), "the random layers' states are shared too"
     np.testing.assert_array_equal(states[1] - states[0], [1, 0])
+
+
+class Reading(Alike):
+    """Has a step of its own, whose loss is a number that an operation of TensorFlow draws."""
+
+    def own_steps(self) -> tuple[str, ...]:
+        return ("train_step",)
+
+    def train_with(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+        """Do nothing: nothing is learned."""
+
+    def train_step(self, inputs: tf.Tensor, targets: tf.Tensor) -> dict[str, tf.Tensor]:
+        del inputs, targets
+        return {"loss": tf.random.uniform([])}
+
+    def reset(self) -> None:
+        """There are no metrics."""
+
+    test_step = train_step
+
+
+@pytest.mark.parametrize("workload", [Alike({"noise": True}), Reading({})], ids=["the engine's step", "a step of its own"])
+def test_operations_of_tensorflow_draw_other_numbers_in_each_task_and_after_a_resume(workload: Alike, tmp_path: Path) -> None:
+    def losses(all_reduce: AllReduce, step: int) -> list[float | None]:
+        session = LocalSession(workload, settings(tmp_path, 10), all_reduce)
+        session.begin_at(step)
+        return [session.run(1).loss for _ in range(3)]
+
+    drawn = [loss for all_reduce in (AllReduce, Second) for step in (0, 5) for loss in losses(all_reduce(), step)]
+    assert len(set(drawn)) == 12
+    assert losses(Second(), 5) == drawn[-3:]
 
 
 def test_progress_covers_all_steps_of_a_call(tmp_path: Path) -> None:

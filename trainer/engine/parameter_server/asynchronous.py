@@ -37,7 +37,6 @@ class AsynchronousSession(ServerSession):
         self._reported_step = self._scheduled = 0
         self._flushed: list[Result] = []  # results of `flush`, which took `_flush_seconds`
         self._flush_seconds = 0.0
-        self._call = self._make_call()
 
     def begin_at(self, step: int) -> None:
         """See Session.begin_at."""
@@ -110,7 +109,7 @@ class AsynchronousSession(ServerSession):
 
     def _run(self, iterator: Any, steps: int, assignment: Assignment) -> CallResult:
         *totals, from_finite_weights, finite, start, done, global_step = self._call(
-            iterator, constant(steps), constant(assignment.worker)
+            assignment.worker, iterator, constant(steps), constant(assignment.worker)
         ).numpy()
         first_non_finite = round(start + finite) + 1 if finite < done else None  # a lower bound: other workers also take steps
         numbers = np.array(totals, np.float32)
@@ -122,11 +121,12 @@ class AsynchronousSession(ServerSession):
             weights_not_finite=first_non_finite is not None and not from_finite_weights,
         )
 
-    def _make_call(self) -> Any:
+    def _make_call(self, seeded_for: int) -> Any:
         state, replica, tables, last_step, wire = self._state, self._replica, self.tables, self._last_step, self._wire
 
         @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
+            self._seed_graph(seeded_for)
             start = tf.cast(state.step.read_value(), tf.int32)
             # A call that ran again after its worker was lost must not pass the last step.
             steps = tf.clip_by_value(last_step - start, 0, steps)

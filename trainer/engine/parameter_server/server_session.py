@@ -1,7 +1,9 @@
 """Common part of the chief's two sessions on parameter servers: the model, its state on the servers, the workers and their data."""
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import keras
@@ -71,7 +73,7 @@ class ServerSession(Session):
             if self.tables:
                 self.tables.create()
                 layers.refuse_all_weights(self.model)
-        self._stop_scheduling_at = job.steps
+        self._seed, self._stop_scheduling_at = job.seed, job.steps
         self._has_non_finite = False
         first = workload.train_data(Shard(job.batch_size, job.seed, count=connection.workers))
         # In synchronous training every worker takes each step.
@@ -82,6 +84,7 @@ class ServerSession(Session):
                 Shard(job.batch_size, job.seed, index=worker, count=connection.workers, start=start * batches)
             )
         )
+        self._call = WorkerCalls(self._make_call)
         self._workers = Workers(connection, self._iterator, self._run, self._replica, stopped)
 
     @property
@@ -143,8 +146,55 @@ class ServerSession(Session):
     def _run(self, iterator: Any, steps: int, assignment: Assignment) -> CallResult:
         """Run a call on a worker; see worker_pool.Run."""
 
+    @abstractmethod
+    def _make_call(self, seeded_for: int) -> Any:
+        """Return a tf.function that takes steps on a worker; its graph has the seed of one, see `_seed_graph`."""
+
+    def _seed_graph(self, worker: int) -> None:
+        model_ops.seed_graph(self._seed, worker, self._worker_step())
+
     def _iterator(self, worker: int) -> Any:
+        self._call.renew(worker)
         return iter(self._data(constant(worker, tf.int64), constant(self._worker_step(), tf.int64)))
+
+
+class WorkerCalls:
+    """Calls a tf.function on workers, whose device is set; several threads may do so. `make` returns it, with the seed of a worker in its graph.
+
+    There is one for all workers, unless it has operations of tf.random, whose seeds are constants of a graph: then each worker has its own.
+    """
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self._make = make
+        self._shared: Any = None
+        self._draws = False
+        self._own: dict[int, Any] = {}
+        self._kept_alive: list[Any] = []  # if functions were freed, TensorFlow would remove them from the workers
+        self._lock = threading.Lock()
+
+    def __call__(self, worker: int, *arguments: Any) -> tf.Tensor:
+        """Call the function of a worker, which is traced if it has none yet."""
+        with self._lock:
+            if self._shared is None:
+                self._shared = self._make(0)
+                self._draws = _draws(self._shared.get_concrete_function(*arguments).graph)
+                self._own |= {0: self._shared} if self._draws else {}
+            if self._draws and worker not in self._own:
+                self._own[worker] = self._make(worker)
+                self._own[worker].get_concrete_function(*arguments)
+        result: tf.Tensor = self._own.get(worker, self._shared)(*arguments)
+        return result
+
+    def renew(self, worker: int) -> None:
+        """Let a worker that was started again have a new function, as its operations of tf.random begin with their first number again."""
+        self._kept_alive.append(self._own.pop(worker, None))
+
+
+def _draws(graph: Any) -> bool:
+    """Return whether a graph has operations of tf.random, in its functions as well."""
+    definition = graph.as_graph_def()
+    nodes = chain(definition.node, *(function.node_def for function in definition.library.function))
+    return any("seed2" in node.attr for node in nodes)
 
 
 class WorkerData:

@@ -54,7 +54,6 @@ class SynchronousSession(ServerSession):
         self._answering = [server.answering() for server in self._servers]
         self._dropped = 0
         self._results: list[Result] = []  # those that `run` has not reported yet
-        self._call = self._make_call()
         self._threads = ThreadPoolExecutor(2 * len(self._servers), thread_name_prefix="rounds")
 
     def flush(self) -> None:
@@ -192,16 +191,18 @@ class SynchronousSession(ServerSession):
 
     def _run(self, iterator: Any, steps: int, assignment: Assignment) -> CallResult:
         *totals, waited, done, first_non_finite = self._call(
-            iterator, constant(steps), constant(assignment.worker), constant(assignment.first)
+            assignment.worker, iterator, constant(steps), constant(assignment.worker), constant(assignment.first)
         ).numpy()
         first = None if first_non_finite < 0 else round(float(first_non_finite)) + 1
         return CallResult(totals=np.array(totals, np.float32), steps=round(float(done)), waited=float(waited), first_non_finite=first)
 
-    def _make_call(self) -> Any:
+    def _make_call(self, seeded_for: int) -> Any:
         state, servers, replica = self._state, self._servers, self._replica
 
         @tf.function(autograph=False)
         def call(iterator: Any, steps: tf.Tensor, worker: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+            self._seed_graph(seeded_for)
+
             def request_values() -> tf.Tensor:
                 for server in servers:
                     server.request_values(worker)

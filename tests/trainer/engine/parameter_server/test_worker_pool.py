@@ -82,7 +82,8 @@ def test_a_call_reports_its_first_loss_that_is_not_finite_and_whether_its_weight
     monkeypatch.setattr(asynchronous, "constant", tf.constant)  # on this process's device: there is no chief
     session = object.__new__(AsynchronousSession)
     loss, start, steps, global_step = 0.5, 10, 4, 20
-    session._call = lambda *_: tf.constant([loss, from_finite_weights, finite_steps, start, steps, global_step], tf.float64)
+    numbers = tf.constant([loss, from_finite_weights, finite_steps, start, steps, global_step], tf.float64)
+    monkeypatch.setattr(session, "_call", lambda *_: numbers, raising=False)
     call = session._run(None, steps, Assignment(0, first=False))
     assert (call.steps, call.global_step) == (steps, global_step)
     assert (call.first_non_finite, call.weights_not_finite) == (first, weights_not_finite)
