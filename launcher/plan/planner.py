@@ -145,7 +145,7 @@ def _settings(spec: ClusterSpec, rules: TargetRules, run_dir: str, digest: str) 
         save_timeout=_unless_default(limits, "save_timeout"),
         grace_period=_unless_default(limits, "grace_period"),
         ending=_ending(spec, rules),
-        unsupervised=[name for name, role in role_programs.roles_of(spec).items() if not role_programs.has_parent(spec, role)] or None,
+        unsupervised=[name for name, role in role_programs.roles_of(spec).items() if not role_programs.role_has_parent(spec, role)] or None,
         train=_train(spec, spec.train, rules) if spec.train else None,
     )
 
@@ -190,7 +190,7 @@ def _ending(spec: ClusterSpec, rules: TargetRules) -> Ending | None:
     if (
         spec.train is not None
         or not rules.in_containers
-        or not all(role_programs.has_parent(spec, roles[role]) for role in role_programs.required_roles(spec))
+        or not all(role_programs.role_has_parent(spec, roles[role]) for role in role_programs.required_roles(spec))
     ):
         return None
     return Ending(

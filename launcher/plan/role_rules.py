@@ -35,7 +35,7 @@ NO_PYTHON_REMEDY = "take an image with Python 3.8 or later, or write `supervise:
 
 def has_parent(task: Task) -> bool:
     """Return whether the trainer's parent runs in a task's container: above the training process, or above a program."""
-    return not task.is_entrypoint and has_trainer(task.command)
+    return not task.is_entrypoint and starts_parent(task.command)
 
 
 def parent_is_injected(task: Task) -> bool:
@@ -48,8 +48,8 @@ def can_report_end(plan: Plan) -> bool:
     return all(has_parent(task) for task in plan.tasks if task.name in plan.required_tasks)
 
 
-def has_trainer(command: Sequence[str]) -> bool:
-    """Return whether a container runs the trainer, or a program under its parent: it then reports the task's state and restarts processes."""
+def starts_parent(command: Sequence[str]) -> bool:
+    """Return whether a command starts the trainer, or a program under its parent, which reports the task's state and restarts processes."""
     return _starts_with(command, TRAINER) or _is_parent(command)
 
 

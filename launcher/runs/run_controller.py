@@ -166,14 +166,14 @@ class RunController:
         self._paths, self._plan, self._runtime = paths, plan, runtime
         self._tasks = {task.name: task for task in tasks}
         self._leader = self._tasks[plan.required_tasks[0]]
-        self._trains = any(stop_order.runs_trainer(task) for task in plan.tasks)
+        self._runs_built_in_trainer = any(stop_order.runs_built_in_trainer(task) for task in plan.tasks)
         self._progress = RunProgress()
         self._shutdown: Shutdown | None = None
         self._stop_requested_at: float | None = None
         self._started = time.time()
         self._ended: float | None = None
         now = time.monotonic()
-        self._ready_by: float | None = now + plan.start_timeout if self._trains else None
+        self._ready_by: float | None = now + plan.start_timeout if self._runs_built_in_trainer else None
         self._done_by: float | None = now + plan.deadline if plan.deadline else None
         self._state_writer = StateWriter(paths.state, self._snapshot)
         self._notifier = SupervisorNotifier(plan.notify, paths.notified, plan.spec_dir)
@@ -210,7 +210,7 @@ class RunController:
             self._mark_ended(task, shutdown)
         if shutdown.state is State.STOPPED:
             # A stopped command counts as succeeded only if all of its tasks exit 0.
-            required = self._plan.required_tasks if self._trains else tuple(self._tasks)
+            required = self._plan.required_tasks if self._runs_built_in_trainer else tuple(self._tasks)
             if all(self._state(name) is State.SUCCEEDED for name in required):
                 shutdown.state, shutdown.reason = State.SUCCEEDED, "it was done before it stopped"
             elif self._progress.checkpoint_step is not None:
@@ -399,7 +399,7 @@ class RunController:
 
     def _stop_all(self, state: State, reason: str, task_name: str = "") -> Shutdown:
         log_message(f"stopping: {reason}")
-        may_save = self._progress.ready or not self._trains
+        may_save = self._progress.ready or not self._runs_built_in_trainer
         grace = self._plan.grace_period if may_save else min(stop_order.UNTRAINED_GRACE_PERIOD, self._plan.grace_period)
         self._shutdown = shutdown = Shutdown(state, reason, task_name, grace, stop_order.stop_groups(self._plan))
         for task in self._tasks.values():
@@ -469,7 +469,7 @@ class RunController:
 
     def _status(self) -> RunStatus:
         ended = self._ended is not None
-        underway = State.RUNNING if self._progress.ready or not self._trains else State.PENDING
+        underway = State.RUNNING if self._progress.ready or not self._runs_built_in_trainer else State.PENDING
         return RunStatus(
             name=self._plan.name,
             backend=self._runtime.backend,

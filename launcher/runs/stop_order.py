@@ -28,7 +28,7 @@ class Shutdown:
     at_once: bool = False  # a second request, or SIGQUIT: kill without a grace period
 
 
-def runs_trainer(task: Task) -> bool:
+def runs_built_in_trainer(task: Task) -> bool:
     """Return whether the task runs the built-in trainer, which reports when it is ready, and not a user's own command."""
     try:
         settings = json.loads(task.env.get("TRAINER_SETTINGS", "{}"))
@@ -39,7 +39,7 @@ def runs_trainer(task: Task) -> bool:
 
 def time_to_end(plan: Plan, task: Task) -> float:
     """Return the seconds that a task gets to end by itself once the run's work is done."""
-    return plan.grace_period if runs_trainer(task) else plan.end_timeouts.get(task.role, plan.grace_period)
+    return plan.grace_period if runs_built_in_trainer(task) else plan.end_timeouts.get(task.role, plan.grace_period)
 
 
 def stop_groups(plan: Plan) -> list[frozenset[str]]:

@@ -37,7 +37,7 @@ def program_of(spec: ClusterSpec, role: Role) -> Program:
     return Program(role.image or spec.image, tuple([*command, *role.args] if command else ()), tuple(role.args))
 
 
-def has_parent(spec: ClusterSpec, role: Role) -> bool:
+def role_has_parent(spec: ClusterSpec, role: Role) -> bool:
     """Return whether the containers of a role start the trainer or its parent; an image's entrypoint runs without a parent."""
     program = program_of(spec, role)
     return spec.train is not None or bool(program.command and (spec.supervise or not program.image))

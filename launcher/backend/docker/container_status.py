@@ -58,7 +58,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
     """Return the status of a run from its containers, at least one. Raises one of engine.ERRORS."""
     tasks = by_task(containers)
     trackers = {
-        task: ContainerTracker(task, has_trainer=_has_trainer(container), in_own_image=_in_own_image(container))
+        task: ContainerTracker(task, has_parent=_has_parent(container), in_own_image=_in_own_image(container))
         for task, container in tasks.items()
     }
     required = [task for task, container in tasks.items() if container.labels.get(labels.REQUIRED) == "true"]
@@ -71,7 +71,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
                 subject.apply(event, self_reported=subject is trackers[task])
                 progress.apply(event, is_leader=task == next(iter(required), None) and subject is trackers[task])
     statuses = tuple(tracker.status() for tracker in trackers.values())
-    ready = progress.ready or any(tracker.state()[0] is State.RUNNING for tracker in trackers.values() if not tracker.has_trainer)
+    ready = progress.ready or any(tracker.state()[0] is State.RUNNING for tracker in trackers.values() if not tracker.has_parent)
     state, reason, reason_task = run_state(statuses, required, ready=ready)
     ended = state in ENDED
     started = [seconds for container in tasks.values() if (seconds := timestamps.parse_rfc3339(container.attrs.get("Created"))) is not None]
@@ -97,11 +97,11 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
 def _read(engine: Engine, container: Container, task: str, **selection: Any) -> Iterator[tuple[str, LogLine]]:
     """Yield the lines of a container's log; none if it was removed since it was listed. Raises one of engine.ERRORS."""
     with contextlib.suppress(NotFound):
-        yield from log_stream.read(engine.client, str(container.id), task, has_trainer=_has_trainer(container), **selection)
+        yield from log_stream.read(engine.client, str(container.id), task, has_parent=_has_parent(container), **selection)
 
 
-def _has_trainer(container: Container) -> bool:
-    return role_rules.has_trainer(container.attrs["Config"]["Cmd"] or ())
+def _has_parent(container: Container) -> bool:
+    return role_rules.starts_parent(container.attrs["Config"]["Cmd"] or ())
 
 
 def _in_own_image(container: Container) -> bool:

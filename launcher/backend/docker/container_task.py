@@ -39,7 +39,7 @@ class ContainerTask(ControlledTask):
             task.name,
             task.address,
             task.restart.max_restarts,
-            has_trainer=role_rules.has_parent(task),
+            has_parent=role_rules.has_parent(task),
             in_own_image=task.image is not None and task.is_hardened,
         )
         super().__init__(task, log, tracker)
@@ -91,7 +91,7 @@ class ContainerTask(ControlledTask):
 
     def feed(self, line: LogLine) -> Event | None:
         """Take in one line of output; return its event, if it is one."""
-        if not self.tracker.has_trainer:
+        if not self.tracker.has_parent:
             line = log_line(line.time, line.task, line.raw, has_events=False)
         self.log.feed(line.raw + b"\n")
         return self.tracker.feed(line.text)
@@ -112,7 +112,7 @@ class ContainerTask(ControlledTask):
 
     def should_report_exit(self, exited_for: float) -> bool:
         """Return True once per exit, when the engine is sure not to start it again by itself."""
-        is_done = self.exit_code == ExitCode.DONE and (self.tracker.has_trainer or self.task.restart.when != "always")
+        is_done = self.exit_code == ExitCode.DONE and (self.tracker.has_parent or self.task.restart.when != "always")
         if self._exit_reported or not (is_done or exited_for >= ENGINE_RESTART_TIMEOUT):
             return False
         self._exit_reported = True
@@ -134,7 +134,7 @@ class ContainerTask(ControlledTask):
         if self.tracker.parent_never_started(code):
             return RestartDecision.FAIL
         # The trainer's parent inside the container has already applied the role's `restart`.
-        return self.decide_by_policy(code, "on_failure" if self.tracker.has_trainer else self.task.restart.when)
+        return self.decide_by_policy(code, "on_failure" if self.tracker.has_parent else self.task.restart.when)
 
     def start(self) -> None:
         """Start its container; if that fails, the start is tried again once a poll shows that the container is not running."""

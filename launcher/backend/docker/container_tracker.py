@@ -32,7 +32,7 @@ class ContainerTracker(TaskTracker):
     A container without a trainer writes no events: its restarts are known only from the engine's count.
     """
 
-    has_trainer: bool = True
+    has_parent: bool = True
     in_own_image: bool = False  # the image is the user's own, and the container is hardened by the launcher
     container: dict[str, Any] = field(default_factory=dict)
     _parent_starts: int = 0  # how many trainer's parents have reported their start
@@ -57,7 +57,7 @@ class ContainerTracker(TaskTracker):
         self.container = state
         if self.phase in {"restarting", *EXITED}:
             self.code = int(state.get("ExitCode", 0))
-        if not self.has_trainer:
+        if not self.has_parent:
             for _ in range(restarts - self._engine_restarts):
                 self._container_restarted(timestamps.parse_rfc3339(state.get("StartedAt")) or 0.0)
             self._engine_restarts = restarts
@@ -100,7 +100,7 @@ class ContainerTracker(TaskTracker):
 
     def parent_never_started(self, code: int | None) -> bool:
         """Return whether the image lacks the program of the trainer's parent: the engine's `init` exits so, and no parent ever wrote an event."""
-        return self.has_trainer and code == _COMMAND_NOT_FOUND and not self._parent_starts and not self.failure
+        return self.has_parent and code == _COMMAND_NOT_FOUND and not self._parent_starts and not self.failure
 
     def remedy(self, state: State) -> str:
         """Return the remedy for a task that could not be started, met a restriction of its container, or was killed, probably out of memory."""
@@ -120,7 +120,7 @@ class ContainerTracker(TaskTracker):
         if phase == "paused":
             return State.RUNNING, "paused: `docker unpause` resumes it"
         if phase == "running":
-            return super().state() if self.has_trainer else (State.RUNNING, "")
+            return super().state() if self.has_parent else (State.RUNNING, "")
         if phase == "restarting":
             return State.RESTARTING, self.exit_reason(code)
         if phase in EXITED and code == ExitCode.DONE:

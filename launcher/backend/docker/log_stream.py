@@ -19,7 +19,7 @@ _STAMP = len("2026-01-31T00:00:00.000000000Z ")
 _HEADER = struct.Struct(">BxxxL")
 
 
-def lines(frames: Iterable[bytes], task: str, *, has_trainer: bool = True) -> Iterator[tuple[str, LogLine]]:
+def lines(frames: Iterable[bytes], task: str, *, has_parent: bool = True) -> Iterator[tuple[str, LogLine]]:
     """Yield each line with the engine's time stamp. A line longer than 16 KiB comes in several frames."""
     stamp, partial, is_continuation = "", bytearray(), False
     for frame in frames:
@@ -29,10 +29,10 @@ def lines(frames: Iterable[bytes], task: str, *, has_trainer: bool = True) -> It
             partial += piece[_STAMP:]
             ends = piece.endswith(b"\n")
             if ends or len(partial) > LONGEST_LINE:
-                yield stamp, _line(stamp, task, bytes(partial), has_events=has_trainer and not is_continuation)
+                yield stamp, _line(stamp, task, bytes(partial), has_events=has_parent and not is_continuation)
                 partial, is_continuation = bytearray(), not ends
     if partial:
-        yield stamp, _line(stamp, task, bytes(partial), has_events=has_trainer and not is_continuation)
+        yield stamp, _line(stamp, task, bytes(partial), has_events=has_parent and not is_continuation)
 
 
 def _line(stamp: str, task: str, written: bytes, *, has_events: bool) -> LogLine:
@@ -40,7 +40,7 @@ def _line(stamp: str, task: str, written: bytes, *, has_events: bool) -> LogLine
 
 
 def read(
-    client: DockerClient, container: str, task: str, *, after: str = "", tail: int | None = None, has_trainer: bool = True
+    client: DockerClient, container: str, task: str, *, after: str = "", tail: int | None = None, has_parent: bool = True
 ) -> Iterator[tuple[str, LogLine]]:
     """Yield the lines so far: all, the last `tail`, or those after a time stamp. Without a trainer in the container no line is an event.
 
@@ -59,7 +59,7 @@ def read(
         if response.status_code == requests.codes.conflict:
             raise NotFound(f"{task} is being removed") from error
         create_api_error_from_http_exception(error)
-    yield from ((stamp, line) for stamp, line in lines(_frames(response.content), task, has_trainer=has_trainer) if stamp > after)
+    yield from ((stamp, line) for stamp, line in lines(_frames(response.content), task, has_parent=has_parent) if stamp > after)
 
 
 def _frames(content: bytes) -> Iterator[bytes]:

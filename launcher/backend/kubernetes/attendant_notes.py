@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from launcher.backend.kubernetes import pod_status, run_record
 from launcher.backend.kubernetes.client import as_json
-from launcher.backend.kubernetes.pod_logs import has_trainer
+from launcher.backend.kubernetes.pod_logs import has_parent
 from launcher.backend.kubernetes.pod_status import Object
 from launcher.runs.status import RunStatus
 from trainer.events import escaped
@@ -77,7 +77,7 @@ class LastLines:
         if not new:
             return
         self._after[uid] = new[-1][0]
-        writes_events = has_trainer(pod)
+        writes_events = has_parent(pod)
         written = ((timestamp, text if writes_events else escaped(text)) for timestamp, text in new[-MAX_LINES:])
         lines.extend(f"{timestamp} {text.decode(errors='replace')}"[:_MAX_LINE_LENGTH] for timestamp, text in written)
 

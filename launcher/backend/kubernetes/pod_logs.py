@@ -273,7 +273,7 @@ class PodLogs:
         """Return the new lines of a pod, and store them."""
         uid, task = pod["metadata"]["uid"], task_of(pod)
         after = self._after.get(uid, _BEFORE_ALL)
-        writes_events, (_, gap) = has_trainer(pod), _gap(task, _BEFORE_ALL)
+        writes_events, (_, gap) = has_parent(pod), _gap(task, _BEFORE_ALL)
         new = [(timestamp, text if writes_events or text == gap else escaped(text)) for timestamp, text in entries if timestamp > after]
         if new:
             self._first.setdefault(uid, new[0][0])
@@ -339,10 +339,10 @@ def _last_timestamp(path: Path) -> str:
     return max((timestamp for timestamp, _ in _entries(path.read_bytes())), default=_BEFORE_ALL) if path.is_file() else _BEFORE_ALL
 
 
-def has_trainer(pod: Object) -> bool:
-    """Return whether a pod's task writes events: not if it runs its image's entrypoint, without a `command`."""
+def has_parent(pod: Object) -> bool:
+    """Return whether the trainer's parent runs in a pod, and so writes events: not above an image's entrypoint, without a `command`."""
     containers = pod.get("spec", {}).get("containers") or ()
-    return all(role_rules.has_trainer(container.get("command") or ()) for container in containers if container.get("name") == TRAINER)
+    return all(role_rules.starts_parent(container.get("command") or ()) for container in containers if container.get("name") == TRAINER)
 
 
 def _pod_has_ended(pod: Object) -> bool:

@@ -87,7 +87,7 @@ class RunProcesses(Runtime):
     def clean_up(self, outcome: RunOutcome) -> None:
         """Record the outcome in run.json and remove the scratch directory; if the run's directory was removed, remove what tasks recreated."""
         if outcome.lost_at is None:
-            if any(stop_order.runs_trainer(task) for task in self._plan.tasks):
+            if any(stop_order.runs_built_in_trainer(task) for task in self._plan.tasks):
                 run_json.record_outcome(self._paths, outcome.state, outcome.reason)
             shutil.rmtree(self._paths.scratch, ignore_errors=True)
         elif not self._paths.lock.exists():  # otherwise another run is starting there, and removes it

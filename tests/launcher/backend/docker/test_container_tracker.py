@@ -94,7 +94,7 @@ def test_a_trainer_that_is_at_its_first_attempt_again_was_restarted_by_the_engin
 
 
 def test_the_state_of_a_program_without_a_trainer_comes_from_the_engine() -> None:
-    tracker = ContainerTracker("chief", has_trainer=False)
+    tracker = ContainerTracker("chief", has_parent=False)
     tracker.feed("so many times")
     tracker.update(container("running"), 0)
     assert (tracker.state(), tracker.restarts) == ((State.RUNNING, ""), [])
@@ -119,7 +119,7 @@ def test_the_state_of_a_program_without_a_trainer_comes_from_the_engine() -> Non
 
 
 def test_restarts_of_a_program_that_succeeded_do_not_count() -> None:
-    tracker = ContainerTracker("ps-0", has_trainer=False, max_restarts=1)
+    tracker = ContainerTracker("ps-0", has_parent=False, max_restarts=1)
     tracker.update(container("restarting", 0), 1)
     tracker.update(container("restarting", 0), 2)
     assert (len(tracker.restarts), tracker.restarts_used, tracker.status().restarts_left) == (2, 0, 1)
@@ -200,7 +200,7 @@ def test_the_state_of_a_run_without_a_supervisor_comes_from_its_tasks(chief: Sta
 )
 def test_the_remedy_for_missing_rights_in_an_image_of_one_s_own_names_the_security_field(line: str) -> None:
     for own in (True, False):
-        tracker = ContainerTracker("chief", has_trainer=False, in_own_image=own)
+        tracker = ContainerTracker("chief", has_parent=False, in_own_image=own)
         tracker.feed(line)
         tracker.update(container("exited", 1))
         status = tracker.status()

@@ -186,7 +186,7 @@ def test_a_trainer_that_reports_a_permanent_failure_is_not_waited_for(
     containers: RunContainers, event: dict[str, Any], codes: list[int]
 ) -> None:
     run = Failures(containers)
-    containers.tasks[0].tracker.has_trainer = True
+    containers.tasks[0].tracker.has_parent = True
     containers._receive(LineWritten("chief", LogLine(1.0, "chief", json.dumps(event, separators=(",", ":")))), run)
     assert run.codes == codes
 
