@@ -105,7 +105,7 @@ def plan(
         grace_period=parse_duration(limits.grace_period),
         deadline=parse_duration(limits.deadline) if limits.deadline else None,
         required_tasks=role_rules.required_tasks((member.name for member in members), is_command=spec.train is None, success=spec.success),
-        end_timeouts=_end_timeouts(spec),
+        end_graces=_end_graces(spec),
         notices=(*notices, *rules.notices(spec)),
         spec_dir=str(task_fields.spec_dir),
         notify=spec.notify.model_dump(mode="json") if spec.notify else None,
@@ -196,15 +196,15 @@ def _ending(spec: ClusterSpec, rules: TargetRules) -> Ending | None:
     return Ending(
         port=ENDING_PORT,
         success=spec.success,
-        graces={str(role): seconds for role, seconds in _end_timeouts(spec).items()},
+        graces={str(role): seconds for role, seconds in _end_graces(spec).items()},
         grace_period=parse_duration(spec.limits.grace_period),
     )
 
 
-def _end_timeouts(spec: ClusterSpec) -> dict[RoleName, float]:
+def _end_graces(spec: ClusterSpec) -> dict[RoleName, float]:
     limits = spec.limits
     worker, evaluator, peer = map(parse_duration, (limits.worker_grace, limits.evaluator_grace, limits.grace_period))
-    return role_rules.end_timeouts(spec.strategy, worker=worker, evaluator=evaluator, peer=peer)
+    return role_rules.end_graces(spec.strategy, worker=worker, evaluator=evaluator, peer=peer)
 
 
 def _train(spec: ClusterSpec, train: Train, rules: TargetRules) -> Train:

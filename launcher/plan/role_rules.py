@@ -94,7 +94,7 @@ def leader(names: Iterable[str]) -> str:
     return "chief" if "chief" in set(names) else "worker-0"
 
 
-def end_timeouts(strategy: str, *, worker: float, evaluator: float, peer: float) -> dict[RoleName, float]:
+def end_graces(strategy: str, *, worker: float, evaluator: float, peer: float) -> dict[RoleName, float]:
     """Return by role the seconds that a task of a user's own program has to end by itself once the run has succeeded.
 
     `worker` is for workers of parameter servers, `peer` for the tasks of an all-reduce; a ps never ends by itself.

@@ -21,7 +21,7 @@ RESTRICTION_REMEDY = "if its image needs root or a writable root file system: `s
 _FORGOTTEN_AFTER = 100  # lines: if more follow an error, the program has ended for another reason
 
 
-def killed_tasks(status: RunStatus) -> Iterator[str]:
+def killed_task_messages(status: RunStatus) -> Iterator[str]:
     """Yield a message for each task of a stopped run that had to be killed: its unsaved work is lost."""
     for task in status.tasks:
         if task.state is State.STOPPED and task.exit_code == SIGKILL:
@@ -47,7 +47,7 @@ class StartPhase:
 
     ready: bool = False
 
-    def is_waiting(self, event: Event) -> bool:
+    def apply(self, event: Event) -> bool:
         """Take in the task's own event; return whether the task waits for its peers."""
         kind = event["event"]
         if kind in {"started", "ready"}:
@@ -120,7 +120,7 @@ def meets_restriction(reason: str) -> bool:
     return _RESTRICTED.search(reason) is not None
 
 
-def was_killed(event: Event) -> bool:
+def reports_kill(event: Event) -> bool:
     """Return whether by an event `failed` or `restarting` the task's process was killed from outside."""
     code = integer(event, "process_exit_code")
     return (integer(event, "exit_code") if code is None else code) == SIGKILL
@@ -128,5 +128,5 @@ def was_killed(event: Event) -> bool:
 
 def cause_with_output(event: Event, last: LastError) -> str:
     """Return the cause of an event `failed` or `restarting`; if it has no detail, with the exception in the output before it."""
-    error = "" if text(event, "detail") or was_killed(event) else last.error
+    error = "" if text(event, "detail") or reports_kill(event) else last.error
     return ": ".join(part for part in (cause_of(event), error) if part)

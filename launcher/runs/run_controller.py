@@ -1,7 +1,7 @@
 """The supervisor of a run: starts and restarts its tasks, enforces deadlines, stops the tasks in order, and records the run's state.
 
 A run has one such process. One thread makes all decisions; under Docker, others only wait for the engine's events. A backend provides
-the tasks (`ControlledTask`) and reports their events (`Runtime`); the decisions are made here, the same for processes and containers. SIGTERM or
+the tasks (`ControlledTask`) and reports their events (`TaskBackend`); the decisions are made here, the same for processes and containers. SIGTERM or
 SIGINT asks every task to save and stop; a second one, a second or more later, or SIGQUIT, kills. If the launcher in the foreground is gone, the run stops as if asked to.
 """
 
@@ -35,7 +35,7 @@ from trainer.events import Event
 from trainer.exit_codes import ExitCode, RestartWhen
 
 _EXIT_TIMEOUT = 3.0  # seconds for a trainer that has reported its final failure to exit with its own code
-_SAME_STOP = 1.0  # seconds in which two signals are one stop: systemd signals every process, and a launcher its supervisor, too
+_SAME_STOP_SECONDS = 1.0  # seconds in which two signals are one stop: systemd signals every process, and a launcher its supervisor, too
 _STOP_REASONS: dict[int | None, str] = {
     None: "the launcher that ran it in the foreground is gone",
     **dict.fromkeys((signal.SIGTERM, signal.SIGINT), "asked to stop"),
@@ -82,7 +82,7 @@ class ControlledTask(ABC):
         """Kill it, and all processes that it started."""
 
     @abstractmethod
-    def interrupt(self) -> None:
+    def kill_for_restart(self) -> None:
         """Kill it as a failure, so that the supervisor starts it again."""
 
     @abstractmethod
@@ -94,7 +94,7 @@ class ControlledTask(ABC):
         """Keep everything else from starting it again."""
 
     @property
-    def may_restart(self) -> bool:
+    def engine_may_restart(self) -> bool:
         """Whether something other than this supervisor may start it again after its end; then it still has to be stopped."""
         return False
 
@@ -126,10 +126,10 @@ class RunOutcome:
     lost_at: float | None
 
 
-class Runtime(ABC):
+class TaskBackend(ABC):
     """A backend's part in one run: it waits for events of tasks, starts them, and cleans up after them."""
 
-    backend: str
+    name: str
     location: Location | None = None  # of the run's directory
     tensorboard_url = ""
     extra_stop_seconds = 0.0  # that a stop needs beyond the grace period
@@ -162,8 +162,8 @@ class Runtime(ABC):
 class RunController:
     """One run from the start of its tasks to its end."""
 
-    def __init__(self, paths: RunPaths, plan: Plan, tasks: Sequence[ControlledTask], runtime: Runtime) -> None:
-        self._paths, self._plan, self._runtime = paths, plan, runtime
+    def __init__(self, paths: RunPaths, plan: Plan, tasks: Sequence[ControlledTask], backend: TaskBackend) -> None:
+        self._paths, self._plan, self._backend = paths, plan, backend
         self._tasks = {task.name: task for task in tasks}
         self._leader = self._tasks[plan.required_tasks[0]]
         self._runs_built_in_trainer = any(stop_order.runs_built_in_trainer(task) for task in plan.tasks)
@@ -188,7 +188,7 @@ class RunController:
             self._state_writer.save()
             for task in self._tasks.values():
                 task.log.note(f"run {self._plan.name} starts")
-            self._runtime.start()
+            self._backend.start()
         except BaseException as error:
             self.abort(explain(error, "starting the tasks").message if isinstance(error, OSError) else str(error))
             raise
@@ -197,14 +197,14 @@ class RunController:
     def run(self) -> None:
         """Supervise the run until all its tasks have ended, or can no longer be observed."""
         while not self._is_over():
-            self._runtime.wait(self, self._seconds_until_due())
+            self._backend.wait(self, self._seconds_until_due())
             self._enforce_deadlines()
             self._stop_next_group()
             self._check_directory()
             if self._state_writer.save_if_due():
                 for task in self._tasks.values():
                     task.log.catch_up()
-        self._runtime.close(self)
+        self._backend.close(self)
         shutdown = self._shutdown = self._shutdown or Shutdown(State.FAILED, "no task was left")
         for task in self._tasks.values():
             self._mark_ended(task, shutdown)
@@ -227,22 +227,22 @@ class RunController:
 
     # Events
 
-    def tasks_changed(self) -> None:
+    def on_change(self) -> None:
         """Note that the tasks' state has changed."""
         self._state_writer.changed()
 
-    def stop_requested(self, number: int | None) -> None:
+    def on_stop_request(self, number: int | None) -> None:
         """Handle a request to stop: a signal's number, or None if the launcher is gone. SIGHUP is ignored; the launcher handles its own."""
         if number in _STOP_REASONS:
             # The end of the launcher during a stop is no second request.
-            repeated = number is not None and time.monotonic() > (self._stop_requested_at or time.monotonic()) + _SAME_STOP
+            repeated = number is not None and time.monotonic() > (self._stop_requested_at or time.monotonic()) + _SAME_STOP_SECONDS
             self._stop(_STOP_REASONS[number], at_once=number == signal.SIGQUIT or repeated)
 
-    def tasks_unreachable(self, reason: str) -> None:
+    def on_unreachable(self, reason: str) -> None:
         """Give up a run whose tasks can no longer be observed, though they may continue."""
         self._shutdown = Shutdown(State.INTERRUPTED, reason)
 
-    def reported(self, task: ControlledTask, event: Event) -> None:
+    def on_event(self, task: ControlledTask, event: Event) -> None:
         """Handle an event that a task wrote."""
         subject = self._tasks.get(str(event.get("task")), task)
         self_reported = subject is task
@@ -251,13 +251,13 @@ class RunController:
         self._state_writer.changed(at_once=changed)
         if changed and event["event"] == "stalled":
             self._notifier.stalled()
-            self._interrupt_frozen(subject, event)
+            self._restart_frozen(subject, event)
         if self._progress.ready:
             self._ready_by = None
         if changed and self_reported and event["event"] == "restarting":
             self._restart_finished_peers(task)
 
-    def exited(self, task: ControlledTask, code: int | None) -> None:
+    def on_exit(self, task: ControlledTask, code: int | None) -> None:
         """Handle the exit of a task that no engine will restart; `code` is None if its container was removed."""
         log_message(f"{task.name} ended: exit code {code}")
         self._state_writer.changed()
@@ -272,7 +272,7 @@ class RunController:
         else:
             self._apply_decision(task, code)
 
-    def failed(self, task: ControlledTask, code: int) -> None:
+    def on_failure(self, task: ControlledTask, code: int) -> None:
         """Handle a final failure; the task may still be running. `code` is its exit code, or the one that it will have."""
         task.prevent_restart()  # of every such task, not only of the first
         if self._shutdown:
@@ -301,7 +301,7 @@ class RunController:
                 if all(self._state(name) is State.SUCCEEDED for name in self._plan.required_tasks):
                     self._finish()
             case RestartDecision.FAIL:
-                self.failed(task, code)
+                self.on_failure(task, code)
             case RestartDecision.RESTART | RestartDecision.RESTART_UNCOUNTED as decision:
                 self._restart(task, task.tracker.exit_reason(code), counts=decision is RestartDecision.RESTART)
 
@@ -334,7 +334,7 @@ class RunController:
             return
         self._directory_lost = True
         self._state_writer.disable()
-        at_once = self._runtime.on_directory_lost()
+        at_once = self._backend.on_directory_lost()
         self._stop(f"{self._paths.run_dir} was removed or replaced while the run ran", at_once=at_once)
 
     # Reactions
@@ -365,21 +365,21 @@ class RunController:
             if peer is not task and self._state(peer.name) is State.SUCCEEDED and peer.task.role != "evaluator":
                 peer.restart_later(f"{task.name} is started again and needs it", counts=False)
 
-    def _interrupt_frozen(self, waiting: ControlledTask, event: Event) -> None:
+    def _restart_frozen(self, waiting: ControlledTask, event: Event) -> None:
         """Kill servers that do not answer, so that they are started again, if `limits.on_stall` says so: their parents may be frozen, too."""
         for name in silent_servers(event) if self._plan.restarts_stalled and not self._shutdown else ():
             task = self._tasks.get(name)
             if task is not None and task.running and not task.tracker.stall.doing:
                 task.tracker.failure = f"it did not answer, and {waiting.name} waited for it"
                 log_message(f"{name} is killed, to be started again: {task.tracker.failure}")
-                task.interrupt()
+                task.kill_for_restart()
 
     def _finish(self) -> None:
         """Let the other tasks end by themselves, and stop them after the time that each has for it."""
         log_message("the run's work is done")
         self._shutdown = Shutdown(State.SUCCEEDED, "", grace=self._plan.grace_period)
         for task in self._tasks.values():
-            task.stop_at = time.monotonic() + stop_order.time_to_end(self._plan, task.task)
+            task.stop_at = time.monotonic() + stop_order.end_grace(self._plan, task.task)
             if task.restart_at is not None:
                 task.mark_ended(State.STOPPED, "the run ended before it was started again")
 
@@ -388,7 +388,7 @@ class RunController:
         shutdown = self._shutdown or self._stop_all(State.STOPPED, reason)
         if at_once:
             log_message("killing every task")
-            shutdown.stop_groups.clear()
+            shutdown.remaining_groups.clear()
             shutdown.at_once, shutdown.grace = True, 0.0
         for task in self._tasks.values():
             if at_once:
@@ -410,9 +410,9 @@ class RunController:
 
     def _stop_next_group(self) -> None:
         shutdown = self._shutdown
-        while shutdown and shutdown.stop_groups and not any(self._tasks[name].running for name in shutdown.stopping):
-            shutdown.stopping = shutdown.stop_groups.pop(0)
-            for name in shutdown.stopping:
+        while shutdown and shutdown.remaining_groups and not any(self._tasks[name].running for name in shutdown.stopping_group):
+            shutdown.stopping_group = shutdown.remaining_groups.pop(0)
+            for name in shutdown.stopping_group:
                 task = self._tasks[name]
                 task.stop_at = time.monotonic() + (_EXIT_TIMEOUT if task.tracker.outcome else 0.0)
 
@@ -438,7 +438,7 @@ class RunController:
             with contextlib.suppress(OSError):
                 task.log.close()
         lost_at = self._directory_seen if self._directory_lost else None
-        self._runtime.clean_up(RunOutcome(shutdown.state, shutdown.reason, self._stop_requested_at is not None, lost_at))
+        self._backend.clean_up(RunOutcome(shutdown.state, shutdown.reason, self._stop_requested_at is not None, lost_at))
         log_message(f"{shutdown.state}: {shutdown.reason}" if shutdown.reason else shutdown.state)
         self._state_writer.save_final()
         self._notifier.end(self._status())
@@ -449,9 +449,9 @@ class RunController:
         shutdown = self._shutdown
         if shutdown is None or shutdown.state is State.INTERRUPTED:
             return shutdown is not None
-        if shutdown.stop_groups or any(task.running or task.restart_at is not None for task in self._tasks.values()):
+        if shutdown.remaining_groups or any(task.running or task.restart_at is not None for task in self._tasks.values()):
             return False
-        restartable = [task for task in self._tasks.values() if task.may_restart]
+        restartable = [task for task in self._tasks.values() if task.engine_may_restart]
         for task in restartable:
             task.stop(shutdown.grace)
         return not restartable
@@ -472,23 +472,23 @@ class RunController:
         underway = State.RUNNING if self._progress.ready or not self._runs_built_in_trainer else State.PENDING
         return RunStatus(
             name=self._plan.name,
-            backend=self._runtime.backend,
+            backend=self._backend.name,
             state=self._shutdown.state if self._shutdown and ended else underway,
             reason=self._shutdown.reason if self._shutdown else "",
             reason_task=self._shutdown.task if self._shutdown else "",
-            run_dir=self._runtime.location,
+            run_dir=self._backend.location,
             spec_digest=self._plan.spec_digest,
             strategy=self._plan.strategy,
             started=self._started,
             ended=self._ended,
-            tensorboard=self._runtime.tensorboard_url,
+            tensorboard=self._backend.tensorboard_url,
             tasks=tuple(task.tracker.status() for task in self._tasks.values()),
             **self._progress.fields(ended=ended),
         )
 
     def _snapshot(self) -> Snapshot:
-        grace = self._plan.grace_period + self._runtime.extra_stop_seconds
-        return Snapshot(self._status(), self._host, self._self, grace, self._runtime.processes(), self._stop_requested_at is not None)
+        grace = self._plan.grace_period + self._backend.extra_stop_seconds
+        return Snapshot(self._status(), self._host, self._self, grace, self._backend.processes(), self._stop_requested_at is not None)
 
 
 def _due(at: float | None, now: float) -> bool:

@@ -23,8 +23,8 @@ class Shutdown:
     reason: str
     task: str = ""  # the task whose reason it is, if it is a task's
     grace: float = 0.0
-    stop_groups: list[frozenset[str]] = field(default_factory=list)  # not asked to stop yet, see `stop_groups`
-    stopping: frozenset[str] = frozenset()  # the group that was asked last; the next one is asked once these tasks have ended
+    remaining_groups: list[frozenset[str]] = field(default_factory=list)  # not asked to stop yet, see `stop_groups`
+    stopping_group: frozenset[str] = frozenset()  # the group that was asked last; the next one is asked once these tasks have ended
     at_once: bool = False  # a second request, or SIGQUIT: kill without a grace period
 
 
@@ -37,9 +37,9 @@ def runs_built_in_trainer(task: Task) -> bool:
     return isinstance(settings, dict) and settings.get("train") is not None
 
 
-def time_to_end(plan: Plan, task: Task) -> float:
+def end_grace(plan: Plan, task: Task) -> float:
     """Return the seconds that a task gets to end by itself once the run's work is done."""
-    return plan.grace_period if runs_built_in_trainer(task) else plan.end_timeouts.get(task.role, plan.grace_period)
+    return plan.grace_period if runs_built_in_trainer(task) else plan.end_graces.get(task.role, plan.grace_period)
 
 
 def stop_groups(plan: Plan) -> list[frozenset[str]]:

@@ -17,7 +17,7 @@ from launcher.runs import locks, orphans, process_identity, run_json, state_file
 from launcher.runs.log_merge import merged
 from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import RunPaths, is_run_name
-from launcher.runs.reasons import killed_tasks
+from launcher.runs.reasons import killed_task_messages
 from launcher.runs.state_file import Snapshot
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
 
@@ -97,7 +97,7 @@ class SupervisedRuns:
         ran = locks.held(paths.lock)
         orphan_count = self._stop(self._existing(name), now=now)
         if ran and not now and report is not None:
-            for message in killed_tasks(self.status(name)):
+            for message in killed_task_messages(self.status(name)):
                 report(message)
         orphan_count += orphans.kill_leftover_processes(paths)
         self._close_lifeline(name)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher.runs.progress import TaskProgress, integer, number
-from launcher.runs.reasons import LastError, StartPhase, cause_with_output, out_of_memory, waiting_reason, was_killed
+from launcher.runs.reasons import LastError, StartPhase, cause_with_output, out_of_memory, reports_kill, waiting_reason
 from launcher.runs.stalled_tasks import Stall
 from launcher.runs.status import EndedAttempt, State, TaskStatus
 from trainer.events import Event
@@ -39,9 +39,9 @@ class TaskTracker:
     progress: TaskProgress = field(default_factory=TaskProgress)
     stall: Stall = field(default_factory=Stall)
     _start: StartPhase = field(default_factory=StartPhase)
-    _in_place_left: int | None = None  # restarts in place that its parent may still make
+    _restarts_in_place_left: int | None = None  # restarts in place that its parent may still make
     _used_before: int = 0  # restarts that count, before the current process
-    _in_place: int = 0  # restarts in place that count, of the current process
+    _restarts_in_place: int = 0  # restarts in place that count, of the current process
 
     @property
     def attempt(self) -> int:
@@ -51,7 +51,7 @@ class TaskTracker:
     @property
     def restarts_used(self) -> int:
         """How many restarts count against the limit."""
-        return self._used_before + self._in_place
+        return self._used_before + self._restarts_in_place
 
     @property
     def restarts_exhausted(self) -> bool:
@@ -62,7 +62,7 @@ class TaskTracker:
     def restarts_left(self) -> int | None:
         """How many restarts that count are left: the smaller of the supervisor's count and the parent's; None if neither is known."""
         by_limit = None if self.max_restarts is None else max(0, self.max_restarts - self.restarts_used)
-        return min((left for left in (by_limit, self._in_place_left) if left is not None), default=None)
+        return min((left for left in (by_limit, self._restarts_in_place_left) if left is not None), default=None)
 
     def mark_started(self) -> None:
         """Note that a process of the task was started."""
@@ -72,7 +72,7 @@ class TaskTracker:
 
     def mark_restarting(self, cause: str, *, counts: bool) -> None:
         """Note that the task will be started again after the back-off."""
-        self._restarted(time.time(), cause, counts=counts)
+        self._apply_restart(time.time(), cause, counts=counts)
         self.reported, self.outcome = (State.RESTARTING, cause), None
 
     def apply(self, event: Event, *, self_reported: bool) -> bool:
@@ -86,18 +86,18 @@ class TaskTracker:
         self.done = kind == "done"
         if kind == "started":
             if integer(event, "attempt") == 1:
-                self._in_place_left = None
+                self._restarts_in_place_left = None
             self._forget_failure()
-        if self._start.is_waiting(event):
+        if self._start.apply(event):
             self.reported = (State.PENDING, waiting_reason(event))
         elif kind in {"started", "ready", "restored", "progress"}:
             self.reported = (State.RUNNING, "")
         elif kind == "restarting":
-            self._restarts_in_place(event)
+            self._apply_restart_in_place(event)
         elif kind == "recovered":
-            self._in_place, self._in_place_left = integer(event, "restarts") or 0, integer(event, "left")
+            self._restarts_in_place, self._restarts_in_place_left = integer(event, "restarts") or 0, integer(event, "left")
         elif kind == "failed":
-            self.failure, self.killed = cause_with_output(event, self.last_error), was_killed(event)
+            self.failure, self.killed = cause_with_output(event, self.last_error), reports_kill(event)
         return self.reported != before or kind in {"restarting", "recovered", "stalled", "resumed"}
 
     def state(self) -> tuple[State, str]:
@@ -117,8 +117,8 @@ class TaskTracker:
 
     def remedy(self, state: State) -> str:
         """Return the remedy for the task in that state; empty if none is known."""
-        was_killed = self.killed or self.code == SIGKILL
-        return out_of_memory(self.name, limited=self.limited_memory) if was_killed and state is State.FAILED else ""
+        killed = self.killed or self.code == SIGKILL
+        return out_of_memory(self.name, limited=self.limited_memory) if killed and state is State.FAILED else ""
 
     def status(self) -> TaskStatus:
         """Return the task's status."""
@@ -139,19 +139,22 @@ class TaskTracker:
         )
         return self.stall.added_to(status)
 
-    def _restarted(self, at: float, cause: str, *, counts: bool) -> None:
+    def _apply_restart(self, at: float, cause: str, *, counts: bool) -> None:
         """Record that its process or container was replaced, and reset the count of restarts in place."""
         self._add_restart(at, self.code, cause)
-        self._used_before, self._in_place = self.restarts_used + counts, 0
+        self._used_before, self._restarts_in_place = self.restarts_used + counts, 0
 
     def _add_restart(self, at: float, exit_code: int | None, cause: str) -> None:
         self.restarts.append(EndedAttempt(at, self.attempt, exit_code, cause))
         del self.restarts[:-_MAX_RESTARTS]
 
-    def _restarts_in_place(self, event: Event) -> None:
+    def _apply_restart_in_place(self, event: Event) -> None:
         cause = cause_with_output(event, self.last_error)
         self._add_restart(number(event, "time") or time.time(), integer(event, "exit_code"), cause)
-        self._in_place, self._in_place_left = integer(event, "restarts") or self._in_place, integer(event, "left")
+        self._restarts_in_place, self._restarts_in_place_left = (
+            integer(event, "restarts") or self._restarts_in_place,
+            integer(event, "left"),
+        )
         self.reported = (State.RESTARTING, cause)
 
     def _forget_failure(self) -> None:

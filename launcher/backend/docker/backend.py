@@ -29,7 +29,7 @@ from launcher.render import labels
 from launcher.runs import locks, ports, process_identity, spawn, state_file
 from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import DOCKER_STATE_DIR, RunPaths
-from launcher.runs.reasons import killed_tasks
+from launcher.runs.reasons import killed_task_messages
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
 from launcher.runs.stored import Artifact, Stored, missing_artifact, still_running_error
 from launcher.runs.supervised_runs import SupervisedRuns
@@ -190,7 +190,7 @@ class DockerBackend:
                 removed = self._engine.remove(name)
             self._record_end(paths, before, stopped=stopped, now=now)
         if before.state not in ENDED and not now and report is not None:
-            for message in killed_tasks(self.status(name)):
+            for message in killed_task_messages(self.status(name)):
                 report(message)
         return removed
 

@@ -47,7 +47,7 @@ class ContainerTask(ControlledTask):
         self._engine, self._run = engine, run
         self._exited_since: float | None = None
         self._exit_reported = False
-        self._may_restart = True
+        self._engine_may_restart = True
         self._stopping: threading.Thread | None = None
         self._stopped: float | None = None  # when the engine reported the stop
 
@@ -71,12 +71,12 @@ class ContainerTask(ControlledTask):
         return self.tracker.code == SIGKILL
 
     @property
-    def may_restart(self) -> bool:
+    def engine_may_restart(self) -> bool:
         """Whether the engine may start it again: always until the engine has stopped it.
 
         This includes a container that has ended: the engine may be about to start it again, or do so when the engine itself restarts.
         """
-        return self._may_restart
+        return self._engine_may_restart
 
     @property
     def stop_completed(self) -> bool:
@@ -86,7 +86,7 @@ class ContainerTask(ControlledTask):
     def update(self, attrs: dict[str, Any], polled_at: float) -> bool:
         """Take in the container's attributes, empty if there is no container, as polled at that time; return whether its state changed."""
         if self._stopped is not None and polled_at >= self._stopped:
-            self._may_restart, self._stopping, self._stopped = False, None, None
+            self._engine_may_restart, self._stopping, self._stopped = False, None, None
         return self.tracker.update(attrs.get("State", {}), attrs.get("RestartCount", 0))
 
     def feed(self, line: LogLine) -> Event | None:
@@ -153,9 +153,9 @@ class ContainerTask(ControlledTask):
     def kill(self) -> None:
         """Kill it at once."""
         self.stop(0)
-        self.interrupt()
+        self.kill_for_restart()
 
-    def interrupt(self) -> None:
+    def kill_for_restart(self) -> None:
         """Kill its container, paused or not. The engine does not start a killed one again; the supervisor does."""
         with self._logging_errors("killing"):
             self.container().kill()

@@ -138,5 +138,5 @@ class ContainerTracker(TaskTracker):
         )
 
     def _container_restarted(self, at: float) -> None:
-        self._restarted(at, self.exit_reason(self.code), counts=self.code not in {ExitCode.STOPPED, ExitCode.DONE})
+        self._apply_restart(at, self.exit_reason(self.code), counts=self.code not in {ExitCode.STOPPED, ExitCode.DONE})
         self.killed = False

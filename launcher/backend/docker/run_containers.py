@@ -23,7 +23,7 @@ from launcher.backend.docker.sidecars import Sidecars
 from launcher.plan.models import Plan
 from launcher.runs.paths import RunPaths
 from launcher.runs.progress import integer
-from launcher.runs.run_controller import RunController, RunOutcome, Runtime
+from launcher.runs.run_controller import RunController, RunOutcome, TaskBackend
 from launcher.runs.status import Location
 from trainer.exit_codes import ExitCode
 
@@ -43,10 +43,10 @@ def controller(paths: RunPaths, plan: Plan, lifeline: int | None) -> RunControll
     return RunController(paths, plan, containers.tasks, containers)
 
 
-class RunContainers(Runtime):
+class RunContainers(TaskBackend):
     """The containers of one run."""
 
-    backend = "docker"
+    name = "docker"
     extra_stop_seconds = 15.0  # that the engine itself may take
 
     def __init__(self, paths: RunPaths, plan: Plan, engine: Engine) -> None:
@@ -95,7 +95,7 @@ class RunContainers(Runtime):
             while self._requests.empty() and (remaining := until - time.monotonic()) > 0:
                 self._receive(self._inbox.get(timeout=remaining), run)
         while not self._requests.empty():
-            run.stop_requested(self._requests.get())
+            run.on_stop_request(self._requests.get())
         if time.monotonic() - self._polled_at >= _POLL_INTERVAL or any(task.stop_completed for task in self.tasks):
             self._polled_at = time.monotonic()
             self._poll(run)
@@ -132,7 +132,7 @@ class RunContainers(Runtime):
         final_code: int | None = None
         match received:
             case LineWritten(_, line) if event := task.feed(line):
-                run.reported(task, event)
+                run.on_event(task, event)
                 code = integer(event, "exit_code")
                 if event["event"] == "failed" and event.get("task", task.name) == task.name and code is not None and is_final(code):
                     final_code = code
@@ -142,18 +142,18 @@ class RunContainers(Runtime):
                 final_code = code if code == ExitCode.FINAL_FAILURE else None
         if final_code is not None:
             task.tracker.code = final_code
-            run.failed(task, final_code)
+            run.on_failure(task, final_code)
 
     def _poll(self, run: RunController) -> None:
         polled_at = time.monotonic()
         try:
             if self._update_tasks(self._engine.containers(self._plan.name), polled_at):
-                run.tasks_changed()
+                run.on_change()
         except ERRORS as error:
             unreachable_for = time.monotonic() - self._engine_seen
             if unreachable_for > _UNREACHABLE_TIMEOUT:
                 self._gave_up = True
-                run.tasks_unreachable(f"the engine has not answered for {unreachable_for:.0f} s: {error}")
+                run.on_unreachable(f"the engine has not answered for {unreachable_for:.0f} s: {error}")
                 return
             with contextlib.suppress(*ERRORS):
                 self._engine.client = self._engine.connect()
@@ -182,7 +182,7 @@ class RunContainers(Runtime):
             if exited_for is None:
                 continue
             if task.restart_at is None and task.should_report_exit(exited_for):
-                run.exited(task, task.exit_code)
+                run.on_exit(task, task.exit_code)
             # Not earlier: a stop removes the sidecars' restart policy, which they need if the task starts again.
             if task.restart_at is None and exited_for >= ENGINE_RESTART_TIMEOUT:
                 self.sidecars.stop(task.name)

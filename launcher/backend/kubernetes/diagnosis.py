@@ -15,7 +15,7 @@ from launcher.files import json_object
 from launcher.plan import role_rules
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes.objects import INSTANCE, TRAINER
-from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, cause_with_output, meets_restriction, was_killed
+from launcher.runs.reasons import RESTRICTION_REMEDY, LastError, cause_with_output, meets_restriction, reports_kill
 from trainer.exit_codes import describe
 
 Object = Mapping[str, Any]
@@ -260,7 +260,7 @@ def _of_containers(pod: Object) -> Diagnosis | None:
             suffix = "" if meaning.endswith(str(code)) else f", {meaning}"
             message = f"exit code {code}{suffix}" + (f": {last}" if last else "")
             failed = _failed(str(terminated.get("message") or "").splitlines())
-            if failed is not None and was_killed(failed):
+            if failed is not None and reports_kill(failed):
                 return Diagnosis("memory", message, "raise the role's `memory`, if it ran out of that")
             return _of_exit_code(pod, str(container.get("name")), message, last)
     return None

@@ -145,9 +145,9 @@ class ProcessTask(ControlledTask):
         self.stop_at = None
         if self._process:
             self._killed, self.kill_at = True, time.monotonic() + _KILL_INTERVAL
-            self.interrupt()
+            self.kill_for_restart()
 
-    def interrupt(self) -> None:
+    def kill_for_restart(self) -> None:
         """Kill the process and its session: a frozen process reacts to nothing else."""
         if self._process:
             process_identity.kill_session(self._process.pid)

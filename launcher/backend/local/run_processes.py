@@ -19,7 +19,7 @@ from launcher.plan.plan_json import to_document
 from launcher.runs import orphans, ports, run_json, state_file, stop_order
 from launcher.runs.paths import RunPaths
 from launcher.runs.process_identity import Identity
-from launcher.runs.run_controller import RunController, RunOutcome, Runtime
+from launcher.runs.run_controller import RunController, RunOutcome, TaskBackend
 from launcher.runs.status import Location
 
 # Without a handler SIGHUP would end the supervisor; the controller ignores it.
@@ -37,10 +37,10 @@ def controller(paths: RunPaths, plan: Plan, lifeline: int | None) -> RunControll
     return RunController(paths, plan, processes.tasks, processes)
 
 
-class RunProcesses(Runtime):
+class RunProcesses(TaskBackend):
     """The processes of one run."""
 
-    backend = "local"
+    name = "local"
 
     def __init__(self, paths: RunPaths, plan: Plan, reservation: ports.PortReservation, lifeline: int | None) -> None:
         self._paths, self._plan, self._ports = paths, plan, reservation
@@ -70,8 +70,8 @@ class RunProcesses(Runtime):
             if task.running and (code := task.poll()) is not None:
                 self._forget(task)
                 for event in task.exited(code):
-                    run.reported(task, event)
-                run.exited(task, code)
+                    run.on_event(task, event)
+                run.on_exit(task, code)
 
     def close(self, run: RunController) -> None:
         """Do nothing: the output of a process that has ended was read to its end."""
@@ -100,20 +100,20 @@ class RunProcesses(Runtime):
     def _read(self, task: ProcessTask, run: RunController) -> None:
         events, more = task.read()
         for event in events:
-            run.reported(task, event)
+            run.on_event(task, event)
         if not more:
             # It has closed its output but still runs; `wait` notices its exit.
             self._forget(task)
 
     def _read_signals(self, run: RunController) -> None:
         for number in self._signals.read():
-            run.stop_requested(number)
+            run.on_stop_request(number)
 
     def _read_lifeline(self, lifeline: int, run: RunController) -> None:
         with contextlib.suppress(BlockingIOError):
             if os.read(lifeline, 4096) == b"":
                 self._selector.unregister(lifeline)
-                run.stop_requested(None)
+                run.on_stop_request(None)
 
     def _forget(self, task: ProcessTask) -> None:
         if task.output is not None and task.output in self._selector.get_map():

@@ -155,7 +155,7 @@ def _end_annotations(run: Run, group: RoleGroup) -> dict[str, str]:
         return {}
     if not is_ended_by_launcher(run, group):
         return {} if group.required else {ENDED_BY_RUN: "true"}
-    return {ENDS_AFTER: f"{run.plan.end_timeouts[group.role]:g}", TASKS: str(group.count)}
+    return {ENDS_AFTER: f"{run.plan.end_graces[group.role]:g}", TASKS: str(group.count)}
 
 
 def _is_unaware_of_end(run: Run, group: RoleGroup) -> bool:

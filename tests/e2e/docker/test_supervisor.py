@@ -112,7 +112,7 @@ def test_a_run_in_the_foreground_stops_if_its_launcher_ends(tmp_path: Path) -> N
 
 
 def test_a_second_stop_request_kills_a_program_that_does_not_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_controller, "_SAME_STOP", 0.0)
+    monkeypatch.setattr(run_controller, "_SAME_STOP_SECONDS", 0.0)
     program = ["python", "-c", "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(1000)"]
     with supervised(tmp_path, command=program, limits={"grace_period": "100s"}) as supervised_run:
         supervised_run.run.until("the program to run", lambda: "up" in docker("logs", supervised_run.run.container("chief")), 30)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.reasons import LastError, StartPhase, cause_of, cause_with_output, out_of_memory, shortened, waiting_reason, was_killed
+from launcher.runs.reasons import LastError, StartPhase, cause_of, cause_with_output, out_of_memory, reports_kill, shortened, waiting_reason
 from tests.golden_messages import Golden
 
 
@@ -49,7 +49,7 @@ def test_missing_peers_are_named(missing: Any, reason: str) -> None:
 def test_a_task_that_has_made_no_step_is_pending_although_its_peers_are_connected_and_it_was_ready(golden: Golden) -> None:
     start = StartPhase()
     none: dict[str, Any] = {"event": "waiting", "missing": [], "more": 0, "seconds": 61.2}
-    assert [start.is_waiting(event) for event in ({"event": "started"}, none, {"event": "ready"}, none)] == [False, True, False, True]
+    assert [start.apply(event) for event in ({"event": "started"}, none, {"event": "ready"}, none)] == [False, True, False, True]
     golden(waiting_reason(none))
     assert waiting_reason({**none, "doing": "input", "place": "data.py:7 in rows"}).endswith(
         "no step has been made since; it is in its input, data.py:7 in rows"
@@ -59,8 +59,7 @@ def test_a_task_that_has_made_no_step_is_pending_although_its_peers_are_connecte
 def test_a_task_that_was_ready_does_not_wait_for_peers_until_it_is_restarted() -> None:
     phase = StartPhase()
     is_waiting = [
-        phase.is_waiting({"event": kind})
-        for kind in ("started", "waiting", "ready", "waiting", "restored", "waiting", "started", "waiting")
+        phase.apply({"event": kind}) for kind in ("started", "waiting", "ready", "waiting", "restored", "waiting", "started", "waiting")
     ]
     assert is_waiting == [False, True, False, False, False, False, False, True]
 
@@ -99,8 +98,8 @@ def test_the_output_replaces_a_missing_detail_unless_the_program_was_killed() ->
     assert cause_with_output({"event": "failed", "cause": "given up", "detail": ""}, last) == "given up: ValueError: 1"
     assert cause_with_output({"event": "failed", "cause": "given up", "detail": "KeyError: 2"}, last) == "given up: KeyError: 2"
     killed = {"event": "failed", "cause": "killed", "exit_code": 1, "process_exit_code": 137}
-    assert (cause_with_output(killed, last), was_killed(killed)) == ("killed", True)
-    assert was_killed({"event": "restarting", "exit_code": 137})
+    assert (cause_with_output(killed, last), reports_kill(killed)) == ("killed", True)
+    assert reports_kill({"event": "restarting", "exit_code": 137})
 
 
 def test_the_remedy_for_memory_names_the_field_of_the_role() -> None:

@@ -11,7 +11,7 @@ from launcher.plan.models import Plan, Resources, RestartRule, Task
 from launcher.runs import run_controller, state_file
 from launcher.runs.paths import RunPaths
 from launcher.runs.restart_policy import RestartDecision
-from launcher.runs.run_controller import ControlledTask, RunController, RunOutcome, Runtime
+from launcher.runs.run_controller import ControlledTask, RunController, RunOutcome, TaskBackend
 from launcher.runs.status import State
 from launcher.runs.stop_order import Shutdown
 from launcher.runs.task_tracker import TaskTracker
@@ -50,9 +50,9 @@ class ScriptedTask(ControlledTask):
         """Record the call."""
         self.calls.append("kill")
 
-    def interrupt(self) -> None:
+    def kill_for_restart(self) -> None:
         """Record the call."""
-        self.calls.append("interrupt")
+        self.calls.append("kill for restart")
 
     def prevent_restart(self) -> None:
         """Record the call."""
@@ -66,13 +66,13 @@ class ScriptedTask(ControlledTask):
         """End it with an exit code."""
         self._running, self.tracker.code = False, code
         self.was_killed = code == 137
-        controller.exited(self, code)
+        controller.on_exit(self, code)
 
 
-class ScriptedRuntime(Runtime):
+class ScriptedBackend(TaskBackend):
     """A run, driven step by step."""
 
-    backend = "local"
+    name = "local"
 
     def __init__(self, tasks: list[ScriptedTask]) -> None:
         self.tasks = tasks
@@ -123,8 +123,8 @@ class ScriptedRun:
         run_dir, required = str(self.paths.run_dir), required or (names[0],)
         plan = Plan("run", "local", strategy, "", tasks, run_dir, 600.0, 30.0, None, required, restarts_stalled=restarts_stalled)
         self.tasks = {task.name: ScriptedTask(task, self.paths.log(task.name)) for task in tasks}
-        self.runtime = ScriptedRuntime(list(self.tasks.values()))
-        self.controller = RunController(self.paths, plan, self.runtime.tasks, self.runtime)
+        self.backend = ScriptedBackend(list(self.tasks.values()))
+        self.controller = RunController(self.paths, plan, self.backend.tasks, self.backend)
 
     def end(self, **codes: int) -> Callable[[], None]:
         """Return a step in which these tasks end."""
@@ -137,7 +137,7 @@ class ScriptedRun:
 
     def play(self, *steps: Callable[[], object]) -> dict[str, tuple[State, str]]:
         """Start the run, take these steps, and return the final state and reason of each task."""
-        self.runtime.steps = list(steps)
+        self.backend.steps = list(steps)
         self.controller.start()
         self.controller.run()
         snapshot = state_file.read(self.paths.state)
@@ -170,7 +170,7 @@ def test_servers_are_asked_to_stop_once_the_tasks_that_save_have_ended(tmp_path:
     run = ScriptedRun(tmp_path, "chief", "ps-0")
     server_calls: list[list[str]] = []
     states = run.play(
-        lambda: run.controller.stop_requested(signal.SIGTERM),
+        lambda: run.controller.on_stop_request(signal.SIGTERM),
         lambda: None,
         lambda: server_calls.append(list(run.tasks["ps-0"].calls)),
         run.end(chief=143),
@@ -178,9 +178,9 @@ def test_servers_are_asked_to_stop_once_the_tasks_that_save_have_ended(tmp_path:
         run.end(ps_0=143),
     )
     assert server_calls == [[]]
-    assert [task.calls for task in run.runtime.tasks] == [["stop within 30 s"], ["stop within 30 s"]]
+    assert [task.calls for task in run.backend.tasks] == [["stop within 30 s"], ["stop within 30 s"]]
     assert states == {"chief": (State.STOPPED, ""), "ps-0": (State.STOPPED, "")}
-    assert run.runtime.outcome == RunOutcome(State.STOPPED, "asked to stop", stop_requested=True, lost_at=None)
+    assert run.backend.outcome == RunOutcome(State.STOPPED, "asked to stop", stop_requested=True, lost_at=None)
 
 
 @pytest.mark.parametrize(
@@ -194,22 +194,22 @@ def test_servers_are_asked_to_stop_once_the_tasks_that_save_have_ended(tmp_path:
 def test_a_second_or_immediate_stop_request_kills_every_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: list[int | None], reason: str
 ) -> None:
-    monkeypatch.setattr(run_controller, "_SAME_STOP", 0.0)
+    monkeypatch.setattr(run_controller, "_SAME_STOP_SECONDS", 0.0)
     run = ScriptedRun(tmp_path, "chief", "ps-0")
-    states = run.play(*(lambda number=number: run.controller.stop_requested(number) for number in signals), run.end(chief=137, ps_0=137))
-    assert [task.calls[-1] for task in run.runtime.tasks] == ["kill", "kill"]
+    states = run.play(*(lambda number=number: run.controller.on_stop_request(number) for number in signals), run.end(chief=137, ps_0=137))
+    assert [task.calls[-1] for task in run.backend.tasks] == ["kill", "kill"]
     assert states == dict.fromkeys(("chief", "ps-0"), (State.STOPPED, "killed"))
-    assert run.runtime.outcome is not None
-    assert run.runtime.outcome.reason.startswith(reason)
+    assert run.backend.outcome is not None
+    assert run.backend.outcome.reason.startswith(reason)
 
 
 def test_two_signals_at_once_are_one_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of systemd or Slurm, which signal every process of a run, and of the launcher."""
-    monkeypatch.setattr(run_controller, "_SAME_STOP", 60.0)
+    monkeypatch.setattr(run_controller, "_SAME_STOP_SECONDS", 60.0)
     run = ScriptedRun(tmp_path, "chief")
-    stop = partial(run.controller.stop_requested, signal.SIGTERM)
+    stop = partial(run.controller.on_stop_request, signal.SIGTERM)
     states = run.play(stop, stop, run.end(chief=143))
-    assert [call for call in run.runtime.tasks[0].calls if call.startswith(("stop", "kill"))] == ["stop within 30 s"]
+    assert [call for call in run.backend.tasks[0].calls if call.startswith(("stop", "kill"))] == ["stop within 30 s"]
     assert states == {"chief": (State.STOPPED, "")}
 
 
@@ -219,7 +219,7 @@ def test_a_server_that_does_not_answer_is_restarted_unless_its_own_parent_does_s
 
     def stalled(task: str, doing: str, place: str = "") -> Callable[[], None]:
         event = {"event": "stalled", "time": 1.0, "task": task, "seconds": 60.0, "doing": doing, "place": place}
-        return lambda: run.controller.reported(run.tasks[task], event)
+        return lambda: run.controller.on_event(run.tasks[task], event)
 
     run.play(
         stalled("worker-0", "peers"),
@@ -227,12 +227,12 @@ def test_a_server_that_does_not_answer_is_restarted_unless_its_own_parent_does_s
         stalled("chief", "servers", "ps-0, ps-1"),
         lambda: None,
         run.end(**{"ps-0": 137}) if restarts else lambda: None,
-        lambda: run.controller.stop_requested(signal.SIGQUIT),
+        lambda: run.controller.on_stop_request(signal.SIGQUIT),
         run.end(**({} if restarts else {"ps-0": 137}), chief=137, **{"worker-0": 137, "ps-1": 137}),
     )
     recorded = run.tasks["ps-0"].tracker.restarts
     assert [restart.cause for restart in recorded] == ["it did not answer, and chief waited for it"] * restarts
-    assert [task.name for task in run.runtime.tasks if "interrupt" in task.calls] == ["ps-0"] * restarts
+    assert [task.name for task in run.backend.tasks if "kill for restart" in task.calls] == ["ps-0"] * restarts
 
 
 def test_a_stop_after_the_run_has_succeeded_reaches_all_remaining_tasks_at_once(tmp_path: Path, golden: Golden) -> None:
@@ -241,7 +241,7 @@ def test_a_stop_after_the_run_has_succeeded_reaches_all_remaining_tasks_at_once(
     states = run.play(
         run.end(chief=0),
         lambda: calls.append(list(run.tasks["ps-0"].calls)),
-        lambda: run.controller.stop_requested(signal.SIGTERM),
+        lambda: run.controller.on_stop_request(signal.SIGTERM),
         lambda: calls.append(list(run.tasks["ps-0"].calls)),
         run.end(ps_0=143),
     )
@@ -256,7 +256,7 @@ def test_a_restart_that_is_pending_when_the_run_ends_is_recorded_as_stopped(tmp_
     assert states["ps-0"][0] is State.STOPPED
     golden(states["ps-0"][1])
     other = ScriptedRun(tmp_path / "other", "chief", "ps-0")
-    states = other.play(other.end(ps_0=1), lambda: other.controller.stop_requested(signal.SIGTERM), other.end(chief=143))
+    states = other.play(other.end(ps_0=1), lambda: other.controller.on_stop_request(signal.SIGTERM), other.end(chief=143))
     assert states["ps-0"][0] is State.STOPPED
     golden(states["ps-0"][1])
 
@@ -264,7 +264,7 @@ def test_a_restart_that_is_pending_when_the_run_ends_is_recorded_as_stopped(tmp_
 def test_a_running_task_that_reports_its_final_failure_has_time_to_exit(tmp_path: Path) -> None:
     run = ScriptedRun(tmp_path, "chief", "ps-0")
     states = run.play(
-        lambda: run.controller.failed(run.tasks["chief"], 1),
+        lambda: run.controller.on_failure(run.tasks["chief"], 1),
         lambda: None,
         run.end(chief=1),
         lambda: None,
@@ -278,33 +278,33 @@ def test_a_task_that_is_no_longer_needed_may_fail_for_good(tmp_path: Path) -> No
     run = ScriptedRun(tmp_path, "chief", "ps-0", "evaluator", required=("chief", "evaluator"))
     states = run.play(
         run.end(chief=0),
-        lambda: run.controller.failed(run.tasks["ps-0"], 1),
+        lambda: run.controller.on_failure(run.tasks["ps-0"], 1),
         run.end(ps_0=1),
         run.end(evaluator=0),
         lambda: None,
     )
     assert run.tasks["ps-0"].calls == ["prevent restart"]
     assert states["ps-0"] == (State.STOPPED, "failed with exit code 1")
-    assert run.runtime.outcome is not None
-    assert run.runtime.outcome.state is State.SUCCEEDED
+    assert run.backend.outcome is not None
+    assert run.backend.outcome.state is State.SUCCEEDED
 
 
 def test_a_container_that_is_no_longer_needed_may_be_removed(tmp_path: Path) -> None:
     run = ScriptedRun(tmp_path, "chief", "ps-0", "evaluator", required=("chief", "evaluator"))
     run.controller.start()
     run.end(chief=0)()
-    run.controller.exited(run.tasks["ps-0"], None)
+    run.controller.on_exit(run.tasks["ps-0"], None)
     assert run.tasks["ps-0"].tracker.state() == (State.STOPPED, "its container was removed")
 
 
 def test_finished_peers_start_again_with_a_task_that_resumes_from_the_last_checkpoint(tmp_path: Path, golden: Golden) -> None:
     run = ScriptedRun(tmp_path, "chief", "worker-0", strategy="multi_worker_mirrored", scope="all")
-    run.runtime.steps = []
+    run.backend.steps = []
     run.controller.start()
     run.end(worker_0=0)()
     assert run.tasks["worker-0"].tracker.state()[0] is State.SUCCEEDED
     run.end(chief=75)()
-    assert [task.tracker.state()[0] for task in run.runtime.tasks] == [State.RESTARTING, State.RESTARTING]
+    assert [task.tracker.state()[0] for task in run.backend.tasks] == [State.RESTARTING, State.RESTARTING]
     golden(run.tasks["worker-0"].tracker.state()[1])
 
 
@@ -326,7 +326,7 @@ def test_a_run_that_cannot_start_leaves_no_task_and_is_recorded_as_failed(tmp_pa
         run.tasks["chief"].start()
         raise OSError(11, "no more processes")
 
-    run.runtime.start = fail  # type: ignore[method-assign]
+    run.backend.start = fail  # type: ignore[method-assign]
     with pytest.raises(OSError, match="no more"):
         run.controller.start()
     assert run.tasks["chief"].calls == ["kill"]

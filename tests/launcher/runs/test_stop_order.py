@@ -16,8 +16,8 @@ def plan_for(strategy: str, *, trains: bool) -> Plan:
     tasks = tuple(
         Task(name, role, 0, "", {}, (), env, Resources(), RestartRule("alone", 0), mounts_run_dir=True) for name, role in NAMES.items()
     )
-    end_timeouts = role_rules.end_timeouts(strategy, worker=10, evaluator=600, peer=20)
-    return Plan("run", "local", strategy, "", tasks, "/runs/run", 600, 20, None, ("chief",), end_timeouts)
+    end_graces = role_rules.end_graces(strategy, worker=10, evaluator=600, peer=20)
+    return Plan("run", "local", strategy, "", tasks, "/runs/run", 600, 20, None, ("chief",), end_graces)
 
 
 def test_servers_are_asked_to_stop_after_the_tasks_that_save() -> None:
@@ -36,4 +36,4 @@ def test_servers_are_asked_to_stop_after_the_tasks_that_save() -> None:
 )
 def test_time_to_end_at_the_end_of_a_run(strategy: str, trains: bool, expected: dict[str, float]) -> None:
     plan = plan_for(strategy, trains=trains)
-    assert {task.name: stop_order.time_to_end(plan, task) for task in plan.tasks if task.name in expected} == expected
+    assert {task.name: stop_order.end_grace(plan, task) for task in plan.tasks if task.name in expected} == expected

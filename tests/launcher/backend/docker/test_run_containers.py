@@ -167,7 +167,7 @@ class Failures(RunController):
         super().__init__(containers._paths, containers._plan, containers.tasks, containers)
         self.codes: list[int] = []
 
-    def failed(self, task: ControlledTask, code: int) -> None:
+    def on_failure(self, task: ControlledTask, code: int) -> None:
         """Record the exit code."""
         assert task.name == "chief"
         self.codes.append(code)
