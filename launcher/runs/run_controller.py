@@ -25,7 +25,7 @@ from launcher.runs.process_identity import Identity
 from launcher.runs.progress import RunProgress
 from launcher.runs.reasons import with_remedy
 from launcher.runs.restart_policy import RestartDecision
-from launcher.runs.stalled_tasks import silent_servers
+from launcher.runs.stalled_tasks import awaited_servers
 from launcher.runs.state_file import Snapshot
 from launcher.runs.state_writer import StateWriter, log_message
 from launcher.runs.status import Location, RunStatus, State
@@ -367,9 +367,9 @@ class RunController:
 
     def _restart_frozen(self, waiting: ControlledTask, event: Event) -> None:
         """Kill servers that do not answer, so that they are started again, if `limits.on_stall` says so: their parents may be frozen, too."""
-        for name in silent_servers(event) if self._plan.restarts_stalled and not self._shutdown else ():
+        for name in awaited_servers(event) if self._plan.restarts_stalled and not self._shutdown else ():
             task = self._tasks.get(name)
-            if task is not None and task.running and not task.tracker.stall.doing:
+            if task is not None and task.running and not task.tracker.stall.activity:
                 task.tracker.failure = f"it did not answer, and {waiting.name} waited for it"
                 log_message(f"{name} is killed, to be started again: {task.tracker.failure}")
                 task.kill_for_restart()

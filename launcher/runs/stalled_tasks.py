@@ -17,30 +17,30 @@ _EVENT_TIMEOUT = 30.0  # seconds: a task that makes progress writes an event at 
 class Stall:
     """The activity of a task without progress, a key of trainer.stack_reading.WORDS, and since when; empty while it makes progress."""
 
-    doing: str = ""
+    activity: str = ""
     since: float | None = None
     message: str = ""
-    last_seen: float | None = None  # the time of the last event about the task
+    last_event_at: float | None = None
 
     def apply(self, event: Event) -> None:
         """Take in an event about the task."""
-        self.last_seen = number(event, "time") or self.last_seen
+        self.last_event_at = number(event, "time") or self.last_event_at
         if event["event"] == "stalled":
-            self.since = (self.last_seen or 0.0) - (number(event, "seconds") or 0.0)
-            self.doing = text(event, "doing")
-            doing = str(Activity(self.doing, text(event, "place")))
-            self.message = ": ".join(filter(None, (f"no progress since {timestamps.rfc3339_seconds(self.since)}", doing)))
+            self.since = (self.last_event_at or 0.0) - (number(event, "seconds") or 0.0)
+            self.activity = text(event, "doing")
+            description = str(Activity(self.activity, text(event, "place")))
+            self.message = ": ".join(filter(None, (f"no progress since {timestamps.rfc3339_seconds(self.since)}", description)))
         elif event["event"] in _RESUMED:
-            self.doing, self.since, self.message = "", None, ""
+            self.activity, self.since, self.message = "", None, ""
 
     def added_to(self, task: TaskStatus) -> TaskStatus:
         """Return the status of the task with the stall added."""
-        if self.doing and task.state is State.RUNNING and not task.reason:
-            task = replace(task, stalled=self.doing, stalled_since=self.since, reason=self.message)
-        return replace(task, heard=self.last_seen)
+        if self.activity and task.state is State.RUNNING and not task.reason:
+            task = replace(task, stalled=self.activity, stalled_since=self.since, reason=self.message)
+        return replace(task, heard=self.last_event_at)
 
 
-def silent_servers(event: Event) -> list[str]:
+def awaited_servers(event: Event) -> list[str]:
     """Return the servers that a stalled task waits for, by its event `stalled`; none if it waits for no server."""
     return text(event, "place").split(", ") if text(event, "doing") == "servers" else []
 
@@ -61,11 +61,11 @@ def stall_summary(status: RunStatus) -> str:
     message = "; ".join(f"{task.name} makes {task.reason}" for task in causes)
     if not causes or causes[0].stalled != "peers":
         return message
-    silent = [task.name for task in status.tasks if _is_silent(task, causes[0])]
-    return message + (f"; {', '.join(silent)} {'has' if len(silent) == 1 else 'have'} not been heard of since" if silent else "")
+    unheard = [task.name for task in status.tasks if _wrote_no_event_since(task, causes[0])]
+    return message + (f"; {', '.join(unheard)} {'has' if len(unheard) == 1 else 'have'} not been heard of since" if unheard else "")
 
 
-def _is_silent(task: TaskStatus, waiting: TaskStatus) -> bool:
+def _wrote_no_event_since(task: TaskStatus, waiting: TaskStatus) -> bool:
     since = waiting.stalled_since or 0.0
     return (
         not task.stalled

@@ -18,7 +18,7 @@ _RETRY_INTERVAL = 0.3  # seconds before the engine is asked again, also for the 
 _IDLE_INTERVAL = 2.0  # the same after several empty answers: the engine reads the whole log for each of them
 # A stream without data for so many seconds is opened again: the connection to a remote engine can be lost without an error, and
 # the client would wait forever.
-_SILENT = 30.0
+_IDLE_TIMEOUT = 30.0
 _POLL_INTERVAL = 2.0
 _JOIN_TIMEOUT = 0.1
 # Errors of reading, besides the client's, if another thread closes the stream: its connection is closed under the reader.
@@ -63,24 +63,24 @@ class _OpenStreams:
             if reader in self._open:
                 self._open[reader] = (self._open[reader][0], time.monotonic())
 
-    def silence(self, reader: str) -> float:
+    def idle_seconds(self, reader: str) -> float:
         """Return the seconds since a reader's stream last received data; infinity if none is open."""
         with self._lock:
             return time.monotonic() - self._open[reader][1] if reader in self._open else math.inf
 
-    def close(self, *, silent_for: float) -> None:
-        """Close the streams that have received nothing for `silent_for` seconds; their readers open new ones."""
-        before = time.monotonic() - silent_for
+    def close(self, *, idle_for: float) -> None:
+        """Close the streams that have received nothing for `idle_for` seconds; their readers open new ones."""
+        before = time.monotonic() - idle_for
         with self._lock:
-            silent = {reader: stream for reader, (stream, last) in self._open.items() if last <= before}
-            for reader in silent:
+            idle = {reader: stream for reader, (stream, last) in self._open.items() if last <= before}
+            for reader in idle:
                 del self._open[reader]
-        for stream in silent.values():
+        for stream in idle.values():
             with contextlib.suppress(*_CLOSED):  # over ssh it cannot be closed, and ssh itself notices a lost connection
                 stream.close()
 
 
-class EngineWatch:
+class EventReader:
     """Follows the containers of a run until it is closed, across restarts of the containers and of the engine."""
 
     def __init__(self, engine: Engine, run: str, containers: dict[str, str], inbox: Inbox) -> None:
@@ -96,21 +96,21 @@ class EngineWatch:
         }
         others = [
             threading.Thread(target=self._retry_until_closed, args=(listen,), name=listen.__name__, daemon=True)
-            for listen in (self._events, self._reopen_silent)
+            for listen in (self._events, self._reopen_idle)
         ]
         for thread in (*self._logs.values(), *others):
             thread.start()
 
     def reopen(self) -> None:
         """Open every stream again, after the engine did not answer."""
-        self._streams.close(silent_for=0.0)
+        self._streams.close(idle_for=0.0)
 
     def close(self, timeout: float) -> None:
         """Read the rest of the ended containers' output; stop once none has written anything for `timeout` seconds."""
         self._closing.set()
         closed = time.monotonic()
         while unfinished := [task for task, thread in self._logs.items() if thread.is_alive()]:
-            if min(time.monotonic() - closed, *map(self._streams.silence, unfinished)) > timeout:
+            if min(time.monotonic() - closed, *map(self._streams.idle_seconds, unfinished)) > timeout:
                 return
             self._logs[unfinished[0]].join(_JOIN_TIMEOUT)
 
@@ -120,9 +120,9 @@ class EngineWatch:
                 listen()
             self._closing.wait(_RETRY_INTERVAL)
 
-    def _reopen_silent(self) -> None:
+    def _reopen_idle(self) -> None:
         while not self._closing.wait(_POLL_INTERVAL):
-            self._streams.close(silent_for=_SILENT)
+            self._streams.close(idle_for=_IDLE_TIMEOUT)
 
     def _events(self) -> None:
         filters = {"type": "container", "event": "die", "label": f"{labels.RUN}={self._run}"}

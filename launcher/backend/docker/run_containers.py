@@ -18,7 +18,7 @@ from launcher.backend.docker.compose_up import start_containers
 from launcher.backend.docker.container_task import ENGINE_RESTART_TIMEOUT, ContainerTask
 from launcher.backend.docker.container_tracker import is_final
 from launcher.backend.docker.engine import ERRORS, Engine, endpoint
-from launcher.backend.docker.event_stream import ContainerEnded, ContainerEvent, EngineWatch, Inbox, LineWritten
+from launcher.backend.docker.event_stream import ContainerEnded, ContainerEvent, EventReader, Inbox, LineWritten
 from launcher.backend.docker.sidecars import Sidecars
 from launcher.plan.models import Plan
 from launcher.runs.paths import RunPaths
@@ -53,7 +53,7 @@ class RunContainers(TaskBackend):
         self._paths, self._plan, self._engine = paths, plan, engine
         self.tasks = [ContainerTask(task, paths.log(task.name), engine, plan.name) for task in plan.tasks]
         self.sidecars = Sidecars(plan.grace_period)
-        self.watch: EngineWatch | None = None
+        self.event_reader: EventReader | None = None
         self.location = Location("volume", container_status.volume_of(plan.name)) if plan.run_dir else None
         self._by_name = {task.name: task for task in self.tasks}
         self._inbox: Inbox = queue.SimpleQueue()
@@ -69,7 +69,7 @@ class RunContainers(TaskBackend):
         self._engine.set_timeout(_ANSWER_TIMEOUT)
         self._update_tasks(containers, time.monotonic())
         self._container_ids = {task: str(container.id) for task, container in container_status.by_task(containers).items()}
-        self.watch = EngineWatch(self._engine, name, self._container_ids, self._inbox)
+        self.event_reader = EventReader(self._engine, name, self._container_ids, self._inbox)
 
     def listen(self, lifeline: int | None) -> None:
         """Listen for signals (SIGHUP is ignored) and for the lifeline, which closes when the launcher in the foreground ends."""
@@ -103,8 +103,8 @@ class RunContainers(TaskBackend):
 
     def close(self, run: RunController) -> None:
         """Report the rest of the containers' output, then stop the sidecars, unless the tasks may continue."""
-        if self.watch is not None:
-            self.watch.close(_LAST_OUTPUT_TIMEOUT)
+        if self.event_reader is not None:
+            self.event_reader.close(_LAST_OUTPUT_TIMEOUT)
         with contextlib.suppress(queue.Empty):
             while True:
                 self._receive(self._inbox.get_nowait(), run)
@@ -157,8 +157,8 @@ class RunContainers(TaskBackend):
                 return
             with contextlib.suppress(*ERRORS):
                 self._engine.client = self._engine.connect()
-                if self.watch is not None:
-                    self.watch.reopen()
+                if self.event_reader is not None:
+                    self.event_reader.reopen()
 
     def _update_tasks(self, containers: list[Container], polled_at: float) -> bool:
         """Take in the engine's list of the run's containers; return whether a task has changed."""

@@ -106,7 +106,7 @@ def relay() -> Iterator["subprocess.Popen[str]"]:
         process.kill()
     # The launcher's client abandons the sockets of lost connections: collected later, they would fail another test by a ResourceWarning.
     for thread in threading.enumerate():
-        if thread.name.startswith("log of ") or thread.name in {"_events", "_reopen_silent"}:
+        if thread.name.startswith("log of ") or thread.name in {"_events", "_reopen_idle"}:
             thread.join(5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

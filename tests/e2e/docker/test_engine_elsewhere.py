@@ -58,7 +58,7 @@ def test_a_network_that_goes_silent_is_noticed(
 ) -> None:
     # The silence lasts longer than the launcher waits for an answer.
     monkeypatch.setattr(run_containers, "_ANSWER_TIMEOUT", 4)
-    monkeypatch.setattr(event_stream, "_SILENT", 3.0)
+    monkeypatch.setattr(event_stream, "_IDLE_TIMEOUT", 3.0)
     program = "import time\nfor second in range(600):\n    print(f'second {second}', flush=True)\n    time.sleep(1)"
     with contextlib.ExitStack() as cleanup:
         with monkeypatch.context() as elsewhere:

@@ -175,16 +175,16 @@ def test_a_supervisor_that_lost_its_directory_does_not_touch_a_new_run_in_its_pl
     with supervised(tmp_path, **SLEEPING, limits={"grace_period": "1s"}) as supervised_run:
         prepared_run = supervised_run.prepared
         before, paths, text = supervised_run.run.inspect("chief")["Id"], prepared_run.paths, prepared_run.file.read_text()
-        watch = supervised_run.containers.watch
-        assert watch is not None
-        close, closed, may_return = watch.close, threading.Event(), threading.Event()
+        reader = supervised_run.containers.event_reader
+        assert reader is not None
+        close, closed, may_return = reader.close, threading.Event(), threading.Event()
 
         def close_and_wait(timeout: float) -> None:
             close(timeout)
             closed.set()
             may_return.wait(60)
 
-        watch.close = close_and_wait  # type: ignore[method-assign]
+        reader.close = close_and_wait  # type: ignore[method-assign]
         shutil.rmtree(paths.run_dir)
         assert closed.wait(60)
         paths.tasks.mkdir(parents=True)
@@ -197,5 +197,5 @@ def test_a_supervisor_that_lost_its_directory_does_not_touch_a_new_run_in_its_pl
         supervised_run.containers.tasks[0].kill()
         after = supervised_run.run.inspect("chief")
         assert (after["Id"] != before, after["State"]["Running"]) == (True, True)
-        assert second.watch is not None
-        second.watch.close(1)
+        assert second.event_reader is not None
+        second.event_reader.close(1)

@@ -1,4 +1,4 @@
-"""Streams of the engine that are silent for long are closed, so that their readers open new ones."""
+"""Streams of the engine that are idle for long are closed, so that their readers open new ones."""
 
 import queue
 import threading
@@ -10,7 +10,7 @@ import pytest
 
 from launcher.backend.docker import event_stream
 from launcher.backend.docker.engine import Engine
-from launcher.backend.docker.event_stream import EngineWatch, _OpenStreams
+from launcher.backend.docker.event_stream import EventReader, _OpenStreams
 
 
 class Connection:
@@ -26,25 +26,25 @@ class Connection:
             raise OSError(9, "Bad file descriptor")
 
 
-def test_only_silent_streams_are_closed_and_only_once() -> None:
-    streams, silent, talks, broken = _OpenStreams(), Connection(), Connection(), Connection(broken=True)
+def test_only_idle_streams_are_closed_and_only_once() -> None:
+    streams, idle, talks, broken = _OpenStreams(), Connection(), Connection(), Connection(broken=True)
     streams.opened("broken", broken)
-    streams.opened("silent", silent)
+    streams.opened("idle", idle)
     streams.opened("talks", talks)
-    streams.close(silent_for=60)
-    assert (silent.closed, talks.closed, broken.closed) == (0, 0, 0)
+    streams.close(idle_for=60)
+    assert (idle.closed, talks.closed, broken.closed) == (0, 0, 0)
     time.sleep(0.3)
     streams.received("talks")
     for _ in range(2):
-        streams.close(silent_for=0.2)
-        assert (silent.closed, talks.closed, broken.closed) == (1, 0, 1)
-    # Its reader opens a new stream, whose silence counts from then.
+        streams.close(idle_for=0.2)
+        assert (idle.closed, talks.closed, broken.closed) == (1, 0, 1)
+    # Its reader opens a new stream, whose idle time counts from then.
     reopened = Connection()
-    streams.opened("silent", reopened)
-    streams.close(silent_for=0.2)
+    streams.opened("idle", reopened)
+    streams.close(idle_for=0.2)
     streams.received("unknown")
     assert reopened.closed == 0
-    streams.close(silent_for=0)
+    streams.close(idle_for=0)
     assert (reopened.closed, talks.closed) == (1, 1)
 
 
@@ -63,7 +63,7 @@ class Stream:
 
 
 class SilentEngine:
-    """An engine and its client, whose streams are silent and end with the engine; each is put in a queue when it is opened."""
+    """An engine and its client, whose streams are idle and end with the engine; each is put in a queue when it is opened."""
 
     def __init__(self) -> None:
         self.client = self.api = self
@@ -97,11 +97,11 @@ class SilentEngine:
             raise AssertionError(f"waited 30 s for a stream of the {kind}") from None
 
 
-def test_a_watch_closes_silent_streams_and_opens_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"_SILENT": 0.2, "_POLL_INTERVAL": 0.05, "_RETRY_INTERVAL": 0.01, "_IDLE_INTERVAL": 0.01}.items():
+def test_a_reader_closes_idle_streams_and_opens_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"_IDLE_TIMEOUT": 0.2, "_POLL_INTERVAL": 0.05, "_RETRY_INTERVAL": 0.01, "_IDLE_INTERVAL": 0.01}.items():
         monkeypatch.setattr(event_stream, name, seconds)
     engine = SilentEngine()
-    watch = EngineWatch(cast("Engine", engine), "toy", {"chief": "toy-chief-1"}, queue.SimpleQueue())
+    reader = EventReader(cast("Engine", engine), "toy", {"chief": "toy-chief-1"}, queue.SimpleQueue())
     try:
         for kind in ("events", "log"):
             first, second = engine.next(kind), engine.next(kind)
@@ -109,4 +109,4 @@ def test_a_watch_closes_silent_streams_and_opens_new_ones(monkeypatch: pytest.Mo
             assert first.closed.is_set()
     finally:
         engine.end()
-        watch.close(30)
+        reader.close(30)
