@@ -16,7 +16,7 @@ from launcher.cli.run_lookup import backends_of, command, read_stored, relative_
 from launcher.errors import UsageError
 from launcher.plan import code
 from launcher.plan.models import Plan, Target
-from launcher.runs.status import ENDED, Location, Loss, RunStatus, State
+from launcher.runs.status import ENDED, DataLoss, Location, RunStatus, State
 from launcher.spec.models import ClusterSpec
 
 # A changed value of the spec: its path, the old value, the new value.
@@ -241,7 +241,7 @@ def _ask_about_changes(name: str, changes: Sequence[Change], flags: ResumeFlags)
     return _ask(f"the spec of {name} has changed since the last start: {', '.join(path for path, _, _ in changes)}", flags)
 
 
-def _ask_about_data(loss: Loss, flags: ResumeFlags) -> Decision:
+def _ask_about_data(loss: DataLoss, flags: ResumeFlags) -> Decision:
     only_fresh: _Choices = {"fresh": "start from the first step on a new claim"}
     if loss.code != "replaced":
         return _ask(loss.message, flags, only_fresh)

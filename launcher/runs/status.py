@@ -73,7 +73,7 @@ class RunUnreachableError(LauncherError):
 
 
 @dataclass(frozen=True)
-class Loss:
+class DataLoss:
     """The reason why a run's stored data is lost or about to be lost: `deleted`, `deleting`, or `replaced` by another object of that name."""
 
     code: Literal["deleted", "deleting", "replaced"]
@@ -143,7 +143,7 @@ class RunStatus:
     model: str | None = None  # the path of the exported model
     tensorboard: str = ""  # its URL, if it runs beside the tasks
     tasks: tuple[TaskStatus, ...] = ()
-    data_lost: Loss | None = None
+    data_lost: DataLoss | None = None
     user: str = ""  # the user who started it, if several may
     mine: bool = True  # False if another user is known to have started it
     attended: bool = True  # False if some work, such as replacing pods of lost nodes, is done only while a launcher watches

@@ -121,11 +121,11 @@ class ContainerTask(ControlledTask):
     def container(self) -> Container:
         """Return its container in its current state. Raises one of engine.ERRORS, NotFound if it is gone."""
         containers = container_status.by_task(self._engine.containers(self._run))
-        if self.name not in containers or not self.is_own(containers[self.name]):
+        if self.name not in containers or not self.owns(containers[self.name]):
             raise NotFound(f"the container of {self.name} is gone")
         return containers[self.name]
 
-    def is_own(self, container: Container) -> bool:
+    def owns(self, container: Container) -> bool:
         """Return whether a container of its name is its own, and not another run's."""
         return self.container_id is None or container.id == self.container_id
 

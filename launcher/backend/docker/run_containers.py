@@ -164,7 +164,7 @@ class RunContainers(TaskBackend):
         """Take in the engine's list of the run's containers; return whether a task has changed."""
         self._engine_seen = time.monotonic()
         by_task = container_status.by_task(containers)
-        own = {name: found.attrs for name, found in by_task.items() if name in self._by_name and self._by_name[name].is_own(found)}
+        own = {name: found.attrs for name, found in by_task.items() if name in self._by_name and self._by_name[name].owns(found)}
         changed = [task.update(own.get(task.name, {}), polled_at) for task in self.tasks]
         self.sidecars.update(containers)
         for container in by_task.values():

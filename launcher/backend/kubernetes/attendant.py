@@ -21,7 +21,7 @@ from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.notifier import Notifier
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, Object
-from launcher.backend.kubernetes.status_source import Watcher
+from launcher.backend.kubernetes.status_source import StatusReader
 from launcher.errors import LauncherError
 from launcher.notify.outbox import Channel
 from launcher.render.kubernetes.objects import ATTENDANT
@@ -40,8 +40,8 @@ class Attendant:
     def __init__(self, cluster: Cluster, run: str, node_lost: float, start_timeout: float, webhook: Channel | None = None) -> None:
         self._cluster, self._run, self._start_timeout = cluster, run, start_timeout
         self._lines = LastLines()
-        self._watcher = Watcher(cluster, run)
-        self._watcher.logs = PodLogs(cluster, sink=self._lines)
+        self._status_reader = StatusReader(cluster, run)
+        self._status_reader.logs = PodLogs(cluster, sink=self._lines)
         self._reconciler = reconcile.Reconciler(cluster, run, node_lost)
         self._notifier = Notifier(cluster, run, _NOTIFY_TIMEOUT, lambda: {} if webhook is None else {webhook.kind: lambda: webhook})
         self._pods: Mapping[str, Object] = {}  # by name, as last seen
@@ -61,13 +61,13 @@ class Attendant:
             with suppress(ForbiddenError):  # as in _record_end
                 self._start = run_record.start_of(self._cluster.get("ConfigMap", run_record.name_of(self._run)))
             self._deleted_pods, self._recorded_end, self._is_restored = attendant_notes.deleted_pods(own), attendant_notes.final(own), True
-        status = self._watcher.status()
+        status = self._status_reader.status()
         self._missing_since = None if status else self._missing_since or time.monotonic()
         if status is None:
             yield from self._notifier.record_outcomes()
             return
         self._had_jobs = True
-        snapshot = self._watcher.snapshot
+        snapshot = self._status_reader.snapshot
         status = self._checked_status(snapshot, self._recorded_end or status)
         self._save_lines(snapshot)
         if status.state in _FINISHED:
@@ -84,14 +84,14 @@ class Attendant:
             return False
         if self._missing_since is not None:
             return self._recorded_end is not None or (self._had_jobs and time.monotonic() - self._missing_since > _DELETED_TIMEOUT)
-        return self._end_notified and is_idle(self._watcher.snapshot)
+        return self._end_notified and is_idle(self._status_reader.snapshot)
 
     def _checked_status(self, snapshot: ClusterSnapshot, status: RunStatus) -> RunStatus:
         """Return the status of the run: failed if it has not started in time or a task was evicted too often."""
         if status.state in _FINISHED:
             return status
         failure = self._reconciler.start_timeout_reason(snapshot, status, self._start_timeout) or reconcile.evicted_too_often(snapshot)
-        if not failure or not self._watcher.is_as_seen():
+        if not failure or not self._status_reader.is_unchanged():
             return status
         return dataclasses.replace(
             status, state=State.FAILED, reason=failure, reason_task="", ended=self._cluster.now(), eta=None, save_failed=None
@@ -110,7 +110,7 @@ class Attendant:
         """Save the last lines of pods that are gone, are about to go, or are on nodes that do not answer."""
         if self._recorded_end:
             # The status of a run that has ended no longer reads them.
-            self._watcher.logs.new_lines(
+            self._status_reader.logs.new_lines(
                 [pod for pod in snapshot.pods if pod["metadata"].get("deletionTimestamp")], tail=attendant_notes.MAX_LINES
             )
         current = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
@@ -128,7 +128,7 @@ class Attendant:
         jobset = snapshot.jobset
         if (
             jobset
-            and pod_status.is_own_jobset(snapshot)
+            and pod_status.launcher_created_jobset(snapshot)
             and not pod_status.creates_no_more_jobs(jobset)
             and not jobset["spec"].get("suspend")
         ):

@@ -34,7 +34,7 @@ from launcher.backend.kubernetes.ended_status import BACKEND
 from launcher.backend.kubernetes.errors import UnreachableError, WebhookError, run_unreachable
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
-from launcher.backend.kubernetes.run_context import Differences, RunContext
+from launcher.backend.kubernetes.run_context import MissingObjects, RunContext
 from launcher.backend.model import ClusterRef, PlannedRun, TensorBoardAddress, spec_of
 from launcher.errors import LauncherError, UsageError, check_tasks, did_you_mean
 from launcher.images import image_for
@@ -62,8 +62,8 @@ class _WatchedRun:
     """State of one run while this process watches it."""
 
     cluster: Cluster
-    watcher: status_source.Watcher
-    record_watch: inventory.ObjectWatch | None = None  # None if missing objects are not looked for
+    status_reader: status_source.StatusReader
+    record_watch: inventory.MissingObjectsWatch | None = None  # None if missing objects are not looked for
     spec: dict[str, Any] | None = None
     without_jobs: tuple[ClusterSnapshot, RunStatus] | None = None  # a snapshot without Jobs, and the status derived from it
     user: str | None = None  # who started it, empty if not known
@@ -150,7 +150,7 @@ class KubernetesBackend:
         with watched.lock:
             try:
                 context = self._context(watched, name)
-                watched.last = watched.watcher.status(context) or context.add_to(self._without_jobs(watched, name))
+                watched.last = watched.status_reader.status(context) or context.add_to(self._without_jobs(watched, name))
             except UnreachableError as error:
                 if watched.last is None:
                     raise
@@ -166,19 +166,19 @@ class KubernetesBackend:
 
     def _context(self, watched: _WatchedRun, name: str) -> RunContext:
         """Return the context of a run: its user, whether that is this user, and which of its recorded objects are missing."""
-        differences = watched.record_watch.differences(watched.watcher.snapshot.jobs) if watched.record_watch else Differences()
+        missing_objects = watched.record_watch.check(watched.status_reader.snapshot.jobs) if watched.record_watch else MissingObjects()
         if watched.user is None:
             # The record was just read.
             watched.user = run_record.user(watched.record or watched.cluster.get("ConfigMap", run_record.name_of(name)))
-        is_own = not watched.user or watched.cluster.user() in {"", watched.user}
+        is_mine = not watched.user or watched.cluster.user() in {"", watched.user}
         notified = ledger.outcomes(notifier.entries_of(watched.record))
-        return RunContext(user=watched.user, is_own=is_own, attended=False, notified=notified, differences=differences)
+        return RunContext(user=watched.user, is_mine=is_mine, attended=False, notified=notified, missing_objects=missing_objects)
 
     def _without_jobs(self, watched: _WatchedRun, name: str) -> RunStatus:
         cluster = watched.cluster
-        if watched.without_jobs and watched.without_jobs[0] is watched.watcher.snapshot:
+        if watched.without_jobs and watched.without_jobs[0] is watched.status_reader.snapshot:
             return watched.without_jobs[1]
-        status = ended_status.status(cluster, watched.watcher.snapshot, self._log_directory(cluster, name), self._ended.get(name))
+        status = ended_status.status(cluster, watched.status_reader.snapshot, self._log_directory(cluster, name), self._ended.get(name))
         if status is None and watched.last is not None:  # it existed a moment ago
             raise LauncherError(
                 f"nothing is left of the run {name} in {cluster.description()}: all its objects, or the namespace, were deleted",
@@ -194,7 +194,7 @@ class KubernetesBackend:
             )
         if status.state is State.UNKNOWN and watched.record_watch is not None:  # not for a list of all runs
             status = self._of_expired(watched, name, status)
-        watched.without_jobs = watched.watcher.snapshot, status
+        watched.without_jobs = watched.status_reader.snapshot, status
         return status
 
     def _of_expired(self, watched: _WatchedRun, name: str, unknown: RunStatus) -> RunStatus:
@@ -223,7 +223,7 @@ class KubernetesBackend:
         try:
             self._finalize_start(watched)
             with watched.lock:
-                snapshot, status = watched.watcher.snapshot, watched.last
+                snapshot, status = watched.status_reader.snapshot, watched.last
                 is_new = status is not None and snapshot is not watched.reconciled and bool(snapshot.jobs)
                 if is_new:
                     watched.reconciled = snapshot
@@ -260,11 +260,11 @@ class KubernetesBackend:
     def _channels(self, name: str, notify: Notify, *, has_attendant: bool) -> notifier.Channels:
         """Return the channels by which a watching launcher notifies people: not the webhook while an attendant serves it."""
         channels: dict[str, Callable[[], Channel]] = {}
-        cluster, watcher, webhook = self._cluster(name), self._watched(name).watcher, notify.webhook
+        cluster, status_reader, webhook = self._cluster(name), self._watched(name).status_reader, notify.webhook
         if notify.command is not None:
             channel = Channel("command", tuple(notify.command), self._spec_dirs.get(name) or str(Path.cwd()))
             channels["command"] = lambda: channel
-        if webhook is not None and (not has_attendant or (watcher.attendant is not None and not watcher.is_attended())):
+        if webhook is not None and (not has_attendant or (status_reader.attendant is not None and not status_reader.is_attended())):
             channels["webhook"] = lambda: notifier.of_secret(cluster, webhook)
         return channels
 
@@ -292,7 +292,7 @@ class KubernetesBackend:
         failure = watched.reconciler.start_timeout_reason(snapshot, status, start_timeout) or (
             reconcile.evicted_too_often(snapshot) if status.state not in ENDED else ""
         )
-        if failure and watched.watcher.is_as_seen():
+        if failure and watched.status_reader.is_unchanged():
             notes.append(failure)
             failed = dataclasses.replace(
                 status, state=State.FAILED, reason=failure, reason_task="", ended=watched.cluster.now(), eta=None, save_failed=None
@@ -315,7 +315,7 @@ class KubernetesBackend:
             with contextlib.suppress(UsageError):  # removed meanwhile
                 self._clusters[name] = cluster  # later calls concern the listed run, even if one of its name was last started elsewhere
                 watched = _WatchedRun(
-                    cluster, status_source.Watcher(cluster, name, with_past_attempts=False), user=run_record.user(records.get(name))
+                    cluster, status_source.StatusReader(cluster, name, with_past_attempts=False), user=run_record.user(records.get(name))
                 )
                 known.append(self._status(watched, name))
         return sorted(known, key=lambda status: status.started or 0, reverse=True)
@@ -341,11 +341,11 @@ class KubernetesBackend:
             functools.partial(self._pods, name),
             functools.partial(self._may_end_following, name),
             UNREACHABLE_TIMEOUT,
-            watched.watcher.logs,
+            watched.status_reader.logs,
         )
 
     def _pods(self, name: str) -> list[Object]:
-        return self._watched(name).watcher.pods()
+        return self._watched(name).status_reader.pods()
 
     def _may_end_following(self, name: str) -> bool:
         """Return whether a run has ended and this process is not still storing its last lines."""
@@ -370,7 +370,7 @@ class KubernetesBackend:
         is_reserved = name in self._leases
         with watched.lock:
             # Without Jobs it is still starting, or nothing is left to stop.
-            last_status = status if watched.watcher.snapshot.jobs or (status.state is State.PENDING and not is_reserved) else None
+            last_status = status if watched.status_reader.snapshot.jobs or (status.state is State.PENDING and not is_reserved) else None
         if not is_reserved:
             run_record.revoke(watched.cluster, name)
         self._stopping.append(name)
@@ -461,7 +461,9 @@ class KubernetesBackend:
     def _watched(self, name: str) -> _WatchedRun:
         if name not in self._watched_runs:
             cluster = self._cluster(name)
-            self._watched_runs[name] = _WatchedRun(cluster, status_source.Watcher(cluster, name), inventory.ObjectWatch(cluster, name))
+            self._watched_runs[name] = _WatchedRun(
+                cluster, status_source.StatusReader(cluster, name), inventory.MissingObjectsWatch(cluster, name)
+            )
         return self._watched_runs[name]
 
     def _forget(self, name: str) -> None:

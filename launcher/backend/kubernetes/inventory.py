@@ -7,25 +7,25 @@ from typing import Any
 from launcher.backend.kubernetes import diagnosis, ended_status, pod_status, run_record, status_source
 from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.backend.kubernetes.errors import ForbiddenError
-from launcher.backend.kubernetes.run_context import Differences, ObjectRef
+from launcher.backend.kubernetes.run_context import MissingObjects, ObjectRef
 from launcher.render.kubernetes.objects import ATTENDANT, COMPONENT
-from launcher.runs.status import Loss
+from launcher.runs.status import DataLoss
 
 _COMPARE_INTERVAL = 60.0  # seconds
 _CLAIM = "PersistentVolumeClaim"
 
 
-class ObjectWatch:
-    """Compares one run with its record once a minute, and when it has other Jobs."""
+class MissingObjectsWatch:
+    """Compares the objects of one run with its record once a minute, and when it has other Jobs."""
 
     def __init__(self, cluster: Cluster, run: str) -> None:
         self._cluster, self._run = cluster, run
         self.record: Object | None = None  # as last read
-        self._differences = Differences()
+        self._missing = MissingObjects()
         self._next, self._jobs = 0.0, frozenset[str]()
 
-    def differences(self, jobs: Iterable[Mapping[str, Any]] = ()) -> Differences:
-        """Return the differences from the record; none if it says nothing. Raises LauncherError.
+    def check(self, jobs: Iterable[Mapping[str, Any]] = ()) -> MissingObjects:
+        """Return the recorded objects that are missing; none if the record says nothing. Raises LauncherError.
 
         Read the record again if `jobs`, which the run has now, are not those of the last call: the run may have been started again.
         """
@@ -33,20 +33,20 @@ class ObjectWatch:
         if uids != self._jobs or time.monotonic() >= self._next:
             self._jobs = uids
             try:
-                self._differences = self._compare()
+                self._missing = self._compare()
             except ForbiddenError:  # without the right to read all objects, none counts as missing
-                self._differences = Differences()
+                self._missing = MissingObjects()
             self._next = time.monotonic() + _COMPARE_INTERVAL
-        return self._differences
+        return self._missing
 
-    def _compare(self) -> Differences:
+    def _compare(self) -> MissingObjects:
         self.record = record = self._cluster.get("ConfigMap", run_record.name_of(self._run))
         if run_record.start_in_progress(record, self._cluster.now()):  # the record still lists the objects of the earlier start
-            return Differences()
+            return MissingObjects()
         uid, name = run_record.claim(record), run_record.claim_name(self._run, record)
-        lost = None if uid is None else loss(name, uid, self._cluster.get(_CLAIM, name))
+        loss = None if uid is None else data_loss(name, uid, self._cluster.get(_CLAIM, name))
         if run_record.stopping(record) is not None:  # it is being stopped
-            return Differences(lost)
+            return MissingObjects(loss)
         present = {
             (ref.kind, ref.name)
             for kind in {ref.kind for ref in recorded_objects(record)}
@@ -54,27 +54,27 @@ class ObjectWatch:
         }
         missing = [ref for ref in recorded_objects(record) if (ref.kind, ref.name) not in present]
         existing = unlabelled(self._cluster, missing)
-        hidden = [ref for ref, thing in existing.items() if not has_ended(thing)]
+        active = [ref for ref, thing in existing.items() if not has_ended(thing)]
         expire = {"Job"} if ((run_record.spec(record) or {}).get("kubernetes") or {}).get("ttl") else set()
         deleted = tuple(ref for ref in missing if ref not in existing and ref.kind not in expire)
-        return Differences(
-            lost, deleted, tuple(hidden), tuple(ended_status.tasks(record)), reason(self._run, deleted, hidden, self._cluster.namespace)
+        return MissingObjects(
+            loss, deleted, tuple(active), tuple(ended_status.tasks(record)), reason(self._run, deleted, active, self._cluster.namespace)
         )
 
 
-def loss(name: str, uid: str, current: Object | None) -> Loss | None:
+def data_loss(name: str, uid: str, current: Object | None) -> DataLoss | None:
     """Return why the data on the claim with that uid is lost; `current` is the claim that has its name now. Pure."""
     if current is None:
-        return Loss("deleted", f"the claim {name} was deleted, and the files of the run with it")
+        return DataLoss("deleted", f"the claim {name} was deleted, and the files of the run with it")
     metadata = current["metadata"]
     if metadata["uid"] != uid:
         created = f" (created {metadata['creationTimestamp']})" if metadata.get("creationTimestamp") else ""
-        return Loss(
+        return DataLoss(
             "replaced",
             f"the claim {name} was deleted and created again{created}: the files of the run are not on it, unless they were restored",
         )
     if metadata.get("deletionTimestamp"):
-        return Loss("deleting", f"the claim {name} is being deleted: all files of the run are deleted when its last pod ends")
+        return DataLoss("deleting", f"the claim {name} is being deleted: all files of the run are deleted when its last pod ends")
     return None
 
 

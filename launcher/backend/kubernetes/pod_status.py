@@ -363,7 +363,7 @@ def is_idle(job: Object) -> bool:
     return bool(condition(job, "Complete") or condition(job, "Failed") or job.get("spec", {}).get("suspend"))
 
 
-def is_own_jobset(snapshot: ClusterSnapshot) -> bool:
+def launcher_created_jobset(snapshot: ClusterSnapshot) -> bool:
     """Return whether the launcher has created the run's JobSet: then it is deleted with the run."""
     return snapshot.jobset is not None and _label(snapshot.jobset, INSTANCE) == snapshot.name
 

@@ -74,7 +74,7 @@ def _job_has_ended(job: Object) -> bool:
     return bool(pod_status.condition(job, "Failed") or pod_status.condition(job, "Complete"))
 
 
-def too_late(status: RunStatus, snapshot: ClusterSnapshot, now: float, start_timeout: float) -> str:
+def start_timeout_exceeded(status: RunStatus, snapshot: ClusterSnapshot, now: float, start_timeout: float) -> str:
     """Return the reason to end a run that has not started within `start_timeout` seconds; empty while it may continue. Pure.
 
     Time counts from when the queue admitted a Job. A pod that was created later than the first ones is taken for the replacement of one that ran.
@@ -132,14 +132,18 @@ class Reconciler:
         """Return the reason to end the run if it was seen waiting for `start_timeout` seconds without a start; else an empty text."""
         now = time.monotonic()
         was_restarted = snapshot.jobset and snapshot.jobset.get("status", {}).get("restarts")
-        if pod_status.controller_of(snapshot.jobs) and (was_restarted or not pod_status.is_own_jobset(snapshot)):
+        if pod_status.controller_of(snapshot.jobs) and (was_restarted or not pod_status.launcher_created_jobset(snapshot)):
             return ""  # it ran before, or only its controller may end it
         self._ran = self._ran or status.state is State.RUNNING or bool(status.missing)  # it was complete, and an object was deleted
         if self._ran or status.state is not State.PENDING:
             self._pending_since = None
             return ""
         self._pending_since = self._pending_since or now
-        return too_late(status, snapshot, self._cluster.now(), start_timeout) if now - self._pending_since >= start_timeout else ""
+        return (
+            start_timeout_exceeded(status, snapshot, self._cluster.now(), start_timeout)
+            if now - self._pending_since >= start_timeout
+            else ""
+        )
 
     def reconcile(self, snapshot: ClusterSnapshot, status: RunStatus) -> Iterator[str]:
         """Do the work that is due; yield what was done, or what blocks the run. Raises LauncherError."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import ATTENDANT
-from launcher.runs.status import ENDED, Location, Loss, RunStatus, State, TaskStatus
+from launcher.runs.status import ENDED, DataLoss, Location, RunStatus, State, TaskStatus
 
 # Kinds that start tasks. They are created, never changed: an existing one is another launcher's.
 JOB_KINDS = frozenset({"JobSet", "Job"})
@@ -28,10 +28,10 @@ class ObjectRef:
 
 
 @dataclass(frozen=True)
-class Differences:
-    """Differences from the record: why the data is lost, which objects were deleted, and which have lost the run's labels."""
+class MissingObjects:
+    """The recorded objects that were deleted, or have lost the run's labels, and why the data is lost."""
 
-    loss: Loss | None = None
+    data_loss: DataLoss | None = None
     deleted: tuple[ObjectRef, ...] = ()
     unlabelled: tuple[ObjectRef, ...] = ()
     tasks: tuple[str, ...] = ()  # of the recorded spec
@@ -44,31 +44,37 @@ class RunContext:
 
     location: Location | None = None
     user: str = ""  # who started it, empty if not known
-    is_own: bool = True
+    is_mine: bool = True
     attended: bool = True
     notified: tuple[str, ...] = ()
-    differences: Differences = Differences()
+    missing_objects: MissingObjects = MissingObjects()
 
     def fields(self, state: State, reason: str, reason_task: str, tasks: tuple[TaskStatus, ...]) -> dict[str, Any]:
         """Return the fields of a RunStatus from these facts, and from the state, the reason, its task and the tasks that the run's objects show."""
-        diff = self.differences
+        missing = self.missing_objects
         fields: dict[str, Any] = {"state": state, "reason": reason, "reason_task": reason_task, "tasks": tasks}
-        hidden = [ref for ref in diff.unlabelled if ref.kind in JOB_KINDS]
-        if (diff.deleted or diff.unlabelled) and (state not in ENDED or hidden):
+        unlabelled_jobs = [ref for ref in missing.unlabelled if ref.kind in JOB_KINDS]
+        if (missing.deleted or missing.unlabelled) and (state not in ENDED or unlabelled_jobs):
             existing = {task.name for task in tasks}
-            missing = [TaskStatus(name, State.STOPPED, _NOT_FOUND) for name in diff.tasks if name not in existing]
-            by_role = sorted([*tasks, *missing], key=lambda task: role_rules.role_position(role_rules.role_and_index(task.name)[0]))
+            not_found = [TaskStatus(name, State.STOPPED, _NOT_FOUND) for name in missing.tasks if name not in existing]
+            by_role = sorted([*tasks, *not_found], key=lambda task: role_rules.role_position(role_rules.role_and_index(task.name)[0]))
             fields |= {
-                "reason": diff.reason,
+                "reason": missing.reason,
                 "reason_task": "",
                 "tasks": tuple(by_role),
-                "missing": tuple(map(str, (*diff.deleted, *diff.unlabelled))),
+                "missing": tuple(map(str, (*missing.deleted, *missing.unlabelled))),
             }
-            lost_jobs = [ref for ref in (*diff.deleted, *hidden) if ref.kind in JOB_KINDS]
+            lost_jobs = [ref for ref in (*missing.deleted, *unlabelled_jobs) if ref.kind in JOB_KINDS]
             if any(not job.name.endswith(_OPTIONAL_JOBS) for job in lost_jobs):  # the run cannot train
                 fields |= {"state": State.PENDING, "eta": None}
         attended = fields["state"] in ENDED or self.attended
-        return fields | {"data_lost": diff.loss, "user": self.user, "mine": self.is_own, "attended": attended, "notified": self.notified}
+        return fields | {
+            "data_lost": missing.data_loss,
+            "user": self.user,
+            "mine": self.is_mine,
+            "attended": attended,
+            "notified": self.notified,
+        }
 
     def add_to(self, recorded: RunStatus) -> RunStatus:
         """Return a recorded status, or that of a run without Jobs, with these facts."""

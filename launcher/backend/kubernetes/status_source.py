@@ -178,7 +178,7 @@ def _events(cluster: Cluster, kind: str, field: str, values: Iterable[str]) -> l
         return []
 
 
-class Watcher:
+class StatusReader:
     """Polls one run as often as it changes, and reads only new log lines."""
 
     def __init__(self, cluster: Cluster, run: str, *, with_past_attempts: bool = True) -> None:
@@ -216,7 +216,7 @@ class Watcher:
         may_start = created is None or self.cluster.now() - created < _ATTENDANT_STARTS
         return may_start or bool(job.get("status", {}).get("ready")) or pod_status.condition(job, "Complete") is not None
 
-    def is_as_seen(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether Jobs and pods are unchanged since they were last seen. Call it before an action that cannot be undone. Raises LauncherError."""
         now = gather(self.cluster, self.run)
         return versions([*now.jobs, *now.pods]) == versions([*self.snapshot.jobs, *self.snapshot.pods])
@@ -249,7 +249,7 @@ class Watcher:
         context = dataclasses.replace(
             context, location=location_of(self.snapshot, self.cluster), attended=self.is_attended(), notified=notified
         )
-        recorded = self._expired() or self._attended(context.location)
+        recorded = self._end_of_expired_run() or self._end_recorded_by_attendant(context.location)
         return context.add_to(recorded) if recorded else self._read(context)
 
     def _add_past_attempts(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
@@ -282,7 +282,7 @@ class Watcher:
             self._next_nodes = time.monotonic() + _NODES_INTERVAL
         return dataclasses.replace(snapshot, nodes=self._nodes)
 
-    def _expired(self) -> RunStatus | None:
+    def _end_of_expired_run(self) -> RunStatus | None:
         """Return the recorded end of the run if `kubernetes.ttl` has deleted some of its Jobs: the others do not tell all."""
         if all(job.get("spec", {}).get("ttlSecondsAfterFinished") is None for job in self.snapshot.jobs):
             return None
@@ -291,7 +291,7 @@ class Watcher:
             self._record = self.cluster.get("ConfigMap", run_record.name_of(self.run))
         return run_record.final(self._record) if run_record.roles(self._record) - present else None
 
-    def _attended(self, location: Location | None) -> RunStatus | None:
+    def _end_recorded_by_attendant(self, location: Location | None) -> RunStatus | None:
         """Return the run's end from the attendant's notes, which cover deleted pods; None while its Jobs are active."""
         recorded = attendant_notes.final(self._informer.attendant)
         if recorded is None or not all(map(pod_status.is_idle, self.snapshot.jobs)):

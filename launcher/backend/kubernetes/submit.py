@@ -59,7 +59,7 @@ def _ended(cluster: Cluster, run: str, record: Object | None) -> RunStatus | Non
     if snapshot.jobs and pod_status.status(snapshot, cluster.now()).state not in ENDED:
         names = ", ".join(job["metadata"]["name"] for job in snapshot.jobs)
         raise UsageError(f"{run} runs already in {cluster.description()}: {names}", f"stop it first: launcher down {run} --on kubernetes")
-    status = status_source.Watcher(cluster, run).status() if snapshot.jobs and run_record.final(record) is None else None
+    status = status_source.StatusReader(cluster, run).status() if snapshot.jobs and run_record.final(record) is None else None
     return status if status is not None and status.state in {State.SUCCEEDED, State.FAILED} else None
 
 

@@ -88,7 +88,7 @@ class Namespace:
 
     def status(self, run: str) -> RunStatus | None:
         """Return the status of a run as `launcher status` shows it, without a process for each call; None if it has no Jobs."""
-        return status_source.Watcher(self._cluster, run).status()
+        return status_source.StatusReader(self._cluster, run).status()
 
     def is_running(self, run: str) -> bool:
         """Return whether the status of a run is `running`."""

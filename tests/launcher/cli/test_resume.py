@@ -26,7 +26,7 @@ from launcher.errors import UsageError
 from launcher.plan import planner
 from launcher.plan.models import Target
 from launcher.runs import locks
-from launcher.runs.status import Location, Loss, RunStatus, State, TaskStatus
+from launcher.runs.status import DataLoss, Location, RunStatus, State, TaskStatus
 from launcher.spec.loader import dump
 from launcher.spec.models import ClusterSpec
 from tests.golden_messages import Golden
@@ -61,7 +61,8 @@ def test_clear_cases_are_decided_without_a_question(state: State, changes: list[
 
 
 LOST = {
-    code: replace(run(State.STOPPED), data_lost=Loss(code, "the claim mnist was deleted")) for code in ("deleted", "deleting", "replaced")
+    code: replace(run(State.STOPPED), data_lost=DataLoss(code, "the claim mnist was deleted"))
+    for code in ("deleted", "deleting", "replaced")
 }
 
 

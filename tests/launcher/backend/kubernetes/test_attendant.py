@@ -12,7 +12,7 @@ from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
 from launcher.backend.kubernetes.notifier import entries_of
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
-from launcher.backend.kubernetes.status_source import Watcher, relevant_pods
+from launcher.backend.kubernetes.status_source import StatusReader, relevant_pods
 from launcher.errors import LauncherError
 from launcher.notify.outbox import Channel
 from launcher.runs.status import RunStatus, State, TaskStatus
@@ -127,7 +127,7 @@ def test_a_run_that_never_starts_is_suspended_and_reported_as_failed_with_the_re
         ("digits-ps", {"spec": {"suspend": True}}),
     ]
     cluster.kinds["Pod"].clear()
-    status = Watcher(cast("Cluster", cluster), "digits").status()  # as a launcher sees it later
+    status = StatusReader(cast("Cluster", cluster), "digits").status()  # as a launcher sees it later
     assert status is not None
     assert status.state == State.FAILED
     golden(status.reason)
@@ -165,8 +165,8 @@ def test_the_last_lines_of_a_deleted_pod_are_stored() -> None:
     attendant = new_attendant(cluster)
     list(attendant.reconcile())
     cluster.kinds["Pod"].clear()
-    attendant._watcher._next = 0.0
-    attendant._watcher._informer.poll_soon()
+    attendant._status_reader._next = 0.0
+    attendant._status_reader._informer.poll_soon()
     list(attendant.reconcile())
     (deleted,) = attendant_notes.deleted_pods(cluster.own)
     assert deleted.task == "chief"
@@ -182,8 +182,8 @@ def test_the_last_lines_of_a_pod_of_a_run_that_has_ended_are_stored_before_the_a
     list(attendant.reconcile())
     cluster.log = lambda *_, **__: b"2026-01-01T00:09:02.1Z asked to stop\n"  # type: ignore[method-assign]
     ps["metadata"]["deletionTimestamp"], ps["status"]["phase"] = "2026-01-01T00:09:30Z", "Failed"  # the object still exists
-    attendant._watcher._next = 0.0
-    attendant._watcher._informer.poll_soon()
+    attendant._status_reader._next = 0.0
+    attendant._status_reader._informer.poll_soon()
     list(attendant.reconcile())
     assert attendant.is_done()
     (deleted,) = attendant_notes.deleted_pods(cluster.own)
@@ -216,11 +216,11 @@ def test_the_end_of_a_run_with_many_tasks_is_stored_without_their_reasons_or_wit
 def test_a_recorded_end_does_not_count_once_the_run_s_jobs_run_again() -> None:
     cluster = FakeCluster(job("chief", suspend=True))
     cluster.own["metadata"]["annotations"] |= attendant_notes.status_annotation(RunStatus("digits", "kubernetes", State.FAILED, "late"))
-    status = Watcher(cast("Cluster", cluster), "digits").status()
+    status = StatusReader(cast("Cluster", cluster), "digits").status()
     assert status is not None
     assert status.reason == "late"
     cluster.kinds["Job"][0]["spec"]["suspend"] = False
-    status = Watcher(cast("Cluster", cluster), "digits").status()
+    status = StatusReader(cast("Cluster", cluster), "digits").status()
     assert status is not None
     assert status.state is State.PENDING
 
@@ -296,10 +296,10 @@ def test_a_run_is_attended_while_its_attendant_has_not_failed() -> None:
     cluster = FakeCluster(job("chief"))
     for conditions, attended in (((), True), ((FAILED,), False)):
         cluster.own["status"]["conditions"] = list(conditions)
-        watcher = Watcher(cast("Cluster", cluster), "digits")
-        watcher.status()
-        assert watcher.is_attended() is attended
+        status_reader = StatusReader(cast("Cluster", cluster), "digits")
+        status_reader.status()
+        assert status_reader.is_attended() is attended
     cluster.kinds["Job"].pop()
-    watcher = Watcher(cast("Cluster", cluster), "digits")
-    watcher.status()
-    assert not watcher.is_attended()
+    status_reader = StatusReader(cast("Cluster", cluster), "digits")
+    status_reader.status()
+    assert not status_reader.is_attended()

@@ -10,7 +10,7 @@ import pytest
 from launcher.backend.kubernetes import inventory, pod_status, run_record
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
-from launcher.backend.kubernetes.run_context import Differences, ObjectRef, RunContext
+from launcher.backend.kubernetes.run_context import MissingObjects, ObjectRef, RunContext
 from launcher.backend.kubernetes.task_events import RunEvents
 from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
@@ -31,7 +31,7 @@ def claim(**head: Any) -> dict[str, Any]:
     ],
 )
 def test_a_claim_that_was_deleted_or_replaced_is_a_loss(current: dict[str, Any] | None, code: str | None, message: str) -> None:
-    loss = inventory.loss("digits", "1", current)
+    loss = inventory.data_loss("digits", "1", current)
     assert (loss.code if loss else None) == code
     assert loss is None or message in loss.message
 
@@ -45,15 +45,15 @@ TASKS = ("chief", "worker-0", "worker-1", "evaluator")
 JOBS = {role: ObjectRef("Job", f"digits-{role}", role) for role in ("chief", "worker", "evaluator")}
 
 
-def status_with(differences: Differences, *tasks: str, state: State = State.RUNNING) -> RunStatus:
+def status_with(missing: MissingObjects, *tasks: str, state: State = State.RUNNING) -> RunStatus:
     statuses = tuple(TaskStatus(task, state) for task in tasks)
-    differences = replace(differences, reason=inventory.reason("digits", differences.deleted, differences.unlabelled, "team-a"))
-    return RunContext(differences=differences).add_to(RunStatus("digits", "kubernetes", state, eta=840.0, tasks=statuses))
+    missing = replace(missing, reason=inventory.reason("digits", missing.deleted, missing.unlabelled, "team-a"))
+    return RunContext(missing_objects=missing).add_to(RunStatus("digits", "kubernetes", state, eta=840.0, tasks=statuses))
 
 
 def test_a_run_without_the_job_of_its_workers_is_not_running() -> None:
     run = status_with(
-        Differences(deleted=(JOBS["worker"], ObjectRef("ConfigMap", "digits-cluster", "c")), tasks=TASKS), "chief", "evaluator"
+        MissingObjects(deleted=(JOBS["worker"], ObjectRef("ConfigMap", "digits-cluster", "c")), tasks=TASKS), "chief", "evaluator"
     )
     assert (run.state, run.eta, run.missing) == (State.PENDING, None, ("job/digits-worker", "configmap/digits-cluster"))
     assert run.reason.startswith(
@@ -64,26 +64,26 @@ def test_a_run_without_the_job_of_its_workers_is_not_running() -> None:
 
 
 def test_a_run_that_still_makes_steps_is_running() -> None:
-    run = status_with(Differences(deleted=(ObjectRef("Service", "digits", "s"), JOBS["evaluator"]), tasks=TASKS), *TASKS[:3])
+    run = status_with(MissingObjects(deleted=(ObjectRef("Service", "digits", "s"), JOBS["evaluator"]), tasks=TASKS), *TASKS[:3])
     assert (run.state, run.eta, run.missing) == (State.RUNNING, 840.0, ("service/digits", "job/digits-evaluator"))
 
 
 def test_a_job_without_labels_comes_with_the_command_that_restores_them_also_in_a_stopped_run(golden: Golden) -> None:
-    run = status_with(Differences(unlabelled=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.STOPPED)
+    run = status_with(MissingObjects(unlabelled=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.STOPPED)
     assert run.state is State.PENDING
     golden(run.reason)
 
 
 def test_the_reason_of_a_run_names_lost_objects_instead_of_the_reasons_of_its_pods() -> None:
-    differences = Differences(unlabelled=(JOBS["worker"],), tasks=TASKS, reason="job/digits-worker has lost its labels")
+    missing = MissingObjects(unlabelled=(JOBS["worker"],), tasks=TASKS, reason="job/digits-worker has lost its labels")
     run_events, chief = RunEvents(""), TaskStatus("chief", State.PENDING, "waits for a node")
-    run = pod_status.run_status(ClusterSnapshot("digits", ()), (chief,), run_events, RunContext(differences=differences))
-    assert (run.state, run.reason, run.reason_task, run.missing) == (State.PENDING, differences.reason, "", ("job/digits-worker",))
+    run = pod_status.run_status(ClusterSnapshot("digits", ()), (chief,), run_events, RunContext(missing_objects=missing))
+    assert (run.state, run.reason, run.reason_task, run.missing) == (State.PENDING, missing.reason, "", ("job/digits-worker",))
 
 
 def test_a_run_that_has_ended_misses_nothing() -> None:
-    assert status_with(Differences(deleted=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.SUCCEEDED).reason == ""
-    assert status_with(Differences(tasks=TASKS), *TASKS).missing == ()
+    assert status_with(MissingObjects(deleted=(JOBS["worker"],), tasks=TASKS), *TASKS, state=State.SUCCEEDED).reason == ""
+    assert status_with(MissingObjects(tasks=TASKS), *TASKS).missing == ()
 
 
 def test_a_run_that_is_being_started_misses_nothing() -> None:
@@ -93,13 +93,13 @@ def test_a_run_that_is_being_started_misses_nothing() -> None:
     empty = SimpleNamespace(
         get=lambda kind, _: record if kind == "ConfigMap" else None, now=lambda: 1010.0, listed=lambda *_: [], namespace="a"
     )
-    assert inventory.ObjectWatch(cast("Cluster", empty), "digits").differences() == Differences()
+    assert inventory.MissingObjectsWatch(cast("Cluster", empty), "digits").check() == MissingObjects()
     empty.now = lambda: 1_000_000.0  # long after the lease has expired
-    assert inventory.ObjectWatch(cast("Cluster", empty), "digits").differences().deleted == (ObjectRef("Job", "digits-chief", "1"),)
+    assert inventory.MissingObjectsWatch(cast("Cluster", empty), "digits").check().deleted == (ObjectRef("Job", "digits-chief", "1"),)
 
 
 def test_a_run_without_its_attendant_is_running_and_misses_it() -> None:
-    run = status_with(Differences(deleted=(ObjectRef("Job", "digits-attendant", "a"),), tasks=TASKS), "chief", "worker-0", "worker-1")
+    run = status_with(MissingObjects(deleted=(ObjectRef("Job", "digits-attendant", "a"),), tasks=TASKS), "chief", "worker-0", "worker-1")
     assert (run.state, run.eta, run.missing) == (State.RUNNING, 840.0, ("job/digits-attendant",))
 
 
@@ -115,7 +115,7 @@ def test_the_attendant_s_job_is_one_of_the_labelled_jobs() -> None:
 def test_the_record_is_read_again_once_the_run_has_other_jobs() -> None:
     records = iter({"metadata": {}, "data": {"start": start}} for start in ("first", "second"))
     cluster = SimpleNamespace(get=lambda kind, _: next(records) if kind == "ConfigMap" else None, now=lambda: 0.0, namespace="a")
-    watch = inventory.ObjectWatch(cast("Cluster", cluster), "digits")
+    watch = inventory.MissingObjectsWatch(cast("Cluster", cluster), "digits")
     for uid, start in (("1", "first"), ("1", "first"), ("2", "second")):
-        watch.differences([{"metadata": {"uid": uid}}])
+        watch.check([{"metadata": {"uid": uid}}])
         assert (watch.record or {})["data"]["start"] == start

@@ -12,7 +12,7 @@ from launcher.backend.kubernetes import pod_status
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
-from launcher.backend.kubernetes.reconcile import Reconciler, evicted_too_often, lost_pods, too_late, unfinished_jobs
+from launcher.backend.kubernetes.reconcile import Reconciler, evicted_too_often, lost_pods, start_timeout_exceeded, unfinished_jobs
 from launcher.errors import LauncherError
 from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
@@ -121,30 +121,30 @@ def status(state: State, step: int | None = None) -> RunStatus:
 
 def test_a_run_that_waits_for_a_node_beyond_the_start_timeout_is_too_late(golden: Golden) -> None:
     snapshot = ClusterSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
-    reason = too_late(status(State.PENDING), snapshot, NOW, 240)
+    reason = start_timeout_exceeded(status(State.PENDING), snapshot, NOW, 240)
     golden(reason)
-    assert too_late(status(State.PENDING), snapshot, NOW, 241) == ""
+    assert start_timeout_exceeded(status(State.PENDING), snapshot, NOW, 241) == ""
 
 
 def test_a_run_that_has_trained_or_waits_in_its_queue_is_not_too_late() -> None:
     snapshot = ClusterSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod("Pending", deleted=None)])
-    assert too_late(status(State.PENDING, step=7), snapshot, NOW, 1) == ""
-    assert too_late(status(State.RUNNING), snapshot, NOW, 1) == ""
-    assert too_late(status(State.PENDING), ClusterSnapshot("digits", [job(None)]), NOW, 1) == ""
+    assert start_timeout_exceeded(status(State.PENDING, step=7), snapshot, NOW, 1) == ""
+    assert start_timeout_exceeded(status(State.RUNNING), snapshot, NOW, 1) == ""
+    assert start_timeout_exceeded(status(State.PENDING), ClusterSnapshot("digits", [job(None)]), NOW, 1) == ""
 
 
 def test_a_run_whose_tasks_have_all_started_is_not_too_late() -> None:
     snapshot = ClusterSnapshot("digits", [job("2026-01-01T00:06:00Z")], [pod(deleted=None)])
-    assert too_late(status(State.PENDING), snapshot, NOW, 1) == ""
+    assert start_timeout_exceeded(status(State.PENDING), snapshot, NOW, 1) == ""
 
 
 def test_a_pod_that_replaces_one_that_ran_may_wait_for_its_node() -> None:
     replaced = pod("Pending", deleted=None)
     replaced["metadata"]["creationTimestamp"] = "2026-01-01T00:08:30Z"
     snapshot = ClusterSnapshot("digits", [job("2026-01-01T00:06:00Z")], [replaced])
-    assert too_late(status(State.PENDING), snapshot, NOW, 60) == ""
+    assert start_timeout_exceeded(status(State.PENDING), snapshot, NOW, 60) == ""
     replaced["metadata"]["creationTimestamp"] = "2026-01-01T00:06:30Z"
-    assert too_late(status(State.PENDING), snapshot, NOW, 60)
+    assert start_timeout_exceeded(status(State.PENDING), snapshot, NOW, 60)
 
 
 def test_a_run_is_too_late_only_if_this_launcher_has_seen_it_wait_for_so_long() -> None:

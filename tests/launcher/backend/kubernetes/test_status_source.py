@@ -86,7 +86,7 @@ class LosingNode:
 
 
 def test_a_status_that_waited_for_a_lost_node_is_read_from_the_cluster_again(golden: Golden) -> None:
-    status = status_source.Watcher(cast("Cluster", LosingNode()), "digits").status()
+    status = status_source.StatusReader(cast("Cluster", LosingNode()), "digits").status()
     assert status is not None
     golden(*[task.reason for task in status.tasks])
 
@@ -97,6 +97,6 @@ def test_the_first_snapshot_is_used_if_the_cluster_cannot_be_read_again() -> Non
             self.is_unreachable = True
             raise LauncherError("no answer")
 
-    status = status_source.Watcher(cast("Cluster", BecomingUnreachable()), "digits").status()
+    status = status_source.StatusReader(cast("Cluster", BecomingUnreachable()), "digits").status()
     assert status is not None
     assert [task.reason for task in status.tasks] == [""]
