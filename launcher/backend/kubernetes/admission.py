@@ -84,7 +84,7 @@ def check(cluster: Cluster, sets: Sequence[PodSet]) -> Iterator[tuple[str, str]]
         for name, value in _usage(pod).items():  # the defaults of limit ranges included
             total[name] = total.get(name, 0.0) + pod_set.count * value
             tasks[name] = tasks.get(name, 0.0) + (0 if pod_set.optional else pod_set.count * value)
-    for quota in cluster.listed_if_any("ResourceQuota"):
+    for quota in cluster.list_or_empty("ResourceQuota"):
         refused += [LauncherError(message, "ask for less in the spec, or have the quota raised") for message in _over_limit(quota, tasks)]
         yield from ((message, "free some of it, or have it raised") for message in _over_remaining(quota, total))
     if refused:

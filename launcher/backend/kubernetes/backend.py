@@ -321,8 +321,8 @@ class KubernetesBackend:
         return sorted(known, key=lambda status: status.started or 0, reverse=True)
 
     def _names(self, cluster: Cluster, records: Iterable[Object]) -> list[str]:
-        found = [*cluster.listed("Job", status_source.OURS), *records]
-        found += cluster.listed("PersistentVolumeClaim", status_source.OURS)
+        found = [*cluster.list_objects("Job", status_source.OURS), *records]
+        found += cluster.list_objects("PersistentVolumeClaim", status_source.OURS)
         return sorted({thing["metadata"]["labels"].get(INSTANCE, "") for thing in found} - {""})
 
     def logs(self, name: str, *, tasks: list[str], follow: bool, since: float | None = None, tail: int | None = None) -> Iterator[LogLine]:
@@ -481,7 +481,7 @@ class KubernetesBackend:
 
 
 def _records(cluster: Cluster) -> list[Object]:
-    return cluster.listed("ConfigMap", {**status_source.OURS, COMPONENT: run_record.COMPONENT})
+    return cluster.list_objects("ConfigMap", {**status_source.OURS, COMPONENT: run_record.COMPONENT})
 
 
 def _namespace_ref(cluster: Cluster) -> cluster_cache.NamespaceRef:

@@ -100,7 +100,7 @@ class Cluster:
         self._user: str | None = None
         # The cluster's clock minus time.monotonic(); until the API server has answered, this machine's.
         self._clock_offset = time.time() - time.monotonic()
-        self._has_no_access: bool | None = None
+        self._lacks_access: bool | None = None
 
     def description(self) -> str:
         """Return the namespace and the context as text."""
@@ -113,14 +113,14 @@ class Cluster:
         """
         return time.monotonic() + self._clock_offset
 
-    def request(self, method: str, path: str, *, doing: str, **options: Any) -> Any:
+    def request(self, method: str, path: str, *, action: str, **options: Any) -> Any:
         """Send a request to the API server; return the parsed JSON of its answer."""
         try:
-            with translate_errors(doing):
+            with translate_errors(action):
                 return json.loads(self._send(method, path, **options).data)
         except ForbiddenError as error:
-            if f"/namespaces/{self.namespace}/" in path and self.has_no_access():
-                raise no_access(self.namespace, doing, error.rule) from error.__cause__
+            if f"/namespaces/{self.namespace}/" in path and self.lacks_access():
+                raise no_access(self.namespace, action, error.rule) from error.__cause__
             raise
 
     def _log_in(self) -> None:
@@ -137,14 +137,14 @@ class Cluster:
         try:
             answer = client.request(method, path, **options)
         except ERRORS as error:
-            if getattr(error, "status", None) != 401 or not self._has_logged_in_again(client):
+            if getattr(error, "status", None) != 401 or not self._log_in_again(client):
                 raise
             answer = self._dynamic.request(method, path, **options)
         with contextlib.suppress(TypeError, ValueError):
             self._clock_offset = parsedate_to_datetime(answer.headers.get("Date")).timestamp() - time.monotonic()
         return answer
 
-    def _has_logged_in_again(self, used: Any) -> bool:
+    def _log_in_again(self, used: Any) -> bool:
         """Log in with the kubeconfig as it is now, unless another thread has just done so; return whether a retry may help."""
         with self._logging_in:
             if self._dynamic is not used:
@@ -164,7 +164,7 @@ class Cluster:
         if self._user is None:
             body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
             try:
-                review = self.request("post", "/apis/authentication.k8s.io/v1/selfsubjectreviews", doing="asking for your name", body=body)
+                review = self.request("post", "/apis/authentication.k8s.io/v1/selfsubjectreviews", action="asking for your name", body=body)
             except LauncherError as error:
                 if status_of(error) not in {403, 404}:
                     raise
@@ -172,18 +172,18 @@ class Cluster:
             self._user = str(review.get("status", {}).get("userInfo", {}).get("username", ""))
         return self._user
 
-    def has_no_access(self) -> bool:
+    def lacks_access(self) -> bool:
         """Return whether the user has no rights in the namespace, which may not exist; False if the API server's answer is incomplete."""
-        if self._has_no_access is None:
+        if self._lacks_access is None:
             body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "spec": {"namespace": self.namespace}}
             status: Object = {}
             with contextlib.suppress(LauncherError):  # then it is not known
                 path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
-                status = self.request("post", path, doing="asking for permissions", body=body).get("status") or {}
+                status = self.request("post", path, action="asking for permissions", body=body).get("status") or {}
             known = bool(status) and not status.get("incomplete")
             rules = [rule.get("resources") or () for rule in status.get("resourceRules") or ()]
-            self._has_no_access = known and all(_RUN_RESOURCES.isdisjoint(resources) for resources in rules)
-        return self._has_no_access
+            self._lacks_access = known and all(_RUN_RESOURCES.isdisjoint(resources) for resources in rules)
+        return self._lacks_access
 
     def path(self, kind: str, name: str = "") -> str:
         """Return the API's path of an object, or of all objects of a kind."""
@@ -198,7 +198,7 @@ class Cluster:
     def _get(self, kind: str, name: str, **options: Any) -> Any:
         """Return the API server's answer about an object, None when there is none."""
         try:
-            return self.request("get", self.path(kind, name), doing=f"looking for {kind} {name}", **options)
+            return self.request("get", self.path(kind, name), action=f"looking for {kind} {name}", **options)
         except LauncherError as error:
             if status_of(error) == 404:
                 return None
@@ -208,7 +208,7 @@ class Cluster:
         """Return whether an object exists, without reading its content: a Secret's stays secret."""
         return self._get(kind, name, header_params={"Accept": _METADATA_ONLY}) is not None
 
-    def listed(self, kind: str, labels: Mapping[str, str] | None = None, fields: Mapping[str, str] | None = None) -> list[Object]:
+    def list_objects(self, kind: str, labels: Mapping[str, str] | None = None, fields: Mapping[str, str] | None = None) -> list[Object]:
         """Return the objects of a kind that have all these labels and field values."""
         return self.list_with_version(kind, labels, fields)[0]
 
@@ -217,7 +217,7 @@ class Cluster:
     ) -> tuple[list[Object], str]:
         """Return the objects of a kind with these labels and field values, and the resource version from which a watch can start."""
         selectors = {"label_selector": _selector(labels), "field_selector": _selector(fields)}
-        answer = self.request("get", self.path(kind), doing=f"listing {KINDS[kind][1]}", **selectors)
+        answer = self.request("get", self.path(kind), action=f"listing {KINDS[kind][1]}", **selectors)
         return list(answer.get("items") or ()), str((answer.get("metadata") or {}).get("resourceVersion") or "")
 
     def watch(self, kind: str, version: str, labels: Mapping[str, str], *, seconds: int) -> Iterator[Object]:
@@ -226,8 +226,8 @@ class Cluster:
         The API server ends the watch after `seconds`. Raises LauncherError, also UnreachableError if it does not end by then.
         https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
         """
-        doing = f"watching {KINDS[kind][1]}"
-        with translate_errors(doing):
+        action = f"watching {KINDS[kind][1]}"
+        with translate_errors(action):
             answer = self._send(
                 "get",
                 self.path(kind),
@@ -238,16 +238,16 @@ class Cluster:
                 timeout_seconds=seconds,
                 _request_timeout=(TIMEOUT[0], seconds + TIMEOUT[0]),
             )
-        return (json.loads(line) for lines in _complete_lines(answer, doing) for line in lines.split(b"\n"))
+        return (json.loads(line) for lines in _complete_lines(answer, action) for line in lines.split(b"\n"))
 
     def nodes(self) -> list[Object]:
         """Return the nodes of the cluster. Raises ForbiddenError if the user may not list them."""
-        return list(self.request("get", "/api/v1/nodes", doing="listing nodes").get("items") or ())
+        return list(self.request("get", "/api/v1/nodes", action="listing nodes").get("items") or ())
 
-    def listed_if_any(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
+    def list_or_empty(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
         """Return the objects of a kind; none if the cluster does not know the kind or the user may not list it."""
         try:
-            return self.listed(kind, labels)
+            return self.list_objects(kind, labels)
         except LauncherError as error:
             if status_of(error) in {403, 404}:
                 return []
@@ -257,16 +257,16 @@ class Cluster:
         """Create an object, or change the existing one, by server-side apply: fields that others manage stay as they are."""
         name = str(manifest["metadata"]["name"])
         options: dict[str, Any] = {"content_type": "application/apply-patch+yaml", "field_manager": MANAGER, **_dry_run(dry_run)}
-        doing = f"checking {manifest['kind']} {name}" if dry_run else f"applying {manifest['kind']} {name}"
-        applied: Object = self.request("patch", self.path(manifest["kind"], name), doing=doing, body=as_json(manifest), **options)
+        action = f"checking {manifest['kind']} {name}" if dry_run else f"applying {manifest['kind']} {name}"
+        applied: Object = self.request("patch", self.path(manifest["kind"], name), action=action, body=as_json(manifest), **options)
         return applied
 
     def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         """Create an object that does not exist yet."""
         name = manifest["metadata"].get("name") or manifest["metadata"]["generateName"]
-        doing = f"checking {manifest['kind']} {name}" if dry_run else f"creating {manifest['kind']} {name}"
+        action = f"checking {manifest['kind']} {name}" if dry_run else f"creating {manifest['kind']} {name}"
         created: Object = self.request(
-            "post", self.path(manifest["kind"]), doing=doing, body=manifest, field_manager=MANAGER, **_dry_run(dry_run)
+            "post", self.path(manifest["kind"]), action=action, body=manifest, field_manager=MANAGER, **_dry_run(dry_run)
         )
         return created
 
@@ -274,29 +274,29 @@ class Cluster:
         """Replace an object; if it has a `resourceVersion`, only if it was not changed since."""
         name = str(manifest["metadata"]["name"])
         replaced: Object = self.request(
-            "put", self.path(manifest["kind"], name), doing=f"changing {manifest['kind']} {name}", body=manifest, field_manager=MANAGER
+            "put", self.path(manifest["kind"], name), action=f"changing {manifest['kind']} {name}", body=manifest, field_manager=MANAGER
         )
         return replaced
 
     def patch(self, kind: str, name: str, patch: Object, *, subresource: str = "") -> None:
         """Merge a patch into an object."""
         path = self.path(kind, name) + (f"/{subresource}" if subresource else "")
-        doing = f"changing {kind} {name}"
-        self.request("patch", path, doing=doing, body=patch, content_type="application/merge-patch+json", field_manager=MANAGER)
+        action = f"changing {kind} {name}"
+        self.request("patch", path, action=action, body=patch, content_type="application/merge-patch+json", field_manager=MANAGER)
 
     def delete(self, kind: str, name: str, *, grace: int | None = None, uid: str | None = None) -> None:
         """Delete an object and what it owns; do nothing if it is gone, or if its uid is not `uid`."""
         body: Object = {"propagationPolicy": "Background"} | ({} if grace is None else {"gracePeriodSeconds": grace})
         body |= {} if uid is None else {"preconditions": {"uid": uid}}
         try:
-            self.request("delete", self.path(kind, name), doing=f"deleting {kind} {name}", body=body)
+            self.request("delete", self.path(kind, name), action=f"deleting {kind} {name}", body=body)
         except LauncherError as error:
             if status_of(error) != 404 and (uid is None or status_of(error) != 409):
                 raise
 
     def version(self) -> tuple[int, int]:
         """Return the API server's major and minor version."""
-        return version_numbers(self.request("get", "/version", doing="asking for the version"))
+        return version_numbers(self.request("get", "/version", action="asking for the version"))
 
     def log(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> bytes:
         """Return the part of a container's log that `query` selects."""
@@ -304,7 +304,7 @@ class Cluster:
             content: bytes = self._log(pod, container, query, timeout).data
         return content
 
-    def log_to_the_end(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> Iterator[bytes]:
+    def follow_log(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> Iterator[bytes]:
         """Yield whole lines of a container's log as they come, until the container or the connection ends.
 
         Raises LauncherError, also UnreachableError if the container writes nothing for `timeout` seconds.
@@ -326,10 +326,10 @@ def _selector(wanted: Mapping[str, str] | None) -> str | None:
     return ",".join(f"{key}={value}" for key, value in (wanted or {}).items()) or None
 
 
-def _complete_lines(answer: Any, doing: str) -> Iterator[bytes]:
+def _complete_lines(answer: Any, action: str) -> Iterator[bytes]:
     """Yield whole lines of an answer as they come, one or several at once; an incomplete last line is left out."""
     partial = b""
-    with translate_errors(doing), contextlib.closing(answer):
+    with translate_errors(action), contextlib.closing(answer):
         for piece in answer.stream():
             lines, end, partial = (partial + piece).rpartition(b"\n")
             if end:
@@ -337,15 +337,15 @@ def _complete_lines(answer: Any, doing: str) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def translate_errors(doing: str) -> Iterator[None]:
+def translate_errors(action: str) -> Iterator[None]:
     """Turn the client's errors in a `with` block into LauncherErrors with a remedy."""
     try:
         yield
     except _CONFIG_ERRORS as error:
         remedy = "set KUBECONFIG to the file that names your cluster; `kubectl config get-contexts` lists what it has"
-        raise LauncherError(f"{doing}: {error}", remedy) from error
+        raise LauncherError(f"{action}: {error}", remedy) from error
     except ERRORS as error:
-        raise explain(error, doing) from error
+        raise explain(error, action) from error
 
 
 def status_of(error: LauncherError) -> int | None:

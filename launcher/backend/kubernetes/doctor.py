@@ -106,7 +106,7 @@ def examine(request: CheckRequest) -> Iterator[CheckResult]:
     spec = request.spec or _DEFAULT_SPEC
     yield ok("cluster", cluster.description())
     yield from _version(cluster, spec)
-    if cluster.has_no_access():
+    if cluster.lacks_access():
         yield of_error("permissions", no_access(cluster.namespace))
         return
     yield from _permissions(cluster)
@@ -123,7 +123,7 @@ def examine(request: CheckRequest) -> Iterator[CheckResult]:
 
 
 def _version(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
-    reported = cluster.request("get", "/version", doing="asking for the version")
+    reported = cluster.request("get", "/version", action="asking for the version")
     wanted = spec.kubernetes.version or DEFAULT_VERSION
     offered = version_numbers(reported)
     if offered < parse_version(wanted):
@@ -177,7 +177,7 @@ def _is_allowed(cluster: Cluster, group: str, resource: str, verb: str) -> bool:
     attributes = {"namespace": cluster.namespace, "verb": verb, "group": group, "resource": plain} | ({"subresource": sub} if sub else {})
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": attributes}}
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    answer = cluster.request("post", path, doing="asking for permissions", body=body)
+    answer = cluster.request("post", path, action="asking for permissions", body=body)
     return bool(answer.get("status", {}).get("allowed"))
 
 
@@ -190,8 +190,8 @@ def _namespace(cluster: Cluster) -> Iterator[CheckResult]:
         yield of_error("namespace", error)
 
 
-def _listed(cluster: Cluster, path: str, doing: str) -> list[dict[str, Any]]:
-    return list(cluster.request("get", path, doing=doing).get("items") or ())
+def _listed(cluster: Cluster, path: str, action: str) -> list[dict[str, Any]]:
+    return list(cluster.request("get", path, action=action).get("items") or ())
 
 
 def _or_unknown(check_name: str, unknown: str, check: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
@@ -275,7 +275,7 @@ def _storage(cluster: Cluster, planned: Run) -> Iterator[CheckResult]:
     if claim is not None and (not run.has_own_claim or phase == "Bound"):
         yield ok("storage", f"claim {run.claim} is {phase}, {run.claim_access}")
         return
-    classes = storage_classes.listed(cluster)
+    classes = storage_classes.by_name(cluster)
     name = storage_classes.chosen(run, classes)
     if name is None or name not in classes:
         message = f"there is no storage class {name}" if name else "the cluster has no default storage class"

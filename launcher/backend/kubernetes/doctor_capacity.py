@@ -66,7 +66,7 @@ def examine(cluster: Cluster, spec: ClusterSpec | None, colocated: Collection[st
     if spec is None:
         return
     try:
-        other_pods = cluster.request("get", "/api/v1/pods", doing="listing pods").get("items") or []
+        other_pods = cluster.request("get", "/api/v1/pods", action="listing pods").get("items") or []
     except LauncherError:
         yield warning("capacity", "you may not list pods of all namespaces: the checks below ignore all other pods", _CLUSTER_ROLE)
         other_pods = []

@@ -94,18 +94,18 @@ def _serve(
     cluster: Cluster, run: Run, artifact: str, paths: Mapping[str, Sequence[str]], *, is_probe: bool = False
 ) -> Iterator[tuple[http.client.HTTPResponse, Iterator[bytes]]]:
     """Yield the response of a pod with the run's volume, OK or NOT_FOUND, and its content in chunks; the pod is deleted afterwards."""
-    token, doing = secrets.token_urlsafe(32), f"reading the {artifact} of {run.name}"
-    with helper_pod.serving(cluster, run, _command(run, token, paths), doing, is_probe=is_probe) as pod:
+    token, action = secrets.token_urlsafe(32), f"reading the {artifact} of {run.name}"
+    with helper_pod.serving(cluster, run, _command(run, token, paths), action, is_probe=is_probe) as pod:
         response, acknowledgements = _response(cluster, pod, artifact, token)
         with contextlib.closing(response), acknowledgements:
             if response.status not in {http.client.OK, http.client.NOT_FOUND}:
-                raise LauncherError(f"{doing}: the pod {pod} answered {response.status}", "try again")
+                raise LauncherError(f"{action}: the pod {pod} answered {response.status}", "try again")
             yield response, _chunks(response, acknowledgements, pod)
 
 
 def _run_of_jobs(cluster: Cluster, name: str) -> Run | None:
     """Return the part of a run that is needed to mount its volume, from one of its Jobs: `kubectl apply` leaves no record."""
-    for job in cluster.listed("Job", status_source.labels_of(name)):
+    for job in cluster.list_objects("Job", status_source.labels_of(name)):
         pod = job["spec"]["template"]["spec"]
         claims = claims_of(pod)
         claim = cluster.get("PersistentVolumeClaim", claims[RUN_VOLUME]) if RUN_VOLUME in claims else None

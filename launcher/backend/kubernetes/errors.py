@@ -68,38 +68,38 @@ def run_unreachable(run: str, error: LauncherError) -> RunUnreachableError:
     return RunUnreachableError(f"{run} continues, but cannot be followed any more: {error.message}", error.remedy)
 
 
-def explain(error: Exception, doing: str) -> LauncherError:
-    """Return the LauncherError for an error of the client; `doing` names the action."""
+def explain(error: Exception, action: str) -> LauncherError:
+    """Return the LauncherError for an error of the client; `action` is e.g. `listing pods`."""
     status = getattr(error, "status", None)
     answer = answer_of(error)
     if status == 500 and _WEBHOOK_FAILED in answer:
         return WebhookError(
-            f"{doing}: an admission webhook of the cluster does not answer: {answer}",
+            f"{action}: an admission webhook of the cluster does not answer: {answer}",
             "have its pods repaired; kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations lists the webhooks",
         )
     if not isinstance(status, int) or status in {0, 429} or status >= 500:
         return UnreachableError(
-            f"{doing}: the cluster does not answer: {answer}",
+            f"{action}: the cluster does not answer: {answer}",
             "see that `kubectl get --raw /readyz` answers (KUBECONFIG, `kubectl config get-contexts`: which cluster)",
         )
     if status == 409 and _CONFLICT in answer:
-        return UnreachableError(f"{doing}: the cluster has changed an object at the same moment: {answer}", "try again")
+        return UnreachableError(f"{action}: the cluster has changed an object at the same moment: {answer}", "try again")
     if status == 401:
-        return CredentialsError(f"{doing}: authentication failed: {answer}", "log in to it again; `kubectl auth whoami` must answer")
+        return CredentialsError(f"{action}: authentication failed: {answer}", "log in to it again; `kubectl auth whoami` must answer")
     if status == 403 and (match := _FORBIDDEN.search(answer)):
-        return _forbidden(match, doing)
+        return _forbidden(match, action)
     for pattern, message, remedy in _KNOWN:
         if match := re.search(pattern, answer):
             found = [group or "" for group in match.groups()] or [""]
             kind = UsageError if status in {400, 422} else LauncherError
-            return kind(f"{doing}: {message.format(*found)}: {answer}", remedy.format(*found))
-    return LauncherError(f"{doing}: {answer}", "the message above comes from the API server")
+            return kind(f"{action}: {message.format(*found)}: {answer}", remedy.format(*found))
+    return LauncherError(f"{action}: {answer}", "the message above comes from the API server")
 
 
-def no_access(namespace: str, doing: str = "", rule: str = "") -> ForbiddenError:
+def no_access(namespace: str, action: str = "", rule: str = "") -> ForbiddenError:
     """Return the error of a user without any right in a namespace. Its name may be mistyped: the API server does not report if it exists."""
     return ForbiddenError(
-        f"{doing}: you have no rights in the namespace {namespace}".removeprefix(": "),
+        f"{action}: you have no rights in the namespace {namespace}".removeprefix(": "),
         f"check the name {namespace}: --namespace, LAUNCHER_NAMESPACE, kubernetes.namespace, or the one of your context; "
         "if it is right, have docs/kubernetes-role.yaml applied and bound to you there",
         rule,
@@ -117,13 +117,13 @@ def answer_of(error: Exception) -> str:
     return " ".join(str(text).split())
 
 
-def _forbidden(match: re.Match[str], doing: str) -> ForbiddenError:
+def _forbidden(match: re.Match[str], action: str) -> ForbiddenError:
     found = match.groupdict()
     rule = f'{{apiGroups: ["{found["group"]}"], resources: ["{found["resource"]}"], verbs: ["{found["verb"]}"]}}'
     where = f" in the namespace {found['namespace']}" if found["namespace"] else ""
     kind = "Role" if found["namespace"] else "ClusterRole"
     return ForbiddenError(
-        f"{doing}: {found['user']} may not {found['verb']} {found['resource']}{where}",
+        f"{action}: {found['user']} may not {found['verb']} {found['resource']}{where}",
         f"have this rule added to a {kind} of yours: {rule}; docs/kubernetes.md, Permissions, lists all that are needed",
         rule,
     )

@@ -32,7 +32,7 @@ def status(cluster: Cluster, unknown: RunStatus, run: Run) -> RunStatus:
     if found is None:
         jobs = {uid: name for kind, name, uid in run_record.recorded_objects(record) if kind == "Job"}
         try:
-            found = by_events(unknown, jobs, cluster.listed("Event"))
+            found = by_events(unknown, jobs, cluster.list_objects("Event"))
         except LauncherError:  # e.g. without the right to read them
             found = None
     return found or dataclasses.replace(unknown, reason=unknown.reason + read_error)

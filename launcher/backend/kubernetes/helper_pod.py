@@ -64,18 +64,18 @@ def probe(cluster: Cluster, run: Run, command: list[str], *, mounted: bool) -> N
 
 
 @contextlib.contextmanager
-def serving(cluster: Cluster, run: Run, command: list[str], doing: str, *, is_probe: bool = False) -> Iterator[str]:
+def serving(cluster: Cluster, run: Run, command: list[str], action: str, *, is_probe: bool = False) -> Iterator[str]:
     """Run a command beside the run's tasks for a `with` block, with the volume read-only; yield the name of the running pod.
 
     A probe waits only a minute for a node. Raises LauncherError if the pod does not start.
     """
     manifest = _pod(run, command, read_only=True, deadline=_SERVING_DEADLINE)
     manifest["metadata"]["labels"] |= storage.volume_labels(run)
-    manifest["spec"] |= node_constraints(run, cluster.listed("Pod", status_source.labels_of(run.name)))
+    manifest["spec"] |= node_constraints(run, cluster.list_objects("Pod", status_source.labels_of(run.name)))
     manifest["metadata"]["namespace"] = cluster.namespace
     name = str(cluster.create(manifest)["metadata"]["name"])
     try:
-        _await_phase(cluster, name, doing, _PROBE_TIMEOUTS if is_probe else _PROBLEM_TIMEOUTS, "Running")
+        _await_phase(cluster, name, action, _PROBE_TIMEOUTS if is_probe else _PROBLEM_TIMEOUTS, "Running")
         yield name
     finally:
         cluster.delete("Pod", name, grace=1)
@@ -110,7 +110,7 @@ def node_constraints(run: Run, own_pods: Iterable[Object]) -> Object:
 
 def delete_finished(cluster: Cluster, run: str) -> None:
     """Delete the run's helper pods that have ended and whose launcher was killed: they keep a claim from being deleted."""
-    for pod in cluster.listed("Pod", {**status_source.labels_of(run), COMPONENT: HOUSEKEEPING}):
+    for pod in cluster.list_objects("Pod", {**status_source.labels_of(run), COMPONENT: HOUSEKEEPING}):
         if pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
             cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
 
@@ -119,7 +119,7 @@ def _run_command(
     cluster: Cluster,
     run: Run,
     command: list[str],
-    doing: str,
+    action: str,
     timeouts: dict[str, float],
     *,
     mounted: bool = True,
@@ -127,12 +127,12 @@ def _run_command(
 ) -> None:
     manifest = _pod(run, command, mounted=mounted)
     if mounted:
-        manifest["spec"] |= node_constraints(run, cluster.listed("Pod", status_source.labels_of(run.name)))
+        manifest["spec"] |= node_constraints(run, cluster.list_objects("Pod", status_source.labels_of(run.name)))
     manifest["metadata"]["namespace"] = cluster.namespace
     manifest["metadata"]["labels"] |= labels or {}
     name = str(cluster.create(manifest)["metadata"]["name"])
     try:
-        _await_phase(cluster, name, doing, timeouts, "Succeeded")
+        _await_phase(cluster, name, action, timeouts, "Succeeded")
     finally:
         cluster.delete("Pod", name, grace=1)
 
@@ -162,12 +162,14 @@ def _pod(run: Run, command: list[str], *, mounted: bool = True, read_only: bool 
     return {"apiVersion": "v1", "kind": "Pod", "metadata": pod_metadata, "spec": spec}
 
 
-def _await_phase(cluster: Cluster, name: str, doing: str, timeouts: dict[str, float], expected: str) -> None:
+def _await_phase(cluster: Cluster, name: str, action: str, timeouts: dict[str, float], expected: str) -> None:
     began = time.monotonic()
     while True:
         pod = cluster.get("Pod", name)
         if pod is None:
-            raise LauncherError(f"{doing}: the pod {name} was deleted, or evicted, before it was done", "try again; see kubectl get events")
+            raise LauncherError(
+                f"{action}: the pod {name} was deleted, or evicted, before it was done", "try again; see kubectl get events"
+            )
         phase = pod.get("status", {}).get("phase")
         if phase == expected:
             return
@@ -178,6 +180,6 @@ def _await_phase(cluster: Cluster, name: str, doing: str, timeouts: dict[str, fl
             cause = found.message if found else f"it is {phase} after {_TIMEOUT:.0f} s"
             remedy = found.remedy if found else f"see kubectl describe pod {name}"
             raise FailedPodError(
-                f"{doing}: the pod {name} did not succeed: {cause}", remedy, pod_status.exit_code(pod), found.kind if found else ""
+                f"{action}: the pod {name} did not succeed: {cause}", remedy, pod_status.exit_code(pod), found.kind if found else ""
             )
         time.sleep(_POLL_INTERVAL)

@@ -90,7 +90,7 @@ def recorded_objects(record: Object | None) -> list[ObjectRef]:
 
 def labelled(cluster: Cluster, run: str, kind: str) -> Iterable[ObjectRef]:
     """Yield the objects of a kind that have the run's labels; a Job must also have that of a role or of the attendant."""
-    listed = (cluster.listed_if_any if kind == "JobSet" else cluster.listed)(kind, status_source.labels_of(run))
+    listed = (cluster.list_or_empty if kind == "JobSet" else cluster.list_objects)(kind, status_source.labels_of(run))
     return (
         ObjectRef(kind, thing["metadata"]["name"], thing["metadata"]["uid"])
         for thing in listed

@@ -143,7 +143,7 @@ class PodLogs:
         while self._is_needed(uid):
             opened, size = time.monotonic(), 0
             try:
-                with contextlib.closing(self._lines_to_come(pod)) as contents:
+                with contextlib.closing(self._follow_lines(pod)) as contents:
                     for content in contents:
                         size += len(content)
                         if size > _MAX_STREAM_SIZE or not self._is_needed(uid):
@@ -156,10 +156,10 @@ class PodLogs:
             else:
                 return
 
-    def _lines_to_come(self, pod: Object) -> Generator[bytes]:
+    def _follow_lines(self, pod: Object) -> Generator[bytes]:
         """Yield a pod's log as it comes, after storing it; mark a gap since the last line read."""
         after, begins = self._after.get(pod["metadata"]["uid"], _BEFORE_ALL), True
-        for content in self._cluster.log_to_the_end(pod["metadata"]["name"], TRAINER, _query(after), timeout=_SILENCE_TIMEOUT):
+        for content in self._cluster.follow_log(pod["metadata"]["name"], TRAINER, _query(after), timeout=_SILENCE_TIMEOUT):
             entries = list(_entries(content))
             if begins:
                 entries = _with_gap_marked(task_of(pod), entries, after)
@@ -170,7 +170,7 @@ class PodLogs:
             yield content
 
     @contextlib.contextmanager
-    def followed_to_the_end(self, pods: Iterable[Object]) -> Iterator[None]:
+    def following(self, pods: Iterable[Object]) -> Iterator[None]:
         """Follow the logs of the first pods to their last lines during a `with` block, while the pods are deleted; `new_lines` returns the lines.
 
         Polling would miss these lines: a pod is deleted moments after its container has ended.
@@ -193,7 +193,7 @@ class PodLogs:
     def _follow(self, pod: Object, stopped: threading.Event) -> None:
         while not stopped.is_set():
             try:
-                for _ in self._lines_to_come(pod):
+                for _ in self._follow_lines(pod):
                     pass
             except UnreachableError:
                 pass  # it was silent for long, or its node does not answer

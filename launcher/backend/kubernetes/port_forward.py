@@ -35,7 +35,7 @@ def await_tensorboard(cluster: Cluster, run: str) -> None:
     moved = announced = False
     deadline = time.monotonic() + _START_TIMEOUT
     while time.monotonic() < deadline:
-        of_run = cluster.listed("Pod", status_source.labels_of(run))
+        of_run = cluster.list_objects("Pod", status_source.labels_of(run))
         tensorboard_pods = [pod for pod in of_run if (pod["metadata"].get("labels") or {}).get(COMPONENT) == TENSORBOARD]
         if any(pod_status.condition(pod, "Ready") for pod in tensorboard_pods):
             return
@@ -67,7 +67,7 @@ def _has_tensorboard(cluster: Cluster, run: str) -> bool:
 
 def _only_followers_left(cluster: Cluster, run: str, pods: Sequence[Object]) -> bool:
     """Return whether no task is still to run except those that wait for TensorBoard. A Job that waits in a queue, without pods, is still to run."""
-    jobs = [job for job in cluster.listed("Job", status_source.labels_of(run)) if pod_status.is_role(job)]
+    jobs = [job for job in cluster.list_objects("Job", status_source.labels_of(run)) if pod_status.is_role(job)]
     waiting = {pod_status.role_of(pod) for pod in pods if volume_affinity.has_none_to_follow(pod, pods)}
     unfinished = [job for job in jobs if not pod_status.condition(job, "Complete")]
     return any(pod_status.condition(job, "Failed") for job in jobs) or all(pod_status.role_of(job) in waiting for job in unfinished)
@@ -78,7 +78,7 @@ def pod_of(cluster: Cluster, run: str) -> Object:
 
     Raises UsageError if the run has none, LauncherError with the reason if it is not ready.
     """
-    pods = cluster.listed("Pod", {**status_source.labels_of(run), COMPONENT: TENSORBOARD})
+    pods = cluster.list_objects("Pod", {**status_source.labels_of(run), COMPONENT: TENSORBOARD})
     for pod in pods:
         if pod_status.condition(pod, "Ready"):
             return pod

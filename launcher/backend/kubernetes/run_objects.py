@@ -68,7 +68,7 @@ def _access_mode_notice(cluster: Cluster, run: Run) -> Iterator[str]:
     if not run.has_own_claim or run.claim_access is not None or run.access != "ReadWriteMany":
         return
     try:
-        known = storage_classes.listed(cluster)
+        known = storage_classes.by_name(cluster)
     except LauncherError:  # the user may not list them; a claim without a volume reports why
         return
     name = storage_classes.chosen(run, known)
@@ -149,7 +149,7 @@ def existing_objects(cluster: Cluster, run: str) -> list[ObjectRef]:
     found = [
         ObjectRef(kind, thing["metadata"]["name"], thing["metadata"]["uid"])
         for kind in OWNED
-        for thing in (cluster.listed_if_any if kind in _OPTIONAL_KINDS else cluster.listed)(kind, status_source.labels_of(run))
+        for thing in (cluster.list_or_empty if kind in _OPTIONAL_KINDS else cluster.list_objects)(kind, status_source.labels_of(run))
         if pod_status.controller_of([thing]) is None
     ]
     record = cluster.get("ConfigMap", run_record.name_of(run))
@@ -251,7 +251,7 @@ def await_workloads_deleted(cluster: Cluster, run: str, on_poll: Callable[[], ob
 
 def _workloads(cluster: Cluster, run: str) -> list[str]:
     """Return the Jobs of a run, and the Service of its JobSet, as kubectl names them."""
-    found = [f"job/{job['metadata']['name']}" for job in cluster.listed("Job", status_source.labels_of(run))]
+    found = [f"job/{job['metadata']['name']}" for job in cluster.list_objects("Job", status_source.labels_of(run))]
     service = cluster.get("Service", run)
     is_jobset_service = service is not None and (pod_status.controller_of([service]) or "").startswith("jobset/")
     return [*found, f"service/{run}"] if is_jobset_service else found

@@ -42,7 +42,7 @@ def labels_of(run: str) -> dict[str, str]:
 
 def pods_of(cluster: Cluster, run: str) -> list[Object]:
     """Return the pods of a run's tasks."""
-    return cluster.listed("Pod", {CLUSTER_LABEL: run})
+    return cluster.list_objects("Pod", {CLUSTER_LABEL: run})
 
 
 def gather(cluster: Cluster, run: str) -> ClusterSnapshot:
@@ -96,7 +96,7 @@ class RunInformer:
             pod_status.queue_of(controller) and (controller.get("spec") or {}).get("suspend")
             for controller in [*jobs, *([jobset] if jobset else [])]
         )
-        queued = tuple(cluster.listed_if_any("Workload") or cluster.listed_if_any("Workload (v1beta1)")) if is_queued else ()
+        queued = tuple(cluster.list_or_empty("Workload") or cluster.list_or_empty("Workload (v1beta1)")) if is_queued else ()
         snapshot = ClusterSnapshot(run, jobs, pods, jobset=jobset, queued=queued)
         tasks = [pod for pod in pods if _has(pod, CLUSTER_LABEL)]
         started = sum(_phase(pod) in {"Running", "Succeeded"} for pod in tasks)
@@ -128,7 +128,7 @@ def _completions(job: Object) -> int:
 
 def _claims(cluster: Cluster, run: str, jobs: Iterable[Object]) -> list[Object]:
     """Return the run's own claim, and the others that its tasks mount."""
-    found = {claim["metadata"]["name"]: claim for claim in cluster.listed("PersistentVolumeClaim", labels_of(run))}
+    found = {claim["metadata"]["name"]: claim for claim in cluster.list_objects("PersistentVolumeClaim", labels_of(run))}
     for name in {name for job in jobs for name in _mounted_claims(job).values()} - found.keys():
         if claim := cluster.get("PersistentVolumeClaim", name):
             found[name] = claim
@@ -161,7 +161,7 @@ def _jobset(cluster: Cluster, run: str, jobs: Sequence[Object]) -> Object | None
     """Return the JobSet that creates a run's Jobs: only it tells whether a failed one is created again."""
     kind, _, name = (pod_status.controller_of(jobs) or "").partition("/")
     if not jobs:
-        return next(iter(cluster.listed_if_any("JobSet", labels_of(run))), None)
+        return next(iter(cluster.list_or_empty("JobSet", labels_of(run))), None)
     try:
         return cluster.get("JobSet", name) if kind == "jobset" else None
     except ForbiddenError:  # without that right only the Jobs tell the status
@@ -173,7 +173,7 @@ def _events(cluster: Cluster, kind: str, field: str, values: Iterable[str]) -> l
     all_values = list(values)
     queries = [{field: value} for value in all_values] if len(all_values) <= _ONE_BY_ONE else [{"involvedObject.kind": kind}]
     try:
-        return [event for fields in queries for event in cluster.listed("Event", fields=fields)]
+        return [event for fields in queries for event in cluster.list_objects("Event", fields=fields)]
     except ForbiddenError:  # without that right fewer reasons are known
         return []
 

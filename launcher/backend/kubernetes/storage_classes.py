@@ -22,9 +22,9 @@ _MANY_NODES = re.compile(
 )
 
 
-def listed(cluster: Cluster) -> dict[str, Mapping[str, Any]]:
+def by_name(cluster: Cluster) -> dict[str, Mapping[str, Any]]:
     """Return the cluster's storage classes by name. Raises LauncherError if the user may not list them."""
-    answer = cluster.request("get", "/apis/storage.k8s.io/v1/storageclasses", doing="listing storage classes")
+    answer = cluster.request("get", "/apis/storage.k8s.io/v1/storageclasses", action="listing storage classes")
     return {storage_class["metadata"]["name"]: storage_class for storage_class in answer.get("items") or ()}
 
 

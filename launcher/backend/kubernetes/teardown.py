@@ -51,7 +51,7 @@ def stop(
         unresponsive.check(remaining)
         events.apply(logs.new_lines(remaining))
 
-    with logs.followed_to_the_end(sorted(pods, key=lambda pod: not events.is_leader(task_of(pod)))):  # the tasks' last lines
+    with logs.following(sorted(pods, key=lambda pod: not events.is_leader(task_of(pod)))):  # the tasks' last lines
         for ref in existing:
             if ref.kind in JOB_KINDS:
                 run_objects.delete(cluster, ref)
@@ -76,7 +76,7 @@ def stop(
 
 
 def _refuse_other_controllers(cluster: Cluster, run: str, existing: Iterable[ObjectRef]) -> None:
-    controller = pod_status.controller_of(cluster.listed("Job", status_source.labels_of(run)))
+    controller = pod_status.controller_of(cluster.list_objects("Job", status_source.labels_of(run)))
     if controller and controller not in {f"{ref.kind.lower()}/{ref.name}" for ref in existing}:
         raise UsageError(
             f"the Jobs of {run} in {cluster.description()} belong to {controller}, which creates them again when they are deleted",
@@ -144,11 +144,11 @@ def sweep_tensorboards(cluster: Cluster) -> None:
     and ignores errors of the cluster: leftovers of other runs must not prevent a start or stop.
     """
     with contextlib.suppress(LauncherError):
-        deployments = cluster.listed("Deployment", {**status_source.OURS, COMPONENT: TENSORBOARD})
+        deployments = cluster.list_objects("Deployment", {**status_source.OURS, COMPONENT: TENSORBOARD})
         for run in sorted({deployment["metadata"]["labels"].get(INSTANCE, "") for deployment in deployments} - {""}):
             if _tensorboard_is_due(cluster, run):
                 for kind in _OF_TENSORBOARD:
-                    for thing in cluster.listed(kind, {**status_source.labels_of(run), COMPONENT: TENSORBOARD}):
+                    for thing in cluster.list_objects(kind, {**status_source.labels_of(run), COMPONENT: TENSORBOARD}):
                         cluster.delete(kind, thing["metadata"]["name"], uid=thing["metadata"]["uid"])
 
 

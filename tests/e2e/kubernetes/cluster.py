@@ -102,12 +102,12 @@ class Namespace:
 
     def objects(self, kind: str, run: str) -> list[dict[str, Any]]:
         """Return the objects of a kind, such as Job, that belong to a run."""
-        return self._cluster.listed(kind, {"app.kubernetes.io/instance": run})
+        return self._cluster.list_objects(kind, {"app.kubernetes.io/instance": run})
 
     def pods(self, run: str, role: str | None = None) -> list[dict[str, Any]]:
         """Return the pods of a run's tasks, or of one role."""
         component = {} if role is None else {"app.kubernetes.io/component": role}
-        return self._cluster.listed("Pod", {"app.kubernetes.io/instance": run, "tf-launcher/cluster": run} | component)
+        return self._cluster.list_objects("Pod", {"app.kubernetes.io/instance": run, "tf-launcher/cluster": run} | component)
 
     def ends(self, run: str) -> dict[str, str]:
         """Return how each Job of a run has ended: Complete or Failed, or empty while it runs."""

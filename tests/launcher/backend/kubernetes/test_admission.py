@@ -43,7 +43,7 @@ def waiting_reasons(
             raise error
         return pod
 
-    cluster = SimpleNamespace(namespace="n", description=lambda: "namespace n", create=create, listed_if_any=lambda _: quotas)
+    cluster = SimpleNamespace(namespace="n", description=lambda: "namespace n", create=create, list_or_empty=lambda _: quotas)
     return [message for message, _ in admission.check(cast("Cluster", cluster), pod_sets(**options))]
 
 

@@ -48,16 +48,16 @@ class FakeCluster:
             raise self.error
         return self.kinds.get(kind, []), "1"
 
-    def listed(self, kind: str, *_: object, **__: object) -> list[dict[str, Any]]:
+    def list_objects(self, kind: str, *_: object, **__: object) -> list[dict[str, Any]]:
         return self.kinds.get(kind, [])
 
-    listed_if_any = listed
+    list_or_empty = list_objects
 
     def watch(self, *_: object, **__: object) -> list[dict[str, Any]]:
         raise LauncherError("it may not be watched", "")
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        return next((one for one in self.listed(kind) if one["metadata"]["name"] == name), None)
+        return next((one for one in self.list_objects(kind) if one["metadata"]["name"] == name), None)
 
     def nodes(self) -> list[dict[str, Any]]:
         return []
@@ -65,7 +65,7 @@ class FakeCluster:
     def log(self, *_: object, **__: object) -> bytes:
         return b"2026-01-01T00:09:00.1Z one\n2026-01-01T00:09:01.1Z two\n"
 
-    def log_to_the_end(self, *_: object, **__: object) -> bytes:
+    def follow_log(self, *_: object, **__: object) -> bytes:
         raise LauncherError("the pod is deleted", "")
 
     def patch(self, kind: str, name: str, patch: dict[str, Any], *, subresource: str = "") -> None:

@@ -23,8 +23,8 @@ def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubernetesBackend:
     """Return a backend with an expired run, which a newer launcher has started."""
     record: dict[str, Any] = {"metadata": {}, "data": {"spec.json": as_json(SPEC), "user": "ada"}}
     none: dict[str, Any] = {
-        "listed": lambda *_, **__: [],
-        "listed_if_any": lambda *_, **__: [],
+        "list_objects": lambda *_, **__: [],
+        "list_or_empty": lambda *_, **__: [],
         "list_with_version": lambda *_, **__: ([], "1"),
     }
     methods = {"now": lambda: 0.0, "user": lambda: "ada", "description": lambda: "namespace n", "nodes": list, "watch": lambda *_, **__: []}

@@ -146,8 +146,8 @@ def test_a_thread_tries_again_if_another_has_renewed_the_credentials(configure: 
     refused = cluster._dynamic
     cluster._log_in()
     monkeypatch.setattr(client, "_LOGIN_INTERVAL", 60.0)
-    assert cluster._has_logged_in_again(refused)
-    assert not cluster._has_logged_in_again(cluster._dynamic)
+    assert cluster._log_in_again(refused)
+    assert not cluster._log_in_again(cluster._dynamic)
 
 
 def test_a_user_who_may_only_list_nodes_and_pods_has_no_access_to_the_namespace(
@@ -158,4 +158,4 @@ def test_a_user_who_may_only_list_nodes_and_pods_has_no_access_to_the_namespace(
         cluster = Cluster()
         review = {"status": {"resourceRules": [{"verbs": ["list"], "apiGroups": [""], "resources": resources}]}}
         monkeypatch.setattr(cluster, "request", lambda *_, review=review, **__: review)
-        assert cluster.has_no_access() == no_access
+        assert cluster.lacks_access() == no_access

@@ -25,7 +25,7 @@ def test_tolerations_of_a_run_that_kubectl_has_applied_come_from_its_jobs() -> N
         "containers": [{"image": "mine"}],
     }
     cluster = SimpleNamespace(
-        listed=lambda *_: [{"spec": {"template": {"spec": pod}}}], get=lambda *_: {"spec": {"accessModes": ["ReadWriteOnce"]}}
+        list_objects=lambda *_: [{"spec": {"template": {"spec": pod}}}], get=lambda *_: {"spec": {"accessModes": ["ReadWriteOnce"]}}
     )
     run = _run_of_jobs(cast("Cluster", cluster), "digits")
     assert run is not None

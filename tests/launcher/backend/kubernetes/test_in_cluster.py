@@ -69,7 +69,7 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_pod_uses_its_account_in_its_own_namespace() -> None:
     cluster = Cluster()
     assert (cluster.context, cluster.namespace, cluster.description()) == (None, "n", "namespace n")
-    assert cluster.listed("Job", {"a": "b"}) == []
+    assert cluster.list_objects("Job", {"a": "b"}) == []
     cluster.patch("Pod", "p", {"status": {}}, subresource="status")
     (get, get_path, get_headers, _), (patch, patch_path, patch_headers, content) = Server.requests
     assert (get, get_path, get_headers["Authorization"]) == ("GET", "/apis/batch/v1/namespaces/n/jobs?labelSelector=a%3Db", "Bearer good")
@@ -84,7 +84,7 @@ def test_a_stream_is_read_piece_by_piece() -> None:
     Server.answers["/api/v1/namespaces/n/pods/p/log"] = 200, b"1 one\n2 two\n"
     cluster = Cluster()
     assert list(cluster.watch("Pod", "7", {"a": "b"}, seconds=5)) == events
-    assert list(cluster.log_to_the_end("p", "trainer", [("timestamps", "true")], timeout=5)) == [b"1 one\n2 two"]
+    assert list(cluster.follow_log("p", "trainer", [("timestamps", "true")], timeout=5)) == [b"1 one\n2 two"]
     assert "resourceVersion=7&watch=true&allowWatchBookmarks=true&timeoutSeconds=5" in Server.requests[0][1]
     assert Server.requests[1][1].endswith("/log?container=trainer&timestamps=true&follow=true")
 
@@ -95,24 +95,24 @@ def test_a_refusal_names_the_missing_right() -> None:
     Server.answers["/api/v1/namespaces/n/pods/p"] = 404, b'{"message": "not found"}'
     Server.answers["/api/v1/namespaces/n/events"] = 503, b"busy"
     cluster = Cluster()
-    cluster._has_no_access = False
+    cluster._lacks_access = False
     with pytest.raises(ForbiddenError) as refused:
-        cluster.listed("Job")
+        cluster.list_objects("Job")
     assert refused.value.rule == '{apiGroups: ["batch"], resources: ["jobs"], verbs: ["list"]}'
     assert cluster.get("Pod", "p") is None
     with pytest.raises(UnreachableError):
-        cluster.listed("Event")
+        cluster.list_objects("Event")
 
 
 def test_a_token_that_was_renewed_is_used_at_once(account: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (account / "token").write_text("old")
     cluster = Cluster()
     with pytest.raises(CredentialsError):
-        cluster.listed("Job")
+        cluster.list_objects("Job")
     (account / "token").write_text("good")
-    assert cluster.listed("Job") == []
+    assert cluster.list_objects("Job") == []
     monkeypatch.setattr(client, "_LOGIN_INTERVAL", 0.0)
-    assert cluster.listed("Job") == []
+    assert cluster.list_objects("Job") == []
 
 
 def test_a_pod_without_an_account_is_an_error(account: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_run_that_is_being_started_misses_nothing() -> None:
     lease = {"tf-launcher/starting": json.dumps({"id": "1", "host": "another", "since": 1000.0})}
     record = {"metadata": {"annotations": lease}, "data": {"made.json": '[["Job", "digits-chief", "1"]]', "claim": "1"}}
     empty = SimpleNamespace(
-        get=lambda kind, _: record if kind == "ConfigMap" else None, now=lambda: 1010.0, listed=lambda *_: [], namespace="a"
+        get=lambda kind, _: record if kind == "ConfigMap" else None, now=lambda: 1010.0, list_objects=lambda *_: [], namespace="a"
     )
     assert inventory.MissingObjectsWatch(cast("Cluster", empty), "digits").check() == MissingObjects()
     empty.now = lambda: 1_000_000.0  # long after the lease has expired
@@ -108,7 +108,7 @@ def test_the_attendant_s_job_is_one_of_the_labelled_jobs() -> None:
         {"metadata": {"name": name, "uid": name, "labels": {"app.kubernetes.io/component": name}}}
         for name in ("chief", "attendant", "copy")
     ]
-    cluster = SimpleNamespace(listed=lambda *_: jobs)
+    cluster = SimpleNamespace(list_objects=lambda *_: jobs)
     assert [one.name for one in inventory.labelled(cast("Cluster", cluster), "digits", "Job")] == ["chief", "attendant"]
 
 

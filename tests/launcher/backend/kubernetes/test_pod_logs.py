@@ -42,7 +42,7 @@ class LogServer:
         assert (kind, name) == ("Job", "digits-attendant")
         return self.attendant
 
-    def log_to_the_end(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> Iterator[bytes]:
+    def follow_log(self, pod: str, container: str, query: list[tuple[str, str]], *, timeout: float) -> Iterator[bytes]:
         """Yield the pieces that are put into `stream`, up to a None."""
         assert (pod, container) == ("digits-worker-1-abc", "trainer")
         assert timeout > 0
@@ -181,7 +181,7 @@ def test_the_last_lines_are_read_without_polling(tmp_path: Path, monkeypatch: py
     server.lines = ["2026-01-01T00:00:01.100000000Z one"]
     logs = reader(server, tmp_path)
     logs.new_lines([POD])
-    with logs.followed_to_the_end([POD]):
+    with logs.following([POD]):
         server.stream.put(b"2026-01-01T00:00:01.100000000Z one\n2026-01-01T00:00:02.100000000Z two\n")
         server.stream.put(UnreachableError("it was silent for long"))
         server.stream.put(b"2026-01-01T00:00:02.100000000Z two\n2026-01-01T00:00:03.100000000Z saved")
@@ -321,7 +321,7 @@ def test_a_log_is_followed_by_whole_lines(monkeypatch: pytest.MonkeyPatch) -> No
         return answer
 
     monkeypatch.setattr(cluster, "_send", request)
-    pieces = list(cluster.log_to_the_end("pod", "trainer", [("timestamps", "true")], timeout=5.0))
+    pieces = list(cluster.follow_log("pod", "trainer", [("timestamps", "true")], timeout=5.0))
     assert pieces == [b"1 one\n2 two", b"3 three"]
     assert answer.closed
     assert ("follow", "true") in requests[0]["query_params"]

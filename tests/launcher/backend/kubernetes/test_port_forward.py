@@ -63,6 +63,6 @@ def test_a_lacking_right_to_forward_ports_is_reported_before_tensorboard_s_addre
         "metadata": {"name": "tensorboard", "labels": {"app.kubernetes.io/component": "tensorboard"}},
         "status": {"conditions": [{"type": "Ready", "status": "True"}]},
     }
-    monkeypatch.setattr(cluster, "listed", lambda *_: [ready], raising=False)
+    monkeypatch.setattr(cluster, "list_objects", lambda *_: [ready], raising=False)
     with pytest.raises(ForbiddenError, match="anna may not get pods/portforward"):
         port_forward.Forward(cluster, "digits", "127.0.0.1", 0)

@@ -59,13 +59,13 @@ class LosingNode:
         self.pod["metadata"]["labels"]["tf-launcher/cluster"] = "digits"
         self.is_unreachable = False
 
-    def listed(self, kind: str, _labels: Mapping[str, str] | None = None, **_: Any) -> list[dict[str, Any]]:
+    def list_objects(self, kind: str, _labels: Mapping[str, str] | None = None, **_: Any) -> list[dict[str, Any]]:
         if self.is_unreachable:
             raise LauncherError("the cluster does not answer")
         return {"Job": [objects.job("chief")], "Pod": [self.pod]}.get(kind, [])
 
     def list_with_version(self, kind: str, labels: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
-        return self.listed(kind, labels), "1"
+        return self.list_objects(kind, labels), "1"
 
     def watch(self, *_: Any, **__: Any) -> Iterator[dict[str, Any]]:
         return iter(())

@@ -195,7 +195,7 @@ def await_tensorboard(
 ) -> None:
     """Wait for TensorBoard in a cluster with these objects, and `tensorboard` as its Deployment."""
     cluster = SimpleNamespace(
-        listed=lambda kind, _: list(listed[kind]()), patch=patch, get=lambda *_: tensorboard, description=lambda: "mine"
+        list_objects=lambda kind, _: list(listed[kind]()), patch=patch, get=lambda *_: tensorboard, description=lambda: "mine"
     )
     port_forward.await_tensorboard(cast("Cluster", cluster), "digits")
 
