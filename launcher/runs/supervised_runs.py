@@ -22,7 +22,7 @@ from launcher.runs.state_file import Snapshot
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
 
 # Seconds that a stop may take beyond the grace periods; a run with parameter servers has two of them.
-_STOP_SLACK = 20.0
+_STOP_MARGIN = 20.0
 KILL_TIMEOUT = 10.0  # seconds
 _FIRST_STATE_TIMEOUT = 10.0  # seconds that a supervisor may take to write its first state
 
@@ -124,7 +124,7 @@ class SupervisedRuns:
             )
         if now or not snapshot.stopping:  # a later SIGTERM kills, so only wait for a stop that is in progress
             process_identity.send(supervisor.pid, signal.SIGQUIT if now else signal.SIGTERM)
-        timeout = KILL_TIMEOUT if now else 2 * snapshot.grace_period + _STOP_SLACK
+        timeout = KILL_TIMEOUT if now else 2 * snapshot.grace_period + _STOP_MARGIN
         if not locks.wait_released(paths.lock, timeout=timeout, holder=supervisor):
             # With the processes that it has started: Docker Compose would create containers without it.
             process_identity.kill_session(supervisor.pid)

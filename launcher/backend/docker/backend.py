@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 BACKEND = "docker"
 _SUPERVISOR = "launcher.backend.docker"
-_START_SLACK = 300.0  # seconds beyond Compose's own time: an engine that removes an earlier run may be slow
+_START_MARGIN = 300.0  # seconds beyond Compose's own time: an engine that removes an earlier run may be slow
 _LOCK_TIMEOUT, _LOCK_STEP = 600.0, 0.5  # a stop takes as long as the slowest task's grace period
 
 
@@ -303,7 +303,7 @@ def supervisor_start_timeout(plan: Plan, earlier_grace: float) -> float:
 
     At least as many as Compose may take, after those of an earlier run have saved, for at most `earlier_grace` seconds.
     """
-    return _START_SLACK + earlier_grace + max(plan.start_timeout, COMPOSE_TIMEOUT)
+    return _START_MARGIN + earlier_grace + max(plan.start_timeout, COMPOSE_TIMEOUT)
 
 
 def _known_spec(paths: RunPaths) -> "ClusterSpec | None":

@@ -58,7 +58,7 @@ def status(engine: Engine, name: str, containers: list[Container]) -> RunStatus:
     """Return the status of a run from its containers, at least one. Raises one of engine.ERRORS."""
     tasks = by_task(containers)
     trackers = {
-        task: ContainerTracker(task, has_parent=_has_parent(container), in_own_image=_in_own_image(container))
+        task: ContainerTracker(task, has_parent=_has_parent(container), hardened_user_image=_has_hardened_user_image(container))
         for task, container in tasks.items()
     }
     required = [task for task, container in tasks.items() if container.labels.get(labels.REQUIRED) == "true"]
@@ -104,7 +104,7 @@ def _has_parent(container: Container) -> bool:
     return role_rules.starts_parent(container.attrs["Config"]["Cmd"] or ())
 
 
-def _in_own_image(container: Container) -> bool:
+def _has_hardened_user_image(container: Container) -> bool:
     """Return whether a container is hardened and its image is the user's own."""
     return bool(container.attrs["HostConfig"].get("ReadonlyRootfs")) and not images.is_ours(container.attrs["Config"]["Image"])
 

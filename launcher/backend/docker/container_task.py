@@ -40,7 +40,7 @@ class ContainerTask(ControlledTask):
             task.address,
             task.restart.max_restarts,
             has_parent=role_rules.has_parent(task),
-            in_own_image=task.image is not None and task.is_hardened,
+            hardened_user_image=task.image is not None and task.is_hardened,
         )
         super().__init__(task, log, tracker)
         self.container_id: str | None = None  # set once another run may have replaced this one, with containers of the same names

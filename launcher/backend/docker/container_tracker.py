@@ -33,7 +33,7 @@ class ContainerTracker(TaskTracker):
     """
 
     has_parent: bool = True
-    in_own_image: bool = False  # the image is the user's own, and the container is hardened by the launcher
+    hardened_user_image: bool = False  # the image is the user's own, and the container is hardened by the launcher
     container: dict[str, Any] = field(default_factory=dict)
     _parent_starts: int = 0  # how many trainer's parents have reported their start
     _restart_recorded: bool = False  # the restart that the next parent's start will show is recorded already
@@ -106,7 +106,7 @@ class ContainerTracker(TaskTracker):
         """Return the remedy for a task that could not be started, met a restriction of its container, or was killed, probably out of memory."""
         if state is State.FAILED and self.parent_never_started(self.code):
             return role_rules.NO_PYTHON_REMEDY
-        if state is State.FAILED and self.in_own_image and meets_restriction(self.exit_reason(self.code)):
+        if state is State.FAILED and self.hardened_user_image and meets_restriction(self.exit_reason(self.code)):
             return RESTRICTION_REMEDY
         return super().remedy(state)
 

@@ -36,7 +36,7 @@ COMPOSE_TIMEOUT = 600.0  # containers wait for their images and for one another
 # The engine refuses to remove an object that it is already removing, and a network whose containers it is still removing.
 _REMOVE_TIMEOUT = 20.0
 _REMOVE_RETRY_INTERVAL = 0.3
-_BUSY = (403, 409)  # the status codes of these refusals; 403: the network has active endpoints
+_IN_USE_CODES = (403, 409)  # the status codes of these refusals; 403: the network has active endpoints
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -147,7 +147,7 @@ class Engine:
             except NotFound:
                 continue
             except APIError as error:
-                if error.status_code not in _BUSY:
+                if error.status_code not in _IN_USE_CODES:
                     raise
                 refused = error
         return refused

@@ -17,7 +17,7 @@ from launcher.render import labels
 from launcher.render.compose_extras import SIDECAR_RESTART
 from launcher.runs.state_writer import log_message
 
-_SLACK = 10.0  # seconds beyond the grace period in which the engine stops a container
+_STOP_MARGIN = 10.0  # seconds beyond the grace period in which the engine stops a container
 
 
 class Sidecars:
@@ -58,7 +58,7 @@ class Sidecars:
 
     def _join(self) -> None:
         for thread in self._threads.values():
-            thread.join(self._grace + _SLACK)
+            thread.join(self._grace + _STOP_MARGIN)
 
     def _run_in_thread(self, container: Container, operation: Callable[[], object]) -> None:
         key = str(container.id)

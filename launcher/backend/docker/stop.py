@@ -14,7 +14,7 @@ from launcher.backend.docker.engine import ERRORS
 from launcher.errors import LauncherError
 
 # Seconds beyond its grace period in which a container stops: a stop is up to four requests, of which each has the client's timeout.
-_SLACK = 300.0
+_STOP_MARGIN = 300.0
 # The engine's states of a container that runs, or is about to.
 _RUNNING = frozenset({"running", "paused", "restarting"})
 
@@ -53,7 +53,7 @@ def stop_running(containers: Iterable[Container]) -> bool:
     for thread in threads:
         thread.start()
     for container, thread in zip(running, threads, strict=True):
-        timeout = grace_of(container) + _SLACK
+        timeout = grace_of(container) + _STOP_MARGIN
         thread.join(max(0.0, began + timeout - time.monotonic()))
         if thread.is_alive():
             raise LauncherError(

@@ -20,7 +20,7 @@ from launcher.spec.problems import all_of
 # Resources that a quota may count under two names: https://kubernetes.io/docs/concepts/policy/resource-quotas/#compute-resource-quota
 _QUOTA_NAMES = {"cpu": "requests.cpu", "memory": "requests.memory", "ephemeral-storage": "requests.ephemeral-storage", "count/pods": "pods"}
 _QUOTA_EXCEEDED = "exceeded quota: "  # perhaps by other pods: then the pod waits
-PLACEHOLDER_NAME, _PLACEHOLDER_UID = "x-of-nobody", "00000000-0000-4000-8000-000000000000"
+PLACEHOLDER_NAME, _PLACEHOLDER_UID = "tf-launcher-dry-run", "00000000-0000-4000-8000-000000000000"
 _NO_DRY_RUN = "does not support dry run"
 _CREATE = {
     "PersistentVolumeClaim": "create it: kubectl apply -f CLAIM.yaml",

@@ -31,7 +31,7 @@ from trainer.exit_codes import SIGNAL_BASE
 _POLL_INTERVAL = 1.0  # seconds
 _NOTIFY_TIMEOUT = 600.0  # seconds for which a message to people is tried
 _DELETED_TIMEOUT = 30.0  # seconds without Jobs after which a run counts as deleted
-_FINISHED = frozenset({State.SUCCEEDED, State.FAILED})  # not where a user has suspended its Jobs: it may continue
+_SUCCEEDED_OR_FAILED = frozenset({State.SUCCEEDED, State.FAILED})  # not where a user has suspended its Jobs: it may continue
 
 
 class Attendant:
@@ -70,7 +70,7 @@ class Attendant:
         snapshot = self._status_reader.snapshot
         status = self._checked_status(snapshot, self._recorded_end or status)
         self._save_lines(snapshot)
-        if status.state in _FINISHED:
+        if status.state in _SUCCEEDED_OR_FAILED:
             yield from self._record_end(status)
         yield from self._reconciler.reconcile(snapshot, status)
         if status.state is State.FAILED:
@@ -88,7 +88,7 @@ class Attendant:
 
     def _checked_status(self, snapshot: ClusterSnapshot, status: RunStatus) -> RunStatus:
         """Return the status of the run: failed if it has not started in time or a task was evicted too often."""
-        if status.state in _FINISHED:
+        if status.state in _SUCCEEDED_OR_FAILED:
             return status
         failure = self._reconciler.start_timeout_reason(snapshot, status, self._start_timeout) or reconcile.evicted_too_often(snapshot)
         if not failure or not self._status_reader.is_unchanged():

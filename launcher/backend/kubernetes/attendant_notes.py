@@ -65,7 +65,7 @@ class LastLines:
     """Keeps the last lines of each pod that another reader reads."""
 
     def __init__(self) -> None:
-        self.ended = 0  # streams, see LogSink
+        self.ended_streams = 0  # see LogSink
         self._lines: dict[str, deque[str]] = {}  # by the pods' uids
         self._after: dict[str, str] = {}  # the timestamp of the last of them: a reader asks for whole seconds, and gets some lines twice
 
@@ -81,7 +81,7 @@ class LastLines:
         written = ((timestamp, text if writes_events else escaped(text)) for timestamp, text in new[-MAX_LINES:])
         lines.extend(f"{timestamp} {text.decode(errors='replace')}"[:_MAX_LINE_LENGTH] for timestamp, text in written)
 
-    def trust(self, uid: str) -> None:
+    def mark_read_elsewhere(self, uid: str) -> None:
         """Do nothing: it has no reads to save."""
 
     def pop(self, pods: Mapping[str, Object]) -> list[DeletedPod]:

@@ -214,7 +214,7 @@ def of_disruption(status: Object) -> Diagnosis | None:
     return Diagnosis("evicted", message, "it is replaced; this does not count")
 
 
-def _in_own_image(pod: Object, container: str) -> bool:
+def _has_hardened_user_image(pod: Object, container: str) -> bool:
     """Return whether a container is hardened and runs the user's own image."""
     spec: Object = next((candidate for candidate in pod.get("spec", {}).get("containers", []) if candidate.get("name") == container), {})
     return bool(spec.get("securityContext", {}).get("readOnlyRootFilesystem")) and not images.is_ours(str(spec.get("image")))
@@ -270,7 +270,7 @@ def _of_exit_code(pod: Object, container: str, message: str, last: str) -> Diagn
     """Return why a container failed; `last` is the last line of its output."""
     if _VOLUME_DENIED.search(last):
         return Diagnosis("volume", message, VOLUME_REMEDY)
-    if _in_own_image(pod, container) and meets_restriction(last):
+    if _has_hardened_user_image(pod, container) and meets_restriction(last):
         return Diagnosis("restricted", message, RESTRICTION_REMEDY)
     return Diagnosis("exit", message, "see its log")
 

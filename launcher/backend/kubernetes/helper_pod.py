@@ -11,7 +11,7 @@ from launcher.backend.kubernetes.client import Cluster, Object
 from launcher.errors import LauncherError, UsageError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes import pods, storage
-from launcher.render.kubernetes.objects import CLUSTER_LABEL, COMPONENT, HOUSEKEEPING, TRAINER, Run, metadata, resource_list
+from launcher.render.kubernetes.objects import CLUSTER_LABEL, COMPONENT, HELPER_POD, TRAINER, Run, metadata, resource_list
 
 # Small resources, set explicitly so that a quota admits the pod.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
@@ -110,7 +110,7 @@ def node_constraints(run: Run, own_pods: Iterable[Object]) -> Object:
 
 def delete_finished(cluster: Cluster, run: str) -> None:
     """Delete the run's helper pods that have ended and whose launcher was killed: they keep a claim from being deleted."""
-    for pod in cluster.list_objects("Pod", {**status_source.labels_of(run), COMPONENT: HOUSEKEEPING}):
+    for pod in cluster.list_objects("Pod", {**status_source.labels_of(run), COMPONENT: HELPER_POD}):
         if pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
             cluster.delete("Pod", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
 
@@ -149,7 +149,7 @@ def _pod(run: Run, command: list[str], *, mounted: bool = True, read_only: bool 
     given = resource_list(run.options.helper.cpu, run.options.helper.memory)
     resources = {kind: {**default, **given} for kind, default in _RESOURCES.items()}
     container = pods.base_container(run, TRAINER, command) | {"resources": resources, "volumeMounts": mounts}
-    pod_metadata = metadata(run, f"{run.name}-{HOUSEKEEPING}", HOUSEKEEPING)
+    pod_metadata = metadata(run, f"{run.name}-{HELPER_POD}", HELPER_POD)
     pod_metadata["generateName"] = f"{pod_metadata.pop('name')}-"  # unique: two may run at once
     spec = {
         "restartPolicy": "Never",

@@ -21,7 +21,7 @@ from launcher.runs.status import RunStatus
 from launcher.spec.notification import Webhook
 
 NOTE = "tf-launcher/notified"
-_SLACK = 90.0  # seconds after a sender's own time after which it counts as dead
+_SENDER_MARGIN = 90.0  # seconds after a sender's own time after which it counts as dead
 _STALL_CHECK_INTERVAL = 60.0  # seconds between two checks whether to report a stall again
 _RETRY_INTERVAL = 1.0  # seconds, after another watcher has changed the note
 _POLL_INTERVAL = 0.1
@@ -91,7 +91,7 @@ class Notifier:
 
     def finish(self, status: RunStatus) -> Iterator[str]:
         """Wait for the messages that are being sent, until their time is up."""
-        until, is_due_soon = time.monotonic() + self._seconds + _SLACK, True
+        until, is_due_soon = time.monotonic() + self._seconds + _SENDER_MARGIN, True
         while (self._sent or is_due_soon) and time.monotonic() < until:
             with suppress(UnreachableError):  # retried
                 yield from self.send_due(status)
@@ -108,7 +108,7 @@ class Notifier:
         if wait != 0.0:
             return math.inf if wait is None else wait
         channel = open_channel()
-        if not self._write(holder, ledger.with_claim(entries, message, kind, now, self._seconds + _SLACK)):
+        if not self._write(holder, ledger.with_claim(entries, message, kind, now, self._seconds + _SENDER_MARGIN)):
             return _RETRY_INTERVAL
         try:
             self._sent.append(_InFlight(message, kind, Sending(channel.request(message, self._seconds))))

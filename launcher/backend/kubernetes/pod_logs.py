@@ -23,7 +23,7 @@ from trainer.events import escaped
 
 _MAX_READS = 8  # logs read at the same time
 _ANSWER_TIMEOUT = 5.0  # seconds, twice, since the client retries once; a lost node would never answer
-_PAUSES = (15.0, 300.0)  # seconds until an unanswered log is requested again: at first, and at the most
+_MIN_PAUSE, _MAX_PAUSE = 15.0, 300.0  # seconds until an unanswered log is requested again: at first, and at the most
 _MAX_STREAMS = 32  # logs followed at the same time
 _SILENCE_TIMEOUT = 60.0  # seconds that a followed log may be silent, for example while a task saves, before it is requested again
 _RETRY_INTERVAL = 0.5  # seconds until a failed attempt to follow a log is repeated
@@ -35,18 +35,18 @@ _IDLE_TIMEOUT = 30.0  # seconds without a call after which streams end
 _GAP_MESSAGE = "lines may be missing here: it wrote faster than they were read, and its node keeps no more of a log (containerLogMaxSize of the kubelet)"
 _BEFORE_ALL = "0"  # sorts before every timestamp
 # Seconds for which the log of a pod that another reader reads is not requested. A reader of hundreds of pods polls more rarely: then both request it.
-_TRUST_TIME = 5.0
+_READ_ELSEWHERE_TIME = 5.0
 
 
 class LogSink(Protocol):
     """Another reader, to which a reader passes its lines."""
 
-    ended: int  # streams so far
+    ended_streams: int  # so far
 
     def write(self, pod: Object, entries: list[tuple[str, bytes]]) -> None:
         """Take over lines read from a pod's log."""
 
-    def trust(self, uid: str) -> None:
+    def mark_read_elsewhere(self, uid: str) -> None:
         """Do not read a pod for a while: another reader passes its lines on."""
 
 
@@ -69,10 +69,10 @@ class PodLogs:
         self._stored_before: dict[Path, str] = {}  # timestamp of the last line that others had stored
         self._lock = threading.Lock()  # guards the progress of reading
         self._received: list[LogLine] = []
-        self._trusted: dict[str, float] = {}  # uid -> until when another reader reads it
+        self._read_elsewhere: dict[str, float] = {}  # uid -> until when another reader reads it
         self._streams: dict[str, tuple[threading.Thread, float]] = {}  # uid -> thread, and when it began
         self._streams_until = 0.0
-        self.ended = 0  # streams so far, of the other reader too
+        self.ended_streams = 0  # so far, of the other reader too
 
     def new_lines(self, pods: Iterable[Object], *, tail: int | None = None) -> list[LogLine]:
         """Return the new lines, in order of time; of a pod not read before all, or the last `tail`, but at least one, from which later calls continue."""
@@ -91,11 +91,11 @@ class PodLogs:
     def write(self, pod: Object, entries: list[tuple[str, bytes]]) -> None:
         """Take over the new lines of a pod from another reader."""
         self._queue(pod, entries)
-        self.trust(pod["metadata"]["uid"])
+        self.mark_read_elsewhere(pod["metadata"]["uid"])
 
-    def trust(self, uid: str) -> None:
+    def mark_read_elsewhere(self, uid: str) -> None:
         """Do not read a pod for a while: another reader passes its lines on."""
-        self._trusted[uid] = time.monotonic() + _TRUST_TIME
+        self._read_elsewhere[uid] = time.monotonic() + _READ_ELSEWHERE_TIME
 
     def _queue(self, pod: Object, entries: list[tuple[str, bytes]]) -> None:
         with self._lock:
@@ -113,7 +113,7 @@ class PodLogs:
             thread, since = self._streams.get(uid, (None, -_STREAM_INTERVAL))
             if thread and thread.is_alive():
                 if self._sink is not None:
-                    self._sink.trust(uid)
+                    self._sink.mark_read_elsewhere(uid)
             elif now >= since + _STREAM_INTERVAL and self._may_stream(pod) and sum(map(self._is_streamed, self._streams)) < _MAX_STREAMS:
                 thread = threading.Thread(target=self._stream, args=(pod,), name="log stream", daemon=True)
                 self._streams[uid] = thread, now
@@ -129,13 +129,13 @@ class PodLogs:
     def _is_needed(self, uid: str) -> bool:
         """Return whether a caller still takes the lines of a stream, and no other reader passes them on."""
         now = time.monotonic()
-        return now < self._streams_until and len(self._received) < _MAX_WAITING_LINES and self._trusted.get(uid, 0.0) < now
+        return now < self._streams_until and len(self._received) < _MAX_WAITING_LINES and self._read_elsewhere.get(uid, 0.0) < now
 
     def _stream(self, pod: Object) -> None:
         """Read a stream until it ends, and count its end: most often its container has ended."""
         self._read_stream(pod)
         for reader in filter(None, (self, self._sink)):
-            reader.ended += 1
+            reader.ended_streams += 1
 
     def _read_stream(self, pod: Object) -> None:
         """Read a pod's log until it ends, or the connection breaks off; a silent one is requested again."""
@@ -243,7 +243,7 @@ class PodLogs:
             return False
         now = time.monotonic()
         # Every reader reads the last lines of a pod that has ended, or is being deleted, itself.
-        is_read_elsewhere = self._trusted.get(uid, 0.0) > now or self._is_streamed(uid)
+        is_read_elsewhere = self._read_elsewhere.get(uid, 0.0) > now or self._is_streamed(uid)
         is_skipped = is_read_elsewhere and not _pod_has_ended(pod) and not pod["metadata"].get("deletionTimestamp")
         return not is_skipped and self._paused.get(uid, (0.0, 0.0))[0] <= now
 
@@ -256,7 +256,7 @@ class PodLogs:
         try:
             content = self._cluster.log(name, TRAINER, query, timeout=_ANSWER_TIMEOUT)
         except LauncherError:  # it is gone, or its node does not answer
-            pause = min(2 * self._paused[uid][1], _PAUSES[1]) if uid in self._paused else _PAUSES[0]
+            pause = min(2 * self._paused[uid][1], _MAX_PAUSE) if uid in self._paused else _MIN_PAUSE
             self._paused[uid] = (time.monotonic() + pause, pause)
             self.unanswered = True
             return []

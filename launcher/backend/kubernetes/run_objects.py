@@ -23,7 +23,7 @@ OWNED = ("JobSet", "Job", "Deployment", "Service", "NetworkPolicy", "RoleBinding
 _OPTIONAL_KINDS = frozenset({"JobSet", "RoleBinding", "Role", "ServiceAccount"})
 DELETE_TIMEOUT = 120.0  # seconds within which deleted pods end or are killed
 _FORGET_TIMEOUT = 10.0  # seconds within which the API server drops a deleted pod
-_LOST_FOR = 60.0  # seconds beyond the grace period after which a pod on a lost node no longer saves
+_LOST_MARGIN = 60.0  # seconds beyond the grace period after which a pod on a lost node no longer saves
 _POLL_INTERVAL = 0.5
 
 
@@ -181,10 +181,10 @@ def await_ended(cluster: Cluster, run: str, within: float, on_poll: Callable[[],
         if on_poll is not None:
             on_poll()
         saves = max(float(pod["spec"].get("terminationGracePeriodSeconds") or 0) for pod in pods)
-        if len(_lost(cluster, pods, _LOST_FOR + saves)) == len(pods):
+        if len(_pods_lost_for(cluster, pods, _LOST_MARGIN + saves)) == len(pods):
             break
         time.sleep(_POLL_INTERVAL)
-    lost = _lost(cluster, pods, 0)
+    lost = _pods_lost_for(cluster, pods, 0)
     for pod in lost:  # no kubelet ends it, and its Job, which would keep it, is gone
         cluster.delete("Pod", pod["metadata"]["name"], grace=0, uid=pod["metadata"]["uid"])
     forgotten_by = time.monotonic() + _FORGET_TIMEOUT
@@ -199,8 +199,8 @@ def await_ended(cluster: Cluster, run: str, within: float, on_poll: Callable[[],
     return lost
 
 
-def _lost(cluster: Cluster, pods: list[Object], lost_after: float) -> list[pod_status.Object]:
-    return lost_pods(ClusterSnapshot("", (), pods), cluster.now(), lost_after)
+def _pods_lost_for(cluster: Cluster, pods: list[Object], seconds: float) -> list[pod_status.Object]:
+    return lost_pods(ClusterSnapshot("", (), pods), cluster.now(), seconds)
 
 
 def delete_claim(cluster: Cluster, run: str) -> None:

@@ -194,7 +194,7 @@ class StatusReader:
         self._last: RunStatus | None = None
         self._nodes: Sequence[Object] = ()
         self._next_nodes = 0.0
-        self._logs_ended = 0
+        self._ended_streams = 0
         self._record: Object | None = None
         self._record_backoff = PollBackoff(_MAX_INTERVAL)
 
@@ -228,8 +228,8 @@ class StatusReader:
         """
         if time.monotonic() < self._next:
             return self._last
-        if self._logs_ended != (ended := self.logs.ended):
-            self._logs_ended = ended
+        if self._ended_streams != (ended := self.logs.ended_streams):
+            self._ended_streams = ended
             self._informer.poll_soon()
         self._last = self._refresh(context)
         if self.logs.unanswered:

@@ -20,7 +20,7 @@ from launcher.runs.status import ENDED, RunStatus, State, TaskStatus
 from launcher.spec.quantities import parse_duration
 
 _OF_TENSORBOARD = ("Deployment", "Service", "NetworkPolicy")
-_SLACK = 120.0  # seconds beyond the grace period within which pods are gone; a busy node takes more than one minute
+_STOP_MARGIN = 120.0  # seconds beyond the grace period within which pods are gone; a busy node takes more than one minute
 
 
 def stop(
@@ -60,7 +60,7 @@ def stop(
             # The garbage collector would do so a moment later; a pod that is already being deleted keeps its grace period.
             if not pod["metadata"].get("deletionTimestamp") or now:
                 cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
-        lost = run_objects.await_ended(cluster, run, grace + _SLACK, poll)
+        lost = run_objects.await_ended(cluster, run, grace + _STOP_MARGIN, poll)
     events.apply(logs.new_lines(()))
     run_objects.remove(cluster, run, existing)
     if any(ref.kind == "JobSet" for ref in existing):
@@ -105,7 +105,7 @@ class _UnresponsiveNodes:
             tasks = ", ".join(sorted(by_node[node]))
             if self._report is not None:
                 self._report(
-                    f"the node {node} does not answer: {tasks} may not save; waiting {_SLACK / 60:.0f} min and the grace period at most"
+                    f"the node {node} does not answer: {tasks} may not save; waiting {_STOP_MARGIN / 60:.0f} min and the grace period at most"
                 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from launcher.backend.kubernetes import diagnosis
 from launcher.backend.kubernetes.client import claims_of
 from launcher.backend.kubernetes.diagnosis import Diagnosis
-from launcher.render.kubernetes.objects import COMPONENT, HOUSEKEEPING, TENSORBOARD, VOLUME_LABEL
+from launcher.render.kubernetes.objects import COMPONENT, HELPER_POD, TENSORBOARD, VOLUME_LABEL
 
 Object = Mapping[str, Any]
 
@@ -114,7 +114,7 @@ def _restart_remedy(pod: Object, pods: Iterable[Object]) -> str:
 def _is_followed(pod: Object) -> bool:
     """Return whether other pods follow a pod to its node: not a short-lived helper pod of the launcher."""
     labels = pod["metadata"].get("labels") or {}
-    return VOLUME_LABEL in labels and labels.get(COMPONENT) != HOUSEKEEPING
+    return VOLUME_LABEL in labels and labels.get(COMPONENT) != HELPER_POD
 
 
 def _of_attachment(pod: Object, pods: Sequence[Object], claims: Sequence[Object], event: Object) -> tuple[str, str]:

@@ -19,7 +19,7 @@ Object = dict[str, Any]
 # The names of containers, in overrides and policies, too.
 TRAINER = "trainer"
 TENSORBOARD = "tensorboard"
-HOUSEKEEPING = "housekeeping"
+HELPER_POD = "housekeeping"
 ATTENDANT = "attendant"
 
 # The additional fields in the security context of a hardened container.

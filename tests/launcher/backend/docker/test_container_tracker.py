@@ -200,7 +200,7 @@ def test_the_state_of_a_run_without_a_supervisor_comes_from_its_tasks(chief: Sta
 )
 def test_the_remedy_for_missing_rights_in_an_image_of_one_s_own_names_the_security_field(line: str) -> None:
     for own in (True, False):
-        tracker = ContainerTracker("chief", has_parent=False, in_own_image=own)
+        tracker = ContainerTracker("chief", has_parent=False, hardened_user_image=own)
         tracker.feed(line)
         tracker.update(container("exited", 1))
         status = tracker.status()

@@ -30,7 +30,7 @@ class StoppingContainer(Container):
 
 
 def test_a_container_has_its_own_grace_period_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop, "_SLACK", 0.0)
+    monkeypatch.setattr(stop, "_STOP_MARGIN", 0.0)
     chief, server = StoppingContainer("chief", 60, 0.5), StoppingContainer("ps-0", 60, 0.0)
     assert stop.stop_running([chief, server])
     assert chief.has_stopped.is_set()
@@ -38,7 +38,7 @@ def test_a_container_has_its_own_grace_period_to_save(monkeypatch: pytest.Monkey
 
 
 def test_a_container_that_does_not_stop_is_an_error_and_not_the_end_of_the_stop(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(stop, "_SLACK", -0.9)
+    monkeypatch.setattr(stop, "_STOP_MARGIN", -0.9)
     chief = StoppingContainer("chief", 1, 30.0)
     with pytest.raises(LauncherError) as caught:
         stop.stop_running([chief])

@@ -163,7 +163,7 @@ def test_lines_that_one_reader_has_read_are_passed_to_another() -> None:
 
 
 def test_a_reader_that_gets_no_more_lines_from_another_requests_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_logs, "_TRUST_TIME", 0.0)
+    monkeypatch.setattr(pod_logs, "_READ_ELSEWHERE_TIME", 0.0)
     server = LogServer()
     other = reader(server)
     logs = PodLogs(cast("Cluster", server), sink=other)
@@ -219,7 +219,7 @@ def test_the_log_of_a_pod_that_is_streamed_is_not_requested() -> None:
     assert streamed(logs, [POD]) == ["four"]
     logs.stream([POD])
     assert len(server.requests) == 3  # no second stream at once
-    assert (logs.ended, other.ended) == (1, 1)
+    assert (logs.ended_streams, other.ended_streams) == (1, 1)
 
 
 def test_lines_that_a_node_has_discarded_before_a_stream_are_marked_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
