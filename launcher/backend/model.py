@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from launcher.errors import LauncherError
 from launcher.plan.models import Plan
+from launcher.runs.artifacts import Artifact, ArtifactStream
 from launcher.runs.status import Location, LogLine, RunStatus
-from launcher.runs.stored import Artifact, Stored
 
 if TYPE_CHECKING:
     from launcher.spec.models import ClusterSpec
@@ -101,7 +101,7 @@ class Backend(Protocol):
         Returns the new locations; none if the run had no stored data.
         """
 
-    def fetch(self, name: str, artifact: Artifact) -> AbstractContextManager[Stored]:
+    def fetch(self, name: str, artifact: Artifact) -> AbstractContextManager[ArtifactStream]:
         """Open the run's stored data of one kind for a `with` block. Raises UsageError if there is none."""
 
 

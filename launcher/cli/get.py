@@ -18,7 +18,7 @@ from launcher.cli.run_lookup import DEFAULT_RUNS, relative_path
 from launcher.cli.unpacking import Unpacked
 from launcher.errors import UsageError
 from launcher.files import read_json
-from launcher.runs.stored import Artifact, Stored, missing_artifact
+from launcher.runs.artifacts import Artifact, ArtifactStream, missing_artifact
 
 EXAMPLES = (
     ("launcher get mnist", "the exported model, into ./mnist-model"),
@@ -95,7 +95,7 @@ def _subject(what: Artifact, directory: Path) -> str:
 
 
 @contextlib.contextmanager
-def _progress(stored: Stored, label: str, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+def _progress(stored: ArtifactStream, label: str, *, quiet: bool) -> Iterator[Callable[[int], None]]:
     """Show on stderr how many bytes were received: as a bar on a terminal, else as a line every ten seconds."""
     if quiet:
         yield lambda _: None

@@ -38,10 +38,10 @@ def existing_paths(run_dir: Path, paths: Mapping[str, Sequence[str]]) -> dict[st
     return existing
 
 
-class Tree:
+class OpenFiles:
     """The files below a directory, or one file, at its creation. They are held open, so the stream has them even if they are deleted meanwhile.
 
-    A link at the top is followed; links below stay links. Sockets, pipes and devices are left out. Close the tree at the end.
+    A link at the top is followed; links below stay links. Sockets, pipes and devices are left out. Close it at the end.
 
     Raises:
         OSError: a file cannot be read.
@@ -156,13 +156,13 @@ def serve(run_dir: Path, paths: Mapping[str, Sequence[str]], digest: str, port: 
             if name not in existing:
                 self._answer(404, json.dumps(sorted(existing)).encode())
                 return
-            with closing(Tree(run_dir / existing[name])) as tree:
+            with closing(OpenFiles(run_dir / existing[name])) as files:
                 self.send_response(200)
                 self.send_header("Transfer-Encoding", "chunked")
-                self.send_header(SIZE_HEADER, str(tree.size))
+                self.send_header(SIZE_HEADER, str(files.size))
                 self.send_header(PATH_HEADER, existing[name])
                 self.end_headers()
-                for data in _flow_controlled(tree.stream(), self.rfile):
+                for data in _flow_controlled(files.stream(), self.rfile):
                     self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
                 self.wfile.write(b"0\r\n\r\n")
 

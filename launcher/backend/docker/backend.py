@@ -27,11 +27,11 @@ from launcher.plan.models import Plan
 from launcher.plan.plan_json import from_document
 from launcher.render import labels
 from launcher.runs import locks, ports, process_identity, spawn, state_file
+from launcher.runs.artifacts import Artifact, ArtifactStream, missing_artifact, still_running_error
 from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import DOCKER_STATE_DIR, RunPaths
 from launcher.runs.reasons import killed_task_messages
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
-from launcher.runs.stored import Artifact, Stored, missing_artifact, still_running_error
 from launcher.runs.supervised_runs import SupervisedRuns
 from launcher.spec.role_programs import sets_variables
 
@@ -220,7 +220,7 @@ class DockerBackend:
         return tuple(location for location in (volume, directory) if location)
 
     @contextlib.contextmanager
-    def fetch(self, name: str, artifact: Artifact) -> Iterator[Stored]:
+    def fetch(self, name: str, artifact: Artifact) -> Iterator[ArtifactStream]:
         """Open the run's stored data of one kind for a `with` block. Raises UsageError if there is none."""
         from launcher.backend.docker import volumes
 

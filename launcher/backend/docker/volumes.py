@@ -17,8 +17,8 @@ from launcher.backend.docker.errors import explain
 from launcher.errors import LauncherError
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render import labels
+from launcher.runs.artifacts import ARTIFACT_DIRECTORIES, Artifact, ArtifactStream, missing_artifact
 from launcher.runs.status import Location
-from launcher.runs.stored import ARTIFACT_DIRECTORIES, Artifact, Stored, missing_artifact
 from launcher.spec.models import ClusterSpec
 
 RENAMED_FROM = f"{labels.PREFIX}set-aside"  # label of a renamed volume; its value is the run
@@ -55,7 +55,7 @@ def rename(engine: Engine, name: str, new_name: str, spec: ClusterSpec | None) -
 
 
 @contextlib.contextmanager
-def opened(engine: Engine, name: str, artifact: Artifact, spec: ClusterSpec | None) -> Iterator[Stored]:
+def opened(engine: Engine, name: str, artifact: Artifact, spec: ClusterSpec | None) -> Iterator[ArtifactStream]:
     """Open the data of one kind in a run's volume for a `with` block, as the engine sends it. Raises UsageError, or one of engine.ERRORS.
 
     The engine reads volumes through a container, which need not run: so any image will do.
@@ -79,7 +79,7 @@ def opened(engine: Engine, name: str, artifact: Artifact, spec: ClusterSpec | No
         if artifact not in existing:
             raise missing_artifact(name, artifact, existing)
         with archive.read(existing[artifact]) as chunks:
-            yield Stored(str(Location("volume", volume.name, f"{name}/{existing[artifact]}")), chunks)
+            yield ArtifactStream(str(Location("volume", volume.name, f"{name}/{existing[artifact]}")), chunks)
     finally:
         with contextlib.suppress(NotFound):
             container.remove(force=True, v=True)  # with the volumes that its image declares

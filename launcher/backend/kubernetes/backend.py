@@ -46,8 +46,8 @@ from launcher.render.kubernetes import manifests
 from launcher.render.kubernetes.objects import COMPONENT, INSTANCE, Run
 from launcher.render.targets import RenderSource
 from launcher.runs import cluster_cache, task_stacks
+from launcher.runs.artifacts import Artifact, ArtifactStream, still_running_error
 from launcher.runs.status import ENDED, Location, LogLine, RunStatus, State, TaskStatus
-from launcher.runs.stored import Artifact, Stored, still_running_error
 from launcher.spec.notification import Notify
 from launcher.spec.quantities import parse_duration
 from trainer.stacks import PORT, ProcessStacks
@@ -430,7 +430,7 @@ class KubernetesBackend:
         self._forget(name)
         return (status_source.on_claim(run.claim, cluster, new_name),) if has_data else ()
 
-    def fetch(self, name: str, artifact: Artifact) -> contextlib.AbstractContextManager[Stored]:
+    def fetch(self, name: str, artifact: Artifact) -> contextlib.AbstractContextManager[ArtifactStream]:
         """Open an artifact of the run for a `with` block. Raises UsageError if the run has none of the kind."""
         from launcher.backend.kubernetes import download  # with all of the client, which takes a second
 

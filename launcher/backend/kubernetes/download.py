@@ -27,7 +27,7 @@ from launcher.plan import planner
 from launcher.plan.container_paths import CONTAINER_RUNS
 from launcher.render.kubernetes.objects import TRAINER, Run
 from launcher.runs import archive
-from launcher.runs.stored import ARTIFACT_DIRECTORIES, Artifact, Stored, missing_artifact
+from launcher.runs.artifacts import ARTIFACT_DIRECTORIES, Artifact, ArtifactStream, missing_artifact
 from launcher.spec.models import ClusterSpec
 from launcher.spec.names import RUN_VOLUME
 
@@ -42,7 +42,7 @@ _RETRIED_ERRORS: tuple[type[Exception], ...] = (http.client.HTTPException, Launc
 
 
 @contextlib.contextmanager
-def opened(cluster: Cluster, name: str, run: Run | None, artifact: Artifact) -> Iterator[Stored]:
+def opened(cluster: Cluster, name: str, run: Run | None, artifact: Artifact) -> Iterator[ArtifactStream]:
     """Open a run's artifact for a `with` block; `run` is None if its spec is not known. The pod is deleted afterwards.
 
     Raises UsageError if the run has no such artifact, LauncherError if the pod cannot be started or does not answer.
@@ -65,7 +65,7 @@ def opened(cluster: Cluster, name: str, run: Run | None, artifact: Artifact) -> 
             raise missing_artifact(run.name, artifact, json.loads(response.read()))
         directory = response.headers[archive.PATH_HEADER]
         where = f"{status_source.on_claim(run.claim, cluster, run.name)}{directory}"
-        yield Stored(where, chunks, int(response.headers[archive.SIZE_HEADER]))
+        yield ArtifactStream(where, chunks, int(response.headers[archive.SIZE_HEADER]))
 
 
 def run_json(cluster: Cluster, run: Run) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from launcher.backend.kubernetes import diagnosis, volume_affinity
 from launcher.backend.kubernetes.diagnosis import Diagnosis
 from launcher.backend.kubernetes.run_context import RunContext
-from launcher.backend.kubernetes.task_events import RunEvents
+from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.plan import role_rules
 from launcher.render.kubernetes.objects import (
     COMPONENT,
@@ -83,7 +83,7 @@ class Reason:
 
 def status(snapshot: ClusterSnapshot, now: float) -> RunStatus:
     """Return the status of a run at `now`, seconds since the epoch, from its objects only."""
-    return run_status(snapshot, tasks(snapshot, now), RunEvents(""), RunContext())
+    return run_status(snapshot, tasks(snapshot, now), TaskEvents(""), RunContext())
 
 
 def tasks(snapshot: ClusterSnapshot, now: float) -> tuple[TaskStatus, ...]:
@@ -91,10 +91,10 @@ def tasks(snapshot: ClusterSnapshot, now: float) -> tuple[TaskStatus, ...]:
     return tuple(task for job in _by_role(snapshot.jobs) for task in _tasks(snapshot, job, now))
 
 
-def run_status(snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], events: RunEvents, context: RunContext) -> RunStatus:
+def run_status(snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], task_events: TaskEvents, context: RunContext) -> RunStatus:
     """Return the status of a run from its objects, the events of its tasks and the facts of `context`."""
-    tasks = events.statuses(pod_statuses)
-    state, reason = _run_state(snapshot, pod_statuses, tasks, ready=events.progress.ready)
+    tasks = task_events.statuses(pod_statuses)
+    state, reason = _run_state(snapshot, pod_statuses, tasks, ready=task_events.progress.ready)
     started = [time for job in snapshot.jobs if (time := parse_rfc3339(job.get("status", {}).get("startTime"))) is not None]
     ended = [_ended_at(job) for job in snapshot.jobs]
     controllers = [*_by_role(snapshot.jobs)[:1], *([snapshot.jobset] if snapshot.jobset else [])]
@@ -108,7 +108,7 @@ def run_status(snapshot: ClusterSnapshot, pod_statuses: tuple[TaskStatus, ...], 
         strategy=annotations.get(STRATEGY_ANNOTATION, ""),
         started=min(started, default=None),
         ended=max((time for time in ended if time is not None), default=None) if state in {State.SUCCEEDED, State.FAILED} else None,
-        **events.progress.fields(ended=state in ENDED) | context.fields(state, reason.text, reason.task, tasks),
+        **task_events.progress.fields(ended=state in ENDED) | context.fields(state, reason.text, reason.task, tasks),
     )
 
 

@@ -13,7 +13,7 @@ from launcher.backend.kubernetes.informer import Informer, PollBackoff, versions
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot, task_of
 from launcher.backend.kubernetes.run_context import RunContext
-from launcher.backend.kubernetes.task_events import RunEvents
+from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.errors import LauncherError
 from launcher.notify import ledger
 from launcher.render.kubernetes.objects import ATTENDANT, CLUSTER_LABEL, INSTANCE, NAME_LABEL, VOLUME_LABEL
@@ -187,7 +187,7 @@ class StatusReader:
         self.snapshot = ClusterSnapshot(run, ())
         self.logs = PodLogs(cluster)
         self._informer = RunInformer(cluster, run)
-        self._run_events: RunEvents | None = None
+        self._task_events: TaskEvents | None = None
         self._next = 0.0
         self._pods: dict[str, pod_status.Object] = {}  # by name, as last seen
         self._past_attempts: dict[str, tuple[str, EndedAttempt]] = {}  # pod name -> task, and how its attempt ended
@@ -302,15 +302,15 @@ class StatusReader:
 
     def _read(self, context: RunContext) -> RunStatus:
         tasks = pod_status.tasks(self.snapshot, self.cluster.now())
-        if self._run_events is None:
-            self._run_events = RunEvents(tasks[0].name if tasks else "")
+        if self._task_events is None:
+            self._task_events = TaskEvents(tasks[0].name if tasks else "")
         failed = [task.name for task in tasks if task.state is State.FAILED][:_MAX_TASKS_READ]
         names = {*(task.name for task in tasks[:_MAX_TASKS_READ]), *(task.name for task in tasks if task.name == "evaluator"), *failed}
         pods = [pod for pod in self.snapshot.pods if task_of(pod) in names]
-        self._run_events.apply(self.logs.new_lines(pods, tail=STATUS_LINES))
+        self._task_events.apply(self.logs.new_lines(pods, tail=STATUS_LINES))
         if self._last is not None:  # a one-off query needs no stream
             self.logs.stream(pods)
-        return pod_status.run_status(self.snapshot, tasks, self._run_events, context)
+        return pod_status.run_status(self.snapshot, tasks, self._task_events, context)
 
 
 def location_of(snapshot: ClusterSnapshot, cluster: Cluster) -> Location | None:

@@ -10,7 +10,7 @@ from launcher.runs.task_tracker import TaskTracker
 from trainer.events import parse
 
 
-class RunEvents:
+class TaskEvents:
     """The events of all tasks of a run so far."""
 
     def __init__(self, leader: str) -> None:

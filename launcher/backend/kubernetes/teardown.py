@@ -13,7 +13,7 @@ from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.pod_logs import PodLogs
 from launcher.backend.kubernetes.pod_status import node_of, task_of
 from launcher.backend.kubernetes.run_context import JOB_KINDS, ObjectRef
-from launcher.backend.kubernetes.task_events import RunEvents
+from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.errors import LauncherError, UsageError
 from launcher.render.kubernetes.objects import COMPONENT, INSTANCE, TENSORBOARD
 from launcher.runs.status import ENDED, RunStatus, State, TaskStatus
@@ -37,21 +37,21 @@ def stop(
     start = run_record.start_of(cluster.get("ConfigMap", run_record.name_of(run)))
     existing, pods = run_objects.existing_objects(cluster, run), status_source.pods_of(cluster, run)
     _refuse_other_controllers(cluster, run, existing)
-    events = RunEvents(before.tasks[0].name if before and before.tasks else "")
-    events.apply(logs.new_lines(pods))  # the logs of ended pods are lost in a moment
+    task_events = TaskEvents(before.tasks[0].name if before and before.tasks else "")
+    task_events.apply(logs.new_lines(pods))  # the logs of ended pods are lost in a moment
     if before is not None:
         # Before the Jobs are deleted: else other launchers that watch would report them as missing. The run has not stopped yet.
         (run_record.write_end if before.state in ENDED else run_record.write_stopping)(
-            cluster, _final_status(before, events, cluster.now()), start
+            cluster, _final_status(before, task_events, cluster.now()), start
         )
     unresponsive = _UnresponsiveNodes(report)
 
     def poll() -> None:
         remaining = status_source.pods_of(cluster, run)
         unresponsive.check(remaining)
-        events.apply(logs.new_lines(remaining))
+        task_events.apply(logs.new_lines(remaining))
 
-    with logs.following(sorted(pods, key=lambda pod: not events.is_leader(task_of(pod)))):  # the tasks' last lines
+    with logs.following(sorted(pods, key=lambda pod: not task_events.is_leader(task_of(pod)))):  # the tasks' last lines
         for ref in existing:
             if ref.kind in JOB_KINDS:
                 run_objects.delete(cluster, ref)
@@ -61,14 +61,14 @@ def stop(
             if not pod["metadata"].get("deletionTimestamp") or now:
                 cluster.delete("Pod", pod["metadata"]["name"], grace=1 if now else None)
         lost = run_objects.await_ended(cluster, run, grace + _STOP_MARGIN, poll)
-    events.apply(logs.new_lines(()))
+    task_events.apply(logs.new_lines(()))
     run_objects.remove(cluster, run, existing)
     if any(ref.kind == "JobSet" for ref in existing):
         run_objects.await_workloads_deleted(cluster, run)
     removed = dict(Counter(ref.kind for ref in existing))
     if before is None:
         return None, removed
-    ended = _final_status(before, events, cluster.now(), unsaved_notice(lost))
+    ended = _final_status(before, task_events, cluster.now(), unsaved_notice(lost))
     run_record.update_end(cluster, ended, start)  # including the tasks' last checkpoint
     if lost and report is not None:
         report(ended.reason)
@@ -109,12 +109,12 @@ class _UnresponsiveNodes:
                 )
 
 
-def _final_status(before: RunStatus, events: RunEvents, now: float, notice: str = "") -> RunStatus:
+def _final_status(before: RunStatus, task_events: TaskEvents, now: float, notice: str = "") -> RunStatus:
     """Return the status to record: as the run ended, or stopped now, with the last checkpoint."""
     if before.state in ENDED:
         return before
-    progress = events.progress
-    done = [task.state is State.SUCCEEDED or events.is_done(task.name) for task in before.tasks]
+    progress = task_events.progress
+    done = [task.state is State.SUCCEEDED or task_events.is_done(task.name) for task in before.tasks]
     tasks = tuple(_stopped(task, now, done=is_done) for task, is_done in zip(before.tasks, done, strict=True))
     finished = bool(done) and all(done)
     return dataclasses.replace(

@@ -12,10 +12,10 @@ from launcher.backend.model import PlannedRun
 from launcher.errors import UsageError
 from launcher.files import is_directory
 from launcher.runs import archive, locks, orphans, spawn
+from launcher.runs.artifacts import ARTIFACT_DIRECTORIES, Artifact, ArtifactStream, missing_artifact, still_running_error
 from launcher.runs.os_errors import translate_os_errors
 from launcher.runs.paths import RunPaths
 from launcher.runs.status import Location, RunStatus
-from launcher.runs.stored import ARTIFACT_DIRECTORIES, Artifact, Stored, missing_artifact, still_running_error
 from launcher.runs.supervised_runs import KILL_TIMEOUT, SupervisedRuns
 
 if TYPE_CHECKING:
@@ -71,16 +71,16 @@ class LocalBackend(SupervisedRuns):
         return (Location("directory", str(self.paths(name).rename(new_name))),)
 
     @contextlib.contextmanager
-    def fetch(self, name: str, artifact: Artifact) -> Iterator[Stored]:
+    def fetch(self, name: str, artifact: Artifact) -> Iterator[ArtifactStream]:
         """Open the run's stored data of one kind for a `with` block. Raises UsageError if there is none."""
         paths = self._existing(name)
         with translate_os_errors(f"reading the {artifact} of {name}"):
             existing = archive.existing_paths(paths.run_dir, ARTIFACT_DIRECTORIES)
             if artifact not in existing:
                 raise missing_artifact(name, artifact, existing)
-            tree = archive.Tree(paths.run_dir / existing[artifact])
-        with contextlib.closing(tree):
-            yield Stored(str(paths.run_dir / existing[artifact]), tree.stream(), tree.size)
+            opened = archive.OpenFiles(paths.run_dir / existing[artifact])
+        with contextlib.closing(opened):
+            yield ArtifactStream(str(paths.run_dir / existing[artifact]), opened.stream(), opened.size)
 
     def _status(self, paths: RunPaths) -> RunStatus:
         """Return the status of a run, with its current paths: its directory may have been renamed or copied."""

@@ -15,7 +15,7 @@ import pytest
 
 from launcher.cli import main, unpacking
 from launcher.errors import LauncherError, UsageError
-from launcher.runs.stored import Stored
+from launcher.runs.artifacts import ArtifactStream
 from tests.golden_messages import Golden
 from tests.launcher.cli.conftest import Cli, Spec
 
@@ -229,8 +229,8 @@ def test_data_of_which_nothing_can_be_copied_is_reported_with_its_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     @contextlib.contextmanager
-    def fetch(*_: object) -> Iterator[Stored]:
-        yield Stored("volume toy/results", pieces(packed(("top/large", "/scratch/large"), ("top/more", "../../more"))))
+    def fetch(*_: object) -> Iterator[ArtifactStream]:
+        yield ArtifactStream("volume toy/results", pieces(packed(("top/large", "/scratch/large"), ("top/more", "../../more"))))
 
     monkeypatch.setattr("launcher.cli.backends.open_run", lambda *_: (SimpleNamespace(fetch=fetch), "toy"))
     monkeypatch.chdir(tmp_path)
@@ -244,13 +244,13 @@ def test_a_signal_during_the_copy_leaves_nothing_behind(number: signal.Signals, 
     closed = []
 
     @contextlib.contextmanager
-    def fetch(*_: object) -> Iterator[Stored]:
+    def fetch(*_: object) -> Iterator[ArtifactStream]:
         def chunks() -> Iterator[bytes]:
             yield packed(("top/file", bytes(5000)))[:4000]
             os.kill(os.getpid(), number)
 
         try:
-            yield Stored("here", chunks())
+            yield ArtifactStream("here", chunks())
         finally:
             os.kill(os.getpid(), number)  # a second one, during the clean-up
             closed.append(number)

@@ -18,7 +18,7 @@ import pytest
 
 from launcher.backend.kubernetes import download
 from launcher.runs import archive
-from launcher.runs.stored import ARTIFACT_DIRECTORIES
+from launcher.runs.artifacts import ARTIFACT_DIRECTORIES
 
 TOKEN = "secret of the reader"  # noqa: S105 - of this test
 
@@ -40,39 +40,39 @@ def members(stream: bytes) -> dict[str, bytes | None]:
 
 
 def test_the_target_of_a_link_is_streamed_even_if_a_file_is_deleted_meanwhile(run_dir: Path) -> None:
-    tree = archive.Tree(run_dir / "export" / "best")
+    files = archive.OpenFiles(run_dir / "export" / "best")
     (run_dir / "export" / "best" / "model.keras").unlink()
-    stream = b"".join(tree.stream())
-    tree.close()
+    stream = b"".join(files.stream())
+    files.close()
     assert members(stream) == {".": None, "model.keras": b"weights" * 1000, "saved_model": None, "saved_model/part": b"part"}
-    assert tree.size == 7004
+    assert files.size == 7004
 
 
 def test_links_inside_stay_links_and_special_files_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "inside").write_text("x")
     (tmp_path / "link").symlink_to("/etc/passwd")
     os.mkfifo(tmp_path / "pipe")
-    tree = archive.Tree(tmp_path)
-    with tarfile.open(fileobj=io.BytesIO(b"".join(tree.stream()))) as tar:
+    files = archive.OpenFiles(tmp_path)
+    with tarfile.open(fileobj=io.BytesIO(b"".join(files.stream()))) as tar:
         assert [(one.name, one.linkname) for one in tar] == [(".", ""), ("inside", ""), ("link", "/etc/passwd")]
-    tree.close()
+    files.close()
 
 
 def test_a_directory_with_hundreds_of_files_is_streamed(tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / f"{number}").write_text(f"{number}")
-    tree = archive.Tree(tmp_path)
-    assert len(members(b"".join(tree.stream()))) == 301
-    tree.close()
+    files = archive.OpenFiles(tmp_path)
+    assert len(members(b"".join(files.stream()))) == 301
+    files.close()
 
 
 def test_a_file_that_becomes_shorter_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(5000))
-    tree = archive.Tree(tmp_path)
+    files = archive.OpenFiles(tmp_path)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError, match="file became shorter while it was read"):
-        list(tree.stream())
-    tree.close()
+        list(files.stream())
+    files.close()
 
 
 def test_an_empty_directory_is_left_out(run_dir: Path) -> None:
@@ -82,7 +82,10 @@ def test_an_empty_directory_is_left_out(run_dir: Path) -> None:
     assert archive.existing_paths(run_dir, ARTIFACT_DIRECTORIES) == {"model": "export/last"}
     (run_dir / "run.json").write_text("{}")
     assert archive.existing_paths(run_dir, {"run": ("run.json",)}) == {"run": "run.json"}
-    with contextlib.closing(archive.Tree(run_dir / "run.json")) as tree, tarfile.open(fileobj=io.BytesIO(b"".join(tree.stream()))) as tar:
+    with (
+        contextlib.closing(archive.OpenFiles(run_dir / "run.json")) as files,
+        tarfile.open(fileobj=io.BytesIO(b"".join(files.stream()))) as tar,
+    ):
         assert [(one.size, one.isreg()) for one in tar] == [(2, True)]
 
 

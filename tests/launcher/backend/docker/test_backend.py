@@ -15,9 +15,9 @@ from launcher.plan.models import Plan
 from launcher.plan.planner import plan
 from launcher.render import labels
 from launcher.runs import state_file
+from launcher.runs.artifacts import Artifact
 from launcher.runs.state_file import Snapshot
 from launcher.runs.status import RunStatus, State
-from launcher.runs.stored import Artifact
 from launcher.spec.models import ClusterSpec
 
 

@@ -13,7 +13,7 @@ import pytest
 from launcher.backend.docker import volumes
 from launcher.backend.docker.engine import COPY, READER, Endpoint, Engine, translate_errors
 from launcher.errors import LauncherError, UsageError
-from launcher.runs.stored import Artifact
+from launcher.runs.artifacts import Artifact
 
 
 class EngineHandler(http.server.BaseHTTPRequestHandler):

@@ -13,8 +13,8 @@ from launcher.backend.kubernetes.errors import UnreachableError, WebhookError
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.model import ClusterRef
 from launcher.errors import LauncherError
+from launcher.runs.artifacts import Artifact
 from launcher.runs.status import RunStatus, State
-from launcher.runs.stored import Artifact
 
 SPEC = {"version": 1, "name": "digits", "image": "mine", "command": ["true"], "notify": {"pager": 7}}
 

@@ -12,7 +12,7 @@ from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.download import _json_of_tar, _response, _run_of_jobs
 from launcher.backend.kubernetes.errors import ForbiddenError
 from launcher.errors import LauncherError
-from launcher.runs.stored import Artifact
+from launcher.runs.artifacts import Artifact
 from tests.launcher.backend.kubernetes.conftest import ForwardHandler
 
 GPU = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}

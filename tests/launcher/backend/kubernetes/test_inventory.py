@@ -11,7 +11,7 @@ from launcher.backend.kubernetes import inventory, pod_status, run_record
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.pod_status import ClusterSnapshot
 from launcher.backend.kubernetes.run_context import MissingObjects, ObjectRef, RunContext
-from launcher.backend.kubernetes.task_events import RunEvents
+from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.runs.status import RunStatus, State, TaskStatus
 from tests.golden_messages import Golden
 
@@ -76,8 +76,8 @@ def test_a_job_without_labels_comes_with_the_command_that_restores_them_also_in_
 
 def test_the_reason_of_a_run_names_lost_objects_instead_of_the_reasons_of_its_pods() -> None:
     missing = MissingObjects(unlabelled=(JOBS["worker"],), tasks=TASKS, reason="job/digits-worker has lost its labels")
-    run_events, chief = RunEvents(""), TaskStatus("chief", State.PENDING, "waits for a node")
-    run = pod_status.run_status(ClusterSnapshot("digits", ()), (chief,), run_events, RunContext(missing_objects=missing))
+    task_events, chief = TaskEvents(""), TaskStatus("chief", State.PENDING, "waits for a node")
+    run = pod_status.run_status(ClusterSnapshot("digits", ()), (chief,), task_events, RunContext(missing_objects=missing))
     assert (run.state, run.reason, run.reason_task, run.missing) == (State.PENDING, missing.reason, "", ("job/digits-worker",))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backend.kubernetes.task_events import RunEvents
+from launcher.backend.kubernetes.task_events import TaskEvents
 from launcher.backend.kubernetes.teardown import _final_status, _UnresponsiveNodes, unsaved_notice
 from launcher.runs.status import LogLine, RunStatus, State, TaskStatus
 
@@ -20,11 +20,11 @@ from launcher.runs.status import LogLine, RunStatus, State, TaskStatus
 )
 def test_a_run_whose_tasks_all_finished_has_succeeded(finished: tuple[str, ...], state: State, reason: str) -> None:
     tasks = tuple(TaskStatus(name, State.RUNNING) for name in ("chief", "worker-0"))
-    run_events = RunEvents("chief")
+    task_events = TaskEvents("chief")
     for name in finished:
         event = {"event": "done", "time": 1.0, "task": name, "seconds": 3.0}
-        run_events.apply([LogLine(1.0, name, json.dumps(event, separators=(",", ":")))])
-    ended = _final_status(RunStatus("digits", "kubernetes", State.RUNNING, tasks=tasks), run_events, 2.0)
+        task_events.apply([LogLine(1.0, name, json.dumps(event, separators=(",", ":")))])
+    ended = _final_status(RunStatus("digits", "kubernetes", State.RUNNING, tasks=tasks), task_events, 2.0)
     assert (ended.state, ended.reason) == (state, reason)
     assert [task.state is State.SUCCEEDED for task in ended.tasks] == [task.name in finished for task in tasks]
 
@@ -46,6 +46,6 @@ def test_a_node_that_does_not_answer_is_reported_once_and_its_unsaved_tasks_at_t
     (message,) = messages
     assert message.startswith("the node node-2 does not answer: chief, worker-1 may not save; waiting ")
     before = RunStatus("digits", "kubernetes", State.RUNNING, tasks=(TaskStatus("chief", State.RUNNING),))
-    reason = _final_status(before, RunEvents("chief"), 0.0, unsaved_notice(lost)).reason
+    reason = _final_status(before, TaskEvents("chief"), 0.0, unsaved_notice(lost)).reason
     assert reason.endswith("may be lost with tasks whose nodes did not answer: chief on node-2, worker-1 on node-2")
     assert unsaved_notice([]) == ""

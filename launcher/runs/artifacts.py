@@ -1,4 +1,4 @@
-"""The kinds of a run's stored data, which `launcher get` copies."""
+"""The artifacts of a run, which `launcher get` copies: model, checkpoints, logs and results."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ _STORED_WHEN: dict[Artifact, str] = {
 
 
 @dataclass(frozen=True)
-class Stored:
+class ArtifactStream:
     """A directory of a run as a tar stream, whose first entry is the directory itself. `size` in bytes, if it is known in advance."""
 
     origin: str  # its location, as text for people
