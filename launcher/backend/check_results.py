@@ -54,6 +54,6 @@ def problem(what: str, message: str, remedy: str) -> CheckResult:
     return CheckResult(Level.PROBLEM, what, message, remedy)
 
 
-def of_error(what: str, error: LauncherError) -> CheckResult:
+def error_result(what: str, error: LauncherError) -> CheckResult:
     """Return the result of a check that ended with an error."""
     return problem(what, error.message, error.remedy)

@@ -68,13 +68,13 @@ def _finding(result: "CheckResult") -> dict[str, str]:
 
 
 def _examine(module: str, request: "CheckRequest") -> "Iterator[CheckResult]":
-    from launcher.backend.check_results import of_error
+    from launcher.backend.check_results import error_result
 
     check = cast("Check", importlib.import_module(module).examine)
     try:
         yield from check(request)
     except LauncherError as error:  # the checks after it need what failed
-        yield of_error("examination", error)
+        yield error_result("examination", error)
 
 
 def _print(result: "CheckResult") -> None:

@@ -128,7 +128,7 @@ class TaskProgress:
     peer_wait: float | None = None
 
     @classmethod
-    def of(cls, event: Event) -> "TaskProgress":
+    def from_event(cls, event: Event) -> "TaskProgress":
         """Return the fields of a progress event."""
         speeds = (number(event, key) for key in ("examples_per_second", "input_wait", "peer_wait"))
         return cls(integer(event, "step"), integer(event, "local_step"), *speeds)

@@ -80,7 +80,7 @@ class TaskTracker:
         kind, before = event["event"], self.reported
         self.stall.apply(event)
         if kind == "progress":
-            self.progress = TaskProgress.of(event)
+            self.progress = TaskProgress.from_event(event)
         if not self_reported:
             return False
         self.done = kind == "done"

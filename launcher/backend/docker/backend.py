@@ -123,7 +123,7 @@ class DockerBackend:
             if snapshot is not None:
                 return self._supervised.status(name)
             for volume in self._engine.volumes(name):
-                return container_status.of_volume(volume, name)
+                return container_status.status_of_volume(volume, name)
         known = sorted(status.name for status in self.runs())
         runs = f"the runs on this engine are {', '.join(known)}" if known else "there are no runs on this engine"
         raise UsageError(f"there is no run {name}", f"{did_you_mean(name, known)}{runs}; start one with `launcher up --on docker`")

@@ -171,7 +171,7 @@ def lines(engine: Engine, name: str, tasks: list[str], *, follow: bool, since: f
             time.sleep(_POLL_INTERVAL)
 
 
-def of_volume(volume: Any, name: str) -> RunStatus:
+def status_of_volume(volume: Any, name: str) -> RunStatus:
     """Return the status of a run that has only its volume left."""
     run_labels = volume.attrs.get("Labels") or {}
     return RunStatus(

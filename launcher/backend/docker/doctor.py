@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 from launcher import docker_cli, images
-from launcher.backend.check_results import CheckRequest, CheckResult, of_error, ok, problem, warning
+from launcher.backend.check_results import CheckRequest, CheckResult, error_result, ok, problem, warning
 from launcher.backend.docker.engine import check_compose, endpoint
 from launcher.backend.docker.image_prep import check_directories
 from launcher.cli.formats import decimal_size
@@ -22,13 +22,13 @@ def examine(request: CheckRequest) -> Iterator[CheckResult]:
             f"Docker {info.get('ServerVersion')} at {endpoint().host}, {info.get('NCPU')} cores, {decimal_size(int(info.get('MemTotal') or 0))}",
         )
     except LauncherError as error:
-        yield of_error("engine", error)
+        yield error_result("engine", error)
         return
     try:
         check_compose()
         yield ok("compose", f"version {docker_cli.docker('compose', 'version', '--short').strip()}")
     except LauncherError as error:
-        yield of_error("compose", error)
+        yield error_result("compose", error)
     for name in [images.DEFAULT_IMAGE] if request.spec is None else images.all_for(request.spec):
         yield _image(name)
     if request.spec is not None:
@@ -48,7 +48,7 @@ def _fits(spec: ClusterSpec, info: dict[str, object]) -> Iterator[CheckResult]:
     try:
         check_directories(spec, endpoint())
     except LauncherError as error:
-        yield of_error("directories", error)
+        yield error_result("directories", error)
     roles = list(roles_of(spec).values())
     cores = int(str(info.get("NCPU") or 0))
     for role in roles:

@@ -75,7 +75,7 @@ def check(cluster: Cluster, sets: Sequence[PodSet]) -> Iterator[tuple[str, str]]
         except LauncherError as error:
             # A webhook without dry runs decides later, about the pod itself.
             if _QUOTA_EXCEEDED not in error.message and _NO_DRY_RUN not in error.message:
-                known = diagnosis.of_events([{"type": "Warning", "message": error.message}])
+                known = diagnosis.diagnose_events([{"type": "Warning", "message": error.message}])
                 refusal = LauncherError(f"{pod_set.name}: {_POD_PREFIX.sub('', error.message)}", known.remedy if known else error.remedy)
                 if pod_set.optional:
                     yield refusal.message, refusal.remedy
@@ -124,7 +124,7 @@ def missing_webhook_url(cluster: Cluster, spec: ClusterSpec) -> Iterator[tuple[s
     if spec.notify is None or spec.notify.webhook is None:
         return
     try:
-        notifier.of_secret(cluster, spec.notify.webhook)
+        notifier.webhook_from_secret(cluster, spec.notify.webhook)
     except notifier.NoChannelError as error:
         yield f"{error.message}, which has the URL of notify.webhook: no message is sent to it", f"create it: {error.remedy}"
     except ForbiddenError:  # the attendant's pod can still mount it

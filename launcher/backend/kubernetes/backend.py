@@ -193,15 +193,15 @@ class KubernetesBackend:
                 else "start one with `launcher up FILE --on kubernetes`",
             )
         if status.state is State.UNKNOWN and watched.record_watch is not None:  # not for a list of all runs
-            status = self._of_expired(watched, name, status)
+            status = self._status_of_expired(watched, name, status)
         watched.without_jobs = watched.status_reader.snapshot, status
         return status
 
-    def _of_expired(self, watched: _WatchedRun, name: str, unknown: RunStatus) -> RunStatus:
+    def _status_of_expired(self, watched: _WatchedRun, name: str, unknown: RunStatus) -> RunStatus:
         """Return how a run whose Jobs have expired has ended; record it, so that it is determined once."""
         if watched.expired is None:
             try:
-                run = self._of_record(name)
+                run = self._run_of_record(name)
             except UnreachableError:
                 raise
             except LauncherError as error:  # e.g. its spec is of another version
@@ -265,7 +265,7 @@ class KubernetesBackend:
             channel = Channel("command", tuple(notify.command), self._spec_dirs.get(name) or str(Path.cwd()))
             channels["command"] = lambda: channel
         if webhook is not None and (not has_attendant or (status_reader.attendant is not None and not status_reader.is_attended())):
-            channels["webhook"] = lambda: notifier.of_secret(cluster, webhook)
+            channels["webhook"] = lambda: notifier.webhook_from_secret(cluster, webhook)
         return channels
 
     def _finalize_start(self, watched: _WatchedRun) -> None:
@@ -391,7 +391,7 @@ class KubernetesBackend:
             raise still_running_error(name, BACKEND)
         cluster = self._cluster(name)
         run_objects.remove(cluster, name)
-        run = self._of_record(name)
+        run = self._run_of_record(name)
         if run is not None and run.options.claim is not None:
             helper_pod.remove(cluster, run)
         else:
@@ -410,7 +410,7 @@ class KubernetesBackend:
 
     def rename(self, name: str, new_name: str) -> tuple[Location, ...]:
         """Rename the run's directory on its volume, and its stored logs on this machine."""
-        cluster, run = self._cluster(name), self._of_record(name)
+        cluster, run = self._cluster(name), self._run_of_record(name)
         run_objects.remove(cluster, name)
         if run is None:
             raise LauncherError(
@@ -435,7 +435,7 @@ class KubernetesBackend:
         from launcher.backend.kubernetes import download  # with all of the client, which takes a second
 
         self.status(name)  # raises if there is no such run
-        return download.opened(self._cluster(name), name, self._of_record(name), artifact)
+        return download.opened(self._cluster(name), name, self._run_of_record(name), artifact)
 
     def tensorboard(self, name: str, *, host: str | None, port: int | None) -> TensorBoardAddress:
         """Forward a port of this machine to the run's TensorBoard in the cluster."""
@@ -449,7 +449,7 @@ class KubernetesBackend:
             self._cluster(run.plan.name), manifests.run_of(RenderSource(spec_of(run.spec), run.plan, Path.cwd()))
         )
 
-    def _of_record(self, name: str) -> Run | None:
+    def _run_of_record(self, name: str) -> Run | None:
         """Return the run from its record; None without one."""
         stored = self.spec(name)
         if stored is None:

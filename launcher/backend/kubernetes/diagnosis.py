@@ -116,18 +116,18 @@ _VOLUME = re.compile(r'for volume "([^"]+)"')
 _UNSCHEDULABLE = re.compile(r"(\d+/\d+ nodes) are available: (.*)", re.DOTALL)
 
 
-def of_pod(pod: Object, events: Iterable[Object] = (), nodes: Sequence[Object] = ()) -> Diagnosis | None:
+def diagnose_pod(pod: Object, events: Iterable[Object] = (), nodes: Sequence[Object] = ()) -> Diagnosis | None:
     """Return the problem of a pod, or None. `events` are those about the pod itself, `nodes` the cluster's, if they are known."""
     status = pod.get("status", {})
-    found = _of_failed_pod(status) or _of_containers(pod)
+    found = _diagnose_failed_pod(status) or _diagnose_containers(pod)
     if found is not None:
         return found
     if status.get("phase") == "Pending":
-        return _of_scheduling(pod, nodes) or of_events(events)
-    return _of_node(pod)
+        return _diagnose_scheduling(pod, nodes) or diagnose_events(events)
+    return _diagnose_node(pod)
 
 
-def of_events(events: Iterable[Object]) -> Diagnosis | None:
+def diagnose_events(events: Iterable[Object]) -> Diagnosis | None:
     """Return the problem that the newest known warning reports: of a Job that cannot create pods, of a claim without a volume, of a mount."""
     listed = list(events)
     failed = failed_attachments(listed)
@@ -159,12 +159,12 @@ def volume_of(event: Object) -> str:
     return found[1] if found else ""
 
 
-def of_claim(claim: Object, events: Iterable[Object] = ()) -> Diagnosis | None:
+def diagnose_claim(claim: Object, events: Iterable[Object] = ()) -> Diagnosis | None:
     """Return why a claim has no volume, or None when it has one or waits for its first pod."""
     if claim.get("status", {}).get("phase") == "Bound":
         return None
     listed = list(events)
-    if any(event.get("reason") == "WaitForFirstConsumer" for event in listed) and not of_events(listed):
+    if any(event.get("reason") == "WaitForFirstConsumer" for event in listed) and not diagnose_events(listed):
         return None
     name = claim.get("metadata", {}).get("name", "")
     spec = claim.get("spec", {})
@@ -173,7 +173,7 @@ def of_claim(claim: Object, events: Iterable[Object] = ()) -> Diagnosis | None:
         return Diagnosis(
             "storage", f"the claim {name} asks for ReadWriteMany, which the storage class {of_class} does not offer", _RWX_REMEDY
         )
-    if found := of_events(listed):
+    if found := diagnose_events(listed):
         return found
     remedy = (
         f"see that the storage class offers this access mode; if not: {_RWX_REMEDY}"
@@ -195,17 +195,17 @@ def has_exceeded_limits(status: Object) -> bool:
     return status.get("reason") == "Evicted" and disruption is None and "exceed" in str(status.get("message"))
 
 
-def _of_failed_pod(status: Object) -> Diagnosis | None:
+def _diagnose_failed_pod(status: Object) -> Diagnosis | None:
     if status.get("phase") != "Failed":
         return None
     reason = status.get("reason", "")
     if reason in _POD:
         kind, message, remedy = _EXCEEDED if has_exceeded_limits(status) else _POD[reason]
         return Diagnosis(kind, message + _because(status.get("message")), remedy)
-    return of_disruption(status)
+    return diagnose_disruption(status)
 
 
-def of_disruption(status: Object) -> Diagnosis | None:
+def diagnose_disruption(status: Object) -> Diagnosis | None:
     """Return the problem of a pod that was evicted, preempted or drained, by its last status; None for others."""
     target = true_condition(status, "DisruptionTarget")
     if target is None:
@@ -229,7 +229,7 @@ def task_container(pod: Object) -> Object:
     return next((status for status in statuses if status.get("name") == TRAINER), statuses[0])
 
 
-def _of_containers(pod: Object) -> Diagnosis | None:
+def _diagnose_containers(pod: Object) -> Diagnosis | None:
     status = pod.get("status", {})
     task = task_container(pod)
     init_statuses = status.get("initContainerStatuses", [])
@@ -245,7 +245,7 @@ def _of_containers(pod: Object) -> Diagnosis | None:
         if meets_restriction(str(waiting.get("message"))):
             return Diagnosis("restricted", f"{waiting.get('reason')}{_because(waiting['message'])}", RESTRICTION_REMEDY)
         if waiting.get("reason") in _WAITING:
-            return _of_waiting(pod, waiting, str(container.get("image") or ""))
+            return _diagnose_waiting(pod, waiting, str(container.get("image") or ""))
         if terminated.get("reason") == "OOMKilled":
             return Diagnosis("memory", "OOMKilled: it took more memory than its limit", "raise the role's `memory`")
         code = terminated.get("exitCode", 0)
@@ -262,11 +262,11 @@ def _of_containers(pod: Object) -> Diagnosis | None:
             failed = _failed(str(terminated.get("message") or "").splitlines())
             if failed is not None and reports_kill(failed):
                 return Diagnosis("memory", message, "raise the role's `memory`, if it ran out of that")
-            return _of_exit_code(pod, str(container.get("name")), message, last)
+            return _diagnose_exit_code(pod, str(container.get("name")), message, last)
     return None
 
 
-def _of_exit_code(pod: Object, container: str, message: str, last: str) -> Diagnosis:
+def _diagnose_exit_code(pod: Object, container: str, message: str, last: str) -> Diagnosis:
     """Return why a container failed; `last` is the last line of its output."""
     if _VOLUME_DENIED.search(last):
         return Diagnosis("volume", message, VOLUME_REMEDY)
@@ -275,7 +275,7 @@ def _of_exit_code(pod: Object, container: str, message: str, last: str) -> Diagn
     return Diagnosis("exit", message, "see its log")
 
 
-def _of_waiting(pod: Object, waiting: Object, image: str) -> Diagnosis:
+def _diagnose_waiting(pod: Object, waiting: Object, image: str) -> Diagnosis:
     """Return why a container waits; for an image with the node, since other nodes may have it."""
     kind, remedy, final = _WAITING[waiting["reason"]]
     node, message = pod.get("spec", {}).get("nodeName"), str(waiting.get("message") or image)
@@ -320,7 +320,7 @@ def is_unschedulable(pod: Object) -> bool:
     )
 
 
-def _of_scheduling(pod: Object, nodes: Sequence[Object]) -> Diagnosis | None:
+def _diagnose_scheduling(pod: Object, nodes: Sequence[Object]) -> Diagnosis | None:
     conditions = {condition["type"]: condition for condition in pod.get("status", {}).get("conditions", [])}
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") != "False":
@@ -335,7 +335,7 @@ def _of_scheduling(pod: Object, nodes: Sequence[Object]) -> Diagnosis | None:
     if not _UNSCHEDULABLE.search(message):
         return Diagnosis("nodes", _line(message) or "no node takes it", "see kubectl describe pod")
     summary = unschedulable(message)
-    return Diagnosis("nodes", summary, "; ".join(node_capacity.of_pod(pod, nodes)) or _remedy_for_nodes(summary))
+    return Diagnosis("nodes", summary, "; ".join(node_capacity.unmet_needs(pod, nodes)) or _remedy_for_nodes(summary))
 
 
 def unschedulable(message: str) -> str:
@@ -363,7 +363,7 @@ def _remedy_for_nodes(why: str) -> str:
     return next((remedy for pattern, remedy in table if pattern in why), "see kubectl describe pod")
 
 
-def _of_node(pod: Object) -> Diagnosis | None:
+def _diagnose_node(pod: Object) -> Diagnosis | None:
     """Return the problem of a running pod whose node does not answer; None for others."""
     if not is_unresponsive(pod):
         return None

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from launcher import images
-from launcher.backend.check_results import CheckRequest, CheckResult, of_error, ok, problem, warning
+from launcher.backend.check_results import CheckRequest, CheckResult, error_result, ok, problem, warning
 from launcher.backend.kubernetes import admission, diagnosis, doctor_capacity, doctor_policies, helper_pod, run_objects, storage_classes
 from launcher.backend.kubernetes.client import Cluster, Object, version_numbers
 from launcher.backend.kubernetes.errors import no_access
@@ -107,7 +107,7 @@ def examine(request: CheckRequest) -> Iterator[CheckResult]:
     yield ok("cluster", cluster.description())
     yield from _version(cluster, spec)
     if cluster.lacks_access():
-        yield of_error("permissions", no_access(cluster.namespace))
+        yield error_result("permissions", no_access(cluster.namespace))
         return
     yield from _permissions(cluster)
     yield from _attendant(cluster, spec)
@@ -187,7 +187,7 @@ def _namespace(cluster: Cluster) -> Iterator[CheckResult]:
         cluster.create(manifest, dry_run=True)
         yield ok("namespace", f"{cluster.namespace} exists")
     except LauncherError as error:
-        yield of_error("namespace", error)
+        yield error_result("namespace", error)
 
 
 def _listed(cluster: Cluster, path: str, action: str) -> list[dict[str, Any]]:
@@ -244,7 +244,7 @@ def _admission(cluster: Cluster, spec: ClusterSpec, *, is_given: bool) -> Iterat
         warnings = [warning("admission", message, remedy) for message, remedy in admission.check(cluster, sets)]
         yield from warnings or [ok("admission", "the namespace admits the pods of a run")]
     except LauncherError as error:
-        yield of_error("admission", error) if is_given else warning("admission", error.message, error.remedy)
+        yield error_result("admission", error) if is_given else warning("admission", error.message, error.remedy)
 
 
 def _webhook(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
@@ -265,7 +265,7 @@ def _storage(cluster: Cluster, planned: Run) -> Iterator[CheckResult]:
     try:
         sharing(run)
     except UsageError as error:
-        yield of_error("storage", error)
+        yield error_result("storage", error)
         return
     claim = cluster.get("PersistentVolumeClaim", run.claim)
     phase = (claim or {}).get("status", {}).get("phase", "there")
@@ -330,7 +330,7 @@ def _image_and_dns(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]
             message = f"{run.image} has no python3: DNS and the volume are not checked"
             yield warning("image", message, "add python3 to it if you need these checks, or `launcher get`")
         else:
-            yield of_error("DNS" if failed and failed.code == _NO_HOST else "image", error)
+            yield error_result("DNS" if failed and failed.code == _NO_HOST else "image", error)
 
 
 def _probe_results(run: Run) -> Iterator[CheckResult]:

@@ -174,7 +174,7 @@ def _await_phase(cluster: Cluster, name: str, action: str, timeouts: dict[str, f
         if phase == expected:
             return
         waited = time.monotonic() - began
-        found = diagnosis.of_pod(pod)
+        found = diagnosis.diagnose_pod(pod)
         is_overdue = found is not None and waited > (_PROBLEM_TIMEOUTS["config"] if found.final else timeouts.get(found.kind, _TIMEOUT))
         if phase in {"Failed", "Succeeded"} or is_overdue or waited > _TIMEOUT:
             cause = found.message if found else f"it is {phase} after {_TIMEOUT:.0f} s"

@@ -38,7 +38,7 @@ def unmet_requirements(wanted: Mapping[str, float], labels: Mapping[str, str], n
     return found
 
 
-def of_pod(pod: Object, nodes: Sequence[Object]) -> list[str]:
+def unmet_needs(pod: Object, nodes: Sequence[Object]) -> list[str]:
     """Return a message for each label and resource that a pod needs and no node has; its resources are the requests of its containers."""
     spec, requests = pod.get("spec", {}), dict[str, float]()
     for container in spec.get("containers", ()):

@@ -159,7 +159,7 @@ def entries_of(holder: Object | None) -> list[ledger.Entry]:
         return []
 
 
-def of_secret(cluster: Cluster, webhook: Webhook) -> Channel:
+def webhook_from_secret(cluster: Cluster, webhook: Webhook) -> Channel:
     """Return the channel to a webhook with the URL from its Secret. Raises NoChannelError, and ForbiddenError if the user may not read the Secret."""
     secret = cluster.get("Secret", webhook.secret)
     try:

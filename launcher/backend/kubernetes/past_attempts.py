@@ -70,7 +70,7 @@ def _end(name: str, events: Iterable[Object], last: Object, created: float) -> E
     own_events = [event for event in events if event.get("involvedObject", {}).get("name") == name]
     times = [time for event in own_events if (time := _time(event)) is not None]
     deleted = parse_rfc3339(last.get("metadata", {}).get("deletionTimestamp"))
-    disruption = diagnosis.of_disruption(last.get("status", {}))
+    disruption = diagnosis.diagnose_disruption(last.get("status", {}))
     cause = next((_CAUSES[event["reason"]] for event in reversed(own_events) if event.get("reason") in _CAUSES), "")
     return EndedAttempt(deleted or max(times, default=created), 0, None, disruption.message if disruption else cause or DELETED)
 

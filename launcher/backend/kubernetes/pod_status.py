@@ -142,7 +142,7 @@ def _run_state(
 def _pending_reason(snapshot: ClusterSnapshot, pod_statuses: Sequence[TaskStatus]) -> Reason:
     """Return why a task is pending: a problem with the run's claims if there is one, else the pod's own reason; empty if no task is pending."""
     waiting = [task for task in pod_statuses if task.state is State.PENDING]
-    claims = (diagnosis.of_claim(claim, snapshot.events_of(claim)) for claim in snapshot.claims if waiting)
+    claims = (diagnosis.diagnose_claim(claim, snapshot.events_of(claim)) for claim in snapshot.claims if waiting)
     pending = [Reason(with_remedy(found.message, found.remedy), code=found.kind) for found in claims if found]
     pods = (
         Reason(with_remedy(f"{task.name}: {task.reason}", task.remedy), task.name, f"{task.name}: {task.reason_code}")
@@ -247,9 +247,9 @@ def _task(snapshot: ClusterSnapshot, job: Object, name: str, attempts: list[Obje
     phase = pod.get("status", {}).get("phase", "Pending")
     pod_events = snapshot.events_of(pod)
     leader_completed = any(has_leader(snapshot, job) and condition(job, "Complete") for job in snapshot.jobs)
-    found = volume_affinity.of_pod(pod, snapshot.pods, snapshot.claims, pod_events, leader_completed=leader_completed) or diagnosis.of_pod(
-        pod, pod_events, snapshot.nodes
-    )
+    found = volume_affinity.diagnose(
+        pod, snapshot.pods, snapshot.claims, pod_events, leader_completed=leader_completed
+    ) or diagnosis.diagnose_pod(pod, pod_events, snapshot.nodes)
     status = TaskStatus(
         name,
         _STATES.get(phase, _pending)(job, pod),
@@ -330,14 +330,14 @@ def _without_pod(snapshot: ClusterSnapshot, job: Object, name: str) -> TaskStatu
             if (message := queue_reason(snapshot, job))
             else TaskStatus(name, State.STOPPED, "its Job is suspended")
         )
-    found = diagnosis.of_events(snapshot.events_of(job))
+    found = diagnosis.diagnose_events(snapshot.events_of(job))
     return TaskStatus(name, State.PENDING, found.message, found.kind, found.remedy) if found else TaskStatus(name, State.PENDING)
 
 
 def ended_attempt(pod: Object, attempt: int = 0) -> EndedAttempt:
     """Return how an attempt ended, from its pod as last seen."""
     ended = _terminated(pod)
-    found = diagnosis.of_pod(pod) or diagnosis.of_disruption(pod.get("status", {}))
+    found = diagnosis.diagnose_pod(pod) or diagnosis.diagnose_disruption(pod.get("status", {}))
     time = parse_rfc3339(ended.get("finishedAt")) or parse_rfc3339(pod["metadata"].get("deletionTimestamp")) or 0.0
     return EndedAttempt(time, attempt, ended.get("exitCode"), found.message if found else DELETED)
 

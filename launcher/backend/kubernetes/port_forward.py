@@ -48,7 +48,7 @@ def await_tensorboard(cluster: Cluster, run: str) -> None:
             cluster.patch("Deployment", f"{run}-{TENSORBOARD}", {"spec": {"template": {"spec": {"affinity": {"podAffinity": None}}}}})
             message = f"TensorBoard of {run} moves to a node where its volume can be used, and has {_START_TIMEOUT:.0f} s to start there"
             moved, announced = True, False
-        elif not moved and (any(map(diagnosis.of_pod, tensorboard_pods)) or not (tensorboard_pods or _has_tensorboard(cluster, run))):
+        elif not moved and (any(map(diagnosis.diagnose_pod, tensorboard_pods)) or not (tensorboard_pods or _has_tensorboard(cluster, run))):
             break
         if not announced:
             print(message, file=sys.stderr, flush=True)
@@ -88,7 +88,7 @@ def pod_of(cluster: Cluster, run: str) -> Object:
             "it runs from `launcher up` until `launcher down`, or kubernetes.tensorboard_ttl after the run's end; not with `tensorboard: false`, nor without "
             f"`storage`. See the logs here: `launcher get {run} logs`, then `tensorboard --logdir {run}-logs`",
         )
-    found = next((found for pod in pods if (found := diagnosis.of_pod(pod))), None)
+    found = next((found for pod in pods if (found := diagnosis.diagnose_pod(pod))), None)
     cause, remedy = (found.message, found.remedy) if found else ("it is starting", "try again in a moment")
     raise LauncherError(f"TensorBoard of {run} is not ready: {cause}", remedy)
 

@@ -102,7 +102,7 @@ def evicted_too_often(snapshot: ClusterSnapshot) -> str:
         evicted = [pod for pod in pods if diagnosis.has_exceeded_limits(pod["status"]) and pod_status.exit_code(pod) == ExitCode.STOPPED]
         for task, times in Counter(map(task_of, evicted)).items():
             last = next(pod for pod in reversed(evicted) if task_of(pod) == task)
-            if limit is not None and times > int(limit) and (found := diagnosis.of_pod(last)):
+            if limit is not None and times > int(limit) and (found := diagnosis.diagnose_pod(last)):
                 return f"{task}, attempt {times}: {found.message}; {found.remedy}"
     return ""
 

@@ -107,7 +107,7 @@ class RunInformer:
         claims = _claims(cluster, run, jobs)
         unexplained = {
             "Job": lacking,
-            "Pod": [pod for pod in pods if _phase(pod) == "Pending" and not diagnosis.of_pod(pod)],
+            "Pod": [pod for pod in pods if _phase(pod) == "Pending" and not diagnosis.diagnose_pod(pod)],
             "PersistentVolumeClaim": [claim for claim in claims if _phase(claim) != "Bound"],
         }
         events = [event for kind, objects in unexplained.items() for event in _events(cluster, kind, _UID, map(_uid, objects))]

@@ -25,7 +25,7 @@ _USED_BY = re.compile(r"already used by pod\(s\) (.+)")
 _MARK_FAILED = 'kubectl patch pod {0} --subresource=status --type=merge -p \'{{"status":{{"phase":"Failed"}}}}\''
 
 
-def of_pod(
+def diagnose(
     pod: Object, pods: Sequence[Object], claims: Sequence[Object], events: Iterable[Object], *, leader_completed: bool = False
 ) -> Diagnosis | None:
     """Return the reason why a waiting pod is not on the node of its volume; None if it waits for something else, or the node is not known.
@@ -39,9 +39,9 @@ def of_pod(
         claim = _selected_node_annotations(pod, claims)
         return _on_its_node(claim[_SELECTED_NODE], claim.get(_PROVISIONER, ""), pods, message) if claim else None
     if _AFFINITY_UNMET in message and VOLUME_LABEL in (pod["metadata"].get("labels") or {}):
-        return _of_affinity(pod, pods, message, leader_completed=leader_completed)
+        return _diagnose_affinity(pod, pods, message, leader_completed=leader_completed)
     held = [event for event in diagnosis.failed_attachments(events) if _ATTACHED.search(str(event.get("message", "")))]
-    found = [_of_attachment(pod, pods, claims, event) for event in held]
+    found = [_attachment_problem(pod, pods, claims, event) for event in held]
     messages, remedies = ("; ".join(dict.fromkeys(pair[part] for pair in found)) for part in (0, 1))
     return Diagnosis("storage", messages, remedies) if found else None
 
@@ -78,7 +78,7 @@ def _on_its_node(node: str, provisioner: str, pods: Sequence[Object], message: s
     )
 
 
-def _of_affinity(pod: Object, pods: Sequence[Object], message: str, *, leader_completed: bool) -> Diagnosis | None:
+def _diagnose_affinity(pod: Object, pods: Sequence[Object], message: str, *, leader_completed: bool) -> Diagnosis | None:
     others = [other for other in pods if other is not pod and _node(other) and _is_followed(other)]
     present = [other for other in others if other.get("status", {}).get("phase") in {"Running", "Pending"}]
     blocking = next((other for other in present if other["metadata"].get("deletionTimestamp") and _is_lost(_node(other), pods)), None)
@@ -117,7 +117,7 @@ def _is_followed(pod: Object) -> bool:
     return VOLUME_LABEL in labels and labels.get(COMPONENT) != HELPER_POD
 
 
-def _of_attachment(pod: Object, pods: Sequence[Object], claims: Sequence[Object], event: Object) -> tuple[str, str]:
+def _attachment_problem(pod: Object, pods: Sequence[Object], claims: Sequence[Object], event: Object) -> tuple[str, str]:
     """Return message and remedy for an event that another node has a volume of the pod."""
     volume, all_claims = diagnosis.volume_of(event), _claims(pod)
     bound = {claim["metadata"]["name"] for claim in claims if claim.get("spec", {}).get("volumeName") == volume}

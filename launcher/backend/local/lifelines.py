@@ -15,7 +15,7 @@ class Lifelines:
         self._stop_groups = tuple(stop_groups)
         self._pipes = [os.pipe() for _ in stop_groups]
 
-    def of(self, task: str) -> int:
+    def read_end(self, task: str) -> int:
         """Return the read end of the task's pipe: the task stops when the write end is closed."""
         return self._pipes[self._group_index(task)][0]
 

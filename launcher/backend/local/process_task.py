@@ -62,7 +62,7 @@ class ProcessTask(ControlledTask):
 
         It stops when its lifeline closes, and holds open those of the tasks that are to stop after it.
         """
-        lifeline = self._lifelines.of(self.name)
+        lifeline = self._lifelines.read_end(self.name)
         environment = {
             **os.environ,
             **self.task.env,

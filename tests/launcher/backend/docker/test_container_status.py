@@ -54,7 +54,7 @@ def test_the_location_is_the_mounted_volume() -> None:
 @pytest.mark.parametrize("created, started", [("2026-01-31T10:00:00Z", 1769853600.0), ("some day", None), (None, None)])
 def test_a_run_of_which_only_the_volume_is_left_is_stopped(created: str | None, started: float | None) -> None:
     volume = Volume({"Name": "toy_run", "CreatedAt": created, "Labels": {labels.RUN: "toy"}})
-    status = container_status.of_volume(volume, "toy")
+    status = container_status.status_of_volume(volume, "toy")
     assert (status.state, status.run_dir, status.started, status.spec_digest) == (State.STOPPED, Location("volume", "toy_run"), started, "")
 
 

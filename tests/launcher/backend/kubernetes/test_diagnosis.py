@@ -107,7 +107,7 @@ MOVED_OFF = {
 
 @pytest.mark.parametrize("case", PODS)
 def test_a_pod_that_does_not_run_has_a_diagnosis_and_a_remedy(case: str, golden: Golden) -> None:
-    result = diagnosis.of_pod(PODS[case])
+    result = diagnosis.diagnose_pod(PODS[case])
     assert result is not None
     golden(result.message, result.remedy)
     assert result.remedy
@@ -126,7 +126,7 @@ def test_a_pod_that_does_not_run_has_a_diagnosis_and_a_remedy(case: str, golden:
     ids=["running", "creating", "succeeded", "ready", "new", "moved off"],
 )
 def test_a_healthy_pod_has_no_diagnosis(pod: dict[str, Any]) -> None:
-    assert diagnosis.of_pod(pod) is None
+    assert diagnosis.diagnose_pod(pod) is None
 
 
 # As containerd words it, before the cause.
@@ -147,7 +147,7 @@ REQUEST = 'failed to do request: Head "https://registry.example/v2/team/x/manife
 )
 def test_a_failed_pull_of_an_image_is_reported_with_its_node_and_its_cause(cause: str, remedy: str) -> None:
     pod = container(waiting={"reason": "ErrImagePull", "message": PULL + cause}) | {"spec": {"nodeName": "node-2"}}
-    result = diagnosis.of_pod(pod)
+    result = diagnosis.diagnose_pod(pod)
     assert result is not None
     assert result.message == f"ErrImagePull on node-2: {PULL}{cause}"
     assert remedy in result.remedy
@@ -162,7 +162,7 @@ def test_a_secret_that_the_registry_does_not_accept_is_named() -> None:
         "reason": "ErrImagePull",
         "message": f"{PULL}pulling from host registry.example failed with status code [manifests 1]: 401 Unauthorized",
     }
-    result = diagnosis.of_pod(container(waiting=waiting) | {"spec": {"imagePullSecrets": [{"name": "team"}]}})
+    result = diagnosis.diagnose_pod(container(waiting=waiting) | {"spec": {"imagePullSecrets": [{"name": "team"}]}})
     assert result is not None
     assert result.remedy.startswith("see that the Secret team is in the run's namespace and has the credentials of this registry")
 
@@ -186,7 +186,9 @@ OF_PODS = {"a quota", "Pod Security", "no priority class", "no runtime class", "
 def test_warnings_are_recognised(warning: str, golden: Golden) -> None:
     kind, message = EVENTS[warning]
     message = FORBIDDEN * (warning in OF_PODS) + message
-    result = diagnosis.of_events([{"type": "Warning", "reason": "FailedCreate", "message": message}, {"type": "Normal", "message": "fine"}])
+    result = diagnosis.diagnose_events(
+        [{"type": "Warning", "reason": "FailedCreate", "message": message}, {"type": "Normal", "message": "fine"}]
+    )
     assert result is not None
     assert result.kind == kind
     golden(result.message, result.remedy)
@@ -198,20 +200,20 @@ def test_a_warning_remains_if_only_another_volume_was_attached_since() -> None:
     failed = {"type": "Warning", "reason": "FailedAttachVolume", "message": EVENTS["attached elsewhere"][1], "lastTimestamp": at(0)}
     other = {"type": "Normal", "reason": "SuccessfulAttachVolume", "message": 'AttachVolume.Attach succeeded for volume "pvc-2"'}
     other["lastTimestamp"] = at(1)
-    assert diagnosis.of_events([failed, other]) is not None
-    assert diagnosis.of_events([failed, other | {"message": 'AttachVolume.Attach succeeded for volume "pvc-1"'}]) is None
+    assert diagnosis.diagnose_events([failed, other]) is not None
+    assert diagnosis.diagnose_events([failed, other | {"message": 'AttachVolume.Attach succeeded for volume "pvc-1"'}]) is None
 
 
 def test_the_newest_warning_is_reported_and_an_unknown_one_is_quoted(golden: Golden) -> None:
     old = {"type": "Warning", "reason": "FailedMount", "message": 'secret "a" not found', "lastTimestamp": "2026-01-01T00:00:00Z"}
     new = {"type": "Warning", "reason": "FailedMount", "message": 'secret "b" not found', "lastTimestamp": "2026-01-01T00:01:00Z"}
-    result = diagnosis.of_events([new, old])
+    result = diagnosis.diagnose_events([new, old])
     assert result is not None
     golden(result.message)
-    other = diagnosis.of_events([{"type": "Warning", "reason": "FailedCreate", "message": "something  of\ntomorrow"}])
+    other = diagnosis.diagnose_events([{"type": "Warning", "reason": "FailedCreate", "message": "something  of\ntomorrow"}])
     assert other is not None
     assert other.message == "FailedCreate: something of tomorrow"
-    assert diagnosis.of_events([]) is None
+    assert diagnosis.diagnose_events([]) is None
 
 
 def test_a_claim_without_a_volume(golden: Golden) -> None:
@@ -220,12 +222,12 @@ def test_a_claim_without_a_volume(golden: Golden) -> None:
         "spec": {"storageClassName": "slow", "accessModes": ["ReadWriteMany"]},
         "status": {"phase": "Pending"},
     }
-    result = diagnosis.of_claim(claim)
+    result = diagnosis.diagnose_claim(claim)
     assert result is not None
     golden(result.message)
     waiting = [{"type": "Normal", "reason": "WaitForFirstConsumer", "message": "waiting for first consumer"}]
-    assert diagnosis.of_claim(claim, waiting) is None
-    assert diagnosis.of_claim(claim | {"status": {"phase": "Bound"}}) is None
+    assert diagnosis.diagnose_claim(claim, waiting) is None
+    assert diagnosis.diagnose_claim(claim | {"status": {"phase": "Bound"}}) is None
     assert "storage.mount to one" in result.remedy
 
 
@@ -247,7 +249,7 @@ def test_a_class_without_volumes_for_many_nodes_is_named_with_both_remedies(mess
         "reason": "ProvisioningFailed",
         "message": f'failed to provision volume with StorageClass "slow": {message}',
     }
-    result = diagnosis.of_claim(claim, [warning])
+    result = diagnosis.diagnose_claim(claim, [warning])
     assert result is not None
     golden(result.message)
     assert "storage.mount to one" in result.remedy
@@ -262,14 +264,14 @@ def test_the_remedy_for_missing_rights_in_an_image_of_one_s_own_names_the_securi
 ) -> None:
     pod = container(terminated={"reason": "Error", "exitCode": 1, "message": "OSError: [Errno 30] Read-only file system: '/srv/x'\n"})
     pod["spec"] = {"containers": [{"name": "trainer", "image": image, "securityContext": {"readOnlyRootFilesystem": hardened}}]}
-    result = diagnosis.of_pod(pod)
+    result = diagnosis.diagnose_pod(pod)
     assert result is not None
     assert ("`security: image`" in result.remedy) is named
 
 
 def test_the_remedy_for_an_image_that_runs_as_root_names_the_security_field() -> None:
     message = 'container has runAsNonRoot and image will run as root (pod: "a", container: trainer)'
-    result = diagnosis.of_pod(container(waiting={"reason": "CreateContainerConfigError", "message": message}))
+    result = diagnosis.diagnose_pod(container(waiting={"reason": "CreateContainerConfigError", "message": message}))
     assert result is not None
     assert result.message.startswith("CreateContainerConfigError: container has runAsNonRoot")
     assert "`security: image`" in result.remedy
@@ -280,15 +282,15 @@ def test_an_init_container_that_failed_is_named_and_a_sidecar_that_was_ended_aft
     init_containers = [{"name": "fetch", "image": "curl:1", "state": {"terminated": ended}}]
     containers = [{"name": "trainer", "image": "team/x:1", "state": {"waiting": {"reason": "PodInitializing"}}}]
     status: dict[str, Any] = {"phase": "Failed", "initContainerStatuses": init_containers, "containerStatuses": containers}
-    result = diagnosis.of_pod({"metadata": {"name": "digits-chief-0"}, "status": status})
+    result = diagnosis.diagnose_pod({"metadata": {"name": "digits-chief-0"}, "status": status})
     assert result is not None
     golden(result.message)
     golden(result.remedy)
-    result = diagnosis.of_pod({"spec": {"initContainers": [{"name": "fetch", "restartPolicy": "Always"}]}, "status": status})
+    result = diagnosis.diagnose_pod({"spec": {"initContainers": [{"name": "fetch", "restartPolicy": "Always"}]}, "status": status})
     assert result is not None
     golden(result.message)
     containers[0]["state"] = {"terminated": {"reason": "Error", "exitCode": 1, "message": "ValueError: x"}}
-    result = diagnosis.of_pod({"status": status})
+    result = diagnosis.diagnose_pod({"status": status})
     assert result is not None
     golden(result.message)
 
@@ -299,7 +301,7 @@ def test_an_init_container_that_failed_is_named_and_a_sidecar_that_was_ended_aft
 )
 def test_the_user_is_not_asked_to_create_a_missing_configmap_of_the_run_itself(name: str, *, is_own: bool) -> None:
     pod = container(waiting={"reason": "CreateContainerConfigError", "message": f'configmap "{name}" not found'})
-    result = diagnosis.of_pod(pod | {"metadata": {"labels": {"app.kubernetes.io/instance": "digits"}}})
+    result = diagnosis.diagnose_pod(pod | {"metadata": {"labels": {"app.kubernetes.io/instance": "digits"}}})
     assert result is not None
     assert ("launcher down digits" in result.remedy) is is_own
     assert ("kubernetes.env_from" in result.remedy) is not is_own
@@ -307,7 +309,7 @@ def test_the_user_is_not_asked_to_create_a_missing_configmap_of_the_run_itself(n
 
 @pytest.mark.parametrize("path, is_volume", [("/runs/digits/checkpoints", True), ("/srv/runs", False)])
 def test_the_remedy_for_missing_rights_on_the_volume_names_the_user_field(path: str, *, is_volume: bool) -> None:
-    result = diagnosis.of_pod(
+    result = diagnosis.diagnose_pod(
         container(terminated={"reason": "Error", "exitCode": 1, "message": f"PermissionError: [Errno 13] Permission denied: '{path}'\n"})
     )
     assert result is not None

@@ -45,7 +45,7 @@ def pod(gpus: str = "1", memory: str = "1Gi", **labels: str) -> dict[str, Any]:
 def test_a_request_that_no_node_can_meet_is_named_with_what_nodes_offer(
     waiting: dict[str, Any], nodes: list[dict[str, Any]], remedy: str
 ) -> None:
-    result = diagnosis.of_pod(waiting, (), nodes)
+    result = diagnosis.diagnose_pod(waiting, (), nodes)
     assert result is not None
     assert result.remedy.startswith(remedy)
 

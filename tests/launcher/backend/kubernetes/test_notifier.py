@@ -215,7 +215,7 @@ def test_a_missing_secret_or_key_is_named_with_the_command_that_creates_it(data:
     if data is not None:
         cluster.objects["Secret", "hook"] = {"data": data}
     with pytest.raises(NoChannelError) as caught:
-        notifier.of_secret(cast("Cluster", cluster), Webhook(secret="hook"))  # noqa: S106  its name
+        notifier.webhook_from_secret(cast("Cluster", cluster), Webhook(secret="hook"))  # noqa: S106  its name
     assert (caught.value.message, caught.value.remedy) == (message, remedy)
     values = {"version": 1, "name": "digits", "train": {"workload": "mnist_mlp"}, "notify": {"webhook": {"secret": "hook"}}}
     findings = list(admission.missing_webhook_url(cast("Cluster", cluster), ClusterSpec.model_validate(values)))
@@ -227,7 +227,7 @@ def test_a_missing_secret_or_key_is_named_with_the_command_that_creates_it(data:
 def test_the_url_is_read_from_the_secret() -> None:
     cluster = FakeCluster()
     cluster.objects["Secret", "hook"] = {"data": {"url": base64.b64encode(b"https://example.com/x").decode()}}
-    assert notifier.of_secret(cast("Cluster", cluster), Webhook(secret="hook")).url == "https://example.com/x"  # noqa: S106
+    assert notifier.webhook_from_secret(cast("Cluster", cluster), Webhook(secret="hook")).url == "https://example.com/x"  # noqa: S106
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "{}", '["x"]', '[{"key": "x"}]'])

@@ -7,8 +7,8 @@ from launcher.backend.local.lifelines import Lifelines
 
 def test_a_later_stop_group_notices_it_only_once_the_one_before_has_ended() -> None:
     lifelines = Lifelines([frozenset({"chief"}), frozenset({"ps-0", "worker-0"})])
-    servers = lifelines.of("ps-0")
-    assert servers == lifelines.of("worker-0") != lifelines.of("chief")
+    servers = lifelines.read_end("ps-0")
+    assert servers == lifelines.read_end("worker-0") != lifelines.read_end("chief")
     (inherited,) = lifelines.inherited_by("chief")
     assert lifelines.inherited_by("ps-0") == ()
     os.write(inherited, b"x")
