@@ -55,7 +55,7 @@ def open_run(name: str | None, on: str | None, runs: Path, cluster: ClusterRef, 
         raise UsageError(f"there are {len(names)} runs under {runs}", f"name one of: {', '.join(names)}")
     run = find_run(names[0] if names else None, open_backend(DEFAULT, runs), runs)
     targets = backends_of(runs, run)
-    if targets and DEFAULT not in targets and orphans.describe_leftovers(RunPaths(runs.absolute() / run)):
+    if targets and DEFAULT not in targets and orphans.describe_all(RunPaths(runs.absolute() / run)):
         targets.insert(0, DEFAULT)  # its directory was removed while it ran
     if not targets and name and looks_like_file(name) and (beside_spec := runs_next_to(Path(name), runs, run)):
         raise UsageError(f"there is no run {run} in {runs}", f"there is one beside the spec: add --runs {shlex.quote(str(beside_spec))}")
@@ -74,7 +74,7 @@ def _choose(run: str, backends: dict[str, Backend], *, unique: bool) -> Backend:
             continue
         except LauncherError as error:
             unreachable[target] = error
-    live = {target: status for target, status in known.items() if status.state not in ENDED or _has_leftover_processes(status)}
+    live = {target: status for target, status in known.items() if status.state not in ENDED or _has_orphans(status)}
     if unique and unreachable and not live:
         target, cause = next(iter(unreachable.items()))
         raise UsageError(f"the state of {run} on {target} is not known: {cause.message}", "choose a backend with --on") from cause
@@ -88,7 +88,7 @@ def _choose(run: str, backends: dict[str, Backend], *, unique: bool) -> Backend:
     return backends[chosen]
 
 
-def _has_leftover_processes(status: RunStatus) -> bool:
+def _has_orphans(status: RunStatus) -> bool:
     """Return whether processes of an interrupted run still run. If its directory was removed, they are all that is known of it, and `tasks` is empty."""
     interrupted = status.state is State.INTERRUPTED
     return interrupted and (not status.tasks or any(task.pid for task in status.tasks if task.state is State.INTERRUPTED))

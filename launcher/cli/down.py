@@ -153,7 +153,7 @@ def _stop(backend: Backend, run: str, say: Say, *, now: bool, keeps_data: bool) 
         how = "was interrupted" if status.state is State.INTERRUPTED else f"has {_HAS.get(status.state, status.state)}"
         what = ", ".join(count(number, kind) for kind, number in removed.items())
         did = f"{'ended' if 'process' in removed else 'removed'} {what}" if what else "there was nothing to remove"
-        is_there = status.run_dir and (status.directory is None or status.directory.is_dir())
+        is_there = status.run_dir and (status.local_run_dir is None or status.local_run_dir.is_dir())
         stays = f"; its data stays in {relative_path(str(status.run_dir))}" if keeps_data and is_there and not status.data_lost else ""
         say(f"{run} {how} and does not run; {did}{stays}")
         after = status

@@ -119,13 +119,13 @@ def _next(status: RunStatus, runs: Path, started_by: Sequence[str]) -> list[tupl
     if status.checkpoint is not None:
         steps.append(("checkpoint", relative_path(status.checkpoint)))
     if status.model is not None:
-        copying = "" if status.directory else f"; `{command(runs, 'get', status.name, on=status.backend)}` copies it here"
+        copying = "" if status.local_run_dir else f"; `{command(runs, 'get', status.name, on=status.backend)}` copies it here"
         steps.append(("model", relative_path(status.model) + copying))
     if status.state is not State.SUCCEEDED and started_by:
         steps.append((_next_label(status), command(runs, "up", *started_by, on=status.backend)))
     if status.tensorboard:
         steps.append(("TensorBoard", f"{status.tensorboard}, until `{command(runs, 'down', status.name, on=status.backend)}`"))
-    elif status.directory and (status.directory / "logs").is_dir():
+    elif status.local_run_dir and (status.local_run_dir / "logs").is_dir():
         steps.append(("TensorBoard", command(runs, "tensorboard", status.name)))
     return steps
 

@@ -279,7 +279,7 @@ def describe_start(status: RunStatus, run_dir: str) -> str:
     step = last_checkpoint(status) if status.data_lost is None else None
     if step is not None:
         return f"from the checkpoint of step {step:,}"
-    if status.directory is None:  # it is with the backend and cannot be read from here
+    if status.local_run_dir is None:  # it is with the backend and cannot be read from here
         return f"from its last checkpoint in {status.run_dir}, or from the start if there is none"
     return "from the start, as there is no checkpoint yet"
 
@@ -288,7 +288,7 @@ def last_checkpoint(status: RunStatus) -> int | None:
     """Return the step of the last checkpoint: as the run reported it, else by the names of its files."""
     if status.checkpoint_step is not None:
         return status.checkpoint_step
-    files = (status.directory / "checkpoints").glob("ckpt-*.index") if status.directory else ()
+    files = (status.local_run_dir / "checkpoints").glob("ckpt-*.index") if status.local_run_dir else ()
     steps = [int(step) for file in files if (step := file.stem.removeprefix("ckpt-")).isdecimal()]
     return max(steps, default=None)
 

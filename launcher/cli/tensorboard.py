@@ -52,7 +52,7 @@ def tensorboard(
         return
     if not _is_installed():
         raise LauncherError("TensorBoard is not installed here", f"install it: {sys.executable} -m pip install tensorboard")
-    directory = (backend.status(run).directory or runs / run) / "logs"
+    directory = (backend.status(run).local_run_dir or runs / run) / "logs"
     if not directory.is_dir():
         raise UsageError(
             f"{run} has no logs for TensorBoard: {directory} does not exist",

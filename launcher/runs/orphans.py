@@ -22,8 +22,8 @@ _CLOCK_TOLERANCE = 0.05  # seconds by which a file's time may be behind the cloc
 _KILLED = "the launcher's supervisor was killed"
 
 
-def find(paths: RunPaths, snapshot: Snapshot) -> dict[str, list[int]]:
-    """Return the processes that still run, by task: only those that certainly belong to this run, and none if its directory is a copy."""
+def find_recorded(paths: RunPaths, snapshot: Snapshot) -> dict[str, list[int]]:
+    """Return the recorded processes that still run, by task: only those that certainly belong to this run, none if its directory is a copy."""
     if _is_copy(paths, snapshot):
         return {}
     orphans = {}
@@ -39,7 +39,7 @@ def find(paths: RunPaths, snapshot: Snapshot) -> dict[str, list[int]]:
 
 def interrupted(paths: RunPaths, snapshot: Snapshot) -> RunStatus:
     """Return the status of a run whose supervisor was gone before the run had ended."""
-    orphans = find(paths, snapshot)
+    orphans = find_recorded(paths, snapshot)
     running = ", ".join(f"{name} (pid {members[0]})" for name, members in orphans.items())
     reason = f"{_KILLED}; still running: {running}; `launcher down {paths.name}` ends that" if orphans else _KILLED
     tasks = tuple(
@@ -68,11 +68,11 @@ def clear(paths: RunPaths, *, now: bool) -> int:
         return 0
     try:
         deadline = time.monotonic() + (0 if now else snapshot.grace_period)
-        while (orphans := find(paths, snapshot)) and time.monotonic() < deadline:
+        while (orphans := find_recorded(paths, snapshot)) and time.monotonic() < deadline:
             time.sleep(_POLL_INTERVAL)
         for name in orphans:
             process_identity.kill_session(snapshot.processes[name].pid)
-        if orphans and (remaining := find(paths, snapshot)):
+        if orphans and (remaining := find_recorded(paths, snapshot)):
             # The state stays unchanged, so that the next stop tries again.
             pids = ", ".join(f"{name} (pid {members[0]})" for name, members in remaining.items())
             raise LauncherError(
@@ -84,27 +84,27 @@ def clear(paths: RunPaths, *, now: bool) -> int:
         os.close(lock_fd)
 
 
-def describe_leftovers(paths: RunPaths) -> str:
-    """Return the ids of this run's processes, as `process 12, 34`, if no supervisor holds its lock, for example because its directory was removed.
+def describe_all(paths: RunPaths) -> str:
+    """Return the ids of all processes that have this run in their environment, as `process 12, 34`, if no supervisor holds its lock.
 
-    Empty if there are none.
+    It needs no record, which is gone if the run's directory was removed. Empty if there are none.
     """
     pids = [] if locks.held(paths.lock) else process_identity.tasks_of(str(paths.run_dir))
     return f"process {', '.join(map(str, pids))}" if pids else ""
 
 
-def kill_leftover_processes(paths: RunPaths) -> int:
-    """Kill the processes of `describe_leftovers`; return how many there were. Raises LauncherError if some remain."""
+def kill_all(paths: RunPaths) -> int:
+    """Kill the processes of `describe_all`; return how many there were. Raises LauncherError if some remain."""
     pids = [] if locks.held(paths.lock) else process_identity.tasks_of(str(paths.run_dir))
     for pid in pids:
         process_identity.kill_session(process_identity.session_of(pid) or pid)
-    if remaining := describe_leftovers(paths):
+    if remaining := describe_all(paths):
         raise LauncherError(f"tasks of the run {paths.name} cannot be ended: {remaining}", "end these processes yourself, then try again")
     return len(pids)
 
 
 def wait_until_gone(paths: RunPaths, timeout: float) -> None:
-    """Wait until no leftover process remains: a supervisor whose directory was removed ends them. Raises UsageError if some remain."""
+    """Wait until no process of the run remains: a supervisor whose directory was removed ends them. Raises UsageError if some remain."""
     deadline = time.monotonic() + timeout
     while process_identity.tasks_of(str(paths.run_dir)):
         if time.monotonic() >= deadline:
@@ -122,7 +122,7 @@ def remove_recreated(paths: RunPaths, since: float) -> None:
     Nothing is removed if a file is older than that: then these tasks have not saved it.
     """
     with contextlib.suppress(OSError):
-        entries = [path for path in paths.run_dir.iterdir() if path != paths.directory]
+        entries = [path for path in paths.run_dir.iterdir() if path != paths.launcher_dir]
         files = [file for path in entries for file in (path.rglob("*") if path.is_dir() else [path]) if not file.is_dir()]
         if any(file.lstat().st_mtime < since - _CLOCK_TOLERANCE for file in files):
             return
@@ -136,7 +136,7 @@ def remove_recreated(paths: RunPaths, since: float) -> None:
 
 def _is_copy(paths: RunPaths, snapshot: Snapshot) -> bool:
     """Return whether this directory is a copy: the directory in which the run was started still exists, and has the same processes."""
-    started_in = snapshot.status.directory
+    started_in = snapshot.status.local_run_dir
     try:
         if started_in is None or started_in.samefile(paths.run_dir):
             return False

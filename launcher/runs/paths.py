@@ -24,7 +24,7 @@ class RunPaths:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir, self.name = run_dir, run_dir.name
         self.run_json = run_dir / "run.json"  # the chief's last record of the run
-        self.directory = own = run_dir / "launcher"  # the launcher's own files
+        self.launcher_dir = own = run_dir / "launcher"  # the launcher's own files
         self.spec = own / "spec.json"  # the spec the run was last started from
         self.plan = own / "plan.json"  # with the addresses in use
         self.state = own / "state.json"  # the supervisor's last state; replaced atomically

@@ -151,7 +151,7 @@ class RunStatus:
     missing: tuple[str, ...] = ()  # objects of the run that were deleted or lost their labels, as their backend names them
 
     @property
-    def directory(self) -> Path | None:
+    def local_run_dir(self) -> Path | None:
         """The run directory if it is on this machine, else None."""
         return Path(self.run_dir.name) if self.run_dir and self.run_dir.kind == "directory" else None
 

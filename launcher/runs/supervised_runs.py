@@ -49,19 +49,19 @@ class SupervisedRuns:
     def status(self, name: str) -> RunStatus:
         """Return the status of the run. Raises UsageError if no run has that name."""
         paths = self.paths(name)
-        if not self._exists(paths) and (lost := self._lost(paths)):
+        if not self._exists(paths) and (lost := self._status_of_removed_directory(paths)):
             return lost
         return self._status(self._existing(name))
 
-    def _lost(self, paths: RunPaths) -> RunStatus | None:
+    def _status_of_removed_directory(self, paths: RunPaths) -> RunStatus | None:
         """Return the status of a run whose directory was removed while it ran; None if it is not this process's and has no processes left."""
         status = RunStatus(paths.name, self._backend, State.FAILED, run_dir=Location("directory", str(paths.run_dir)), ended=time.time())
         removed = f"{paths.run_dir} was removed while the run ran"
         if paths.name in self._lifelines:
             orphans.wait_until_gone(paths, KILL_TIMEOUT)
             return dataclasses.replace(status, reason=f"{removed}; its tasks were killed")
-        if leftover := orphans.describe_leftovers(paths):
-            reason = f"{removed}; still running: {leftover}; `launcher down {paths.name}` ends that"
+        if running := orphans.describe_all(paths):
+            reason = f"{removed}; still running: {running}; `launcher down {paths.name}` ends that"
             return dataclasses.replace(status, state=State.INTERRUPTED, reason=reason)
         return None
 
@@ -92,14 +92,14 @@ class SupervisedRuns:
     def stop(self, name: str, *, now: bool = False, report: Callable[[str], object] | None = None) -> dict[str, int]:
         """Ask every task to save and stop, or kill it if `now`; return when nothing of the run is left. Idempotent."""
         paths = self.paths(name)
-        if not self._exists(paths) and orphans.describe_leftovers(paths):
-            return _removed(orphans.kill_leftover_processes(paths))
+        if not self._exists(paths) and orphans.describe_all(paths):
+            return _removed(orphans.kill_all(paths))
         ran = locks.held(paths.lock)
         orphan_count = self._stop(self._existing(name), now=now)
         if ran and not now and report is not None:
             for message in killed_task_messages(self.status(name)):
                 report(message)
-        orphan_count += orphans.kill_leftover_processes(paths)
+        orphan_count += orphans.kill_all(paths)
         self._close_lifeline(name)
         return _removed(orphan_count)
 

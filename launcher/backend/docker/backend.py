@@ -96,8 +96,8 @@ class DockerBackend:
         from launcher.render.compose import render
         from launcher.render.targets import RenderSource
 
-        text = render(RenderSource(spec_of(spec), plan, paths.directory, f"launcher up --on docker (run {plan.name})"))
-        files.write(paths.directory / COMPOSE_FILE, text, private=sets_variables(spec))
+        text = render(RenderSource(spec_of(spec), plan, paths.launcher_dir, f"launcher up --on docker (run {plan.name})"))
+        files.write(paths.launcher_dir / COMPOSE_FILE, text, private=sets_variables(spec))
 
     def status(self, name: str) -> RunStatus:
         """Return the status of the run. Raises UsageError if no run has that name."""
@@ -236,12 +236,12 @@ class DockerBackend:
         """Have TensorBoard serve the run's logs, at `host` and `port` if given; return its address."""
         status = self.status(name)
         paths = self._paths(name)
-        file = paths.directory / COMPOSE_FILE
+        file = paths.launcher_dir / COMPOSE_FILE
         if status.tensorboard and host is None and port is None:
             return TensorBoardAddress(status.tensorboard)
         if not file.is_file():
             raise UsageError(
-                f"{paths.directory} has no {COMPOSE_FILE}: the run {name} was not started from here",
+                f"{paths.launcher_dir} has no {COMPOSE_FILE}: the run {name} was not started from here",
                 "start its service with `docker compose -f FILE up -d tensorboard`; FILE is the Compose file of the run",
             )
         with translate_errors(f"looking for the logs of {name}"):
@@ -318,7 +318,7 @@ def _known_spec(paths: RunPaths) -> "ClusterSpec | None":
 @contextlib.contextmanager
 def _locked(paths: RunPaths) -> Iterator[bool]:
     """Lock the run for a `with` block, so that no `up` starts it; False if one has. A run without files on this machine has no lock."""
-    if not paths.directory.is_dir():
+    if not paths.launcher_dir.is_dir():
         yield True
         return
     lock_fd = None

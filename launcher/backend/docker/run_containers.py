@@ -65,7 +65,7 @@ class RunContainers(TaskBackend):
     def start(self) -> None:
         """Have Compose start every container. Raises LauncherError, and leaves none, if one cannot be started."""
         name = self._plan.name
-        containers = start_containers(self._engine, name, self._paths.directory / COMPOSE_FILE, self._plan.start_timeout)
+        containers = start_containers(self._engine, name, self._paths.launcher_dir / COMPOSE_FILE, self._plan.start_timeout)
         self._engine.set_timeout(_ANSWER_TIMEOUT)
         self._update_tasks(containers, time.monotonic())
         self._container_ids = {task: str(container.id) for task, container in container_status.by_task(containers).items()}

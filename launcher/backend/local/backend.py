@@ -58,7 +58,7 @@ class LocalBackend(SupervisedRuns):
     def delete(self, name: str) -> None:
         """Delete the run's directory: checkpoints, logs and all. Raises UsageError while the run is running."""
         paths = self.paths(name)
-        if paths.directory.is_dir():
+        if paths.launcher_dir.is_dir():
             self._existing(name)
         if locks.held(paths.lock):
             raise still_running_error(name, BACKEND)
@@ -91,7 +91,7 @@ class LocalBackend(SupervisedRuns):
 
 def _check_directory(paths: RunPaths) -> None:
     """Raise UsageError if the run's directory was not created by a run and has other files: they would be deleted with the run's data."""
-    if paths.directory.exists() or not paths.run_dir.exists():
+    if paths.launcher_dir.exists() or not paths.run_dir.exists():
         return
     if others := sorted(path.name for path in paths.run_dir.iterdir() if path.name not in _RUN_ENTRIES and not path.name.startswith(".")):
         raise UsageError(

@@ -38,7 +38,7 @@ class Prepared:
     @property
     def file(self) -> Path:
         """Its Compose file."""
-        return self.paths.directory / COMPOSE_FILE
+        return self.paths.launcher_dir / COMPOSE_FILE
 
     def write(self, change: Callable[[dict[str, Any]], None]) -> None:
         """Change the Compose file."""
@@ -58,7 +58,7 @@ def prepared(directory: Path, **spec: Any) -> Iterator[Prepared]:
     paths.tasks.mkdir(parents=True)
     paths.lock.touch()
     result = Prepared(Run(name, directory / "runs"), plan, paths, Engine(endpoint()))
-    result.file.write_text(render(RenderSource(parsed, plan, paths.directory, "a test")))
+    result.file.write_text(render(RenderSource(parsed, plan, paths.launcher_dir, "a test")))
     result.write(lambda document: document["services"].pop(TENSORBOARD, None))
     try:
         yield result

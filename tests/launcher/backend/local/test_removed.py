@@ -162,7 +162,7 @@ def test_a_run_whose_state_cannot_be_read_is_listed_with_its_directory_and_outpu
         (status,) = runs.backend.runs()
         assert (status.name, status.state) == ("run", State.UNKNOWN)
         assert status.reason.startswith(f"{paths.state} cannot be read")
-        assert status.directory == paths.run_dir
+        assert status.local_run_dir == paths.run_dir
         assert [task.name for task in status.tasks] == ["chief"]
         assert runs.backend.stop("run") == {}
     assert runs.lines() == ["output"]
