@@ -63,11 +63,11 @@ def spec_of(dumped: dict[str, Any]) -> "ClusterSpec":
 class Backend(Protocol):
     """Runs plans. Every call that fails raises launcher.errors.LauncherError with a remedy."""
 
-    def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
-        """Start the run and return as soon as it is starting. Without `still_wanted` the run is in the background and outlives this process.
+    def start(self, run: PlannedRun, *, is_cancelled: Callable[[], bool] | None = None) -> None:
+        """Start the run and return as soon as it is starting. Without `is_cancelled` the run is in the background and outlives this process.
 
-        `still_wanted` returns whether the launcher in the foreground still wants the run. A start that has to wait for the removal of an earlier
-        run polls it; once it returns False, nothing is started.
+        `is_cancelled` returns whether the start was cancelled, for example by Ctrl-C. A start that has to wait for the removal of an earlier
+        run polls it; once it returns True, nothing is started.
         """
 
     def status(self, name: str) -> RunStatus:

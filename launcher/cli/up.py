@@ -189,7 +189,7 @@ def _foreground(
     with Interrupts() as interrupts:
         since = time.time()
         with interrupts.with_exit_code():
-            backend.start(run, still_wanted=lambda: not interrupts.count)
+            backend.start(run, is_cancelled=lambda: bool(interrupts.count))
         started()
         with _view(name, tasks, as_json=as_json) as view:
             status = follow(backend, name, tasks, view, interrupts, since=since, stop_description=stop_action(run.spec))

@@ -35,7 +35,7 @@ def tf_config_text(tf_config: Mapping[str, Any]) -> str:
     return json.dumps(tf_config, separators=(",", ":"))
 
 
-def check_size(members: Mapping[str, list[str]]) -> None:
+def check_tf_config_size(members: Mapping[str, list[str]]) -> None:
     """Raise LauncherError if TF_CONFIG of this cluster does not fit in one environment string. The remedy has the number of tasks that would."""
     task = {"type": "evaluator", "index": 0}
     total = sum(map(len, members.values()))

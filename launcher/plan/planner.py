@@ -12,7 +12,7 @@ from typing import Any
 from launcher.errors import UsageError
 from launcher.plan import machine as machines
 from launcher.plan import role_rules
-from launcher.plan.addresses import ENDING_PORT, check_size, cluster
+from launcher.plan.addresses import ENDING_PORT, check_tf_config_size, cluster
 from launcher.plan.container_paths import CONTAINER_CODE
 from launcher.plan.machine import Machine
 from launcher.plan.models import Plan, Resources, RestartRule, RoleName, SecretKey, Target, Task
@@ -64,7 +64,7 @@ def plan(
     addresses = {name: rules.address(spec.name, name, position) for position, name in enumerate(names)}
     types = {"chief": "master"} if spec.tf_config.master else {}
     by_role = cluster((types.get(member.role, member.role), addresses[member.name]) for member in members if member.role != "evaluator")
-    check_size(by_role)
+    check_tf_config_size(by_role)
     settings = _settings(spec, rules, str(run_dir), digest)
     notices: tuple[str, ...] = ()
     min_inter_op = STRATEGIES[spec.strategy].threads if spec.train else _MIN_INTER_OP_OF_COMMAND
@@ -72,7 +72,7 @@ def plan(
         machine = None
         shares = {member.name: _container_environment(member.resources.cpu, min_inter_op) for member in members}
     else:
-        _check_local(spec)
+        _refuse_entrypoints(spec)
         machine = machine or machines.detect(with_gpus=any(member.resources.gpus for member in members))
         shares, notices = _local_environments(members, machine, min_inter_op, _all_reduce_tasks(spec, members))
     task_fields = _TaskFields(spec, rules, str(run_dir), settings, Path(spec_dir or os.curdir).absolute(), machine)
@@ -166,7 +166,7 @@ def _restarts(spec: ClusterSpec) -> dict[str, Restarts]:
     return {name: restarts for name, restarts in by_role.items() if restarts != default}
 
 
-def _check_local(spec: ClusterSpec) -> None:
+def _refuse_entrypoints(spec: ClusterSpec) -> None:
     """Raise UsageError if a role runs the entrypoint of its image, which needs a container."""
     names = [
         name

@@ -102,7 +102,7 @@ class Reader:
 
     def _value(self, node: yaml.Node, path: Path, key: SourceLocation) -> Any:
         location = self._location(node)
-        self._check_size(node, path)
+        self._check_aliases(node, path)
         if isinstance(node, yaml.ScalarNode):
             self._document.sources[path] = SourceEntry(key, location, node.value, quoted=bool(node.style))
             return scalar(node, path)
@@ -115,7 +115,7 @@ class Reader:
         finally:
             self._ancestors.pop()
 
-    def _check_size(self, node: yaml.Node, path: Path) -> None:
+    def _check_aliases(self, node: yaml.Node, path: Path) -> None:
         """Count a value, and limit how far aliases can multiply and nest."""
         self._count += 1
         if self._count > _MAX_VALUES:
@@ -180,7 +180,7 @@ class Reader:
                 message = "the value of `<<` is not a mapping"
                 self._note(path, self._location(source), message, "a mapping, or a list of mappings", "name a mapping")
             else:
-                self._check_size(source, path)
+                self._check_aliases(source, path)
                 pairs = self._pairs(source, path) | pairs
         self._ancestors.pop()
         return pairs

@@ -62,9 +62,9 @@ class DockerBackend:
 
         return image_prep.prepare(spec_of(run.spec), self._engine.endpoint)
 
-    def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
+    def start(self, run: PlannedRun, *, is_cancelled: Callable[[], bool] | None = None) -> None:
         """Start the containers; return once each has started. Raises UsageError if the run is already running."""
-        plan, spec, detach = run.plan, run.spec, still_wanted is None
+        plan, spec, detach = run.plan, run.spec, is_cancelled is None
         paths = self._paths(plan.name)
         with translate_os_errors(f"starting the run {plan.name}"):
             lock_fd = spawn.lock(paths)

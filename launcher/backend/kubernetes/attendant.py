@@ -84,7 +84,7 @@ class Attendant:
             return False
         if self._missing_since is not None:
             return self._recorded_end is not None or (self._had_jobs and time.monotonic() - self._missing_since > _DELETED_TIMEOUT)
-        return self._end_notified and is_idle(self._status_reader.snapshot)
+        return self._end_notified and run_is_idle(self._status_reader.snapshot)
 
     def _checked_status(self, snapshot: ClusterSnapshot, status: RunStatus) -> RunStatus:
         """Return the status of the run: failed if it has not started in time or a task was evicted too often."""
@@ -148,13 +148,13 @@ def _is_deleted(pod: Object) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp")) and pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
 
-def is_idle(snapshot: ClusterSnapshot) -> bool:
+def run_is_idle(snapshot: ClusterSnapshot) -> bool:
     """Return whether no Job of a run creates pods any more, and none of its pods works or is stuck on a lost node. Pure.
 
     An earlier pod of the attendant on a lost node counts too: the attendant's Job completes only after that pod has ended.
     """
     at_work = any(pod.get("status", {}).get("phase") in {"Pending", "Running"} for pod in snapshot.pods)
-    return not at_work and all(map(pod_status.is_idle, snapshot.jobs))
+    return not at_work and all(map(pod_status.creates_no_more_pods, snapshot.jobs))
 
 
 def attend(attendant: Attendant) -> int:

@@ -97,18 +97,18 @@ class KubernetesBackend:
 
     def prepare(self, run: PlannedRun) -> Iterator[str]:
         """Let the API server check every object before one is created; yield notices for the user."""
-        yield from run_objects.check(self._cluster(run.plan.name), self._run(run))
+        yield from run_objects.check(self._cluster(run.plan.name), self._kubernetes_run(run))
 
     def differences(self, run: PlannedRun) -> Iterator[str]:
         """Yield the lines of a unified diff between the run's current objects and those that `start` would apply."""
-        yield from diff.differences(self._cluster(run.plan.name), self._run(run))
+        yield from diff.differences(self._cluster(run.plan.name), self._kubernetes_run(run))
 
     @contextlib.contextmanager
     def reserve(self, run: PlannedRun) -> Iterator[None]:
         """Keep every other launcher out by a lease in the cluster; restore the record if nothing was started."""
         name = run.plan.name
         cluster = self._cluster(name)
-        self._leases[name] = submit.reserve(cluster, self._run(run))
+        self._leases[name] = submit.reserve(cluster, self._kubernetes_run(run))
         try:
             yield
         finally:
@@ -116,10 +116,10 @@ class KubernetesBackend:
                 with contextlib.suppress(LauncherError):  # report the error that prevented the start instead
                     run_record.undo(cluster, lease)
 
-    def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
+    def start(self, run: PlannedRun, *, is_cancelled: Callable[[], bool] | None = None) -> None:
         """Apply the run's objects. The run does not depend on this process. Raises UsageError if it runs already."""
-        plan, name, still_wanted = run.plan, run.plan.name, still_wanted or submit.always
-        cluster, planned = self._cluster(name), self._run(run)
+        plan, name, is_cancelled = run.plan, run.plan.name, is_cancelled or submit.never_cancelled
+        cluster, planned = self._cluster(name), self._kubernetes_run(run)
         self._forget(name)
         self._ended.pop(name, None)
         self._notifiers.pop(name, None)
@@ -129,9 +129,9 @@ class KubernetesBackend:
         restore_cache = cluster_cache.record_start(self._runs, dataclasses.replace(_namespace_ref(cluster), is_explicit=is_explicit), name)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(restore_cache)
-            lease = self._leases.pop(name, None) or submit.reserve(cluster, planned, still_wanted)
+            lease = self._leases.pop(name, None) or submit.reserve(cluster, planned, is_cancelled)
             on_failure.pop_all()
-        start = submit.Start(cluster, planned, lease, still_wanted)
+        start = submit.Start(cluster, planned, lease, is_cancelled)
         start.apply(run.spec, restore_cache)
         watched = self._watched(name)
         tasks = tuple(TaskStatus(task.name, State.PENDING) for task in plan.tasks)
@@ -444,7 +444,7 @@ class KubernetesBackend:
         forward = port_forward.Forward(self._cluster(name), name, host or "127.0.0.1", port)
         return TensorBoardAddress(forward.url, forward.serve)
 
-    def _run(self, run: PlannedRun) -> Run:
+    def _kubernetes_run(self, run: PlannedRun) -> Run:
         return helper_pod.with_claim_access(
             self._cluster(run.plan.name), manifests.run_of(RenderSource(spec_of(run.spec), run.plan, Path.cwd()))
         )

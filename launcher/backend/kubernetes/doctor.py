@@ -117,7 +117,7 @@ def examine(request: CheckRequest) -> Iterator[CheckResult]:
     yield from _admission(cluster, spec, is_given=request.spec is not None)
     if storage_of(spec):
         wanted = f"ask for a storage class that offers {access_of(spec)}"
-        yield from _or_unknown("storage", f"whether there is one is not known; {wanted}", lambda: _storage(cluster, _run(spec)))
+        yield from _or_unknown("storage", f"whether there is one is not known; {wanted}", lambda: _storage(cluster, _kubernetes_run(spec)))
     yield from doctor_capacity.examine(cluster, request.spec, _colocated_roles(cluster, spec))
     yield from _image_and_dns(cluster, spec)
 
@@ -203,7 +203,7 @@ def _or_unknown(check_name: str, unknown: str, check: Callable[[], Iterator[Chec
 
 
 def _policies(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
-    run = _run(spec)
+    run = _kubernetes_run(spec)
     own = network.policies(run) if run.options.egress == "tasks" else []
     policies = doctor_policies.egress_policies([*_listed(cluster, cluster.path("NetworkPolicy"), "listing network policies"), *own], run)
     names = ", ".join(policies.names)
@@ -234,7 +234,7 @@ def _quotas(cluster: Cluster) -> Iterator[CheckResult]:
 
 def _admission(cluster: Cluster, spec: ClusterSpec, *, is_given: bool) -> Iterator[CheckResult]:
     """Check the pods of a run as `up` does; if no spec was given, a refusal is only a warning."""
-    run = _run(spec)
+    run = _kubernetes_run(spec)
     manifests = run_objects.objects(run, cluster)
     sets = admission.pod_sets(manifests, helper_pod.helper(run))
     for message, remedy in admission.missing_references(cluster, sets, manifests):
@@ -297,7 +297,7 @@ def _storage(cluster: Cluster, planned: Run) -> Iterator[CheckResult]:
 def _colocated_roles(cluster: Cluster, spec: ClusterSpec) -> tuple[str, ...]:
     """Return the roles whose tasks must share one node because of the volume."""
     try:
-        shared = sharing(helper_pod.with_claim_access(cluster, _run(spec)))
+        shared = sharing(helper_pod.with_claim_access(cluster, _kubernetes_run(spec)))
     except LauncherError:  # reported by the check of storage
         return ()
     return tuple(name for name in shared.pods if name in ROLES) if shared.one_node else ()
@@ -309,7 +309,7 @@ def _mounters(run: Run) -> str:
 
 def _image_and_dns(cluster: Cluster, spec: ClusterSpec) -> Iterator[CheckResult]:
     """Start a pod that ends at once, to check that the image can be pulled, that DNS works and that a bound claim can be written to."""
-    run = helper_pod.with_claim_access(cluster, _run(spec))
+    run = helper_pod.with_claim_access(cluster, _kubernetes_run(spec))
     script = _LOOKUP_SCRIPT if _looks_up_names(run) else "print('image ok', flush=True)"
     claim = cluster.get("PersistentVolumeClaim", run.claim) if run.claim_access else None
     if claim is not None and claim.get("status", {}).get("phase") == "Bound":
@@ -356,5 +356,5 @@ def _claim_problem(run: Run, error: LauncherError) -> CheckResult:
     return problem("claim", message, f"set kubernetes.user to {user}, or give the directory to {run.options.user}")
 
 
-def _run(spec: ClusterSpec) -> Run:
+def _kubernetes_run(spec: ClusterSpec) -> Run:
     return Run(spec, planner.plan(spec, "kubernetes", run_dir=f"{CONTAINER_RUNS}/{spec.name}"), images.image_for(spec))

@@ -358,8 +358,8 @@ def creates_no_more_jobs(jobset: Object) -> bool:
     return bool(condition(jobset, "Completed") or condition(jobset, "Failed") or jobset["metadata"].get("deletionTimestamp"))
 
 
-def is_idle(job: Object) -> bool:
-    """Return whether a Job creates no pods: it has ended, or is suspended."""
+def creates_no_more_pods(job: Object) -> bool:
+    """Return whether a Job creates no more pods: it has ended, or is suspended."""
     return bool(condition(job, "Complete") or condition(job, "Failed") or job.get("spec", {}).get("suspend"))
 
 

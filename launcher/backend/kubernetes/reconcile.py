@@ -202,7 +202,7 @@ class Reconciler:
             return
         for job in snapshot.jobs:
             name = job["metadata"]["name"]
-            if not pod_status.is_idle(job) and name not in self._done:
+            if not pod_status.creates_no_more_pods(job) and name not in self._done:
                 # Its pods are deleted, even one that has failed and only waits for its sidecars to end.
                 self._keep_logs_of(job, snapshot)
                 self._cluster.patch("Job", name, {"spec": {"suspend": True}})

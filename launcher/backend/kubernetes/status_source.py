@@ -294,7 +294,7 @@ class StatusReader:
     def _end_recorded_by_attendant(self, location: Location | None) -> RunStatus | None:
         """Return the run's end from the attendant's notes, which cover deleted pods; None while its Jobs are active."""
         recorded = attendant_notes.final(self._informer.attendant)
-        if recorded is None or not all(map(pod_status.is_idle, self.snapshot.jobs)):
+        if recorded is None or not all(map(pod_status.creates_no_more_pods, self.snapshot.jobs)):
             return None
         if recorded.state is State.FAILED and all(pod_status.condition(job, "Complete") for job in self.snapshot.jobs):
             return None  # a user has resumed it since

@@ -22,12 +22,12 @@ _CLAIM = "PersistentVolumeClaim"
 Answer = TypeVar("Answer")
 
 
-def always() -> bool:
-    """Return True: for a start that cannot be interrupted."""
-    return True
+def never_cancelled() -> bool:
+    """Return False: for a start that cannot be interrupted."""
+    return False
 
 
-def reserve(cluster: Cluster, run: Run, still_wanted: Callable[[], bool] = always) -> run_record.StartLease:
+def reserve(cluster: Cluster, run: Run, is_cancelled: Callable[[], bool] = never_cancelled) -> run_record.StartLease:
     """Acquire the lease that keeps every other launcher from starting the run; change nothing else.
 
     Raises UsageError if the run is active, or if another launcher is starting it: of two, one gets the lease.
@@ -40,7 +40,7 @@ def reserve(cluster: Cluster, run: Run, still_wanted: Callable[[], bool] = alway
         ended = _ended(cluster, run.name, before)
         run_objects.refuse_claim_of_others(cluster, run)
         lease = run_record.new_lease(cluster, run, before, ended)
-        if _retry(functools.partial(run_record.acquire, cluster, run, lease), still_wanted):
+        if _retry(functools.partial(run_record.acquire, cluster, run, lease), is_cancelled):
             return lease
     raise UsageError(f"another `launcher up` is starting {run.name} in {cluster.description()}", "see `launcher status`")
 
@@ -66,9 +66,9 @@ def _ended(cluster: Cluster, run: str, record: Object | None) -> RunStatus | Non
 class Start:
     """One start of a run, by the launcher that holds its lease. Every call raises LauncherError, LeaseLostError if the run was stopped meanwhile."""
 
-    def __init__(self, cluster: Cluster, run: Run, lease: run_record.StartLease, still_wanted: Callable[[], bool]) -> None:
-        """Start nothing yet. The start is cancelled once `still_wanted` returns False."""
-        self._cluster, self._run, self._lease, self._still_wanted = cluster, run, lease, still_wanted
+    def __init__(self, cluster: Cluster, run: Run, lease: run_record.StartLease, is_cancelled: Callable[[], bool]) -> None:
+        """Start nothing yet. The start is cancelled once `is_cancelled` returns True."""
+        self._cluster, self._run, self._lease, self._is_cancelled = cluster, run, lease, is_cancelled
         self._record: Object = {}
         self._created: list[ObjectRef] = []
         self._has_sent = False  # a request to create an object was sent; even without an answer it may exist
@@ -82,11 +82,11 @@ class Start:
         If one is refused, or the start is cancelled, delete the created objects again, and call `on_undone` once none is left.
         """
         try:
-            _retry(lambda: self._begin(spec), self._still_wanted)
+            _retry(lambda: self._begin(spec), self._is_cancelled)
             for manifest in run_objects.objects(self._run, self._cluster):
                 self._create(manifest)
-            _retry(self._write_objects, self._still_wanted)
-            _retry(self._find_unused, self._still_wanted)
+            _retry(self._write_objects, self._is_cancelled)
+            _retry(self._find_unused, self._is_cancelled)
         except BaseException as error:
             remaining = self._undo(on_undone)
             if remaining and isinstance(error, LauncherError):
@@ -111,20 +111,20 @@ class Start:
     def try_finalize(self) -> bool:
         """Finalize; return False if the cluster does not answer for a while."""
         try:
-            _retry(self.finalize, self._still_wanted)
+            _retry(self.finalize, self._is_cancelled)
         except UnreachableError:
             return False
         return True
 
     def _begin(self, spec: dict[str, Any]) -> None:
         self._record = run_record.write(self._cluster, self._run, self._lease, spec)
-        run_objects.delete_old_jobs(self._cluster, self._run.name, self._check_wanted)
+        run_objects.delete_old_jobs(self._cluster, self._run.name, self._check_not_cancelled)
         if self._run.has_own_claim:
-            self._claim_is_new = run_objects.is_new_claim(self._cluster, self._run, self._check_wanted)
+            self._claim_is_new = run_objects.is_new_claim(self._cluster, self._run, self._check_not_cancelled)
 
-    def _check_wanted(self) -> None:
+    def _check_not_cancelled(self) -> None:
         """Raise LauncherError if the start was cancelled."""
-        if not self._still_wanted():
+        if self._is_cancelled():
             raise LauncherError(
                 f"{self._run.name} in {self._cluster.description()} was not started: its start was interrupted",
                 "start it with `launcher up`",
@@ -139,7 +139,7 @@ class Start:
         self._has_sent = True
 
         def create_or_apply() -> Object:
-            self._check_wanted()
+            self._check_not_cancelled()
             # Before each object: a stop first revokes the lease, and then deletes the objects.
             run_record.verify(self._cluster, self._lease)
             try:
@@ -156,7 +156,7 @@ class Start:
                     raise
                 return existing  # created by an earlier try that was not answered: no other launcher may create it while this one holds the lease
 
-        created = ObjectRef(kind, name, str(_retry(create_or_apply, self._still_wanted)["metadata"]["uid"]))
+        created = ObjectRef(kind, name, str(_retry(create_or_apply, self._is_cancelled)["metadata"]["uid"]))
         if kind != _CLAIM:
             self._created.append(created)
         elif self._claim_is_new:  # an older claim has data
@@ -203,13 +203,13 @@ class Start:
         return "; ".join(failed)
 
 
-def _retry(do: Callable[[], Answer], still_wanted: Callable[[], bool] = always) -> Answer:
-    """Return the result of a call; retry for a while if the cluster does not answer and the result is `still_wanted`. Raises LauncherError."""
+def _retry(do: Callable[[], Answer], is_cancelled: Callable[[], bool] = never_cancelled) -> Answer:
+    """Return the result of a call; retry for a while if the cluster does not answer and the start is not cancelled. Raises LauncherError."""
     deadline = time.monotonic() + RETRY_TIMEOUT
     while True:
         try:
             return do()
         except UnreachableError:
-            if time.monotonic() >= deadline or not still_wanted():
+            if time.monotonic() >= deadline or is_cancelled():
                 raise
         time.sleep(_POLL_INTERVAL)

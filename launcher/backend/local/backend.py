@@ -32,7 +32,7 @@ class LocalBackend(SupervisedRuns):
     def __init__(self, runs: Path) -> None:
         super().__init__(runs, BACKEND)
 
-    def start(self, run: PlannedRun, *, still_wanted: Callable[[], bool] | None = None) -> None:
+    def start(self, run: PlannedRun, *, is_cancelled: Callable[[], bool] | None = None) -> None:
         """Start the run; return once every task has a process. Raises UsageError if the run is already running."""
         paths, name = self.paths(run.plan.name), run.plan.name
         with translate_os_errors(f"starting the run {name}"):
@@ -44,7 +44,7 @@ class LocalBackend(SupervisedRuns):
                 orphans.wait_until_gone(paths, KILL_TIMEOUT)
                 if is_new:
                     orphans.remove_recreated(paths, started)
-                lifeline = spawn.start(paths, run.plan, run.spec, lock_fd=lock_fd, detach=still_wanted is None)
+                lifeline = spawn.start(paths, run.plan, run.spec, lock_fd=lock_fd, detach=is_cancelled is None)
             finally:
                 os.close(lock_fd)
         self.hold_lifeline(name, lifeline)

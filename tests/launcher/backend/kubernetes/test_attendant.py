@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from launcher.backend.kubernetes import attendant_notes, in_cluster
-from launcher.backend.kubernetes.attendant import Attendant, attend, is_idle, main
+from launcher.backend.kubernetes.attendant import Attendant, attend, main, run_is_idle
 from launcher.backend.kubernetes.attendant_notes import DeletedPod, LastLines
 from launcher.backend.kubernetes.client import Cluster
 from launcher.backend.kubernetes.errors import ForbiddenError, UnreachableError
@@ -230,8 +230,8 @@ def test_the_attendant_s_own_pod_on_a_lost_node_is_relevant_and_keeps_its_job_bu
     own["metadata"] |= {"deletionTimestamp": "2026-01-01T00:09:30Z", "name": "old"}
     assert relevant_pods([own, other]) == [own]
     complete = [job("chief", 1, COMPLETE)]
-    assert is_idle(ClusterSnapshot("digits", complete))
-    assert not is_idle(ClusterSnapshot("digits", complete, [own]))
+    assert run_is_idle(ClusterSnapshot("digits", complete))
+    assert not run_is_idle(ClusterSnapshot("digits", complete, [own]))
 
 
 def test_an_unreachable_cluster_is_tried_again_and_a_missing_right_is_reported(

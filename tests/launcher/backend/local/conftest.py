@@ -45,7 +45,7 @@ def foreground() -> Iterator[Callable[[Plan], "subprocess.Popen[str]"]]:
             "from launcher.backend.model import PlannedRun\n"
             "from launcher.plan.plan_json import from_document\n"
             "backend = LocalBackend(pathlib.Path(sys.argv[1]))\n"
-            "backend.start(PlannedRun(from_document(json.load(sys.stdin)), {}), still_wanted=lambda: True)\n"
+            "backend.start(PlannedRun(from_document(json.load(sys.stdin)), {}), is_cancelled=lambda: False)\n"
             "print('started', flush=True)\n"
             "time.sleep(60)\n"
         )

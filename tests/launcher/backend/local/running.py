@@ -60,7 +60,7 @@ class Runs:
     def start(self, programs: dict[str, str], *, detach: bool = True, **fields: Any) -> str:
         """Start a run and return its name."""
         plan = self.plan(programs, **fields)
-        self.backend.start(PlannedRun(plan, {"name": plan.name}), still_wanted=None if detach else lambda: True)
+        self.backend.start(PlannedRun(plan, {"name": plan.name}), is_cancelled=None if detach else lambda: False)
         return plan.name
 
     def wait(self, name: str = "run", seconds: float = 60) -> RunStatus:
