@@ -71,12 +71,32 @@ class Facts:
     python: bool  # runs Python functions: no other process can make it
     random: bool  # may give other values each time it is read
     cached: bool  # ends with a cache in memory of the user's
+    reordered: bool  # a shuffle in it gives another order each time it is read
 
     @property
     def fits_in_memory(self) -> bool:
         """Whether to cache the examples: they are the same each time, and known to fit."""
         return (
             self.count is not None and self.example_bytes is not None and not self.random and self.count * self.example_bytes <= CACHE_BYTES
+        )
+
+    def after_resume(self, shard: Shard) -> str:
+        """Return what differs from an uninterrupted run in a reader that begins at `shard.start`, and the remedy; nothing if all is the same."""
+        if not shard.start:
+            return ""
+        if self.count is None:
+            return (
+                "their number is not known or they have no end, so an epoch in a new order begins; put .repeat() last, or add "
+                ".apply(tf.data.experimental.assert_cardinality(n))"
+            )
+        in_first_epoch = (shard.start + 1) * shard.batch_size <= self.count // shard.count
+        if self.reordered and not self.fits_in_memory and not in_first_epoch:
+            return (
+                "they are shuffled before other operations, in orders that begin with the first one again, so some may come twice in this epoch and "
+                "others not at all; leave that .shuffle out, as the trainer shuffles, or put .cache() after it"
+            )
+        return (
+            "they are the same, but random values in them, also of Python functions, begin with the first ones again" if self.random else ""
         )
 
     @property
@@ -161,6 +181,7 @@ def inspect(examples: tf.data.Dataset, name: str) -> Facts:
         python=any(kinds & _PYTHON for kinds in operations.values()),
         random=any(_varies(part, operations[part]) for part in _chain(examples, into_caches=False)),
         cached=_ends_cached(examples),
+        reordered=any(_reorders(part, operations[part]) for part in _chain(examples, into_caches=False)),
     )
 
 
@@ -390,6 +411,13 @@ def _varies(dataset: Any, operations: set[str]) -> bool:
         or any(map(_draws, operations))
         or any(tensor.dtype == tf.variant for tensor in captured)  # a dataset, of which nothing is known
     )
+
+
+def _reorders(dataset: Any, operations: set[str]) -> bool:
+    """Return whether a dataset, with `operations` in its functions, has another order each time it is read, even if its inputs have not."""
+    if _kind(dataset) == "ShuffleDataset":
+        return dataset._reshuffle_each_iteration is not False  # noqa: SLF001 - as in _below
+    return any(operation.startswith("Shuffle") for operation in operations)
 
 
 def _draws(operation: str) -> bool:

@@ -37,6 +37,10 @@ class UserData:
 
     def batches(self, shard: Shard) -> tf.data.Dataset:
         """Return endless training batches; see Workload.train_data."""
+        self._read_once()
+        # The workers of parameter_server have no position in their data to continue at: there `start` is a tensor.
+        if self._facts is not None and not tf.is_tensor(shard.start) and (difference := self._facts.after_resume(shard)):
+            print(f"{self._name} does not continue with the examples of an uninterrupted run: {difference}", flush=True)
         return self._dataset(
             lambda inputs, targets: in_memory.batches(inputs, targets, shard),
             lambda examples, facts: pipeline.batches(examples, facts, shard),

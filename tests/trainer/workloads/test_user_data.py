@@ -163,6 +163,41 @@ def test_a_file_of_cached_batches_is_not_used_and_that_is_reported(tmp_path: Pat
     assert not any(tmp_path.iterdir())
 
 
+def random_values(inputs: tf.Tensor, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    return inputs + tf.random.uniform([1]), targets
+
+
+@pytest.mark.parametrize(
+    "made,start,difference",
+    [
+        (lambda: examples(12), 7, ""),
+        (lambda: examples(12).shuffle(12).map(lambda *parts: parts), 7, ""),  # cached after its first order
+        (lambda: examples(12).map(random_values).cache().shuffle(12).batch(4), 7, ""),
+        (lambda: examples(12).shuffle(12, reshuffle_each_iteration=False).map(random_values), 7, "random values"),
+        (lambda: examples(12).shuffle(12).map(random_values).batch(4), 2, "random values"),
+        (lambda: examples(12).shuffle(12).map(random_values).batch(4).prefetch(1), 7, ".shuffle out"),
+        (lambda: examples(12).shuffle(12).batch(4).map(random_values), 7, "assert_cardinality"),
+        (lambda: examples(12).repeat().map(lambda *parts: parts), 7, ".repeat() last"),
+    ],
+    ids=["plain", "shuffled", "cached", "one order", "first epoch", "orders", "unknown number", "endless"],
+)
+def test_a_resume_reports_what_differs_from_an_uninterrupted_run(
+    made: Callable[[], tf.data.Dataset], start: int, difference: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def targets_from(start: int) -> list[list[int]]:
+        keras.utils.set_random_seed(CALL.seed)
+        drawn = data(made).batches(Shard(2, seed=0, start=start))
+        return [targets.numpy().tolist() for _, targets in islice(drawn, 14 - start)]
+
+    whole = targets_from(0)
+    assert "does not continue" not in capsys.readouterr().out
+    same = targets_from(start) == whole[start:]
+    out = capsys.readouterr().out
+    assert same == (difference in ("", "random values"))
+    assert ("does not continue" in out) == bool(difference)
+    assert difference in out
+
+
 NUMBERS = np.arange(40)
 SPLITS: dict[str, Callable[[], Any]] = {
     "numpy": lambda: np.random.permutation(NUMBERS),  # noqa: NPY002 - what users and scikit-learn draw from
