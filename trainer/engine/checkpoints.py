@@ -29,6 +29,7 @@ from trainer.engine import schedules
 from trainer.engine.byte_sizes import byte_size
 from trainer.engine.embeddings.table_parts import TableParts
 from trainer.engine.model_ops import seeds
+from trainer.engine.optimizer_copy import copied
 from trainer.engine.run_state import write_atomically
 from trainer.engine.session import PeerLostError
 from trainer.workloads.errors import WorkloadError
@@ -205,7 +206,7 @@ class Checkpoints:
             return self._optimizer
         own = schedules.inner(self._optimizer)
         try:
-            other = type(own).from_config({**own.get_config(), "learning_rate": 1.0 if constant else _ANY_SCHEDULE})
+            other = copied(own, learning_rate=1.0 if constant else _ANY_SCHEDULE)
         except Exception as error:
             raise CheckpointError(
                 f"the run was trained with {'a constant learning rate' if constant else 'a schedule'} before, and {type(own).__name__} cannot be "

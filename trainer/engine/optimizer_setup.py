@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from trainer.engine import weight_decay
 from trainer.engine.job import Job
+from trainer.engine.optimizer_copy import copied
 from trainer.engine.schedules import constant, described, schedule
 from trainer.strategies import STRATEGIES
 from trainer.workloads.errors import WorkloadError
@@ -74,7 +75,7 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
     if job.train.learning_rate is not None:
         changes["learning_rate"] = schedule(job.train.learning_rate, _own_rate(own, job), job.steps)
     if changes:
-        changed = type(own).from_config({**own.get_config(), **changes})
+        changed = copied(own, **changes)
         weight_decay.keep_excluded(own, changed)
         own = changed
     return keras.optimizers.LossScaleOptimizer(own, **scale) if scales else own

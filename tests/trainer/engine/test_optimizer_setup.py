@@ -14,6 +14,8 @@ import tensorflow as tf
 from tests.trainer.engine.small import Small, small_job
 from trainer.engine import model_ops, optimizer_setup
 from trainer.engine.collectives.all_reduce import AllReduce
+from trainer.engine.optimizer_copy import copied
+from trainer.engine.parameter_server import packing
 from trainer.engine.replicated import LocalSession
 from trainer.settings import LearningRate
 from trainer.workloads.errors import WorkloadError
@@ -82,6 +84,34 @@ def test_a_schedule_needs_an_initial_rate_if_the_optimizer_has_a_schedule_of_its
     with pytest.raises(WorkloadError, match=r"ExponentialDecay.*add `initial`"):
         model_ops.build(Small({"schedule": True}), small_job(learning_rate={"schedule": "cosine"}))
     assert LearningRate(schedule="cosine").initial is None
+
+
+class Halving(keras.optimizers.schedules.LearningRateSchedule):
+    """Has no configuration, as in TensorFlow's tutorials."""
+
+    def __call__(self, step: Any) -> Any:
+        return 0.1 / (1.0 + tf.cast(step, tf.float32))
+
+
+class Configured(Halving):
+    """Has a configuration, but is not registered with Keras."""
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize("rate", [Halving(), Configured(), lambda: 0.1])
+def test_an_optimizer_is_copied_with_a_schedule_that_keras_cannot_serialize(rate: Any) -> None:
+    class Scheduled(Small):
+        def optimizer(self) -> keras.optimizers.Optimizer:
+            return keras.optimizers.AdamW(rate, weight_decay=0.3, beta_1=0.8)
+
+    built = model_ops.build(Scheduled({}), small_job(gradients={"clip_norm": 1.0})).optimizer
+    assert (built._learning_rate, built.clipnorm, built.weight_decay, built.beta_1) == (rate, 1.0, 0.3, 0.8)
+    assert copied(built)._learning_rate is rate
+    assert packing.find_slots(built, 2).scalars == (0,)  # its count of steps: as a server finds them
+    constant = model_ops.build(Scheduled({}), small_job(learning_rate={"initial": 0.5})).optimizer
+    assert float(constant.learning_rate) == 0.5
 
 
 def test_a_schedule_changes_the_weights() -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from trainer.engine import weight_decay
 from trainer.engine.fused_updates import ELEMENTWISE
+from trainer.engine.optimizer_copy import copied
 
 _VECTOR_BYTES = 64 * 2**20  # a larger model gets several vectors, so that no message nears gRPC's 2 GiB
 SINGLE_SERVER_BYTES = 64 * 2**10  # a smaller model is one vector on one server: another message would cost more than its content
@@ -102,7 +103,7 @@ def find_slots(optimizer: keras.optimizers.Optimizer, count: int) -> Slots:
     Keras orders slots by kind or by variable, moving averages before all others; a probe, built on two variables of different length,
     shows which.
     """
-    probe = type(optimizer).from_config(optimizer.get_config())
+    probe = copied(optimizer)
     probe.build([keras.Variable(np.zeros(length, np.float32)) for length in (2, 3)])
     owners = [{(2,): 0, (3,): 1}.get(tuple(v.shape)) for v in probe.variables]
     scalars: list[int] = []

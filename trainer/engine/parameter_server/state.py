@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine import fused_updates, schedules, weight_decay
+from trainer.engine.optimizer_copy import copied
 from trainer.engine.parameter_server import packing
 from trainer.engine.parameter_server.packing import Pack
 
@@ -29,7 +30,7 @@ class PackGroup:
                 self.variables[-1].constraint = None if pack.flattened else members[0].constraint
         with tf.device(device(server)):
             # Slots are placed beside their variables, whose shapes and types Keras gives them.
-            self.optimizer = type(optimizer).from_config(optimizer.get_config())
+            self.optimizer = copied(optimizer)
             if not any(pack.flattened for pack in packs):
                 own = [model.trainable_variables[pack.members[0]] for pack in packs]
                 weight_decay.exclude_mirrors(optimizer, self.optimizer, own, self.variables)
