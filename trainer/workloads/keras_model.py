@@ -12,7 +12,7 @@ from trainer import user_errors
 from trainer.error_line import error_line
 from trainer.workloads.class_weight import ClassWeight
 from trainer.workloads.errors import WorkloadError
-from trainer.workloads.keras_step import KerasSteps, build, overrides, own_steps
+from trainer.workloads.keras_step import KerasSteps, build, flatten, overrides, own_steps
 from trainer.workloads.module_forms import CLASS_WEIGHT
 from trainer.workloads.protocol import Shard, Values
 from trainer.workloads.user_call import CallArguments, call, where
@@ -226,7 +226,9 @@ class _CompiledMetrics:
         if self.compiled is None:
             return {}
         variables = self.compiled.stateless_update_state([tf.constant(v) for v in self._initial], targets, outputs, weights)
-        return _scalars(self.compiled.stateless_result(variables))
+        # Within the scope, since a result may be the variable itself.
+        with keras.StatelessScope(state_mapping=list(zip(self.compiled.variables, variables, strict=True))):
+            return dict(flatten(self.compiled.result()))
 
 
 class _CompiledHeldOutMetrics:
@@ -246,12 +248,7 @@ class _CompiledHeldOutMetrics:
 
     def result(self) -> dict[str, float]:
         """Return the values on all batches since `reset`."""
-        return {name: float(value) for name, value in _scalars(self._compiled.result()).items()}
-
-
-def _scalars(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics as scalars; a metric with a value for each class (F1Score without an average) becomes their mean."""
-    return {name: value if not value.shape.rank else tf.reduce_mean(value) for name, value in values.items()}
+        return {name: float(value) for name, value in flatten(self._compiled.result())}
 
 
 def _dummy_batch(values: Any) -> Any:

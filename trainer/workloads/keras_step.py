@@ -75,7 +75,7 @@ class KerasSteps:
                 f"{self._name}: {step} returned {type(logs).__name__}; expected a dict of names and numbers: "
                 "return {metric.name: metric.result() for metric in self.metrics}"
             )
-        measured = dict(_flatten(logs))
+        measured = dict(flatten(logs))
         if "loss" not in measured:
             raise WorkloadError(
                 f'{self._name}: {step} returned {", ".join(measured) or "nothing"}, and no loss; return {{"loss": ..., ...}}'
@@ -83,10 +83,10 @@ class KerasSteps:
         return {"loss": measured.pop("loss"), **measured}
 
 
-def _flatten(logs: Mapping[str, Any]) -> Iterator[tuple[str, tf.Tensor]]:
-    """Yield names and float32 scalars, also those of nested dicts, which some metrics return, as `fit` does."""
+def flatten(logs: Mapping[str, Any]) -> Iterator[tuple[str, tf.Tensor]]:
+    """Yield names and float32 scalars, also those of nested dicts, which some metrics return, as `fit` does; a value for each class becomes their mean."""
     for name, value in logs.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value)
+            yield from flatten(value)
         else:
             yield str(name), tf.reduce_mean(tf.cast(value, tf.float32))

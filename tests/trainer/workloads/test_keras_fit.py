@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.workloads.fitting import Fitted, Source, by_keras, by_trainer, job_of, workload
+from tests.trainer.workloads.fitting import STEPS, Fitted, Source, by_keras, by_trainer, job_of, workload
 from trainer.engine import model_ops
 from trainer.engine.collectives.all_reduce import AllReduce
 from trainer.engine.replicated import LocalSession
@@ -77,6 +77,15 @@ def test_early_stopping_knows_the_metrics_of_a_compiled_model_before_training(
     names = model_ops.evaluated_names(keras_model, model_ops.build(keras_model, job_of()).model)
     assert names is not None
     assert set(names) == trained_once(name).evaluated.keys() > {"loss"}
+
+
+def test_a_metric_may_return_its_variable_or_a_dictionary(models: dict[str, Source]) -> None:
+    ours = trained(models["counting"])
+    positives = float(models["counting"][1]()[1].sum())
+    in_a_batch = positives / STEPS
+    assert {name: ours.reported[name] for name in ("positives", "ones")} == {"positives": in_a_batch, "ones": in_a_batch}
+    assert {name: ours.evaluated[name] for name in ("positives", "ones")} == {"positives": positives, "ones": positives}
+    assert (ours.reported["halves"], ours.evaluated["halves"]) == (in_a_batch / 2, positives / 2)
 
 
 def test_one_replica_may_apply_gradients_more_than_once(trained_once: Callable[[str], Fitted]) -> None:

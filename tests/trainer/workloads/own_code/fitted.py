@@ -60,6 +60,27 @@ class Pulled(keras.layers.Layer):
         return inputs
 
 
+class Positives(keras.metrics.Metric):
+    """Counts examples of class 1; its result is its variable, as in the docstring of keras.metrics.Metric."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.count = self.add_variable(shape=(), initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # noqa: ARG002 - as Keras calls it
+        self.count.assign(self.count + keras.ops.sum(keras.ops.cast(y_true, "float32")))
+
+    def result(self) -> Any:
+        return self.count
+
+
+class TwoResults(Positives):
+    """Has a dictionary of results."""
+
+    def result(self) -> Any:
+        return {"ones": self.count, "halves": self.count / 2}
+
+
 def _through(kind: Any, *layers: Any) -> keras.Model:
     inputs = outputs = keras.Input((4,))
     for layer in layers:
@@ -125,6 +146,10 @@ def masked() -> keras.Model:
         keras.config.set_dtype_policy("float32")
     model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
+
+
+def counting() -> keras.Model:
+    return _classifier(metrics=[Positives(name="positives"), TwoResults()])
 
 
 def scaled() -> keras.Model:
@@ -343,6 +368,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Data]] = {
         layers: weighted,
         outputs: both,
         masked: sequences,
+        counting: points,
         scaled: points,
         clipped: points,
         gathered: points,
