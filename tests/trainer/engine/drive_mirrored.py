@@ -21,6 +21,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "accumulated": ({}, {"gradients": {"accumulate": 2}}),
     "normalised by both": ({"normalised": "synchronized"}, {}),
+    "optimizer made before its scope": ({"early": True, "schedule": True}, {}),
     "float16": ({}, {"precision": "mixed_float16"}),
 }
 RESUMED = "clipped, compiled, accumulated"

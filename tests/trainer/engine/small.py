@@ -29,12 +29,16 @@ def small_job(seed: int = 0, strategy: Strategy = "single", **train: Any) -> Job
 class Small:
     """Points [batch, 4] to logits [batch, 2].
 
-    `params`: activation, optimizer (a Keras name, or AveragedSGD), dropout, noise, normalised ("synchronized": by all replicas); undecayed, the names
-    of variables without weight decay; slow, the seconds that each batch of the held-out set takes.
+    `params`: activation, optimizer (a Keras name, or AveragedSGD), early (the optimizer is made with the workload), dropout, noise, normalised
+    ("synchronized": by all replicas); undecayed, the names of variables without weight decay; slow, the seconds that each batch of the held-out
+    set takes.
     """
 
     def __init__(self, params: Mapping[str, Any], data: str = "synthetic", seed: int = 0) -> None:
         self._params, self._seed = dict(params), seed
+        self._made: keras.optimizers.Optimizer | None = None
+        if self._params.get("early"):
+            self._made = self.optimizer()
         random = np.random.default_rng(5)
         self._inputs = random.normal(size=(400, 4)).astype(np.float32)
         self._targets = (self._inputs.sum(axis=1) > 0).astype(np.int64)
@@ -51,6 +55,8 @@ class Small:
         return keras.Sequential([*layers, keras.layers.Dense(2)])
 
     def optimizer(self) -> keras.optimizers.Optimizer:
+        if self._made is not None:
+            return self._made
         name, arguments = self._params.get("optimizer", "Adam"), dict(self._params.get("arguments", {}))
         if self._params.get("schedule"):
             arguments["learning_rate"] = keras.optimizers.schedules.ExponentialDecay(0.05, 10, 0.9)
