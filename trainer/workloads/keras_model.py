@@ -91,7 +91,7 @@ class KerasModel:
         labels, weights = self._split_weights(targets)
         if not loss.built:
             with tf.init_scope():
-                loss(*_dummy_batch((labels, outputs, weights)))
+                loss(*self._dummy_batch(labels, outputs, weights))
         # Keras tracks each output's loss in variables, which a worker of parameter_server does not have.
         trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in loss.variables]
         with keras.StatelessScope(state_mapping=trackers):
@@ -206,8 +206,22 @@ class KerasModel:
         if self._compiled_metrics is None:
             with tf.init_scope():
                 compiled = self._compiled()._compile_metrics  # noqa: SLF001 - Keras has no public name for what compile was given
-                self._compiled_metrics = _CompiledMetrics(compiled, *_dummy_batch((targets, outputs, weights)))
+                self._compiled_metrics = _CompiledMetrics(compiled, *self._dummy_batch(targets, outputs, weights))
         return self._compiled_metrics
+
+    def _dummy_batch(self, targets: Any, outputs: Any, weights: Any) -> Any:
+        """Return zeros in the shape of one example, from which Keras builds losses and metrics: of a real one if its targets' shape is not known.
+
+        By the width of targets Keras chooses the function for "accuracy".
+        """
+        given = shaped = (targets, outputs, weights)
+        if not all(t is None or t.shape[1:].is_fully_defined() for t in tf.nest.flatten(targets)):
+            inputs, real = self._held_out.first(1)
+            real_targets, real_weights = self._split_weights(real)
+            shaped = (real_targets, self._compiled()(inputs), weights if real_weights is None else real_weights)
+        return tf.nest.map_structure(
+            lambda t, s: None if t is None else np.zeros([1, *(d or 1 for d in s.shape[1:])], t.dtype.as_numpy_dtype), given, shaped
+        )
 
 
 class _CompiledMetrics:
@@ -249,13 +263,6 @@ class _CompiledHeldOutMetrics:
     def result(self) -> dict[str, float]:
         """Return the values on all batches since `reset`."""
         return {name: float(value) for name, value in flatten(self._compiled.result())}
-
-
-def _dummy_batch(values: Any) -> Any:
-    """Return zeros in the shape of one example, from which Keras builds losses and metrics."""
-    return tf.nest.map_structure(
-        lambda t: None if t is None else np.zeros([1, *(d or 1 for d in t.shape[1:])], t.dtype.as_numpy_dtype), values
-    )
 
 
 def _check_fit(model: keras.Model, name: str) -> None:

@@ -154,7 +154,7 @@ class UserData:
         return array.astype(np.float32) if array.dtype == np.float64 else array
 
     def _examples(self, facts: pipeline.Facts) -> tf.data.Dataset:
-        if tf.inside_function():  # parameter_server: the dataset is created again in a graph that workers run
+        if not tf.executing_eagerly():  # parameter_server: the dataset is created again in a graph that workers run
             if facts.python:
                 raise WorkloadError(
                     "the Dataset runs Python functions (from_generator, py_function, numpy_function), but the workers of parameter_server "

@@ -42,6 +42,7 @@ def trained_once(models: dict[str, Source]) -> Callable[[str], Fitted]:
         "layers",
         "outputs",
         "masked",
+        "one_hot",
         "scaled",
         "gathered",
         "overwritten",

@@ -44,6 +44,14 @@ def sums() -> tuple[Any, ...]:
     return POINTS, POINTS[:, :1], WEIGHTS
 
 
+def unsized() -> tf.data.Dataset:
+    """One-hot targets of a width that is not known."""
+    targets = np.eye(3, dtype=np.float32)[np.arange(EXAMPLES) % 3]
+    shapes = (tf.TensorSpec([4]), tf.TensorSpec([None]))
+    examples = tf.data.Dataset.from_generator(lambda: zip(POINTS, targets, strict=True), output_signature=shapes)
+    return examples.apply(tf.data.experimental.assert_cardinality(EXAMPLES))
+
+
 def sequences() -> tuple[Any, ...]:
     return WORDS, np.minimum(WORDS, 3)
 
@@ -145,6 +153,13 @@ def masked() -> keras.Model:
     finally:
         keras.config.set_dtype_policy("float32")
     model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def one_hot() -> keras.Model:
+    """Its metrics depend on the width of the targets."""
+    model = _through(keras.Model, keras.layers.Dense(3, "softmax"))
+    model.compile(keras.optimizers.SGD(0.1), "categorical_crossentropy", metrics=["accuracy", keras.metrics.F1Score("macro")])
     return model
 
 
@@ -368,6 +383,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Data]] = {
         layers: weighted,
         outputs: both,
         masked: sequences,
+        one_hot: unsized,
         counting: points,
         scaled: points,
         clipped: points,
