@@ -129,28 +129,36 @@ def examples_of(dataset: Any) -> tf.data.Dataset:
     of examples is known. Readers that shuffle independently of each other would also not see every example. If there is a cache in memory among these
     operations, it has the single examples.
     """
-    examples, cache = _taken_apart(dataset)
+    examples, cache, _ = _taken_apart(dataset)
     return examples.cache() if cache is not None and not _filename(cache) and not _ends_cached(examples) else examples
 
 
 def loses_cache(dataset: tf.data.Dataset) -> bool:
     """Return whether `examples_of` leaves out a cache in a file, which has batches, or an order."""
-    examples, cache = _taken_apart(dataset)
+    examples, cache, _ = _taken_apart(dataset)
     return cache is not None and bool(_filename(cache)) and _kind(examples) != _CACHE
 
 
-def _taken_apart(dataset: Any) -> tuple[tf.data.Dataset, Any]:
-    """Return the single examples of a dataset, and the first cache after them that they no longer have, None if there is none."""
+def passes(dataset: tf.data.Dataset) -> int:
+    """Return how often a dataset gives the examples of `examples_of`, by a `.repeat(n)`; 1 if endlessly."""
+    return _taken_apart(dataset)[2]
+
+
+def _taken_apart(dataset: Any) -> tuple[tf.data.Dataset, Any, int]:
+    """Return the single examples of a dataset, the first cache after them that they no longer have, None if there is none, and the passes over them."""
     examples = below = dataset
+    times = 1
     passed = cache = None
     wanted = {_BATCH} if gives_batches(dataset) else set()
     while (done := _LAST.get(kind := _kind(below))) is not None and (done != _BATCH or wanted):
         passed = below if kind == _CACHE else passed
+        if kind == "RepeatDataset":
+            times *= max(1, tf.get_static_value(below._count) or 1)  # noqa: SLF001 - as in _below
         (below,) = below._inputs()  # noqa: SLF001 - as in _below
         wanted.discard(done)
         if done != _NOTHING:
             examples, cache = below, passed
-    return (dataset.unbatch(), None) if wanted else (examples, cache)
+    return (dataset.unbatch(), None, 1) if wanted else (examples, cache, times)
 
 
 def _filename(cache: Any) -> bytes | None:

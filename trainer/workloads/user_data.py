@@ -33,6 +33,7 @@ class UserData:
         self._name = f"{name} of {arguments.workload}: {where(source)}" if callable(source) else f"{name} of {arguments.workload}"
         self._arrays: tuple[Any, ...] | None = None
         self._facts: pipeline.Facts | None = None
+        self._passes = 1  # of a Dataset, over its examples
         self.is_read = self.weighted = False
 
     def batches(self, shard: Shard) -> tf.data.Dataset:
@@ -54,11 +55,11 @@ class UserData:
         )
 
     def count(self) -> int | None:
-        """Return how many examples there are; None if it is unknown."""
+        """Return how many examples a pass of `fit` has, those of `.repeat(n)` n times; None if it is unknown."""
         self._read_once()
         if self._arrays is not None:
             return len(tf.nest.flatten(self._arrays)[0])
-        return self._facts.count if self._facts is not None else None
+        return self._facts.count * self._passes if self._facts is not None and self._facts.count is not None else None
 
     def first(self, size: int) -> tuple[Any, Any]:
         """Return one batch of the first examples, at most `size` of them."""
@@ -123,7 +124,7 @@ class UserData:
                     "again. Put .cache(file) before .shuffle and .batch",
                     flush=True,
                 )
-            examples = pipeline.examples_of(value)
+            examples, self._passes = pipeline.examples_of(value), pipeline.passes(value)
             if self._class_weight is not None:
                 _, targets, *weights = examples.element_spec
                 self._class_weight.check(targets, weights[0] if weights else None)

@@ -67,10 +67,12 @@ def pairs(count: int) -> tf.data.Dataset:
         (lambda: ({"a": np.zeros([70, 2])}, np.zeros(70), np.ones(70)), 70),
         (lambda: pairs(50), 50),
         (lambda: pairs(50).shuffle(50).batch(8).repeat().prefetch(1), 50),
+        (lambda: pairs(50).repeat(3).shuffle(50).batch(8), 150),
+        (lambda: pairs(50).batch(8).repeat(3).prefetch(1), 150),
         (lambda: pairs(50).filter(lambda n, _: n > 3), None),
         (lambda: pairs(50).filter(lambda n, _: n > 3).apply(tf.data.experimental.assert_cardinality(46)), 46),
     ],
-    ids=["arrays", "named arrays", "dataset", "batches", "unknown", "asserted"],
+    ids=["arrays", "named arrays", "dataset", "batches", "repeated", "repeated batches", "unknown", "asserted"],
 )
 def test_the_examples_of_a_users_data_are_counted(data: Callable[[], Any], count: int | None) -> None:
     assert UserData(data, CallArguments("x:model", {}, "synthetic", 0), "train_data").count() == count
