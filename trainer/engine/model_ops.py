@@ -41,13 +41,14 @@ def build(workload: Workload | Agent, job: Job, replicas: int = 1, *, by_rows: b
     embedding layers become LocalTables, if possible.
 
     Raises:
-        WorkloadError: the model has no weights to train.
+        WorkloadError: the model has no weights to train, or not the precision of the settings.
     """
     optimizer_setup.prepare(job)
     model = workload.model()
     if not model.built or not (model.trainable_variables or layers.tables(model)):
         message = f"the model {model.name!r} has no trainable weights: give it an input shape, so that it is built, and a trainable layer"
         raise WorkloadError(message)
+    optimizer_setup.check_precision(model, job)
     if isinstance(workload, Composing):
         workload.check_together(job.train.gradients.accumulate * replicas)
     optimizer = optimizer_setup.optimizer(workload, job, job.batch_size * job.train.gradients.accumulate * replicas)

@@ -42,6 +42,20 @@ def prepare(job: Job) -> None:
         tf.config.experimental.enable_op_determinism()
 
 
+def check_precision(model: keras.Model, job: Job) -> None:
+    """Raise WorkloadError if the settings ask for a mixed precision, and no layer that learns has it."""
+    precision = job.train.precision
+    learning = [layer for layer in model._flatten_layers() if layer._trainable_variables]  # noqa: SLF001 - Keras has no public way to either
+    if precision == "float32" or not learning:
+        return
+    if not any(layer.compute_dtype == keras.DTypePolicy(precision).compute_dtype for layer in learning):
+        raise WorkloadError(
+            f"train.precision is {precision}, but no layer with weights of the model {model.name!r} has it: {learning[0].name!r} computes in "
+            f"{learning[0].compute_dtype}. Make the layers in the model function, without keras.utils.clear_session, which resets the precision, "
+            "and without a dtype or a policy of their own; or leave train.precision out"
+        )
+
+
 def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> keras.optimizers.Optimizer:
     """Return the workload's optimizer with the learning rate, clipping and loss scaling that the settings ask for.
 
@@ -55,7 +69,7 @@ def optimizer(workload: Workload | Agent, job: Job, examples_per_step: int) -> k
     own, scale = given, {}
     if isinstance(given, keras.optimizers.LossScaleOptimizer):  # the workload's, or that of Keras's compile for a model in float16
         own, scale = given.inner_optimizer, {name: getattr(given, name) for name in ("initial_scale", "dynamic_growth_steps")}
-    scales = bool(scale) or _scales_loss()
+    scales = bool(scale) or _scales_loss() or job.train.precision == "mixed_float16"
     if scales and STRATEGIES[job.strategy].variables_on_servers:
         raise WorkloadError(
             f"{job.train.workload} scales the loss step by step (the policy mixed_float16, or a LossScaleOptimizer), {_NOT_ON_SERVERS}"

@@ -210,6 +210,33 @@ class Half(Small):
         return super().model()
 
 
+class Cleared(Small):
+    """Drops the policy before the model is built, as scripts that tune models begin."""
+
+    def model(self) -> keras.Model:
+        keras.utils.clear_session()
+        return super().model()
+
+
+class WholeAtTheEnd(Small):
+    """Builds its last layer in float32, by the policy."""
+
+    def model(self) -> keras.Model:
+        half = super().model()
+        keras.config.set_dtype_policy("float32")
+        return keras.Sequential([half, keras.layers.Dense(2)])
+
+
+def test_a_precision_that_no_layer_has_is_refused() -> None:
+    with pytest.raises(WorkloadError, match=r"train\.precision is mixed_bfloat16, but no layer .* computes in float32\. .*clear_session"):
+        model_ops.build(Cleared({}), small_job(precision="mixed_bfloat16"))
+
+
+def test_the_loss_is_scaled_if_only_some_layers_compute_in_float16() -> None:
+    optimizer = model_ops.build(WholeAtTheEnd({}), small_job(precision="mixed_float16")).optimizer
+    assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_a_workloads_own_loss_scale_stays(precision: str) -> None:
     optimizer = model_ops.build(Scaled({}), small_job(learning_rate={"initial": 0.5}, precision=precision)).optimizer
