@@ -38,7 +38,9 @@ class PackGroup:
             self._update_colocated()
             # The fused update counts atomically, so that its count is the global step: each operation with an effect
             # is one more message a step. Keras's own reads, adds and writes: workers lose each other's counts.
-            self._counts = fused_updates.fuses(self.optimizer, self.variables)
+            # An optimizer that has taken steps before the run, e.g. that of a loaded model, is ahead of the global step.
+            self._ahead = int(optimizer.iterations.numpy())
+            self._counts = not self._ahead and fused_updates.fuses(self.optimizer, self.variables)
             self.step = self.optimizer.iterations.value if self._counts else tf.Variable(0, dtype=tf.int64)
 
     def _build_slots(self) -> None:
@@ -68,7 +70,8 @@ class PackGroup:
         with tf.device(device(self.server)):
             fused_updates.apply(self.optimizer, gradients, self.variables)
             if not self._counts:
-                self.optimizer.iterations.value.assign(tf.cast(self.step.assign_add(1), self.optimizer.iterations.value.dtype))
+                iterations = self.optimizer.iterations.value
+                iterations.assign(tf.cast(self.step.assign_add(1) + self._ahead, iterations.dtype))
 
     def assign_from_chief(self, step: int) -> None:
         """Copy the chief's variables and optimizer to the servers and set the step."""
