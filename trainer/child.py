@@ -56,17 +56,22 @@ class Child:
         environment = {**os.environ, **library_path(), **self._job.environment, "TRAINER_ATTEMPT": str(attempt)}
         if self._error_file:
             environment[error_file.VARIABLE] = str(self._error_file)
-            if self._job.built_in:
+            if self._job.runs_built_in_trainer:
                 # TensorFlow writes a file for each function that it converts; a killed process does not remove them.
                 environment["TMPDIR"] = str(self._error_file.parent)
         for name in ("TRAINER_LIFELINE", SOCKET_ENV):
             environment.pop(name, None)
-        environment.update(self._stacks.environment(built_in=self._job.built_in))
+        environment.update(self._stacks.environment(runs_built_in_trainer=self._job.runs_built_in_trainer))
         out = self._output
         environment[EVENTS_FD] = str(out.events)
         try:
             self.pid = spawn(
-                self._job.command, environment, bound=self._job.built_in, stdout=out.stdout, stderr=out.stderr, pass_fds=(out.events,)
+                self._job.command,
+                environment,
+                handles_parent_death=self._job.runs_built_in_trainer,
+                stdout=out.stdout,
+                stderr=out.stderr,
+                pass_fds=(out.events,),
             )
         except OSError as error:
             self._start_error = f"its process could not be started: {error.strerror}; raise the task's limits of processes and memory"
@@ -85,14 +90,14 @@ class Child:
         """
         if self._start_error:
             return code, self._start_error, ""
-        if code == ExitCode.DONE and self._job.built_in and not self.is_done:
+        if code == ExitCode.DONE and self._job.runs_built_in_trainer and not self.is_done:
             detail = "its exit code was 0, and its work was not done: code in it has ended it, as os._exit does"
             return int(ExitCode.FINAL_FAILURE), detail, error_file.ENDED_FROM_INSIDE
         detail, fingerprint = error_file.last_line(self._error_file), error_file.fingerprint(self._error_file)
         if self._error_file and (held := silent_import.take_left_behind(self._error_file)):
             self._output.write(f"{held}\n")
             detail = detail or held.splitlines()[-1]
-        if detail or fingerprint or self._job.built_in or code != ExitCode.FAILURE:
+        if detail or fingerprint or self._job.runs_built_in_trainer or code != ExitCode.FAILURE:
             return code, detail, fingerprint
         raised = tracebacks.last(self._output.tail)
         return (code, raised.line, raised.fingerprint) if raised else (code, "", "")
@@ -110,7 +115,7 @@ class Child:
             os.kill(self.pid, signal.SIGTERM)
         # While it starts, TensorFlow's collective runtime intercepts signals and drops them, so ours are repeated. A user's program
         # may treat a second signal differently.
-        if self._job.built_in:
+        if self._job.runs_built_in_trainer:
             self._loop.call_later(self._job.timeouts.sigterm_interval, self.terminate)
 
     def kill(self, reason: str) -> None:

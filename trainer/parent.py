@@ -128,7 +128,7 @@ class _Parent:
             return
         self._stall_watch.begin(self._child.pid)
         self._report("started", attempt=self._attempt, role=self._job.role, pid=self._child.pid)
-        if self._job.built_in:
+        if self._job.runs_built_in_trainer:
             from trainer.unreaped import Unreaped
 
             Unreaped(self._child, self._loop, self._report, self._ended, self._abandon).watch(lambda: self._stopping)
@@ -142,7 +142,7 @@ class _Parent:
             timeout=timeouts.start,
             first=timeouts.first_report_after,
             every=timeouts.report_interval,
-            stalled=timeouts.stalled if self._job.makes_steps else None,
+            stalled=timeouts.stalled if self._job.trains else None,
             waiting=self._report_waiting,
             complete=self._peers_connected,
             timed_out=self._peers_timed_out,
@@ -164,16 +164,16 @@ class _Parent:
         code, detail, fingerprint = (int(ExitCode.FAILURE), self._stall_reason, "") if self._stall_reason else self._child.diagnose(code)
         if self._succeeded:
             self._done()
-        elif self._end_cause is not None and (code != ExitCode.DONE or not self._job.built_in):
+        elif self._end_cause is not None and (code != ExitCode.DONE or not self._job.runs_built_in_trainer):
             self._fail(ExitCode.PEER_LOST, *self._end_cause)
         elif code == ExitCode.DONE and (self._stopping or self._job.policy.restart != "always"):
-            if self._stopping and not self._job.built_in:  # the program is done: only its output shows that
+            if self._stopping and not self._job.runs_built_in_trainer:  # the program is done: only its output shows that
                 self._done()
             else:
                 self._exit(ExitCode.DONE)
         elif self._stopping:
             self._ended_on_request(code, detail)
-        elif code == ExitCode.PEER_LOST and self._job.role == "evaluator" and self._job.built_in:
+        elif code == ExitCode.PEER_LOST and self._job.role == "evaluator" and self._job.runs_built_in_trainer:
             self._fail(code, "the chief is gone", detail)  # the evaluator has already waited for it
         else:
             now = time.monotonic()
@@ -211,8 +211,8 @@ class _Parent:
             self._report("recovered", restarts=0, left=self._job.policy.max_restarts)
 
     def _ended_on_request(self, code: int, detail: str) -> None:
-        nothing_to_save = self._peers_missing and code == -signal.SIGKILL and self._job.built_in
-        saved = code == _PREEMPTED and not self._job.built_in
+        nothing_to_save = self._peers_missing and code == -signal.SIGKILL and self._job.runs_built_in_trainer
+        saved = code == _PREEMPTED and not self._job.runs_built_in_trainer
         if nothing_to_save or saved or exit_code_of(code) in {ExitCode.STOPPED, ExitCode.PEER_LOST}:
             self._exit(ExitCode.STOPPED)
         elif self._child.kill_reason:
@@ -424,7 +424,7 @@ class _Parent:
             self._terminate_after_chief(self._job.watched_chief)
             return
         self._child.terminate()
-        if self._peers_missing and self._job.built_in:  # training has not begun; TensorFlow may wait without handling signals
+        if self._peers_missing and self._job.runs_built_in_trainer:  # training has not begun; TensorFlow may wait without handling signals
             self._loop.call_later(self._job.timeouts.ending, self._kill_unless_training)
 
     def _terminate_after_chief(self, address: str) -> None:
@@ -472,7 +472,7 @@ class _Parent:
             self._workers_watch = self._watch_for("every worker", self._job.watched_workers, "a worker answers again", within)
         if seconds >= self._job.timeouts.first_report_after:
             self._report("notice", message=f"every peer was reached, the last after {seconds:.1f} s")
-            if not self._job.built_in:  # a training process of ours reports it itself, once its model is built
+            if not self._job.runs_built_in_trainer:  # a training process of ours reports it itself, once its model is built
                 self._report("ready", seconds=round(seconds, 1))
 
     def _peers_timed_out(self, missing: list[dict[str, str]]) -> None:

@@ -45,8 +45,8 @@ class ParentJob:
 
     command: tuple[str, ...]
     role: str = "chief"
-    built_in: bool = True  # trainer.task, which knows the parent; else a user's program
-    makes_steps: bool = False  # it trains, and reports its steps
+    runs_built_in_trainer: bool = True  # trainer.task, which knows the parent; else a user's program
+    trains: bool = False  # it trains a model, and reports its steps
     environment: Mapping[str, str] = field(default_factory=dict)
     awaited: Mapping[str, str] = field(default_factory=dict)
     watched_chief: str | None = None

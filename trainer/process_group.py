@@ -22,19 +22,19 @@ def spawn(
     command: Sequence[str],
     environment: Mapping[str, str],
     *,
-    bound: bool,
+    handles_parent_death: bool,
     stdout: int | None = None,
     stderr: int | None = None,
     pass_fds: tuple[int, ...] = (),
 ) -> int:
     """Start `command` as the leader of a new process group and return its pid; it dies with this process.
 
-    `bound`: the command calls parent_death.die_with_parent itself; other programs are wrapped for it.
+    `handles_parent_death`: the command calls parent_death.die_with_parent itself; other programs are wrapped for it.
     Standard input is this process's own; so are output and error if they are None.
     """
     pipe = _parent_pipe() if parent_death.needs_pipe() else None
     process = subprocess.Popen(
-        command if bound else parent_death.wrapped(list(command)),
+        command if handles_parent_death else parent_death.wrapped(list(command)),
         env={**environment, **parent_death.child_environment(pipe)},
         stdout=stdout,
         stderr=stderr,

@@ -74,12 +74,12 @@ class Stacks:
         self._loop.on_ready(self._pipes[1], selectors.EVENT_READ, self._take)
         self._directory = directory
 
-    def environment(self, *, built_in: bool) -> dict[str, str]:
+    def environment(self, *, runs_built_in_trainer: bool) -> dict[str, str]:
         """Return variables for a task's program. A user's own program imports the file that registers it before all else."""
         if self._directory is None:
             return {}
         variables = {stack_signal.DIRECTORY: str(self._directory)}
-        if not built_in:
+        if not runs_built_in_trainer:
             with contextlib.suppress(OSError):
                 site = self._directory / "python"
                 site.mkdir(exist_ok=True)

@@ -56,7 +56,7 @@ class StallWatch:
     ) -> None:
         self._job, self._report, self._loop, self._stacks, self._prober, self._end = job, report, loop, stacks, prober, end
         self._limit = job.stalls.timeout
-        self._by_output = not job.built_in
+        self._by_output = not job.runs_built_in_trainer
         self._pid: int | None = None
         self._timer: Timer | None = None
         self._phase, self._step = "", None  # type: str, int | None

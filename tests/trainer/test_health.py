@@ -87,7 +87,7 @@ def test_a_server_is_healthy_once_its_port_answers(trainers: Any, monkeypatch: p
         cluster = {"chief": [f"{uuid.uuid4()}:1"], "ps": [f"127.0.0.1:{port}"], "worker": ["w:1"]}
         tf_config = json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}})
         settings = json.dumps({"strategy": "parameter_server", "train": {"workload": "mnist"}})
-        run = trainers.start_parent("sleep", "30", built_in=False, env={"TF_CONFIG": tf_config, "TRAINER_SETTINGS": settings})
+        run = trainers.start_parent("sleep", "30", runs_built_in_trainer=False, env={"TF_CONFIG": tf_config, "TRAINER_SETTINGS": settings})
         wait_for_program(run, "sleep")
         monkeypatch.setenv("TF_CONFIG", tf_config)
         before = examine()

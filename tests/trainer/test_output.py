@@ -60,7 +60,7 @@ def supervised() -> Iterator[Start]:
 
     def start(*command: str, stdout: int | IO[bytes] = subprocess.PIPE, stderr: int | IO[bytes] = subprocess.STDOUT, **job: Any) -> Any:
         env = {**os.environ, "TRAINER_EVENTS": "json", "PYTHONPATH": str(REPOSITORY)}
-        argv = [sys.executable, str(DRIVER), json.dumps({"command": command, "built_in": False, **job})]
+        argv = [sys.executable, str(DRIVER), json.dumps({"command": command, "runs_built_in_trainer": False, **job})]
         started.append(subprocess.Popen(argv, cwd=REPOSITORY, env=env, stdout=stdout, stderr=stderr))
         return started[-1]
 
@@ -187,7 +187,7 @@ sys.exit(0)
 
 
 def test_steps_are_reported_beside_the_output_of_the_users_code(supervised: Start) -> None:
-    out, _ = supervised(*python(TRAINING), built_in=True).communicate(timeout=DEADLINE)
+    out, _ = supervised(*python(TRAINING), runs_built_in_trainer=True).communicate(timeout=DEADLINE)
     events, written = split_output(out)
     assert [event["step"] for event in events if event["event"] == "progress"] == [0, 1, 2]
     assert written.replace(b"\n", b"") == b'\r0/3\r1/3\r2/3{"event":"progress","step":9,"steps":9}'

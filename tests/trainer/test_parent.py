@@ -51,7 +51,7 @@ class TestEnds:
         assert sorted(tmp_path.iterdir()) == sorted([user_data, used])
 
     def test_started_names_the_process_that_runs(self, trainers: Any) -> None:
-        run = trainers.start_parent(*shell("echo pid $$ of attempt $TRAINER_ATTEMPT"), role="worker", built_in=False)
+        run = trainers.start_parent(*shell("echo pid $$ of attempt $TRAINER_ATTEMPT"), role="worker", runs_built_in_trainer=False)
         assert run.code() == 0
         started = run.event("started")
         assert (started["attempt"], started["role"]) == (1, "worker")
@@ -188,7 +188,7 @@ class TestStops:
 
     def test_a_users_program_gets_a_signal_once(self, trainers: Any) -> None:
         count = 'trap "echo signal" TERM; echo ready; n=0; while [ $n -lt 50 ]; do sleep 0.05; n=$((n+1)); done; exit 143'
-        run = trainers.start_parent(*shell(count), built_in=False)
+        run = trainers.start_parent(*shell(count), runs_built_in_trainer=False)
         run.line("ready")
         run.send(signal.SIGTERM)
         assert run.code() == 143
@@ -294,13 +294,13 @@ class TestLifelines:
         assert "lifeline []" in run.lines
         assert run.lines[-1] == "0"
 
-    @pytest.mark.parametrize("built_in", [True, False], ids=["training process", "user's program"])
-    def test_a_killed_parent_takes_its_child_along(self, trainers: Any, *, built_in: bool) -> None:
-        if built_in:
+    @pytest.mark.parametrize("runs_built_in_trainer", [True, False], ids=["training process", "user's program"])
+    def test_a_killed_parent_takes_its_child_along(self, trainers: Any, *, runs_built_in_trainer: bool) -> None:
+        if runs_built_in_trainer:
             program = "import os, time; from trainer import parent_death; parent_death.die_with_parent(); print('ready', os.getpid()); time.sleep(60)"
             run = trainers.start_parent(sys.executable, "-uc", program)
         else:
-            run = trainers.start_parent(*IGNORES_SIGTERM, built_in=False)
+            run = trainers.start_parent(*IGNORES_SIGTERM, runs_built_in_trainer=False)
         child = int(run.line("ready"))
         assert is_alive(child)
         run.process.kill()

@@ -50,7 +50,7 @@ class TestPeers:
     def test_a_task_that_has_reached_all_peers_reports_that_no_step_follows(self, trainers: Any, ports: Any) -> None:
         reachable = ports.address()
         ports.listen(reachable)
-        run = trainers.start_parent(*GRACEFUL, awaited={"ps-0": reachable}, makes_steps=True, timeouts={"stalled": 0.2})
+        run = trainers.start_parent(*GRACEFUL, awaited={"ps-0": reachable}, trains=True, timeouts={"stalled": 0.2})
         waiting = run.event("waiting", 2)
         assert waiting["missing"] == []
         assert waiting["seconds"] >= 0.4
@@ -58,7 +58,9 @@ class TestPeers:
 
     def test_a_users_program_is_ready_once_it_has_reached_its_peers(self, trainers: Any, ports: Any) -> None:
         late = ports.address()
-        run = trainers.start_parent(*GRACEFUL, built_in=False, awaited={"worker-1": late}, timeouts={"first_report_after": 0.2})
+        run = trainers.start_parent(
+            *GRACEFUL, runs_built_in_trainer=False, awaited={"worker-1": late}, timeouts={"first_report_after": 0.2}
+        )
         run.event("waiting")
         assert not run.events("ready")
         ports.listen(late)

@@ -34,7 +34,7 @@ def python(tmp_path: Path, script: str) -> tuple[str, ...]:
 
 
 def test_a_program_that_raises_the_same_error_twice_is_not_started_a_third_time(trainers: Any, tmp_path: Path) -> None:
-    run = trainers.start_parent(*python(tmp_path, "raise ValueError(f'no rows at {os.getpid()}')"), built_in=False)
+    run = trainers.start_parent(*python(tmp_path, "raise ValueError(f'no rows at {os.getpid()}')"), runs_built_in_trainer=False)
     assert run.code() == 2
     assert len(run.events("started")) == 2
     failed = run.event("failed")
@@ -46,14 +46,14 @@ def test_a_program_that_raises_the_same_error_twice_is_not_started_a_third_time(
 
 def test_a_program_that_loses_a_peer_each_time_is_retried_up_to_the_limit(trainers: Any, tmp_path: Path) -> None:
     script = "class UnavailableError(Exception): ...\nraise UnavailableError('ps-0 does not answer')"
-    run = trainers.start_parent(*python(tmp_path, script), built_in=False, policy={"max_restarts": 3})
+    run = trainers.start_parent(*python(tmp_path, script), runs_built_in_trainer=False, policy={"max_restarts": 3})
     assert run.code() == 1
     assert [event["left"] for event in run.events("restarting")] == [2, 1, 0]
     assert run.event("failed")["detail"] == f"UnavailableError: ps-0 does not answer ({tmp_path}/train.py:4)"
 
 
 def test_a_program_without_a_traceback_is_retried_up_to_the_limit(trainers: Any) -> None:
-    run = trainers.start_parent(*shell("echo it broke; exit 1"), built_in=False, policy={"max_restarts": 2})
+    run = trainers.start_parent(*shell("echo it broke; exit 1"), runs_built_in_trainer=False, policy={"max_restarts": 2})
     assert run.code() == 1
     assert len(run.events("started")) == 3
 
@@ -68,7 +68,7 @@ def test_an_attempt_whose_process_cannot_be_started_is_followed_by_another(train
 
 def test_a_long_attempt_resets_the_restart_count(trainers: Any, tmp_path: Path) -> None:
     script = f'until [ -e "{tmp_path}/$TRAINER_ATTEMPT" ]; do sleep 0.05; done; [ "$TRAINER_ATTEMPT" = 4 ] || kill -9 $$'
-    run = trainers.start_parent(*shell(script), built_in=False, policy={"max_restarts": 1, "recovers_after": 0.5})
+    run = trainers.start_parent(*shell(script), runs_built_in_trainer=False, policy={"max_restarts": 1, "recovers_after": 0.5})
     for attempt in range(1, 5):
         if attempt > 1:
             recovered = run.event("recovered", attempt - 1)
@@ -80,11 +80,13 @@ def test_a_long_attempt_resets_the_restart_count(trainers: Any, tmp_path: Path) 
 
 def test_a_program_that_is_always_restarted_ends_with_a_failure_or_a_stop(trainers: Any) -> None:
     always = {"restart": "always", "max_restarts": 0}
-    run = trainers.start_parent(*shell('[ "$TRAINER_ATTEMPT" = 1 ] || exit 3'), built_in=False, policy=always)
+    run = trainers.start_parent(*shell('[ "$TRAINER_ATTEMPT" = 1 ] || exit 3'), runs_built_in_trainer=False, policy=always)
     assert run.code() == 3
     restarting = run.event("restarting")
     assert (restarting["exit_code"], restarting["restarts"], restarting["left"]) == (0, 0, 0)
-    stopped = trainers.start_parent(*shell("trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done"), built_in=False, policy=always)
+    stopped = trainers.start_parent(
+        *shell("trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done"), runs_built_in_trainer=False, policy=always
+    )
     stopped.line("ready")
     stopped.send(signal.SIGTERM)
     assert stopped.code() == 0
@@ -97,7 +99,7 @@ def test_a_program_that_saves_before_it_raises_the_same_error_is_retried(trainer
         "Reporter('chief')('checkpoint', step=step, path='ckpt', seconds=0.1)\n"
         "raise ValueError('no rows')\n"
     )
-    run = trainers.start_parent(*python(tmp_path, script), built_in=False)
+    run = trainers.start_parent(*python(tmp_path, script), runs_built_in_trainer=False)
     assert run.code() == 2
     assert [event["step"] for event in run.events("checkpoint")] == [1, 2, 3, 3]
     assert run.event("failed")["cause"] == SAME_AGAIN
@@ -113,7 +115,7 @@ def test_only_an_evaluator_s_evaluations_count_as_checkpoints(trainers: Any, tmp
         "if os.environ['TRAINER_ATTEMPT'] == '2': report('checkpoint', step=400, path='ckpt', seconds=0.1)\n"
         "raise ValueError('no rows')\n"
     )
-    run = trainers.start_parent(*python(tmp_path, script), built_in=False, role=role)
+    run = trainers.start_parent(*python(tmp_path, script), runs_built_in_trainer=False, role=role)
     assert run.code() == 2
     assert len(run.events("started")) == attempts
 

@@ -43,7 +43,7 @@ def supervise(trainers: Any, tmp_path: Path) -> Callable[..., Any]:
 
     def start(*command: str, **options: Any) -> Any:
         return trainers.start_parent(
-            *command, built_in=False, env={"TRAINER_STACKS": str(socket_path(tmp_path)), **options.pop("env", {})}, **options
+            *command, runs_built_in_trainer=False, env={"TRAINER_STACKS": str(socket_path(tmp_path)), **options.pop("env", {})}, **options
         )
 
     return start

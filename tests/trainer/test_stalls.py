@@ -160,9 +160,9 @@ def _send_handshakes(server: socket.socket) -> None:
 
 def test_a_program_is_judged_by_its_output_and_only_with_a_limit(trainers: Any, tmp_path: Path) -> None:
     program = "for _ in range(8): print('works', flush=True); time.sleep(0.4)\nhangs()"
-    judged = trainers.start_parent(*write(tmp_path, program), built_in=False, stalls=stalls())
+    judged = trainers.start_parent(*write(tmp_path, program), runs_built_in_trainer=False, stalls=stalls())
     assert judged.event("stalled")["place"].startswith("task.py:")
     assert judged.lines.count("works") == 8
-    free = trainers.start_parent(*write(tmp_path, "time.sleep(2)"), built_in=False)
+    free = trainers.start_parent(*write(tmp_path, "time.sleep(2)"), runs_built_in_trainer=False)
     assert free.code() == 0
     assert not free.events("stalled")
